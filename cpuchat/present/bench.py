@@ -16,8 +16,9 @@ from cpuchat.base.text import clean_line
 from cpuchat.bench.matrix import OFF, Setup
 from cpuchat.bench.results import Diff, Environment, Report, Result
 from cpuchat.bench.run import PairResult
+from cpuchat.measure.answer import percent
 from cpuchat.present.chats import real_time_factor
-from cpuchat.present.table import table
+from cpuchat.present.table import markdown_table, table
 from cpuchat.telemetry import units
 
 HEADINGS = (
@@ -180,7 +181,7 @@ def environment_lines(environment: Environment) -> list[tuple[str, str]]:
 def markdown(report: Report, price_per_hour: float | None = None) -> list[str]:
     """Return the whole report as Markdown."""
     lines = [f"{common(report)}; {report.rounds} rounds: median ± half of the range.", ""]
-    lines += markdown_table([HEADINGS, *rows(report.results, price_per_hour)])
+    lines += markdown_table([HEADINGS, *rows(report.results, price_per_hour)], RIGHT)
     if price_per_hour is not None:
         lines += ["", f"per 1M tokens: cost of decoding alone, at {price_per_hour:g} per hour."]
     found = notes(report)
@@ -188,23 +189,6 @@ def markdown(report: Report, price_per_hour: float | None = None) -> list[str]:
         lines += ["", *(f"- {clean_line(note)}" for note in found)]
     block = [(name, clean_line(value)) for name, value in environment_lines(report.environment)]
     return [*lines, "", "```", *table(block), "```"]
-
-
-def markdown_table(cells: Sequence[Sequence[str]], right: Sequence[int] = RIGHT) -> list[str]:
-    """Return an aligned Markdown table; columns that are empty in all rows are left out."""
-    used = [n for n in range(len(cells[0])) if any(row[n] for row in cells[1:])]
-    clean = [[clean_line(row[n]).replace("|", "\\|") for n in used] for row in cells]
-    widths = [max(3, *(len(row[n]) for row in clean)) for n in range(len(used))]
-
-    def line(row: Sequence[str]) -> str:
-        parts = [
-            text.rjust(width) if n in right else text.ljust(width)
-            for n, text, width in zip(used, row, widths, strict=True)
-        ]
-        return "| " + " | ".join(parts) + " |"
-
-    rule = ["-" * (width - 1) + (":" if n in right else "-") for n, width in zip(used, widths, strict=True)]
-    return [line(clean[0]), line(rule), *map(line, clean[1:])]
 
 
 def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -> str:
@@ -258,18 +242,12 @@ def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
             one.figure,
             units.rate(one.before),
             units.rate(one.after),
-            _percent(one.change),
+            percent(one.change),
             f"{100 * one.needed:.1f} %",
             "" if one.verdict == "same" else one.verdict,
         )
         for one in diff.differences
     ]
-
-
-def _percent(share: float) -> str:
-    """Format as `+3.2 %`, `−1.0 %`; what rounds to zero has no sign."""
-    text = f"{100 * abs(share):.1f} %"
-    return text if text == "0.0 %" else f"{'+' if share > 0 else '−'}{text}"
 
 
 def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:

@@ -16,6 +16,7 @@ from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Difference, DraftOffer, MemoryTogether, Round, SideAnswer, Turn
 from cpuchat.present.answers import roofline_json, stop_reason, timings_json
 from cpuchat.present.quality import token
+from cpuchat.present.table import markdown_table
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import Peak, ProcessMemory
 from cpuchat.telemetry.meter import Figures as MeterFigures
@@ -407,7 +408,7 @@ def _turn(comparison: Comparison, turn: Turn) -> list[str]:
         ended = stop_reason(answer.stop_reason) if answer.failed is None else "failed"
         parts += [f"### {letter} · {clean_line(name)}", text, *([f"*{ended}*"] if ended else [])]
     figures = figures_of(turn.counted())
-    parts += ["### B against A", _table(rows(figures, comparison.names))]
+    parts += ["### B against A", "\n".join(markdown_table(rows(figures, comparison.names), range(1, 4)))]
     parts += sentences(comparison, turn)
     parts += _places(comparison, turn.rounds[-1])
     if figures.medians:
@@ -426,10 +427,4 @@ def _places(comparison: Comparison, done: Round) -> list[str]:
         )
         for one in done.agreement.answers[0].places
     ]  # fmt: skip
-    return ["### Places that matter", _table([head, *body])]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = ([clean_line(cell).replace("|", "\\|") for cell in row] for row in rows)
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return ["### Places that matter", "\n".join(markdown_table([head, *body], range(1, 6)))]

@@ -1,9 +1,9 @@
-"""Aligned columns of text, and the rows of lists of models and the like."""
+"""Aligned columns of text, tables in Markdown, and the rows of lists of models and the like."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from cpuchat.base.text import clean_line
@@ -33,6 +33,23 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), width: int =
 def _wrapped(line: str, indent: int, width: int) -> list[str]:
     first, *others = textwrap.wrap(line[indent:], width - indent) or [""]
     return [(line[:indent] + first).rstrip(), *(" " * indent + other for other in others)]
+
+
+def markdown_table(cells: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return an aligned Markdown table; columns that are empty in all rows are left out."""
+    used = [n for n in range(len(cells[0])) if any(row[n] for row in cells[1:])]
+    clean = [[clean_line(row[n]).replace("|", "\\|") for n in used] for row in cells]
+    widths = [max(3, *(len(row[n]) for row in clean)) for n in range(len(used))]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [
+            text.rjust(width) if n in right else text.ljust(width)
+            for n, text, width in zip(used, row, widths, strict=True)
+        ]
+        return "| " + " | ".join(parts) + " |"
+
+    rule = ["-" * (width - 1) + (":" if n in right else "-") for n, width in zip(used, widths, strict=True)]
+    return [line(clean[0]), line(rule), *map(line, clean[1:])]
 
 
 @dataclass(frozen=True)

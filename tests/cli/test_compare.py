@@ -27,7 +27,7 @@ def test_both_answers_the_table_and_the_reason(tmp_path: Path) -> None:
     assert "First difference at" in done.stdout or "Same text" in done.stdout
     text = report.read_text()
     assert text.startswith("# Q8_0 against Q4_K_M\n")
-    assert f"> {PROMPT}" in text and "| decode |" in text and "greedy" in text
+    assert f"> {PROMPT}" in text and "| decode " in text and "greedy" in text
 
 
 def test_json_of_three_rounds_has_medians() -> None:

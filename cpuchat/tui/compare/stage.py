@@ -28,7 +28,7 @@ from cpuchat.compare.agreement import Agreement
 from cpuchat.compare.recording import Recording, SameWords, same_words
 from cpuchat.present import compare
 from cpuchat.telemetry import units
-from cpuchat.tui.widgets.charts import LEVELS, nice_max, squeeze
+from cpuchat.tui.widgets.charts import LEVELS, merged, nice_max, squeeze
 
 Line = list[tuple[str, str]]
 """A row as (text, part): a part of `Stage.COMPONENT_CLASSES`, "" for plain text."""
@@ -192,7 +192,7 @@ class Scene:
             line.append(_MARKS[kind] if at_ms >= marks[end - 1][1] else (" ", ""))
         line.append((f"  {text if at_ms >= self.recording.end_ms else ' ' * len(text)}", "value"))
         gap = width - _length(line) - _length(legend)
-        return [*_merged(line), (" " * gap, ""), *legend] if legend else _merged(line)
+        return [*merged(line), (" " * gap, ""), *legend] if legend else merged(line)
 
     def _written_ms(self, word: int) -> float:
         """Return when both had written up to this word of A."""
@@ -245,16 +245,6 @@ def _large(text: str) -> list[str]:
         else:
             rows = [rows[0] + " ", rows[1] + " ", rows[2] + character]
     return rows
-
-
-def _merged(line: Line) -> Line:
-    found: Line = []
-    for text, part in line:
-        if found and found[-1][1] == part:
-            found[-1] = (found[-1][0] + text, part)
-        else:
-            found.append((text, part))
-    return found
 
 
 class Stage(Widget):

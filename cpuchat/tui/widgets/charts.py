@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from rich.style import Style
@@ -46,13 +46,18 @@ def bar(fraction: float, width: int, *peaks: float) -> list[tuple[str, str]]:
     cells = [(char, "fill") for char in filled] + [(TRACK, "track")] * (width - len(filled))
     for peak in peaks if width else ():
         cells[min(width - 1, max(0, int(peak * width)))] = (PEAK, "peak")
-    merged: list[tuple[str, str]] = []
-    for char, kind in cells:
-        if merged and merged[-1][1] == kind:
-            merged[-1] = (merged[-1][0] + char, kind)
+    return merged(cells)
+
+
+def merged(parts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return texts of the same kind that follow each other as one."""
+    found: list[tuple[str, str]] = []
+    for text, kind in parts:
+        if found and found[-1][1] == kind:
+            found[-1] = (found[-1][0] + text, kind)
         else:
-            merged.append((char, kind))
-    return merged
+            found.append((text, kind))
+    return found
 
 
 def rule(fraction: float, width: int) -> list[tuple[str, str]]:
