@@ -92,7 +92,7 @@ def repair_rows(db: sqlite3.Connection) -> int:
     db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
     try:
         with schema.transaction(db):
-            _rebuild_indexes(db)
+            rebuild_indexes(db)
             schema.drop_triggers(db)  # they would be given what was never indexed
             chats = [(rowid, row) for rowid, row in _rows(db, "chats") if repaired_chat(row) != row]
             messages = [(rowid, row) for rowid, row in _rows(db, "messages") if repaired_message(row) != row]
@@ -103,7 +103,7 @@ def repair_rows(db: sqlite3.Connection) -> int:
     return n_repaired
 
 
-def _rebuild_indexes(db: sqlite3.Connection) -> None:
+def rebuild_indexes(db: sqlite3.Connection) -> None:
     """Rebuild the indexes: one that contradicts its table passes the quick check, but breaks changes of its rows."""
     try:
         db.execute("REINDEX")
@@ -350,7 +350,7 @@ class Database:
         self.path = path
         self._lock = threading.RLock()
         self._notices: list[str] = []
-        self._full_text = False
+        self.full_text = False
         self._erase_due = False
         try:
             _make_private(path)
@@ -382,7 +382,7 @@ class Database:
             db.execute("PRAGMA journal_mode = WAL")
             if self.path.stat().st_size <= _CHECK_LIMIT:
                 self._report_repairs(check(db))
-            self._full_text = schema.make_derived(db)
+            self.full_text = schema.make_derived(db)
             schema.mark_interrupted(db)
             if was_older:  # what was deleted before stood readable in unused pages
                 with contextlib.suppress(sqlite3.OperationalError):
@@ -425,7 +425,7 @@ class Database:
             except sqlite3.Error as error:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BAD_INDEX and not self._db.in_transaction:
                     with contextlib.suppress(sqlite3.Error):
-                        self._full_text = schema.remake_derived(self._db)
+                        self.full_text = schema.remake_derived(self._db)
                 # In the search index it is repaired by now.
                 if is_damage(error) and getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_CORRUPT_VTAB:
                     request_salvage(self.path)
@@ -445,7 +445,7 @@ class Database:
 
     def _repair_rows(self, db: sqlite3.Connection) -> None:
         self._report_repairs(repair_rows(db))
-        self._full_text = schema.make_derived(db)
+        self.full_text = schema.make_derived(db)
 
     def _report_repairs(self, n_repaired: int) -> None:
         if not n_repaired:
@@ -458,7 +458,7 @@ class Database:
 
     def _erase(self) -> None:
         """Overwrite deleted text in the search index; the log follows after the transaction."""
-        if self._full_text:
+        if self.full_text:
             self._db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
         self._erase_due = True
 

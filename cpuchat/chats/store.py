@@ -394,7 +394,7 @@ class ChatStore(Database):
     def search(self, text: str, limit: int = MOST_CHATS) -> list[SearchHit]:
         """Find chats that hold `text` in their title or messages, last changed first; see `find`."""
         with self._guarded():
-            rows = find(self._db, self._full_text, storable(text).strip(), limit)
+            rows = find(self._db, self.full_text, storable(text).strip(), limit)
         chats = [(chat_of(row), found) for row, found in rows]
         return [SearchHit(**msgspec.structs.asdict(chat), excerpts=found) for chat, found in chats if chat is not None]
 

@@ -187,7 +187,7 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
     saved = find_plan(name) if name or label or saved_plans() else None
     label = _label(saved, label) if saved is not None else None
     terminal = Terminal()
-    info, measured = asyncio.run(_decode_rate(path, chosen, terminal))
+    info, measured = asyncio.run(decode_rate(path, chosen, terminal))
     terminal.clear_progress()
     result: dict[str, Any] = {"model": info.name, **msgspec.to_builtins(measured)}
     lines = [f"{info.name or path.stem}: {units.rate(measured.tok_s)} tok/s (spread {units.rate(measured.spread)})"]
@@ -201,7 +201,8 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
         terminal.line(line)
 
 
-async def _decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
+async def decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
+    """Load the model without a draft model, and measure it."""
     from cpuchat.cli.session import Session
     from cpuchat.measure.answer import measure_decode
 

@@ -156,7 +156,7 @@ def _keep_to(cpus: str) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def _synthesize(voice: Voice, text: str) -> bytes:
+def synthesize(voice: Voice, text: str) -> bytes:
     """Return the sound of a sentence; none for one that the voice fails at. Raises SpeechFailed: the voice is gone."""
     try:
         return trimmed(voice.synthesize(text), voice.rate)
@@ -176,7 +176,7 @@ def _serve(options: argparse.Namespace, requests: BinaryIO, answers: LineOutput)
         for line in requests:
             request = decoder.decode(line)
             start = time.perf_counter()
-            samples = _synthesize(voice, request.text)
+            samples = synthesize(voice, request.text)
             answers.send(Sound(id=request.id, samples=samples, seconds=time.perf_counter() - start))
     except CpuchatError as error:
         answers.refuse(error)

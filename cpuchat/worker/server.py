@@ -49,7 +49,7 @@ IDLE_SECONDS = 300.0
 """Seconds without a command after which unsaved KV is written to disk, in case of a crash: leaving a chat and quitting
 save it too.
 """
-_SAVING_SECONDS = 60.0  # to stop and to save, after which the engine thread counts as stuck
+SAVING_SECONDS = 60.0  # to stop and to save, after which the engine thread counts as stuck
 _FAILED = 70  # EX_SOFTWARE
 
 
@@ -261,7 +261,7 @@ def serve(input_descriptor: int, output_descriptor: int) -> int:
         status = 1
     # The parent is gone or wants us to go: stop what runs, save, leave.
     engine.shut_down()
-    engine.join(_SAVING_SECONDS)
+    engine.join(SAVING_SECONDS)
     if engine.is_alive():  # inside llama.cpp for ever; if the parent is gone, nobody kills this process
         os._exit(_FAILED)
     return status

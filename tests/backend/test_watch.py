@@ -61,7 +61,7 @@ async def test_a_worker_that_does_not_obey_a_cancel_is_ended_and_the_chat_goes_o
 
 def test_a_worker_that_is_stuck_when_its_parent_is_gone_ends(tiny_model: Path) -> None:
     hasty = (
-        "from cpuchat.worker import __main__, server; server._SAVING_SECONDS = 0.1; raise SystemExit(__main__.main())"
+        "from cpuchat.worker import __main__, server; server.SAVING_SECONDS = 0.1; raise SystemExit(__main__.main())"
     )
     with subprocess.Popen(python_command("-c", hasty), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None

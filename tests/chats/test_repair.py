@@ -218,7 +218,7 @@ def test_an_index_that_contradicts_its_table_is_rebuilt(path):
 def test_damage_that_only_a_read_meets_is_repaired_by_the_next_start(path, monkeypatch):
     """No file is known whose damage nothing finds before; so one repair is left out here, also at the next start."""
     contradict_index(path)
-    monkeypatch.setattr("cpuchat.chats.database._rebuild_indexes", lambda db: None)
+    monkeypatch.setattr("cpuchat.chats.database.rebuild_indexes", lambda db: None)
     store = ChatStore(path)
     with pytest.raises(ChatsError, match="damaged") as failed:
         texts(store)

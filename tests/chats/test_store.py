@@ -151,7 +151,7 @@ def test_search_finds_what_is_attached(store):
 def test_search_without_the_full_text_index(store):
     chat = store.create_chat("m")
     store.add_message(chat.id, "assistant", "x" * 100 + " needle " + "y" * 100)
-    store._full_text = False
+    store.full_text = False
     (hit,) = store.search("NEEDLE")
     (found,) = hit.excerpts
     assert found.text.startswith("…x") and " needle " in found.text and found.text.endswith("y…")

@@ -166,7 +166,7 @@ class Rates:
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> Rates:
     rates = Rates()
-    monkeypatch.setattr(system, "_decode_rate", rates)
+    monkeypatch.setattr(system, "decode_rate", rates)
     return rates
 
 

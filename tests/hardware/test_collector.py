@@ -21,7 +21,7 @@ import cpuchat
 from cpuchat.base.errors import UsageError
 from cpuchat.hardware import monitor
 from cpuchat.hardware.collector import NOTHING_TO_READ, collect
-from cpuchat.hardware.collector_unit import _quoted, changeable, program_file, unit
+from cpuchat.hardware.collector_unit import changeable, program_file, unit
 from cpuchat.hardware.counters.collector_file import CollectedPower, CollectorFile
 from tests.hardware.counters.simulated import Simulated, umc
 from tests.hardware.trees import make_tree, write
@@ -188,7 +188,7 @@ def test_the_unit_says_how_to_install_and_remove_it() -> None:
 
 
 def test_odd_paths_are_quoted() -> None:
-    assert _quoted(Path('/usr/my py"thon%n')) == '"/usr/my py\\"thon%%n"'
+    assert '"/usr/my py\\"thon%%n"' in unit(Path('/usr/my py"thon%n'))
 
 
 @pytest.mark.parametrize("mode", [0o757, 0o775, 0o1777])

@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.base.errors import SpeechFailed
 from cpuchat.config.settings import SpeechSection
-from cpuchat.speech.__main__ import _synthesize
+from cpuchat.speech.__main__ import synthesize
 from cpuchat.speech.player import WavPlayer, trimmed
 from cpuchat.speech.speaker import Speaker, choose_voice, read_aloud
 from tests.support.listening import listen
@@ -119,7 +119,7 @@ def test_a_sentence_that_a_voice_fails_at_is_skipped() -> None:
 
         def close(self) -> None: ...
 
-    assert _synthesize(Voice(), "2^128") == b""
+    assert synthesize(Voice(), "2^128") == b""
 
 
 def test_silence_around_a_sentence_is_cut() -> None:

@@ -102,7 +102,7 @@ def measure(
     try:
         costs = of_target
         if costs is None:
-            curve = _Curve(target.sequence, n_threads, points, budget, samples)
+            curve = Curve(target.sequence, n_threads, points, budget, samples)
             done = curve.measure(lambda n: on_progress(n, total))
             costs = curve.costs()
         if draft is not None:
@@ -153,7 +153,7 @@ def _overlapped(
     try:
         drafting = thread.start(draft_on)
         try:
-            curve = _Curve(target.sequence, target.pool.n_threads, points, budget)
+            curve = Curve(target.sequence, target.pool.n_threads, points, budget)
             curve.measure(tell)
         finally:
             over.set()
@@ -182,7 +182,7 @@ class _Waits:
         return share or 0.0
 
 
-class _Curve:
+class Curve:
     """Measures T(n) of a target: the best of at least two passes for each n that fits into the budget.
 
     The best, because disturbances only make a pass slower, and by much: threads wait for each other. Where even that
@@ -215,20 +215,21 @@ class _Curve:
                         return done
                     if n in unbuilt:
                         unbuilt.remove(n)
-                        self._pass(n)
+                        self.timed_pass(n)
                         waits.share()
-                    self._sample(n, waits)
+                    self.sample(n, waits)
                 done += 1
                 tell(done)
         for _ in range(_RETRY_ROUNDS):
             for n in implausible(self._best):
                 if perf_counter() - started > _RETRY_BUDGET * self._budget:
                     return done
-                self._sample(n, waits)
+                self.sample(n, waits)
         return done
 
-    def _sample(self, n: int, waits: _Waits) -> None:
-        took, rollback = self._pass(n)
+    def sample(self, n: int, waits: _Waits) -> None:
+        """Time a pass over `n` tokens once more."""
+        took, rollback = self.timed_pass(n)
         self._samples.setdefault(n, []).append((took, waits.share(), rollback))
 
     @property
@@ -255,7 +256,7 @@ class _Curve:
         waits = {n: min(values)[1] for n, values in self._samples.items()}
         return max(waits[1], statistics.median(waits.values())) > MAX_CPU_WAIT
 
-    def _pass(self, n: int) -> tuple[float, float]:
+    def timed_pass(self, n: int) -> tuple[float, float]:
         """Return the ms of one verify pass over `n` tokens, with an argmax of each row, and of the rollback after it
         (0 for one token).
         """

@@ -225,7 +225,7 @@ def _check_lock(size: int) -> None:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
         soft = hard
-    if soft in (resource.RLIM_INFINITY, -1) or soft >= size or _may_lock_all():
+    if soft in (resource.RLIM_INFINITY, -1) or soft >= size or may_lock_all():
         return
     raise UsageError(
         f"Memory locking (mlock) needs {size / 1e9:.1f} GB, but the limit is {soft / 1e9:.3f} GB.",
@@ -233,7 +233,7 @@ def _check_lock(size: int) -> None:
     )
 
 
-def _may_lock_all() -> bool:
+def may_lock_all() -> bool:
     """Return whether CAP_IPC_LOCK (bit 14 of the effective capabilities) lifts the limit."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

@@ -240,7 +240,7 @@ class Sequence:
         if n_outputs:
             self._wanted[n - n_outputs : n] = 1
         self._batch.n_tokens = n
-        self._decode(tokens, whole)
+        self.evaluate(tokens, whole)
 
     def step(self, token: int) -> np.ndarray:
         """Evaluate one token, whole, and return the logits after it. Raises as `extend`."""
@@ -248,16 +248,17 @@ class Sequence:
         self._first_pos[0] = len(self.tokens)
         if self._row is not None and self._is_stepping:
             # As the step before. llama.cpp keeps its row where it is while no batch asks for more than one.
-            self._decode((token,), True)
+            self.evaluate((token,), True)
             return self._row
         self._wanted[0] = 1
         self._batch.n_tokens = 1
-        self._decode((token,), True)
+        self.evaluate((token,), True)
         self._is_stepping = True
         self._row = self.logits(0)
         return self._row
 
-    def _decode(self, tokens: Tokens[int], whole: bool) -> None:
+    def evaluate(self, tokens: Tokens[int], whole: bool) -> None:
+        """Evaluate the batch, which holds these tokens. Raises as `extend`."""
         if self.is_recurrent:
             self._stop_within(not whole)
         start = perf_counter()

@@ -120,7 +120,7 @@ def measure(
     words = memory if node is None else f"bind:{node}"
     if words:
         command = launch_command(words, command)
-    found = _run(command, cancelled or (lambda: False), seconds * rounds + _PATIENCE)
+    found = run_probe(command, cancelled or (lambda: False), seconds * rounds + _PATIENCE)
     refused = found.get("memory_refused")
     if node is not None and refused:
         raise ProbeFailed(f"Cannot bind memory to node {node}: {refused}")
@@ -165,7 +165,7 @@ def _l3_groups(cpus: Sequence[int], root: Path) -> list[tuple[int, int]]:
     return groups
 
 
-def _run(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
+def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
     """Run the measuring process and return what it prints. Raises ProbeFailed: it failed, was ended, or took longer
     than `limit` seconds; Interrupted: `cancelled` said so.
     """

@@ -80,14 +80,14 @@ class IdleProbe(ABC):
         """Make a running `_measure` end."""
 
     def _check(self) -> None:
-        wanted = self._worker is None and self._is_wanted() and self._cores_idle()
+        wanted = self._worker is None and self._is_wanted() and self.cores_idle()
         idle = wanted and self.is_idle and self._screen.is_current
         self._idle = self._idle + 1 if idle else 0
         if self._idle >= self.CHECKS:
             self._idle, self._stopped = 0, False
             self._worker = self._screen.run_worker(self._run(), group=self.NAME, name=self.NAME)
 
-    def _cores_idle(self) -> bool:
+    def cores_idle(self) -> bool:
         """Return whether other programs left alone, since the last check, the cores that the loaded model uses."""
         model = self._session.conversation.model
         cpus = model.compute_cpus if model is not None else ()

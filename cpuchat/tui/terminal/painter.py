@@ -160,7 +160,8 @@ _Variables = frozenset[tuple[str, str]]
 
 _MOST = 512
 """Sheets to keep: those of all screens and widgets, in some themes."""
-_parse: Callable[..., list[RuleSet]] | None = getattr(Stylesheet, "_parse_rules", None)
+parse_rules: Callable[..., list[RuleSet]] | None = getattr(Stylesheet, "_parse_rules", None)
+"""Textual's own parser of a sheet; None where this version has none."""
 _check: Callable[[list[Selector], list[DOMNode]], bool] | None = getattr(stylesheet, "_check_selectors", None)
 _kept: LRUCache[tuple[object, ...], list[RuleSet]] = LRUCache(_MOST)
 _themes: dict[_Variables, _Variables] = {}
@@ -173,7 +174,7 @@ def keep() -> None:
     setattr(RuleSet, "__hash__", object.__hash__)  # noqa: B010
     if (colors := getattr(StylesCache.get_inner_outer, "__wrapped__", None)) is not None:
         setattr(StylesCache, "get_inner_outer", classmethod(lru_cache(1024)(colors)))  # noqa: B010
-    if _parse is not None:
+    if parse_rules is not None:
         setattr(Stylesheet, "_parse_rules", _parse_once)  # noqa: B010
     if _check is not None:
         setattr(stylesheet, "_check_selectors", _check_last_first)  # noqa: B010
@@ -187,10 +188,10 @@ def _check_last_first(selectors: list[Selector], nodes: list[DOMNode]) -> bool:
 
 def _parse_once(self: Stylesheet, css: str, **options: Any) -> list[RuleSet]:
     """Return the rules of a sheet, parsed now or for any app before: nothing changes them later."""
-    assert _parse is not None
+    assert parse_rules is not None
     key = (_values(self._variables), css, *options.items())
     if (rules := _kept.get(key)) is None:
-        rules = _kept[key] = _parse(self, css, **options)
+        rules = _kept[key] = parse_rules(self, css, **options)
     return rules
 
 

@@ -173,7 +173,7 @@ def test_a_calibration_that_was_skipped_is_resumed_by_the_next_load(
     file, n_progress = tmp_path / "costs.json", [0]
     more = {"draft_path": str(files[1]), "calibration_file": str(file), "calibrate": True}
     measured: list[int] = []
-    sample = calibration._Curve._sample
+    sample = calibration.Curve.sample
 
     def counted(curve: Any, n: int, waits: Any) -> None:
         sample(curve, n, waits)
@@ -185,7 +185,7 @@ def test_a_calibration_that_was_skipped_is_resumed_by_the_next_load(
             if n_progress[0] == 20:
                 chat.engine.cancel()
 
-    monkeypatch.setattr(calibration._Curve, "_sample", counted)
+    monkeypatch.setattr(calibration.Curve, "sample", counted)
     chat.react = stop
     [note] = chat.load(files[0], **more).notes
     assert note == "Calibration was skipped: adaptive drafting stays off until the next load resumes it."

@@ -291,7 +291,7 @@ def test_a_size_that_was_disturbed_each_time_is_measured_again(
         seen[n] += 1
         return true[n] * (7.0 if n in (2, 5) and seen[n] <= 5 else 1.0), 0.0
 
-    monkeypatch.setattr(calibration._Curve, "_pass", passed)
+    monkeypatch.setattr(calibration.Curve, "timed_pass", passed)
     costs = calibration.measure(models[0], None, None, lambda *_: None)
     assert costs.verify_ms == pytest.approx(COSTS.verify_ms)
     assert seen[3] <= 4 < seen[2] < 8
@@ -309,7 +309,7 @@ def test_passes_that_waited_for_a_core_are_marked(models: tuple[Model, Model], m
         waited = 0.5 if seen[n] <= disturbed.get(n, 0) else 0.0
         return true[n] * (1.2 if waited else 1.0), 0.0
 
-    monkeypatch.setattr(calibration._Curve, "_pass", passed)
+    monkeypatch.setattr(calibration.Curve, "timed_pass", passed)
     monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: waited)
 
     def is_disturbed(until: dict[int, int]) -> bool:

@@ -45,13 +45,13 @@ def draft(small: Model) -> DraftModel:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the evaluated tokens."""
     count: Counter[str] = Counter()
-    decode = Sequence._decode
+    decode = Sequence.evaluate
 
     def counted(self: Sequence, tokens: list[int], whole: bool) -> None:
         count["tokens"] += len(tokens)
         decode(self, tokens, whole)
 
-    monkeypatch.setattr(Sequence, "_decode", counted)
+    monkeypatch.setattr(Sequence, "evaluate", counted)
     return count
 
 

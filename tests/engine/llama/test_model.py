@@ -201,7 +201,7 @@ def test_options_that_are_refused(load: Load, tiny_model: Path, changes: dict[st
 
 def test_lock_beyond_the_limit_is_refused(load: Load, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
-    monkeypatch.setattr(engine_options, "_may_lock_all", lambda: False)
+    monkeypatch.setattr(engine_options, "may_lock_all", lambda: False)
     with pytest.raises(UsageError, match="Memory locking"):
         load(tiny_model, msgspec.structs.replace(OPTIONS, mlock=True))
 

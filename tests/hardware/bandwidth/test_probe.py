@@ -182,18 +182,18 @@ def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch, small: Path) 
     with pytest.raises(ProbeFailed, match="No module named"):
         short(root=small)
     with pytest.raises(ProbeFailed, match="killed by signal 9"):
-        read_bandwidth._run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], lambda: False, 60)
+        read_bandwidth.run_probe([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], lambda: False, 60)
     with pytest.raises(ProbeFailed, match="failed with status 3"):
-        read_bandwidth._run([sys.executable, "-c", "raise SystemExit(3)"], lambda: False, 60)
+        read_bandwidth.run_probe([sys.executable, "-c", "raise SystemExit(3)"], lambda: False, 60)
     with pytest.raises(ProbeFailed, match="timed out after 0 seconds"):
-        read_bandwidth._run([sys.executable, "-c", "while True: pass"], lambda: False, 0.2)
+        read_bandwidth.run_probe([sys.executable, "-c", "while True: pass"], lambda: False, 0.2)
     with pytest.raises(ProbeFailed, match="Cannot start"):
-        read_bandwidth._run(["/no/such/program"], lambda: False, 60)
+        read_bandwidth.run_probe(["/no/such/program"], lambda: False, 60)
 
 
 def test_a_refused_policy_is_a_failure_where_the_node_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"rounds": [2e10], "memory_refused": "Operation not permitted"}
-    monkeypatch.setattr(read_bandwidth, "_run", lambda *_: told)
+    monkeypatch.setattr(read_bandwidth, "run_probe", lambda *_: told)
     with pytest.raises(ProbeFailed, match="node 1: Operation not permitted"):
         measure(CPUS, node=1)
     assert measure(CPUS, memory="interleave").bytes_per_s == 2e10
@@ -206,7 +206,7 @@ def test_the_node_and_the_policy_reach_the_launcher(monkeypatch: pytest.MonkeyPa
         commands.append(command)
         return {"rounds": [1e10], "memory_refused": ""}
 
-    monkeypatch.setattr(read_bandwidth, "_run", run)
+    monkeypatch.setattr(read_bandwidth, "run_probe", run)
     assert measure(CPUS, node=1).node == 1
     measure(CPUS, memory="interleave:0-1")
     measure(CPUS)

@@ -19,7 +19,7 @@ from tests.tui.chat.test_calling import READ, calling
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes.ChatTitler, "CHECK_SECONDS", 0.02)
     monkeypatch.setattr(probes.ChatTitler, "CHECKS", 1)
-    monkeypatch.setattr(IdleProbe, "_cores_idle", lambda _: True)
+    monkeypatch.setattr(IdleProbe, "cores_idle", lambda _: True)
 
 
 def title(app: RunningApp) -> str:

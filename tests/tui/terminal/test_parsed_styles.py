@@ -16,7 +16,7 @@ from cpuchat.tui.terminal import painter
 
 
 def test_a_sheet_is_parsed_once_for_each_theme(monkeypatch: pytest.MonkeyPatch) -> None:
-    parse, parsed = painter._parse, []
+    parse, parsed = painter.parse_rules, []
     assert parse is not None
 
     def watched(self: Stylesheet, css: str, **options: Any) -> Any:
@@ -29,7 +29,7 @@ def test_a_sheet_is_parsed_once_for_each_theme(monkeypatch: pytest.MonkeyPatch) 
         return sheet.rules[0].styles.get_rule("color")
 
     painter.keep()
-    monkeypatch.setattr(painter, "_parse", watched)
+    monkeypatch.setattr(painter, "parse_rules", watched)
     assert [color(value) for value in ("red", "blue", "red")] == [Color.parse(one) for one in ("red", "blue", "red")]
     assert len(parsed) == 2
     sheet = Stylesheet(variables={"value": "red"})
