@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 
 class LazyFile(pytest.File):
@@ -46,9 +47,12 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return LazyFile.from_parent(parent, path=module_path)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    if not isinstance(item, TestsOfFile):
-        return None
-    item.run_all(nextitem)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Run a file or a test. Of a test that passes, one report of the usual five messages is sent."""
+    if isinstance(item, TestsOfFile):
+        item.run_all(nextitem)
+        return True
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
     return True
