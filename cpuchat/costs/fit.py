@@ -181,16 +181,15 @@ def _steps(profile: CostProfile) -> Vector:
 
 def _minimized(residuals: Callable[[Vector], tuple[Vector, Vector]], begin: Vector, n_measured: int) -> Vector:
     """Return the values with the least sum of squares, the first `n_measured` residuals with Huber weights."""
-    values: Vector = begin.copy()
-    damping, rounds = 1e-2, 0
+    values, damping, rounds = begin.copy(), 1e-2, 0
     now, jacobian = residuals(values)
     for _ in range(_TRIES):
-        weights: Vector = np.ones(len(now))
+        weights = np.ones(len(now))
         weights[:n_measured] = np.minimum(1.0, _HUBER / np.maximum(np.abs(now[:n_measured]), 1e-9))
-        normal: Vector = jacobian.T @ (weights[:, None] * jacobian)
+        normal = jacobian.T @ (weights[:, None] * jacobian)
         before = _loss(now, n_measured)
-        step: Vector = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -jacobian.T @ (weights * now))
-        tried: Vector = values + np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)
+        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -jacobian.T @ (weights * now))
+        tried = values + np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)
         then, slopes = residuals(tried)
         if (loss := _loss(then, n_measured)) < before:
             values, now, jacobian, damping, rounds = tried, then, slopes, max(damping / 5, 1e-9), rounds + 1
