@@ -135,23 +135,22 @@ class _Passes:
         reading = self.reading.copy()
         reading[:, sets] = 0.0
         np.add.at(reading.T, _OTHERS + lasting, self.reading[:, sets].T)
-        read: Vector = self.nbytes / np.exp(reading @ values)[self.number]
-        compute: Vector = self.madds / np.exp(self.computing @ values)
-        longer: Vector = np.maximum(read, compute)
+        read = self.nbytes / np.exp(reading @ values)[self.number]
+        compute = self.madds / np.exp(self.computing @ values)
+        longer, shorter = np.maximum(read, compute), np.minimum(read, compute)
         beyond = min(float(np.exp(values[2])), _LARGEST_OVERLAP)
-        overlap = 1 + beyond
-        share: Vector = np.minimum(read, compute) / np.maximum(longer, 1e-30)
-        both: Vector = 1 + share**overlap
-        together: Vector = longer * both ** (1 / overlap)
-        of_read: Vector = together * np.where(read >= compute, 1.0, share**overlap) / both
-        for_layers: Vector = np.exp(values[1]) * self.layers
-        seconds: Vector = np.exp(values[0]) + for_layers + np.bincount(self.number, together, len(self.layers))
-        slopes: Vector = -self.members @ ((together - of_read)[:, None] * self.computing)
+        overlap, share = 1 + beyond, shorter / np.maximum(longer, 1e-30)
+        both = 1 + share**overlap
+        together = longer * both ** (1 / overlap)
+        of_read = together * np.where(read >= compute, 1.0, share**overlap) / both
+        fixed = np.exp(values[0]), np.exp(values[1]) * self.layers
+        seconds = fixed[0] + fixed[1] + np.bincount(self.number, together, len(self.layers))
+        slopes = -self.members @ ((together - of_read)[:, None] * self.computing)
         slopes -= np.bincount(self.number, of_read, len(self.layers))[:, None] * reading
-        slopes[:, 0] += np.exp(values[0])
-        slopes[:, 1] += for_layers
+        slopes[:, 0] += fixed[0]
+        slopes[:, 1] += fixed[1]
         if beyond < _LARGEST_OVERLAP:
-            by_overlap: Vector = share**overlap * np.log(np.maximum(share, 1e-30)) / both - np.log(both) / overlap
+            by_overlap = share**overlap * np.log(np.maximum(share, 1e-30)) / both - np.log(both) / overlap
             slopes[:, 2] += np.bincount(self.number, together * by_overlap / overlap * beyond, len(self.layers))
         return np.log(seconds), slopes / seconds[:, None]
 
