@@ -33,6 +33,8 @@ class TestsOfFile(pytest.Item):
         module = pytest.Module.from_parent(self.parent.parent, path=self.path)
         tests = list(self.session.genitems(module))
         self.ihook.pytest_collection_modifyitems(session=self.session, config=self.config, items=tests)
+        if not tests:  # the test before has kept what this file and its own have in common
+            self.session._setupstate.teardown_exact(next_file)
         place = self.session.items.index(self)
         for number, test in enumerate(tests, 1):
             self.session.items[place] = test  # pytest-xdist asks whether a report is that of the item it handed out
