@@ -66,15 +66,18 @@ UNIT := $(addprefix tests/,base chats config costs engine/text hardware models p
 	tui/markdown tui/widgets tune)
 
 unit: $(TESTS)
-	@.venv/bin/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist worksteal $(UNIT)
+	@.venv/bin/python -m pytest $(BY_FILE) -n auto --maxprocesses 4 -m "not slow" $(UNIT)
 
-# A file's tests stay in one process: they share models and workers. Tests wait for other processes half of the time,
-# so there are more of them than cores, up to six. The files with the longest tests come first, pyright before all
-# (tests/test_types.py): it keeps one process busy while the others go on. All tests are compiled once before, by
-# collecting them, and not by each process.
+# Each process takes one file after the other, whose tests share models and workers. Tests wait for other processes half
+# of the time, so there are more of them than cores, up to six. The files with the longest tests come first, pyright
+# before all (tests/test_types.py): it keeps one process busy while the others go on. The package is compiled once
+# before, and not by each process.
 test: $(TESTS)
-	@.venv/bin/python -m pytest --collect-only >/dev/null 2>&1 & $(MAKE) --no-print-directory lint && { wait $$! || true; }
-	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	@.venv/bin/python -m compileall -q cpuchat & $(MAKE) --no-print-directory lint && wait $$!
+	@.venv/bin/python -m pytest $(BY_FILE) -n $(TEST_PROCESSES)
+
+# The share of tests that are done is not known: only files are counted.
+BY_FILE := -p tests.support.by_file --dist load --maxschedchunk 1 -o console_output_style=classic
 
 clean:
 	rm -rf .venv .tools

@@ -28,7 +28,8 @@ class Outer(msgspec.Struct):
     inner: Inner
 
 def decode() -> None:
-    print(msgspec.json.decode(b'{"inner": {"x": 1}}', type=prepared(Outer)))
+    decoded = msgspec.json.decode(b'{"inner": {"x": 1}}', type=prepared(Outer))
+    print(f"{decoded}\\n", end="")  # in one write: the threads may print at once
 
 threads = [threading.Thread(target=decode) for _ in range(2)]
 threads[0].start()
