@@ -36,8 +36,8 @@ from cpuchat.config.settings import Settings
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
-from cpuchat.measure.rounds import GROUP, Protocol
 from cpuchat.protocol.messages import LoadProgress
+from cpuchat.telemetry.rounds import GROUP, Protocol
 
 _CTX_STEP = 256
 _TEMPLATE_TOKENS = 256

@@ -21,12 +21,12 @@ from cpuchat.bench.matrix import Cell, Prompt
 from cpuchat.config.settings import SpeculationSection, SpeechSection
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
-from cpuchat.measure.answer import answer_greedily
 from cpuchat.protocol.messages import Failed, Generate, Measure, Message, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.speech.player import Player
 from cpuchat.speech.speaker import Speaker, beside_model, choose_voice
+from cpuchat.telemetry.answer import answer_greedily
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.telemetry.roofline import after_answer
 

@@ -24,11 +24,11 @@ from cpuchat.hardware.numa.residency import Residency, read_residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thread_cpus
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.knobs import THP, value_of
-from cpuchat.measure.answer import answer_greedily
 from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.messages import Generate
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
+from cpuchat.telemetry.answer import answer_greedily
 
 if TYPE_CHECKING:
     from cpuchat.session.conversation import Conversation

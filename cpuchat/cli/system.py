@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
     from cpuchat.hardware.tuning.knobs import KnobRefusal
     from cpuchat.hardware.tuning.plan import SavedPlan, TuningPlan
-    from cpuchat.measure.answer import DecodeRate
     from cpuchat.protocol.model_info import ModelInfo
+    from cpuchat.telemetry.answer import DecodeRate
     from cpuchat.telemetry.machine import MachineSample
     from cpuchat.tune.trial import Label, Record
 
@@ -204,7 +204,7 @@ def measure(model: str | None, name: str, label: Label | None, as_json: bool, **
 async def decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
     """Load the model without a draft model, and measure it."""
     from cpuchat.cli.session import Session
-    from cpuchat.measure.answer import measure_decode
+    from cpuchat.telemetry.answer import measure_decode
 
     chosen.speculation.draft_model, chosen.hardware.probe = "none", False
     async with Session(chosen, terminal) as session:

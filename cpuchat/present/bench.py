@@ -16,10 +16,10 @@ from cpuchat.base.text import clean_line
 from cpuchat.bench.matrix import OFF, Setup
 from cpuchat.bench.results import Diff, Environment, Report, Result
 from cpuchat.bench.run import PairResult
-from cpuchat.measure.answer import percent
 from cpuchat.present.chats import real_time_factor
 from cpuchat.present.table import markdown_table, table
 from cpuchat.telemetry import units
+from cpuchat.telemetry.answer import percent
 
 HEADINGS = (
     "model", "settings", "drafters", "test", "first token", "first audio", "prefill tok/s", "decode tok/s", "speed-up",

@@ -101,9 +101,8 @@ def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
     roofline = figures.roofline
     if (read := roofline.bandwidth.value) is not None:
         peak = roofline.peak.value
-        is_beaten = peak is None or read > peak.bytes_per_s
         about = "≈" if roofline.counted.value is None else ""
-        of = "" if is_beaten else f"/{units.bandwidth(peak.bytes_per_s)}"
+        of = "" if peak is None or read > peak.bytes_per_s else f"/{units.bandwidth(peak.bytes_per_s)}"
         parts.append(f"{about}{units.bandwidth(read)}{of} GB/s")
     return " · ".join(parts)
 

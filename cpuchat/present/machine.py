@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
-from cpuchat.measure.answer import percent
 from cpuchat.models.prediction import estimate
 from cpuchat.present.answers import kept_states
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.telemetry.answer import percent
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.units import ago, gigabytes, plural
 

@@ -11,12 +11,12 @@ from cpuchat.bench.why import Rate, SettingFacts, SettingRow, State, WhyReport, 
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages
-from cpuchat.measure.answer import percent
 from cpuchat.models.cpu_modules import AUTO
 from cpuchat.present.machine import module_words
 from cpuchat.protocol.model_info import LoadEvidence
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.telemetry import units
+from cpuchat.telemetry.answer import percent
 from cpuchat.telemetry.units import plural
 
 HEADINGS: Final = ("SETTING", "VALUE", "PROOF", "WORTH")

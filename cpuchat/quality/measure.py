@@ -24,7 +24,6 @@ from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
 from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.placement import Placement
-from cpuchat.measure.answer import Answering, answer_greedily
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary
 from cpuchat.protocol.messages import Generate, Message, TextDelta
@@ -32,6 +31,7 @@ from cpuchat.protocol.options import MIN_CTX
 from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
 from cpuchat.quality.questions import Question, is_right, mcnemar
 from cpuchat.quality.statistics import Scores, Summary, indistinguishable, summarize
+from cpuchat.telemetry.answer import Answering, answer_greedily
 
 _KEPT_FILES = 50
 

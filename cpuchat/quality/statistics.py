@@ -19,8 +19,8 @@ import numpy as np
 
 from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
-from cpuchat.measure.rounds import student
 from cpuchat.models.file_names import without_prefix
+from cpuchat.telemetry.rounds import student
 
 Z95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""

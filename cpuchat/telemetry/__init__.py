@@ -1,1 +1,1 @@
-"""From events and counters to figures."""
+"""From events and counters to figures; answers that are measured, in rounds."""

@@ -28,9 +28,9 @@ from cpuchat.config import settings as settings_file
 from cpuchat.config.presets import load_presets
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import DECLARED, DeclaredSetting, Settings, value_of, with_changes
-from cpuchat.measure.answer import percent
 from cpuchat.models.machine import TunedSettings
 from cpuchat.present.table import ListRow
+from cpuchat.telemetry.answer import percent
 from cpuchat.tui import keys
 from cpuchat.tui.keys import load_keymap, problem_with, save_keys
 from cpuchat.tui.services import Services

@@ -15,7 +15,7 @@ from typing import Final, Generic, Literal, TypeVar
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted
-from cpuchat.measure.rounds import GROUP, LEAST_GAIN, MAX_DRIFT, Anchored, Gain, InTurn
+from cpuchat.telemetry.rounds import GROUP, LEAST_GAIN, MAX_DRIFT, Anchored, Gain, InTurn
 
 HOPELESS: Final = 0.97
 """A candidate this far below the anchor is not measured again: short measurements scatter by less."""

@@ -21,11 +21,11 @@ from cpuchat.bench.results import engine_build
 from cpuchat.config.settings import EngineSection, Settings
 from cpuchat.costs.measured_on import MeasuredOn, decode_options
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.measure.answer import Answering, DecodeRate, answer_greedily, compare, measure_decode, percent
 from cpuchat.protocol.messages import Generate, LoadOptions, Message, Speculation
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.telemetry import units
+from cpuchat.telemetry.answer import Answering, DecodeRate, answer_greedily, compare, measure_decode, percent
 from cpuchat.tune.candidates import Choice
 from cpuchat.tune.halving import Speed
 

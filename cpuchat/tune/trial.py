@@ -20,11 +20,11 @@ from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import read_json, write_atomically
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.measure.answer import DecodeRate, RateChange, compare, measure_decode
 from cpuchat.models.machine import Tuned, TunedChoice
 from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadProgress, ModelLoaded, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.conversation import Conversation
+from cpuchat.telemetry.answer import DecodeRate, RateChange, compare, measure_decode
 from cpuchat.tune.halving import Speed, Verdict
 
 N_TOKENS = 48

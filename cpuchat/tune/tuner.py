@@ -21,11 +21,11 @@ import msgspec
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.config.settings import Settings, value_of
 from cpuchat.hardware.topology import Topology, read_topology
-from cpuchat.measure.answer import percent
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import MEASURED, TunedSettings, differences, set_keys
 from cpuchat.telemetry import units
+from cpuchat.telemetry.answer import percent
 from cpuchat.telemetry.units import plural
 from cpuchat.tune import candidates
 from cpuchat.tune.candidates import Candidate, Choice, changed_keys

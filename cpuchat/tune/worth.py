@@ -14,8 +14,8 @@ from cpuchat.bench.why import Rate, SettingFacts, Worth, worth_cache
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology
-from cpuchat.measure.rounds import InTurn, has_drifted
 from cpuchat.protocol.options import EngineOptions
+from cpuchat.telemetry.rounds import InTurn, has_drifted
 from cpuchat.telemetry.units import plural
 from cpuchat.tune.candidates import Candidate, Choice, attention_choice, kv_choice, thread_choice
 from cpuchat.tune.halving import Speed

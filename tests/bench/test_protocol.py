@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cpuchat.measure.rounds import GROUP, Protocol, schedule
+from cpuchat.telemetry.rounds import GROUP, Protocol, schedule
 
 CELLS = ["plain", "lookup", "draft", "auto", "suffix"]
 

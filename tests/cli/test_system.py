@@ -15,8 +15,8 @@ from cpuchat.cli import system
 from cpuchat.cli.terminal import Terminal
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.tuning import plan as tuning
-from cpuchat.measure.answer import DecodeRate
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.telemetry.answer import DecodeRate
 from cpuchat.tune import trial
 from tests.hardware.trees import cache_files, cpu_files, cpuinfo, node_files, system_files
 from tests.hardware.tuning import machine

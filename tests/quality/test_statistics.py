@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from cpuchat.measure.rounds import student
 from cpuchat.quality.messages import RowComparer
 from cpuchat.quality.statistics import Z95, Interval, Scores, indistinguishable, summarize, wilson
+from cpuchat.telemetry.rounds import student
 from tests.support.cores import ONE_CPU
 
 

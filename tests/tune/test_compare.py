@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.measure.answer import DecodeRate, compare
+from cpuchat.telemetry.answer import DecodeRate, compare
 
 
 def rates(*rounds: float) -> DecodeRate:

@@ -10,7 +10,6 @@ import pytest
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import MeasureFailed
-from cpuchat.measure.answer import PROMPTS, measure_decode
 from cpuchat.protocol.messages import (
     AnyEvent,
     Failed,
@@ -21,6 +20,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.timings import Timings
+from cpuchat.telemetry.answer import PROMPTS, measure_decode
 
 pytestmark = pytest.mark.slow
 

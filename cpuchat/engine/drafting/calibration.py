@@ -103,6 +103,7 @@ def measure(
         costs = of_target
         if costs is None:
             curve = Curve(target.sequence, n_threads, points, budget, samples)
+            on_progress(0, total)
             done = curve.measure(lambda n: on_progress(n, total))
             costs = curve.costs()
         if draft is not None:
@@ -200,9 +201,8 @@ class Curve:
         self._tokens = random_tokens(_N_PAST + max(*points, 2), sequence.n_vocab)
 
     def measure(self, tell: Callable[[int], None]) -> int:
-        """Time the passes; calls `tell` before the first and after each. Returns their number."""
+        """Time the passes; calls `tell` after each. Returns their number."""
         started, done = perf_counter(), 0
-        tell(done)
         unbuilt = {n for n in self._points if n <= 8}  # the first pass of a size builds its graph
         self._sequence.clear()
         _extend(self._sequence, self._tokens[:_N_PAST])

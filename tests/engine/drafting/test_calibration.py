@@ -172,7 +172,7 @@ def test_measuring(models: tuple[Model, Model]) -> None:
     costs = calibration.measure(target, draft, None, lambda *p: seen.append(p))
     assert len(costs.verify_ms) == 32 and min(costs.verify_ms) > 0
     assert costs.draft_ms > 0 and costs.read_ms > 0 and costs.overlap is None
-    assert seen == [(n, seen[-1][1]) for n in range(1, len(seen))] + [(seen[-1][1], seen[-1][1])]
+    assert seen == [(n, seen[-1][1]) for n in range(len(seen) - 1)] + [(seen[-1][1], seen[-1][1])]
     assert not target.sequence.tokens and not draft.sequence.tokens
     alone = calibration.measure(target, None, None, lambda *_: None)
     assert alone.draft_ms == alone.read_ms == 0
@@ -182,7 +182,7 @@ def test_a_short_budget_takes_two_points(models: tuple[Model, Model]) -> None:
     """Less tells nothing: from one point alone, passes cost in proportion to their tokens."""
     seen: list[tuple[int, int]] = []
     costs = calibration.measure(*models, None, lambda *p: seen.append(p), budget=0.0)
-    assert [done for done, _ in seen] == [1, 2, seen[0][1]]
+    assert [done for done, _ in seen] == [0, 1, 2, seen[0][1]]
     assert len(costs.verify_ms) == 32
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.config.settings import EngineSection
-from cpuchat.measure.answer import DecodeRate
 from cpuchat.protocol.messages import Generate, GenerationFinished
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.timings import Timings
+from cpuchat.telemetry.answer import DecodeRate
 from cpuchat.tui.chat import probes
 from cpuchat.tune.measurer import BuildSpeed, BuildSpeeds, speed_key
 from tests.support.chat_app import RunningApp, running

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cpuchat.measure.rounds import LEAST_ROUNDS, MOST_ROUNDS, Anchored, InTurn
+from cpuchat.telemetry.rounds import LEAST_ROUNDS, MOST_ROUNDS, Anchored, InTurn
 from cpuchat.tune.halving import Halving, Speed
 
 

@@ -1,1 +1,0 @@
-"""Measuring speeds on a machine that other programs use too: loads, answers, rounds in turn."""
