@@ -17,6 +17,7 @@ from cpuchat.protocol.messages import (
     Sampling,
 )
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.reasons import is_verdict
 from cpuchat.protocol.timings import SERVER_WIDE, Reuse, SpeculationFigures, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
@@ -237,7 +238,7 @@ def _drafting(timings: Timings) -> str:
     """Format `72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)`, or why nothing was drafted."""
     if not timings.draft_n:
         reason = timings.speculation.reason if timings.speculation is not None else ""
-        return f"drafts off: {reason.removeprefix('off: ').rstrip('.')}" if reason else ""
+        return f"drafts off: {reason.removeprefix('off: ').rstrip('.')}" if is_verdict(reason) else ""
     share = f"{100 * timings.draft_n_accepted / timings.draft_n:.0f} %"
     per_pass = "" if timings.tokens_per_pass is None else f"{timings.tokens_per_pass:.1f} per pass"
     figures = ", ".join(filter(None, (per_pass, _speed_up(timings))))
