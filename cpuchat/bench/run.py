@@ -207,7 +207,7 @@ class Bench:
         )
 
         def tell(event: LoadProgress) -> None:
-            share = f" {100 * event.done // event.total} %" if event.total else ""
+            share = f" {100 * event.done // event.total} %" if event.total > 1 else ""
             self.progress.what = f"{event.phase} {Path(setup.model).name}{share}"
             self._tell()
 

@@ -116,7 +116,8 @@ class Lockstep:
         pool = self._base.pool if self._base is not None else self._start.cpus
 
         def on_progress(_phase: str, done: int, total: int) -> None:
-            self._output.send(Loading(name=name, share=done / total if total else 0.0))
+            if total > 1:  # else one step, such as the warm-up
+                self._output.send(Loading(name=name, share=done / total))
 
         n_ctx = self._start.n_ctx
         options = LoadOptions(n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=min(n_ctx, 512), poll=0)

@@ -172,7 +172,7 @@ class Trial:
                 lost = before is not None and before.draft and not event.model.draft
                 # A draft model that cannot be used is left out of a load, with a note.
                 return next(iter(event.model.notes[-1:]), "The draft model was not loaded.") if lost else ""
-            case LoadProgress() if event.total > 0:
+            case LoadProgress() if event.total > 1:  # else one step
                 self._tell(Step(stage, done=min(event.done / event.total, 1.0)))
         return ""
 

@@ -11,7 +11,7 @@ from cpuchat.base.line_process import LineOutput
 from cpuchat.engine.lockstep import Lockstep
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.quality.measure import QualityMeasurement
-from cpuchat.quality.messages import Answer, Planned, Scored, Start
+from cpuchat.quality.messages import Answer, Loading, Planned, Scored, Start
 
 
 def run_in_process(measurement: QualityMeasurement, placement: Placement) -> QualityMeasurement:
@@ -26,12 +26,16 @@ def run_in_process(measurement: QualityMeasurement, placement: Placement) -> Qua
     stream = io.BytesIO()
     with contextlib.closing(Lockstep(start, LineOutput(stream))) as lockstep:
         lockstep.run()
+    loaded: dict[str, float] = {}
     for line in stream.getvalue().splitlines():
         match msgspec.json.decode(line, type=Answer):
+            case Loading(name=name, share=share):
+                loaded[name] = share
             case Planned() as planned:
                 measurement._plan(planned)
             case Scored() as scored:
                 measurement._take(scored)
             case _:
                 pass
+    assert loaded and set(loaded.values()) == {1.0}
     return measurement

@@ -12,7 +12,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from cpuchat.base.text import clean_line
-from cpuchat.compare.agreement import Agreement, Place, spans
+from cpuchat.compare.agreement import MATTERS, Agreement, Place, spans
 from cpuchat.compare.runner import SideAnswer
 from cpuchat.present import compare
 from cpuchat.tui import keys
@@ -92,7 +92,10 @@ class PlacesList(OptionList):
                 self._places.append((side, place))
                 yield Option(Content(f"{'AB'[side]}  {line}"), id=str(len(self._places) - 1))
         if not self._places:
-            yield Option("The other side would have written the words marked ▯ almost as likely.", disabled=True)
+            least = f"{100 * MATTERS:.0f} %"
+            is_close = any(token.step == "close" for answer in agreement.answers for token in answer.tokens)
+            close = f"The other side gives a word marked ▯ at least {least}, though another word comes first."
+            yield Option(close if is_close else "No place matters.", disabled=True)
 
     def candidates(self, side: int, place: Place) -> str:
         """Return both candidates of a place with what each side gives them, for a notice where the place is."""

@@ -105,3 +105,7 @@ async def test_without_places_nothing_is_posted() -> None:
         await pilot.press("enter", "b")
         await pilot.pause()
         assert app.posted == []
+        listed = app.query_one(PlacesList)
+        assert listed.get_option_at_index(0).prompt == "No place matters."
+        listed.show(agreement(agreed(tokens=TOKENS[1:]), agreed()))  # "used" is a close second choice
+        assert "▯ at least 10 %" in str(listed.get_option_at_index(0).prompt)
