@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CI = Path(__file__).parent.parent / ".ci"
-HANG_GUARD = 60
+HANG_GUARD = 180
 # Of the programs on this machine, those that the scripts use themselves.
 NEEDED = ("bash", "env", "grep", "mktemp", "rm", "tail", "touch")
 

@@ -130,7 +130,7 @@ def _deep(file: Path) -> None:
     file.write_bytes(b'{"version": 1, "entries": {"a": ' + b"[" * 100_000)
 
 
-@pytest.mark.timeout(60)  # a pipe without a writer blocks its reader
+@pytest.mark.timeout(180)  # a pipe without a writer blocks its reader
 @pytest.mark.parametrize("damage", [_pipe, _deep])
 def test_a_pipe_or_deep_nesting_in_place_of_a_file_of_the_apps_own_is_no_file(
     damage: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -221,7 +221,7 @@ def test_many_instances_start_and_write_at_once(path):
         assert child.stdin is not None
         child.stdin.write(b"\n")
         child.stdin.flush()
-    errors = [child.communicate(timeout=120)[1].decode() for child in children]
+    errors = [child.communicate(timeout=180)[1].decode() for child in children]
     assert [child.returncode for child in children] == [0] * 4, errors
     store = ChatStore(path)
     assert len(store.chats()) == 4

@@ -224,7 +224,7 @@ def test_a_full_disk_behind_standard_output_is_said_on_standard_error(arguments:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "cpuchat.cli.main", *arguments],
-            stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+            stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180,
         )  # fmt: skip
     if arguments[0] == "ask":
         assert (done.returncode, "No question given" in done.stderr) == (2, True)

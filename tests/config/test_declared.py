@@ -67,7 +67,7 @@ print(json.dumps({
 @pytest.mark.slow
 def test_one_declaration_reaches_form_command_line_file_environment_and_worker(tmp_path: Path) -> None:
     variables = os.environ | {"CPUCHAT_CONFIG_DIR": str(tmp_path), "CPUCHAT_ENGINE_TURBO_MODE": "8"}
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], env=variables, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], env=variables, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     arrived = json.loads(done.stdout)
     assert arrived["form"] == ["Turbo"] and arrived["limits"] == "0 to 9"

@@ -210,7 +210,7 @@ def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
     )
     keys = ("threads", "poll", "experts")
     programs = [subprocess.Popen([sys.executable, "-c", script, key]) for key in keys]
-    assert [program.wait(120) for program in programs] == [0, 0, 0]
+    assert [program.wait(180) for program in programs] == [0, 0, 0]
     engine = settings.load().engine
     assert (engine.threads, engine.poll, engine.n_experts) == (19, 19, 19)
 

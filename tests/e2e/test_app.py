@@ -126,7 +126,7 @@ def test_a_cache_folder_that_cannot_be_written_is_a_note_and_a_stopped_worker_do
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 0
         assert b"Traceback" not in terminal.raw
-        assert not psutil.wait_procs(everyone, timeout=120)[1]
+        assert not psutil.wait_procs(everyone, timeout=180)[1]
         assert stored()[-1][1]
 
 

@@ -229,7 +229,7 @@ def test_a_signal_ends_the_server_its_worker_and_its_record(
             running.process.send_signal(signal.SIGTERM)
             errors = [json.loads(line[6:]) for line in lines if line.startswith('data: {"error"')]
         assert errors[0]["error"]["code"] == "shutting_down"
-        assert running.process.wait(60) == 0
+        assert running.process.wait(180) == 0
         wait_until_gone(worker)
         assert running_servers() == []
         assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
@@ -264,5 +264,5 @@ def test_a_second_signal_ends_the_server_at_once(endless_model: Path, tmp_path: 
             while "stopping" not in (tmp_path / "stderr.txt").read_text():
                 time.sleep(0.01)
             running.process.send_signal(signal.SIGTERM)
-            assert running.process.wait(60) == 130
+            assert running.process.wait(180) == 130
         wait_until_gone(worker)

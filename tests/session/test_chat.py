@@ -56,7 +56,7 @@ async def session_of(backend: ScriptedBackend, *, load: bool = True) -> AsyncIte
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while not condition():
             await asyncio.sleep(0)
 

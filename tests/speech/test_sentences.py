@@ -202,7 +202,7 @@ def test_nothing_speakable_is_nothing() -> None:
     assert spoken("---\n\n***\n\n🎉\n\n| --- |\n") == []
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("run", "size"), [("!", 100_000), (" ", 8), ("> ", 8)])
 def test_long_runs_take_linear_time(run: str, size: int) -> None:
     """The regular expressions, and the second look at a line with each piece, took minutes for such runs."""

@@ -25,7 +25,7 @@ class Gate:
 
     def wait(self) -> None:
         """Wait until the answer has reached the gate: everything before `at` has been sent."""
-        assert self._reached.wait(60), "the answer never came to the gate"
+        assert self._reached.wait(180), "the answer never came to the gate"
 
     def open(self) -> None:
         self._opened.set()

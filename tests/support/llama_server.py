@@ -66,7 +66,7 @@ def metrics(url: str) -> Metrics:
 
 
 def _get(url: str) -> str:
-    with _opener.open(url, timeout=60) as response:
+    with _opener.open(url, timeout=180) as response:
         return response.read().decode()
 
 

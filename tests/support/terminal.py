@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -117,6 +118,26 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         return self.wait_until(lambda screen: text in screen, repr(text))
+
+    def insist(self, keys: str, condition: Callable[[str], object], what: str) -> str:
+        """Send `keys` until `condition(screen text)` holds, again each second: the program may be busy at first, and
+        refuse them."""
+        deadline = time.monotonic() + HANG_GUARD
+        sent = -math.inf
+        while not condition(self.text):
+            now = time.monotonic()
+            if now > deadline:
+                raise AssertionError(f"never saw {what}:\n{self.text}")
+            if now > sent + 1:
+                self.process.send(keys)
+                sent = now
+            try:
+                self._feed(self.process.read_nonblocking(65_536, timeout=1))
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                raise AssertionError(f"the program ended while waiting for {what}:\n{self.text}") from None
+        return self.text
 
     def wait_for_end(self) -> int:
         """Return the exit status after the program closed the terminal."""

@@ -287,7 +287,7 @@ async def test_enter_in_the_palette_acts_on_the_rows_of_its_text(recent_model: P
         listing = library.local_models
 
         def local_models() -> list[LocalModel]:
-            may_list.wait(60)
+            may_list.wait(180)
             return listing()
 
         library.local_models = local_models  # on a slow disk

@@ -100,7 +100,7 @@ async def test_counters_that_come_too_late_are_given_back() -> None:
     go, opened = threading.Event(), Machine()
 
     def slowly(pid: int | None) -> Counters:
-        go.wait(60)
+        go.wait(180)
         return opened.open(pid)
 
     watch = MachineWatch(slowly)

@@ -146,7 +146,7 @@ async def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) ->
     (tmp_path / "sitecustomize.py").write_text(fault)
     with monkeypatch.context() as faulted:
         faulted.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-        async with asyncio.timeout(120), worker() as backend:
+        async with asyncio.timeout(180), worker() as backend:
             yield backend
 
 

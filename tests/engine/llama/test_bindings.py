@@ -14,7 +14,7 @@ from cpuchat.engine.llama import bindings
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
 
 
 def test_engine_info_needs_no_model() -> None:

@@ -148,7 +148,7 @@ async def test_an_answer_does_not_wait_for_the_fit(monkeypatch: pytest.MonkeyPat
 
     def slow(*_: object) -> None:
         fitting.set()
-        fitted.wait(60)
+        fitted.wait(180)
 
     monkeypatch.setattr("cpuchat.bench.cost_probe.save_passes", slow)
     async with running() as app:

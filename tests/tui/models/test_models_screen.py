@@ -164,7 +164,7 @@ async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_p
 
 async def test_a_choice_is_not_lost_below_a_dialog(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = threading.Event()
-    monkeypatch.setattr(machine, "require_loadable", lambda *_: checked.wait(30))
+    monkeypatch.setattr(machine, "require_loadable", lambda *_: checked.wait(180))
     async with running() as app:
         await opened(app)
         await type_in(app, str(tiny_model))

@@ -72,7 +72,7 @@ async def test_esc_stops_it_before_it_has_begun(tiny_model: Path, monkeypatch: p
     opened_chats = threading.Event()
 
     def slow_disk(file: Path) -> tuple[int, int]:
-        opened_chats.wait(60)
+        opened_chats.wait(180)
         return 0, 0
 
     monkeypatch.setattr("cpuchat.chats.history.token_counts", slow_disk)
