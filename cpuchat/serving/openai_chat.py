@@ -6,6 +6,7 @@ ours: chunks with the place in the queue while a stream waits.
 
 from __future__ import annotations
 
+import codecs
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
@@ -46,7 +47,6 @@ _MOST_LOGPROBS = 20
 _ROLES: dict[str, Role | Literal["tool"]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
 }  # fmt: skip
-_NO_LOGPROBS = "log probabilities are supported in chats only"
 
 
 class StreamOptions(msgspec.Struct):
@@ -100,7 +100,7 @@ class ChatBody(_Completion, kw_only=True):
 
 class CompletionBody(_Completion, kw_only=True):
     prompt: str | list[Any]
-    logprobs: Annotated[bool | int | None, Unsupported(_NO_LOGPROBS, (False,))] = None
+    logprobs: bool | int | None = None
     best_of: Annotated[int | None, Unsupported("only one completion is supported", (1,))] = None
     echo: Annotated[bool | None, Unsupported("echo is not supported", (False,))] = None
     suffix: Annotated[str | None, Unsupported("a suffix is not supported", ("",))] = None
@@ -142,7 +142,12 @@ def read_completion(reader: RequestReader, data: bytes) -> ParsedRequest:
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1 or not isinstance(prompts[0], str):
         raise Refusal(400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt")
-    asked = Asked(prompt=prompts[0], max_tokens=body.max_tokens, grammar=_grammar(body), **_shared(body))
+    top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)  # 0: the chosen tokens alone
+    if top is not None and not 0 <= top <= _MOST_LOGPROBS:
+        raise field_error("logprobs", f"0 to {_MOST_LOGPROBS} are supported")
+    asked = Asked(
+        prompt=prompts[0], max_tokens=body.max_tokens, grammar=_grammar(body), logprobs=top, **_shared(body)
+    )  # fmt: skip
     return reader.parsed(body, asked, "prompt")
 
 
@@ -418,7 +423,32 @@ class CompletionReply(_CompletionsReply):
     id_prefix = "cmpl-"
 
     def _content(self, choice: Choice) -> dict[str, Any]:
-        return {"text": choice.text, "logprobs": None}
+        return {"text": choice.text, "logprobs": self._logprobs(choice.logprobs, 0)}
 
     def _delta(self, event: AnyEvent | None) -> dict[str, Any]:
-        return {"text": event.text if isinstance(event, TextDelta) else "", "logprobs": None}
+        if not isinstance(event, TextDelta):
+            return {"text": "", "logprobs": None}
+        before = len(self.progress.choice.text) - len(event.text)
+        return {"text": event.text, "logprobs": self._logprobs(event.logprobs if event.text else (), before)}
+
+    def _logprobs(self, given: Iterable[TokenLogprob], offset: int) -> dict[str, Any] | None:
+        """Return the log probabilities of tokens whose text begins after so many characters."""
+        if self.parsed.request.logprobs is None:
+            return None
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character can have several tokens
+        told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for one in given:
+            told["tokens"].append(_piece_text(one.piece))
+            told["token_logprobs"].append(one.logprob)
+            told["top_logprobs"].append({_piece_text(piece): logprob for piece, logprob in one.top})
+            told["text_offset"].append(offset)
+            offset += len(decoder.decode(one.piece))
+        return told
+
+
+def _piece_text(piece: bytes) -> str:
+    """Return a token as text: one that is a part of a character as OpenAI writes it, `bytes:\\xe2\\x80`."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

@@ -102,7 +102,7 @@ def test_a_grammar_that_no_token_can_meet_is_the_request_s_fault(tiny: Server) -
         ({"prompt": "x", "echo": True}, "echo"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
-        ({"prompt": "x", "logprobs": 2}, "logprobs"),
+        ({"prompt": "x", "logprobs": 30}, "logprobs"),
     ],
 )
 def test_a_wrong_plain_completion_is_refused(tiny: Server, body: dict, param: str | None) -> None:
@@ -121,6 +121,12 @@ def test_a_wrong_plain_completion_is_refused(tiny: Server, body: dict, param: st
 )
 def test_unusual_but_right_fields_are_accepted(tiny: Server, more: dict) -> None:
     assert tiny.post(chat("Hello", **more)).status_code == 200
+
+
+@pytest.mark.parametrize("logprobs", [None, False, True, 0, 20])
+def test_a_plain_completion_takes_a_number_of_log_probabilities_or_none(tiny: Server, logprobs: object) -> None:
+    (choice,) = tiny.post({"prompt": "x", "max_tokens": 2, "logprobs": logprobs}, PLAIN).json()["choices"]
+    assert (choice["logprobs"] is None) == (logprobs is None or logprobs is False)
 
 
 @pytest.mark.parametrize("limit", [-1, 10**30])

@@ -109,6 +109,22 @@ def test_a_bias_and_log_probabilities(tiny: Server) -> None:
     assert [one.token for one in parts] == [one.token for one in told]
 
 
+def test_log_probabilities_of_a_plain_completion(tiny: Server) -> None:
+    asked = {"model": "", "prompt": "Hello", "max_tokens": 6, "temperature": 0, "logprobs": 2}
+    (choice,) = tiny.openai.completions.create(**asked).choices
+    told = choice.logprobs
+    assert told is not None and told.tokens and told.text_offset and told.top_logprobs
+    assert "".join(told.tokens) == choice.text
+    assert told.text_offset == [len("".join(told.tokens[:n])) for n in range(len(told.tokens))]
+    for token, logprob, others in zip(told.tokens, told.token_logprobs or (), told.top_logprobs, strict=True):
+        assert len(others) == 2 and others[token] == logprob == max(others.values()) <= 0
+    parts = [chunk.choices[0].logprobs for chunk in tiny.openai.completions.create(stream=True, **asked)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [one for part in parts if part for one in getattr(part, name)] == getattr(told, name)
+    chosen = tiny.openai.completions.create(**{**asked, "logprobs": 0}).choices[0].logprobs
+    assert chosen is not None and chosen.tokens == told.tokens and chosen.top_logprobs == [{}] * len(told.tokens)
+
+
 def test_responses_with_the_vendor_s_client(tiny: Server) -> None:
     common: dict[str, Any] = {"model": "", "temperature": 0, "max_output_tokens": 200}
     answer = tiny.openai.responses.create(input="Hello", instructions="Be brief.", **{**common, "max_output_tokens": 9})
