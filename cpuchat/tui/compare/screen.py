@@ -135,7 +135,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     async def _run(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool = False) -> None:
         """Run a round; one that other programs disturbed is repeated once."""
         done = await self._one_round(prompt, start, repeats)
-        if done is not None and done.complete and done.disturbed and not self._left:
+        if done is not None and done.complete and done.disturbed and not (self._left or self.comparison.stopped):
             self._noise = "Too noisy, other programs had the cores: repeating. "
             race = done.race
             done = await self._one_round(prompt, lambda: self.comparison.repeat(race=race), repeats=True)
