@@ -225,8 +225,9 @@ class Conversation:
             on_server = isinstance(path, ServerModel)
             self.tuned = None if on_server else await asyncio.to_thread(TunedSettings().find, path)
             self.tuning_undone = False
-            self._start_meter()
             draft, note = await self._choose_draft(path, strict, calibrate)
+            self.meter.expect(self.speculation)
+            self.meter.load_started()
             recommending = None  # needed at the first answer
             if not on_server:
                 recommending = asyncio.create_task(asyncio.to_thread(_recommended, path))

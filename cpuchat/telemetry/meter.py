@@ -203,6 +203,12 @@ class Meter:
         self._phase = "prefill"
         self._prefill_start = (now, 0)
 
+    def load_started(self) -> None:
+        """Record that a model is going to be loaded: this clears the figures of the one before."""
+        self._reset(0)
+        self._without_model()
+        self._phase = "loading"
+
     def chat_changed(self, n_past: int) -> None:
         """Record the switch to a chat with `n_past` tokens in its context, which clears the last answer's figures."""
         self._reset(0)

@@ -148,6 +148,17 @@ def test_a_new_request_starts_fresh():
     assert unannounced.figures().predicted_n == 1
 
 
+def test_a_load_that_is_stopped_at_once_is_no_answer():
+    meter = Meter()
+    meter.observe(ModelLoaded(model=INFO), 0.0)
+    steady(meter, rate=10, seconds=2)
+    meter.load_started()
+    assert (meter.figures().phase, meter.figures().predicted_n) == ("loading", 0)
+    assert meter.figures().n_ctx.value is None
+    meter.observe(LoadCancelled(), 3.0)
+    assert meter.figures().phase == "idle"
+
+
 def test_failures_and_unloading():
     meter = Meter()
     meter.observe(LoadProgress(phase="reading", done=1, total=0), 0.0)
