@@ -3,7 +3,7 @@
     python benchmarks/agents.py [--quick] [--rounds N] [--only sdks,mixed,restart,slots,grammar] [--model FILE]
 
 sdks: 200 generated requests of each client (chat and responses, messages), streamed and whole, with tools and forms of
-their own; every event is parsed by the client; errors are counted. mixed: 500 requests of the three dialects by 8
+their own; every event is parsed by the client; errors are counted. mixed: 1,000 requests of the three dialects by 8
 clients, half of them cut at a random moment: workers lost, slots not released, the median memory in the last fifth
 against that in the second. Both with the demo model. restart: an agent with 8,000 tokens of system prompt and tools;
 its first request after a restart of the server with the next one; slots: the same with llama-server, whose slot is
@@ -35,7 +35,7 @@ from product import default_threads
 from serve import CLIENTS, KEPT_GB, metric, our_server, slot, until_idle
 
 PARTS = ("sdks", "mixed", "restart", "slots", "grammar")
-SDK_REQUESTS, MIXED_REQUESTS = 200, 500
+SDK_REQUESTS, MIXED_REQUESTS = 200, 1_000
 AGENT_TOKENS, CONTEXT = 8_000, 12_288
 REAL = WORK / "models" / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 DOCS = Path(__file__).parent.parent / "docs"
