@@ -333,6 +333,9 @@ class Comparison:
                 for side in order:
                     await self._answer_alone(side, specs[side], new)
             await self._read_memory(new)
+            if self.stopped:
+                for answer in new.answers:
+                    answer.stop_reason = answer.stop_reason or "cancelled"  # also one that had not begun
             if self.stopped and any(one.complete for one in turn.rounds):
                 turn.rounds.remove(new)  # what is finished stays
                 self.restore(self.turns)

@@ -97,11 +97,23 @@ async def test_one_answers_after_the_other_a_repeat_swaps_them_and_a_stop_keeps_
     stopped = await comparison.ask(PROMPT)
     assert comparison.stopped and not stopped.complete
     assert stopped.answers[0].content and not stopped.answers[1].content
+    assert stopped.stopped and all(answer.stop_reason == "cancelled" for answer in stopped.answers)
 
     # Speeds of a comparison are not remembered as those of the model.
     models = [model for model in Library([]).local_models() if model.source == "demo"]
     assert models and all(model.measured_tok_s == 0 for model in models)
     assert paths.usage_file().exists()  # but that they were loaded
+
+
+async def test_a_round_that_is_stopped_while_it_loads_is_a_stopped_one(watched: Watched) -> None:
+    def stop(side: int, event: AnyEvent) -> None:
+        if isinstance(event, LoadProgress) and not stops:
+            stops.append(asyncio.ensure_future(watched.comparison.stop()))
+
+    stops: list[object] = []
+    watched.comparison.tell = stop
+    done = await watched.comparison.ask(PROMPT)
+    assert done.stopped and not any(answer.content for answer in done.answers)
 
 
 @pytest.mark.parametrize("watched", [(demo(), demo(threads="1"))], indirect=True)

@@ -100,7 +100,7 @@ class Library:
                     f"The demo model {path.name} is missing.", "Reinstall cpuchat, or give --model FILE."
                 )
             return path
-        path = paths.expanded(spec)
+        path = paths.expanded(spec).absolute()  # it is remembered, and compared with what lists have
         try:
             if spec and path.is_file():
                 return model_files(path)[0]

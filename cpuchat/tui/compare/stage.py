@@ -411,4 +411,4 @@ class Stage(Widget):
 
 
 def _no_verdict(recording: Recording) -> str:
-    return "Stopped: no verdict." if recording.stopped else "No verdict: one side has no complete answer."
+    return "Stopped: no verdict." if recording.stopped else "No verdict without two complete answers."

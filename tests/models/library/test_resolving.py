@@ -20,6 +20,8 @@ def test_resolve_a_path(no_demo: Path, tmp_path: Path, model: Path, monkeypatch:
     assert library.resolve(str(model.parent)) == model
     monkeypatch.setenv("HOME", str(model.parent))
     assert library.resolve("~/m.gguf") == model
+    monkeypatch.chdir(model.parent)
+    assert library.resolve("m.gguf") == library.resolve("./m.gguf") == model  # from another folder, too
     parts = [part(tmp_path / f"p-0000{no}-of-00002.gguf", no, 2) for no in (1, 2)]
     assert library.resolve(str(parts[1])) == parts[0]
     with pytest.raises(ModelNotFound, match="has 0 models"):
