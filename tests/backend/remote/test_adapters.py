@@ -50,7 +50,16 @@ async def answered(server: RemoteServer, **request: Any) -> tuple[ModelInfo, Ans
     return loaded.model, got
 
 
-async def test_llama_server() -> None:
+async def until_load_is_told(server: RemoteServer) -> None:
+    """Return when the load was read, and asked for again: it is on its way to whoever reads the answer."""
+    before = len(server.asked)
+    while sum(one.path == "/metrics" for one in server.asked[before:]) < 2:
+        await asyncio.sleep(0.01)
+
+
+async def test_llama_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuchat.backend.remote.backend.LOAD_SECONDS", 0.05)
+
     async def answer(reply: Reply) -> None:
         await reply.head()
         progress = {"total": 40, "cache": 8, "processed": 24, "time_ms": 9}
@@ -61,8 +70,7 @@ async def test_llama_server() -> None:
                 "draft_n": 3 * n, "draft_n_accepted": n,
             }  # fmt: skip
             await reply.event({"id": "c1", "choices": [{"delta": {channel: text}}], "timings": timings})
-        while not any(one.path == "/metrics" for one in server.asked):
-            await asyncio.sleep(0.01)
+        await until_load_is_told(server)
         await reply.finish("stop", usage={"prompt_tokens": 40, "completion_tokens": 4})
 
     meta = {"n_params": 8_000_000, "size": 9_000_000, "n_ctx_train": 4096, "n_vocab": 512, "ftype": "Q4_K - Medium"}
@@ -338,12 +346,12 @@ def test_metrics_that_are_malformed_are_skipped() -> None:
     assert found.since(parse("a 9"), "a") is None  # started anew
 
 
-async def test_a_queue_is_shown_while_llama_server_has_sent_nothing() -> None:
+async def test_a_queue_is_shown_while_llama_server_has_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its response begins with the first token: while the request waits there is not even a status."""
+    monkeypatch.setattr("cpuchat.backend.remote.backend.LOAD_SECONDS", 0.05)
 
     async def answer(reply: Reply) -> None:
-        while not any(one.path == "/metrics" for one in server.asked[before:]):
-            await asyncio.sleep(0.01)
+        await until_load_is_told(server)
         await reply.head()
         await reply.text("Hello")
         await reply.finish()
@@ -355,7 +363,6 @@ async def test_a_queue_is_shown_while_llama_server_has_sent_nothing() -> None:
     async with remote_server(answer=answer, owner="llamacpp", pages=pages) as server:
         backend = RemoteBackend()
         await collect(backend.load(ServerModel(server.url), LoadOptions()))
-        before = len(server.asked)
         got = await asyncio.wait_for(collect(backend.generate(chat("Hello"))), 180)
         await backend.close()
     assert got.text == "Hello" and got.of(ServerLoad)[0].waiting == 3
