@@ -1,10 +1,7 @@
 """Collects the tests of a file in the process that runs them, when it begins with it (`-p tests.support.by_file`).
 
 pytest-xdist lets every process import all files and make an item of each test: a tenth of the whole run. Here an item
-stands for a file, and pytest-xdist hands those out. What a file's tests report passes through it as usual.
-
-A test that fails is run once more. One that passes then is no success: it is told at the end as one that failed once,
-with its error, and is to be mended."""
+stands for a file, and pytest-xdist hands those out. What a file's tests report passes through it as usual."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
-
-FAILED_ONCE = "failed once"
 
 
 class LazyFile(pytest.File):
@@ -59,24 +54,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if isinstance(item, TestsOfFile):
         item.run_all(nextitem)
         return True
-    reports = runtestprotocol(item, log=False, nextitem=nextitem)
-    if any(report.failed for report in reports):
-        for report in reports:
-            if report.failed:
-                report.outcome = FAILED_ONCE  # type: ignore[assignment]
-                item.ihook.pytest_runtest_logreport(report=report)
-        reports = runtestprotocol(item, log=False, nextitem=nextitem)
-    for report in reports:
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
         if report.when == "call" or not report.passed:
             item.ihook.pytest_runtest_logreport(report=report)
     return True
-
-
-def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    return (FAILED_ONCE, "R", FAILED_ONCE.upper()) if report.outcome == FAILED_ONCE else None
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for report in terminalreporter.getreports(FAILED_ONCE):
-        terminalreporter.write_sep("=", f"failed once: {report.nodeid}", yellow=True)
-        terminalreporter.write_line(report.longreprtext)
