@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from textual.app import App
 from textual.notifications import SeverityLevel
 from textual.signal import Signal
 from textual.timer import Timer
-from textual.worker import Worker, WorkerError
+from textual.worker import Worker
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
@@ -20,6 +19,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download, State
 from cpuchat.models.hub.repository import RepoModel
 from cpuchat.present import downloads
+from cpuchat.tui.threads import result_of
 
 if TYPE_CHECKING:
     from cpuchat.models.downloads.manager import Downloads
@@ -198,8 +198,7 @@ class Quantizing:
         worker = self._worker
         self.stop()
         if worker is not None:
-            with contextlib.suppress(WorkerError):
-                await worker.wait()
+            await result_of(worker)
 
     async def _make(self, job: Job) -> None:
         from cpuchat.models.quantize.make import quantize

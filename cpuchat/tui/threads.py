@@ -1,4 +1,4 @@
-"""Priority and garbage collection of the process that draws, and a timer of the event loop."""
+"""Priority and garbage collection of the process that draws, a timer of the event loop, and waiting for a worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
+from textual.worker import Worker, WorkerError
+
+T = TypeVar("T")
 NICENESS = 5
 _SELDOM = 100  # collections of younger objects before a full one, which takes 10 to 30 ms: some minutes of an answer
 
@@ -63,3 +67,21 @@ class LoopTimer:
     def _fire(self) -> None:
         self._handle = None
         self._call()
+
+
+async def result_of(worker: Worker[T]) -> T | None:
+    """Wait for `worker`; None if it was cancelled or failed.
+
+    Whoever waits may be cancelled: with Textual's `wait`, the worker is cancelled then too, and the cancellation
+    becomes a `WorkerCancelled`, which ends the app.
+    """
+
+    async def wait() -> T | None:
+        try:
+            return await worker.wait()
+        except WorkerError:
+            return None
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.wait([waiting])
+    return waiting.result()

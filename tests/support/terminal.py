@@ -15,6 +15,8 @@ from pathlib import Path
 import pexpect
 import pyte
 
+from cpuchat.base import paths
+
 HANG_GUARD = 180.0
 _COLORS = re.compile(rb"\x1b\[[\d;:]*m")
 """Most of what an app writes. No test looks at them, and the emulator takes long over each."""
@@ -103,9 +105,9 @@ class Terminal:
             try:
                 data = self.process.read_nonblocking(65_536, timeout=max(0.1, deadline - time.monotonic()))
             except pexpect.EOF:
-                raise AssertionError(f"the program ended while waiting for {what}:\n{self.text}") from None
+                raise self._failure(f"the program ended while waiting for {what}") from None
             except pexpect.TIMEOUT:
-                raise AssertionError(f"never saw {what}:\n{self.text}") from None
+                raise self._failure(f"never saw {what}") from None
             self._feed(data)
         return self.text
 
@@ -115,6 +117,11 @@ class Terminal:
         begun = _BEGUN.search(data)
         self._begun = begun[0] if begun else b""
         self._stream.feed(_COLORS.sub(b"", data[: len(data) - len(self._begun)]))
+
+    def _failure(self, what: str) -> AssertionError:
+        """Return what is raised: with the screen, and why the app crashed if it did."""
+        logs = [log.read_text() for log in sorted(paths.log_dir().glob("app-*.log"))]
+        return AssertionError("\n".join([f"{what}:", self.text, *logs]))
 
     def wait_for(self, text: str) -> str:
         return self.wait_until(lambda screen: text in screen, repr(text))
@@ -126,8 +133,8 @@ class Terminal:
         sent = -math.inf
         while not condition(self.text):
             now = time.monotonic()
-            if now > deadline:
-                raise AssertionError(f"never saw {what}:\n{self.text}")
+            if now > deadline or "stopped on an internal error" in self.text:  # there, the keys would restart it
+                raise self._failure(f"never saw {what}")
             if now > sent + 1:
                 self.process.send(keys)
                 sent = now
@@ -136,7 +143,7 @@ class Terminal:
             except pexpect.TIMEOUT:
                 continue
             except pexpect.EOF:
-                raise AssertionError(f"the program ended while waiting for {what}:\n{self.text}") from None
+                raise self._failure(f"the program ended while waiting for {what}") from None
         return self.text
 
     def wait_for_end(self) -> int:
@@ -151,7 +158,7 @@ class Terminal:
                 continue
             self._feed(data)
         else:
-            raise AssertionError(f"the program does not end:\n{self.text}")
+            raise self._failure("the program does not end")
         self.last_modes = self.modes
         self.process.close()
         status = self.process.exitstatus

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.screen import Screen
-from textual.worker import Worker, WorkerError
+from textual.worker import Worker
 
 from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError
 from cpuchat.base.processes import run_in_daemon_thread
@@ -25,6 +25,7 @@ from cpuchat.protocol.messages import AnyEvent, Generate
 from cpuchat.session.chat import ChatSession
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.services import Services
+from cpuchat.tui.threads import result_of
 
 if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
@@ -106,8 +107,7 @@ class IdleProbe(ABC):
         if worker is not None:
             self._stopped = True
             await self._cancel()
-            with contextlib.suppress(WorkerError):
-                await worker.wait()
+            await result_of(worker)
 
 
 class ChatTitler(IdleProbe):

@@ -34,7 +34,7 @@ from cpuchat.tui.compare.quality import QualityTab
 from cpuchat.tui.compare.stage import Stage
 from cpuchat.tui.services import SPARE, Services, pace_beside
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
-from cpuchat.tui.threads import yield_to_inference
+from cpuchat.tui.threads import result_of, yield_to_inference
 from cpuchat.tui.widgets.dialogs import AskTextScreen, Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.prompt import Prompt
@@ -191,7 +191,9 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         """Returns the round unless it could not begin, or the screen is gone."""
         if self._agreeing is not None and self._agreeing.is_running:
             await self.comparison.stop()
-            await self._agreeing.wait()
+            await result_of(self._agreeing)
+        if self._left:
+            return None
         turns = self.comparison.turns
         before = list(turns[:-1] if repeats else turns)
         self.remove_class("-quality", "-places")
@@ -398,7 +400,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             return
         if self._agreeing is None or not self._agreeing.is_running:
             self._agreeing = self._agree() if turns[-1].rounds[-1].agreement is None else None
-        if self._agreeing is not None and not await self._agreeing.wait():
+        if self._agreeing is not None and not await result_of(self._agreeing):
             if reason := await asyncio.to_thread(self.comparison.agreement_refused):
                 self.notify(clean_line(reason), markup=False)
             return

@@ -219,9 +219,8 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         model = self._state.to_judge(self.marked_key) if self._state is not None else None
         if self._state is not None and model is not None and not self._judging:
             self._judging = True
-            self._read_header(self._state, model)
+            self.run_worker(self._read_header(self._state, model), group="judge")
 
-    @work(group="judge")
     async def _read_header(self, state: RepositoryState, model: RepoModel) -> None:
         try:
             state.judge(model, *await run_in_daemon_thread(lambda: predict_model(self._services, state, model)))
@@ -289,7 +288,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
             self._services.downloading.resume(entry.download.id)
         else:
             if (model := self._state.to_judge(entry.key)) is not None:
-                await self._read_header(self._state, model).wait()
+                await self._read_header(self._state, model)
                 entry = self._marked or entry
             await self._download(entry, self._state.repository)
 

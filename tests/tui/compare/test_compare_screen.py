@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.compare.comparison import KeptComparison
+from cpuchat.compare.comparison import Comparison, KeptComparison
 from cpuchat.compare.runner import DraftOffer, Round, Side, SideAnswer, Turn
 from cpuchat.models.drafts.candidates import Gain
 from cpuchat.models.drafts.choice import ChosenDrafts
@@ -148,6 +149,34 @@ async def test_a_stopped_repeat_leaves_the_complete_round() -> None:
         (chat,) = app.conversation.history.store.chats()
         stored = app.conversation.history.store.messages(chat.id)
         assert [message.content for message in stored] == [PROMPT, *TEXTS]
+
+
+@pytest.mark.parametrize("after", [("ctrl+r",), ("a",), ("escape",)])
+async def test_whatever_is_pressed_twice_while_an_agreement_stops_only_stops_it(
+    monkeypatch: pytest.MonkeyPatch, after: tuple[str, ...]
+) -> None:
+    stopped = asyncio.Event()
+
+    async def agree(comparison: Comparison, tell: object) -> None:
+        comparison.busy = True
+        await stopped.wait()
+        comparison.busy = False
+
+    monkeypatch.setattr(Comparison, "agree", agree)
+    monkeypatch.setattr(Comparison, "agreement_refused", lambda _: "")
+    async with comparing() as app:
+        comparison = app.screen.comparison
+        await app.until(lambda: comparison.busy and not app.screen.busy)
+        await app.press("ctrl+r", *after)
+        assert comparison.stopped
+        stopped.set()
+        if after == ("escape",):
+            await app.until(lambda: isinstance(app.app.screen, ChatScreen))
+            assert all(side.closed for side in app.sides) and len(comparison.turns[0].rounds) == 1
+        else:
+            await app.done()
+            await app.until(lambda: len(comparison.turns[0].rounds) == (2 if after == ("ctrl+r",) else 1))
+        assert not app.app.crash
 
 
 async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:

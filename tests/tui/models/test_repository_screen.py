@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from cpuchat.models.hub.repository import Repository
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import hub_cache
 from cpuchat.models.machine import Machine
+from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.models.downloads import DownloadsScreen
 from cpuchat.tui.models.repository import RepositoryScreen, RepositoryState
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
@@ -218,6 +220,20 @@ async def test_details_that_are_too_long_are_scrolled_by_keys(machine: None) -> 
         assert "base model" in app.screen_text
         await app.press(*["shift+up"] * 8)
         assert "base model" not in app.screen_text and "size" in app.screen_text
+
+
+async def test_leaving_while_what_was_chosen_is_read_ends_nothing_else(machine: None) -> None:
+    hub, reading, read = ShownHub(MODELS), threading.Event(), threading.Event()
+    async with running(hub=hub) as app:
+        screen = await opened(app)
+        header, hub.header = hub.header, lambda *wanted: (reading.set(), read.wait(), header(*wanted))[-1]
+        await app.press("down", "enter")
+        await app.until(reading.is_set)
+        await app.press("enter", "escape")
+        read.set()
+        await app.until(lambda: not screen.is_attached and isinstance(app.app.screen, ChatScreen))
+        await app.press("h", "i")
+        assert "hi" in app.screen_text
 
 
 async def test_the_mark_stays_while_figures_fill_in(machine: None) -> None:
