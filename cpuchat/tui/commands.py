@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from textual import on
+from textual import events, on
 from textual.app import App
 from textual.command import Command, CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
@@ -19,6 +19,7 @@ from textual.worker import Worker, WorkerError
 
 from cpuchat.base.text import clean_line
 from cpuchat.tui import keys
+from cpuchat.tui.terminal.painter import only_current
 
 RECENT = "Recent"
 GROUPS = (
@@ -60,6 +61,9 @@ class Palette(CommandPalette):
     """Textual's palette, whose Enter acts on the rows of the text, even if they are still being searched."""
 
     _search: Worker[None]
+
+    def on_resize(self, event: events.Resize) -> None:
+        only_current(self, event)
 
     def _gather_commands(self, search_value: str) -> Worker[None]:
         self._search = super()._gather_commands(search_value)
