@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from textual.color import Color
 from textual.command import CommandList, CommandPalette, Hit, Hits, Provider
-from textual.widgets import Input
+from textual.screen import Screen
+from textual.widgets import Input, Static
 
 from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
@@ -218,6 +219,29 @@ async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
         assert not backend.closed
         app.press_last("ctrl+c")
         await app.until(lambda: backend.closed)
+
+
+@pytest.mark.parametrize("key", ["f1", "ctrl+p"])
+async def test_a_key_pressed_while_the_app_ends_is_no_error(key: str) -> None:
+    async with running() as app:
+        await app.ready()
+        app.press_last(key)
+        app.app.exit(0)  # before the key is handled
+        await app.until(lambda: not app.app.is_running)
+        assert not app.app.crash and app.app.return_code == 0
+
+
+async def test_a_screen_that_opens_while_the_app_ends_is_no_error() -> None:
+    class Opening(Screen[None]):
+        async def on_mount(self) -> None:
+            self.app.exit(0)
+            await self.mount(Static())
+
+    async with running() as app:
+        await app.ready()
+        app.app.push_screen(Opening())
+        await app.until(lambda: not app.app.is_running)
+        assert not app.app.crash and app.app.return_code == 0
 
 
 async def test_a_palette_that_is_closed_twice_takes_no_other_screen_along() -> None:
