@@ -254,6 +254,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, _INPUT):
+            if self._exit:  # nothing opens any more, for which each key would wait
+                return
             self.services.on_input()
         if isinstance(event, events.Key) and (capture := getattr(self.screen, "capture_key", None)) is not None:
             capture(event.key)

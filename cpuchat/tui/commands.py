@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from textual import on
+from textual import events, on
 from textual.app import App
+from textual.await_complete import AwaitComplete
 from textual.command import Command, CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.fuzzy import Matcher
@@ -19,6 +20,7 @@ from textual.worker import Worker, WorkerError
 
 from cpuchat.base.text import clean_line
 from cpuchat.tui import keys
+from cpuchat.tui.terminal.painter import only_current
 
 RECENT = "Recent"
 GROUPS = (
@@ -61,8 +63,16 @@ class Palette(CommandPalette):
 
     _search: Worker[None]
 
+    def on_resize(self, event: events.Resize) -> None:
+        only_current(self, event)
+
+    def dismiss(self, result: None = None) -> AwaitComplete:
+        """Close, unless it is closed already, lies below another screen or still opens, as `Dismissable`."""
+        return super().dismiss(result) if self.is_active and self.is_mounted else AwaitComplete.nothing()
+
     def _gather_commands(self, search_value: str) -> Worker[None]:
-        self._search = super()._gather_commands(search_value)
+        if self in self.app.screen_stack:  # else it is closed, and this was typed just before
+            self._search = super()._gather_commands(search_value)
         return self._search
 
     def _refresh_command_list(self, command_list: CommandList, commands: list[Command], clear_current: bool) -> None:

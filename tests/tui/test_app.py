@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
 import pytest
 from textual.color import Color
-from textual.command import CommandList, CommandPalette
+from textual.command import CommandList, CommandPalette, Hit, Hits, Provider
+from textual.screen import Screen
+from textual.widgets import Input, Static
 
 from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
@@ -20,6 +23,7 @@ from cpuchat.tui.chat.composer import QueuedMessages
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
+from cpuchat.tui.commands import Palette
 from cpuchat.tui.compare.agreement import PlacesList
 from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.quality import QualityTab
@@ -38,6 +42,7 @@ from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.plan import MachinesPage, PlanPage, PlanScreen
 from cpuchat.tui.settings import KeysScreen, PressKeyScreen, SettingRow, SettingsScreen
+from cpuchat.tui.threads import result_of
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.model_list import DetailsScreen, ListScreen, ModelList
 from cpuchat.tui.widgets.prompt import Prompt
@@ -214,6 +219,68 @@ async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:
         assert not backend.closed
         app.press_last("ctrl+c")
         await app.until(lambda: backend.closed)
+
+
+@pytest.mark.parametrize("key", ["f1", "ctrl+p"])
+async def test_a_key_pressed_while_the_app_ends_is_no_error(key: str) -> None:
+    async with running() as app:
+        await app.ready()
+        app.press_last(key)
+        app.app.exit(0)  # before the key is handled
+        await app.until(lambda: not app.app.is_running)
+        assert not app.app.crash and app.app.return_code == 0
+
+
+async def test_a_screen_that_opens_while_the_app_ends_is_no_error() -> None:
+    class Opening(Screen[None]):
+        async def on_mount(self) -> None:
+            self.app.exit(0)
+            await self.mount(Static())
+
+    async with running() as app:
+        await app.ready()
+        app.app.push_screen(Opening())
+        await app.until(lambda: not app.app.is_running)
+        assert not app.app.crash and app.app.return_code == 0
+
+
+async def test_a_palette_that_is_closed_twice_takes_no_other_screen_along() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press("f1", "ctrl+p")
+        below, palette = app.app.screen_stack[-2:]
+        assert isinstance(palette, Palette)
+        app.app.push_screen(opening := Palette())
+        opening.dismiss(None)  # too early: it would look for the screen below
+        await app.until(lambda: opening.has_class("-ready"))
+        opening.dismiss(None)
+        await app.until(lambda: not opening.is_attached)
+        palette.dismiss(None)
+        palette.dismiss(None)  # a click and Enter, say
+        await app.until(lambda: not palette.is_attached)
+        assert app.app.screen is below
+
+
+async def test_what_was_typed_into_a_palette_that_closes_is_not_searched_for() -> None:
+    closing = asyncio.Event()
+
+    class Slow(Provider):
+        async def search(self, query: str) -> Hits:
+            await closing.wait()
+            yield Hit(1.0, query, lambda: None)
+
+        async def shutdown(self) -> None:  # its widgets are gone, its searches not yet cancelled
+            closing.set()
+            await result_of(palette._search)
+
+    async with running() as app:
+        await app.ready()
+        palette = Palette(providers=[Slow])
+        await app.app.push_screen(palette)
+        palette.post_message(Input.Changed(palette.query_one(Input), "late"))
+        palette.dismiss(None)
+        await app.until(lambda: not palette.is_attached)
+        assert app.app.screen is app.chat
 
 
 async def test_help_has_every_key_begins_with_those_of_the_screen_and_its_filter_finds_all_others() -> None:

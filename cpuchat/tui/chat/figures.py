@@ -177,7 +177,8 @@ def timeline(frame: Frame, rows: int) -> list[Line]:
 
 @functools.lru_cache(maxsize=2)  # the history grows less often than it is shown
 def _curve(history: tuple[float, ...], width: int, rows: int, top: float) -> list[str]:
-    return braille(over_time(history, _MINUTE, 2 * width), width, rows, top) if history else [""] * rows
+    has_room = history and rows > 0
+    return braille(over_time(history, _MINUTE, 2 * width), width, rows, top) if has_room else [""] * rows
 
 
 def shape(frame: Frame, rows: int) -> list[Line]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
-from textual.app import ComposeResult
+from textual.app import ComposeResult, ScreenStackError
 from textual.containers import Horizontal
 
 from cpuchat.base import paths
@@ -159,7 +159,8 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
 
     async def finish(self) -> None:
         """Stop what runs; return when its last text is shown and stored."""
-        self._composer.unqueue()
+        with contextlib.suppress(ScreenStackError):  # after an error, which has ended the screens; the text is put
+            self._composer.unqueue()
         self.session.leaving = self.services.leaving
         await self.session.finish()
 

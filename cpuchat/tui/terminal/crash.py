@@ -18,8 +18,10 @@ from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
+from textual.css.query import NoMatches
 from textual.driver import Driver
 from textual.timer import Timer, TimerCallback
+from textual.widget import MountError
 from textual.widgets import Button, Label
 from textual.worker import WorkerFailed
 
@@ -118,7 +120,9 @@ class GuardedApp(App[R], Generic[R]):
         self._close_messages_no_wait()
 
     def _handle_exception(self, error: Exception) -> None:
-        self.fail(error)
+        cause = error.error if isinstance(error, WorkerFailed) else error
+        if not (self._exit and isinstance(cause, MountError | NoMatches)):  # what opens now is given no widgets
+            self.fail(error)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """End the app after an error in a callback of the event loop; only log those of forgotten tasks."""

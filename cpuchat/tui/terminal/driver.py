@@ -214,7 +214,7 @@ def _signal_groups(groups: list[int], number: int) -> None:
 
 Result = TypeVar("Result")
 _PATIENCE = 1.0  # s; only if a widget waits for the app itself, which it must not
-_HELD_PATIENCE = 5.0  # s; for a disk that is slow
+_HELD_PATIENCE = 5.0  # s; for a disk that is slow, and for a screen that opens on a busy machine
 
 
 class OrderedKeys(App[Result]):
@@ -272,7 +272,7 @@ class OrderedKeys(App[Result]):
         if held := self._n_holds > 0:
             await self._follow(self._all_released(), _HELD_PATIENCE)
         while (screen := self.screen) is not self._open:
-            await _patiently(_emptied(screen))
+            await _patiently(_emptied(screen), _HELD_PATIENCE)
             self._open = screen
         return held
 
@@ -296,12 +296,16 @@ class OrderedKeys(App[Result]):
 
     async def _acted(self, event: events.Key) -> bool:
         """Run what `event` is bound to; False leaves the key to Textual."""
-        focused = self.focused
-        if event.is_printable and isinstance(focused, Input | TextArea):
-            return False
-        if not self.app_focus:  # this key brings the focus back
-            return False
-        await _patiently(_settled(self.screen if focused is None else focused))
+        while True:
+            focused = self.focused
+            if event.is_printable and isinstance(focused, Input | TextArea):
+                return False
+            if not self.app_focus:  # this key brings the focus back
+                return False
+            await _patiently(_settled(self.screen if focused is None else focused))
+            if self.screen is self._open:
+                break
+            await self._opened()  # by what was processed meanwhile
         if event.key == "escape":
             self.screen.clear_selection()  # as screens do when the key has climbed to them
         self._acting = True

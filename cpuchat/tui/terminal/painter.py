@@ -28,7 +28,7 @@ from textual.css import stylesheet
 from textual.css.model import RuleSet, Selector
 from textual.css.stylesheet import Stylesheet
 from textual.dom import DOMNode
-from textual.geometry import Region
+from textual.geometry import Offset, Region
 from textual.screen import Screen, ScreenResultType
 from textual.strip import Strip
 from textual.widget import Widget
@@ -95,6 +95,14 @@ class Painter(Compositor):
             open_parts = left
 
 
+def only_current(screen: Screen[Any], event: events.Resize) -> None:
+    """Skip a size that the app no longer has. Textual lays out the screen for it and queues it again, because the
+    screen was resized: two sizes that are queued at once take turns for ever, and nothing else is done.
+    """
+    if event.size != screen.app.size:
+        event.prevent_default()
+
+
 class LeanScreen(Screen[ScreenResultType]):
     """A screen that styles what changed. Textual styles all of it whenever it is shown or another one opens over it,
     and all that surrounds both when the focus moves from one field of a form to the next. It has the classes for its
@@ -110,6 +118,9 @@ class LeanScreen(Screen[ScreenResultType]):
             if names := [name for least, name in breakpoints or () if length >= least]:
                 self.set_class(True, names[-1], update=False)
 
+    def on_resize(self, event: events.Resize) -> None:
+        only_current(self, event)
+
     def on_screen_suspend(self) -> None:
         self._lie(below=True)
 
@@ -118,6 +129,11 @@ class LeanScreen(Screen[ScreenResultType]):
             event.refresh_styles = False
             self.app.stylesheet.update_nodes([self])
         self._lie(below=False)
+
+    def get_widget_and_offset_at(self, x: int, y: int) -> tuple[Widget | None, Offset | None]:
+        """As Textual's, but for a widget that is gone and still shown: selecting from there would be an error."""
+        widget, offset = super().get_widget_and_offset_at(x, y)
+        return (widget, offset) if widget is not None and widget.is_attached else (None, None)
 
     def _lie(self, *, below: bool) -> None:
         self.set_class(below, "-below", update=False)

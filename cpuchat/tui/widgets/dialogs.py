@@ -16,6 +16,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import ModalScreen, ScreenResultType
 from textual.widgets import Button, Input, Label
+from textual.worker import active_worker
 
 from cpuchat.base.text import clean, clean_line
 from cpuchat.tui import keys
@@ -28,7 +29,8 @@ class Dismissable(keys.Keyed, LeanScreen[ScreenResultType]):
     then waits forever.
 
     It also takes the widgets from a screen that is still opening, whose handlers then look for them in vain: such a one
-    opens first.
+    opens first. And it cancels the workers of a screen only after its widgets are gone: here they end at once, but for
+    the one that dismisses.
     """
 
     _is_open = False
@@ -44,6 +46,9 @@ class Dismissable(keys.Keyed, LeanScreen[ScreenResultType]):
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
         if self._is_open and self.is_active:
+            for worker in self.workers:
+                if worker.node is self and worker is not active_worker.get(None):
+                    worker.cancel()
             return super().dismiss(result)
         if not self._is_open and self._dismissed is None:
             self._dismissed = (result,)

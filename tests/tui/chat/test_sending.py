@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
+
+from cpuchat.base import paths
+from cpuchat.chats.store import ChatStore
 from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.tui.chat.composer import QueuedMessages
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
+
+
+def stop_reasons() -> list[str | None]:
+    """Return those of the newest chat, from the store."""
+    store = ChatStore(paths.chats_db())
+    try:
+        return [message.stop_reason for message in store.messages(store.chats()[0].id)]
+    finally:
+        store.close()
 
 
 async def test_a_message_sent_while_loading_waits_and_what_is_typed_after_it_is_the_next_one() -> None:
@@ -47,6 +60,20 @@ async def test_messages_sent_during_an_answer_are_sent_after_it_in_order() -> No
         assert asked == ["Count", "And then?", "Really?", "Why?!"]
         assert [content for role, content in app.stored() if role == "user"] == asked
         assert "Queued: " not in app.screen_text
+
+
+async def test_an_error_that_ends_the_app_keeps_what_was_written_and_what_was_queued() -> None:
+    gate = Gate()
+    backend = ScriptedBackend([answer("One two three", gate=gate)])
+    with pytest.raises(ZeroDivisionError):
+        async with running(backend) as app:
+            await app.count_up_to(gate)
+            await app.send("And then?", wait=False)
+            app.looked = True  # nothing is left to draw
+            app.app.fail(ZeroDivisionError())
+    assert app.app.saved and app.app.resume.text == "And then?"
+    assert "".join(log.read_text() for log in paths.log_dir().glob("app-*.log")).count("Error") == 1
+    assert stop_reasons() == [None, "cancelled"]
 
 
 async def test_queued_messages_are_edited_in_their_place_and_deleted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -450,6 +451,11 @@ async def test_the_presentation_looks() -> None:
             widget.show(ALL_STATES[state][0].figures(), None)
         await pilot.pause()
         await snapshot(app, "presentation")
+
+
+def test_a_presentation_is_drawn_in_any_window() -> None:
+    for height, state in itertools.product(range(1, 14), ("reading", "writing", "done")):
+        assert len(drawn("present", state, (height, 20), history=(0.0, 9.0))) >= height
 
 
 def test_a_context_that_is_nearly_full_has_the_color_of_limits() -> None:

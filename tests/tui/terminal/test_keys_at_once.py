@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 from textual import events
+from textual.app import ComposeResult
+from textual.message_pump import MessagePump
 from textual.screen import Screen
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.app import ChatApp
@@ -17,6 +20,7 @@ from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.models.downloads import DownloadsScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.settings import SettingsScreen
+from cpuchat.tui.terminal import driver
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import RunningApp, running
 from tests.support.comparing import comparing
@@ -143,6 +147,47 @@ async def test_text_after_the_key_that_renames_a_chat_goes_into_the_dialog() -> 
             run.app.simulate_key(key)
         store = run.conversation.history.store
         await run.until(lambda: "Fruit" in [chat.title for chat in store.chats()])
+
+
+class Asking(Screen[None]):
+    BINDINGS: ClassVar = [("down", "mark", "mark")]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opens = asyncio.Event()
+
+    async def _compose(self) -> None:
+        await self.opens.wait()
+        await super()._compose()
+
+    def compose(self) -> ComposeResult:
+        yield Static("before")
+
+    def action_mark(self) -> None:
+        self.query_one(Static).update("after")
+
+
+async def test_a_key_waits_for_a_screen_that_something_else_opens_just_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as run:
+        await run.ready()
+        asking = Asking()
+        emptied = driver._emptied
+
+        async def open_meanwhile(node: MessagePump) -> None:
+            if node is run.prompt and asking not in run.app.screen_stack:
+                run.app.push_screen(asking)
+            elif node is asking:
+                asking.opens.set()
+            await emptied(node)
+
+        monkeypatch.setattr(driver, "_emptied", open_meanwhile)
+        run.app.simulate_key("down")
+        try:
+            await run.until(lambda: run.app.screen is asking and "after" in run.screen_text)
+        finally:
+            asking.opens.set()
 
 
 async def test_a_screen_can_be_left_while_it_opens() -> None:

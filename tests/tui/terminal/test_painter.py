@@ -11,17 +11,17 @@ import pyte
 import pytest
 from textual import events
 from textual._compositor import CompositorUpdate, LayoutUpdate
-from textual.app import App
+from textual.app import App, ComposeResult
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import TextArea
+from textual.widgets import Static, TextArea
 
 from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.terminal import painter
-from cpuchat.tui.terminal.painter import Painter, TypingScreen
+from cpuchat.tui.terminal.painter import LeanScreen, Painter, TypingScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import DRAFTING, WITH_DRAFT, ScriptedBackend
 
@@ -283,6 +283,24 @@ async def test_keys_that_come_at_once_are_painted_together(monkeypatch: pytest.M
             while painted[-1:] != ["x" * 50]:
                 await asyncio.sleep(0.01)
         assert len(painted) < 10
+
+
+async def test_a_click_on_what_is_gone_and_still_shown_is_no_error() -> None:
+    class Shown(LeanScreen[None]):
+        def compose(self) -> ComposeResult:
+            yield Static("words to select")
+
+    async with running() as app:
+        await app.ready()
+        screen = Shown()
+        await app.app.push_screen(screen)
+        await app.until(lambda: "words to select" in app.screen_text)
+        with app.app.batch_update():  # nothing is laid out meanwhile
+            await screen.query_one(Static).remove()
+            down = events.MouseDown(None, 2, 0, 0, 0, 1, False, False, False)
+            screen._forward_event(down)
+        await app.pilot.pause()
+        assert app.app.screen is screen
 
 
 async def test_another_textual_paints_itself(terminal: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
