@@ -44,6 +44,7 @@ class Dismissable(keys.Keyed, LeanScreen[ScreenResultType]):
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
         if self._is_open and self.is_active:
+            self.workers.cancel_node(self)  # Textual does it only when the widgets that they look for are gone
             return super().dismiss(result)
         if not self._is_open and self._dismissed is None:
             self._dismissed = (result,)
