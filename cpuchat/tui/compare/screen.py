@@ -26,6 +26,7 @@ from cpuchat.compare.runner import Round, Side
 from cpuchat.models.drafts.candidates import WORTH
 from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
+from cpuchat.session.attachments import start_folder
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
 from cpuchat.tui.compare.agreement import PlacesList
@@ -492,8 +493,8 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         if not self.comparison.turns:
             self.notify("There is nothing to export yet.")
             return
-        name = re.sub(r"[^\w.-]+", "-", compare.title(self.comparison)).strip("-")
-        wanted = await self.app.push_screen_wait(AskTextScreen("Export to Markdown", shown(Path.cwd() / f"{name}.md")))
+        name = re.sub(r"[^\w.-]+", "-", compare.title(self.comparison)).strip("-") + ".md"
+        wanted = await self.app.push_screen_wait(AskTextScreen("Export to Markdown", shown(start_folder() / name)))
         if not wanted:
             return
         file = expanded(wanted)

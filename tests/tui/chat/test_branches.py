@@ -349,6 +349,26 @@ async def test_the_open_chat_is_exported(tmp_path: Path) -> None:
             assert file.read_text().startswith(start) and "One." in file.read_text()
 
 
+async def test_after_the_current_folder_was_deleted_the_home_folder_is_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with running(ScriptedBackend([answer("One.")])) as app:
+        await app.ready()
+        await app.send("First")
+        (gone := tmp_path / "gone").mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        app.chat.action_tools()
+        await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
+        assert app.app.screen.query_one(Input).value == "~"
+        await app.press("escape")
+        app.chat.action_export_chat()
+        await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
+        await app.press("enter")
+        await app.until((tmp_path / "First.md").exists)
+
+
 @pytest.mark.parametrize("content", ["the long needle", "x\x1b[1m the\u202e long\n needle", "needle"])
 def test_the_row_of_a_hit_marks_what_was_found(content: str) -> None:
     row = excerpt_row(Matcher("needle").excerpt(1, content * 3))

@@ -80,6 +80,19 @@ async def test_the_table_says_why_is_exported_and_the_chat_that_gave_its_memory_
         await app.until(lambda: COMPARISON in app.screen_text)
 
 
+async def test_an_export_after_the_current_folder_was_deleted_goes_to_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with comparing() as app:
+        await app.done()
+        (gone := tmp_path / "gone").mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        await app.press("e", "enter")
+        await app.until((tmp_path / "Q8_0-against-Q4_K_M.md").exists)
+
+
 async def test_the_side_that_writes_is_in_front_where_one_is_shown() -> None:
     gates = [Gate(), Gate()]
     sides = [
