@@ -539,7 +539,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         if not (message_id := self._transcript.selected_id):
             self.tell("Select a message first (k or j).")
         elif await self._menus.confirms_message_deletion(message_id):
-            with self._telling():
+            with self._telling(), self.services.keys_held():
                 try:
                     await self.conversation.delete_message(message_id)
                 finally:  # it may have been changed in another window
