@@ -776,7 +776,8 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             return
         self._reader.stop()
         loaded = self.services.loaded or then
-        await self.conversation.backend.unload()
+        with self.services.keys_held():
+            await self.conversation.backend.unload()
         try:
             with self._telling():
                 await self.services.navigation.compare(sides, prompt, kept)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +343,31 @@ async def test_the_demo_model_is_compared_with_its_smaller_file_at_once() -> Non
         app.app.services.new_backend = lambda: ScriptedBackend()
         await app.press("ctrl+l")
         await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+
+
+async def test_keys_wait_while_the_chats_model_is_unloaded_for_a_comparison() -> None:
+    held, waits = 0, list[int]()
+    async with running() as app:
+        await app.ready()
+        hold, unload = app.app.services.keys_held, app.backend.unload
+
+        @contextlib.contextmanager
+        def keys_held() -> Iterator[None]:
+            nonlocal held
+            with hold():
+                held += 1
+                yield
+                held -= 1
+
+        async def unloaded() -> None:
+            waits.append(held)
+            await unload()
+
+        app.app.services.keys_held, app.backend.unload = keys_held, unloaded
+        app.app.services.new_backend = lambda: ScriptedBackend()
+        app.chat.compare(SIDES)
+        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+        assert waits == [1]
 
 
 async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -> None:
