@@ -279,7 +279,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     @work
     async def _leave(self) -> None:
         await self._services.close_comparison()
-        self.dismiss(None)
+        await self.dismiss_when_on_top(None)
 
     def _refuse_while_busy(self) -> bool:
         if self.busy:

@@ -25,6 +25,7 @@ from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.compare.pane import OtherSideScreen, SidePane
 from cpuchat.tui.compare.screen import CompareScreen
+from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import SMALL, WIDE, running
@@ -192,6 +193,25 @@ async def test_whatever_is_pressed_twice_while_an_agreement_stops_only_stops_it(
             await app.done()
             await app.until(lambda: len(comparison.turns[0].rounds) == (2 if after == ("ctrl+r",) else 1))
         assert not app.app.crash
+
+
+async def test_help_opened_while_the_sides_end_keeps_nobody_on_the_screen() -> None:
+    ended = asyncio.Event()
+    async with comparing() as app:
+        await app.done()
+        close = app.sides[0].close
+
+        async def slowly() -> None:
+            await ended.wait()
+            await close()
+
+        app.sides[0].close = slowly  # type: ignore[method-assign]
+        await app.press("escape", "f1")
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
+        ended.set()
+        await app.until(lambda: app.sides[0].closed)
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
 
 
 async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
