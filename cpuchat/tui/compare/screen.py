@@ -245,8 +245,8 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             self._put_in_front(side)
         if isinstance(event, ModelLoaded):
             yield_to_inference()
-            race = self.comparison.turns[-1].rounds[-1].race
-            pace = pace_beside(event.model.n_threads * (2 if race else 1))
+            running = self.comparison.running
+            pace = pace_beside(event.model.n_threads * (2 if running is not None and running.race else 1))
             pane.min_interval = pace.interval
             self.comparison.runners[side].conversation.frame_seconds = pace.text
             self._timer.stop()

@@ -214,6 +214,17 @@ async def test_help_opened_while_the_sides_end_keeps_nobody_on_the_screen() -> N
         await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
 
 
+async def test_questions_are_asked_before_any_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = Question(id="sum", prompt="What is 1 + 1?", answer="2", check="number")
+    monkeypatch.setattr("cpuchat.tui.compare.quality.builtin_questions", lambda: [question])
+    async with comparing(prompt="") as app:
+        await app.press("tab", "q")
+        await app.until(lambda: not app.screen.busy)
+        await app.press("f")
+        await app.until(lambda: "1 question" in app.screen_text and not app.screen.busy)
+        assert [len(side.requests) for side in app.sides] == [2, 2]
+
+
 async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
     def disturbed(text: str) -> list[Step]:
         steps = answer(text)
