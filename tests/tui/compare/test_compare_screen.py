@@ -225,6 +225,18 @@ async def test_questions_are_asked_before_any_prompt(monkeypatch: pytest.MonkeyP
         assert [len(side.requests) for side in app.sides] == [2, 2]
 
 
+async def test_a_side_that_cannot_free_what_reading_took_does_not_stay_busy() -> None:
+    class Dying(ScriptedBackend):
+        async def score(self, command: object) -> Failed:
+            return Failed(code="worker_died", message="The worker was killed.")
+
+    async with comparing([Dying([answer("Hi"), answer(text)], model=Q8) for text in TEXTS]) as app:
+        await app.done()
+        with pytest.raises(UsageError):
+            await app.screen.comparison.agree()
+        assert not app.screen.busy
+
+
 async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
     def disturbed(text: str) -> list[Step]:
         steps = answer(text)
