@@ -217,9 +217,9 @@ class ChatHistory:
 
     async def undo_delete(self) -> Deleted | None:
         """Put back and return what this run deleted last or None. Raises ChatsError, also for an unsaved answer."""
+        await self._require_saved()
         if not self._deleted:
             return None
-        await self._require_saved()
         deleted = self._deleted.pop()
         try:
             await asyncio.to_thread(self.store.undelete, deleted)

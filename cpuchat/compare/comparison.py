@@ -234,7 +234,8 @@ class Comparison:
                 return None
             raise
         finally:
-            await asyncio.gather(*(runner.end_scoring() for runner in self.runners))
+            # One that cannot free what it took has ended.
+            await asyncio.gather(*(runner.end_scoring() for runner in self.runners), return_exceptions=True)
             self.busy = False
 
     def _draft_offer(self, found: Agreement) -> DraftOffer | None:

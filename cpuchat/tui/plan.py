@@ -77,13 +77,11 @@ class PlanPage(PlanPanes[str | None], keys="plan_page"):
         try:
             page = await run_in_daemon_thread(self._make)
         except CpuchatError as error:
-            if self.has_widgets:
-                self.show_list(self._title, "", [], "")
-                self.show_details([("", error.message), ("", error.hint)], "Not possible")
+            self.show_list(self._title, "", [], "")
+            self.show_details([("", error.message), ("", error.hint)], "Not possible")
             return
-        if self.has_widgets:
-            self._page = page
-            self.show_list(page.title, page.subtitle, page.rows, page.mark)
+        self._page = page
+        self.show_list(page.title, page.subtitle, page.rows, page.mark)
 
     @on(ModelList.Marked)
     def _show_marked(self) -> None:
@@ -219,7 +217,7 @@ class PlanScreen(PlanPanes[None], keys="plan"):
             self._problem = ""
         except CpuchatError as error:  # this machine was not measured yet
             machine, plans, self._problem = None, [], error.message
-        if wanted is self._wanted and self.has_widgets:
+        if wanted is self._wanted:
             self._show(machine, plans)
 
     def _planned(self, wanted: _Wanted) -> tuple[MachineFor, MachineSpec, list[Plan]]:
@@ -274,9 +272,7 @@ class PlanScreen(PlanPanes[None], keys="plan"):
         plan = await run_in_daemon_thread(
             lambda: make_plan(machine_for(model, draft), model, workload, draft=draft, network=network)
         )
-        if self.has_widgets:
-            title = f"{model.name} {model.quantization}"
-            self.show_details(_plan_lines(plan), title)
+        self.show_details(_plan_lines(plan), f"{model.name} {model.quantization}")
 
     def _change(self, **changes: Any) -> None:
         self._wanted = msgspec.structs.replace(self._wanted, **changes)

@@ -583,7 +583,7 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
             self._services.setting_sources.saved(changes)
             self.notify("Settings saved.")
             # Others may have changed while this form was open: only what was changed here is put into them.
-            self.dismiss(with_changes(self._services.settings, changes))
+            await self.dismiss_when_on_top(with_changes(self._services.settings, changes))
         except (CpuchatError, OSError) as error:
             self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
         finally:
@@ -591,6 +591,8 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
 
     @work
     async def action_close(self) -> None:
+        if self._saving:
+            return
         changed = any(row.changed for row in self._rows)
         if changed and not await self.confirm("Settings", "There are unsaved changes.", "Discard", "Keep editing"):
             return

@@ -100,13 +100,13 @@ class Library:
                     f"The demo model {path.name} is missing.", "Reinstall cpuchat, or give --model FILE."
                 )
             return path
-        path = paths.expanded(spec).absolute()  # it is remembered, and compared with what lists have
         try:
+            path = paths.expanded(spec).absolute()  # it is remembered, and compared with what lists have
             if spec and path.is_file():
                 return model_files(path)[0]
             if spec and path.is_dir():
                 return _only_model(path)
-        except (OSError, ValueError):  # such as a name that is too long, or with a NUL in it
+        except (OSError, ValueError):  # a name that is too long, or with a NUL in it; the current folder was deleted
             pass
         match = _REPO_NAME.match(spec)
         if match is not None:

@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from textual.command import Hit, Hits, Provider
@@ -29,6 +28,7 @@ from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.present import answers
 from cpuchat.present.answers import reasoning
 from cpuchat.present.tools import server_state
+from cpuchat.session.attachments import start_folder
 from cpuchat.session.chat import ChatSession
 from cpuchat.telemetry import units
 from cpuchat.tools.config import load_servers
@@ -93,17 +93,17 @@ class Menus:
         with self._services.keys_held():
             chat = await history.stored_chat(chat_id)
         name = re.sub(r"[^\w.-]+", "-", chat.title).strip("-.") or "chat"
-        folder = f"Folder: {paths.shown(Path.cwd())} (a path chooses another)"
+        folder = f"Folder: {paths.shown(start_folder())} (a path chooses another)"
         asking = AskTextScreen("Export to Markdown (.md) or JSON (.json)", f"{name}.md", 4096, folder)
         if not (wanted := await self._answer(asking)):
             return
-        file = paths.expanded(wanted)
+        file = start_folder() / paths.expanded(wanted)
         exported = await asyncio.to_thread(export_chat, history.store, await history.stored_chat(chat_id))
         try:
             await asyncio.to_thread(write_atomically, file, document([exported], file))
         except OSError as error:
             raise CpuchatError(f"Cannot write {file}: {error.strerror}. Choose another file.") from None
-        self._session.tell(f"Exported to {paths.shown(file.absolute())}.")
+        self._session.tell(f"Exported to {paths.shown(file)}.")
 
     async def _delete_chat(self, chat_id: str) -> bool:
         """Ask whether to delete a chat, and delete it; True if it was the open one. Raises ChatsError."""
@@ -235,7 +235,7 @@ class Menus:
         chosen = wanted or await self._ask_folder()
         if not chosen or session.refuse_while_writing("change the tools"):  # a queued message was sent meanwhile
             return
-        session.offer_folder(None if chosen == "off" else paths.expanded(chosen))
+        session.offer_folder(None if chosen == "off" else start_folder() / paths.expanded(chosen))
         if chosen == "off":
             session.tell_offered("The model can no longer read files.")
         else:
@@ -250,7 +250,7 @@ class Menus:
             if (choice := await self._answer(dialog)) != "change":
                 return "off" if choice == "off" else ""
         title = "Folder in which the model may read files"
-        return await self._answer(AskTextScreen(title, paths.shown(path or Path.cwd()), 4096)) or ""
+        return await self._answer(AskTextScreen(title, paths.shown(path or start_folder()), 4096)) or ""
 
     async def tool_server(self, name: str) -> None:
         """Start the named MCP server of mcp.json, or end it if it runs; "" lists them."""

@@ -540,7 +540,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         if not (message_id := self._transcript.selected_id):
             self.tell("Select a message first (k or j).")
         elif await self._menus.confirms_message_deletion(message_id):
-            with self._telling():
+            with self._telling(), self.services.keys_held():
                 try:
                     await self.conversation.delete_message(message_id)
                 finally:  # it may have been changed in another window
@@ -777,7 +777,8 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             return
         self._reader.stop()
         loaded = self.services.loaded or then
-        await self.conversation.backend.unload()
+        with self.services.keys_held():
+            await self.conversation.backend.unload()
         try:
             with self._telling():
                 await self.services.navigation.compare(sides, prompt, kept)

@@ -251,8 +251,7 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
         except (CpuchatError, OSError) as error:
             self.warn(str(error))
             self._alternatives = Alternatives()
-        if self.has_widgets:
-            self.listed.show(rows(self._alternatives, self._path))
+        self.listed.show(rows(self._alternatives, self._path))
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")

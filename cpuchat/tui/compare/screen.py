@@ -26,6 +26,7 @@ from cpuchat.compare.runner import Round, Side
 from cpuchat.models.drafts.candidates import WORTH
 from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
+from cpuchat.session.attachments import start_folder
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
 from cpuchat.tui.compare.agreement import PlacesList
@@ -244,8 +245,8 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             self._put_in_front(side)
         if isinstance(event, ModelLoaded):
             yield_to_inference()
-            race = self.comparison.turns[-1].rounds[-1].race
-            pace = pace_beside(event.model.n_threads * (2 if race else 1))
+            running = self.comparison.running
+            pace = pace_beside(event.model.n_threads * (2 if running is not None and running.race else 1))
             pane.min_interval = pace.interval
             self.comparison.runners[side].conversation.frame_seconds = pace.text
             self._timer.stop()
@@ -278,7 +279,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     @work
     async def _leave(self) -> None:
         await self._services.close_comparison()
-        self.dismiss(None)
+        await self.dismiss_when_on_top(None)
 
     def _refuse_while_busy(self) -> bool:
         if self.busy:
@@ -492,8 +493,8 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         if not self.comparison.turns:
             self.notify("There is nothing to export yet.")
             return
-        name = re.sub(r"[^\w.-]+", "-", compare.title(self.comparison)).strip("-")
-        wanted = await self.app.push_screen_wait(AskTextScreen("Export to Markdown", shown(Path.cwd() / f"{name}.md")))
+        name = re.sub(r"[^\w.-]+", "-", compare.title(self.comparison)).strip("-") + ".md"
+        wanted = await self.app.push_screen_wait(AskTextScreen("Export to Markdown", shown(start_folder() / name)))
         if not wanted:
             return
         file = expanded(wanted)

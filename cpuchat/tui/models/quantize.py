@@ -250,8 +250,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
 
     def _say(self, text: str) -> None:
         line = Text(clean_line(text), no_wrap=True, overflow="ellipsis")
-        for state in self.query("#state").results(Static):  # none when the screen was closed while it forecast
-            state.update(line, layout=False)
+        self.query_one("#state", Static).update(line, layout=False)
 
     # Leaving
 

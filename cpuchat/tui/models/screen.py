@@ -433,7 +433,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         if model is None:
             return
         try:
-            deletion = await asyncio.to_thread(self.reader.deletion, model)
+            with self.services.keys_held():
+                deletion = await asyncio.to_thread(self.reader.deletion, model)
             if deletion.refused:
                 self.warn(deletion.refused)
             elif await self.confirm("Delete model", entries.deletion_question(deletion), "Delete"):

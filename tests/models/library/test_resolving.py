@@ -22,6 +22,11 @@ def test_resolve_a_path(no_demo: Path, tmp_path: Path, model: Path, monkeypatch:
     assert library.resolve("~/m.gguf") == model
     monkeypatch.chdir(model.parent)
     assert library.resolve("m.gguf") == library.resolve("./m.gguf") == model  # from another folder, too
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ModelNotFound, match="no model"):
+        library.resolve("m.gguf")
     parts = [part(tmp_path / f"p-0000{no}-of-00002.gguf", no, 2) for no in (1, 2)]
     assert library.resolve(str(parts[1])) == parts[0]
     with pytest.raises(ModelNotFound, match="has 0 models"):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+from textual import events
 from textual.widgets import Input
 
 from cpuchat.base import paths
 from cpuchat.base.errors import ChatsError
 from cpuchat.chats.records import StoredMessage
-from cpuchat.chats.store import ChatStore, Matcher
+from cpuchat.chats.store import ChatStore, Deleted, Matcher
 from cpuchat.config import settings
 from cpuchat.protocol.messages import Role
 from cpuchat.session.conversation import Conversation
@@ -266,6 +269,51 @@ async def test_a_message_that_is_saved_late_can_be_deleted_then(monkeypatch: pyt
         await app.until(lambda: shown(app) == ["First", "One.", "Second"])
 
 
+async def test_undoing_twice_while_an_answer_is_saved_late_undoes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two.")])) as app:
+        await app.ready()
+        await app.send("First")
+        await app.conversation.delete_message(app.conversation.messages[-1].id)
+        with monkeypatch.context() as full:
+            full.setattr(ChatStore, "update_message", refuse_to_save)
+            full.setattr(ChatStore, "add_message", refuse_to_save)
+            app.chat.action_again()
+            await app.until(lambda: app.conversation.history.save_problem and not app.chat.busy)
+        app.chat.action_undo_delete()
+        app.chat.action_undo_delete()
+        await app.until(lambda: "Nothing to undo." in app.notices)
+        await app.until(lambda: shown(app) == ["First", "One."])
+
+
+def refuse_to_save(*_: object, **__: object) -> None:
+    raise ChatsError("Cannot save your chats: the disk is full.")
+
+
+async def test_a_key_that_deletes_waits_for_what_is_being_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    deleting, may_delete, handled = threading.Event(), threading.Event(), asyncio.Event()
+    delete = ChatStore.delete_branch
+
+    def slowly(*arguments: Any) -> Deleted:
+        deleting.set()
+        may_delete.wait(180)
+        return delete(*arguments)
+
+    monkeypatch.setattr(ChatStore, "delete_branch", slowly)
+    async with running(ScriptedBackend([answer("One.")])) as app:
+        await app.ready()
+        await app.send("First")
+        await select(app, 0)
+        await app.press("d")
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.press("y")
+        await app.until(deleting.is_set)
+        app.app.simulate_key("d")
+        app.app.post_message(events.Callback(handled.set))
+        may_delete.set()
+        await app.until(lambda: app.conversation.chat is None and handled.is_set())
+        assert app.app.screen is app.chat
+
+
 async def test_what_is_copied_after_a_question_is_its_answer() -> None:
     async with running(ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])) as app:
         await app.ready()
@@ -347,6 +395,26 @@ async def test_the_open_chat_is_exported(tmp_path: Path) -> None:
             await app.press("enter")
             await app.until(file.exists)
             assert file.read_text().startswith(start) and "One." in file.read_text()
+
+
+async def test_after_the_current_folder_was_deleted_the_home_folder_is_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with running(ScriptedBackend([answer("One.")])) as app:
+        await app.ready()
+        await app.send("First")
+        (gone := tmp_path / "gone").mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        app.chat.action_tools()
+        await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
+        assert app.app.screen.query_one(Input).value == "~"
+        await app.press("escape")
+        app.chat.action_export_chat()
+        await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
+        await app.press("enter")
+        await app.until((tmp_path / "First.md").exists)
 
 
 @pytest.mark.parametrize("content", ["the long needle", "x\x1b[1m the\u202e long\n needle", "needle"])

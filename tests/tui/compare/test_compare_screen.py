@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.compare.pane import OtherSideScreen, SidePane
 from cpuchat.tui.compare.screen import CompareScreen
+from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import Prompt
 from tests.support.chat_app import SMALL, WIDE, running
@@ -78,6 +81,19 @@ async def test_the_table_says_why_is_exported_and_the_chat_that_gave_its_memory_
         await app.until(lambda: isinstance(app.app.screen, ChatScreen) and app.backend.model is not None)
         assert all(side.closed for side in app.sides)
         await app.until(lambda: COMPARISON in app.screen_text)
+
+
+async def test_an_export_after_the_current_folder_was_deleted_goes_to_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    async with comparing() as app:
+        await app.done()
+        (gone := tmp_path / "gone").mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        await app.press("e", "enter")
+        await app.until((tmp_path / "Q8_0-against-Q4_K_M.md").exists)
 
 
 async def test_the_side_that_writes_is_in_front_where_one_is_shown() -> None:
@@ -177,6 +193,48 @@ async def test_whatever_is_pressed_twice_while_an_agreement_stops_only_stops_it(
             await app.done()
             await app.until(lambda: len(comparison.turns[0].rounds) == (2 if after == ("ctrl+r",) else 1))
         assert not app.app.crash
+
+
+async def test_help_opened_while_the_sides_end_keeps_nobody_on_the_screen() -> None:
+    ended = asyncio.Event()
+    async with comparing() as app:
+        await app.done()
+        close = app.sides[0].close
+
+        async def slowly() -> None:
+            await ended.wait()
+            await close()
+
+        app.sides[0].close = slowly  # type: ignore[method-assign]
+        await app.press("escape", "f1")
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
+        ended.set()
+        await app.until(lambda: app.sides[0].closed)
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
+
+
+async def test_questions_are_asked_before_any_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = Question(id="sum", prompt="What is 1 + 1?", answer="2", check="number")
+    monkeypatch.setattr("cpuchat.tui.compare.quality.builtin_questions", lambda: [question])
+    async with comparing(prompt="") as app:
+        await app.press("tab", "q")
+        await app.until(lambda: not app.screen.busy)
+        await app.press("f")
+        await app.until(lambda: "1 question" in app.screen_text and not app.screen.busy)
+        assert [len(side.requests) for side in app.sides] == [2, 2]
+
+
+async def test_a_side_that_cannot_free_what_reading_took_does_not_stay_busy() -> None:
+    class Dying(ScriptedBackend):
+        async def score(self, command: object) -> Failed:
+            return Failed(code="worker_died", message="The worker was killed.")
+
+    async with comparing([Dying([answer("Hi"), answer(text)], model=Q8) for text in TEXTS]) as app:
+        await app.done()
+        with pytest.raises(UsageError):
+            await app.screen.comparison.agree()
+        assert not app.screen.busy
 
 
 async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
@@ -328,6 +386,31 @@ async def test_the_demo_model_is_compared_with_its_smaller_file_at_once() -> Non
         app.app.services.new_backend = lambda: ScriptedBackend()
         await app.press("ctrl+l")
         await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+
+
+async def test_keys_wait_while_the_chats_model_is_unloaded_for_a_comparison() -> None:
+    held, waits = 0, list[int]()
+    async with running() as app:
+        await app.ready()
+        hold, unload = app.app.services.keys_held, app.backend.unload
+
+        @contextlib.contextmanager
+        def keys_held() -> Iterator[None]:
+            nonlocal held
+            with hold():
+                held += 1
+                yield
+                held -= 1
+
+        async def unloaded() -> None:
+            waits.append(held)
+            await unload()
+
+        app.app.services.keys_held, app.backend.unload = keys_held, unloaded
+        app.app.services.new_backend = lambda: ScriptedBackend()
+        app.chat.compare(SIDES)
+        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+        assert waits == [1]
 
 
 async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -> None:

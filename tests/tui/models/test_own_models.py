@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 import pytest
+from textual import events
 
+from cpuchat.models.library.deleting import Deletion
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import LocalModel
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui.models.quantize import QuantizeScreen
 from cpuchat.tui.models.screen import ModelsScreen
@@ -39,6 +46,30 @@ async def test_deleting_asks_says_what_is_freed_and_deletes(tmp_path: Path) -> N
         await app.press("y")
         await app.until(lambda: not file.exists() and f"local {file}" not in keys(app))
         assert any("freed" in notice for notice in app.notices)
+
+
+async def test_a_key_pressed_twice_on_a_slow_disk_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planning, may_plan, handled, plan = threading.Event(), threading.Event(), asyncio.Event(), Library.deletion
+
+    def slowly(library: Library, model: LocalModel, in_use: Collection[Path]) -> Deletion:
+        planning.set()
+        may_plan.wait(180)
+        return plan(library, model, in_use)
+
+    monkeypatch.setattr(Library, "deletion", slowly)
+    write_tiny_gguf(tmp_path / "mine.gguf")
+    async with running(folders=(tmp_path,)) as app:
+        await opened(app)
+        await type_in(app, "mine")
+        await app.until(lambda: marked(app) == f"local {tmp_path / 'mine.gguf'}")
+        await app.press("f8")
+        await app.until(planning.is_set)
+        app.app.simulate_key("f8")
+        app.app.post_message(events.Callback(handled.set))
+        may_plan.set()
+        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen) and handled.is_set())
+        await app.press("n")
+        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
 
 
 async def test_what_is_loaded_and_the_draft_model_beside_it_are_not_deleted(tmp_path: Path) -> None:

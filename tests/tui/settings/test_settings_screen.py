@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from typing import Any
 
 import pytest
 from textual.widgets import Input, Select, TextArea
@@ -167,3 +169,26 @@ async def test_a_closed_screen_is_freed_with_its_text_areas() -> None:
         await app.until(lambda: app.app.screen is app.chat)
         gc.collect()
         assert areas and not any(area() is not None for area in areas)
+
+
+async def test_leaving_while_the_settings_are_saved_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    saving, may_save, update = threading.Event(), threading.Event(), settings.update
+
+    def slowly(changes: dict[str, dict[str, Any]]) -> Settings:
+        saving.set()
+        may_save.wait(180)
+        return update(changes)
+
+    async with running() as app:
+        screen = await opened(app)
+        row(screen, "sampling.top_k").put(7)
+        await app.pilot.pause()
+        monkeypatch.setattr(settings, "update", slowly)
+        await app.press("ctrl+s")
+        await app.until(saving.is_set)
+        await app.press("escape", "f1")
+        may_save.set()
+        await app.until(lambda: "Settings saved." in app.notices)
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        assert app.conversation.settings.sampling.top_k == 7
