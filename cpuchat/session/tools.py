@@ -64,7 +64,8 @@ class ChatTools:
         try:
             await server.ready()
         except CpuchatError:
-            self.servers.pop(name, None)
+            if self.servers.get(name) is server:  # else it was ended, and started again
+                del self.servers[name]
             raise
         finally:
             self._offer()

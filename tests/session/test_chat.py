@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -11,6 +12,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from cpuchat.base import paths
+from cpuchat.base.errors import ToolServerFailed
 from cpuchat.chats.records import WhenFull
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.presets import Preset
@@ -20,6 +22,7 @@ from cpuchat.session import events
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent
+from cpuchat.tools.config import Server
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 
 FILE, OTHER = Path("/models/qwen2.5-1.5b-instruct-q8_0.gguf"), Path("/models/other.gguf")
@@ -328,3 +331,19 @@ async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on()
         session.submit(Outgoing("Again"))
         await session.settled()
         assert backend.requests[-1].sampling.temperature == 0.1 and "cold" in heard.notices
+
+
+async def test_a_tool_server_ended_before_it_had_started_takes_no_other_one_along() -> None:
+    script = str(Path(__file__).parent.parent / "support" / "mcp_server.py")
+    config = Server(command=sys.executable, args=(script,))
+    async with session_of(ScriptedBackend(), load=False) as (session, _):
+        tools = session.tools
+        first = asyncio.ensure_future(tools.start_server("one", config))
+        await asyncio.sleep(0)
+        ending = asyncio.ensure_future(tools.end_server("one"))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(tools.start_server("one", config))
+        with pytest.raises(ToolServerFailed):
+            await first
+        await ending
+        assert tools.servers == {"one": await second}

@@ -66,7 +66,7 @@ class IdleProbe(ABC):
 
     @property
     def running(self) -> bool:
-        return self._worker is not None
+        return self._worker is not None and not self._worker.is_finished
 
     @abstractmethod
     def _is_wanted(self) -> bool:
@@ -81,12 +81,12 @@ class IdleProbe(ABC):
         """Make a running `_measure` end."""
 
     def _check(self) -> None:
-        wanted = self._worker is None and self._is_wanted() and self.cores_idle()
+        wanted = not self.running and self._is_wanted() and self.cores_idle()
         idle = wanted and self.is_idle and self._screen.is_current
         self._idle = self._idle + 1 if idle else 0
         if self._idle >= self.CHECKS:
             self._idle, self._stopped = 0, False
-            self._worker = self._screen.run_worker(self._run(), group=self.NAME, name=self.NAME)
+            self._worker = self._screen.run_worker(self._measure(), group=self.NAME, name=self.NAME)
 
     def cores_idle(self) -> bool:
         """Return whether other programs left alone, since the last check, the cores that the loaded model uses."""
@@ -95,16 +95,10 @@ class IdleProbe(ABC):
         busy = self._busy.since_last(cpus or _allowed())
         return busy is not None and busy < MAX_BUSY_CORES
 
-    async def _run(self) -> None:
-        try:
-            await self._measure()
-        finally:
-            self._worker = None
-
     async def stop(self) -> None:
         """Stop the measurement; it starts again when the app is idle."""
         self._idle, worker = 0, self._worker
-        if worker is not None:
+        if worker is not None and not worker.is_finished:
             self._stopped = True
             await self._cancel()
             await result_of(worker)
