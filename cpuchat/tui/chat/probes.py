@@ -86,7 +86,7 @@ class IdleProbe(ABC):
         self._idle = self._idle + 1 if idle else 0
         if self._idle >= self.CHECKS:
             self._idle, self._stopped = 0, False
-            self._worker = self._screen.run_worker(self._measure(), group=self.NAME, name=self.NAME)
+            self._worker = self._screen.run_worker(self._measure, group=self.NAME, name=self.NAME)
 
     def cores_idle(self) -> bool:
         """Return whether other programs left alone, since the last check, the cores that the loaded model uses."""
