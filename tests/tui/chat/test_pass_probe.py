@@ -143,7 +143,7 @@ async def test_it_gives_way_to_keys_and_answers_and_begins_again() -> None:
         assert sum(BEGUN in notice for notice in app.notices) == 1
 
 
-async def test_an_answer_does_not_wait_for_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_does_not_wait_for_the_fit(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
     fitting, fitted = threading.Event(), threading.Event()
 
     def slow(*_: object) -> None:
@@ -153,6 +153,7 @@ async def test_an_answer_does_not_wait_for_the_fit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("cpuchat.bench.cost_probe.save_passes", slow)
     async with running() as app:
         await app.until(fitting.is_set)
+        others.busy = 1.0  # no other one begins
         await app.chat.session.stop_background()
         assert not fitted.is_set() and not app.chat.pass_probe.running
         fitted.set()
