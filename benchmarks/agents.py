@@ -294,9 +294,11 @@ def restart(file: Path, threads: int, rounds: int, n_tokens: int, *, slots: bool
     """First token of an agent's first request after a restart, with its next one, and with llama-server's (`slots`)."""
     again, same, evaluated, theirs = list[float](), list[float](), list[float](), list[float]()
     options = ("--ctx", str(CONTEXT), "--drafters", "off")
+    # As the others begin: else the next request would have two tokens more in common with the one before it.
+    before = _question(2 * rounds)
     with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as folder:
         with _serving(file, threads, folder, *options) as (url, _):
-            _, first = _first_token(url, _agent(n_tokens, "Hello"))
+            _, first = _first_token(url, _agent(n_tokens, before))
             say(f"  the agent's prompt: {first['prompt_n']:,} tokens in {first['prompt_ms'] / 1e3:.0f} s")
         for number in range(rounds):
             with _serving(file, threads, folder, *options) as (url, _):
@@ -315,7 +317,7 @@ def restart(file: Path, threads: int, rounds: int, n_tokens: int, *, slots: bool
                     httpx.post(f"{other.url}/slots/0?action=restore", json=save, timeout=600).raise_for_status()
                     theirs.append(_first_token(other.url, _agent(n_tokens, _question(2 * number)))[0])
                 else:
-                    _first_token(other.url, _agent(n_tokens, "Hello"))
+                    _first_token(other.url, _agent(n_tokens, before))
                     httpx.post(f"{other.url}/slots/0?action=save", json=save, timeout=600).raise_for_status()
     what = f"an agent of {first['prompt_n']:,} tokens after a restart, {file.stem}: "
     restored = f"{what}first token, baseline: llama-server with its slot restored"
