@@ -150,10 +150,6 @@ class Index(msgspec.Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(prepared(Index))
 
 
-def _next_checksum(data: memoryview, before: Future[int]) -> int:
-    return zlib.crc32(data, before.result())
-
-
 class _DroppedError(Exception):
     """The conversation must not get to the disk any more."""
 
@@ -235,26 +231,24 @@ class StateFiles:
     def read(self, file: Path, part: SavedPart, is_cancelled: Callable[[], bool]) -> np.ndarray | None:
         """Read a state of a file that is in `indexes`; None when it is gone, or damaged: then it is deleted.
 
-        The checksum is compared: llama.cpp checks little of a state and aborts on some contradictions. A thread
-        computes it while the next slice is read, which takes as long.
+        The checksum is compared: llama.cpp checks little of a state and aborts on some contradictions.
 
         Raises:
             Aborted: `is_cancelled`, which is asked before each slice.
         """
         state = np.empty(part.nbytes, np.uint8)
-        view, at = state.data, 0
+        view, checksum, at = state.data, 0, 0
         try:
-            with file.open("rb", buffering=0) as stream, ThreadPoolExecutor(1) as thread:
+            with file.open("rb", buffering=0) as stream:
                 if file not in self._indexes or self._indexes[file][0] != _identity(os.fstat(stream.fileno())):
                     return None  # written anew meanwhile
                 stream.seek(part.at)
-                checksum = thread.submit(int)
                 while n := stream.readinto(view[at : at + _SLICE]):
                     if is_cancelled():
                         raise Aborted
-                    checksum = thread.submit(_next_checksum, view[at : at + n], checksum)
+                    checksum = zlib.crc32(view[at : at + n], checksum)
                     at += n
-            if at == part.nbytes and checksum.result() == part.crc32:
+            if at == part.nbytes and checksum == part.crc32:
                 os.utime(file)
                 return state
         except OSError:
