@@ -14,7 +14,7 @@ from tests.support.chat_app import running
 
 
 class Slow(Static):
-    """Is removed after the first of its siblings, and looks what the worker of the screen does meanwhile."""
+    """Is removed after the first of its siblings, and looks at what the screen's worker does meanwhile."""
 
     async def on_unmount(self) -> None:
         assert isinstance(self.screen, Reading)
