@@ -126,8 +126,7 @@ def search(words: tuple[str, ...], as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the export of the chat: one JSON object.")
 def show(chat: str, as_json: bool) -> None:
     """Print the open branch of CHAT as Markdown."""
-    from cpuchat.chats.transfer.formats import Document
-    from cpuchat.chats.transfer.importing import export_chat
+    from cpuchat.chats.transfer import Document, export_chat
 
     with opened_store() as store:
         (found,) = find_chats(store, [chat])
@@ -182,8 +181,7 @@ the epoch."""
 @file_option("-o", "--output", help="Write to this file instead of standard output.")
 def export(chats: tuple[str, ...], output: Path | None) -> None:
     """Export chats, all of them unless CHAT is given, as JSON; as Markdown to a FILE that ends in .md."""
-    from cpuchat.chats.transfer.formats import Document
-    from cpuchat.chats.transfer.importing import export_chat
+    from cpuchat.chats.transfer import Document, export_chat
 
     with opened_store() as store:
         found = find_chats(store, chats) if chats else store.chats()
@@ -195,40 +193,27 @@ def export(chats: tuple[str, ...], output: Path | None) -> None:
 
 
 _IMPORT_EPILOG = """\b
-Examples:
-  cpuchat chats import chats.json                             an export of cpuchat
-  cpuchat chats import chatgpt-export.zip                     ChatGPT: Settings, Data controls, Export data
-  cpuchat chats import ~/.lmstudio/conversations              LM Studio: the folder, or files in it
-  cpuchat chats import 2026-11-23_conversations.zip           llama-server's web UI: Settings, Import/Export
+Example:
+  cpuchat chats import chats.json
 
-A FILE may be JSON, JSON lines, a ZIP archive or a folder. Nothing is overwritten: chats that are there already are left
-as they are, so that a file can be imported again."""
+A FILE is the JSON of `cpuchat chats export`. Nothing is overwritten: chats that are there already are left as they are,
+so that a file can be imported again."""
 
 
 @click.command("import", epilog=_IMPORT_EPILOG)
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def import_files(files: tuple[Path, ...], as_json: bool) -> int:
+def import_files(files: tuple[Path, ...], as_json: bool) -> None:
     """Import the chats of each FILE, with their branches, models and figures."""
-    from cpuchat.chats.transfer.importing import Imported, import_chats, read_exports
+    from cpuchat.chats.transfer import import_chats, read_document
 
-    exports = [read_exports(file) for file in files]  # all are read before anything is stored
-    done = Imported()
+    chats = [chat for file in files for chat in read_document(file)]  # all are read before anything is stored
     with opened_store() as store:
-        for export in exports:
-            one = import_chats(store, export.chats)
-            if not as_json:
-                click.echo(words.imported(one, export.source))
-            done.added += one.added
-            done.known += one.known
-            done.empty += one.empty
-    problems = [problem for export in exports for problem in export.problems]
-    for problem in [] if as_json else problems:
-        click.echo(f"cpuchat: Not imported: {problem}.", err=True)
+        done = import_chats(store, chats)
     if as_json:
-        added = [chat.id for chat in done.added]
-        print_json({"added": added, "known": done.known, "empty": done.empty, "problems": problems})
-    return 1 if problems else 0
+        print_json({"added": [chat.id for chat in done.added], "known": done.known, "empty": done.empty})
+    else:
+        click.echo(words.imported(done))
 
 
 _DELETE_EPILOG = """\b

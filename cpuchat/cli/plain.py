@@ -426,7 +426,7 @@ class PlainChat:
 
     async def _export(self, name: str) -> None:
         from cpuchat.base.paths import expanded, shown
-        from cpuchat.chats.transfer.importing import export_chat
+        from cpuchat.chats.transfer import export_chat
         from cpuchat.present.chats import document
 
         history, file = self._conversation.history, expanded(name)

@@ -15,8 +15,7 @@ import msgspec
 from cpuchat.base.text import clean, clean_line
 from cpuchat.chats.history import fenced
 from cpuchat.chats.records import Attachment, Chat, StoredMessage
-from cpuchat.chats.transfer.formats import PortableChat, encoded
-from cpuchat.chats.transfer.importing import Imported
+from cpuchat.chats.transfer import Imported, PortableChat, encoded
 from cpuchat.config.servers import running_servers
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.lists import format_cpu_list
@@ -96,9 +95,9 @@ def _step(step: ToolStep) -> list[str]:
     return parts
 
 
-def imported(done: Imported, source: str) -> str:
-    """Format `12 chats added from ChatGPT, 3 already here, 1 without messages.`"""
-    parts = [f"{plural(len(done.added), 'chat')} added from {source}"]
+def imported(done: Imported) -> str:
+    """Format `12 chats added, 3 already here, 1 without messages.`"""
+    parts = [f"{plural(len(done.added), 'chat')} added"]
     parts += [f"{done.known:,} already here"] if done.known else []
     parts += [f"{done.empty:,} without messages"] if done.empty else []
     return ", ".join(parts) + "."

@@ -15,8 +15,7 @@ from cpuchat.chats import schema
 from cpuchat.chats.history import request_messages
 from cpuchat.chats.records import Attachment
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.transfer.formats import encoded
-from cpuchat.chats.transfer.importing import export_chat, import_chats, read_exports
+from cpuchat.chats.transfer import encoded, export_chat, import_chats, read_document
 from cpuchat.config.settings import Settings
 from cpuchat.present.chats import markdown
 from cpuchat.protocol.messages import Failed, Message, ToolCall, ToolResult, ToolStep
@@ -130,7 +129,7 @@ def test_an_export_has_attachments_and_gives_them_back(tmp_path: Path) -> None:
     whole = export_chat(store, store.chat(chat.id))
     file = tmp_path / "chats.json"
     file.write_bytes(encoded([whole]))
-    import_chats(other, read_exports(file).chats)
+    import_chats(other, read_document(file))
     (message,) = other.messages(chat.id)
     assert message.attachments == (FILE, PASTED, Attachment(title="half", text="?"))
     text = markdown(whole)
@@ -191,7 +190,7 @@ def test_calls_of_tools_are_kept_exported_and_sent_again(tmp_path: Path) -> None
     whole = export_chat(store, store.chat(chat.id))
     file = tmp_path / "chats.json"
     file.write_bytes(encoded([whole]))
-    import_chats(other, read_exports(file).chats)
+    import_chats(other, read_document(file))
     assert other.messages(chat.id)[1].steps == (step, step)
     text = markdown(whole)
     assert '<details><summary>look</summary>\n\n````\n{"at": "ü", "more": [1, null]}\n\nseen\n```\n````' in text

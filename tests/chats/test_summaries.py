@@ -11,7 +11,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.transfer.formats import portable_chat
+from cpuchat.chats.transfer import portable_chat
 from cpuchat.config.settings import Settings
 from cpuchat.present.chats import markdown
 from cpuchat.protocol.messages import AnyEvent, Failed, TextDelta

@@ -11,8 +11,7 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.transfer.formats import Document, encoded
-from cpuchat.chats.transfer.importing import export_chat, import_chats
+from cpuchat.chats.transfer import Document, encoded, export_chat, import_chats
 from cpuchat.cli.options import laid_over, with_preset
 from cpuchat.config.presets import Preset, delete_preset, find_preset, load_presets, save_preset
 from cpuchat.config.settings import SamplingSection, Settings

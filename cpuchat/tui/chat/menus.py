@@ -86,7 +86,7 @@ class Menus:
 
     async def _export_chat(self, chat_id: str) -> None:
         """Ask for a file and write the chat to it."""
-        from cpuchat.chats.transfer.importing import export_chat
+        from cpuchat.chats.transfer import export_chat
         from cpuchat.present.chats import document
 
         history = self._session.history
