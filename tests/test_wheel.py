@@ -58,8 +58,8 @@ def test_the_installed_program_answers_and_finds_what_it_brings(
     assert "qwen3-8b" in run_installed(site, tmp_path, program, "models", "catalog")
     assert run_installed(site, tmp_path, program, "ask", "--max-tokens", "4", "Hello").strip()
     brought = (
-        "from cpuchat.bench import matrix; from cpuchat.quality import questions, texts;"
-        " print(all([matrix.load(), questions.load(), texts.prose(), texts.code(), texts.dialogues()]))"
+        "from cpuchat.bench import matrix; from cpuchat.quality import texts;"
+        " print(all([matrix.load(), texts.prose(), texts.code(), texts.dialogues()]))"
     )
     assert run_installed(site, tmp_path, brought) == "True\n"
     places = "from cpuchat.base import paths; print(paths.packaged_themes_dir(), paths.demo_dir())"

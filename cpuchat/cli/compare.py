@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, VocabularyMismatch, from_code
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from cpuchat.compare.runner import Side
     from cpuchat.config.settings import Settings
     from cpuchat.protocol.messages import AnyEvent
-    from cpuchat.quality.measure import Answered, Flips, QualityMeasurement
-    from cpuchat.quality.questions import Question
+    from cpuchat.quality.measure import QualityMeasurement
 
 
 _SAMPLE_SECONDS = 0.5
@@ -248,7 +246,6 @@ Examples:
   cpuchat quality demo demo-q4
   cpuchat quality owner/repo:Q8_0 owner/repo:Q6_K owner/repo:Q4_K_M
   cpuchat quality big-F16.gguf big-Q4_K_M.gguf --text notes.txt
-  cpuchat quality big-Q8_0.gguf big-Q4_K_M.gguf --questions built-in
 
 BASE and OTHER are values for --model; BASE is the best file of the model that you have. All must have the same
 vocabulary. Both models read the same windows of text, and their predictions of each next token are compared.
@@ -262,10 +259,6 @@ Exit codes: 2 wrong usage or settings, 3 no such model, 5 not enough memory, {Me
 @click.argument("base")
 @click.argument("others", nargs=-1, required=True, metavar="OTHER...")
 @file_option("--text", "text", help="Measure on this text (UTF-8); default: built-in prose, code and dialogue.")
-@click.option(
-    "--questions", metavar="FILE|built-in",
-    help="Also ask questions with known answers (JSON lines), and count the answers that change.",
-)  # fmt: skip
 @click.option("--ctx", "n_ctx", type=int, default=512, metavar="N", help="Window size in tokens; default: 512.")
 @click.option("--fresh", is_flag=True, help="Ignore the results of earlier runs.")
 @placement_options()
@@ -274,7 +267,6 @@ def quality(
     base: str,
     others: tuple[str, ...],
     text: Path | None,
-    questions: str | None,
     n_ctx: int,
     fresh: bool,
     as_json: bool,
@@ -284,11 +276,9 @@ def quality(
     their distributions diverge (KLD).
     """
     from cpuchat.quality.measure import QualityMeasurement
-    from cpuchat.quality.questions import load
     from cpuchat.quality.texts import builtin_texts
 
     chosen = overridden(values)
-    asked = load(None if questions == "built-in" else Path(questions)) if questions else []
     library = Library(chosen.model.folders)
     measurement = QualityMeasurement(
         library.resolve(base),
@@ -302,16 +292,8 @@ def quality(
         measurement.forget()
     measurement.restore()
     terminal = Terminal(quiet=as_json)
-    stopped, flips = _measure(measurement, chosen, terminal), {}
-    if asked and not stopped:
-        answers = [
-            asyncio.run(_answers(path, asked, chosen, terminal))
-            for path in (measurement.base, *(one.path for one in measurement.comparisons))
-        ]
-        flips = {
-            str(one.path): (answers[0], found) for one, found in zip(measurement.comparisons, answers[1:], strict=True)
-        }
-    _print(measurement, asked, flips, terminal, as_json=as_json)
+    stopped = _measure(measurement, chosen, terminal)
+    _print(measurement, terminal, as_json=as_json)
     if stopped:
         terminal.warn("cpuchat: stopped; the same command resumes.")
         return Interrupted.exit_code
@@ -350,43 +332,9 @@ def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: Termin
     return False
 
 
-async def _answers(path: Path, questions: list[Question], chosen: Settings, terminal: Terminal) -> list[Answered]:
-    """Load a model and ask it everything. Raises Interrupted, CpuchatError."""
-    from cpuchat.cli.session import Session
-    from cpuchat.quality.measure import ask_all
-
-    chosen.hardware.probe = False
-    async with Session(chosen, terminal) as session:
-        await session.load(path, calibrate=False)
-
-        def tell(done: int) -> None:
-            terminal.status(f"{path.stem}: {done} of {len(questions)} questions")
-
-        try:
-            return await ask_all(session.conversation.generate_detached, questions, tell)
-        except MeasureFailed:
-            if session.interrupted:
-                raise Interrupted("Stopped.") from None
-            raise
-
-
-def _print(
-    measurement: QualityMeasurement,
-    questions: list[Question],
-    answers: dict[str, tuple[list[Answered], list[Answered]]],
-    terminal: Terminal,
-    *,
-    as_json: bool,
-) -> None:
-    from cpuchat.quality.measure import count_flips
-
-    flips = {path: count_flips(*pair) for path, pair in answers.items()}
+def _print(measurement: QualityMeasurement, terminal: Terminal, *, as_json: bool) -> None:
     if as_json:
-        found = words.as_json(measurement)
-        for one in found["others"]:
-            if (counted := flips.get(one["path"])) is not None:
-                one["questions"] = _flips_json(counted, questions, answers[one["path"]])
-        print_json(found)
+        print_json(words.as_json(measurement))
         return
     rows = words.rows(measurement)
     if rows:
@@ -403,23 +351,3 @@ def _print(
             terminal.line(f"\nLargest disagreements of {words.label(comparison)} (text ▸ next token):")
             for one in comparison.worst:
                 terminal.line(f"  {words.disagreement(one)}")
-        if (counted := flips.get(str(comparison.path))) is not None:
-            terminal.line(f"\n{words.label(comparison)}: {words.flips(counted)}")
-            for line in words.changed_answers(questions, *answers[str(comparison.path)]):
-                terminal.line(f"  {line}")
-
-
-def _flips_json(found: Flips, questions: list[Question], pair: tuple[list[Answered], list[Answered]]) -> dict[str, Any]:
-    return {
-        **msgspec.to_builtins(found),
-        "p": found.p,
-        "answers": [
-            {
-                "id": question.id,
-                "answer": question.answer,
-                "base": msgspec.to_builtins(a),
-                "other": msgspec.to_builtins(b),
-            }
-            for question, a, b in zip(questions, *pair, strict=True)
-        ],
-    }

@@ -8,7 +8,7 @@ the memory bus. In the chat database a comparison is a chat with two answers to 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,7 +46,6 @@ from cpuchat.models.library.places import is_demo, is_same_model
 from cpuchat.models.machine import machine_for
 from cpuchat.protocol.messages import AnyEvent, Score, TokensScored
 from cpuchat.quality.measure import require_same_vocabulary
-from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.machine import Peak
 
 if TYPE_CHECKING:
@@ -157,29 +156,6 @@ class Comparison:
         if not self.turns:
             raise UsageError("There is no prompt to repeat.", "Write one first.")
         return await self._round(race)
-
-    async def each(self, do: Callable[[int, Conversation], Awaitable[T]]) -> list[T]:
-        """Let `do` use the loaded model of each side, one after the other.
-
-        Raises:
-            UsageError: something is running. MeasureFailed: a side does not load, or it was stopped; what `do` raises.
-        """
-        self._refuse_while_busy()
-        self.busy, self.stopped = True, False
-        found: list[T] = []
-        try:
-            await self._check_memory()
-            for side, spec in enumerate(self._own_specs()):
-                if self.in_turn:
-                    await self.runners[1 - side].conversation.backend.unload()
-                if not await self._load(side, spec, Round()):
-                    raise self._load_failure(side)
-                self._writing = {side}
-                found.append(await do(side, self.runners[side].conversation))
-            return found
-        finally:
-            self.busy = False
-            self._writing.clear()
 
     def agreement_refused(self) -> str:
         """Return why the agreement on the last answers cannot be had, "" when it can. Blocks: use in a thread."""

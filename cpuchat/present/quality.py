@@ -11,9 +11,8 @@ import msgspec
 
 from cpuchat.base.text import clean_line
 from cpuchat.present.table import table
-from cpuchat.quality.measure import Answered, Flips, Progress, QualityLoss, QualityMeasurement
+from cpuchat.quality.measure import Progress, QualityLoss, QualityMeasurement
 from cpuchat.quality.messages import Disagreement
-from cpuchat.quality.questions import Question
 from cpuchat.quality.statistics import (
     MIN_POSITIONS,
     Estimate,
@@ -27,9 +26,7 @@ from cpuchat.telemetry import units
 
 HEADINGS = ("", "same next token", "KLD mean", "KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio", "RMS Δp")
 _CONTEXT_COLUMNS = 48
-_ANSWER_COLUMNS = 40
 _LEFT_OUT_FIRST = ("KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio")
-_SIGNIFICANT = 0.05
 
 
 _WORDS = ((0.975, "indistinguishable"), (0.91, "slight"), (0.8, "noticeable"), (0.0, "clear"))
@@ -263,26 +260,3 @@ def as_json(measurement: QualityMeasurement) -> dict[str, Any]:
             for one in measurement.comparisons
         ],
     }
-
-
-def flips(counts: Flips) -> str:
-    """`60 questions: 41 right in both, 2 only in the base, 1 only in the other, 16 wrong in both; McNemar p = 1.00.`"""
-    return (
-        f"{units.plural(counts.n, 'question')}: {counts.both_right} right in both, {counts.only_base} only in the "
-        f"base, {counts.only_other} only in the other, {counts.both_wrong} wrong in both; McNemar p = {counts.p:.2f}"
-        f"{' (significant)' if counts.p < _SIGNIFICANT else ' (no significant difference)'}."
-    )
-
-
-def changed_answers(questions: Sequence[Question], base: Sequence[Answered], other: Sequence[Answered]) -> list[str]:
-    """Return a line for each question that only one of the two answered right."""
-    return [
-        f"{question.id} (right: {clean_line(question.answer)}): base {_short(a.text)}, other {_short(b.text)}"
-        for question, a, b in zip(questions, base, other, strict=True)
-        if a.right != b.right
-    ]
-
-
-def _short(answer: str) -> str:
-    text = clean_line(" ".join(answer.split()))
-    return f"“{text if len(text) <= _ANSWER_COLUMNS else text[: _ANSWER_COLUMNS - 1] + '…'}”"

@@ -1,8 +1,7 @@
 """Measures the quality loss of models against a base model, in a separate process; can be stopped and resumed.
 
 Measured windows are kept on disk, in one file of JSON lines for each pair of models and text: a line is appended for
-every window, and a torn last line is ignored. Equal accuracy hides flipped answers (arXiv 2407.09141), so answers to
-questions are compared in pairs: those that one model answers right and the other wrong, greedily.
+every window, and a torn last line is ignored.
 """
 
 from __future__ import annotations
@@ -26,12 +25,9 @@ from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary
-from cpuchat.protocol.messages import Generate, Message, TextDelta
 from cpuchat.protocol.options import MIN_CTX
 from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
-from cpuchat.quality.questions import Question, is_right, mcnemar
 from cpuchat.quality.statistics import Scores, Summary, indistinguishable, summarize
-from cpuchat.telemetry.answer import Answering, answer_greedily
 
 _KEPT_FILES = 50
 
@@ -269,86 +265,3 @@ def require_same_vocabulary(base: GGUFHeader, other: GGUFHeader) -> None:
 def scores_of(window: Scored) -> Scores:
     """Return the arrays of a window."""
     return Scores(*(np.frombuffer(getattr(window, name), "<f4") for name in Scores.__struct_fields__))
-
-
-MAX_TOKENS = 128
-"""Per answer; the questions ask for short ones, and a rambling model must be stopped."""
-
-
-class Answered(msgspec.Struct, frozen=True):
-    """One answer without its reasoning, and whether it is right."""
-
-    text: str
-    right: bool
-
-
-class Flips(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answers of two models differ, counted over the same questions.
-
-    `p` is McNemar's: how likely at least this difference is between models that are equally good.
-    """
-
-    both_right: int
-    only_base: int
-    only_other: int
-    both_wrong: int
-
-    @property
-    def n(self) -> int:
-        return self.both_right + self.only_base + self.only_other + self.both_wrong
-
-    @property
-    def p(self) -> float:
-        return mcnemar(self.only_base, self.only_other)
-
-
-def count_flips(base: Sequence[Answered], other: Sequence[Answered]) -> Flips:
-    """Compare answers to the same questions, in the same order."""
-    pairs = [(a.right, b.right) for a, b in zip(base, other, strict=True)]
-    return Flips(
-        both_right=pairs.count((True, True)),
-        only_base=pairs.count((True, False)),
-        only_other=pairs.count((False, True)),
-        both_wrong=pairs.count((False, False)),
-    )
-
-
-async def ask_all(
-    answer: Answering,
-    questions: Sequence[Question],
-    tell: Callable[[int], None] = lambda _: None,
-    done: list[Answered] | None = None,
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> list[Answered]:
-    """Ask every question by itself, greedily and without drafters.
-
-    Args:
-        tell: called with the number of questions answered so far.
-        done: the answers to the first questions, which is extended: what was stopped is resumed with it.
-        is_stopped: returns whether to stop between two questions.
-
-    Raises:
-        MeasureFailed: the engine failed, or it was stopped.
-    """
-    found = done if done is not None else []
-    hint = "Run again to resume." if done is not None else "Run it again: the questions start over."
-    for question in questions[len(found) :]:
-        stopped = f"Stopped at {len(found)} of {len(questions)}.", hint
-        if is_stopped():
-            raise MeasureFailed(*stopped)
-        text = await _ask(answer, question.prompt, stopped)
-        found.append(Answered(text, is_right(question, text)))
-        tell(len(found))
-    return found
-
-
-async def _ask(answer: Answering, prompt: str, stopped: tuple[str, str]) -> str:
-    parts: list[str] = []
-
-    def add(delta: TextDelta) -> None:
-        if delta.channel == "answer":
-            parts.append(delta.text)
-
-    request = Generate(messages=(Message(role="user", content=prompt),), max_tokens=MAX_TOKENS)
-    await answer_greedily(answer, request, add, if_stopped=stopped)
-    return "".join(parts)

@@ -255,8 +255,6 @@ KEYS: tuple[Key, ...] = (
         COMPARE, footer=True),
     Key("compare.table", "t", "table", "table", "Show all figures as a table, or the stage again", COMPARE),
     Key("compare.replay", "space", "replay", "replay", "Replay both answers on one clock", COMPARE, words="race"),
-    Key("compare.questions", "f", "questions", "questions",
-        "Ask both questions with known answers, and show what B answers differently", COMPARE, footer=True),
     Key("quality_tab.figures", "k", "figures", "KLD, perplexity", "On the quality tab: show or hide KLD and perplexity",
         COMPARE, footer=True, palette=False),
     # Enter is bound by the list itself; here for footer and help.

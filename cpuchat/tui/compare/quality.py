@@ -27,10 +27,8 @@ from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.present import quality
-from cpuchat.quality.measure import Answered, QualityMeasurement, ask_all, count_flips
-from cpuchat.quality.questions import load as builtin_questions
+from cpuchat.quality.measure import QualityMeasurement
 from cpuchat.quality.texts import builtin_texts
-from cpuchat.session.conversation import Conversation
 from cpuchat.tui import keys
 
 _REDRAW_SECONDS = 0.5
@@ -55,8 +53,6 @@ class QualityTab(ScrollableContainer, can_focus=True):
         self._worker: Worker[None] | None = None
         self._drawn = 0.0
         self._problem = ""
-        self._asking = ""
-        self._answers: tuple[list[Answered], list[Answered]] = [], []
         self._shows_figures = False
 
     def compose(self) -> ComposeResult:
@@ -84,43 +80,10 @@ class QualityTab(ScrollableContainer, can_focus=True):
         if not self.running:
             self._worker = self._measure()
 
-    def ask(self) -> None:
-        """Ask both sides questions with known answers, and count those that only one answers right."""
-        if not self.running:
-            self._worker = self._ask()
-
     async def stop(self) -> None:
         """Stop; the estimate so far stays."""
-        if self._asking:
-            await self._comparison.stop()
-        elif self._worker is not None:
+        if self._worker is not None:
             self._worker.cancel()
-
-    @work(exclusive=True, group="quality")
-    async def _ask(self) -> None:
-        questions = builtin_questions()
-        self.border_subtitle, self._problem = "Esc stops and keeps the answers", ""
-        if all(len(one) == len(questions) for one in self._answers):
-            self._answers = [], []
-
-        async def side(index: int, conversation: Conversation) -> list[Answered]:
-            def tell(n: int) -> None:
-                self._asking = f"{'AB'[index]}: {n} of {len(questions)} questions"
-                self._told()
-
-            tell(len(self._answers[index]))
-            answer, comparison = conversation.generate_detached, self._comparison
-            return await ask_all(answer, questions, tell, self._answers[index], lambda: comparison.stopped)
-
-        try:
-            self._asking = "Loading"
-            self._draw()
-            await self._comparison.each(side)
-        except CpuchatError as error:
-            self._problem = str(error)
-        finally:
-            self._worker, self._asking = None, ""
-            self._end()
 
     @work(exclusive=True, group="quality")
     async def _measure(self) -> None:
@@ -141,7 +104,7 @@ class QualityTab(ScrollableContainer, can_focus=True):
 
     def _end(self) -> None:
         if self.is_attached:
-            self.border_subtitle = "q shows the answers · f asks questions"
+            self.border_subtitle = "q shows the answers"
             self._draw()
 
     def _prepare(self) -> QualityMeasurement:
@@ -164,7 +127,7 @@ class QualityTab(ScrollableContainer, can_focus=True):
         self._drawn = monotonic()
         text, measurement = Text(no_wrap=True), self._measurement
         width = max(self.scrollable_content_region.width, _NARROWEST)
-        status = self._problem or self._asking
+        status = self._problem
         if not status and self.running and measurement is not None:
             status = quality.status(measurement, figures=self._shows_figures)
         if status:
@@ -181,18 +144,8 @@ class QualityTab(ScrollableContainer, can_focus=True):
                 "\n".join(fill(line, width) for line in quality.verdicts(measurement, figures=self._shows_figures))
                 + "\n"
             )
-        self._append_answers(text, width)
         if measurement is not None and (worst := measurement.comparisons[0].worst):
             text.append("\nLargest disagreements (text ▸ next token)\n", "dim")
             text.append("\n".join(fill(quality.disagreement(one), width, subsequent_indent="  ") for one in worst))
         self._text.update(text)
         self.post_message(self.Changed())
-
-    def _append_answers(self, text: Text, width: int) -> None:
-        n = min(map(len, self._answers))
-        if not n:
-            return
-        base, other = (one[:n] for one in self._answers)
-        text.append("\n" + fill(quality.flips(count_flips(base, other)), width) + "\n")
-        for line in quality.changed_answers(builtin_questions()[:n], base, other):
-            text.append(fill(line, width, initial_indent="  ", subsequent_indent="    ") + "\n")

@@ -385,8 +385,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in ("next", "repeat", "race", "export", "agreement") and self.is_mounted and hasattr(self, "_prompt"):
             return None if self.busy else True
-        if action == "questions":
-            return self.has_class("-quality")
         return True
 
     @work(exclusive=True, group="round")
@@ -480,12 +478,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             self.add_class("-quality")
             quality.focus()
             quality.start()
-            self.call_later(self.refresh_bindings)
-
-    def action_questions(self) -> None:
-        quality = self.query_one(QualityTab)
-        if self.has_class("-quality") and not self._refuse_while_busy():
-            quality.ask()
             self.call_later(self.refresh_bindings)
 
     @work

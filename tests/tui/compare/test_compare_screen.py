@@ -19,7 +19,6 @@ from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import Failed
 from cpuchat.quality.messages import Text
-from cpuchat.quality.questions import Question
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.chat.screen import ChatScreen
@@ -212,17 +211,6 @@ async def test_help_opened_while_the_sides_end_keeps_nobody_on_the_screen() -> N
         await app.until(lambda: app.sides[0].closed)
         await app.press("escape")
         await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
-
-
-async def test_questions_are_asked_before_any_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    question = Question(id="sum", prompt="What is 1 + 1?", answer="2", check="number")
-    monkeypatch.setattr("cpuchat.tui.compare.quality.builtin_questions", lambda: [question])
-    async with comparing(prompt="") as app:
-        await app.press("tab", "q")
-        await app.until(lambda: not app.screen.busy)
-        await app.press("f")
-        await app.until(lambda: "1 question" in app.screen_text and not app.screen.busy)
-        assert [len(side.requests) for side in app.sides] == [2, 2]
 
 
 async def test_a_side_that_cannot_free_what_reading_took_does_not_stay_busy() -> None:
@@ -439,10 +427,6 @@ def test_the_sides_of_these_tests_are_told_apart() -> None:
 async def test_the_quality_tab_measures_and_tells_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     text = Text(kind="prose", content="The quick brown fox jumps over the lazy dog, and then it sleeps. " * 60)
     monkeypatch.setattr("cpuchat.tui.compare.quality.builtin_texts", lambda: (text,))
-    questions = [
-        Question(id=f"sum-{n}", prompt=f"What is {n} + {n}?", answer=f"{2 * n}", check="number") for n in range(3)
-    ]
-    monkeypatch.setattr("cpuchat.tui.compare.quality.builtin_questions", lambda: questions)
     monkeypatch.setattr(
         "tests.support.comparing.SIDES", tuple(Side.of(Library([]).resolve(n)) for n in ("demo", "demo-q4"))
     )
@@ -451,8 +435,6 @@ async def test_the_quality_tab_measures_and_tells_the_table(monkeypatch: pytest.
         await app.press("q")
         await app.until(lambda: "positions scored" in app.screen_text)
         await app.until(lambda: "Largest disagreements" in app.screen_text and not app.screen.busy)
-        await app.press("f")
-        await app.until(lambda: "3 questions: 0 right in both" in app.screen_text and not app.screen.busy)
         await app.press("q", "t")
         assert "sets the pace." in app.screen_text and "Same next token" in app.screen_text
 
