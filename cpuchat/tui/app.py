@@ -33,6 +33,7 @@ from cpuchat.tui.terminal.background import BackgroundReported, is_light_at_star
 from cpuchat.tui.terminal.crash import GuardedApp
 from cpuchat.tui.terminal.driver import Gate, OrderedKeys
 from cpuchat.tui.themes import OwnFiles
+from cpuchat.tui.widgets import graphemes
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     ) -> None:
         self._gate = Gate()
         painter.keep()
+        graphemes.install()
         super().__init__()
         self.conversation = conversation
         self.services = Services(self, conversation, library, downloads, key_ring, sources)

@@ -13,6 +13,7 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from cpuchat.tui import keys
+from cpuchat.tui.widgets.graphemes import WORD_EDGES
 
 _MEANT_SECONDS = 0.5
 """Within these a second key says that the digit before it was meant."""
@@ -38,6 +39,7 @@ class Prompt(TextArea):
         """
         super().__init__(id=id, soft_wrap=True, tab_behavior="focus", show_line_numbers=False, compact=True)
         self.highlight_cursor_line = False
+        self._word_pattern = WORD_EDGES
         self._submit = submit
         self._history: list[str] = []
         self._position = 0  # into the history; its length means: what is being written
