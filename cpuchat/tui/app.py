@@ -23,7 +23,8 @@ from cpuchat.base.text import clean, clean_line
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.models.library.library import Library
 from cpuchat.session.conversation import Conversation
-from cpuchat.tui import commands, keys, themes
+from cpuchat.telemetry.units import plural
+from cpuchat.tui import clipboard, commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.navigation import Navigator
@@ -115,8 +116,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.services.tool_servers = tool_servers or {}
         self.saved = True
         """False if the last answer could not be saved at exit."""
-        self.clipboard_problem = ""
-        """Why nothing can be copied, "" if it can."""
+        self._copying = asyncio.Lock()
         self._initial = initial_model
         self._sides = sides
         self.chat_screen = self.services.chat = self.CHAT(self.services, None if sides else initial_model, text)
@@ -191,6 +191,19 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if head:
             message = f"{escape(head) if markup else head}: {message}"
         super().notify(clean(message), severity=severity, timeout=timeout, markup=markup)
+
+    def copy_to_clipboard(self, text: str, what: str = "") -> None:
+        """Copy by the terminal, and by a program where there is one. `what` was copied, for the notice that says so."""
+        super().copy_to_clipboard(text)
+        if text:
+            self.tell_copied(text, what or plural(len(text), "character"))
+
+    @work(group="clipboard")
+    async def tell_copied(self, text: str, what: str) -> None:
+        """Say how it was copied."""
+        async with self._copying:  # the last text stays
+            by = await run_in_daemon_thread(lambda: clipboard.copy(text))
+        self.notify(clipboard.told(what, by), markup=False)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return themes.own_variables(self.current_theme)
