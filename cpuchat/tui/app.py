@@ -55,11 +55,10 @@ _LAST_WORDS_SECONDS = 2.0  # for an answer to end in order; a worker that hangs 
 
 @dataclass(frozen=True)
 class Resume:
-    """State of an app that an error ended: the open chat ("" = a new one), the model, and the unsent text."""
+    """State of an app that an error ended: the open chat ("" = a new one) and the model."""
 
     chat_id: str = ""
     model: Source | None = None
-    text: str = ""
 
 
 class ChatApp(OrderedKeys[int], GuardedApp[int]):
@@ -69,7 +68,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         conversation: the headless core; closed by the app when it ends.
         library: where the models screen looks.
         initial_model: loaded after the first paint; None starts without a model.
-        text: put into the prompt.
         sides: compare these first; the model is loaded afterwards.
         downloads: makes the manager of the downloads when the first one is asked for.
         key_ring: the API keys of servers.
@@ -96,7 +94,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         library: Library,
         initial_model: Source | None,
         *,
-        text: str = "",
         sides: Sides | None = None,
         downloads: Opener = open_downloads,
         key_ring: KeyRing | None = None,
@@ -119,7 +116,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._copying = asyncio.Lock()
         self._initial = initial_model
         self._sides = sides
-        self.chat_screen = self.services.chat = self.CHAT(self.services, None if sides else initial_model, text)
+        self.chat_screen = self.services.chat = self.CHAT(self.services, None if sides else initial_model)
         self._ended = False
         self._ctrl_c_at = self._interrupted_at = float("-inf")
         self._theme_before_preview: str | None = None
@@ -407,7 +404,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     @property
     def resume(self) -> Resume:
         chat = self.conversation.chat
-        return Resume(chat.id if chat is not None else "", self.chat_screen.model_path, self.chat_screen.unsent)
+        return Resume(chat.id if chat is not None else "", self.chat_screen.model_path)
 
     def worker_groups(self) -> list[int]:
         return [backend.pid for backend in self.services.backends if backend.pid is not None]

@@ -124,8 +124,9 @@ class Prompt(TextArea):
 
     @property
     def draft(self) -> str:
-        """Return the unsent text, also while ↑ shows a sent message instead."""
-        return self.text if self._position == len(self._history) else self._draft
+        """Return the unsent text, also while ↑ shows a sent message instead; with that one if it was changed."""
+        shown = self._history[self._position] if self._position < len(self._history) else ""
+        return "\n".join(filter(None, (self._draft, self.text if self.text != shown else "")))
 
     def begin_chat(self, texts: list[str], draft: str) -> None:
         """Switch to another chat: `texts` are its sent messages, oldest first, `draft` its unsent text."""
@@ -202,7 +203,8 @@ class Prompt(TextArea):
             # Nothing further that way: behave as any text field at its edge.
             (self.action_cursor_line_start if position < 0 else self.action_cursor_line_end)()
             return
-        if self._position == len(self._history):
-            self._draft = self.text
+        draft = self.draft
         self._position = position
-        self.put(self._draft if position == len(self._history) else self._history[position])
+        is_draft = position == len(self._history)
+        self._draft = "" if is_draft else draft
+        self.put(draft if is_draft else self._history[position])
