@@ -63,6 +63,8 @@ class DraftSaver:
             parts = {(id, name): part for id, draft in unsaved.items() for name, part in _parts(*draft).items()}
             before = {part: text for part, text in self._saved.items() if part[0] in unsaved}
             changed = [(*part, parts.get(part)) for part in before | parts if parts.get(part) != before.get(part)]
+            if not changed and not self._ended:
+                return
             try:
                 self._store.save_drafts(self._window, changed, self._ended)
             except ChatsError:

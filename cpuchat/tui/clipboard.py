@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-from typing import Protocol
 
 _PATIENCE_SECONDS = 1.0
 """For one program: on a display that does not answer, it would wait for minutes."""
@@ -17,12 +16,6 @@ _PROGRAMS = {
     "xclip": ["xclip", "-selection", "clipboard"], "xsel": ["xsel", "--clipboard", "--input"],
     "tmux buffer": ["tmux", "load-buffer", "-w", "-"], "tmux": ["tmux", "load-buffer", "-"],  # without -w before 3.2
 }  # fmt: skip
-
-
-class Copier(Protocol):
-    """An app that copies, and says how."""
-
-    def copy_to_clipboard(self, text: str, what: str = "") -> None: ...
 
 
 def _names() -> list[str]:

@@ -246,6 +246,7 @@ def test_a_name_with_spaces_is_escaped_or_quoted(folder: Path, text: str) -> Non
 
 
 @pytest.mark.parametrize("text", [
+    "user <12345+user@notes.md>",
     "me@notes.md", "first.last@notes.md", "git@notes.md:x", "pkg@notes.md", "имя@notes.md", "ｍｅ＠notes.md",
     "a1@notes.md",     "a_@notes.md", "https://site.org/@notes.md",
     "$@notes.md", "@@notes.md", "\\@notes.md", "@src.fixture", "@src(x=1)",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -43,7 +43,6 @@ from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry.units import plural
 from cpuchat.tui import keys
 from cpuchat.tui.chat.figure_sections import fit
-from cpuchat.tui.clipboard import Copier
 from cpuchat.tui.markdown.message_view import Spans, Step
 from cpuchat.tui.markdown.rows import CodeBlock, Line, selected
 from cpuchat.tui.markdown.transcript import MessageSource, Transcript, TranscriptMessage
@@ -295,7 +294,7 @@ class ChatTranscript(Transcript):
         self._copy(block.text, f"{n_lines} of {clean_line(block.language) or 'code'}{which}")
 
     def _copy(self, text: str, what: str) -> None:
-        cast(Copier, self.app).copy_to_clipboard(text, what)
+        self.app.copy_to_clipboard(text, what)  # pyright: ignore[reportCallIssue] (of ChatApp)
 
     # Rows
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.text import Text
+from textual._cells import cell_width_to_column_index
+from textual._wrap import compute_wrap_offsets
 from textual.document import _wrapped_document as wrapped
 from textual.document._document import Location, Selection
 from textual.widgets import Input, TextArea
@@ -20,9 +22,7 @@ WORD_EDGES = re.compile(rf"(?<=[^{_LETTERS}])(?=[{_LETTERS}])|(?<=[{_LETTERS}])(
 _select_in_area, _delete, _select, _replace, _value = (
     TextArea._validate_selection, TextArea._delete_via_keyboard, Input.validate_selection, Input.replace, Input._value
 )  # fmt: skip
-_column, _wrap, _index = (
-    wrapped.WrappedDocument.get_target_document_column, wrapped.compute_wrap_offsets, wrapped.cell_width_to_column_index
-)  # fmt: skip
+_column = wrapped.WrappedDocument.get_target_document_column
 
 
 class _Line(Text):
@@ -62,8 +62,8 @@ def _one_for_each(line: str) -> str:
 
 def _wrap_offsets(text: str, width: int, tab_size: int, fold: bool = True, **precomputed: Any) -> list[int]:
     if text.isascii():
-        return _wrap(text, width, tab_size, fold, **precomputed)
-    return [clusters(text)[at] for at in _wrap(_one_for_each(text), width, tab_size, fold)]
+        return compute_wrap_offsets(text, width, tab_size, fold, **precomputed)
+    return [clusters(text)[at] for at in compute_wrap_offsets(_one_for_each(text), width, tab_size, fold)]
 
 
 def _area_delete(self: TextArea, start: Location, end: Location) -> Any:
@@ -75,7 +75,7 @@ def _target_column(self: wrapped.WrappedDocument, line_index: int, x_offset: int
 
 
 def _column_index(line: str, cell_width: int, tab_width: int) -> int:
-    return clusters(line)[_index(_one_for_each(line), cell_width, tab_width)]
+    return clusters(line)[cell_width_to_column_index(_one_for_each(line), cell_width, tab_width)]
 
 
 def _line(text: str) -> Text:

@@ -20,6 +20,7 @@ CLUSTERS = {
     "rainbow-flag": "🏳\ufe0f\u200d🌈",
     "flag-of-tags": "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",
     "emoji-style": "❤\ufe0f",
+    "part-alternation-mark": "〽\ufe0f",
     "keycap": "1\ufe0f\u20e3",
     "combining": "e\u0301\u0323",
     "jamo": "\u1112\u1161\u11ab",
@@ -133,10 +134,15 @@ async def test_up_down_and_the_mouse_stay_outside_of_clusters() -> None:
         assert prompt.cursor_location == (0, 5)
 
 
-@pytest.mark.parametrize("one", CLUSTERS.values(), ids=CLUSTERS)
-def test_the_cursor_is_drawn_on_the_whole_cluster(one: str) -> None:
-    graphemes.install()
-    for line in (TextArea(f"a{one}b").get_line(0), Input(f"a{one}b")._value):
+async def test_the_cursor_is_drawn_on_the_whole_cluster(kind: type[TextArea | Input]) -> None:
+    app = Fields()
+    async with app.run_test():
+        field, one = app.query_one(kind), CLUSTERS["family"]
+        if isinstance(field, Input):
+            field.value = f"a{one}b"
+        else:
+            field.load_text(f"a{one}b")
+        line = field._value if isinstance(field, Input) else field.get_line(0)
         line.stylize("reverse", 1, 2)
         assert line.plain[slice(*line.spans[-1][:2])] == one
 
