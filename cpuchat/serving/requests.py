@@ -9,7 +9,6 @@ those with another one.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -183,7 +182,6 @@ class RequestReader:
         n_bytes = self.check_length(param, len(asked.messages), texts) + self.check_length("tools", 0, declared)
         self._check_calling(asked)
         stream, limit = bool(body.stream), self._limit(asked.max_tokens)
-        keeps = not body.cache_salt  # a salt is for one session, often
         request = Generate(
             messages=asked.messages,
             prompt=asked.prompt,
@@ -203,8 +201,7 @@ class RequestReader:
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
             unsplit=asked.prompt is not None,
             owner=body.cache_salt or "",
-            keeps=keeps,
-            agent=_agent(asked) if keeps else "",
+            keeps=not body.cache_salt,  # a salt is for one session, often
             logit_bias=_bias(asked.logit_bias),
             logprobs=asked.logprobs,
         )
@@ -262,15 +259,6 @@ def _texts(message: Message) -> Iterable[str]:
     yield message.reasoning
     for call in message.calls:
         yield _encoded(call.arguments, "messages")
-
-
-def _agent(asked: Asked) -> str:
-    """Return the name of what the prompts of an agent begin with: of its tools and system prompt."""
-    system = [one.content for one in asked.messages if one.role == "system"]
-    if not system and not asked.tools:
-        return ""
-    declared = [tool.declaration() for tool in asked.tools]
-    return hashlib.sha256(msgspec.json.encode([system, declared, asked.reasoning])).hexdigest()
 
 
 def _bias(given: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
