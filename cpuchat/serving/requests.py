@@ -40,6 +40,9 @@ _MOST_QUOTED = 80
 _MOST_TOOLS = 512
 _DEEPEST = 60
 _INT32 = (1 << 31) - 1
+_BILLING = re.compile(
+    r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*(?:;|(?=[ \t]*(?:\n|\Z))))+\s*", re.IGNORECASE
+)
 _NAME = re.compile(r"[\w.:-]{1,128}")
 
 
@@ -177,6 +180,7 @@ class RequestReader:
 
     def parsed(self, body: Body, asked: Asked, param: str = "messages") -> ParsedRequest:
         """Return the request. `param` has its text. Raises Refusal."""
+        asked = replace(asked, messages=_without_billing(asked.messages))
         texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
         declared = [_encoded(tool.declaration(), "tools") for tool in asked.tools]
         n_bytes = self.check_length(param, len(asked.messages), texts) + self.check_length("tools", 0, declared)
@@ -259,6 +263,15 @@ def _texts(message: Message) -> Iterable[str]:
     yield message.reasoning
     for call in message.calls:
         yield _encoded(call.arguments, "messages")
+
+
+def _without_billing(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return messages without the line that Claude Code bills by: it differs in each request, which would end all
+    reuse."""
+    n_system = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
+    head = [msgspec.structs.replace(one, content=_BILLING.sub("", one.content)) for one in messages[:n_system]]
+    kept = (new for new, old in zip(head, messages, strict=False) if new.content or not old.content)
+    return (*kept, *messages[n_system:]) or messages
 
 
 def _bias(given: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
