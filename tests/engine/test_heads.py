@@ -204,6 +204,15 @@ def test_a_text_that_changes_at_one_place_costs_what_follows_it(agent: Agent) ->
     assert timings.prompt_n < MARKUP
 
 
+def test_a_reminder_that_moves_on_costs_what_follows_its_place(agent: Agent) -> None:
+    reminder, turns = "\n<system-reminder>You may edit files now.</system-reminder>", list[Message]()
+    for number in range(4):
+        turns.append(user(f"{number}: the next step."))
+        timings = agent.tell(system(RULES + RULES), *turns[:-1], user(turns[-1].content + reminder))
+        turns.append(assistant(agent.text))
+    assert timings.prompt_n < len(reminder) + 2 * MARKUP
+
+
 def test_what_another_request_came_between_goes_on(agent: Agent) -> None:
     """A part of an agent, or a title, with a head of its own."""
     turns: list[Message] = []
