@@ -244,7 +244,7 @@ class Answer:
             )
 
         try:
-            return prefill(loaded.states, prompt, start, loaded.chunking, on_progress, self._command.agent)
+            return prefill(loaded.states, prompt, start, loaded.chunking, on_progress)
         except Aborted:
             evaluated = max(len(self._sequence), done) - start.n
             prompt_ms = 1e3 * (perf_counter() - since)

@@ -225,11 +225,9 @@ class Generate(Command, frozen=True):
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
     markers are part of the answer's text. `tools` are what the model may call, within `calling`; `streams_calls` asks
     for `CallDelta` events. `owner`: whose prompt it is; what was evaluated for another owner is not reused. `keeps`: on
-    disk too, although it has no `chat_id`. `agent` names what the prompt has before its first message that is not the
-    system's (tools too): its state is kept as a conversation of its own ("" = it is not). `continues`: the last of
-    `messages` is an answer, which the model goes on writing. `logit_bias` has pairs of a token and what is added to its
-    logit. `logprobs`: with the log probability of each token, and those of so many others.
-    `tells_tokens`: `GenerationFinished` has the token IDs.
+    disk too, although it has no `chat_id`. `continues`: the last of `messages` is an answer, which the model goes on
+    writing. `logit_bias` has pairs of a token and what is added to its logit. `logprobs`: with the log probability of
+    each token, and those of so many others. `tells_tokens`: `GenerationFinished` has the token IDs.
     """
 
     request_id: int = 0
@@ -256,7 +254,6 @@ class Generate(Command, frozen=True):
     streams_calls: bool = False
     owner: str = ""
     keeps: bool = False
-    agent: str = ""
     continues: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None

@@ -9,12 +9,10 @@ those with another one.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import takewhile
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -57,6 +55,9 @@ TEXTS = ("text", "input_text", "output_text", "refusal")
 _MOST_TOOLS = 512
 _DEEPEST = 60
 _INT32 = (1 << 31) - 1
+_BILLING = re.compile(
+    r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*(?:;|(?=[ \t]*(?:\n|\Z))))+\s*", re.IGNORECASE
+)
 _NAME = re.compile(r"[\w.:-]{1,128}")
 
 
@@ -213,12 +214,12 @@ class RequestReader:
 
     def parsed(self, body: Body, asked: Asked, param: str = "messages") -> ParsedRequest:
         """Return the request. `param` has its text. Raises Refusal."""
+        asked = replace(asked, messages=_without_billing(asked.messages))
         texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
         declared = [encoded(tool.declaration(), "tools") for tool in asked.tools]
         n_bytes = self.check_length(param, len(asked.messages), texts) + self.check_length("tools", 0, declared)
         self._check_engine(asked)
         stream, limit = bool(body.stream), self._limit(asked.max_tokens)
-        keeps = not body.cache_salt  # a salt is for one session, often
         request = Generate(
             messages=asked.messages,
             prompt=asked.prompt,
@@ -239,8 +240,7 @@ class RequestReader:
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
             unsplit=asked.prompt is not None,
             owner=body.cache_salt or "",
-            keeps=keeps,
-            agent=_agent(asked) if keeps else "",
+            keeps=not body.cache_salt,  # a salt is for one session, often
             logit_bias=_bias(asked.logit_bias),
             logprobs=asked.logprobs,
         )
@@ -310,13 +310,13 @@ def _texts(message: Message) -> Iterable[str]:
         yield encoded(call.arguments, "messages")
 
 
-def _agent(asked: Asked) -> str:
-    """Return the name of what the prompts of an agent begin with: of its tools and system prompt."""
-    system = [one.content for one in takewhile(lambda one: one.role == "system", asked.messages)]
-    if not system and not asked.tools:
-        return ""
-    declared = [tool.declaration() for tool in asked.tools]
-    return hashlib.sha256(msgspec.json.encode([system, declared, asked.reasoning, asked.effort])).hexdigest()
+def _without_billing(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return messages without the line that Claude Code bills by: it differs in each request, which would end all
+    reuse."""
+    n_system = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
+    head = [msgspec.structs.replace(one, content=_BILLING.sub("", one.content)) for one in messages[:n_system]]
+    kept = (new for new, old in zip(head, messages, strict=False) if new.content or not old.content)
+    return (*kept, *messages[n_system:]) or messages
 
 
 def _bias(given: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:

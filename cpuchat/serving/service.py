@@ -506,11 +506,13 @@ class Service:
             self._on_done(record)
 
     async def warm(self, parsed: ParsedRequest, client: str) -> None:
-        """Evaluate the prompt of a request ahead, for `client`. Raises Refusal."""
+        """Evaluate the prompt of a request ahead, for `client`; twice, since only what is used again gets to the disk.
+        Raises Refusal.
+        """
         one = msgspec.structs.replace(parsed.of_client(client).request, max_tokens=1, grammar="", calling=ANY_CALL)
         with self.place(WARM, client.split()[0]) as place:
             async for _ in self.answer(
-                replace(parsed, request=one, asked=replace(parsed.asked, n=1)), place, Progress()
+                replace(parsed, request=one, asked=replace(parsed.asked, n=2)), place, Progress()
             ):
                 pass
 

@@ -29,7 +29,7 @@ LOOK = Tool(
     description="Looks.",
     parameters={"type": "object", "properties": {"at": {"enum": ["a", "b"]}}, "required": ["at"]},
 )
-AGENT: dict[str, Any] = {"tools": (LOOK,), "agent": "careful", "owner": "me", "keeps": True, "trim": False}
+AGENT: dict[str, Any] = {"tools": (LOOK,), "owner": "me", "keeps": True, "trim": False}
 OPTIONS = LoadOptions(n_ctx=4096)
 
 
@@ -71,6 +71,7 @@ def served(tiny_model: Path, tmp_path: Path) -> Iterator[Served]:
 def test_the_first_request_after_a_restart_evaluates_what_is_new(served: Served, crashed: bool) -> None:
     first = served.say(user("Hello"))
     assert first.prompt_n > 1000
+    served.say(user("A second question"))
     served.again(crashed=crashed)
     told = served.say(user("Another question, which nobody asked before"))
     assert told.prompt_n < 128
@@ -85,6 +86,8 @@ def test_an_agent_is_written_once_and_its_conversations_do_not_replace_it(served
         return [(one.name, one.stat().st_ino) for one in served.folder.glob("@*")]
 
     served.say(user("Hello"))
+    assert agents() == []
+    served.say(user("Something else"))
     first = agents()
     assert len(first) == 1
     served.again()
@@ -92,7 +95,9 @@ def test_an_agent_is_written_once_and_its_conversations_do_not_replace_it(served
     served.ask(user("Something else. " * 100), owner="me", keeps=True)
     served.say(user("A third one"))
     assert agents() == first
-    served.say(user("Hello"), agent="other", tools=())
+    other = Message(role="system", content="Be quick. " * 60)
+    for text in ("Hello", "Once more"):
+        served.ask(other, user(text), **AGENT)
     assert len(agents()) == 2
 
 

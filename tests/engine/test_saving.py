@@ -72,7 +72,11 @@ def test_a_long_rest_saves_once(saving: SavingChat) -> None:
     saving.ask(user("What has no name cannot be deleted by it. " * 3))
     saving.engine.idle()
     assert saving.settle() == files and saving.written == written
-    saving.ask(user("But a program may go on with it. " * 3), owner="a client", keeps=True)
+    asked = user("But a program may go on with it. " * 3)
+    saving.ask(asked, owner="a client", keeps=True)
+    saving.engine.idle()
+    assert saving.settle() == files, "until it does"
+    saving.ask(asked, assistant(saving.text), user("And then?"), owner="a client", keeps=True)
     saving.engine.idle()
     assert len(saving.settle()) == 2
 

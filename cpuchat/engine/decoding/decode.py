@@ -125,14 +125,12 @@ class DecodeResult:
 
 
 def prefill(
-    store: StateStore, prompt: Prompt, start: Start, chunking: PrefillChunking, on_progress: Callable[[int], None],
-    agent: str = "",
-) -> Prefill:  # fmt: skip
+    store: StateStore, prompt: Prompt, start: Start, chunking: PrefillChunking, on_progress: Callable[[int], None]
+) -> Prefill:
     """Evaluate `prompt` from where the store has begun, and keep checkpoints for later prompts.
 
     Args:
         on_progress: called with the tokens processed before the first batch and after each.
-        agent: as of `Generate`.
 
     Raises:
         Aborted: stopped; the sequence holds the finished part, which a next call reuses.
@@ -141,9 +139,7 @@ def prefill(
     sequence, tokens, row, at = store.sequence, prompt.tokens, start.row, start.n
     before = now = perf_counter()
     on_progress(at)
-    places = prompt.checkpoints(at, store.piece) if sequence.partial_bytes and at < len(tokens) else []
-    head = store.agent_length(prompt) if agent else 0
-    ahead = iter(sorted({*places, *((head,) if head > at else ())}))
+    ahead = iter(store.places(prompt, at))
     place = next(ahead, len(tokens))
     while at < len(tokens):
         if sequence.abort.is_set():
@@ -158,8 +154,7 @@ def prefill(
         then, now = now, perf_counter()
         store.evaluated(len(batch), now - then)
         if at == place:
-            if at == head:
-                store.keep_agent(prompt, agent)
+            store.keep_head()
             if sequence.partial_bytes or is_last:
                 store.checkpoint(row)
             place = next(ahead, len(tokens))

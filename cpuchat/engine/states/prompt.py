@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, Literal
 
@@ -26,6 +27,8 @@ from cpuchat.protocol.messages import Message
 
 SPACING: Final = 512
 """Tokens between two checkpoints of a long prompt, at least; the last user's message always has one."""
+_LINE: Final = 64
+"""Tokens of a line that is looked through for its beginning."""
 _MARKUP: Final = 1 << 16
 """Bytes between the contents of two messages, at most."""
 
@@ -92,24 +95,19 @@ class Prompt:
                 spaced = token
         return sorted(set(places))
 
-    def head(self, piece: Callable[[int], bytes]) -> tuple[int, bytes]:
-        """Return how many tokens come before the content of the first message that is not the system's, and their text
-        with its marks: what prompts of one agent begin with. (0, b""): nothing does.
+    def head(self, piece: Callable[[int], bytes]) -> int:
+        """Return how many tokens come before the content of the first message that is not the system's: what prompts of
+        one agent begin with.
         """
         contents = self._contents(self.text.replace(MARK_BYTES, b""))
-        found = (at for one, (at, _) in zip(self.messages, contents, strict=True) if one.role != "system")
-        end, n_bytes, n_tokens = next(found, 0), 0, 0
-        for token in self.tokens:
-            if (after := n_bytes + len(piece(token))) > end:
-                break
-            n_bytes, n_tokens = after, n_tokens + 1
-        at, left = 0, n_bytes
-        for part in self.text.split(MARK_BYTES):
-            at += min(left, len(part))
-            if (left := left - len(part)) <= 0:
-                break
-            at += len(MARK_BYTES)
-        return n_tokens, self.text[:at]
+        end = next((at for one, (at, _) in zip(self.messages, contents, strict=True) if one.role != "system"), 0)
+        ends = accumulate(len(piece(token)) for token in self.tokens)
+        return next((n for n, after in enumerate(ends) if after > end), len(self.tokens))
+
+    def line_start(self, n: int, piece: Callable[[int], bytes]) -> int:
+        """Return after how many of the first `n` tokens the line begins that they end in, `n` if it is a long one."""
+        before = range(n, max(n - _LINE, 0), -1)
+        return next((at for at in before if piece(self.tokens[at - 1]).endswith(b"\n")), n)
 
     def changed(self, before: bytes) -> tuple[Change, int]:
         """Return what differs first from the text that was evaluated before, and in which message; see `Reuse`."""
@@ -250,6 +248,7 @@ class State:
         history: the text with its tokens, of a whole state.
         draft: the draft model's state, of a whole state.
         used: number of the request that used it last.
+        is_once: of something that no second request has continued.
     """
 
     owner: str
@@ -262,6 +261,7 @@ class State:
     history: TokenHistory | None = None
     draft: State | None = None
     used: int = 0
+    is_once: bool = False
     file: Path | None = None
     part: SavedPart | None = None
 

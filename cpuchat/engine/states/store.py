@@ -55,13 +55,18 @@ _KEEP_SHARE: Final = 16
 again some milliseconds."""
 _SAVE_SHARE: Final = 4
 """A conversation is saved again when the new part of it is this fraction of the whole."""
-_SAVED_PARTIALS: Final = 3
+_SAVED_PARTIALS, _SAVED_LEFT = 3, 3
+"""Checkpoints that are saved of a conversation, and conversations beside the last one at the end."""
 _UNSAVED: Final = "~"
 """Before the name of a conversation that is kept in memory only."""
-_AGENT: Final = "@"
-"""Before the name of what the prompts of an agent begin with."""
-_LEAST_AGENT: Final = 256
+_HEAD: Final = "@"
+"""Before the name of what several conversations of a client begin with: an agent's system prompt and tools."""
+_LEAST_HEAD: Final = 256
 """Tokens of that: fewer are soon evaluated."""
+_MOST_HEADS, _KNOWN_HEADS = 8, 64
+"""Of a client, that are kept; of all, that are compared."""
+_ONCE_SHARE: Final = 4
+"""What was used once takes one part in so many of the memory before it goes first."""
 _COPY_SHARE: Final = 0.01
 """Of the time of a long prompt, for copying checkpoints."""
 _QUICK_SECONDS: Final = 0.25
@@ -74,11 +79,13 @@ _MEMORY_SPEED, _DISK_SPEED = 4e9, 8e8
 
 @dataclass
 class Live:
-    """What the memory holds: whose it is, the conversation that it is saved as, and its text."""
+    """What the memory holds: whose it is, the conversation that it is saved as, its text, and whether no second request
+    has continued it."""
 
     owner: str = ""
     stem: str = ""
     history: TokenHistory = field(default_factory=TokenHistory)
+    is_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,11 @@ class StateStore:
         self._at, self._seconds = 0, 0.0  # tokens at the last checkpoint, and the time of evaluating since
         self._copying = 0.0  # seconds of the last checkpoint
         self._note: str | None = None  # "" once it was taken
-        self._unwritten: list[State] = []  # of agents
+        self._unwritten: list[State] = []  # of heads
+        self._heads: list[tuple[str, bytes]] = []  # owners and tokens, the newest last
+        self._head = self._common = 0  # tokens of the prompt's head, and those of them that earlier ones have too
+        self._changed = 0  # tokens that the prompt has in common with what was there before
+        self._due: set[int] = set()  # after how many tokens of the prompt a head is to be kept
         self.live = Live()
 
     def histories(self, owner: str) -> tuple[TokenHistory, ...]:
@@ -187,8 +198,10 @@ class StateStore:
         most = len(prompt.tokens) - (row is None)
         plan = self._best(most)
         base = self.live if plan.base is None or plan.base.stem == self.live.stem else plan.base
-        is_same = 0 < len(plan.base if plan.base is not None else self.sequence) <= 2 * plan.shared
-        is_same = is_same and base.stem[:1] != _AGENT
+        head = self._head = prompt.head(self.piece) if owner else 0
+        held = len(plan.base if plan.base is not None else self.sequence)
+        is_same = 0 < held - head <= 2 * (plan.shared - head) and not _is_head(base.stem)
+        self._changed = max(plan.shared, shared_tokens(token_bytes(self.sequence.tokens), self._prompt))
         unnamed = f"{'' if keeps else _UNSAVED}{uuid.uuid4().hex[:20]}"
         name = stem or (base.stem if is_same else "") or unnamed
         self._keep_lost(plan, name)
@@ -200,7 +213,10 @@ class StateStore:
         histories = (self.live.history, *(one.history for one in self._own() if one.history is not None))
         known = max(histories, key=lambda one: one.shared(prompt.text)).copy()
         known.record(prompt.text, prompt.tokens, (), self.piece)  # and nothing of another conversation
-        self.live = Live(owner, name, known)
+        is_once = not stem and (name != base.stem or plan.shared < head + _LEAST_TOKENS)
+        for one in self._own():
+            one.is_once = one.is_once and (is_once or one.stem != name)
+        self.live = Live(owner, name, known, is_once)
         again = plan.shared - plan.n if plan.n < len(prompt.tokens) - 1 else 0
         reuse = Reuse(
             source=source,
@@ -227,39 +243,83 @@ class StateStore:
             self._draft.set_state(last.draft.list(), drafted)
         self.live = Live(last.owner, last.stem, last.history.copy() if last.history is not None else TokenHistory())
 
-    def agent_length(self, prompt: Prompt) -> int:
-        """Return how many tokens of the prompt are the agent's; 0: too few to keep, or they are kept. Those that are
-        kept count as used."""
-        n, _ = prompt.head(self.piece)
-        tokens = self._prompt[: n * TOKEN_BYTES]
-        for one in self._own():
-            if one.stem[:1] == _AGENT and one.is_whole and one.tokens == tokens and one.file is not None:
-                if self._files is not None:
-                    self._files.touch(one.file)
-                return 0
-        return n if n >= _LEAST_AGENT and self._files is not None else 0
+    def places(self, prompt: Prompt, at: int) -> list[int]:
+        """Return after how many tokens of the prompt, more than `at`, to call `keep_head` and `checkpoint`.
 
-    def keep_agent(self, prompt: Prompt, agent: str) -> None:
-        """Keep what the memory holds, an agent's part of the prompt, and write it to the disk once that is idle."""
-        tokens, size = token_bytes(self.sequence.tokens), self.sequence.state_size()
-        if self._files is None or size > self._files.limit or not self._make_room(size, ()):
+        Where a prompt has changed, the next one may change again: what cannot be cut keeps the beginning of that line.
+        """
+        places = set[int]()
+        if self.sequence.partial_bytes and at < len(prompt.tokens):
+            places = {prompt.line_start(self._changed, self.piece), *prompt.checkpoints(at, self.piece)}
+        self._due = self._heads_due(prompt, at)
+        self.keep_head()
+        return sorted(place for place in places | self._due if place > at)
+
+    def _heads_due(self, prompt: Prompt, at: int) -> set[int]:
+        """Return after how many tokens, `at` or more, what other conversations may begin with as well is to be kept:
+        the head, and what it has in common with earlier ones. Heads that are kept count as used."""
+        owner, head, due = self.live.owner, self._prompt[: self._head * TOKEN_BYTES], set[int]()
+        if self._head < _LEAST_HEAD:
+            return due
+        kept = [one for one in self._own() if _is_head(one.stem)]
+        before = (*(tokens for other, tokens in self._heads if other == owner), *(one.tokens for one in kept))
+        common = max((shared_tokens(head, tokens) for tokens in before), default=0)
+        self._heads = [*[one for one in self._heads if one != (owner, head)][1 - _KNOWN_HEADS :], (owner, head)]
+        self._use_head([one for one in kept if head.startswith(one.tokens)])
+        if at < common < self._head and self.sequence.partial_bytes:
+            common = max(prompt.line_start(common, self.piece), at)
+        self._common = common
+        for n, holders in ((common, [one for one in kept if not one.is_once]), (self._head, kept)):
+            held = max((self._usable(one, head[: n * TOKEN_BYTES]) for one in holders), default=0)
+            if n >= at and n - max(held, *due, 0) >= _LEAST_HEAD:
+                due.add(n)
+        return due
+
+    def _usable(self, state: State, tokens: bytes) -> int:
+        """Return how many of these tokens a whole state spares."""
+        shared = shared_tokens(state.tokens, tokens)
+        return shared if shared == len(state) or self.sequence.can_cut_from(state.first, shared) else 0
+
+    def _use_head(self, heads: list[State]) -> None:
+        """Count the longest of the prompt's heads as used: what was used twice is written."""
+        if not heads:
             return
-        state = State(self.live.owner, _AGENT + kv_stem(agent), tokens, True, self.sequence.state())
-        state.first, state.used, state.history = self.sequence.first_saved(), self._requests, TokenHistory()
-        state.history.record(prompt.head(self.piece)[1], list(self.sequence.tokens), (), self.piece)
-        self._states = [one for one in self._states if one.stem != state.stem or one.file is not None] + [state]
-        self._unwritten.append(state)
-        self._write_agents()
+        head = max(heads, key=len)
+        head.used, head.is_once = self._requests, False
+        if head.file is not None and self._files is not None:
+            self._files.touch(head.file)
+        elif head not in self._unwritten:
+            self._unwritten.append(head)
 
-    def _write_agents(self) -> None:
-        """Begin to write the next state of an agent, if nothing else is written and it may be."""
+    def keep_head(self) -> None:
+        """Keep what the memory holds if that is a head that is due; it is written once it is used a second time."""
+        n, live = len(self.sequence), self.live
+        if n not in self._due or not self._make_room(self.sequence.state_size(), ()):
+            return
+        tokens, unsaved = self._prompt[: n * TOKEN_BYTES], _UNSAVED if live.stem[:1] == _UNSAVED else ""
+        stem = f"{unsaved}{_HEAD}{hashlib.sha256(live.owner.encode() + tokens).hexdigest()[:20]}"
+        state = State(live.owner, stem, tokens, True, self.sequence.state())
+        state.first, state.used, state.history = self.sequence.first_saved(), self._requests, TokenHistory()
+        state.is_once = n > self._common
+        self._states.append(state)
+        if not state.is_once:
+            self._use_head([state])
+        heads = [one for one in reversed(self._own()) if _is_head(one.stem)]  # those of earlier runs: the newest last
+        for one in sorted(heads, key=lambda one: (not one.is_once, one.used))[:-_MOST_HEADS]:
+            self._drop(one)
+            if self._files is not None and one.file is not None:
+                self._files.forget(one.stem)
+
+    def _write_heads(self) -> None:
+        """Begin to write the next head, if nothing else is written and it may be."""
         files = self._files
-        self._unwritten = [one for one in self._unwritten if one in self._states]
+        self._unwritten = [one for one in self._unwritten if one in self._states and one.stem[:1] == _HEAD]
         if files is None or files.writer.is_busy or not self._unwritten or not self._budget.allows():
             return
         state = self._unwritten.pop(0)
-        files.write(state.stem, [state], self._draft_key)
-        self._budget.spend(state.restored_bytes)
+        if state.restored_bytes <= files.limit:
+            files.write(state.stem, [state], self._draft_key)
+            self._budget.spend(state.restored_bytes)
 
     def _own(self) -> list[State]:
         return [one for one in self._states if one.owner == self.live.owner]
@@ -380,12 +440,12 @@ class StateStore:
         if not has_room and not to_save:
             return None
         state = State(live.owner, live.stem, tokens, True, sequence.state(), sequence.first_saved())
-        state.history, state.used = live.history.copy(), self._requests
+        state.history, state.used, state.is_once = live.history.copy(), self._requests, live.is_once
         if draft is not None:
             state.draft = State(live.owner, live.stem, drafted, True, draft.state())
         if has_room and not sequence.partial_bytes:
             extended = [one for one in self._own() if one.is_whole and tokens.startswith(one.tokens)]
-            self._states = [one for one in self._states if one not in extended or one in spared]
+            self._states = [one for one in self._states if one not in extended or one in spared or _is_head(one.stem)]
         if has_room:
             self._states.append(state)
         return state
@@ -409,7 +469,7 @@ class StateStore:
         tokens = self._prompt[: len(sequence) * TOKEN_BYTES]
         is_whole = not sequence.is_divisible
         state = next((one for one in self._own() if one.tokens == tokens and one.is_whole == is_whole), None)
-        state = state or State(self.live.owner, self.live.stem, tokens, is_whole)
+        state = state or State(self.live.owner, self.live.stem, tokens, is_whole, is_once=self.live.is_once)
         size = sequence.state_size(partial=True) if sequence.partial_bytes and state.data is None else 0
         if not self._make_room(size + (row.nbytes if row is not None else 0), (state,)):
             return
@@ -425,7 +485,7 @@ class StateStore:
     def record(self, prompt: Prompt, answer: list[int]) -> None:
         """Keep the text of what the memory holds now."""
         self.live.history.record(prompt.text, prompt.tokens, answer, self.piece)
-        self._write_agents()
+        self._write_heads()
         if self._files is not None and self._files.limit and self._note is None:
             size = self.sequence.state_size()
             if size > self._files.limit:
@@ -450,15 +510,16 @@ class StateStore:
             at_end: this is the last opportunity: it is saved if it is worth restoring.
         """
         files, sequence = self._files, self.sequence
-        self._write_agents()
+        self._write_heads()
         if files is None or self.live.stem[:1] in ("", _UNSAVED) or files.writer.is_busy:
+            return
+        if self.live.is_once and not at_end:
             return
         self._mend()
         tokens = token_bytes(sequence.tokens)
-        saved = [one for one in self._own() if one.is_whole and one.file is not None and one.stem == self.live.stem]
-        held = max((shared_tokens(one.tokens, tokens) for one in saved), default=0)
-        if sequence.is_recurrent and not any(tokens.startswith(one.tokens) for one in saved):
-            held = 0  # what is saved goes on differently
+        saved = [one for one in self._own() if one.is_whole and one.file is not None]
+        saved = [one for one in saved if one.stem == self.live.stem or _is_head(one.stem)]
+        held = max((self._usable(one, tokens) for one in saved), default=0)
         new = len(sequence) - held
         if not (new >= _LEAST_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) > 0 and self._budget.allows()):
             return
@@ -513,11 +574,25 @@ class StateStore:
         if self._files is not None:
             self._files.writer.finish(is_cancelled)
             while self._unwritten and self._budget.allows() and not is_cancelled():
-                self._write_agents()
+                self._write_heads()
                 self._files.writer.finish(is_cancelled)
             self.save(at_end=True)
             self._files.writer.finish(is_cancelled)
             self._files.drop(self.live.stem)
+            self._save_left(self._files, is_cancelled)
+
+    def _save_left(self, files: StateFiles, is_cancelled: Callable[[], bool]) -> None:
+        """Write what is kept of conversations that others came after, but not saved."""
+        kept = [one for one in self._states if one.is_whole and one.history is not None and not _is_head(one.stem)]
+        newest = {one.stem: one for one in sorted(kept, key=lambda one: (one.used, len(one)))}
+        for one in sorted(newest.values(), key=lambda one: -one.used)[:_SAVED_LEFT]:
+            is_saved = one.file is not None or one.stem == self.live.stem
+            if is_saved or one.is_once or one.stem[:1] in ("", _UNSAVED):
+                continue
+            if self._budget.allows() and not is_cancelled():
+                files.write(one.stem, [one], self._draft_key)
+                self._budget.spend(one.restored_bytes)
+                files.writer.finish(is_cancelled)
 
     @property
     def n_bytes(self) -> int:
@@ -533,6 +608,10 @@ class StateStore:
             left = [one for one in self._states if one.memory_bytes and one not in spared]
             if not left:
                 return False
+            once = [one for one in left if one.is_once]
+            n_bytes = sum(one.memory_bytes for one in once)
+            if n_bytes * _ONCE_SHARE > self.limit or len(once) * _ONCE_SHARE > _MOST_STATES:
+                left = once
             held = held or token_bytes(self.sequence.tokens)
             by_size = self.n_bytes + size > self.limit  # else there are too many
             least = min(left, key=lambda one: self._worth(one, held) / (one.memory_bytes if by_size else 1))
@@ -557,6 +636,10 @@ class StateStore:
 def _saved(file: Path, index: Index, part: SavedPart) -> State:
     stem, tokens = file.name.partition("-")[0], index.tokens[: part.n * TOKEN_BYTES]
     return State(index.owner, stem, tokens, part.is_whole, first=part.first, file=file, part=part)
+
+
+def _is_head(stem: str) -> bool:
+    return _HEAD in stem[:2]
 
 
 def _hashed(owner: str) -> str:
