@@ -27,6 +27,7 @@ from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import (
     Asked,
     Body,
+    Calls,
     ParsedRequest,
     RequestReader,
     Unsupported,
@@ -37,7 +38,6 @@ from cpuchat.serving.requests import (
     read_rule,
     read_text,
     read_tools,
-    result_message,
 )
 
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
@@ -65,6 +65,7 @@ class MessagesBody(Body, kw_only=True):
 def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request. Raises Refusal."""
     body = reader.body(data, MessagesBody)
+    reader.check_number(body.messages)
     tools = read_tools(body.tools or [], _declared)
     messages = list(_messages(body))
     default = reader.settings.chat.request_options()["reasoning"]
@@ -125,15 +126,16 @@ def _rule(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> CallRule:
 def _messages(body: MessagesBody) -> Iterable[Message]:
     if not body.messages:
         raise Refusal(400, "`messages` is empty.", param="messages")
-    found = list[Message]()
+    found, known = list[Message](), Calls()
     if system := read_text(body.system or "", "system"):
         found.append(Message(role="system", content=system))
     for number, message in enumerate(body.messages):
         where = f"messages[{number}]"
         if message.role == "assistant":
             found.append(_answer(message.content, where))
+            known.add(found[-1].calls)
         elif message.role == "user":
-            found += _question(message.content, found, where)
+            found += _question(message.content, known, where)
         elif message.role == "system":
             found.append(Message(role="system", content=read_text(message.content, where)))
         else:
@@ -159,7 +161,7 @@ def _answer(content: str | list[dict[str, Any]], where: str) -> Message:
     return Message(role="assistant", content="\n".join(texts), reasoning="\n".join(reasoning), calls=tuple(calls))
 
 
-def _question(content: str | list[dict[str, Any]], before: list[Message], where: str) -> list[Message]:
+def _question(content: str | list[dict[str, Any]], known: Calls, where: str) -> list[Message]:
     """Return the results of calls in a message of the user, and what else it says."""
     if isinstance(content, str):
         return [Message(role="user", content=content)]
@@ -169,7 +171,7 @@ def _question(content: str | list[dict[str, Any]], before: list[Message], where:
         if block.get("type") == "tool_result":
             result = read_text(block.get("content") or "", at)
             result = f"Error: {result}" if block.get("is_error") else result
-            found.append(result_message(block.get("tool_use_id"), result, before, f"{at}.tool_use_id"))
+            found.append(known.result(block.get("tool_use_id"), result, f"{at}.tool_use_id"))
         else:
             texts.append(read_text([block], at))
     if texts or not found:

@@ -29,6 +29,7 @@ from cpuchat.serving.requests import (
     MOST_ANSWERS,
     Asked,
     Body,
+    Calls,
     ParsedRequest,
     RequestReader,
     Unsupported,
@@ -39,7 +40,6 @@ from cpuchat.serving.requests import (
     read_call,
     read_choice,
     read_tools,
-    result_message,
 )
 
 DONE = b"data: [DONE]\n\n"
@@ -121,6 +121,7 @@ def read_control(data: bytes) -> ControlBody:
 def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a chat completion. Raises Refusal."""
     body = reader.body(data, ChatBody)
+    reader.check_number(body.messages)
     tools = read_tools(body.tools or [], _declared)
     default = reader.settings.chat.request_options()["reasoning"]
     asked = Asked(
@@ -190,7 +191,7 @@ def read_messages(given: list[ChatMessage]) -> list[Message]:
     """Return the messages. Raises Refusal."""
     if not given:
         raise Refusal(400, "`messages` is empty.", param="messages")
-    found = list[Message]()
+    found, known = list[Message](), Calls()
     for number, message in enumerate(given):
         where = f"messages[{number}]"
         role = _ROLES.get(message.role)
@@ -201,9 +202,10 @@ def read_messages(given: list[ChatMessage]) -> list[Message]:
             raise field_error(f"{where}.content", "missing")
         content = _text(message.content, f"{where}.content")
         if role == "tool":
-            found.append(result_message(message.tool_call_id, content, found, f"{where}.tool_call_id"))
+            found.append(known.result(message.tool_call_id, content, f"{where}.tool_call_id"))
             continue
         calls = tuple(_calls(message.tool_calls or [], f"{where}.tool_calls")) if role == "assistant" else ()
+        known.add(calls)
         found.append(Message(role=role, content=content, reasoning=message.reasoning_content or "", calls=calls))
     if given[-1].role == "assistant":
         raise Refusal(400, "The last message is the assistant's: prefill is not supported.", param="messages")

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -69,7 +70,7 @@ def _unsupported(kind: type[Body]) -> dict[str, Unsupported]:
     return {name: one for name, hint in hints for one in get_args(hint) if isinstance(one, Unsupported)}
 
 
-B = TypeVar("B", bound=msgspec.Struct)
+B = TypeVar("B")
 T = TypeVar("T", bound=Body)
 
 
@@ -160,10 +161,13 @@ class RequestReader:
                 raise field_error(name, field.reason, "unsupported")
         return body
 
-    def check_length(self, param: str, n_messages: int, texts: Iterable[str]) -> int:
+    def check_number(self, given: Sized, param: str = "messages") -> None:
+        """Refuse more messages than can fit: a template writes a token or more for each. Raises Refusal."""
+        if len(given) > self.n_ctx:
+            raise self._too_long(f"{len(given):,} messages", param)
+
+    def check_length(self, param: str, texts: Iterable[str]) -> int:
         """Refuse what is not valid Unicode, or so long that it cannot fit; returns its bytes."""
-        if n_messages > self.n_ctx:  # a template writes a token or more for each
-            raise self._too_long(f"{n_messages:,} messages", param)
         try:
             n_bytes = sum(len(text.encode()) for text in texts)
         except UnicodeEncodeError:
@@ -180,7 +184,8 @@ class RequestReader:
         """Return the request. `param` has its text. Raises Refusal."""
         texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
         declared = [_encoded(tool.declaration(), "tools") for tool in asked.tools]
-        n_bytes = self.check_length(param, len(asked.messages), texts) + self.check_length("tools", 0, declared)
+        self.check_number(asked.messages, param)
+        n_bytes = self.check_length(param, texts) + self.check_length("tools", declared)
         self._check_calling(asked)
         stream, limit = bool(body.stream), self._limit(asked.max_tokens)
         keeps = not body.cache_salt  # a salt is for one session, often
@@ -329,7 +334,9 @@ def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
         raise field_error("tools", f"more than {_MOST_TOOLS} are not supported", "unsupported")
     schema = {"type": "object", "properties": {}} if schema is None else schema
     if not isinstance(schema, dict) or is_deep(schema):
-        raise field_error(f"{where}.parameters", "must be a JSON schema")
+        raise field_error(
+            f"{where}.parameters", f"must be a JSON schema of at most {_DEEPEST} levels, with 64-bit integers"
+        )
     if strict := bool(given.get("strict")):
         answer_grammar(f"{where}.parameters", schema)
     return Tool(name=name, description=about if isinstance(about, str) else "", parameters=schema, strict=strict)
@@ -362,7 +369,7 @@ def read_rule(mode: str, names: Sequence[str], tools: Sequence[Tool], *, single:
     if mode == "required" and not known:
         raise field_error("tool_choice", "there are no tools")
     if mode == "auto" or mode == "required" or mode == "none":
-        return CallRule(mode=mode, names=tuple(names), single=single)
+        return CallRule(mode=mode, names=tuple(dict.fromkeys(names)), single=single)
     raise field_error("tool_choice", f"`{quoted(mode)}` is not supported", "unsupported")
 
 
@@ -380,13 +387,26 @@ def read_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
     return ToolCall(id=id, name=name, arguments=arguments)
 
 
-def result_message(id: Any, content: str, before: Iterable[Message], where: str) -> Message:
-    """Return what a call of the messages before returned. Raises Refusal."""
-    for message in before:
-        for call in message.calls:
-            if call.id == id:
-                return Message(role="tool", content=content, call_id=call.id, tool=call.name)
-    raise field_error(where, f"no call before has the id `{quoted(str(id))}`")
+class Calls:
+    """The calls of a conversation by their ids, which clients may use again."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, list[ToolCall]] = {}
+        self._done: dict[str, ToolCall] = {}
+
+    def add(self, calls: Sequence[ToolCall]) -> None:
+        """Add the calls of an answer."""
+        for call in reversed(calls):
+            self._open.setdefault(call.id, []).append(call)
+
+    def result(self, id: Any, content: str, where: str) -> Message:
+        """Return the result of the first call without one of the latest answer with this id. Raises Refusal."""
+        if isinstance(id, str):
+            if waiting := self._open.get(id):
+                self._done[id] = waiting.pop()
+            if (call := self._done.get(id)) is not None:
+                return Message(role="tool", content=content, call_id=id, tool=call.name)
+        raise field_error(where, f"no call before has the id `{quoted(str(id))}`")
 
 
 def read_text(content: Any, where: str, kinds: Collection[str] = ("text",), between: str = "\n") -> str:
@@ -408,7 +428,11 @@ def read_text(content: Any, where: str, kinds: Collection[str] = ("text",), betw
 
 
 def is_deep(value: Any, left: int = _DEEPEST) -> bool:
-    """Return whether a value of JSON is nested more deeply than templates should have to render."""
+    """Return whether a value of JSON is nested more deeply than templates should have to render, or has an integer of
+    more than 64 bits, which the worker could not be sent.
+    """
+    if isinstance(value, int):
+        return not -(1 << 63) <= value < 1 << 64
     if not isinstance(value, dict | list):
         return False
     inside = value.values() if isinstance(value, dict) else value
@@ -430,7 +454,7 @@ def quoted(value: str) -> str:
 def decoded(data: bytes, kind: type[B]) -> B:
     """Decode a body. Raises Refusal, which names the field."""
     try:
-        return msgspec.json.decode(data, type=prepared(kind))
+        return msgspec.json.decode(data.removeprefix(BOM_UTF8), type=prepared(kind))
     except msgspec.ValidationError as error:
         name, bound = explained(error)
         if name in SamplingSection.__struct_fields__ and "got" not in bound:

@@ -21,6 +21,7 @@ from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import (
     Asked,
     Body,
+    Calls,
     ParsedRequest,
     RequestReader,
     Unsupported,
@@ -31,11 +32,11 @@ from cpuchat.serving.requests import (
     read_choice,
     read_text,
     read_tools,
-    result_message,
 )
 
 _NOT_STORED = "nothing is stored here; send all items in `input`"
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_THOUGHTS = ("reasoning_text", "summary_text", "text")
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -60,6 +61,7 @@ class ResponsesBody(Body, kw_only=True):
 def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request. Raises Refusal."""
     body = reader.body(data, ResponsesBody)
+    reader.check_number(() if isinstance(body.input, str) else body.input, "input")
     tools = read_tools(body.tools or [], _declared)
     default = reader.settings.chat.request_options()["reasoning"]
     asked = Asked(
@@ -96,7 +98,9 @@ class _Items:
 
     def __init__(self, instructions: str) -> None:
         self._found = [Message(role="system", content=instructions)] if instructions else []
-        self._is_open = False  # the last message may get more
+        self._known = Calls()
+        self._is_open = False  # an answer, of which these are the parts
+        self._texts, self._thoughts, self._calls = list[str](), list[str](), list[ToolCall]()
 
     def read(self, given: str | list[dict[str, Any]]) -> list[Message]:
         """Return the messages. Raises Refusal."""
@@ -106,7 +110,7 @@ class _Items:
             raise Refusal(400, "`input` is empty.", param="input")
         for number, item in enumerate(given):
             self._take(item, f"input[{number}]")
-        if self._found[-1].role == "assistant":
+        if self._is_open:
             raise Refusal(400, "The last item is the assistant's: prefill is not supported.", param="input")
         return self._found
 
@@ -122,36 +126,36 @@ class _Items:
                 else:
                     self._add(Message(role=role, content=text))
             case "reasoning":
-                parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
-                thoughts = [str(one.get("text", "")) for one in parts if isinstance(one, dict)]
-                self._extend(reasoning="\n".join(thoughts))
+                for key in ("content", "summary"):
+                    self._extend(reasoning=read_text(item.get(key) or "", f"{where}.{key}", _THOUGHTS))
             case "function_call":
                 call = read_call(item.get("call_id"), item.get("name"), item.get("arguments") or "", where)
                 self._extend(calls=(call,))
             case "function_call_output":
                 text = read_text(item.get("output"), f"{where}.output", _TEXTS, "")
-                self._add(result_message(item.get("call_id"), text, self._found, f"{where}.call_id"))
+                self._end_answer()
+                self._add(self._known.result(item.get("call_id"), text, f"{where}.call_id"))
             case kind:
                 raise field_error(f"{where}.type", f"`{quoted(str(kind))}` is not supported", "unsupported")
 
     def _add(self, message: Message) -> None:
+        self._end_answer()
         self._found.append(message)
-        self._is_open = False
 
     def _extend(self, text: str = "", reasoning: str = "", calls: tuple[ToolCall, ...] = ()) -> None:
-        last = self._found.pop() if self._is_open else Message(role="assistant", content="")
-        if last.calls and (text or reasoning):  # another answer
-            self._found.append(last)
-            last = Message(role="assistant", content="")
-        self._found.append(
-            Message(
-                role="assistant",
-                content=last.content + text,
-                reasoning="\n".join(filter(None, (last.reasoning, reasoning))),
-                calls=(*last.calls, *calls),
-            )
-        )
+        if self._calls and (text or reasoning):  # another answer
+            self._end_answer()
         self._is_open = True
+        self._texts.append(text)
+        self._thoughts.append(reasoning)
+        self._calls += calls
+
+    def _end_answer(self) -> None:
+        if self._is_open:
+            text, reasoning = "".join(self._texts), "\n".join(filter(None, self._thoughts))
+            self._found.append(Message(role="assistant", content=text, reasoning=reasoning, calls=tuple(self._calls)))
+            self._known.add(self._calls)
+            self._is_open, self._texts, self._thoughts, self._calls = False, [], [], []
 
 
 class ResponsesReply(Reply):
