@@ -140,7 +140,7 @@ class CallGuide:
         """Return the grammar of an answer that must be calls; None: it need not be.
 
         Raises:
-            UsageError: no grammar can say what the tools take.
+            UsageError: no grammar can hold the calls to what the strict tools take.
         """
         if self._rule.mode != "required":
             return None
@@ -148,7 +148,7 @@ class CallGuide:
         form = self._without_ends()
         form = msgspec.structs.replace(form, section=form.section.removeprefix(form.text_end))
         if (grammar := self._new_grammar(form)) is None:
-            raise UsageError("The schemas of the tools refer to themselves without an end.", "Change them.")
+            raise UsageError("The schemas of the strict tools are too much for one grammar.", "Offer fewer tools.")
         return grammar
 
     def follow(self, token: int) -> Grammar | None:
