@@ -10,19 +10,21 @@ from cpuchat.protocol.messages import (
     AnyEvent,
     CallDelta,
     GenerationFinished,
-    Message,
     PrefillProgress,
     Role,
     TextDelta,
     ToolCall,
 )
 from cpuchat.serving.errors import Refusal
+from cpuchat.serving.offered import namespaced
 from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import (
+    TEXTS,
     Asked,
     Body,
     ParsedRequest,
     RequestReader,
+    Transcript,
     Unsupported,
     answer_grammar,
     field_error,
@@ -31,12 +33,11 @@ from cpuchat.serving.requests import (
     read_choice,
     read_text,
     read_tools,
-    result_message,
 )
 
 _NOT_STORED = "nothing is stored here; send all items in `input`"
+_CUSTOM = "response.custom_tool_call_input"
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TEXTS = ("input_text", "output_text", "text", "refusal")
 
 
 class ResponsesBody(Body, kw_only=True):
@@ -60,17 +61,37 @@ class ResponsesBody(Body, kw_only=True):
 def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request. Raises Refusal."""
     body = reader.body(data, ResponsesBody)
-    tools = read_tools(body.tools or [], _declared)
-    default = reader.settings.chat.request_options()["reasoning"]
-    asked = Asked(
-        messages=tuple(_Items(body.instructions or "").read(body.input)),
-        tools=tools,
-        calling=read_choice(body.tool_choice, tools, single=body.parallel_tool_calls is False),
-        max_tokens=body.max_output_tokens,
-        grammar=_grammar(body.text),
-        reasoning=False if (body.reasoning or {}).get("effort") == "none" else default,
+    offered = read_tools(reader, body.tools or [], "responses")
+    transcript = _Items(body.instructions or "").read(body.input)
+    reasoning, effort = reader.reasoning((body.reasoning or {}).get("effort"), "reasoning.effort")
+    parsed = reader.parsed(
+        body,
+        Asked(
+            messages=tuple(transcript.messages),
+            continues=transcript.continues,
+            offered=offered,
+            calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
+            max_tokens=body.max_output_tokens,
+            grammar=_grammar(body.text),
+            reasoning=reasoning,
+            effort=effort,
+            echoed=_echoed(body, effort),
+        ),
+        "input",
     )
-    return reader.parsed(body, asked, "input")
+    return parsed
+
+
+def _echoed(body: ResponsesBody, effort: str) -> dict[str, Any]:
+    """Return the fields that a response repeats as they were given, and took effect."""
+    form = (body.text or {}).get("format") or {"type": "text"}
+    return {
+        "instructions": body.instructions,
+        "metadata": body.metadata or {},
+        "reasoning": {"effort": effort or None, "summary": None},
+        "text": {"format": form},
+        "tool_choice": body.tool_choice or "auto",
+    }
 
 
 def _grammar(text: dict[str, Any] | None) -> str:
@@ -84,74 +105,84 @@ def _grammar(text: dict[str, Any] | None) -> str:
     raise field_error("text.format", "only text, json_object and json_schema are supported", "unsupported")
 
 
-def _declared(one: dict[str, Any], where: str) -> tuple[dict[str, Any], str]:
-    if one.get("type") != "function":
-        kind = quoted(str(one.get("type")))
-        raise field_error(f"{where}.type", f"`{kind}` is not supported, only function", "unsupported")
-    return one, where
-
-
 class _Items:
     """Turns items into messages: reasoning, text and calls that follow each other are one answer."""
 
     def __init__(self, instructions: str) -> None:
-        self._found = [Message(role="system", content=instructions)] if instructions else []
-        self._is_open = False  # the last message may get more
+        self._found = Transcript()
+        self._text = self._thoughts = ""
+        self._calls: list[ToolCall | str] = []
+        self._is_open = False  # an answer, to which these belong
+        if instructions:
+            self._found.add("system", instructions)
 
-    def read(self, given: str | list[dict[str, Any]]) -> list[Message]:
+    def read(self, given: str | list[dict[str, Any]]) -> Transcript:
         """Return the messages. Raises Refusal."""
         if isinstance(given, str):
-            return [*self._found, Message(role="user", content=given)]
-        if not given:
-            raise Refusal(400, "`input` is empty.", param="input")
+            self._found.add("user", given)
+            return self._found
         for number, item in enumerate(given):
             self._take(item, f"input[{number}]")
-        if self._found[-1].role == "assistant":
-            raise Refusal(400, "The last item is the assistant's: prefill is not supported.", param="input")
+        self._close()
+        if not given or not self._found.messages:
+            raise Refusal(400, "`input` is empty.", param="input")
         return self._found
 
     def _take(self, item: dict[str, Any], where: str) -> None:
-        match item.get("type", "message"):
-            case "message":
-                role = _ROLES.get(str(item.get("role")))
-                if role is None:
-                    raise field_error(f"{where}.role", f"only {', '.join(_ROLES)} are supported")
-                text = read_text(item.get("content"), f"{where}.content", _TEXTS, "")
-                if role == "assistant":
-                    self._extend(text=text)
-                else:
-                    self._add(Message(role=role, content=text))
-            case "reasoning":
-                parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
-                thoughts = [str(one.get("text", "")) for one in parts if isinstance(one, dict)]
-                self._extend(reasoning="\n".join(thoughts))
-            case "function_call":
-                call = read_call(item.get("call_id"), item.get("name"), item.get("arguments") or "", where)
-                self._extend(calls=(call,))
-            case "function_call_output":
-                text = read_text(item.get("output"), f"{where}.output", _TEXTS, "")
-                self._add(result_message(item.get("call_id"), text, self._found, f"{where}.call_id"))
-            case kind:
-                raise field_error(f"{where}.type", f"`{quoted(str(kind))}` is not supported", "unsupported")
+        kind = str(item.get("type", "message"))
+        if kind == "message":
+            role = _ROLES.get(str(item.get("role")))
+            if role is None:
+                raise field_error(f"{where}.role", f"only {', '.join(_ROLES)} are supported")
+            text = read_text(item.get("content"), f"{where}.content", TEXTS, "")
+            if role == "assistant":
+                self._extend(text=text)
+            else:
+                self._close()
+                self._found.add(role, text)
+        elif kind == "reasoning":
+            parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
+            thoughts = [str(one.get("text", "")) for one in parts if isinstance(one, dict)]
+            self._extend(reasoning="\n".join(thoughts))
+        elif kind.endswith("_call_output"):
+            self._close()
+            output = item.get("output")
+            plain = isinstance(output, str) or kind in _TEXT_OUTPUTS
+            text = read_text(output, f"{where}.output", TEXTS, "") if plain else msgspec.json.encode(output).decode()
+            self._found.add_result(item.get("call_id") or item.get("id"), text)
+        elif kind in _CALLS:
+            self._extend(call=_read_call(item, kind, where))
+        elif not kind.endswith("_call"):  # what ran elsewhere is left out
+            raise field_error(f"{where}.type", f"`{quoted(kind)}` is not supported", "unsupported")
 
-    def _add(self, message: Message) -> None:
-        self._found.append(message)
-        self._is_open = False
+    def _close(self) -> None:
+        if self._is_open:
+            self._found.add_answer(self._text, self._thoughts, self._calls)
+        self._text, self._thoughts, self._calls, self._is_open = "", "", [], False
 
-    def _extend(self, text: str = "", reasoning: str = "", calls: tuple[ToolCall, ...] = ()) -> None:
-        last = self._found.pop() if self._is_open else Message(role="assistant", content="")
-        if last.calls and (text or reasoning):  # another answer
-            self._found.append(last)
-            last = Message(role="assistant", content="")
-        self._found.append(
-            Message(
-                role="assistant",
-                content=last.content + text,
-                reasoning="\n".join(filter(None, (last.reasoning, reasoning))),
-                calls=(*last.calls, *calls),
-            )
-        )
+    def _extend(self, text: str = "", reasoning: str = "", call: ToolCall | str = "") -> None:
+        if self._calls and not call:  # another answer
+            self._close()
         self._is_open = True
+        self._text += text
+        self._thoughts = "\n".join(filter(None, (self._thoughts, reasoning)))
+        self._calls += [call] if call else []
+
+
+_TEXT_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_CALLS = {
+    "function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action", "shell_call": "action",
+    "apply_patch_call": "operation",
+}  # fmt: skip
+"""Calls that a client runs, and the field that has their arguments."""
+
+
+def _read_call(item: dict[str, Any], kind: str, where: str) -> ToolCall | str:
+    given = item.get(_CALLS[kind])
+    if kind == "custom_tool_call":
+        given = {"input": given}
+    name = namespaced(str(item.get("namespace") or ""), str(item.get("name") or kind.removesuffix("_call")))
+    return read_call(item.get("call_id") or item.get("id"), name, given or "", where)
 
 
 class ResponsesReply(Reply):
@@ -212,8 +243,13 @@ class ResponsesReply(Reply):
             sent = self._close() + self._start(kind)
         item, at = self._items[-1], self._at
         if isinstance(event, CallDelta):
-            item["arguments"] += event.arguments
-            return sent + self._event("response.function_call_arguments.delta", **at, delta=event.arguments)
+            call = self.progress.choice.calls[event.index]
+            item |= self.kind_of(call).item(call.arguments)
+            if item["type"] == "custom_tool_call":
+                return sent + self._event(f"{_CUSTOM}.delta", **at, delta=self.new_input(event.index))
+            if item["type"] == "function_call":
+                sent += self._event("response.function_call_arguments.delta", **at, delta=event.arguments)
+            return sent
         part = item["content"][0]
         part["text"] += event.text
         where = {**at, "content_index": 0, "delta": event.text}
@@ -230,13 +266,9 @@ class ResponsesReply(Reply):
         number = f"{self.progress.id.removeprefix(self.id_prefix)}{len(self._items)}"
         if isinstance(kind, int):
             call = self.progress.choice.calls[kind]
-            item = {
-                "type": "function_call",
-                "id": f"fc_{number}",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": "",
-            }
+            of = self.kind_of(call)
+            named = "custom_tool_call" if of.type == "custom" else f"{of.type}_call"
+            item = {"type": named, "id": f"fc_{number}", "call_id": call.id, **of.item("")}
             self._items.append({**item, "status": "in_progress"})
             return self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._items[-1])
         if kind == "reasoning":
@@ -257,9 +289,11 @@ class ResponsesReply(Reply):
         is_cut = self.progress.finished is not None and not self.progress.choice.is_whole
         item["status"] = "incomplete" if is_cut else "completed"
         self._open = ""
-        if isinstance(kind, int):
+        if item["type"] == "function_call":
             done = {**at, "name": item["name"], "arguments": item["arguments"]}
             sent = self._event("response.function_call_arguments.done", **done)
+        elif isinstance(kind, int):
+            sent = self._event(f"{_CUSTOM}.done", **at, input=item["input"]) if "input" in item else b""
         else:
             part, at = item["content"][0], {**at, "content_index": 0}
             if kind == "reasoning":
@@ -279,13 +313,13 @@ class ResponsesReply(Reply):
         return "completed" if self.progress.choice.is_whole else "incomplete"
 
     def _response(self, status: str) -> dict[str, Any]:
-        request = self.parsed.request
-        tools = [{"type": "function", **one.declaration()["function"], "strict": one.strict} for one in request.tools]
-        rule, choice = request.calling, "auto"
-        if len(rule.names) == 1 and rule.mode == "required":
-            choice = {"type": "function", "name": rule.names[0]}
-        elif rule.mode != "auto":
-            choice = rule.mode
+        request, kinds = self.parsed.request, self.parsed.asked.offered.kinds
+        tools = [
+            {"type": "function", **one.declaration()["function"], "strict": one.strict}
+            if kinds[one.name].type == "function"
+            else {"type": kinds[one.name].type, **({"name": one.name} if kinds[one.name].type == "custom" else {})}
+            for one in request.tools
+        ]
         is_over = status != "in_progress"
         return {
             "id": self.progress.id,
@@ -294,21 +328,18 @@ class ResponsesReply(Reply):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None,
             "max_output_tokens": request.max_tokens or None,
-            "metadata": {},
             "model": self.model,
             "output": self._items if is_over else [],
-            "parallel_tool_calls": not rule.single,
+            "parallel_tool_calls": not request.calling.single,
             "previous_response_id": None,
             "store": False,
             "temperature": request.sampling.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": choice,
             "tools": tools,
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
             "usage": self._usage() if is_over else None,
+            **self.parsed.asked.echoed,
         }
 
     def _usage(self) -> dict[str, Any]:
