@@ -158,7 +158,7 @@ def _add_question(content: str | list[dict[str, Any]], found: Transcript, where:
     for number, block in enumerate([] if isinstance(content, str) else content):
         at = f"{where}.content[{number}]"
         if block.get("type") == "tool_result":
-            result = read_text(block.get("content") or "", at)
+            result = read_text(block.get("content") or "", at, of_tool=True)
             found.add_result(block.get("tool_use_id"), f"Error: {result}" if block.get("is_error") else result)
         else:
             texts.append(read_text([block], at))

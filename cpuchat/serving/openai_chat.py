@@ -27,7 +27,6 @@ from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import Choice, Reply, sent_event, timings_fields
 from cpuchat.serving.requests import (
     MOST_ANSWERS,
-    TEXTS,
     Asked,
     Body,
     ParsedRequest,
@@ -192,7 +191,7 @@ def read_messages(given: list[ChatMessage]) -> Transcript:
             raise field_error(f"{where}.role", reason)
         if message.content is None and role in ("system", "user"):
             raise field_error(f"{where}.content", "missing")
-        content = read_text(message.content or "", f"{where}.content", TEXTS, "")
+        content = read_text(message.content or "", f"{where}.content", between="", of_tool=role == "tool")
         if role == "tool":
             found.add_result(message.tool_call_id, content)
         elif role == "assistant":

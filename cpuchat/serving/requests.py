@@ -477,8 +477,12 @@ class Transcript:
         return self.messages[-1].role == "assistant" and not self.messages[-1].calls
 
 
-def read_text(content: Any, where: str, kinds: Collection[str] = ("text",), between: str = "\n") -> str:
-    """Return a text, or the texts of parts of these `kinds`. Raises Refusal."""
+def read_text(
+    content: Any, where: str, kinds: Collection[str] = TEXTS, between: str = "\n", *, of_tool: bool = False
+) -> str:
+    """Return a text, or the texts of parts of these `kinds`. `of_tool`: of a result, which the client sends again with
+    every later request; what is no text in it is left out, and the model told so. Raises Refusal.
+    """
     if isinstance(content, str):
         return content
     texts = list[str]()
@@ -488,6 +492,8 @@ def read_text(content: Any, where: str, kinds: Collection[str] = ("text",), betw
                 kind in kinds
             ):
                 texts.append(text)
+            case {"type": str(kind)} if of_tool:
+                texts.append(f"[A part of the type {quoted(kind)} is left out: only text is read here.]")
             case {"type": str(kind)}:
                 raise field_error(where, f"only text is supported, not `{quoted(kind)}`", "unsupported")
             case _:

@@ -19,7 +19,6 @@ from cpuchat.serving.errors import Refusal
 from cpuchat.serving.offered import namespaced
 from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import (
-    TEXTS,
     Asked,
     Body,
     ParsedRequest,
@@ -134,7 +133,7 @@ class _Items:
             role = _ROLES.get(str(item.get("role")))
             if role is None:
                 raise field_error(f"{where}.role", f"only {', '.join(_ROLES)} are supported")
-            text = read_text(item.get("content"), f"{where}.content", TEXTS, "")
+            text = read_text(item.get("content"), f"{where}.content", between="")
             if role == "assistant":
                 self._extend(text=text)
             else:
@@ -148,7 +147,11 @@ class _Items:
             self._close()
             output = item.get("output")
             plain = isinstance(output, str) or kind in _TEXT_OUTPUTS
-            text = read_text(output, f"{where}.output", TEXTS, "") if plain else msgspec.json.encode(output).decode()
+            text = (
+                read_text(output, f"{where}.output", between="", of_tool=True)
+                if plain
+                else msgspec.json.encode(output).decode()
+            )
             self._found.add_result(item.get("call_id") or item.get("id"), text)
         elif kind in _CALLS:
             self._extend(call=_read_call(item, kind, where))

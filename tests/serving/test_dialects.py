@@ -134,7 +134,13 @@ def test_a_result_belongs_to_the_latest_call_with_its_id_that_has_none() -> None
     assert [(one.tool, one.content) for one in given[2:]] == [("one", "1"), ("two", "2")]
 
 
-@pytest.mark.parametrize("cut", ['{"path": "sr', "[1, 2]", "null", '"text"', "{'a': 1}", '{"a": 1}}'])
+CUT = {
+    "in a text": '{"path": "sr', "a list": "[1, 2]", "null": "null", "a text": '"text"', "Python": "{'a': 1}",
+    "too long": '{"a": 1}}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", CUT.values(), ids=CUT)
 def test_a_call_that_was_cut_is_the_text_that_the_model_wrote(cut: str) -> None:
     good = made("c2", "stat")
     question, answer, result, other, _ = of_chat(
@@ -155,6 +161,17 @@ def test_a_result_whose_call_is_gone_is_a_result_of_no_tool(id: str | None) -> N
 
 def test_a_result_without_text_is_empty() -> None:
     assert of_chat({"role": "user", "content": "Go"}, calling(made("c", "go")), returned("c", None))[2].content == ""
+
+
+def test_an_image_in_a_result_is_left_out_and_the_model_told_so() -> None:
+    parts = [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {}}]
+    result = of_chat({"role": "user", "content": "Go"}, calling(made("c", "go")), returned("c", parts))[2]
+    assert result.content.startswith("seen[") and "image_url" in result.content
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "go", "input": {}}]}
+    block = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": {}}]}
+    turns = [{"role": "user", "content": "Go"}, use, {"role": "user", "content": [block]}]
+    assert "image" in read(MESSAGES, {"messages": turns}).request.messages[2].content
+    refused(CHAT, {"messages": [{"role": "user", "content": parts}]})
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])

@@ -156,6 +156,14 @@ def test_a_message_is_rendered_the_same_in_every_later_request(templates: dict[s
             before = text
 
 
+def test_text_beside_a_call_for_which_a_template_has_no_place_is_left_out(
+    template: Callable[[str], ChatTemplate],
+) -> None:
+    """A template that alternates, and writes a text or a call: Mistral Nemo's."""
+    text = template(_ALTERNATING + TEMPLATES["text or call"]).render(CHATS["text beside a call"], None, TOOLS)
+    assert "look_1" in text and "seen 1" in text and "I look." not in text
+
+
 def test_what_a_template_takes_is_left_as_it_is(templates: dict[str, ChatTemplate]) -> None:
     text = templates["permissive"].render(CHATS["two at the beginning, one later"])
     assert text == "[system]a[system]b[user]one[assistant]two[system]c[user]d[assistant]"
@@ -174,9 +182,13 @@ STRICT_EFFORT = (
         (EFFORT, ["low", "low", "low", "medium", "high", "high", "high"]),
         (EFFORT + "{# 'none' 'max' #}", ["none", "low", "low", "medium", "high", "max", "max"]),
         (STRICT_EFFORT, ["no_think", "low", "low", "high", "high", "high", "high"]),
+        (
+            EFFORT.replace("reasoning_effort", "reasoning_strength"),
+            ["low", "low", "low", "medium", "high", "high", "high"],
+        ),
         ("{{ messages[0].content }}|{{ thinking_budget }}", [str(one) for one in EFFORTS.values()]),
     ],
-    ids=["gpt-oss", "more words", "Hy3", "Seed-OSS"],
+    ids=["gpt-oss", "more words", "Hy3", "Muse Glimmer", "Seed-OSS"],
 )
 def test_an_effort_reaches_the_template_in_the_nearest_word_that_it_takes(
     template: Callable[[str], ChatTemplate], source: str, words: list[str]
