@@ -396,6 +396,7 @@ def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:
                 case {"mode": str(mode), "tools": list(allowed)}:
                     wanted = [_chosen(one) for one in allowed if isinstance(one, dict)]
                     names = [name for name in wanted if name not in offered.left_out]
+                    names = wanted if mode == "required" and not names else names
                     return read_rule(mode if names or not wanted else "none", names, offered, single=single)
         case {"type": str()} if _chosen(choice) != "function":
             return read_rule("required", (_chosen(choice),), offered, single=single)
@@ -411,9 +412,10 @@ def _chosen(choice: dict[str, Any]) -> str:
 
 def read_rule(mode: str, names: Sequence[str], offered: Offered, *, single: bool) -> CallRule:
     """Return what may be called: `mode` as of `CallRule`, or one tool by name. Raises Refusal."""
-    known = {tool.name for tool in offered.tools}
+    known, own = offered.kinds, {kind.name: name for name, kind in offered.kinds.items()}
+    names = [name if name in known else own.get(name, name) for name in names]
     for name in names:
-        if name in offered.left_out - known:
+        if name not in known and name in offered.left_out:
             raise field_error("tool_choice", f"`{quoted(name)}` runs elsewhere, not here", "unsupported")
         if name not in known:
             raise field_error("tool_choice", f"there is no tool `{quoted(name)}`")

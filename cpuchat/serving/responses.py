@@ -63,22 +63,18 @@ def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
     offered = read_tools(reader, body.tools or [], "responses")
     transcript = _Items(body.instructions or "").read(body.input)
     reasoning, effort = reader.reasoning((body.reasoning or {}).get("effort"), "reasoning.effort")
-    parsed = reader.parsed(
-        body,
-        Asked(
-            messages=tuple(transcript.messages),
-            continues=transcript.continues,
-            offered=offered,
-            calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
-            max_tokens=body.max_output_tokens,
-            grammar=_grammar(body.text),
-            reasoning=reasoning,
-            effort=effort,
-            echoed=_echoed(body, effort),
-        ),
-        "input",
+    asked = Asked(
+        messages=tuple(transcript.messages),
+        continues=transcript.continues,
+        offered=offered,
+        calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
+        max_tokens=body.max_output_tokens,
+        grammar=_grammar(body.text),
+        reasoning=reasoning,
+        effort=effort,
+        echoed=_echoed(body, effort),
     )
-    return parsed
+    return reader.parsed(body, asked, "input")
 
 
 def _echoed(body: ResponsesBody, effort: str) -> dict[str, Any]:

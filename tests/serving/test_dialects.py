@@ -270,10 +270,13 @@ def test_tools_that_run_at_anthropic_are_left_out(kind: str) -> None:
     [
         ({"type": "function", "name": "now"}, "required", ("now",)),
         ({"type": "custom", "name": "edit"}, "required", ("edit",)),
+        ({"type": "function", "name": "read", "namespace": "mcp__files__"}, "required", ("mcp__files__read",)),
         ({"type": "local_shell"}, "required", ("local_shell",)),
         ({"type": "allowed_tools", "mode": "auto",
           "tools": [{"type": "web_search"}, {"type": "function", "name": "now"}]}, "auto", ("now",)),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}, "none", ()),
+        ({"type": "allowed_tools", "mode": "required",
+          "tools": [{"type": "web_search"}, {"type": "function", "name": "now"}]}, "required", ("now",)),
     ],
 )  # fmt: skip
 def test_a_choice_of_tools_by_type(choice: dict[str, Any], mode: str, names: tuple[str, ...]) -> None:
@@ -282,7 +285,8 @@ def test_a_choice_of_tools_by_type(choice: dict[str, Any], mode: str, names: tup
 
 
 def test_a_choice_of_what_is_left_out_is_refused_with_the_reason() -> None:
-    for choice in ({"type": "web_search"}, {"type": "mcp", "server_label": "x"}):
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}
+    for choice in ({"type": "web_search"}, {"type": "mcp", "server_label": "x"}, allowed):
         refusal = refused(RESPONSES, {**asked(RESPONSES), "tools": CODEX, "tool_choice": choice})
         assert refusal.param == "tool_choice" and "runs elsewhere" in refusal.message
     only = {**asked(RESPONSES), "tools": [{"type": "web_search"}], "tool_choice": "required"}
