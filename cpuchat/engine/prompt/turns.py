@@ -125,12 +125,6 @@ def _leading(messages: Sequence[Message]) -> int:
     return next((n for n, one in enumerate(messages) if one.role != "system"), len(messages))
 
 
-def _one_system(messages: Sequence[Message]) -> Iterator[Message]:
-    if (n := _leading(messages)) > 1:
-        yield Message(role="system", content="\n\n".join(one.content for one in messages[:n]))
-    yield from messages[n if n > 1 else 0 :]
-
-
 def _system_into_user(messages: Sequence[Message]) -> Iterator[Message]:
     n = _leading(messages)
     if n:
@@ -213,7 +207,7 @@ _LADDER: Final[tuple[tuple[Any, ...], ...]] = (
     (_called(1, id="call_probe:"), _with_ids(_short_id), _with_ids(_naming_id)),
     (_called(2), _one_call_a_turn),
     (_called(1, said="said-probe", thought="thought"), _thought_in_text, _text_before_call),
-    (_chat("ssu"), _one_system),
+    (_chat("ssu"), _merged("system")),
     (_chat("su"), _system_into_user),
     (_chat("uas"), _later_system_as_user),
     (_chat("s"), _user_first),
