@@ -121,7 +121,8 @@ def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[
             raise field_error(at, "missing")
         yield (_freeform(inner) if kind == "custom" else inner), at, Kind(kind, name=str(inner.get("name")))
     elif kind == "namespace" and dialect == "responses" and isinstance(one.get("tools"), list):
-        for number, inner in enumerate(one["tools"]):
+        inside = (inner for inner in one["tools"] if not (isinstance(inner, dict) and inner.get("type") == kind))
+        for number, inner in enumerate(inside):
             for function, at, found in declarations(inner, f"{where}.tools[{number}]", dialect):
                 if found is not None:
                     function = {**function, "name": namespaced(name, found.name)}
@@ -145,6 +146,7 @@ def _freeform(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a custom tool, which takes a text, as a function."""
     form = tool.get("format")
     form = form.get("grammar", form) if isinstance(form, dict) else {}
+    form = form if isinstance(form, dict) else {}
     rule = (
         f"The input must match this grammar ({form.get('syntax')}):\n{form['definition']}"
         if "definition" in form

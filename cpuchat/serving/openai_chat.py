@@ -58,7 +58,7 @@ class ChatMessage(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]] | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning: Any = None
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
 
@@ -92,7 +92,7 @@ class ChatBody(_Completion, kw_only=True):
     functions: Annotated[list[Any] | None, Unsupported("superseded; send `tools`", ([],))] = None
     modalities: Annotated[list[str] | None, Unsupported("only text is supported", ([], ["text"]))] = None
     reasoning_effort: Any = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -196,7 +196,11 @@ def read_messages(given: list[ChatMessage]) -> Transcript:
             found.add_result(message.tool_call_id, content)
         elif role == "assistant":
             calls = _calls(message.tool_calls or [], f"{where}.tool_calls")
-            found.add_answer(content, message.reasoning_content or message.reasoning or "", tuple(calls))
+            found.add_answer(
+                content,
+                message.reasoning_content or (message.reasoning if isinstance(message.reasoning, str) else ""),
+                tuple(calls),
+            )
         else:
             found.add(role, content)
     return found
@@ -248,7 +252,7 @@ def _reasoning(reader: RequestReader, body: ChatBody) -> tuple[bool | None, str]
     given = dict(body.chat_template_kwargs or {})
     if (inner := given.pop("reasoning_effort", None)) is not None:
         choice, effort = reader.reasoning(inner, "chat_template_kwargs.reasoning_effort")
-    elif body.reasoning_effort is None and body.reasoning is not None:  # as OpenRouter's clients send it
+    elif body.reasoning_effort is None and isinstance(body.reasoning, dict):  # as OpenRouter's clients send it
         choice, effort = reader.reasoning(body.reasoning.get("effort"), "reasoning.effort")
     else:
         choice, effort = reader.reasoning(body.reasoning_effort, "reasoning_effort")

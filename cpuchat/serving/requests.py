@@ -214,7 +214,7 @@ class RequestReader:
     def parsed(self, body: Body, asked: Asked, param: str = "messages") -> ParsedRequest:
         """Return the request. `param` has its text. Raises Refusal."""
         texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
-        declared = [_encoded(tool.declaration(), "tools") for tool in asked.tools]
+        declared = [encoded(tool.declaration(), "tools") for tool in asked.tools]
         n_bytes = self.check_length(param, len(asked.messages), texts) + self.check_length("tools", 0, declared)
         self._check_engine(asked)
         stream, limit = bool(body.stream), self._limit(asked.max_tokens)
@@ -307,7 +307,7 @@ def _texts(message: Message) -> Iterable[str]:
     yield message.content
     yield message.reasoning
     for call in message.calls:
-        yield _encoded(call.arguments, "messages")
+        yield encoded(call.arguments, "messages")
 
 
 def _agent(asked: Asked) -> str:
@@ -338,7 +338,7 @@ def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = ""
     """
     if also:
         raise field_error(also, f"`{param}` decides what the answer is, and where it ends")
-    if len(grammar or _encoded(schema, param)) > LONGEST_FORM:
+    if len(grammar or encoded(schema, param)) > LONGEST_FORM:
         raise field_error(param, f"larger than {LONGEST_FORM:,} bytes", "unsupported")
     try:
         if grammar:
@@ -443,7 +443,7 @@ def read_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall | str:
         return ToolCall(id=id or "", name=name, arguments=arguments)
     if not isinstance(written, str):
         raise field_error(where, "the arguments must be a JSON object")
-    return f'<tool_call>\n{{"name": {_encoded(name, where)}, "arguments": {written}'
+    return f'<tool_call>\n{{"name": {encoded(name, where)}, "arguments": {written}'
 
 
 class Transcript:
@@ -511,7 +511,8 @@ def is_deep(value: Any, left: int = _DEEPEST) -> bool:
     return not left or any(is_deep(one, left - 1) for one in inside)
 
 
-def _encoded(value: Any, param: str) -> str:
+def encoded(value: Any, param: str) -> str:
+    """Return a value as JSON. Raises Refusal, which names its field."""
     try:
         return msgspec.json.encode(value).decode()
     except (ValueError, RecursionError):

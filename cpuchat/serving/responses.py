@@ -26,6 +26,7 @@ from cpuchat.serving.requests import (
     Transcript,
     Unsupported,
     answer_grammar,
+    encoded,
     field_error,
     quoted,
     read_call,
@@ -80,6 +81,7 @@ def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
 def _echoed(body: ResponsesBody, effort: str) -> dict[str, Any]:
     """Return the fields that a response repeats as they were given, and took effect."""
     form = (body.text or {}).get("format") or {"type": "text"}
+    encoded([form, body.metadata, body.tool_choice], "metadata")
     return {
         "instructions": body.instructions,
         "metadata": body.metadata or {},
@@ -143,11 +145,7 @@ class _Items:
             self._close()
             output = item.get("output")
             plain = isinstance(output, str) or kind in _TEXT_OUTPUTS
-            text = (
-                read_text(output, f"{where}.output", between="", of_tool=True)
-                if plain
-                else msgspec.json.encode(output).decode()
-            )
+            text = read_text(output, f"{where}.output", between="", of_tool=True) if plain else encoded(output, where)
             self._found.add_result(item.get("call_id") or item.get("id"), text)
         elif kind in _CALLS:
             self._extend(call=_read_call(item, kind, where))

@@ -393,7 +393,7 @@ class Service:
 
     def _note(self, text: str) -> None:
         if len(self._notes) < _MOST_NOTES:
-            self._notes.setdefault(text, False)
+            self._notes.setdefault(text.encode("utf-8", "replace").decode(), False)
 
     def _tell_notes(self) -> None:
         for text in [one for one, is_told in self._notes.items() if not is_told]:

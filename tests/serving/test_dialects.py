@@ -363,6 +363,36 @@ def test_a_custom_tool_of_a_chat_is_called_with_its_text() -> None:
     assert of_chat({"role": "user", "content": "Go"}, calling(call), returned("c1", "ok"))[2].tool == "edit"
 
 
+HALF = "\ud83d"
+ODD: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x", "format": {"grammar": "definition"}}}]}),
+    (CHAT, {"tools": [{"type": "custom", "custom": [1]}]}),
+    (CHAT, {"tools": [{"type": 7}, [], None]}),
+    (CHAT, {"reasoning": True}),
+    (CHAT, {"tool_choice": {"type": "custom", "custom": 1}}),
+    (RESPONSES, {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "tools": [7]}, 7]}]}),
+    (RESPONSES, {"metadata": {"a": HALF}}),
+    (RESPONSES, {"input": [{"type": "shell_call_output", "call_id": "x", "output": [HALF]}]}),
+    (RESPONSES, {"input": [{"type": "shell_call", "call_id": 7, "action": 1}]}),
+    (RESPONSES, {"input": [{"type": "custom_tool_call", "call_id": "x", "name": HALF, "input": {}}]}),
+    (RESPONSES, {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [1, {"name": [1]}]}}),
+    (MESSAGES, {"tools": [{"type": HALF, "name": 3}, {"type": "bash_20250124", "name": {"a": 1}}]}),
+    (MESSAGES, {"output_config": {"effort": {"a": 1}}}),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1, "content": [{}]}]}]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "more"), ODD)
+def test_odd_values_are_read_or_refused_and_no_error_of_the_server(path: str, more: dict[str, Any]) -> None:
+    try:
+        assert read(path, {**asked(path), **more}).request.messages
+    except Refusal as refusal:
+        assert refusal.status == 400 and refusal.message
+
+
 # what a response repeats
 
 
