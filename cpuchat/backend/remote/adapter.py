@@ -306,9 +306,9 @@ def extend_engine(content: dict[str, Any], request: Generate) -> None:
     if request.ignore_eos:
         content["ignore_eos"] = True
     if request.reasoning is not None and request.prompt is None:
-        content["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), request.reasoning)
-        if request.effort:
-            content["chat_template_kwargs"]["reasoning_effort"] = request.effort
+        effort = {"reasoning_effort": request.effort} if request.effort else {}
+        choice = dict.fromkeys(("enable_thinking", "thinking"), request.reasoning)
+        content["chat_template_kwargs"] = {**choice, **effort}
 
 
 def value_at(data: Any, path: str) -> Any:
