@@ -96,6 +96,7 @@ _FOR_RPC_WORKERS = frozenset(
     click.option(
         "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
     ),
+    click.option("--strict-model", is_flag=True, help="Refuse requests that name another model; default: answer them."),
     click.option(
         "--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N"
     ),
@@ -129,6 +130,7 @@ def serve(
     rpc_worker: bool,
     token_file: Path | None,
     alias: tuple[str, ...],
+    strict_model: bool,
     queue: int,
     trusted_proxy: tuple[str, ...],
     cors_origin: tuple[str, ...],
@@ -176,7 +178,8 @@ def serve(
         terminal.note(f"Token: {token_file} (created)")
     server = _Serve(chosen, backend, path, terminal, warm_files, strict=strict)
     access = Access(token, local, cors_origin, sessions if web else 0, proxies)
-    return asyncio.run(server.run(listeners, access, alias, max(queue, access.sessions)))  # each tab may wait
+    limit = max(queue, access.sessions)  # each tab may wait
+    return asyncio.run(server.run(listeners, access, {"aliases": alias, "strict": strict_model, "limit": limit}))
 
 
 @dataclass(frozen=True)
@@ -280,7 +283,7 @@ class _Serve:
         self._strict = strict
         self._refused = LineLimit()
 
-    async def run(self, listeners: list[socket.socket], access: Access, aliases: tuple[str, ...], limit: int) -> int:
+    async def run(self, listeners: list[socket.socket], access: Access, options: dict[str, Any]) -> int:
         from cpuchat.cli.session import Session
         from cpuchat.config.servers import RunningServer, recorded
         from cpuchat.serving.app import make_app
@@ -292,7 +295,12 @@ class _Serve:
         async with Session(self._settings, terminal, self._backend) as session:
             # While the model loads, a signal stops that, as Ctrl+C does.
             loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
-            service = Service(session.conversation, aliases=aliases, limit=limit, on_done=self._log)
+            service = Service(
+                session.conversation,
+                **options,
+                on_done=self._log,
+                on_note=lambda text: terminal.note(f"cpuchat: {text}"),
+            )
             address, web = url(listeners[0]), access.sessions > 0
             key = secrets.token_urlsafe(32) if access.token else ""  # of the apps in browser tabs
             sessions = Sessions(tab_address(listeners), key, access.sessions, terminal.warn) if web else None

@@ -208,7 +208,7 @@ class Answer:
         *before, last = messages
         asked = before if self._command.continues else messages
         if template is not None:
-            text = template.render(asked, self._command.reasoning, tools)
+            text = template.render(asked, self._command.reasoning, tools, self._command.effort)
         else:
             text = plain_completion(as_text(asked, tools))
         if self._command.continues:

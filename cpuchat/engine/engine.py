@@ -122,7 +122,12 @@ class Engine:
         template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)
         states = self._make_store(command, model, setup.draft, left)
         partial = model.sequence.partial_bytes
-        model.info = msgspec.structs.replace(model.info, state_memory=states.limit, partial_state=partial)
+        model.info = msgspec.structs.replace(
+            model.info,
+            state_memory=states.limit,
+            partial_state=partial,
+            takes_effort=template is not None and template.takes_effort,
+        )
         self._loaded = LoadedModel(model, template, states, setup.speculator, PrefillChunking.of(model))
         return model.info
 

@@ -96,6 +96,8 @@ class ToolStep(msgspec.Struct, frozen=True, kw_only=True):
 Role = Literal["system", "user", "assistant"]
 Channel = Literal["answer", "reasoning"]
 StopReason = Literal["end", "stop_string", "max_tokens", "context", "cancelled"]
+EFFORTS: Final = {"none": 0, "minimal": 512, "low": 1024, "medium": 4096, "high": 8192, "xhigh": 16384, "max": -1}
+"""Words for how much to reason, and the tokens that they stand for where a template wants a number (-1: no limit)."""
 ANSWER_SHARE: Final = 8
 """Of the context, one part in so many is kept for the answer at most."""
 FRAME_SECONDS: Final = 0.08
@@ -218,7 +220,8 @@ class Generate(Command, frozen=True):
     ends or the context is full. `ignore_eos`: the model cannot end the answer, its end-of-generation tokens are never
     chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning before it is free. `json_schema` is the
     schema that it was made of, for servers that take no grammars ("" = none). `reasoning` asks the chat template for
-    reasoning or for none (None: its default), `reasoning_budget` is how many tokens it may take (None: no limit).
+    reasoning or for none (None: its default), `effort` for how much, one of `EFFORTS` ("": its default);
+    `reasoning_budget` is how many tokens it may take (None: no limit).
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
     markers are part of the answer's text. `tools` are what the model may call, within `calling`; `streams_calls` asks
     for `CallDelta` events. `owner`: whose prompt it is; what was evaluated for another owner is not reused. `keeps`: on
@@ -244,6 +247,7 @@ class Generate(Command, frozen=True):
     grammar: str = ""
     json_schema: str = ""
     reasoning: bool | None = None
+    effort: str = ""
     reasoning_budget: int | None = None
     frame_seconds: float = FRAME_SECONDS
     unsplit: bool = False

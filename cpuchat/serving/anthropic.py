@@ -6,7 +6,6 @@ Beside Anthropic's fields, those of our sampling settings count. What was reused
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
@@ -16,20 +15,19 @@ from cpuchat.protocol.messages import (
     CallDelta,
     CallRule,
     GenerationFinished,
-    Message,
     PrefillProgress,
     TextDelta,
-    Tool,
     ToolCall,
 )
 from cpuchat.serving.errors import Refusal
+from cpuchat.serving.offered import Offered
 from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import (
     Asked,
     Body,
-    Calls,
     ParsedRequest,
     RequestReader,
+    Transcript,
     Unsupported,
     answer_grammar,
     field_error,
@@ -40,6 +38,8 @@ from cpuchat.serving.requests import (
     read_tools,
 )
 
+_ELSEWHERE = ("redacted_thinking", "server_tool_use", "mcp_tool_use", "container_upload")
+"""Blocks of earlier answers that are left out, with their results: they ran elsewhere, or cannot be read."""
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -66,19 +66,20 @@ def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request. Raises Refusal."""
     body = reader.body(data, MessagesBody)
     reader.check_number(body.messages)
-    tools = read_tools(body.tools or [], _declared)
-    messages = list(_messages(body))
-    default = reader.settings.chat.request_options()["reasoning"]
+    offered = read_tools(reader, body.tools or [], "messages")
+    transcript = _messages(body)
+    default, effort = reader.reasoning((body.output_config or {}).get("effort"), "output_config.effort")
     reasoning, budget = _thinking(body.thinking, default)
     asked = Asked(
-        messages=tuple(messages),
-        continues=messages[-1].role == "assistant",
-        tools=tools,
-        calling=_rule(body.tool_choice, tools),
+        messages=tuple(transcript.messages),
+        continues=transcript.continues,
+        offered=offered,
+        calling=_rule(body.tool_choice, offered),
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
         grammar=_grammar(body),
         reasoning=reasoning,
+        effort=effort,
         reasoning_budget=budget,
     )
     return reader.parsed(body, asked)
@@ -108,75 +109,62 @@ def _grammar(body: MessagesBody) -> str:
     raise field_error("output_config.format", "only json_schema is supported", "unsupported")
 
 
-def _declared(one: dict[str, Any], where: str) -> tuple[dict[str, Any], str]:
-    if one.get("type") not in (None, "custom"):
-        kind = quoted(str(one["type"]))
-        raise field_error(f"{where}.type", f"`{kind}` runs at Anthropic; only own tools are supported", "unsupported")
-    return one, where
-
-
-def _rule(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> CallRule:
+def _rule(choice: dict[str, Any] | None, offered: Offered) -> CallRule:
     given = choice or {"type": "auto"}
     single, kind = bool(given.get("disable_parallel_tool_use")), given.get("type")
     if kind == "tool":
-        return read_rule("required", (str(given.get("name")),), tools, single=single)
-    return read_rule(_MODES.get(str(kind), str(kind)), (), tools, single=single)
+        return read_rule("required", (str(given.get("name")),), offered, single=single)
+    return read_rule(_MODES.get(str(kind), str(kind)), (), offered, single=single)
 
 
-def _messages(body: MessagesBody) -> Iterable[Message]:
+def _messages(body: MessagesBody) -> Transcript:
     if not body.messages:
         raise Refusal(400, "`messages` is empty.", param="messages")
-    found, known = list[Message](), Calls()
+    found = Transcript()
     if system := read_text(body.system or "", "system"):
-        found.append(Message(role="system", content=system))
+        found.add("system", system)
     for number, message in enumerate(body.messages):
         where = f"messages[{number}]"
         if message.role == "assistant":
-            found.append(_answer(message.content, where))
-            known.add(found[-1].calls)
+            _add_answer(message.content, found, where)
         elif message.role == "user":
-            found += _question(message.content, known, where)
+            _add_question(message.content, found, where)
         elif message.role == "system":
-            found.append(Message(role="system", content=read_text(message.content, where)))
+            found.add("system", read_text(message.content, where))
         else:
             raise field_error(f"{where}.role", f"`{quoted(message.role)}` is not supported, only user and assistant")
     return found
 
 
-def _answer(content: str | list[dict[str, Any]], where: str) -> Message:
-    if isinstance(content, str):
-        return Message(role="assistant", content=content)
-    texts, reasoning, calls = list[str](), list[str](), list[ToolCall]()
-    for number, block in enumerate(content):
-        at = f"{where}.content[{number}]"
+def _add_answer(content: str | list[dict[str, Any]], found: Transcript, where: str) -> None:
+    texts, reasoning, calls = list[str](), list[str](), list[ToolCall | str]()
+    for number, block in enumerate([{"type": "text", "text": content}] if isinstance(content, str) else content):
+        at, kind = f"{where}.content[{number}]", str(block.get("type"))
         match block:
             case {"type": "thinking", "thinking": str(thought)}:
                 reasoning.append(thought)
-            case {"type": "redacted_thinking"}:
-                continue
             case {"type": "tool_use"}:
                 calls.append(read_call(block.get("id"), block.get("name"), block.get("input") or {}, at))
-            case _:
+            case _ if kind not in _ELSEWHERE and not kind.endswith("_tool_result"):
                 texts.append(read_text([block], at))
-    return Message(role="assistant", content="\n".join(texts), reasoning="\n".join(reasoning), calls=tuple(calls))
+            case _:
+                continue
+    found.add_answer("\n".join(texts), "\n".join(reasoning), calls)
 
 
-def _question(content: str | list[dict[str, Any]], known: Calls, where: str) -> list[Message]:
-    """Return the results of calls in a message of the user, and what else it says."""
-    if isinstance(content, str):
-        return [Message(role="user", content=content)]
-    found, texts = list[Message](), list[str]()
-    for number, block in enumerate(content):
+def _add_question(content: str | list[dict[str, Any]], found: Transcript, where: str) -> None:
+    """Add the results of calls in a message of the user, and what else it says."""
+    texts = [content] if isinstance(content, str) else list[str]()
+    n_before = len(found.messages)
+    for number, block in enumerate([] if isinstance(content, str) else content):
         at = f"{where}.content[{number}]"
         if block.get("type") == "tool_result":
-            result = read_text(block.get("content") or "", at)
-            result = f"Error: {result}" if block.get("is_error") else result
-            found.append(known.result(block.get("tool_use_id"), result, f"{at}.tool_use_id"))
+            result = read_text(block.get("content") or "", at, of_tool=True)
+            found.add_result(block.get("tool_use_id"), f"Error: {result}" if block.get("is_error") else result)
         else:
             texts.append(read_text([block], at))
-    if texts or not found:
-        found.append(Message(role="user", content="\n".join(texts)))
-    return found
+    if texts or n_before == len(found.messages):
+        found.add("user", "\n".join(texts))
 
 
 class MessagesReply(Reply):

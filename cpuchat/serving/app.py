@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cpuchat import __version__
 from cpuchat.base.processes import run_in_daemon_thread
@@ -60,6 +61,13 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
 ]
+
+
+_V1 = re.compile(
+    r"(?:/v1)*/(chat/completions(?:/control)?|completions|responses|messages(?:/count_tokens)?|embeddings|models(?:/.+)?)"
+)
+_OTHERS = re.compile(r"/(?:v1/)?(health|props|slots|metrics)")
+_OLLAMA = {"chat": "chat/completions", "generate": "completions", "tags": "models", "embed": "embeddings"}
 
 
 class _Gone(Exception):
@@ -267,6 +275,34 @@ async def _body(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
+class Addresses:
+    """Corrects the paths that clients make of another base address: without `/v1` or with two, with doubled slashes, or
+    one at the end.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = re.sub("//+", "/", scope["path"]).rstrip("/")
+            if (found := _V1.fullmatch(path)) is not None:
+                scope = {**scope, "path": f"/v1/{found[1]}"}
+            elif (found := _OTHERS.fullmatch(path)) is not None:
+                scope = {**scope, "path": f"/{found[1]}"}
+        await self._app(scope, receive, send)
+
+
+def _right_path(path: str) -> str:
+    """Return where to find what a client looks for at `path`."""
+    name = path.rstrip("/").rpartition("/")[2]
+    if (found := re.search(f"{_V1.pattern}$", path.rstrip("/"))) is not None:
+        return f"Use /v1/{found[1]}."
+    if path.startswith("/api/") and name in _OLLAMA:
+        return f"Ollama's own interface is not here; use /v1/{_OLLAMA[name]}."
+    return "The base address of OpenAI's clients ends with /v1, that of Anthropic's is without it."
+
+
 class Pages:
     """Answers requests about the server."""
 
@@ -382,9 +418,10 @@ async def _on_http(request: Request, error: Exception) -> Response:
     """Turn an unknown path or method into an error object."""
     assert isinstance(error, HTTPException)
     path = f"{request.method} {request.url.path}"
-    refusal = Refusal(
-        error.status_code, f"{path}: {error.detail}.", "not_found" if error.status_code == 404 else "http"
-    )
+    if error.status_code == 404:
+        refusal = Refusal(404, f"{path}: {error.detail}. {_right_path(request.url.path)}", "not_found")
+    else:
+        refusal = Refusal(error.status_code, f"{path}: {error.detail}.", "http")
     return refusal.response(error.headers, request.url.path)
 
 
@@ -430,7 +467,10 @@ def make_app(
 
         web, tab_token = WebAccess(token), sessions.token
         routes += WebPages(sessions, web).routes
-    middleware = [Middleware(Guard, token=token, local=local, origins=origins, web=web, tab_token=tab_token)]
+    middleware = [
+        Middleware(Addresses),
+        Middleware(Guard, token=token, local=local, origins=origins, web=web, tab_token=tab_token),
+    ]
     if origins:
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.insert(0, cors)

@@ -103,3 +103,8 @@ class Refusal(Exception):
             found["www-authenticate"] = "Bearer"
         body = msgspec.json.encode(self.anthropic()) if path.startswith(ANTHROPIC_PATH) else self.body
         return Response(body, self.status, found)
+
+
+def field_error(param: str, reason: str, code: str = "invalid_request") -> Refusal:
+    """Return the refusal of a field."""
+    return Refusal(400, f"`{param}`: {reason}.", code, param=param)

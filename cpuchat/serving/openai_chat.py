@@ -17,11 +17,11 @@ from cpuchat.protocol.messages import (
     AnyEvent,
     CallDelta,
     GenerationFinished,
-    Message,
     PrefillProgress,
     Role,
     TextDelta,
     TokenLogprob,
+    ToolCall,
 )
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import Choice, Reply, sent_event, timings_fields
@@ -29,9 +29,9 @@ from cpuchat.serving.requests import (
     MOST_ANSWERS,
     Asked,
     Body,
-    Calls,
     ParsedRequest,
     RequestReader,
+    Transcript,
     Unsupported,
     answer_grammar,
     decoded,
@@ -39,6 +39,7 @@ from cpuchat.serving.requests import (
     quoted,
     read_call,
     read_choice,
+    read_text,
     read_tools,
 )
 
@@ -53,15 +54,11 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class ContentPart(msgspec.Struct):
-    type: str
-    text: str | None = None
-
-
 class ChatMessage(msgspec.Struct):
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | list[dict[str, Any]] | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
 
@@ -94,7 +91,8 @@ class ChatBody(_Completion, kw_only=True):
     top_logprobs: int | None = None
     functions: Annotated[list[Any] | None, Unsupported("superseded; send `tools`", ([],))] = None
     modalities: Annotated[list[str] | None, Unsupported("only text is supported", ([], ["text"]))] = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Any = None
+    reasoning: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -122,15 +120,18 @@ def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a chat completion. Raises Refusal."""
     body = reader.body(data, ChatBody)
     reader.check_number(body.messages)
-    tools = read_tools(body.tools or [], _declared)
-    default = reader.settings.chat.request_options()["reasoning"]
+    offered = read_tools(reader, body.tools or [], "chat")
+    transcript = read_messages(body.messages)
+    reasoning, effort = _reasoning(reader, body)
     asked = Asked(
-        messages=tuple(read_messages(body.messages)),
-        tools=tools,
-        calling=read_choice(body.tool_choice, tools, single=body.parallel_tool_calls is False),
+        messages=tuple(transcript.messages),
+        continues=transcript.continues,
+        offered=offered,
+        calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
         grammar=_grammar(body),
-        reasoning=_reasoning(body.chat_template_kwargs, False if body.reasoning_effort == "none" else default),
+        reasoning=reasoning,
+        effort=effort,
         logprobs=_logprobs(body),
         **_shared(body),
     )
@@ -178,55 +179,44 @@ def _logprobs(body: ChatBody) -> int | None:
     return top if body.logprobs else None
 
 
-def _declared(one: Any, where: str) -> tuple[dict[str, Any], str]:
-    match one:
-        case {"type": "function", "function": dict(function)}:
-            return function, f"{where}.function"
-        case {"type": "function"}:
-            raise field_error(f"{where}.function", "missing")
-    raise field_error(where, "only tools of the type function are supported", "unsupported")
-
-
-def read_messages(given: list[ChatMessage]) -> list[Message]:
+def read_messages(given: list[ChatMessage]) -> Transcript:
     """Return the messages. Raises Refusal."""
     if not given:
         raise Refusal(400, "`messages` is empty.", param="messages")
-    found, known = list[Message](), Calls()
+    found = Transcript()
     for number, message in enumerate(given):
         where = f"messages[{number}]"
         role = _ROLES.get(message.role)
         if role is None:
             reason = f"`{quoted(message.role)}` is not supported, only {', '.join(_ROLES)}"
             raise field_error(f"{where}.role", reason)
-        if message.content is None and role != "assistant":
+        if message.content is None and role in ("system", "user"):
             raise field_error(f"{where}.content", "missing")
-        content = _text(message.content, f"{where}.content")
+        content = read_text(message.content or "", f"{where}.content", between="", of_tool=role == "tool")
         if role == "tool":
-            found.append(known.result(message.tool_call_id, content, f"{where}.tool_call_id"))
-            continue
-        calls = tuple(_calls(message.tool_calls or [], f"{where}.tool_calls")) if role == "assistant" else ()
-        known.add(calls)
-        found.append(Message(role=role, content=content, reasoning=message.reasoning_content or "", calls=calls))
-    if given[-1].role == "assistant":
-        raise Refusal(400, "The last message is the assistant's: prefill is not supported.", param="messages")
+            found.add_result(message.tool_call_id, content)
+        elif role == "assistant":
+            calls = _calls(message.tool_calls or [], f"{where}.tool_calls")
+            found.add_answer(
+                content,
+                message.reasoning_content or (message.reasoning if isinstance(message.reasoning, str) else ""),
+                tuple(calls),
+            )
+        else:
+            found.add(role, content)
     return found
 
 
-def _calls(given: list[Any], where: str) -> Iterator[Any]:
+def _calls(given: list[Any], where: str) -> Iterator[ToolCall | str]:
     for number, one in enumerate(given):
-        function = one.get("function") if isinstance(one, dict) else None
-        if not isinstance(function, dict):
-            raise field_error(f"{where}[{number}]", "only calls of functions are supported", "unsupported")
-        yield read_call(one.get("id"), function.get("name"), function.get("arguments") or "", f"{where}[{number}]")
-
-
-def _text(content: str | list[ContentPart] | None, param: str) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    for part in content:
-        if part.type != "text" or part.text is None:
-            raise field_error(param, f"only text is supported, not `{quoted(part.type)}`", "unsupported")
-    return "".join(part.text or "" for part in content)
+        match one:
+            case {"function": dict(function)}:
+                name, arguments = function.get("name"), function.get("arguments") or ""
+            case {"custom": {"name": name, "input": str(text)}}:
+                arguments = {"input": text}
+            case _:
+                raise field_error(f"{where}[{number}]", "only calls of functions are supported", "unsupported")
+        yield read_call(one.get("id"), name, arguments, f"{where}[{number}]")
 
 
 def _grammar(body: _Completion) -> str:
@@ -258,13 +248,20 @@ def _format_schema(form: dict[str, Any] | None) -> Any:
     raise field_error("response_format", "only text, json_object and json_schema are supported", "unsupported")
 
 
-def _reasoning(arguments: dict[str, Any] | None, default: bool | None) -> bool | None:
-    """Return `Generate.reasoning` for the arguments of the chat template. Raises Refusal."""
-    given = arguments or {}
+def _reasoning(reader: RequestReader, body: ChatBody) -> tuple[bool | None, str]:
+    """Return `Generate.reasoning` and `Generate.effort`. Raises Refusal."""
+    given = dict(body.chat_template_kwargs or {})
+    if (inner := given.pop("reasoning_effort", None)) is not None:
+        choice, effort = reader.reasoning(inner, "chat_template_kwargs.reasoning_effort")
+    elif body.reasoning_effort is None and isinstance(body.reasoning, dict):  # as OpenRouter's clients send it
+        choice, effort = reader.reasoning(body.reasoning.get("effort"), "reasoning.effort")
+    else:
+        choice, effort = reader.reasoning(body.reasoning_effort, "reasoning_effort")
     wanted = {value for value in given.values() if isinstance(value, bool)}
     if set(given) - {"enable_thinking", "thinking"} or len(wanted) != min(len(given), 1):
-        raise field_error("chat_template_kwargs", "only enable_thinking is supported, true or false", "unsupported")
-    return wanted.pop() if wanted else default
+        reason = "only reasoning_effort and enable_thinking, true or false, are supported"
+        raise field_error("chat_template_kwargs", reason, "unsupported")
+    return wanted.pop() if wanted else choice, effort
 
 
 class _CompletionsReply(Reply):
@@ -376,8 +373,9 @@ class ChatReply(_CompletionsReply):
         if choice.calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [
-                {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+                {"id": one.id, "type": kind.type, kind.type: kind.item(one.arguments)}
                 for one in choice.calls
+                for kind in [self.kind_of(one)]
             ]
         return {"message": message, **self._logprobs(choice.logprobs)}
 
@@ -399,11 +397,12 @@ class ChatReply(_CompletionsReply):
 
     def _call_delta(self, event: CallDelta) -> dict[str, Any]:
         call = self.progress.choice.calls[event.index]
-        function = {"arguments": event.arguments}
+        kind = self.kind_of(call)
+        piece = {"arguments": event.arguments} if kind.type == "function" else {"input": self.new_input(event.index)}
         if (key := (self.progress.index, event.index)) in self._told:
-            return {"index": event.index, "function": function}
+            return {"index": event.index, kind.type: piece}
         self._told.add(key)
-        return {"index": event.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
+        return {"index": event.index, "id": call.id, "type": kind.type, kind.type: {"name": kind.name, **piece}}
 
     def _logprobs(self, given: Iterable[TokenLogprob]) -> dict[str, Any]:
         if self.parsed.request.logprobs is None:

@@ -27,6 +27,7 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.serving.errors import Refusal
+from cpuchat.serving.offered import Kind
 from cpuchat.serving.requests import ParsedRequest
 
 PING = b": waiting\n\n"
@@ -192,12 +193,25 @@ class Reply(ABC):
         self.model = model
         self.fingerprint = fingerprint
         self.created = int(time.time())
+        self._n_input: dict[tuple[int, int], int] = {}  # characters sent of the inputs of custom tools
 
     def queue_chunk(self, **queue: float) -> bytes:
         """Return how many requests come before this one (`ahead`), or the `ms` that it waited for others, as a
         server-sent event.
         """
         return self.ping
+
+    def kind_of(self, call: WrittenCall) -> Kind:
+        """Return what the tool of a call is to the client."""
+        return self.parsed.asked.offered.kinds.get(call.name, Kind(name=call.name))
+
+    def new_input(self, index: int) -> str:
+        """Return what is new of the input of a call of a custom tool."""
+        call, key = self.progress.choice.calls[index], (self.progress.index, index)
+        text = str(self.kind_of(call).item(call.arguments)["input"])
+        sent = self._n_input.get(key, 0)
+        self._n_input[key] = max(sent, len(text))
+        return text[sent:]
 
     @abstractmethod
     def whole(self) -> bytes:

@@ -13,8 +13,9 @@ import hashlib
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import takewhile
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -26,8 +27,21 @@ from cpuchat.base.text import clean_line
 from cpuchat.config.settings import SamplingSection, Settings, explained
 from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
 from cpuchat.grammar.schema import schema_grammar
-from cpuchat.protocol.messages import ANY_CALL, CallRule, Generate, Message, Sampling, Speculation, Tool, ToolCall
-from cpuchat.serving.errors import Refusal
+from cpuchat.protocol.messages import (
+    ANY_CALL,
+    EFFORTS,
+    CallRule,
+    Generate,
+    Message,
+    Role,
+    Sampling,
+    Speculation,
+    Tool,
+    ToolCall,
+)
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.serving.errors import Refusal, field_error
+from cpuchat.serving.offered import NO_TOOLS, Dialect, Kind, Offered, declarations
 
 BYTES_PER_TOKEN = 64
 """More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""
@@ -39,6 +53,8 @@ SHORT_TOKENS, SHORT_BYTES = 64, 8_000
 MOST_ANSWERS = 8
 _MOST_QUOTED = 80
 """Characters of a wrong value that an error repeats."""
+TEXTS = ("text", "input_text", "output_text", "refusal")
+"""Kinds of parts that are text, in OpenAI's dialects."""
 _MOST_TOOLS = 512
 _DEEPEST = 60
 _INT32 = (1 << 31) - 1
@@ -77,19 +93,21 @@ T = TypeVar("T", bound=Body)
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What a request asks for beside its sampling; None: the settings decide. `n` answers, `with_timings` in every
-    chunk; of a stream `with_progress` of the prompt, and `with_queue`: its place in the queue.
+    chunk; of a stream `with_progress` of the prompt, and `with_queue`: its place in the queue. `offered` has more about
+    the tools; `echoed` are fields of the request that the answer repeats.
     """
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
     continues: bool = False
-    tools: tuple[Tool, ...] = ()
+    offered: Offered = NO_TOOLS
     calling: CallRule = ANY_CALL
     max_tokens: int | None = None
     stop: str | Sequence[str] | None = None
     grammar: str = ""
     ignore_eos: bool = False
     reasoning: bool | None = None
+    effort: str = ""
     reasoning_budget: int | None = None
     logit_bias: Mapping[str, float] | None = None
     logprobs: int | None = None
@@ -98,6 +116,11 @@ class Asked:
     with_timings: bool = False
     with_progress: bool = False
     with_queue: bool = False
+    echoed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        return self.offered.tools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,21 +151,31 @@ class RequestReader:
     """Reads requests for one model.
 
     Args:
-        names: that the model answers to.
-        n_ctx: tokens of its context.
+        names: of the model.
+        model: it.
         settings: for values that a request does not give.
         speculation: how answers are drafted.
-        engine: another engine than the worker, whose name it is; "" for the worker.
+        strict: a request that names another model is refused.
+        note: takes what the log should say once. From any thread.
     """
 
     def __init__(
-        self, names: Collection[str], n_ctx: int, settings: Settings, speculation: Speculation, engine: str = ""
+        self,
+        names: Sequence[str],
+        model: ModelInfo,
+        settings: Settings,
+        speculation: Speculation,
+        *,
+        strict: bool = False,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._names = names
-        self.n_ctx = n_ctx
+        self._model = model
+        self.n_ctx = model.n_ctx
         self.settings = settings
         self._speculation = speculation
-        self._engine = engine
+        self._strict = strict
+        self.note = note
 
     @property
     def most_body(self) -> int:
@@ -152,13 +185,15 @@ class RequestReader:
     def body(self, data: bytes, kind: type[T]) -> T:
         """Decode a body. Raises Refusal: it is not valid, of another model, or asks for what is not supported."""
         body = decoded(data, kind)
-        if body.model and body.model not in self._names:
+        if body.model and body.model not in self._names and not self._strict:
+            self.note(f"{self._names[0]} answers requests for models that are not served; --strict-model refuses them.")
+        elif body.model and body.model not in self._names:
             served = ", ".join(f"`{name}`" for name in self._names)
             message = f"The model `{quoted(body.model)}` is not served here. Served: {served}."
             raise Refusal(404, message, "model_not_found", param="model")
-        for name, field in _unsupported(type(body)).items():
-            if getattr(body, name) not in (None, *field.neutral):
-                raise field_error(name, field.reason, "unsupported")
+        for name, one in _unsupported(type(body)).items():
+            if getattr(body, name) not in (None, *one.neutral):
+                raise field_error(name, one.reason, "unsupported")
         return body
 
     def check_number(self, given: Sized, param: str = "messages") -> None:
@@ -183,10 +218,10 @@ class RequestReader:
     def parsed(self, body: Body, asked: Asked, param: str = "messages") -> ParsedRequest:
         """Return the request. `param` has its text. Raises Refusal."""
         texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
-        declared = [_encoded(tool.declaration(), "tools") for tool in asked.tools]
+        declared = [encoded(tool.declaration(), "tools") for tool in asked.tools]
         self.check_number(asked.messages, param)
         n_bytes = self.check_length(param, texts) + self.check_length("tools", declared)
-        self._check_calling(asked)
+        self._check_engine(asked)
         stream, limit = bool(body.stream), self._limit(asked.max_tokens)
         keeps = not body.cache_salt  # a salt is for one session, often
         request = Generate(
@@ -204,6 +239,7 @@ class RequestReader:
             ignore_eos=asked.ignore_eos,
             grammar=asked.grammar,
             reasoning=asked.reasoning,
+            effort=asked.effort,
             reasoning_budget=self._budget(asked.reasoning_budget),
             frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
             unsplit=asked.prompt is not None,
@@ -220,17 +256,27 @@ class RequestReader:
             is_short=0 < limit <= SHORT_TOKENS and n_bytes <= SHORT_BYTES and asked.n == 1,
         )
 
-    def _check_calling(self, asked: Asked) -> None:
-        """Refuse calls in place of an answer in a form of its own, and what only the worker can do."""
-        if asked.grammar and asked.calling.mode == "required":
-            raise field_error("tool_choice", "an answer in a form of its own calls no tools")
+    def reasoning(self, effort: Any, param: str) -> tuple[bool | None, str]:
+        """Return `Generate.reasoning` and `Generate.effort` for an effort, None for none given. Raises Refusal."""
+        if effort is None:
+            return self.settings.chat.request_options()["reasoning"], ""
+        if not isinstance(effort, str) or effort not in EFFORTS:
+            raise field_error(param, f"`{quoted(str(effort))}` is not one of {', '.join(EFFORTS)}")
+        if not self._model.takes_effort:
+            words = "`none` asks for no reasoning, other words for reasoning"
+            self.note(f"The chat template of {self._names[0]} takes no effort of reasoning: {words}.")
+        return effort != "none", effort
+
+    def _check_engine(self, asked: Asked) -> None:
+        """Refuse what only the worker can do."""
+        engine = self._model.engine
         for param, is_asked in (
             ("tool_choice", asked.calling.mode != "auto" or asked.calling.names),
             ("logprobs", asked.logprobs is not None),
             ("logit_bias", asked.logit_bias),
         ):
-            if self._engine and is_asked:
-                raise field_error(param, f"not supported while {self._engine} answers (a draft head)", "unsupported")
+            if engine and is_asked:
+                raise field_error(param, f"not supported while {engine} answers (a draft head)", "unsupported")
 
     def _sampling(self, body: Body) -> Sampling:
         """Return the settings with what the request gives."""
@@ -266,16 +312,16 @@ def _texts(message: Message) -> Iterable[str]:
     yield message.content
     yield message.reasoning
     for call in message.calls:
-        yield _encoded(call.arguments, "messages")
+        yield encoded(call.arguments, "messages")
 
 
 def _agent(asked: Asked) -> str:
     """Return the name of what the prompts of an agent begin with: of its tools and system prompt."""
-    system = [one.content for one in asked.messages if one.role == "system"]
+    system = [one.content for one in takewhile(lambda one: one.role == "system", asked.messages)]
     if not system and not asked.tools:
         return ""
     declared = [tool.declaration() for tool in asked.tools]
-    return hashlib.sha256(msgspec.json.encode([system, declared, asked.reasoning])).hexdigest()
+    return hashlib.sha256(msgspec.json.encode([system, declared, asked.reasoning, asked.effort])).hexdigest()
 
 
 def _bias(given: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
@@ -297,7 +343,7 @@ def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = ""
     """
     if also:
         raise field_error(also, f"`{param}` decides what the answer is, and where it ends")
-    if len(grammar or _encoded(schema, param)) > LONGEST_FORM:
+    if len(grammar or encoded(schema, param)) > LONGEST_FORM:
         raise field_error(param, f"larger than {LONGEST_FORM:,} bytes", "unsupported")
     try:
         if grammar:
@@ -309,15 +355,18 @@ def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = ""
         raise Refusal(400, reason, "invalid_grammar", param=param) from None
 
 
-def read_tools(given: Iterable[Any], declared: Callable[[Any, str], tuple[dict[str, Any], str]]) -> tuple[Tool, ...]:
-    """Return the tools that a client declares. `declared` takes one of them with its place, and returns the object that
-    describes it, and where that is. Raises Refusal.
-    """
-    tools: dict[str, Tool] = {}
+def read_tools(reader: RequestReader, given: Iterable[Any], dialect: Dialect) -> Offered:
+    """Return the tools that a client declares; what runs elsewhere is left out. Raises Refusal."""
+    tools, kinds, left_out = dict[str, Tool](), dict[str, Kind](), set[str]()
     for number, one in enumerate(given):
-        tool = _tool(*declared(one, f"tools[{number}]"), tools)
-        tools[tool.name] = tool
-    return tuple(tools.values())
+        for function, where, kind in declarations(one, f"tools[{number}]", dialect):
+            if kind is None:
+                left_out |= {function["type"], function["name"]}
+                reader.note(f"Tools of the type {quoted(function['type'])} run elsewhere and are left out.")
+            else:
+                tool = _tool(function, where, tools)
+                tools[tool.name], kinds[tool.name] = tool, kind
+    return Offered(tuple(tools.values()), kinds, frozenset(left_out))
 
 
 def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
@@ -342,75 +391,107 @@ def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
     return Tool(name=name, description=about if isinstance(about, str) else "", parameters=schema, strict=strict)
 
 
-def read_choice(choice: Any, tools: Sequence[Tool], *, single: bool) -> CallRule:
+def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:
     """Return what OpenAI's `tool_choice` lets the model call, in the form of chats or of responses. Raises Refusal."""
     match choice:
         case None | "":
-            return read_rule("auto", (), tools, single=single)
+            return read_rule("auto", (), offered, single=single)
         case str():
-            return read_rule(choice, (), tools, single=single)
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return read_rule("required", (name,), tools, single=single)
+            return read_rule(choice, (), offered, single=single)
         case {"type": "allowed_tools"}:
             match choice.get("allowed_tools", choice):
                 case {"mode": str(mode), "tools": list(allowed)}:
-                    named = (one.get("function", one) for one in allowed if isinstance(one, dict))
-                    names = [str(one.get("name")) for one in named if isinstance(one, dict)]
-                    return read_rule(mode, names, tools, single=single)
-    raise field_error("tool_choice", "must be auto, none, required, or a function by name")
+                    wanted = [_chosen(one) for one in allowed if isinstance(one, dict)]
+                    names = [name for name in wanted if name not in offered.left_out]
+                    names = wanted if mode == "required" and not names else names
+                    return read_rule(mode if names or not wanted else "none", names, offered, single=single)
+        case {"type": str()} if _chosen(choice) != "function":
+            return read_rule("required", (_chosen(choice),), offered, single=single)
+    raise field_error("tool_choice", "must be auto, none, required, or a tool by name")
 
 
-def read_rule(mode: str, names: Sequence[str], tools: Sequence[Tool], *, single: bool) -> CallRule:
+def _chosen(choice: dict[str, Any]) -> str:
+    """Return the name of a chosen tool, or its type if that is all there is."""
+    kind = str(choice.get("type"))
+    inner = choice.get(kind, choice)
+    return str((inner if isinstance(inner, dict) else choice).get("name") or kind)
+
+
+def read_rule(mode: str, names: Sequence[str], offered: Offered, *, single: bool) -> CallRule:
     """Return what may be called: `mode` as of `CallRule`, or one tool by name. Raises Refusal."""
-    known = {tool.name for tool in tools}
+    known, own = offered.kinds, {kind.name: name for name, kind in offered.kinds.items()}
+    names = [name if name in known else own.get(name, name) for name in names]
     for name in names:
+        if name not in known and name in offered.left_out:
+            raise field_error("tool_choice", f"`{quoted(name)}` runs elsewhere, not here", "unsupported")
         if name not in known:
             raise field_error("tool_choice", f"there is no tool `{quoted(name)}`")
     if mode == "required" and not known:
-        raise field_error("tool_choice", "there are no tools")
+        why = "all of them run elsewhere" if offered.left_out else "there are no tools"
+        raise field_error("tool_choice", why)
     if mode == "auto" or mode == "required" or mode == "none":
         return CallRule(mode=mode, names=tuple(dict.fromkeys(names)), single=single)
     raise field_error("tool_choice", f"`{quoted(mode)}` is not supported", "unsupported")
 
 
-def read_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
-    """Return a call of an earlier answer; its arguments may be JSON in a string. Raises Refusal."""
-    if not isinstance(id, str) or not id or not isinstance(name, str) or not name:
+def read_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall | str:
+    """Return a call of an earlier answer; its arguments may be JSON in a string. One that was cut, so that they are no
+    JSON object, is returned as the text that the model wrote. Raises Refusal.
+    """
+    if not isinstance(name, str) or not name or not isinstance(id, str | None):
         raise field_error(where, "a call needs an id and a name")
+    written = arguments
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments.encode("utf-8", "replace")) if arguments.strip() else {}
         except (ValueError, RecursionError):
             arguments = None
-    if not isinstance(arguments, dict) or is_deep(arguments):
+    if isinstance(arguments, dict) and not is_deep(arguments):
+        return ToolCall(id=id or "", name=name, arguments=arguments)
+    if not isinstance(written, str):
         raise field_error(where, "the arguments must be a JSON object")
-    return ToolCall(id=id, name=name, arguments=arguments)
+    return f'<tool_call>\n{{"name": {encoded(name, where)}, "arguments": {written}'
 
 
-class Calls:
-    """The calls of a conversation by their ids, which clients may use again."""
+class Transcript:
+    """The messages of a request so far. A result belongs to the latest call with its id that has none yet."""
 
     def __init__(self) -> None:
-        self._open: dict[str, list[ToolCall]] = {}
-        self._done: dict[str, ToolCall] = {}
+        self.messages: list[Message] = []
+        self._waiting: dict[str, list[ToolCall]] = {}  # the one that comes next is the last
+        self._answered: dict[str, ToolCall] = {}
 
-    def add(self, calls: Sequence[ToolCall]) -> None:
-        """Add the calls of an answer."""
-        for call in reversed(calls):
-            self._open.setdefault(call.id, []).append(call)
+    def add(self, role: Role, content: str) -> None:
+        self.messages.append(Message(role=role, content=content))
 
-    def result(self, id: Any, content: str, where: str) -> Message:
-        """Return the result of the first call without one of the latest answer with this id. Raises Refusal."""
-        if isinstance(id, str):
-            if waiting := self._open.get(id):
-                self._done[id] = waiting.pop()
-            if (call := self._done.get(id)) is not None:
-                return Message(role="tool", content=content, call_id=id, tool=call.name)
-        raise field_error(where, f"no call before has the id `{quoted(str(id))}`")
+    def add_answer(self, content: str, reasoning: str = "", calls: Sequence[ToolCall | str] = ()) -> None:
+        """Add an answer; calls that were cut are text."""
+        content = "\n".join(filter(None, (content, *(one for one in calls if isinstance(one, str)))))
+        whole = tuple(one for one in calls if isinstance(one, ToolCall))
+        self.messages.append(Message(role="assistant", content=content, reasoning=reasoning, calls=whole))
+        for call in reversed(whole):
+            self._waiting.setdefault(call.id, []).append(call)
+
+    def add_result(self, id: Any, content: str) -> None:
+        """Add what a call returned; without its call, it is a result of no tool."""
+        id = id if isinstance(id, str) else ""
+        if waiting := self._waiting.get(id):
+            self._answered[id] = waiting.pop()
+        call = self._answered.get(id)
+        self.messages.append(Message(role="tool", content=content, call_id=id, tool=call.name if call else ""))
+
+    @property
+    def continues(self) -> bool:
+        """Return whether the last message is text of the assistant's, which the model goes on writing."""
+        return self.messages[-1].role == "assistant" and not self.messages[-1].calls
 
 
-def read_text(content: Any, where: str, kinds: Collection[str] = ("text",), between: str = "\n") -> str:
-    """Return a text, or the texts of parts of these `kinds`. Raises Refusal."""
+def read_text(
+    content: Any, where: str, kinds: Collection[str] = TEXTS, between: str = "\n", *, of_tool: bool = False
+) -> str:
+    """Return a text, or the texts of parts of these `kinds`. `of_tool`: of a result, which the client sends again with
+    every later request; what is no text in it is left out, and the model told so. Raises Refusal.
+    """
     if isinstance(content, str):
         return content
     texts = list[str]()
@@ -420,6 +501,8 @@ def read_text(content: Any, where: str, kinds: Collection[str] = ("text",), betw
                 kind in kinds
             ):
                 texts.append(text)
+            case {"type": str(kind)} if of_tool:
+                texts.append(f"[A part of the type {quoted(kind)} is left out: only text is read here.]")
             case {"type": str(kind)}:
                 raise field_error(where, f"only text is supported, not `{quoted(kind)}`", "unsupported")
             case _:
@@ -439,7 +522,8 @@ def is_deep(value: Any, left: int = _DEEPEST) -> bool:
     return not left or any(is_deep(one, left - 1) for one in inside)
 
 
-def _encoded(value: Any, param: str) -> str:
+def encoded(value: Any, param: str) -> str:
+    """Return a value as JSON. Raises Refusal, which names its field."""
     try:
         return msgspec.json.encode(value).decode()
     except (ValueError, RecursionError):
@@ -467,11 +551,6 @@ def decoded(data: bytes, kind: type[B]) -> B:
         raise Refusal(400, "The JSON is nested too deeply.", "invalid_json") from None
     except ValueError as error:  # msgspec.DecodeError, and text that is not UTF-8
         raise Refusal(400, f"The body is not valid JSON: {error}.", "invalid_json") from None
-
-
-def field_error(param: str, reason: str, code: str = "invalid_request") -> Refusal:
-    """Return the refusal of a field."""
-    return Refusal(400, f"`{param}`: {reason}.", code, param=param)
 
 
 def _stops(given: str | Sequence[str] | None) -> tuple[str, ...]:

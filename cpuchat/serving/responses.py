@@ -10,22 +10,23 @@ from cpuchat.protocol.messages import (
     AnyEvent,
     CallDelta,
     GenerationFinished,
-    Message,
     PrefillProgress,
     Role,
     TextDelta,
     ToolCall,
 )
 from cpuchat.serving.errors import Refusal
+from cpuchat.serving.offered import namespaced
 from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import (
     Asked,
     Body,
-    Calls,
     ParsedRequest,
     RequestReader,
+    Transcript,
     Unsupported,
     answer_grammar,
+    encoded,
     field_error,
     quoted,
     read_call,
@@ -35,9 +36,9 @@ from cpuchat.serving.requests import (
 )
 
 _NOT_STORED = "nothing is stored here; send all items in `input`"
-_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _THOUGHTS = ("reasoning_text", "summary_text", "text")
-_TEXTS = ("input_text", "output_text", "text", "refusal")
+_CUSTOM = "response.custom_tool_call_input"
+_ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 class ResponsesBody(Body, kw_only=True):
@@ -62,17 +63,34 @@ def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request. Raises Refusal."""
     body = reader.body(data, ResponsesBody)
     reader.check_number(() if isinstance(body.input, str) else body.input, "input")
-    tools = read_tools(body.tools or [], _declared)
-    default = reader.settings.chat.request_options()["reasoning"]
+    offered = read_tools(reader, body.tools or [], "responses")
+    transcript = _Items(body.instructions or "").read(body.input)
+    reasoning, effort = reader.reasoning((body.reasoning or {}).get("effort"), "reasoning.effort")
     asked = Asked(
-        messages=tuple(_Items(body.instructions or "").read(body.input)),
-        tools=tools,
-        calling=read_choice(body.tool_choice, tools, single=body.parallel_tool_calls is False),
+        messages=tuple(transcript.messages),
+        continues=transcript.continues,
+        offered=offered,
+        calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
         max_tokens=body.max_output_tokens,
         grammar=_grammar(body.text),
-        reasoning=False if (body.reasoning or {}).get("effort") == "none" else default,
+        reasoning=reasoning,
+        effort=effort,
+        echoed=_echoed(body, effort),
     )
     return reader.parsed(body, asked, "input")
+
+
+def _echoed(body: ResponsesBody, effort: str) -> dict[str, Any]:
+    """Return the fields that a response repeats as they were given, and took effect."""
+    form = (body.text or {}).get("format") or {"type": "text"}
+    encoded([form, body.metadata, body.tool_choice], "metadata")
+    return {
+        "instructions": body.instructions,
+        "metadata": body.metadata or {},
+        "reasoning": {"effort": effort or None, "summary": None},
+        "text": {"format": form},
+        "tool_choice": body.tool_choice or "auto",
+    }
 
 
 def _grammar(text: dict[str, Any] | None) -> str:
@@ -86,76 +104,82 @@ def _grammar(text: dict[str, Any] | None) -> str:
     raise field_error("text.format", "only text, json_object and json_schema are supported", "unsupported")
 
 
-def _declared(one: dict[str, Any], where: str) -> tuple[dict[str, Any], str]:
-    if one.get("type") != "function":
-        kind = quoted(str(one.get("type")))
-        raise field_error(f"{where}.type", f"`{kind}` is not supported, only function", "unsupported")
-    return one, where
-
-
 class _Items:
     """Turns items into messages: reasoning, text and calls that follow each other are one answer."""
 
     def __init__(self, instructions: str) -> None:
-        self._found = [Message(role="system", content=instructions)] if instructions else []
-        self._known = Calls()
-        self._is_open = False  # an answer, of which these are the parts
-        self._texts, self._thoughts, self._calls = list[str](), list[str](), list[ToolCall]()
+        self._found = Transcript()
+        self._texts, self._thoughts, self._calls = list[str](), list[str](), list[ToolCall | str]()
+        self._is_open = False  # an answer, to which these belong
+        if instructions:
+            self._found.add("system", instructions)
 
-    def read(self, given: str | list[dict[str, Any]]) -> list[Message]:
+    def read(self, given: str | list[dict[str, Any]]) -> Transcript:
         """Return the messages. Raises Refusal."""
         if isinstance(given, str):
-            return [*self._found, Message(role="user", content=given)]
-        if not given:
-            raise Refusal(400, "`input` is empty.", param="input")
+            self._found.add("user", given)
+            return self._found
         for number, item in enumerate(given):
             self._take(item, f"input[{number}]")
-        if self._is_open:
-            raise Refusal(400, "The last item is the assistant's: prefill is not supported.", param="input")
+        self._close()
+        if not given or not self._found.messages:
+            raise Refusal(400, "`input` is empty.", param="input")
         return self._found
 
     def _take(self, item: dict[str, Any], where: str) -> None:
-        match item.get("type", "message"):
-            case "message":
-                role = _ROLES.get(str(item.get("role")))
-                if role is None:
-                    raise field_error(f"{where}.role", f"only {', '.join(_ROLES)} are supported")
-                text = read_text(item.get("content"), f"{where}.content", _TEXTS, "")
-                if role == "assistant":
-                    self._extend(text=text)
-                else:
-                    self._add(Message(role=role, content=text))
-            case "reasoning":
-                for key in ("content", "summary"):
-                    self._extend(reasoning=read_text(item.get(key) or "", f"{where}.{key}", _THOUGHTS))
-            case "function_call":
-                call = read_call(item.get("call_id"), item.get("name"), item.get("arguments") or "", where)
-                self._extend(calls=(call,))
-            case "function_call_output":
-                text = read_text(item.get("output"), f"{where}.output", _TEXTS, "")
-                self._end_answer()
-                self._add(self._known.result(item.get("call_id"), text, f"{where}.call_id"))
-            case kind:
-                raise field_error(f"{where}.type", f"`{quoted(str(kind))}` is not supported", "unsupported")
+        kind = str(item.get("type", "message"))
+        if kind == "message":
+            role = _ROLES.get(str(item.get("role")))
+            if role is None:
+                raise field_error(f"{where}.role", f"only {', '.join(_ROLES)} are supported")
+            text = read_text(item.get("content"), f"{where}.content", between="")
+            if role == "assistant":
+                self._extend(text=text)
+            else:
+                self._close()
+                self._found.add(role, text)
+        elif kind == "reasoning":
+            for key in ("content", "summary"):
+                self._extend(reasoning=read_text(item.get(key) or "", f"{where}.{key}", _THOUGHTS))
+        elif kind.endswith("_call_output"):
+            self._close()
+            output = item.get("output")
+            plain = isinstance(output, str) or kind in _TEXT_OUTPUTS
+            text = read_text(output, f"{where}.output", between="", of_tool=True) if plain else encoded(output, where)
+            self._found.add_result(item.get("call_id") or item.get("id"), text)
+        elif kind in _CALLS:
+            self._extend(call=_read_call(item, kind, where))
+        elif not kind.endswith("_call"):  # what ran elsewhere is left out
+            raise field_error(f"{where}.type", f"`{quoted(kind)}` is not supported", "unsupported")
 
-    def _add(self, message: Message) -> None:
-        self._end_answer()
-        self._found.append(message)
+    def _close(self) -> None:
+        if self._is_open:
+            self._found.add_answer("".join(self._texts), "\n".join(filter(None, self._thoughts)), self._calls)
+        self._texts, self._thoughts, self._calls, self._is_open = [], [], [], False
 
-    def _extend(self, text: str = "", reasoning: str = "", calls: tuple[ToolCall, ...] = ()) -> None:
-        if self._calls and (text or reasoning):  # another answer
-            self._end_answer()
+    def _extend(self, text: str = "", reasoning: str = "", call: ToolCall | str = "") -> None:
+        if self._calls and not call:  # another answer
+            self._close()
         self._is_open = True
         self._texts.append(text)
         self._thoughts.append(reasoning)
-        self._calls += calls
+        self._calls += [call] if call else []
 
-    def _end_answer(self) -> None:
-        if self._is_open:
-            text, reasoning = "".join(self._texts), "\n".join(filter(None, self._thoughts))
-            self._found.append(Message(role="assistant", content=text, reasoning=reasoning, calls=tuple(self._calls)))
-            self._known.add(self._calls)
-            self._is_open, self._texts, self._thoughts, self._calls = False, [], [], []
+
+_TEXT_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_CALLS = {
+    "function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action", "shell_call": "action",
+    "apply_patch_call": "operation",
+}  # fmt: skip
+"""Calls that a client runs, and the field that has their arguments."""
+
+
+def _read_call(item: dict[str, Any], kind: str, where: str) -> ToolCall | str:
+    given = item.get(_CALLS[kind])
+    if kind == "custom_tool_call":
+        given = {"input": given}
+    name = namespaced(str(item.get("namespace") or ""), str(item.get("name") or kind.removesuffix("_call")))
+    return read_call(item.get("call_id") or item.get("id"), name, given or "", where)
 
 
 class ResponsesReply(Reply):
@@ -216,8 +240,13 @@ class ResponsesReply(Reply):
             sent = self._close() + self._start(kind)
         item, at = self._items[-1], self._at
         if isinstance(event, CallDelta):
-            item["arguments"] += event.arguments
-            return sent + self._event("response.function_call_arguments.delta", **at, delta=event.arguments)
+            call = self.progress.choice.calls[event.index]
+            item |= self.kind_of(call).item(call.arguments)
+            if item["type"] == "custom_tool_call":
+                return sent + self._event(f"{_CUSTOM}.delta", **at, delta=self.new_input(event.index))
+            if item["type"] == "function_call":
+                sent += self._event("response.function_call_arguments.delta", **at, delta=event.arguments)
+            return sent
         part = item["content"][0]
         part["text"] += event.text
         where = {**at, "content_index": 0, "delta": event.text}
@@ -234,13 +263,9 @@ class ResponsesReply(Reply):
         number = f"{self.progress.id.removeprefix(self.id_prefix)}{len(self._items)}"
         if isinstance(kind, int):
             call = self.progress.choice.calls[kind]
-            item = {
-                "type": "function_call",
-                "id": f"fc_{number}",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": "",
-            }
+            of = self.kind_of(call)
+            named = "custom_tool_call" if of.type == "custom" else f"{of.type}_call"
+            item = {"type": named, "id": f"fc_{number}", "call_id": call.id, **of.item("")}
             self._items.append({**item, "status": "in_progress"})
             return self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._items[-1])
         if kind == "reasoning":
@@ -261,9 +286,11 @@ class ResponsesReply(Reply):
         is_cut = self.progress.finished is not None and not self.progress.choice.is_whole
         item["status"] = "incomplete" if is_cut else "completed"
         self._open = ""
-        if isinstance(kind, int):
+        if item["type"] == "function_call":
             done = {**at, "name": item["name"], "arguments": item["arguments"]}
             sent = self._event("response.function_call_arguments.done", **done)
+        elif isinstance(kind, int):
+            sent = self._event(f"{_CUSTOM}.done", **at, input=item["input"]) if "input" in item else b""
         else:
             part, at = item["content"][0], {**at, "content_index": 0}
             if kind == "reasoning":
@@ -283,13 +310,13 @@ class ResponsesReply(Reply):
         return "completed" if self.progress.choice.is_whole else "incomplete"
 
     def _response(self, status: str) -> dict[str, Any]:
-        request = self.parsed.request
-        tools = [{"type": "function", **one.declaration()["function"], "strict": one.strict} for one in request.tools]
-        rule, choice = request.calling, "auto"
-        if len(rule.names) == 1 and rule.mode == "required":
-            choice = {"type": "function", "name": rule.names[0]}
-        elif rule.mode != "auto":
-            choice = rule.mode
+        request, kinds = self.parsed.request, self.parsed.asked.offered.kinds
+        tools = [
+            {"type": "function", **one.declaration()["function"], "strict": one.strict}
+            if kinds[one.name].type == "function"
+            else {"type": kinds[one.name].type, **({"name": one.name} if kinds[one.name].type == "custom" else {})}
+            for one in request.tools
+        ]
         is_over = status != "in_progress"
         return {
             "id": self.progress.id,
@@ -298,21 +325,18 @@ class ResponsesReply(Reply):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None,
             "max_output_tokens": request.max_tokens or None,
-            "metadata": {},
             "model": self.model,
             "output": self._items if is_over else [],
-            "parallel_tool_calls": not rule.single,
+            "parallel_tool_calls": not request.calling.single,
             "previous_response_id": None,
             "store": False,
             "temperature": request.sampling.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": choice,
             "tools": tools,
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
             "usage": self._usage() if is_over else None,
+            **self.parsed.asked.echoed,
         }
 
     def _usage(self) -> dict[str, Any]:

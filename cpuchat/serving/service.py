@@ -222,6 +222,8 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+_MOST_NOTES = 100
+"""Clients choose some of the words in them."""
 _LONGEST_RETRY = 300
 _RETRY_LOADING = 5
 _USUAL_WEIGHT = 0.2  # of the newest answer in the moving average
@@ -320,7 +322,9 @@ class Service:
         conversation: holds the backend; nothing is stored.
         aliases: names that the model answers to, the first is the one it goes by. Its own names count too.
         limit: requests that may wait.
+        strict: requests that name another model are refused.
         on_done: called with every request that has ended.
+        on_note: called with what the log should say once.
     """
 
     def __init__(
@@ -329,7 +333,9 @@ class Service:
         *,
         aliases: tuple[str, ...] = (),
         limit: int = 16,
+        strict: bool = False,
         on_done: Callable[[RequestRecord], None] = lambda done: None,
+        on_note: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.metrics = Metrics()
@@ -340,7 +346,10 @@ class Service:
         """The answer that the engine works on."""
         self._conversation = conversation
         self._aliases = aliases
+        self._strict = strict
         self._on_done = on_done
+        self._on_note = on_note
+        self._notes: dict[str, bool] = {}  # whether it was told
         self._clock = clock
         self._places: dict[Place, None] = {}
         self._turns = TurnQueue()
@@ -377,9 +386,19 @@ class Service:
         if self._reader is None:
             conversation = self._conversation
             self._reader = RequestReader(
-                self.names, self.model.n_ctx, conversation.in_effect, conversation.speculation, self.model.engine
-            )
+                self.names, self.model, conversation.in_effect, conversation.speculation, strict=self._strict,
+                note=self._note,
+            )  # fmt: skip
         return self._reader
+
+    def _note(self, text: str) -> None:
+        if len(self._notes) < _MOST_NOTES:
+            self._notes.setdefault(text.encode("utf-8", "replace").decode(), False)
+
+    def _tell_notes(self) -> None:
+        for text in [one for one, is_told in self._notes.items() if not is_told]:
+            self._notes[text] = True
+            self._on_note(text)
 
     @property
     def speculation(self) -> Speculation:
@@ -444,6 +463,7 @@ class Service:
         Raises:
             Refusal: the engine refused the request, or it failed; the server is closing.
         """
+        self._tell_notes()
         arrived = self._clock()
         result: Result = "cancelled"
         message, hint, queued = "", "", 0.0

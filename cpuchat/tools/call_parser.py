@@ -501,6 +501,8 @@ class CallReader:
                 self._add(f"{told if self._n_pairs else '{' + told.removeprefix(', ')}}}")
             elif index >= len(self._calls):
                 self._pieces.append(CallPiece(index, call.name, call.id, json.dumps(call.arguments)))
+        if self._open and not self._calls[-1][2]:
+            self._add("")  # cut before its first argument
         return tuple(found), self._open
 
     def _add(self, text: str) -> None:

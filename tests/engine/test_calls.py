@@ -21,6 +21,25 @@ CALLED = {
 
 
 @pytest.mark.parametrize("name", CALLED)
+@pytest.mark.parametrize("calls", [True, False])
+def test_an_answer_in_a_form_or_a_call_can_begin(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, calls: bool
+) -> None:
+    path = write_tiny_gguf(tmp_path / "caller.gguf", template=TEMPLATES.get(name, CHATML))
+    chat.load(path, LoadOptions(n_ctx=2048))
+    written = CALLED[name].replace("<|im_end|>", "here") if calls else '{"sky": "blue"}'
+    # "@" fits in neither: the grammar asks for another token.
+    tokens = iter([*b"@", *written.encode(), vocabulary().index("<|im_end|>")])
+    monkeypatch.setattr(Sampler, "sample", lambda *_: next(tokens))
+    form = 'root ::= "{" ("\\"sky\\": \\"blue\\"" | "\\"sky\\": \\"grey\\"") "}"'
+    chat.ask(user("Sky?"), tools=(LOOK,), grammar=form, max_tokens=0)
+    finished = chat.of(GenerationFinished)[0]
+    assert finished.matches_grammar
+    assert finished.calls == ((ToolCall(name="look", arguments={"at": "here"}),) if calls else ())
+    assert "".join(delta.text for delta in chat.of(TextDelta)).strip() == ("" if calls else written)
+
+
+@pytest.mark.parametrize("name", CALLED)
 def test_calls_come_with_the_end_of_an_answer(
     chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

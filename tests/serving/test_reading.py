@@ -16,10 +16,10 @@ import msgspec
 import pytest
 
 from cpuchat.config.settings import Settings
-from cpuchat.protocol.messages import Speculation, ToolCall
+from cpuchat.protocol.messages import Speculation
 from cpuchat.serving import app
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.requests import Calls, RequestReader
+from cpuchat.serving.requests import RequestReader
 from cpuchat.serving.service import Service
 from tests.support.scripted_backend import WITH_DRAFT
 
@@ -234,18 +234,6 @@ def n_lines(dialect: str, body: dict[str, Any]) -> int:
 def test_reading_takes_as_many_steps_for_each_message_of_a_long_request_as_of_a_short_one(number: int) -> None:
     short, long = ([*conversations(n)][number] for n in (100, 800))
     assert n_lines(*long) < 9 * n_lines(*short)
-
-
-def test_a_result_belongs_to_the_latest_answer_with_its_id_and_there_to_the_first_call_without_one() -> None:
-    known = Calls()
-    for name in ("list_dir", "read_file"):
-        known.add([ToolCall(id="call_0", name=name, arguments={})])
-        assert known.result("call_0", "found", "messages[1]").tool == name
-    assert known.result("call_0", "again", "messages[2]").tool == "read_file"
-    known.add([ToolCall(id="c", name=name, arguments={}) for name in ("first", "second")])
-    assert [known.result("c", "", "").tool for _ in range(3)] == ["first", "second", "second"]
-    with pytest.raises(Refusal, match="no call before"):
-        known.result(["call_0"], "", "messages[3]")
 
 
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses", "completions"])

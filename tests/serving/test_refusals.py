@@ -34,10 +34,8 @@ def test_a_body_that_is_no_request(tiny: Server, body: bytes) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "wizard", "content": "Hello"}]}, "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "Hello"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]}, "messages"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": -2}, "max_tokens"),
@@ -58,7 +56,9 @@ def test_a_body_that_is_no_request(tiny: Server, body: bytes) -> None:
         ({"logit_bias": {"x": 5}}, "logit_bias"),
         ({"functions": [{"name": "look"}]}, "functions"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"name": "look"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"reasoning_effort": "bogus"}, "reasoning_effort"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 1}}]}, "tools[0].function.parameters"),
         (
@@ -167,7 +167,6 @@ def test_more_messages_than_the_context_has_tokens_are_refused_before_they_are_t
 def test_what_a_client_sent_is_not_in_the_log_and_only_its_beginning_in_the_error(tiny: Server) -> None:
     forged = "forged-name\n12:00:00  127.0.0.1  chat  ok" + "x" * 5000
     for more in (
-        {"model": forged},
         {"messages": [{"role": forged, "content": "Hello"}]},
         {"messages": [{"role": "user", "content": [{"type": forged}]}]},
     ):
@@ -180,6 +179,38 @@ def test_what_a_client_sent_is_not_in_the_log_and_only_its_beginning_in_the_erro
 def test_unknown_paths_and_methods(tiny: Server) -> None:
     assert error(tiny.http.get("/v2/models"), 404)["code"] == "not_found"
     error(tiny.http.get(CHAT), 405)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/chat/completions", "//v1//chat/completions", "/v1/v1/chat/completions", "/v1/chat/completions/",
+     "/v1//responses", "/messages", "/v1/v1/messages", "/v1/messages/count_tokens/", "/responses"],
+)  # fmt: skip
+def test_other_base_addresses_are_answered_too(tiny: Server, path: str) -> None:
+    more = {"input": "Hi", "max_output_tokens": 1} if "responses" in path else chat("Hi", max_tokens=1)
+    answer = tiny.post({**more, "model": "any"}, path)
+    assert answer.status_code == 200, answer.text
+    assert answer.json().get("model", "tiny-F32") == "tiny-F32"
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/models/", "//v1/models", "/v1/v1/models/tiny-F32", "/health/"])
+def test_other_base_addresses_of_pages(tiny: Server, path: str) -> None:
+    assert tiny.http.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "right"),
+    [
+        ("/api/chat", "/v1/chat/completions"),
+        ("/api/generate", "/v1/completions"),
+        ("/api/v0/chat/completions", "/v1/chat/completions"),
+        ("/openai/deployments/gpt-4o/chat/completions", "/v1/chat/completions"),
+        ("/anthropic/v1/messages", "/v1/messages"),
+        ("/v1", "ends with /v1"),
+    ],
+)
+def test_a_wrong_path_is_told_the_right_one(tiny: Server, path: str, right: str) -> None:
+    assert right in error(tiny.post(chat("Hi"), path), 404)["message"]
 
 
 def test_web_pages_and_other_names_may_not_use_it(tiny: Server) -> None:

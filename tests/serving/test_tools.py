@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.serving.test_refusals import error
-from tests.support.serving import Server, chat
+from tests.support.serving import Server, chat, server
+from tests.support.tiny_gguf import write_tiny_gguf
 
 SCHEMA = {
     "type": "object",
@@ -59,11 +61,64 @@ def test_a_call_is_streamed_as_it_is_written(tiny: Server) -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_a_call_that_is_cut_is_told_as_far_as_it_is_written(tiny: Server) -> None:
-    body = chat("Where?", **{**MUST, "max_tokens": 45})
+@pytest.mark.parametrize("most", [1, 8, 25, 45])
+def test_a_call_that_is_cut_is_told_as_far_as_it_is_written(tiny: Server, most: int) -> None:
+    body = chat("Where?", **{**MUST, "max_tokens": most})
     (choice,) = tiny.openai.chat.completions.create(model="", **body).choices
     assert choice.finish_reason == "length"
     assert not choice.message.content
+    chunks = list(tiny.openai.chat.completions.create(model="", stream=True, **body))
+    assert not any(one.delta.content for chunk in chunks for one in chunk.choices)
+    assert bool(choice.message.tool_calls) == (most == 45)
+    asked = {"input": "Where?", "tools": FLAT, "tool_choice": "required", "max_output_tokens": most, "temperature": 0}
+    answer = tiny.post(asked, "/v1/responses").json()
+    assert answer["status"] == "incomplete"
+    assert not any(part["text"] for item in answer["output"] for part in item.get("content", ()))
+
+
+STRICT = (
+    "{%- for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('System first.') }}{% endif %}"
+    "{% if m.tool_calls and m.content %}{{ raise_exception('Text or a call.') }}{% endif %}"
+    "{{- '<|im_start|>' + m.role + '\n' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '<tool_call>' + {'name': c.function.name, 'arguments': c.function.arguments}"
+    " | tojson + '</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def called(arguments: str, **more: object) -> dict:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call], **more}
+
+
+def test_conversations_of_agents_are_answered_with_a_strict_template(tmp_path: Path, bandwidth_file: bytes) -> None:
+    model = write_tiny_gguf(tmp_path / "strict-F32.gguf", template=STRICT)
+    question, again = {"role": "user", "content": "Where?"}, {"role": "user", "content": "Again."}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "heron"}
+    with server(model, tmp_path / "served", bandwidth=bandwidth_file) as strict:
+        for messages in (
+            [
+                question,
+                {"role": "assistant", "content": "There."},
+                {"role": "developer", "content": "One word."},
+                again,
+            ],
+            [question, called('{"at": "here"}', content="I look.", reasoning_content="A place."), result, again],
+            [question, called('{"at": "he'), result, again],
+            [result, again],
+            [question, called("{}"), again, result],
+            [question, {"role": "assistant", "content": "Once upon a"}],
+        ):
+            for tools in ([], TOOLS):
+                answer = strict.post(chat("", messages=messages, tools=tools, max_tokens=2))
+                assert answer.status_code == 200, answer.text
+        # In the middle of a conversation a system message changes nothing of what was evaluated before.
+        first = [{"role": "system", "content": "Rules. " * 50}, question, {"role": "assistant", "content": "There."}]
+        before = strict.post(chat("", messages=[*first, again], max_tokens=2)).json()["usage"]["prompt_tokens"]
+        later = [*first, again, {"role": "system", "content": "New rules."}, question]
+        usage = strict.post(chat("", messages=later, max_tokens=2)).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > before - 20
 
 
 def test_no_call_is_made_where_none_may_be(tiny: Server) -> None:
@@ -217,8 +272,7 @@ def test_errors_have_the_form_of_their_dialect(tiny: Server) -> None:
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["message"].startswith("prompt is too long")
-    with pytest.raises(anthropic.NotFoundError):
-        tiny.anthropic.messages.create(model="other", max_tokens=5, messages=[{"role": "user", "content": "Hello"}])
+    assert tiny.post({}, "/v1/messages/none").json()["error"]["type"] == "not_found_error"
     found = tiny.post({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "/v1/messages").json()
     assert found["error"]["param"] == "messages[0].content[0]"
     assert "llama-server" in error(tiny.post({"input": "Hello"}, "/v1/embeddings"))["message"]

@@ -307,6 +307,8 @@ def extend_engine(content: dict[str, Any], request: Generate) -> None:
         content["ignore_eos"] = True
     if request.reasoning is not None and request.prompt is None:
         content["chat_template_kwargs"] = dict.fromkeys(("enable_thinking", "thinking"), request.reasoning)
+        if request.effort:
+            content["chat_template_kwargs"]["reasoning_effort"] = request.effort
 
 
 def value_at(data: Any, path: str) -> Any:

@@ -115,6 +115,31 @@ class Grammar:
         return self._end >= 0 and self.allows(self._end)
 
 
+class EitherGrammar:
+    """Grammars of which a text matches one, as long as several can: an answer in a form, or calls."""
+
+    def __init__(self, grammars: Sequence[Grammar]) -> None:
+        self._open = list(grammars)
+
+    def allows(self, token: int) -> bool:
+        """Return whether `token` may come next."""
+        return any(one.allows(token) for one in self._open)
+
+    def allowed(self, ids: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which of `ids` may come next."""
+        return np.logical_or.reduce([one.allowed(ids) for one in self._open])
+
+    def accept(self, token: int) -> None:
+        """Add `token`, which must be allowed. Raises GrammarUnmet as `Grammar`."""
+        self._open = [one for one in self._open if one.allows(token)]
+        for one in self._open:
+            one.accept(token)
+
+    def is_complete(self) -> bool:
+        """Return whether the text may end here."""
+        return any(one.is_complete() for one in self._open)
+
+
 class CallGuide:
     """Follows the text of an answer until calls begin. The grammar is made only then: most answers call nothing."""
 
@@ -136,20 +161,24 @@ class CallGuide:
         raw = self._vocab.raw_piece(token)
         return raw if raw.decode("utf-8", "replace") in self._form.literals else b""
 
-    def required(self) -> Grammar | None:
-        """Return the grammar of an answer that must be calls; None: it need not be.
+    def from_start(self, answer: str = "") -> Grammar | EitherGrammar | None:
+        """Return the grammar of an answer that must be calls, or that is calls or matches the grammar `answer`; None:
+        it may be anything.
 
         Raises:
             UsageError: no grammar can hold the calls to what the strict tools take.
         """
-        if self._rule.mode != "required":
+        if self._rule.mode != "required" and not answer:
             return None
         self._is_over = True
         form = self._without_ends()
         form = msgspec.structs.replace(form, section=form.section.removeprefix(form.text_end))
-        if (grammar := self._new_grammar(form)) is None:
+        calls = self._new_grammar(form)
+        if self._rule.mode != "required":
+            return EitherGrammar([Grammar(self._vocab, answer), *([calls] if calls is not None else [])])
+        if calls is None:
             raise UsageError("The schemas of the strict tools are too much for one grammar.", "Offer fewer tools.")
-        return grammar
+        return calls
 
     def follow(self, token: int) -> Grammar | None:
         """Add a token of the answer; returns the grammar of what comes next once calls have begun."""
@@ -236,7 +265,7 @@ class GuidedSampler(Sampler):
 
     Args:
         grammar: GBNF; "": none.
-        calls: has the grammar of the calls in an answer without a grammar; None: there are none.
+        calls: has the grammar of the calls in an answer, or in place of one in the form of `grammar`; None: no calls.
         budget: most tokens of reasoning; None: no limit.
 
     Raises:
@@ -249,7 +278,10 @@ class GuidedSampler(Sampler):
     ) -> None:  # fmt: skip
         super().__init__(sampling, vocab.n_tokens, banned, bias)
         self._vocab = vocab
-        self._grammar = Grammar(vocab, grammar) if grammar else calls.required() if calls is not None else None
+        if calls is not None:
+            self._grammar = calls.from_start(grammar)
+        else:
+            self._grammar = Grammar(vocab, grammar) if grammar else None
         self._calls = calls if self._grammar is None else None
         self._budget = budget
         self._prelude: ReasoningSplitter | None = None

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from cpuchat.base.errors import TemplateError
-from cpuchat.protocol.messages import Message, Tool
+from cpuchat.engine.prompt.turns import TurnFitter
+from cpuchat.protocol.messages import EFFORTS, Message, Tool
 from cpuchat.tools.call_format import CallFormat, learn_format
 from cpuchat.tools.call_parser import GENERIC, as_text
 
@@ -38,7 +40,7 @@ class TemplateHelper:
     """
 
     def __init__(self, source: str) -> None:
-        self._source = source
+        self.source = source
         self._process: subprocess.Popen[bytes] | None = None
         self._is_compiled = False
         self._reaper: weakref.finalize[..., Any] | None = None
@@ -70,7 +72,7 @@ class TemplateHelper:
 
     def _ask(self, variables: dict[str, Any] | None) -> dict[str, Any]:
         """Compile the template if it is not, and return the reply to `variables` (None: none). Raises TemplateError."""
-        if len(self._source) > MAX_SOURCE:
+        if len(self.source) > MAX_SOURCE:
             raise TemplateError("The model's chat template is larger than 1 MB.", _HINT)
         try:
             process = self._process or self._start()
@@ -82,7 +84,7 @@ class TemplateHelper:
         timer.start()
         try:
             if not self._is_compiled:
-                reply = _exchange(process, self._source)
+                reply = _exchange(process, self.source)
                 if "error" in reply:
                     self._end()
                     raise TemplateError(f"The model's chat template is invalid: {_one_line(reply['error'])}.", _HINT)
@@ -164,6 +166,14 @@ PLAIN_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:")
 """Stop strings for `plain_completion`."""
 
 _SENTINEL = "cpuchat-probe-5f1c"
+_HELLO = Message(role="user", content=_SENTINEL)
+_EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "reasoning_strength")  # gpt-oss, ... / Kimi K3 / Muse Glimmer
+_USUAL_EFFORTS = ("low", "medium", "high")  # of templates that write the word they are given, as gpt-oss
+_PROBE = Tool(
+    name="probe_tool_0",
+    description="Probe.",
+    parameters={"type": "object", "properties": {"at": {"type": "string", "description": "Where."}}},
+)
 
 
 def plain_completion(messages: Sequence[Message]) -> str:
@@ -185,9 +195,8 @@ _STYLES = (_Style(), _Style(tool_list=True), _Style(content_in_parts=True))
 class ChatTemplate:
     """A model's own Jinja chat template, rendered in a helper process.
 
-    What templates disagree about is found out with a probe: some render no system message (it is then prepended to the
-    first user message), some want the content as a list of parts, some a list of tools even when there are none. When
-    a template rejects the order of the roles, neighbors of the same role are merged and it is tried again.
+    What templates disagree about is found out with probes: some want the content as a list of parts, some a list of
+    tools even when there are none, and `turns` tells what they make of messages.
 
     Args:
         helper: renders the template; its owner closes it.
@@ -199,14 +208,22 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._helper = helper
         self._style: _Style | None = None
-        self._renders_system: bool | None = None
+        self._fitter = TurnFitter(self._accepts)
+        self._efforts: dict[str, dict[str, Any]] = {}
         self._call_format: CallFormat | None = None
 
-    def render(self, messages: Sequence[Message], reasoning: bool | None = None, tools: Sequence[Tool] = ()) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        reasoning: bool | None = None,
+        tools: Sequence[Tool] = (),
+        effort: str = "",
+    ) -> str:
         """Return the prompt for `messages`, ending where the model continues.
 
         Args:
             reasoning: whether the model shall reason first, for templates that offer the choice; None: their default.
+            effort: how much, for templates that take such a word ("": their default).
             tools: what the model may call. For a template that knows no calls they are described in the system prompt.
 
         Raises:
@@ -214,21 +231,14 @@ class ChatTemplate:
                 8 MB, recursion, access to internals). The next call is safe.
         """
         style = self._chosen_style()
-        plain = list(messages)
-        if (tools or any(message.calls for message in plain)) and self.call_format is GENERIC:
-            plain, tools = as_text(plain, tools), ()
-        if any(m.role == "system" for m in plain):
-            if self._renders_system is None:
-                self._renders_system = self._renders("system", style)
-            if not self._renders_system:
-                plain = _system_into_user(plain)
-        try:
-            return self._render(plain, style, reasoning, tools)
-        except TemplateRejection:
-            merged = _merge_neighbors(plain)
-            if len(merged) == len(plain):
-                raise
-        return self._render(merged, style, reasoning, tools)
+        if (tools or any(message.calls for message in messages)) and self.call_format is GENERIC:
+            messages, tools = as_text(messages, tools), ()
+        return self._render(self._fitter.fit(messages), style, reasoning, tools, self._effort_in_words(effort))
+
+    @property
+    def takes_effort(self) -> bool:
+        """Return whether the template can be told how much the model shall reason."""
+        return re.search("|".join((*_EFFORT_NAMES, "thinking_budget")), self._helper.source) is not None
 
     @property
     def call_format(self) -> CallFormat:
@@ -239,9 +249,21 @@ class ChatTemplate:
             self._call_format = learned or GENERIC
         return self._call_format
 
+    def _effort_in_words(self, effort: str) -> dict[str, Any]:
+        """Return the variables that tell the template an effort: the nearest word that it takes."""
+        if effort and effort not in self._efforts:
+            words, quoted = list(EFFORTS), re.findall("['\"]([a-z_]+)['\"]", self._helper.source)
+            spelled = {one: one for one in words if one in (*_USUAL_EFFORTS, *quoted)}
+            spelled |= {"none": "no_think"} if "no_think" in quoted else {}  # Hy3's
+            known = sorted(spelled, key=lambda one: (abs(words.index(one) - words.index(effort)), -words.index(one)))
+            choices = [{name: spelled[one] for name in _EFFORT_NAMES} for one in known]
+            taken = (one for one in choices if self._has_all([_HELLO], words=one))
+            self._efforts[effort] = {"thinking_budget": EFFORTS[effort]} | next(taken, {})
+        return self._efforts.get(effort, {})
+
     def _chosen_style(self) -> _Style:
         if self._style is None:
-            self._style = next((style for style in _STYLES if self._renders("user", style)), _STYLES[0])
+            self._style = next((style for style in _STYLES if self._renders_in(style)), _STYLES[0])
         return self._style
 
     def _render(
@@ -250,9 +272,12 @@ class ChatTemplate:
         style: _Style,
         reasoning: bool | None = None,
         tools: Sequence[Tool] = (),
+        words: dict[str, Any] | None = None,
     ) -> str:
         # One thing, two names: Qwen, GLM, Hunyuan, ... / DeepSeek, Granite.
-        choice = {} if reasoning is None else dict.fromkeys(("enable_thinking", "thinking"), reasoning)
+        choice: dict[str, Any] = dict(words or {})
+        if reasoning is not None:
+            choice |= dict.fromkeys(("enable_thinking", "thinking"), reasoning)
         in_text = self._call_format is not None and self._call_format.arguments_as_text
         dicts = [_as_dict(m, in_text) for m in messages]
         return self._render_dicts(dicts, style, True, {**choice, "tools": [tool.declaration() for tool in tools]})
@@ -274,15 +299,40 @@ class ChatTemplate:
             messages = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
         return self._helper.render({"messages": messages, "add_generation_prompt": add_generation_prompt, **variables})
 
-    def _renders(self, role: str, style: _Style) -> bool:
-        """Return whether the text of a message of this role gets into the prompt."""
-        messages = [Message(role="user", content=_SENTINEL)]
-        if role == "system":
-            messages = [Message(role="system", content=_SENTINEL), Message(role="user", content="Hello")]
+    def _renders_in(self, style: _Style) -> bool:
+        """Return whether the text of a message gets into the prompt."""
         try:
-            return _SENTINEL in self._render(messages, style)
+            return _SENTINEL in self._render([_HELLO], style)
         except TemplateRejection:
             return False
+
+    def _accepts(self, messages: Sequence[Message]) -> bool:
+        """Return whether the prompt has all of these messages, with tools too if the template takes tools at all."""
+        more = [Message(role="assistant", content="Yes."), _HELLO] if messages[-1].role == "tool" else []
+        takes_tools = self._has_all([_HELLO], tools=[_PROBE])
+        return self._has_all(messages, more) and (not takes_tools or self._has_all(messages, more, [_PROBE]))
+
+    def _has_all(
+        self,
+        messages: Sequence[Message],
+        more: Sequence[Message] = (),
+        tools: Sequence[Tool] = (),
+        words: dict[str, Any] | None = None,
+    ) -> bool:
+        """Return whether a prompt has the calls of messages, and their texts in order, and can go on with `more`."""
+        style, at = self._chosen_style(), 0
+        try:
+            text = self._render(messages, style, None, tools, words)
+            if more:
+                self._render([*messages, *more], style, None, tools)
+        except TemplateRejection:
+            return False
+        calls = [word for one in messages for call in one.calls for word in (call.name, *call.arguments.values())]
+        for one in messages:
+            at = text.find(one.content.strip(), at)
+            if at < 0:
+                return False
+        return all(word in text for word in calls)
 
 
 def _as_dict(message: Message, arguments_as_text: bool) -> dict[str, Any]:
@@ -295,27 +345,3 @@ def _as_dict(message: Message, arguments_as_text: bool) -> dict[str, Any]:
         # One thing, three names: Qwen, GLM, Kimi, ... / gpt-oss, LFM, Command / Solar, Bielik.
         fields |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), message.reasoning)
     return fields
-
-
-def _system_into_user(messages: Sequence[Message]) -> list[Message]:
-    system = "\n\n".join(m.content for m in messages if m.role == "system")
-    rest = [m for m in messages if m.role != "system"]
-    for i, message in enumerate(rest):
-        if message.role == "user":
-            rest[i] = Message(role="user", content=f"{system}\n\n{message.content}")
-            return rest
-    return [Message(role="user", content=system), *rest]
-
-
-def _merge_neighbors(messages: Sequence[Message]) -> list[Message]:
-    merged: list[Message] = []
-    for message in messages:
-        if merged and merged[-1].role == message.role != "tool" and not (merged[-1].calls or message.calls):
-            last = merged.pop()
-            message = Message(
-                role=message.role,
-                content=f"{last.content}\n\n{message.content}",
-                reasoning="\n\n".join(filter(None, (last.reasoning, message.reasoning))),
-            )
-        merged.append(message)
-    return merged

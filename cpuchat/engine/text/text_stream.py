@@ -82,7 +82,8 @@ class CallSplitter:
         if self._reader is not None:
             calls, begun = self._reader.finish(calls)
             self.pieces += self._reader.take()
-            rest = [one for one in rest if one[0] == "reasoning"] if begun else rest  # the pieces tell of a cut call
+            if begun or self._rule.mode == "required":  # the pieces tell of a cut call, if its name is written
+                rest = [one for one in rest if one[0] == "reasoning"]
         self.calls = calls
         return rest
 

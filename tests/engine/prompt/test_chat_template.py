@@ -87,8 +87,11 @@ def test_neighbours_of_the_same_role_are_merged_only_where_the_template_minds(te
 
 
 def test_a_refusal_that_stays_is_told_in_the_templates_words(template):
-    with pytest.raises(TemplateError, match="Roles must alternate user/assistant!"):
-        template(STRICT).render([assistant("I start")])
+    short = (
+        "{% if messages | length > 1 %}{{ raise_exception('One message only!') }}{% endif %}{{ messages[0].content }}"
+    )
+    with pytest.raises(TemplateError, match="One message only!"):
+        template(short).render([user("one"), assistant("two")])
 
 
 def test_content_as_parts_where_the_template_wants_parts(template):

@@ -1,0 +1,156 @@
+"""Tools that a client offers by a type in place of a schema, and in which form their calls go back to it.
+
+What the client runs itself (a shell, patches, an editor) is offered to the model as a function, with the schema that
+the vendor documents (the guides to tools of OpenAI and Anthropic). What the vendor would run, such as a search of the
+web, is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from cpuchat.protocol.messages import Tool
+from cpuchat.serving.errors import field_error
+
+Dialect = Literal["chat", "responses", "messages"]
+_TYPES: Final[dict[str, Any]] = {
+    "": {"type": "string"},
+    "integer": {"type": "integer"},
+    "boolean": {"type": "boolean"},
+    "texts": {"type": "array", "items": {"type": "string"}},
+    "integers": {"type": "array", "items": {"type": "integer"}},
+}
+
+
+class Kind(NamedTuple):
+    """What a tool is to its client: a "function", "custom" with one text, or another type of OpenAI's, whose calls have
+    their arguments in the object `field`. `name` and `namespace` are the client's.
+    """
+
+    type: str = "function"
+    field: str = ""
+    name: str = ""
+    namespace: str = ""
+
+    def item(self, arguments: str) -> dict[str, Any]:
+        """Return what an item of a call has beside its ids, with arguments as JSON that may be cut."""
+        if self.type == "function":
+            return {
+                "name": self.name,
+                **({"namespace": self.namespace} if self.namespace else {}),
+                "arguments": arguments,
+            }
+        if self.type == "custom":
+            return {"name": self.name, "input": str(_object(arguments).get("input", ""))}
+        given = {"type": "exec", "env": {}} if self.type == "local_shell" else {}
+        return {self.field: {**given, **_object(arguments)}}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call, also of one that was cut in its last text."""
+    for end in ("", '"}', "}"):
+        try:
+            return msgspec.json.decode(arguments + end, type=dict[str, Any])
+        except ValueError:
+            continue
+    return {}
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The tools of a request, what each is to the client, and the names and types of those that are left out."""
+
+    tools: tuple[Tool, ...] = ()
+    kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    left_out: frozenset[str] = frozenset()
+
+
+NO_TOOLS: Final = Offered()
+
+
+def _schema(members: str) -> dict[str, Any]:
+    """Return the schema of an object: `name`, `name:type`, and a `!` behind what is required."""
+    parts = [one.rstrip("!").partition(":") for one in members.split()]
+    required = [one.rstrip("!").partition(":")[0] for one in members.split() if one.endswith("!")]
+    return {"type": "object", "properties": {name: _TYPES[kind] for name, _, kind in parts}, "required": required}
+
+
+_EDIT: Final = "command! path file_text old_str new_str insert_line:integer insert_text view_range:integers"
+_RUN_BY_CLIENT: Final = {
+    "local_shell": (
+        "action", "Runs a command, a list of its words.", "command:texts! working_directory timeout_ms:integer"
+    ),
+    "shell": ("action", "Runs shell commands.", "commands:texts! timeout_ms:integer max_output_length:integer"),
+    "apply_patch": (
+        "operation", "Changes a file: type is create_file, update_file or delete_file; diff is in the V4A format.",
+        "type! path! diff",
+    ),
+    "bash": ("", "Runs a command in a shell that stays open.", "command restart:boolean"),
+    "text_editor": ("", "Views and changes files: command is view, create, str_replace or insert.", _EDIT),
+    "memory": (
+        "", "Keeps notes in files under /memories: command is view, create, str_replace, insert, delete or rename.",
+        f"{_EDIT} old_path new_path",
+    ),
+    "computer": (
+        "", "Uses the screen: action is key, type, mouse_move, left_click, scroll, wait, screenshot, …",
+        "action! coordinate:integers text duration:integer scroll_direction scroll_amount:integer",
+    ),
+}  # fmt: skip
+"""By type, without its date: the field of calls that has the arguments, what the tool does, its schema."""
+
+
+def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[str, Any], str, Kind | None]]:
+    """Give the functions that a declared tool stands for, each with its place; None for one that is left out.
+
+    Raises:
+        Refusal: it is no tool.
+    """
+    kind = one.get("type") if isinstance(one, dict) else ""
+    plain = re.sub(r"_\d{8}$", "", str(kind))
+    name = str(one.get("name") or plain) if isinstance(one, dict) else ""
+    if dialect == "messages" and kind in (None, "custom"):
+        yield one, where, Kind(name=name)
+    elif kind in ("function", "custom"):
+        inner, at = (one.get(kind), f"{where}.{kind}") if dialect == "chat" else (one, where)
+        if not isinstance(inner, dict):
+            raise field_error(at, "missing")
+        yield (_freeform(inner) if kind == "custom" else inner), at, Kind(kind, name=str(inner.get("name")))
+    elif kind == "namespace" and dialect == "responses" and isinstance(one.get("tools"), list):
+        inside = (inner for inner in one["tools"] if not (isinstance(inner, dict) and inner.get("type") == kind))
+        for number, inner in enumerate(inside):
+            for function, at, found in declarations(inner, f"{where}.tools[{number}]", dialect):
+                if found is not None:
+                    function = {**function, "name": namespaced(name, found.name)}
+                yield function, at, found and found._replace(namespace=name)
+    elif plain in _RUN_BY_CLIENT:
+        holder, about, members = _RUN_BY_CLIENT[plain]
+        tool = {"name": name, "description": about, "parameters": _schema(members)}
+        yield tool, where, Kind(plain, holder, name) if holder and dialect == "responses" else Kind(name=name)
+    elif isinstance(kind, str) and kind:
+        yield {"type": kind, "name": name}, where, None
+    else:
+        raise field_error(where, "a tool is an object with a `type`")
+
+
+def namespaced(namespace: str, name: str) -> str:
+    """Return the name under which the model sees a tool of a namespace."""
+    return f"{namespace.rstrip('_')}__{name}" if namespace else name
+
+
+def _freeform(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a custom tool, which takes a text, as a function."""
+    form = tool.get("format")
+    form = form.get("grammar", form) if isinstance(form, dict) else {}
+    form = form if isinstance(form, dict) else {}
+    rule = (
+        f"The input must match this grammar ({form.get('syntax')}):\n{form['definition']}"
+        if "definition" in form
+        else ""
+    )
+    about = "\n\n".join(filter(None, (str(tool.get("description") or ""), rule)))
+    return {"name": tool.get("name"), "description": about, "parameters": _schema("input!")}

@@ -1,0 +1,440 @@
+"""Tests how requests of each dialect are read, and in which form calls go back, without an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from cpuchat.config.settings import Settings
+from cpuchat.protocol.messages import EFFORTS, CallDelta, GenerationFinished, Message, Speculation
+from cpuchat.protocol.timings import Timings
+from cpuchat.serving.app import _DIALECTS  # pyright: ignore[reportPrivateUsage]
+from cpuchat.serving.errors import Refusal
+from cpuchat.serving.requests import ParsedRequest, RequestReader
+from tests.support.scripted_backend import WITH_DRAFT
+
+READERS = {path: (read, reply) for path, read, reply in _DIALECTS.values()}
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+TEXT = {"type": "string"}
+
+
+def read(path: str, body: dict[str, Any], notes: list[str] | None = None, **options: Any) -> ParsedRequest:
+    note = (lambda text: None) if notes is None else notes.append
+    reader = RequestReader(("tiny",), WITH_DRAFT, Settings(), Speculation(), note=note, **options)
+    return READERS[path][0](reader, json.dumps(body).encode())
+
+
+def refused(path: str, body: dict[str, Any], **options: Any) -> Refusal:
+    with pytest.raises(Refusal) as raised:
+        read(path, body, **options)
+    return raised.value
+
+
+def asked(path: str, text: str = "Hi") -> dict[str, Any]:
+    if path == RESPONSES:
+        return {"input": text}
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def made(id: str, name: str, arguments: str = "{}") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def of_chat(*messages: dict[str, Any]) -> tuple[Message, ...]:
+    return read(CHAT, {"messages": list(messages)}).request.messages
+
+
+def calling(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **more}
+
+
+def returned(id: str | None, text: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": text}
+
+
+# effort
+
+EFFORT_FIELDS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "reasoning_effort": (CHAT, lambda word: {"reasoning_effort": word}),
+    "reasoning.effort": (RESPONSES, lambda word: {"reasoning": {"effort": word}}),
+    "reasoning.effort (chat)": (CHAT, lambda word: {"reasoning": {"effort": word}}),
+    "chat_template_kwargs.reasoning_effort": (CHAT, lambda word: {"chat_template_kwargs": {"reasoning_effort": word}}),
+    "output_config.effort": (MESSAGES, lambda word: {"output_config": {"effort": word}}),
+}
+
+
+@pytest.mark.parametrize("field", EFFORT_FIELDS)
+def test_an_effort_of_every_dialect_is_read_or_refused(field: str) -> None:
+    path, more = EFFORT_FIELDS[field]
+    for word in EFFORTS:
+        request = read(path, {**asked(path), **more(word)}).request
+        assert (request.effort, request.reasoning) == (word, word != "none")
+    assert read(path, {**asked(path), **more(None)}).request.effort == ""
+    for wrong in ("bogus", "", 3, ["high"]):
+        refusal = refused(path, {**asked(path), **more(wrong)})
+        assert refusal.param == field.removesuffix(" (chat)") and "xhigh" in refusal.message
+
+
+def test_what_else_tells_whether_to_reason_wins() -> None:
+    off = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "high"}
+    assert read(CHAT, {**asked(CHAT), **off}).request.reasoning is False
+    off = {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}
+    request = read(MESSAGES, {**asked(MESSAGES), **off}).request
+    assert (request.reasoning, request.effort) == (False, "high")
+
+
+def test_an_effort_that_the_template_does_not_take_is_noted() -> None:
+    notes: list[str] = []
+    model = msgspec.structs.replace(WITH_DRAFT, takes_effort=False)
+    reader = RequestReader(("tiny",), model, Settings(), Speculation(), note=notes.append)
+    READERS[CHAT][0](reader, json.dumps({**asked(CHAT), "reasoning_effort": "high"}).encode())
+    assert ["no effort of reasoning" in one for one in notes] == [True]
+
+
+# models
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_any_model_is_answered_unless_it_must_be_this_one(path: str) -> None:
+    notes: list[str] = []
+    body = {**asked(path), "model": "claude-haiku-4-5"}
+    read(path, body, notes)
+    assert len(notes) == 1 and notes[0].startswith("tiny answers")
+    assert refused(path, body, strict=True).code == "model_not_found"
+    read(path, {**body, "model": "tiny"}, strict=True)
+
+
+# messages
+
+
+def test_a_result_belongs_to_the_latest_call_with_its_id_that_has_none() -> None:
+    messages = of_chat(
+        {"role": "user", "content": "List, then read twice."},
+        calling(made("call_0", "list_dir")), returned("call_0", "a.txt"),
+        calling(made("call_0", "read_file"), made("call_0", "stat")), returned("call_0", "heron"),
+        returned("call_0", "7 bytes"), returned("call_0", "7 bytes again"),
+    )  # fmt: skip
+    assert [one.tool for one in messages if one.role == "tool"] == ["list_dir", "read_file", "stat", "stat"]
+    items = [{"type": "function_call", "call_id": "c", "name": name, "arguments": "{}"} for name in ("one", "two")]
+    results = [{"type": "function_call_output", "call_id": "c", "output": text} for text in ("1", "2")]
+    given = read(RESPONSES, {"input": [{"role": "user", "content": "Go"}, *items, *results]}).request.messages
+    assert [(one.tool, one.content) for one in given[2:]] == [("one", "1"), ("two", "2")]
+    uses = [{"type": "tool_use", "id": "c", "name": name, "input": {}} for name in ("one", "two")]
+    blocks = [{"type": "tool_result", "tool_use_id": "c", "content": text} for text in ("1", "2")]
+    turns = [
+        {"role": "user", "content": "Go"},
+        {"role": "assistant", "content": uses},
+        {"role": "user", "content": blocks},
+    ]
+    given = read(MESSAGES, {"messages": turns}).request.messages
+    assert [(one.tool, one.content) for one in given[2:]] == [("one", "1"), ("two", "2")]
+
+
+CUT = {
+    "in a text": '{"path": "sr', "a list": "[1, 2]", "null": "null", "a text": '"text"', "Python": "{'a': 1}",
+    "too long": '{"a": 1}}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", CUT.values(), ids=CUT)
+def test_a_call_that_was_cut_is_the_text_that_the_model_wrote(cut: str) -> None:
+    good = made("c2", "stat")
+    question, answer, result, other, _ = of_chat(
+        {"role": "user", "content": "List."}, calling(made("c1", "list_dir", cut), good, content="I look."),
+        returned("c1", "error"), returned("c2", "fine"), {"role": "user", "content": "Again."},
+    )  # fmt: skip
+    assert question.content == "List."
+    assert answer.content.startswith("I look.\n<tool_call>") and f'"list_dir", "arguments": {cut}' in answer.content
+    assert [one.name for one in answer.calls] == ["stat"]
+    assert (result.tool, other.tool) == ("", "stat")
+
+
+@pytest.mark.parametrize("id", ["gone", None, ""])
+def test_a_result_whose_call_is_gone_is_a_result_of_no_tool(id: str | None) -> None:
+    result, _ = of_chat(returned(id, [{"type": "text", "text": "heron"}]), {"role": "user", "content": "What was it?"})
+    assert (result.role, result.content, result.tool) == ("tool", "heron", "")
+
+
+def test_a_result_without_text_is_empty() -> None:
+    assert of_chat({"role": "user", "content": "Go"}, calling(made("c", "go")), returned("c", None))[2].content == ""
+
+
+def test_an_image_in_a_result_is_left_out_and_the_model_told_so() -> None:
+    parts = [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {}}]
+    result = of_chat({"role": "user", "content": "Go"}, calling(made("c", "go")), returned("c", parts))[2]
+    assert result.content.startswith("seen[") and "image_url" in result.content
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "go", "input": {}}]}
+    block = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": {}}]}
+    turns = [{"role": "user", "content": "Go"}, use, {"role": "user", "content": [block]}]
+    assert "image" in read(MESSAGES, {"messages": turns}).request.messages[2].content
+    refused(CHAT, {"messages": [{"role": "user", "content": parts}]})
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_last_text_of_the_assistant_is_continued_and_a_last_call_is_not(path: str) -> None:
+    text = {"role": "assistant", "content": "Once upon"}
+    call: dict[str, Any] = calling(made("c", "go"))
+    if path == RESPONSES:
+        call = {"type": "function_call", "call_id": "c", "name": "go", "arguments": "{}"}
+    elif path == MESSAGES:
+        call = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "go", "input": {}}]}
+    field = "input" if path == RESPONSES else "messages"
+    for last, continues in ((text, True), (call, False)):
+        assert read(path, {field: [{"role": "user", "content": "Go"}, last]}).request.continues is continues
+
+
+def test_what_ran_elsewhere_is_left_out_of_the_messages() -> None:
+    blocks = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "text", "text": "Found."},
+    ]
+    turns = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": "!"},
+    ]
+    assert [one.content for one in read(MESSAGES, {"messages": turns}).request.messages] == ["?", "Found.", "!"]
+    items = [{"role": "user", "content": "?"}, {"type": "web_search_call", "id": "w", "status": "completed"}]
+    assert len(read(RESPONSES, {"input": [*items, {"role": "user", "content": "!"}]}).request.messages) == 2
+
+
+def test_only_systems_at_the_beginning_name_an_agent() -> None:
+    def agent(*more: dict[str, Any]) -> str:
+        turns = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "Hi"}, *more]
+        return read(CHAT, {"messages": turns}).request.agent
+
+    later = (
+        {"role": "assistant", "content": "Yes."},
+        {"role": "system", "content": "New."},
+        {"role": "user", "content": "?"},
+    )
+    assert agent() == agent(*later) != ""
+
+
+# tools
+
+CODEX: list[dict[str, Any]] = [
+    {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}},
+    {"type": "web_search"}, {"type": "image_generation"}, {"type": "mcp", "server_label": "x"},
+    {"type": "custom", "name": "edit", "description": "Edits.",
+     "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}},
+    {"type": "local_shell"}, {"type": "apply_patch"}, {"type": "shell"},
+    {"type": "namespace", "name": "mcp__files__", "tools": [{"type": "function", "name": "read"}, {"type": "mcp"}]},
+]  # fmt: skip
+
+
+def test_tools_of_codex_are_offered_or_left_out_and_noted() -> None:
+    notes: list[str] = []
+    parsed = read(RESPONSES, {**asked(RESPONSES), "tools": CODEX}, notes)
+    tools = {one.name: one for one in parsed.request.tools}
+    assert list(tools) == ["now", "edit", "local_shell", "apply_patch", "shell", "mcp__files__read"]
+    assert tools["edit"].parameters["properties"] == {"input": TEXT} and "start: X" in tools["edit"].description
+    assert sum("run elsewhere" in one for one in notes) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("bash_20250124", "bash"), ("text_editor_20250728", "str_replace_based_edit_tool"),
+        ("memory_20250818", "memory"), ("computer_20250124", "computer"),
+    ],
+)  # fmt: skip
+def test_tools_that_clients_of_anthropic_run_are_offered_with_their_schemas(kind: str, name: str) -> None:
+    extra = {"cache_control": {"type": "ephemeral"}, "defer_loading": True, "input_examples": [], "display_width_px": 9}
+    body = {**asked(MESSAGES), "tools": [{"type": kind, "name": name, **extra}]}
+    (tool,) = read(MESSAGES, body).request.tools
+    assert tool.name == name and tool.description and "properties" in tool.parameters
+    assert read(MESSAGES, {**body, "tool_choice": {"type": "tool", "name": name}}).request.calling.names == (name,)
+
+
+@pytest.mark.parametrize(
+    "kind", ["web_search_20250305", "web_fetch_20250910", "code_execution_20250825", "new_20300101"]
+)
+def test_tools_that_run_at_anthropic_are_left_out(kind: str) -> None:
+    own = {"name": "look", "input_schema": {"type": "object"}, "eager_input_streaming": True}
+    notes: list[str] = []
+    body = {**asked(MESSAGES), "tools": [own, {"type": kind, "name": "theirs"}]}
+    assert [one.name for one in read(MESSAGES, body, notes).request.tools] == ["look"]
+    assert kind in notes[0]
+    refusal = refused(MESSAGES, {**body, "tool_choice": {"type": "tool", "name": "theirs"}})
+    assert refusal.param == "tool_choice" and "runs elsewhere" in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "names"),
+    [
+        ({"type": "function", "name": "now"}, "required", ("now",)),
+        ({"type": "custom", "name": "edit"}, "required", ("edit",)),
+        ({"type": "function", "name": "read", "namespace": "mcp__files__"}, "required", ("mcp__files__read",)),
+        ({"type": "local_shell"}, "required", ("local_shell",)),
+        ({"type": "allowed_tools", "mode": "auto",
+          "tools": [{"type": "web_search"}, {"type": "function", "name": "now"}]}, "auto", ("now",)),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}, "none", ()),
+        ({"type": "allowed_tools", "mode": "required",
+          "tools": [{"type": "web_search"}, {"type": "function", "name": "now"}]}, "required", ("now",)),
+    ],
+)  # fmt: skip
+def test_a_choice_of_tools_by_type(choice: dict[str, Any], mode: str, names: tuple[str, ...]) -> None:
+    calling = read(RESPONSES, {**asked(RESPONSES), "tools": CODEX, "tool_choice": choice}).request.calling
+    assert (calling.mode, calling.names) == (mode, names)
+
+
+def test_a_choice_of_what_is_left_out_is_refused_with_the_reason() -> None:
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}
+    for choice in ({"type": "web_search"}, {"type": "mcp", "server_label": "x"}, allowed):
+        refusal = refused(RESPONSES, {**asked(RESPONSES), "tools": CODEX, "tool_choice": choice})
+        assert refusal.param == "tool_choice" and "runs elsewhere" in refusal.message
+    only = {**asked(RESPONSES), "tools": [{"type": "web_search"}], "tool_choice": "required"}
+    assert "run elsewhere" in refused(RESPONSES, only).message
+
+
+CALLS: list[tuple[str, str, dict[str, Any]]] = [
+    ("now", "{}", {"type": "function_call", "name": "now", "arguments": "{}"}),
+    ("edit", '{"input": "a\\n\\"b\\""}', {"type": "custom_tool_call", "name": "edit", "input": 'a\n"b"'}),
+    ("local_shell", '{"command": ["ls"]}', {"type": "local_shell_call",
+     "action": {"type": "exec", "env": {}, "command": ["ls"]}}),
+    ("shell", '{"commands": ["ls"]}', {"type": "shell_call", "action": {"commands": ["ls"]}}),
+    ("apply_patch", '{"type": "delete_file", "path": "a"}', {"type": "apply_patch_call",
+     "operation": {"type": "delete_file", "path": "a"}}),
+    ("mcp__files__read", "{}", {"type": "function_call", "name": "read", "namespace": "mcp__files__",
+     "arguments": "{}"}),
+]  # fmt: skip
+
+
+def answered(
+    parsed: ParsedRequest, path: str, name: str, arguments: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the whole answer with a call that comes in pieces, and the events of its stream."""
+    wholes: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    for is_stream in (False, True):
+        reply = READERS[path][1]("tiny", "print", parsed)  # type: ignore[call-arg]
+        sent = b""
+        pieces = [arguments[at : at + 3] for at in range(0, len(arguments), 3)]
+        told: list[Any] = [CallDelta(request_id=1, index=0, name=name, id="c1", arguments=one) for one in pieces]
+        told.append(GenerationFinished(request_id=1, stop_reason="end", timings=Timings()))
+        for event in told:
+            reply.progress.follow(event, 0.0)
+            sent += (reply.rendered(event) or b"") if is_stream else b""
+        if is_stream:
+            lines = (sent + reply.end()).decode().splitlines()
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        else:
+            wholes.append(json.loads(reply.whole()))
+    return wholes[0], events
+
+
+@pytest.mark.parametrize(("name", "arguments", "item"), CALLS, ids=[one[0] for one in CALLS])
+def test_calls_of_codex_come_in_the_items_that_it_knows_and_are_read_again(
+    name: str, arguments: str, item: dict[str, Any]
+) -> None:
+    parsed = read(RESPONSES, {**asked(RESPONSES), "tools": CODEX})
+    whole, events = answered(parsed, RESPONSES, name, arguments)
+    (found,) = whole["output"]
+    assert {**item, "call_id": "c1", "status": "completed"}.items() <= found.items()
+    done = next(one["item"] for one in events if one["type"] == "response.output_item.done")
+    assert item.items() <= done.items()
+    if item["type"] == "custom_tool_call":
+        deltas = [one["delta"] for one in events if one["type"] == "response.custom_tool_call_input.delta"]
+        assert "".join(deltas) == item["input"]
+    output = {"type": f"{item['type']}_output", "call_id": "c1", "output": "fine"}
+    given = read(
+        RESPONSES, {"input": [{"role": "user", "content": "Go"}, found, output], "tools": CODEX}
+    ).request.messages
+    assert given[1].calls[0].name == given[2].tool == name
+    assert json.loads(arguments).items() <= given[1].calls[0].arguments.items()
+
+
+def test_a_custom_tool_of_a_chat_is_called_with_its_text() -> None:
+    tool = {"type": "custom", "custom": {"name": "edit", "format": {"type": "grammar", "grammar": {"syntax": "regex",
+            "definition": "a+"}}}}  # fmt: skip
+    parsed = read(CHAT, {**asked(CHAT), "tools": [tool, {"type": "web_search"}]})
+    assert "a+" in parsed.request.tools[0].description
+    whole, events = answered(parsed, CHAT, "edit", '{"input": "x\\u00e4\\ny"}')
+    (call,) = whole["choices"][0]["message"]["tool_calls"]
+    assert call == {"id": "c1", "type": "custom", "custom": {"name": "edit", "input": "xä\ny"}}
+    deltas = [one for event in events for one in event["choices"][0]["delta"].get("tool_calls", ())]
+    assert "".join(one["custom"]["input"] for one in deltas) == "xä\ny"
+    assert of_chat({"role": "user", "content": "Go"}, calling(call), returned("c1", "ok"))[2].tool == "edit"
+
+
+HALF = "\ud83d"
+ODD: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x", "format": {"grammar": "definition"}}}]}),
+    (CHAT, {"tools": [{"type": "custom", "custom": [1]}]}),
+    (CHAT, {"tools": [{"type": 7}, [], None]}),
+    (CHAT, {"reasoning": True}),
+    (CHAT, {"tool_choice": {"type": "custom", "custom": 1}}),
+    (RESPONSES, {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "tools": [7]}, 7]}]}),
+    (RESPONSES, {"metadata": {"a": HALF}}),
+    (RESPONSES, {"input": [{"type": "shell_call_output", "call_id": "x", "output": [HALF]}]}),
+    (RESPONSES, {"input": [{"type": "shell_call", "call_id": 7, "action": 1}]}),
+    (RESPONSES, {"input": [{"type": "custom_tool_call", "call_id": "x", "name": HALF, "input": {}}]}),
+    (RESPONSES, {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [1, {"name": [1]}]}}),
+    (MESSAGES, {"tools": [{"type": HALF, "name": 3}, {"type": "bash_20250124", "name": {"a": 1}}]}),
+    (MESSAGES, {"output_config": {"effort": {"a": 1}}}),
+    (
+        MESSAGES,
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1, "content": [{}]}]}]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "more"), ODD)
+def test_odd_values_are_read_or_refused_and_no_error_of_the_server(path: str, more: dict[str, Any]) -> None:
+    try:
+        assert read(path, {**asked(path), **more}).request.messages
+    except Refusal as refusal:
+        assert refusal.status == 400 and refusal.message
+
+
+# what a response repeats
+
+
+def test_a_response_repeats_what_was_used() -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object", "properties": {"a": TEXT}}}
+    body = {
+        **asked(RESPONSES), "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.25, "top_p": 0.5,
+        "max_output_tokens": 7, "tools": CODEX, "tool_choice": {"type": "function", "name": "now"},
+        "parallel_tool_calls": False, "text": {"format": form}, "reasoning": {"effort": "low"},
+    }  # fmt: skip
+    told, events = answered(read(RESPONSES, body), RESPONSES, "now", "{}")
+    assert events[0]["response"]["reasoning"]["effort"] == "low"
+    for name in (
+        "instructions",
+        "metadata",
+        "temperature",
+        "top_p",
+        "max_output_tokens",
+        "tool_choice",
+        "parallel_tool_calls",
+    ):
+        assert told[name] == body[name]
+    assert told["text"]["format"] == form and told["reasoning"]["effort"] == "low"
+    assert [one["type"] for one in told["tools"]] == [
+        "function",
+        "custom",
+        "local_shell",
+        "apply_patch",
+        "shell",
+        "function",
+    ]
+
+
+# a form and tools
+
+
+def test_a_form_and_tools_go_together() -> None:
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "w", "schema": {"type": "object", "properties": {"a": TEXT}}},
+    }
+    tools = [{"type": "function", "function": {"name": "go"}}]
+    for choice in ("auto", "required", "none"):
+        request = read(CHAT, {**asked(CHAT), "tools": tools, "tool_choice": choice, "response_format": form}).request
+        assert request.grammar and request.calling.mode == choice
