@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -99,6 +100,7 @@ _FOR_RPC_WORKERS = frozenset(
     click.option(
         "--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N"
     ),
+    click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Proxy whose X-Forwarded-For counts."),
     click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
     click.option(
         "--warm",
@@ -130,6 +132,7 @@ def serve(
     alias: tuple[str, ...],
     strict_model: bool,
     queue: int,
+    trusted_proxy: tuple[str, ...],
     cors_origin: tuple[str, ...],
     warm_files: tuple[Path, ...],
     web: bool,
@@ -154,8 +157,9 @@ def serve(
     local_backend.resumes = True
     backend = SwitchingBackend(local_backend)
     try:
-        from cpuchat.serving.server import TOKEN_VARIABLE, read_token
+        from cpuchat.serving.server import TOKEN_VARIABLE, checked_proxy, read_token
 
+        proxies = tuple(one for given in trusted_proxy for one in checked_proxy(given))
         is_new = token_file is not None and not token_file.exists()
         token = read_token(token_file)
         path = model_path(model, chosen)
@@ -173,19 +177,20 @@ def serve(
     if is_new:
         terminal.note(f"Token: {token_file} (created)")
     server = _Serve(chosen, backend, path, terminal, warm_files, strict=strict)
-    access = Access(token, local, cors_origin, sessions if web else 0)
+    access = Access(token, local, cors_origin, sessions if web else 0, proxies)
     limit = max(queue, access.sessions)  # each tab may wait
     return asyncio.run(server.run(listeners, access, {"aliases": alias, "strict": strict_model, "limit": limit}))
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may use the server (see `Guard`), and how many browser sessions there may be."""
+    """Who may use the server (see `Guard`), how many browser sessions there may be, and the proxies in front."""
 
     token: str
     local: bool
     origins: tuple[str, ...]
     sessions: int
+    proxies: tuple[str, ...] = ()
 
 
 def _require_web() -> None:
@@ -300,7 +305,8 @@ class _Serve:
             key = secrets.token_urlsafe(32) if access.token else ""  # of the apps in browser tabs
             sessions = Sessions(tab_address(listeners), key, access.sessions, terminal.warn) if web else None
             app = make_app(service, token=access.token, local=access.local, origins=access.origins, sessions=sessions)
-            async with serving(app, listeners, sockets=web), _watched_over(sessions):
+            front = serving(app, listeners, sockets=web, proxies=access.proxies)
+            async with front, _watched_over(sessions):
                 info = await session.load(self._path, strict=self._strict)
                 service.loaded(info)
                 for note in filter(None, (session.conversation.draft_problem, *info.notes)):
@@ -319,17 +325,23 @@ class _Serve:
 
     async def _evaluate_ahead(self, service: Service, listener: socket.socket) -> None:
         """Evaluate the prompts of files, as requests of this user on this machine."""
+        from cpuchat.base.files import read_small
+        from cpuchat.base.processes import run_in_daemon_thread
         from cpuchat.serving.app import read_any
         from cpuchat.serving.errors import Refusal
         from cpuchat.serving.server import url
 
         host, user = urlsplit(url(listener)).hostname, os.getuid() if sys.platform == "linux" else ""
+        reader = service.reader
         for file in self._warm:
-            try:
-                parsed = read_any(service.reader, await asyncio.to_thread(file.read_bytes))
+            read = partial(read_small, file, reader.most_body)
+            try:  # what never ends must not keep the server from ending
+                parsed = await run_in_daemon_thread(lambda read=read: read_any(reader, read()), interrupts=True)
                 await service.warm(parsed, f"{host} {user}")
-            except (Refusal, OSError) as error:
-                self._terminal.warn(f"cpuchat: --warm {file}: {error}")
+            except Refusal as refusal:
+                self._terminal.warn(f"cpuchat: --warm {file}: {refusal}")
+            except OSError as error:
+                self._terminal.warn(f"cpuchat: --warm {file}: {error.strerror}")
 
     async def _stop(self) -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

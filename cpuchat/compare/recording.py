@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _MOST_BYTES = 4 << 20
 _MOST_WORDS = 4000
 _SAMPLES = 24
+_Amount = Annotated[float, Meta(ge=0, le=1e18)]
+_Ratio = Annotated[float, Meta(ge=1e-9, le=1e9)]
 
 
 class RecordingError(CpuchatError, code="recording"):
@@ -43,15 +46,15 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     name: str
-    tokens: tuple[tuple[str, float], ...] = ()
+    tokens: tuple[tuple[str, _Amount], ...] = ()
     drafters: tuple[str, ...] = ()
-    first_s: float | None = None
-    tok_s: float | None = None
+    first_s: _Amount | None = None
+    tok_s: _Amount | None = None
     ended: bool = False
-    bytes_per_token: float | None = None
-    peak: float | None = None
-    bandwidth: tuple[float, ...] = ()
-    utilization: float | None = None
+    bytes_per_token: _Amount | None = None
+    peak: _Amount | None = None
+    bandwidth: tuple[_Amount, ...] = ()
+    utilization: _Amount | None = None
     cached: bool = False
 
     @property
@@ -91,7 +94,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     how: Literal["sequential", "race"] = "sequential"
     verdict: Verdict = Verdict("incomplete")
     n_rounds: int = 1
-    ratios: tuple[float, float] | None = None
+    ratios: tuple[_Ratio, _Ratio] | None = None
     stopped: bool = False
     known_times: bool = True
 
@@ -151,11 +154,18 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def read_recording(path: Path) -> Recording:
     """Read what `Recording.write` wrote. Raises RecordingError: it cannot be read, or is something else."""
     try:
-        return read_json(path, lambda data: msgspec.json.decode(data, type=prepared(Recording)), _MOST_BYTES)
+        recording = read_json(path, lambda data: msgspec.json.decode(data, type=prepared(Recording)), _MOST_BYTES)
+        for side in recording.sides:
+            times = [at_ms for _, at_ms in side.tokens]
+            if times != sorted(times) or len(side.drafters) not in (0, len(times)):
+                raise ValueError("its tokens are not in the order of their times, or their drafters are missing")
+        if recording.verdict.kind not in ("incomplete", "disturbed") and recording.verdict.speed <= 0:
+            raise ValueError("a verdict without a speed")
+        return recording
     except OSError as error:
         raise RecordingError(f"Cannot read {path}: {error.strerror}.") from None
-    except ValueError:
-        raise RecordingError(f"Not a recording: {path}.", "Record the comparison again.") from None
+    except ValueError as error:
+        raise RecordingError(f"Not a recording: {path}: {error}.", "Record the comparison again.") from None
 
 
 def _typical(rounds: Sequence[Round], speed: float) -> Round:

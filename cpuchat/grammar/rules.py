@@ -110,6 +110,7 @@ class Rules:
         self._bodies: dict[str, str] = {}
         self._by_body: dict[str, str] = {}
         self._last: dict[str, int] = {}  # number of a reserved name
+        self.n_visited = 0  # parts of schemas
 
     def reserve(self, name: str) -> str:
         """Return an unused name like `name`, for a rule that will be defined later."""

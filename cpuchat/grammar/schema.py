@@ -91,7 +91,7 @@ class _Converter:
         self._rules = rules
         self._root = root
         self._references = {"": root}
-        self._depth = self._n_visited = 0
+        self._depth = 0
 
     def define(self) -> None:
         self._rules.define(self._root, "")
@@ -134,10 +134,10 @@ class _Converter:
     def _deeper(self, path: str, work: Callable[[], Any]) -> Any:
         """Return what `work` returns; a ValueError names `path`."""
         self._depth += 1
-        self._n_visited += 1
+        self._rules.n_visited += 1
         if self._depth > _MAX_DEPTH:
             self._fail(path, "the schema is nested too deeply, or refers to itself without an end")
-        if self._n_visited > _MOST_VISITS:
+        if self._rules.n_visited > _MOST_VISITS:
             self._fail(path, "the schema is too large, with all that its references repeat")
         try:
             return work()
@@ -160,8 +160,8 @@ class _Converter:
             merged = merge(self._merged(self._resolve(schema["$ref"], path)[1], path), merged)
         for i, part in enumerate(schema.get("allOf", ())):
             merged = merge(merged, self._merged(part, f"{path}/allOf/{i}"))
-            self._n_visited += _size(merged)
-        self._n_visited += _size(merged)
+            self._rules.n_visited += _size(merged)
+        self._rules.n_visited += _size(merged)
         return merged
 
     def _checked(self, schema: Any, path: str) -> Schema:

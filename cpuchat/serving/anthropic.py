@@ -65,6 +65,7 @@ class MessagesBody(Body, kw_only=True):
 def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request. Raises Refusal."""
     body = reader.body(data, MessagesBody)
+    reader.check_number(body.messages)
     offered = read_tools(reader, body.tools or [], "messages")
     transcript = _messages(body)
     default, effort = reader.reasoning((body.output_config or {}).get("effort"), "output_config.effort")

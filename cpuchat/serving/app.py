@@ -26,7 +26,7 @@ from cpuchat.serving.anthropic import MessagesReply, read_messages
 from cpuchat.serving.errors import ANTHROPIC_PATH, Refusal
 from cpuchat.serving.openai_chat import ChatReply, CompletionReply, read_chat, read_completion, read_control
 from cpuchat.serving.replies import Reply
-from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
+from cpuchat.serving.requests import ParsedRequest, RequestReader, decoded, quoted
 from cpuchat.serving.responses import ResponsesReply, read_response
 from cpuchat.serving.server import Guard, local_user
 from cpuchat.serving.service import CONTENT_TYPE, WARM, Place, Service
@@ -34,6 +34,8 @@ from cpuchat.serving.web.sessions import Sessions, WebAccess
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
+PARSE_SECONDS = 5.0
+"""It must be parsed within, its schemas turned into grammars."""
 QUEUED_SECONDS = 15.0
 """After which a stream that still waits is begun: clients and proxies give up on a silent connection."""
 PLACE_SECONDS = 1.0
@@ -74,14 +76,11 @@ class _Gone(Exception):
 
 def read_any(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request whose dialect is not told: its fields tell it. Raises Refusal."""
-    try:
-        body = msgspec.json.decode(data)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"The body is not valid JSON: {error}.", "invalid_json") from None
-    given = body if isinstance(body, dict) else {}
-    tools = given.get("tools")
-    of_anthropic = "system" in given or (isinstance(tools, list) and any("input_schema" in one for one in tools))
-    name = "responses" if "input" in given else "completions" if "prompt" in given else "chat"
+    body = decoded(data, dict[str, Any])
+    tools = body.get("tools")
+    declared = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
+    of_anthropic = "system" in body or any("input_schema" in one for one in declared)
+    name = "responses" if "input" in body else "completions" if "prompt" in body else "chat"
     return _DIALECTS["messages" if of_anthropic else name][1](reader, data)
 
 
@@ -103,9 +102,7 @@ class AnswerEndpoint:
         self._parsing = asyncio.Semaphore(_MOST_PARSED)
 
     async def _parsed(self, body: bytes, receive: Receive) -> ParsedRequest | None:
-        """Return the request, None when its client has left. A long one, or its grammar, takes its time, in a thread
-        that nothing can end: it keeps only others that are parsed waiting, and not the server from ending.
-        """
+        """Return the request, None when its client has left. Raises Refusal."""
         leaving = asyncio.create_task(_disconnected(receive))
         parsing = asyncio.create_task(self._parse_aside(body))
         try:
@@ -116,10 +113,14 @@ class AnswerEndpoint:
             parsing.cancel()
 
     async def _parse_aside(self, body: bytes) -> ParsedRequest:
-        await self._parsing.acquire()
-        thread = asyncio.create_task(run_in_daemon_thread(lambda: self._parse(body)))
-        thread.add_done_callback(lambda done: (self._parsing.release(), done.cancelled() or done.exception()))
-        return await asyncio.shield(thread)
+        """Parse in a thread, which ends with this. Raises Refusal: also when it takes too long, as grammars can."""
+        async with self._parsing:
+            try:
+                async with asyncio.timeout(PARSE_SECONDS):
+                    return await run_in_daemon_thread(lambda: self._parse(body), interrupts=True)
+            except TimeoutError:
+                message = f"Reading the request took longer than {PARSE_SECONDS:.0f} seconds. Send smaller schemas."
+                raise Refusal(400, message, "unsupported") from None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -206,7 +207,8 @@ class _Exchange:
         started = False
         while True:
             try:
-                part = await asyncio.wait_for(self._parts.get(), self._longest_silence(started))
+                async with asyncio.timeout(self._longest_silence(started)):  # `wait_for` can lose a cancellation
+                    part = await self._parts.get()
             except TimeoutError:
                 ahead = self._ahead
                 part = self._reply.ping if ahead is None else self._reply.queue_chunk(ahead=ahead)
@@ -256,6 +258,8 @@ async def _disconnected(receive: Receive) -> None:
 async def _body(request: Request, most: int) -> bytes:
     """Return the body, at most `most` bytes. Raises Refusal when it is too large or too slow, ClientDisconnect."""
     too_large = Refusal(413, f"The body is larger than {most:,} bytes, more than the context holds.", "body_too_large")
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise Refusal(415, f"The body is compressed ({quoted(coding)}). Send it as plain JSON.", "unsupported")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise too_large

@@ -119,6 +119,7 @@ def read_control(data: bytes) -> ControlBody:
 def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a chat completion. Raises Refusal."""
     body = reader.body(data, ChatBody)
+    reader.check_number(body.messages)
     offered = read_tools(reader, body.tools or [], "chat")
     transcript = read_messages(body.messages)
     reasoning, effort = _reasoning(reader, body)

@@ -10,7 +10,8 @@ those with another one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from codecs import BOM_UTF8
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -86,7 +87,7 @@ def _unsupported(kind: type[Body]) -> dict[str, Unsupported]:
     return {name: one for name, hint in hints for one in get_args(hint) if isinstance(one, Unsupported)}
 
 
-B = TypeVar("B", bound=msgspec.Struct)
+B = TypeVar("B")
 T = TypeVar("T", bound=Body)
 
 
@@ -196,10 +197,13 @@ class RequestReader:
                 raise field_error(name, one.reason, "unsupported")
         return body
 
-    def check_length(self, param: str, n_messages: int, texts: Iterable[str]) -> int:
+    def check_number(self, given: Sized, param: str = "messages") -> None:
+        """Refuse more messages than can fit: a template writes a token or more for each. Raises Refusal."""
+        if len(given) > self.n_ctx:
+            raise self._too_long(f"{len(given):,} messages", param)
+
+    def check_length(self, param: str, texts: Iterable[str]) -> int:
         """Refuse what is not valid Unicode, or so long that it cannot fit; returns its bytes."""
-        if n_messages > self.n_ctx:  # a template writes a token or more for each
-            raise self._too_long(f"{n_messages:,} messages", param)
         try:
             n_bytes = sum(len(text.encode()) for text in texts)
         except UnicodeEncodeError:
@@ -217,7 +221,8 @@ class RequestReader:
         asked = replace(asked, messages=_without_billing(asked.messages))
         texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
         declared = [encoded(tool.declaration(), "tools") for tool in asked.tools]
-        n_bytes = self.check_length(param, len(asked.messages), texts) + self.check_length("tools", 0, declared)
+        self.check_number(asked.messages, param)
+        n_bytes = self.check_length(param, texts) + self.check_length("tools", declared)
         self._check_engine(asked)
         stream, limit = bool(body.stream), self._limit(asked.max_tokens)
         request = Generate(
@@ -378,7 +383,9 @@ def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
         raise field_error("tools", f"more than {_MOST_TOOLS} are not supported", "unsupported")
     schema = {"type": "object", "properties": {}} if schema is None else schema
     if not isinstance(schema, dict) or is_deep(schema):
-        raise field_error(f"{where}.parameters", "must be a JSON schema")
+        raise field_error(
+            f"{where}.parameters", f"must be a JSON schema of at most {_DEEPEST} levels, with 64-bit integers"
+        )
     if strict := bool(given.get("strict")):
         answer_grammar(f"{where}.parameters", schema)
     return Tool(name=name, description=about if isinstance(about, str) else "", parameters=schema, strict=strict)
@@ -423,7 +430,7 @@ def read_rule(mode: str, names: Sequence[str], offered: Offered, *, single: bool
         why = "all of them run elsewhere" if offered.left_out else "there are no tools"
         raise field_error("tool_choice", why)
     if mode == "auto" or mode == "required" or mode == "none":
-        return CallRule(mode=mode, names=tuple(names), single=single)
+        return CallRule(mode=mode, names=tuple(dict.fromkeys(names)), single=single)
     raise field_error("tool_choice", f"`{quoted(mode)}` is not supported", "unsupported")
 
 
@@ -504,7 +511,11 @@ def read_text(
 
 
 def is_deep(value: Any, left: int = _DEEPEST) -> bool:
-    """Return whether a value of JSON is nested more deeply than templates should have to render."""
+    """Return whether a value of JSON is nested more deeply than templates should have to render, or has an integer of
+    more than 64 bits, which the worker could not be sent.
+    """
+    if isinstance(value, int):
+        return not -(1 << 63) <= value < 1 << 64
     if not isinstance(value, dict | list):
         return False
     inside = value.values() if isinstance(value, dict) else value
@@ -527,7 +538,7 @@ def quoted(value: str) -> str:
 def decoded(data: bytes, kind: type[B]) -> B:
     """Decode a body. Raises Refusal, which names the field."""
     try:
-        return msgspec.json.decode(data, type=prepared(kind))
+        return msgspec.json.decode(data.removeprefix(BOM_UTF8), type=prepared(kind))
     except msgspec.ValidationError as error:
         name, bound = explained(error)
         if name in SamplingSection.__struct_fields__ and "got" not in bound:

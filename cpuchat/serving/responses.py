@@ -36,6 +36,7 @@ from cpuchat.serving.requests import (
 )
 
 _NOT_STORED = "nothing is stored here; send all items in `input`"
+_THOUGHTS = ("reasoning_text", "summary_text", "text")
 _CUSTOM = "response.custom_tool_call_input"
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -61,6 +62,7 @@ class ResponsesBody(Body, kw_only=True):
 def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a request. Raises Refusal."""
     body = reader.body(data, ResponsesBody)
+    reader.check_number(() if isinstance(body.input, str) else body.input, "input")
     offered = read_tools(reader, body.tools or [], "responses")
     transcript = _Items(body.instructions or "").read(body.input)
     reasoning, effort = reader.reasoning((body.reasoning or {}).get("effort"), "reasoning.effort")
@@ -107,8 +109,7 @@ class _Items:
 
     def __init__(self, instructions: str) -> None:
         self._found = Transcript()
-        self._text = self._thoughts = ""
-        self._calls: list[ToolCall | str] = []
+        self._texts, self._thoughts, self._calls = list[str](), list[str](), list[ToolCall | str]()
         self._is_open = False  # an answer, to which these belong
         if instructions:
             self._found.add("system", instructions)
@@ -138,9 +139,8 @@ class _Items:
                 self._close()
                 self._found.add(role, text)
         elif kind == "reasoning":
-            parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
-            thoughts = [str(one.get("text", "")) for one in parts if isinstance(one, dict)]
-            self._extend(reasoning="\n".join(thoughts))
+            for key in ("content", "summary"):
+                self._extend(reasoning=read_text(item.get(key) or "", f"{where}.{key}", _THOUGHTS))
         elif kind.endswith("_call_output"):
             self._close()
             output = item.get("output")
@@ -154,15 +154,15 @@ class _Items:
 
     def _close(self) -> None:
         if self._is_open:
-            self._found.add_answer(self._text, self._thoughts, self._calls)
-        self._text, self._thoughts, self._calls, self._is_open = "", "", [], False
+            self._found.add_answer("".join(self._texts), "\n".join(filter(None, self._thoughts)), self._calls)
+        self._texts, self._thoughts, self._calls, self._is_open = [], [], [], False
 
     def _extend(self, text: str = "", reasoning: str = "", call: ToolCall | str = "") -> None:
         if self._calls and not call:  # another answer
             self._close()
         self._is_open = True
-        self._text += text
-        self._thoughts = "\n".join(filter(None, (self._thoughts, reasoning)))
+        self._texts.append(text)
+        self._thoughts.append(reasoning)
         self._calls += [call] if call else []
 
 

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import ipaddress
 import itertools
 import logging
 import os
@@ -20,8 +21,10 @@ import resource
 import secrets
 import socket
 import stat
+import struct
+import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,8 +218,12 @@ def url(listener: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, listeners: list[socket.socket], *, sockets: bool = False) -> AsyncIterator[None]:
-    """Serve `app` inside the block; at its end, connections get a few seconds to end. `sockets`: WebSockets too."""
+async def serving(
+    app: ASGIApp, listeners: list[socket.socket], *, sockets: bool = False, proxies: Sequence[str] = ()
+) -> AsyncIterator[None]:
+    """Serve `app` inside the block; at its end, connections get a few seconds to end. `sockets`: WebSockets too;
+    `proxies` of `checked_proxy` are believed who asks, and nobody else: any local program could send their headers.
+    """
     config = uvicorn.Config(
         app,
         http=_Protocol,
@@ -225,12 +232,16 @@ async def serving(app: ASGIApp, listeners: list[socket.socket], *, sockets: bool
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),  # not those of uvicorn's own environment variable
         server_header=False,
         headers=[("server", "cpuchat")],
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_CLOSING_SECONDS,
     )
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else each invalid request is a line
+    # Else each invalid request is a line, and each part for a client that has left.
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=listeners))
     try:
@@ -243,6 +254,7 @@ async def serving(app: ASGIApp, listeners: list[socket.socket], *, sockets: bool
 TOKEN_VARIABLE = "CPUCHAT_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
 OPEN_PATHS = ("/health", "/v1/health")
+_MAPPED = 16 * "0" + ("FFFF0000" if sys.byteorder == "little" else "0000FFFF")  # before an IPv4 address in IPv6
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 
 
@@ -309,15 +321,35 @@ class Guard:
         return any(same) and scheme.lower() == "bearer"
 
 
+def checked_proxy(text: str) -> list[str]:
+    """Return the address or network of a proxy, and how a listener for IPv6 too sees it. Raises UsageError."""
+    try:
+        network = ipaddress.ip_network(text)
+    except ValueError as error:
+        raise UsageError(f"Not the address of a proxy: {error}.", "Give one as 10.0.0.1 or 10.0.0.0/8.") from None
+    mapped = [f"::ffff:{network.network_address}/{96 + network.prefixlen}"] if network.version == 4 else []
+    return [str(network), *mapped]
+
+
 def local_user(scope: Scope) -> str:
     """Return the number of the user of this machine who has the other end of the connection; "" for other machines."""
-    ports = [f":{end[1]:04X}" for end in map(scope.get, ("client", "server")) if end]
+    ends = [_kernel_name(*end) for end in map(scope.get, ("client", "server")) if end]
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # proc(5): local address, remote address, ..., uid
         with contextlib.suppress(OSError), Path(table).open() as lines:
             for fields in map(str.split, lines):
-                if len(ports) == 2 and fields[1].endswith(ports[0]) and fields[2].endswith(ports[1]):
+                if [one.removeprefix(_MAPPED) for one in fields[1:3]] == ends:
                     return fields[7]
     return ""
+
+
+def _kernel_name(host: str, port: int) -> str:
+    """Return an end of a connection as proc(5) writes it, an IPv4 address in IPv6 as IPv4; "" for no address."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    packed = (getattr(address, "ipv4_mapped", None) or address).packed
+    return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed)) + f":{port:04X}"
 
 
 def _host_name(host: str) -> str:

@@ -183,7 +183,8 @@ async def playing_program() -> str:
         except SpeechFailed:
             continue
         try:
-            await asyncio.wait_for(process.communicate(silence), _PATIENCE)
+            async with asyncio.timeout(_PATIENCE):
+                await process.communicate(silence)
         except TimeoutError:
             continue
         finally:

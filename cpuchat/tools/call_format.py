@@ -7,9 +7,10 @@ here. `call_parser` reads the calls.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ from cpuchat.base.errors import TemplateError, UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.grammar.gbnf import ROOT, check_grammar
 from cpuchat.grammar.rules import SPACE, Rules, any_but, literal
-from cpuchat.grammar.schema import add_schema
+from cpuchat.grammar.schema import add_schema, schema_grammar
 from cpuchat.protocol.messages import Data, Tool
 
 ID = "\0"
@@ -392,7 +393,8 @@ def _common_suffix(text: str, other: str) -> str:
     return text[len(text) - common_prefix(text[::-1], other[::-1]) :]
 
 
-_ANY_OBJECT: Final = {"type": "object"}
+_MOST_CHECKED: Final = 32 << 10
+"""Bytes of schemas that are checked one by one when they are too much together."""
 _ANY_ID: Final = "[0-9A-Za-z_.:-]{1,64}"
 _ID_PAIR: Final = rf'"\"" ("id" | "tool_call_id" | "call_id") "\":" space "\"" {_ANY_ID} "\""'
 _MARKERS: Final = re.compile(r"<[^<>]*>|[^<]+|<")
@@ -401,15 +403,40 @@ _NESTED: Final = ("object", "array")
 
 
 def call_grammar(form: CallFormat, tools: Sequence[Tool], *, single: bool = False) -> str:
-    """Return the GBNF of one or more calls from `form.trigger` on ("": none can say it); `single`: of one call."""
+    """Return the GBNF of one or more calls from `form.trigger` on; `single`: of one call. Tools that are not strict
+    take any object if their schemas are too much for a grammar; "" if those of strict ones are, or there are no tools.
+    """
     if not tools:
         return ""
+    lax = [tool for tool in tools if not tool.strict]
+    for loose in (lambda: (), lambda: filter(_is_unusable(), lax), lambda: lax)[: 3 if lax else 1]:
+        with contextlib.suppress(UsageError):
+            return _calls(form, tools, {tool.name for tool in loose()}, single=single)
+    return ""
+
+
+def _is_unusable() -> Callable[[Tool], bool]:
+    """Return what says whether no grammar can hold a tool to its schema; of many large ones, not all are checked."""
+    left = _MOST_CHECKED
+
+    def check(tool: Tool) -> bool:
+        nonlocal left
+        left -= len(msgspec.json.encode(tool.parameters))
+        with contextlib.suppress(UsageError):
+            return left < 0 or not schema_grammar(tool.parameters, tool.name)
+        return True
+
+    return check
+
+
+def _calls(form: CallFormat, tools: Sequence[Tool], loose: Collection[str], *, single: bool) -> str:
+    """Return the GBNF of calls, of the tools named in `loose` with any arguments. Raises UsageError."""
     rules = Rules()
     rules.define(ROOT, "")
     rules.built_in(SPACE)
-    writer = _CallWriter(form, rules)
+    writer = _CallWriter(form, rules, loose)
     rules.define("call", "")
-    rules.define("call", " | ".join(map(writer.call, tools)))
+    rules.define("call", " | ".join(map(writer.call, sorted(tools, key=lambda tool: not tool.strict))))
     # Without anything between two calls, more could not be told from text.
     between = writer.lenient(form.between.strip())
     can_tell = (form.between + form.opening).strip() and not single
@@ -420,19 +447,17 @@ def call_grammar(form: CallFormat, tools: Sequence[Tool], *, single: bool = Fals
     section = _joined(writer.lenient(form.section.strip()), SPACE) if form.section.strip() else ""
     rules.define(ROOT, _joined(section, "call", more, end))
     grammar = rules.text()
-    try:
-        check_grammar(grammar, "tools")
-    except UsageError:  # a schema that refers to itself without an end
-        return ""
+    check_grammar(grammar, "tools")
     return grammar
 
 
 class _CallWriter:
-    """Writes the rules of calls in one format."""
+    """Writes the rules of calls in one format, of the tools named in `loose` with any arguments."""
 
-    def __init__(self, form: CallFormat, rules: Rules) -> None:
+    def __init__(self, form: CallFormat, rules: Rules, loose: Collection[str]) -> None:
         self._form = form
         self._rules = rules
+        self._loose = loose
         self._marks: dict[str, str] = {}
 
     def call(self, tool: Tool) -> str:
@@ -468,14 +493,18 @@ class _CallWriter:
         )
 
     def _arguments(self, tool: Tool) -> str:
-        return self._value(tool.parameters, f"call-{tool.name}", _ANY_OBJECT)
+        name = f"call-{tool.name}"
+        if tool.strict:
+            return add_schema(tool.parameters, name, self._rules, name)
+        is_object = tool.name not in self._loose and tool.parameters.get("type", "object") == "object"
+        return self._value(tool.parameters if is_object else {}, name, "object")
 
-    def _value(self, schema: Any, name: str, otherwise: Any) -> str:
-        """Return the rule of a value in JSON; that of `otherwise` if a grammar cannot say it: the call is checked."""
+    def _value(self, schema: Any, name: str, otherwise: str = "value") -> str:
+        """Return the rule of a value in JSON; `otherwise` if a grammar cannot say it: the call is checked."""
         try:
-            return add_schema(schema, name, self._rules, name)
+            return add_schema(schema, name, self._rules, name) if schema else self._rules.built_in(otherwise)
         except UsageError:
-            return add_schema(otherwise, name, self._rules, name)
+            return self._rules.built_in(otherwise)
 
     # Arguments one by one
 
@@ -487,7 +516,8 @@ class _CallWriter:
         properties, required = tool.parameters.get("properties"), tool.parameters.get("required") or ()
         for key, schema in properties.items() if isinstance(properties, dict) else ():
             start = _joined(self.lenient(style.opening.strip()), literal(key), self.lenient(style.assignment))
-            value = self._written(schema if isinstance(schema, dict) else {}, f"call-{tool.name}-{key}", key)
+            schema = schema if isinstance(schema, dict) and tool.name not in self._loose else {}
+            value = self._written(schema, f"call-{tool.name}-{key}", key)
             one = _joined(start, value)
             if tool.strict and not style.separator.strip():
                 one = f"{one} {SPACE}" if key in required else f"({one} {SPACE})?"
@@ -510,9 +540,9 @@ class _CallWriter:
         if kind == "boolean" and quote in PLAIN_QUOTES:  # as in Python
             return _joined('("True" | "False" | "true" | "false")', closing)
         if kind in _NESTED and quote in PLAIN_QUOTES:
-            return _joined(f"({self._value(schema, name, {})} | {self._own_value(quote)})", closing)
+            return _joined(f"({self._value(schema, name)} | {self._own_value(quote)})", closing)
         if kind in _SCALARS or (kind in _NESTED and is_json):
-            return _joined(self._value(schema, name, {}), closing)
+            return _joined(self._value(schema, name), closing)
         if not quote:
             return self._until(end.strip() or "\n")
         return _joined(self._string(quote) if kind == "string" else self._own_value(quote), closing)

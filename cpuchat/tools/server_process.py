@@ -115,8 +115,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
     async def failure(self) -> str:
         """Return why it has ended, once it has; it is ended if it has only closed its output."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exited.wait(), _CLOSING_SECONDS)
+        await self._exits_within(_CLOSING_SECONDS)
         if self.fault or self._status is None:
             await self.end()
             return self.fault or "it closed its output"
@@ -145,7 +144,8 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
     async def _exits_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exited.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._exited.wait()
         return self._exited.is_set()
 
     def _signal_group(self, number: int) -> None:

@@ -16,6 +16,7 @@ from textual.content import Content
 from textual.widgets import Static
 from textual.worker import Worker
 
+from cpuchat.compare.recording import RecordingError
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.compare.replay import ReplayScreen
 from cpuchat.tui.plan import PlanScreen
@@ -116,7 +117,11 @@ class TourApp(ChatApp):
         await self._hold(_LOOK)
 
     async def _show_recording(self, name: str) -> None:
-        screen = ReplayScreen(name)
+        try:
+            screen = ReplayScreen(name)
+        except RecordingError as error:
+            self.notify(str(error), severity="error", markup=False)
+            return
         await self._open_screen(lambda: self.push_screen(screen))
         await self._until(lambda: screen.over)
         await self._hold(_LOOK)

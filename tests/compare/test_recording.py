@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from cpuchat.compare.comparison import Comparison
@@ -108,3 +111,30 @@ def test_other_files_are_errors(tmp_path: Path) -> None:
             read_recording(tmp_path / "bad.json")
     with pytest.raises(RecordingError, match="Cannot write"):
         RECORDING.write(tmp_path)  # a folder
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokens", [["a", -40.0], ["b", 0.0]]), ("tokens", [["a", 0.0], ["b", 80.0], ["c", 40.0]]), ("first_s", -1),
+        ("tokens", [["a", 1e300]]), ("tokens", [["a"]]), ("tokens", [["a", "0"]]), ("drafters", ["free"]),
+        ("tok_s", -3.0), ("peak", 1e30),
+        ("bytes_per_token", -1.0), ("bandwidth", [-5.0]), ("utilization", -0.5), ("name", None),
+    ],
+)  # fmt: skip
+def test_a_recording_that_cannot_be_is_refused_with_the_reason(tmp_path: Path, name: str, value: Any) -> None:
+    found = json.loads(msgspec.json.encode(RECORDING))
+    found["sides"][0][name] = value
+    (tmp_path / "bad.json").write_text(json.dumps(found))
+    with pytest.raises(RecordingError, match=r"Not a recording: .*bad\.json: .+"):
+        read_recording(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("verdict", {"kind": "bytes", "speed": 0}), ("ratios", [0, 1]), ("ratios", [-1, 2])]
+)
+def test_a_verdict_that_cannot_be_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    found = {**json.loads(msgspec.json.encode(RECORDING)), name: value}
+    (tmp_path / "bad.json").write_text(json.dumps(found))
+    with pytest.raises(RecordingError, match="Not a recording"):
+        read_recording(tmp_path / "bad.json")

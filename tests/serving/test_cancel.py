@@ -266,3 +266,20 @@ def test_a_second_signal_ends_the_server_at_once(endless_model: Path, tmp_path: 
             running.process.send_signal(signal.SIGTERM)
             assert running.process.wait(180) == 130
         wait_until_gone(worker)
+
+
+def test_a_server_whose_streams_were_cut_ends_in_silence(
+    tiny_model: Path, tmp_path: Path, bandwidth_file: bytes
+) -> None:
+    """Each was cut at another chunk. A task that one had left would be waited for, then told with a traceback."""
+    with server(tiny_model, tmp_path, bandwidth=bandwidth_file) as running:
+        for number in range(60):
+            with running.http.stream("POST", CHAT, json=forever()) as response:
+                lines = response.iter_lines()
+                for _ in range(1 + 2 * (number % 4)):
+                    next(lines)
+        running.wait_for(is_processing=False, n_waiting=0)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(180) == 0
+    told = (tmp_path / "stderr.txt").read_text()
+    assert not any(word in told for word in ("Traceback", "exceeded", "raised exception"))

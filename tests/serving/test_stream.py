@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from cpuchat.serving.app import AnswerEndpoint
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.openai_chat import ChatReply
 from cpuchat.serving.replies import PING
+from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import Place
 from tests.serving.test_service import parsed
 
@@ -70,12 +72,17 @@ class Answering(Queue):
         yield TextDelta(request_id=1, text="b")
 
 
-async def exchange(queue: Queue, *, stream: bool, sent: Any, body: bytes | None = b"{}", place: bool = False) -> None:
+def endpoint_of(service: Any, request: ParsedRequest) -> AnswerEndpoint:
+    return AnswerEndpoint(service, "chat", lambda _: request, lambda parsed: ChatReply("m", "f", parsed))
+
+
+async def exchange(
+    queue: Queue, *, stream: bool, sent: Any, body: bytes | None = b"{}", place: bool = False,
+    left: asyncio.Event | None = None, endpoint: AnswerEndpoint | None = None,
+) -> None:  # fmt: skip
     """Send a request, of which `body` None never arrives; `sent` gets what the endpoint sends. `place`: the request
-    wants to know its place in the queue."""
-    service: Any = queue
-    request = parsed(stream=stream, with_queue=place)
-    endpoint = AnswerEndpoint(service, "chat", lambda _: request, lambda parsed: ChatReply("m", "f", parsed))
+    wants to know its place in the queue. The client hangs up once it has `left`."""
+    endpoint = endpoint or endpoint_of(queue, parsed(stream=stream, with_queue=place))
     received = iter([] if body is None else [{"type": "http.request", "body": body}])
 
     async def put(message: Any) -> None:
@@ -83,8 +90,8 @@ async def exchange(queue: Queue, *, stream: bool, sent: Any, body: bytes | None 
 
     async def receive() -> Any:
         if (message := next(received, None)) is None:
-            await asyncio.Event().wait()
-        return message or {}
+            await (left or asyncio.Event()).wait()
+        return message or {"type": "http.disconnect"}
 
     await endpoint(SCOPE, receive, put)
 
@@ -144,3 +151,74 @@ async def test_a_body_that_does_not_arrive_is_refused(monkeypatch: pytest.Monkey
         await exchange(queue, stream=True, sent=asyncio.Queue[dict](), body=None)
     assert raised.value.status == 408
     assert queue.refusals == [408]
+
+
+async def test_no_cut_stream_leaves_a_task() -> None:
+    """Each client hangs up at another step of the event loop, often the one in which a part comes."""
+    for number in range(500):
+        left, sent = asyncio.Event(), asyncio.Queue[dict]()
+        task = asyncio.create_task(exchange(Endless(), stream=True, sent=sent, left=left))
+        await sent.get()
+        for _ in range(number % 7):
+            await asyncio.sleep(0)
+        left.set()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert task.done(), number
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class Reading:
+    """Reads a request for ever, in a thread that is known once it has begun."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self, body: bytes) -> ParsedRequest:
+        self.threads.append(threading.current_thread())
+        while True:
+            pass
+
+    async def begins(self, number: int) -> None:
+        while len(self.threads) < number:
+            await asyncio.sleep(0.001)
+
+    def has_ended(self) -> bool:
+        for thread in self.threads:
+            thread.join(60)
+        return not any(thread.is_alive() for thread in self.threads)
+
+
+async def test_reading_ends_when_the_client_leaves_and_makes_room_for_others() -> None:
+    reading, queue, left = Reading(), Queue(), asyncio.Event()
+    endpoint = AnswerEndpoint(queue, "chat", reading, None)  # type: ignore[arg-type]
+    sent = asyncio.Queue[dict]()
+    tasks = [exchange(queue, stream=True, sent=sent, left=left, endpoint=endpoint) for _ in range(app._MOST_PARSED)]
+    waiting = asyncio.gather(*tasks)
+    await reading.begins(len(tasks))
+    left.set()
+    await waiting
+    assert reading.has_ended()
+    another = asyncio.create_task(exchange(queue, stream=True, sent=sent, endpoint=endpoint))
+    await reading.begins(len(tasks) + 1)
+    another.cancel()
+    assert sent.empty()
+
+
+async def test_a_request_that_takes_too_long_to_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "PARSE_SECONDS", 0.01)
+    reading, queue = Reading(), Queue()
+    endpoint = AnswerEndpoint(queue, "chat", reading, None)  # type: ignore[arg-type]
+    with pytest.raises(Refusal, match="Send smaller schemas"):
+        await exchange(queue, stream=True, sent=asyncio.Queue[dict](), endpoint=endpoint)
+    assert queue.refusals == [400] and reading.has_ended()
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd", "br"])
+async def test_a_compressed_body_is_refused_with_its_coding(coding: str) -> None:
+    queue = Queue()
+    endpoint = endpoint_of(queue, parsed())
+    scope = {**SCOPE, "headers": [(b"content-encoding", coding.encode())]}
+    with pytest.raises(Refusal, match=f"compressed .{coding}."):
+        await endpoint(scope, asyncio.Queue[dict]().get, asyncio.Queue[Any]().put)
+    assert queue.refusals == [415]

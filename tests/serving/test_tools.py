@@ -286,3 +286,20 @@ def test_structured_answers_in_all_dialects(tiny: Server) -> None:
     own = {"messages": [{"role": "user", "content": "Where?"}], "max_tokens": 100, "temperature": 0}
     own["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
     assert is_valid(tiny.post(own, "/v1/messages").json()["content"][0]["text"])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a?){900}(a?){900}$"}}},
+        {"type": "object", "patternProperties": {"x": {}}, "not": {}},
+    ],
+)
+def test_a_call_is_required_of_a_tool_whose_schema_is_no_grammar(tiny: Server, schema: dict[str, Any]) -> None:
+    odd = {"type": "function", "function": {"name": "odd", "parameters": schema}}
+    named = {"type": "function", "function": {"name": "odd"}}
+    answer = tiny.post(chat("Where?", tools=[odd, *TOOLS], tool_choice=named, max_tokens=60))
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] in ("tool_calls", "length")

@@ -6,6 +6,7 @@ import json
 from functools import cache, partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from cpuchat.grammar.gbnf import check_grammar
@@ -168,3 +169,38 @@ def test_a_grammar_says_the_calls(name: str) -> None:
     check_grammar(grammar, "calls")
     assert all(tool in grammar for tool in ("get_weather", "list-files", "odd"))
     assert call_grammar(form, []) == ""
+
+
+TOO_MUCH = {
+    "endless": {"allOf": [{"$ref": "#"}]},
+    "needs itself": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    "left recursion": {"anyOf": [{"$ref": "#/anyOf/1"}, {"$ref": "#/anyOf/0"}]},
+    "optional": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(700)}},
+    "enum": {"type": "object", "properties": {"a": {"enum": [f"value {n}" for n in range(30_000)]}}},
+    "ways": {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a?){900}(a?){900}$"}}},
+    "refused": {"type": "object", "patternProperties": {"x": {}}},
+    "no object": {"type": "string"},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("name", ["hermes", "deepseek", "qwen-coder", "gemma"])
+@pytest.mark.parametrize("kind", TOO_MUCH)
+def test_a_tool_that_is_not_strict_takes_any_arguments_if_its_schema_is_too_much(name: str, kind: str) -> None:
+    odd = Tool(name="odd", parameters=TOO_MUCH[kind])
+    grammar = call_grammar(learned(name), [odd, WEATHER])
+    check_grammar(grammar, "calls")
+    assert "odd" in grammar and "get_weather" in grammar
+    assert "days" in grammar  # the other is held to its schema
+
+
+def test_schemas_that_are_too_much_together_are_left_out_unless_they_are_strict() -> None:
+    names = ([f"p{number}n{n}" for n in range(500)] for number in range(45))
+    tools = [
+        Tool(name=f"tool{number}", parameters={"type": "object", "properties": {name: {} for name in some}})
+        for number, some in enumerate(names)
+    ]
+    grammar = call_grammar(learned("hermes"), [*tools, msgspec.structs.replace(WEATHER, strict=True)])
+    check_grammar(grammar, "calls")
+    assert "tool39" in grammar and "days" in grammar
+    assert call_grammar(learned("hermes"), [msgspec.structs.replace(one, strict=True) for one in tools]) == ""

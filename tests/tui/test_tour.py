@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -118,3 +119,16 @@ async def test_keys_pause_skip_and_quit() -> None:
         assert tour.captions == [LOADING, ANSWER, REPLAYS["drafts"]]
         app.press_last("escape")
         await app.until(lambda: backend.closed)
+
+
+async def test_a_recording_that_cannot_be_is_told_and_the_tour_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    odd = tmp_path / "odd.json"
+    odd.write_text('{"title": "x", "sides": [{"name": "a", "tokens": [["a", -5]]}, {"name": "b"}]}')
+    monkeypatch.setattr(paths, "recording_file", lambda name: odd)
+    async with running(ScriptedBackend(model=WITH_DRAFT), kind=QuickTour) as app:
+        assert isinstance(app.app, QuickTour)
+        tour = app.app
+        await app.until(lambda: tour.over)
+        assert isinstance(app.app.screen, ModelsScreen)

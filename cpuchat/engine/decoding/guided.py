@@ -166,7 +166,7 @@ class CallGuide:
         it may be anything.
 
         Raises:
-            UsageError: no grammar can say what the tools take.
+            UsageError: no grammar can hold the calls to what the strict tools take.
         """
         if self._rule.mode != "required" and not answer:
             return None
@@ -177,7 +177,7 @@ class CallGuide:
         if self._rule.mode != "required":
             return EitherGrammar([Grammar(self._vocab, answer), *([calls] if calls is not None else [])])
         if calls is None:
-            raise UsageError("The schemas of the tools refer to themselves without an end.", "Change them.")
+            raise UsageError("The schemas of the strict tools are too much for one grammar.", "Offer fewer tools.")
         return calls
 
     def follow(self, token: int) -> Grammar | None:

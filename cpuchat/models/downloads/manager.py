@@ -62,7 +62,8 @@ class DownloadProcess:
         assert stream is not None
         while True:
             try:
-                line = await asyncio.wait_for(stream.readline(), silence)
+                async with asyncio.timeout(silence):
+                    line = await stream.readline()
             except TimeoutError:
                 yield None
                 continue

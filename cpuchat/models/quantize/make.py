@@ -128,7 +128,8 @@ async def _follow(
     while True:
         answer = None
         with contextlib.suppress(TimeoutError):
-            answer = await asyncio.wait_for(process.receive(), _TICK_SECONDS)
+            async with asyncio.timeout(_TICK_SECONDS):
+                answer = await process.receive()
         if isinstance(answer, QuantizeFinished):
             return
         if isinstance(answer, TensorStarted):

@@ -152,9 +152,9 @@ class Scene:
         """Draw bandwidth over the answer, against the measured peak."""
         side = self.recording.sides[index]
         values = squeeze(side.bandwidth, cells)
-        top = side.peak or max(values, default=1.0)
+        top = side.peak or max(values, default=0.0) or 1.0
         shown = round(len(values) * min(1.0, at_ms / side.end_ms if side.end_ms else 1.0))
-        marks = "".join(LEVELS[min(7, max(0, round(8 * value / top) - 1))] for value in values[:shown])
+        marks = "".join(LEVELS[max(0, round(8 * min(value / top, 1.0)) - 1)] for value in values[:shown])
         done = shown == len(values) and side.utilization is not None
         text = f" {100 * (side.utilization or 0):.0f} %" if done else ""
         return [(f"{part.upper()} ", part), (marks.ljust(len(values)), part), (f"{text:<7}", "value")]

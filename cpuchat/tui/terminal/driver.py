@@ -321,7 +321,8 @@ class OrderedKeys(App[Result]):
 
 async def _patiently(wait: Awaitable[None], limit: float = _PATIENCE) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(wait, limit)
+        async with asyncio.timeout(limit):
+            await wait
 
 
 async def _settled(focused: DOMNode) -> None:
