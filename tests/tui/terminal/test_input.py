@@ -304,3 +304,49 @@ def test_any_bytes_at_all_end_nothing() -> None:
 def test_the_background_is_reported() -> None:
     found = list(Parser().feed(f"a{WHITE}\x1b]11;rgb:1c/1c/1c\x07".encode()))
     assert [one.is_light for one in found if isinstance(one, BackgroundReported)] == [True, False]
+
+
+REPORTED: dict[str, tuple[list[str | bytes], float, str]] = {
+    "kitty-event-types": (["a\x1b[97;1:1ub"], 0, "aab"),
+    "kitty-alternate-keys": (["\x1b[50:64;2u\x1b[97:65;2u"], 0, "@A"),
+    "kitty-releases": (["a\x1b[13;1:3u\x1b[127;1:3u\x1b[1;1:3Bb"], 0, "ab"),
+    "kitty-release-after-the-key": (["a\x1b[1;1D\x1b[1;1D:3b"], 0, "a<left>b"),
+    "kitty-out-of-range": (["a\x1b[1114112ub"], 0, "ab"),
+    "kitty-num-lock": (["\x1b[13;129u\x1b[127;129u\x1b[9;129u"], 0, "<enter><backspace><tab>"),
+    "kitty-caps-lock": (["\x1b[97;65u\x1b[1078;65u"], 0, "AЖ"),
+    "kitty-keypad": (["\x1b[57404;129u\x1b[57411;129u\x1b[57414u"], 0, "5*<enter>"),
+    "kitty-shift-space": (["a\x1b[32;2u\x1b[127;2u"], 0, "a <backspace>"),
+    "kitty-composed": (["\x1b[0;;229u\x1b[0;;20320:22909u"], 0, "å你好"),
+    "kitty-altgr": (["\x1b[113;7;64u\x1b[97;3;229u"], 0, "@å"),
+    "cyrillic-base-layout": (["\x1b[1089::99;5:1u\x1b[1074::100;5:1u"], 0, "<ctrl+c><ctrl+d>"),
+    "cyrillic-letter-alone": (["\x1b[1089;5u\x1b[27;5;1089~\x1b[1081;5u"], 0, "<ctrl+c><ctrl+c><ctrl+q>"),
+    "greek": (["\x1b[968;5u\x1b[59::113;5u"], 0, "<ctrl+c><ctrl+q>"),
+    "shift-enter-of-tmux": (["a\x1b[27;2;13~b\x1b\rc"], 0, "a<shift+enter>b<alt+enter>c"),
+    "modify-other-keys": (["\x1b[27;5;99~\x1b[27;5;113~"], 0, "<ctrl+c><ctrl+q>"),
+    "not-utf-8": ([b"caf\xe9 ole"], 0, "caf\ufffd ole"),
+    "x10-mouse": ([b"\x1b[MC\xff\x30\x1b[MC\xc3\xa9a"], 0, "<MouseMove 222,15><MouseMove 162,136>a"),
+    "no-pixels": (["\x1b[48;24;80;0;0t\x1b[<35;11;21M"], 0, "<80x24><MouseMove 10,20>"),
+    "paste-without-end": ([f"{PASTE}abc", "d", "e"], 1.2, "[abc]de"),
+    "paste-that-ends-in-escape": ([f"{PASTE}a\x1b{PASTED}b", f"{PASTE}a\x1b[2{PASTED}b"], 0, "[a\x1b]b[a\x1b[2]b"),
+    "paste-in-win32-input-mode": (
+        ["".join(f"\x1b[;0;{ord(one)};1;0;1_" for one in f"{PASTE}test{PASTED}")],
+        0,
+        "[test]",
+    ),
+    "win32-input-mode": (["\x1b[80;25;112;1;32;1_\x1b[80;25;112;0;32;1_\x1b[13;28;13;1;32;1_"], 0, "p<enter>"),
+    "win32-emoji": (["\x1b[0;0;55357;1;0;1_\x1b[0;0;56832;1;0;1_"], 0, "😀"),
+    "arrow-in-two-packets": (["\x1b[", "A", "\x1b[1;", "5D"], 0.12, "<up><ctrl+left>"),
+    "escape-and-its-rest": (
+        ["a\x1b", "[<35;20;5m", "\x1b", "[Ib"],
+        0.3,
+        "a<escape><MouseMove 19,4><escape><AppFocus>b",
+    ),
+    "alt-enter-in-two-packets": (["a\x1b", "\rb"], 0.12, "a<alt+enter>b"),
+    "replies-in-packets": (["\x1b]10;rgb:eeee/ee", "ee/eeee\x07a\x1b[?62;2", "2cb"], 0.2, "ab"),
+    "reply-that-was-cut": (["\x1b]4;1;rgb:eeee/eeee/ee", "a"], 0.6, "a"),
+}
+
+
+@pytest.mark.parametrize(("parts", "after", "meant"), REPORTED.values(), ids=list(REPORTED))
+def test_what_people_reported_of_other_programs(parts: list[str | bytes], after: float, meant: str) -> None:
+    assert Parser().read(*parts, after=after) == meant
