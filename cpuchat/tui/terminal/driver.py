@@ -51,7 +51,6 @@ _RESET = (
 )
 # Kitty's protocol as Textual asks for it, and the key of the base layout in each report: shortcuts are found by it.
 _PUSH_KEYBOARD, _POP_KEYBOARD = "" if constants.DISABLE_KITTY_KEY else "\x1b[>29u", "\x1b[<u"
-_READ_BYTES = 1 << 16
 _WRITABLE_SECONDS = 0.5  # a terminal that takes nothing for so long gets no farewell
 
 
@@ -195,9 +194,8 @@ class Terminal(LinuxDriver):
         parser = InputParser()
         while not self.exit_event.is_set():
             messages: list[Message] = []
-            if select.select([self.fileno], [], [], parser.wait)[0]:
-                data = os.read(self.fileno, _READ_BYTES)
-                if not data:
+            if select.select([self.fileno], [], [], 0.02 if parser.held else 0.1)[0]:
+                if not (data := os.read(self.fileno, 1 << 16)):
                     raise OSError("end of input")
                 messages += parser.feed(data)
             for message in (*messages, *parser.tick()):

@@ -14,7 +14,7 @@ from time import monotonic
 
 from textual import constants
 from textual._xterm_parser import XTermParser
-from textual.events import Key, Paste, Resize
+from textual.events import Paste, Resize
 from textual.message import Message
 
 from cpuchat.tui.terminal.background import background_reported
@@ -35,7 +35,6 @@ _TEXTUALS = re.compile(r"\x1b\[(?:[IO]|<\d{1,4};-?\d{1,5};-?\d{1,5}[Mm]|\?\d{1,5
 _REPORTS = re.compile(rf"(?:{_TEXTUALS.pattern})+")
 _URXVT_MOUSE = re.compile(r"\x1b\[(\d{1,4});(\d{1,4});(\d{1,4})M")
 _SIZE = re.compile(r"\x1b\[48;(\d{1,4})[:\d]*;(\d{1,4})[:\d]*;(\d{1,5})[:\d]*;(\d{1,5})[:\d]*t")
-_MOST_CELLS = 2000  # rows or columns
 _WIN32 = re.compile(r"\x1b\[([\d;]{,40})_")  # win32-input-mode, as ConPTY sends it
 _WIN32_KEYS = {
     code: name
@@ -59,15 +58,10 @@ class InputParser:
         self._clock = clock
         self._decoder = getincrementaldecoder("utf-8")("surrogateescape")
         self._textual = XTermParser()
-        self._held = ""  # the beginning of a sequence
-        self._held_at = self._read_at = self._pasted_at = self._escaped_at = float("-inf")
+        self.held = ""  # the beginning of a sequence, for which `tick` is to be called soon
+        self._begun_at = self._read_at = self._pasted_at = self._escaped_at = float("-inf")
         self._paste: list[str] | None = None  # its parts, while one comes in
         self._was_cut = False  # the last paste, by time
-
-    @property
-    def wait(self) -> float:
-        """Return the seconds until `tick` is to be called."""
-        return 0.02 if self._held else 0.1
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Return what has come in with `data`; what may go on is held until it does, or until `tick` finds it late."""
@@ -76,16 +70,16 @@ class InputParser:
             return
         is_key = len(text) == 1 or _SEQUENCE.fullmatch(text) is not None
         if self._paste is not None and is_key and now - self._read_at > _TYPED_SECONDS:
-            if _is_control(text):
+            if text != "\n" and any("ctrl+" in key.key for key in keys_of(text)):
                 yield self._end_paste()
         else:
             self._pasted_at = now
         if now - self._escaped_at < _SECONDS and _goes_on(f"\x1b{text}"):
             text = f"\x1b{text}"
         self._read_at, self._escaped_at = now, float("-inf")
-        if not self._held:
-            self._held_at = now
-        text, self._held = self._held + text, ""
+        if not self.held:
+            self._begun_at = now
+        text, self.held = self.held + text, ""
         if _WIN32.search(text):  # in UTF-16
             text = _WIN32.sub(_as_sent, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         before = text.partition(_PASTE)[0]
@@ -98,16 +92,16 @@ class InputParser:
         now = self._clock()
         since = now - self._read_at
         if since >= _ESCAPE_SECONDS and (late := self._decoder.decode(b"", final=True)):  # no UTF-8
-            text, self._held = self._held + late, ""
+            text, self.held = self.held + late, ""
             yield from self._read(text)
         if self._paste is not None:
             if now - self._pasted_at >= _PASTE_SECONDS:
                 yield self._end_paste()
                 self._was_cut = True
-        elif self._held == "\x1b" and since >= _ESCAPE_SECONDS:
+        elif self.held == "\x1b" and since >= _ESCAPE_SECONDS:
             self._escaped_at = now
             yield from self._give_up()
-        elif self._held not in ("", "\x1b") and (since >= _SECONDS or now - self._held_at >= _MOST_SECONDS):
+        elif self.held not in ("", "\x1b") and (since >= _SECONDS or now - self._begun_at >= _MOST_SECONDS):
             yield from self._give_up()
 
     def _read(self, text: str) -> Iterator[Message]:
@@ -115,7 +109,7 @@ class InputParser:
             if self._paste is not None:
                 inside, ends, text = text.partition(_PASTED)
                 if not ends and (begun := _MARK_BEGUN.search(inside)):
-                    inside, self._held = inside[: begun.start()], begun[0]
+                    inside, self.held = inside[: begun.start()], begun[0]
                 self._paste.append(inside)
                 if ends:
                     yield self._end_paste()
@@ -129,7 +123,7 @@ class InputParser:
     def _end_paste(self) -> Paste:
         """Return what was pasted, without the marks of a paste in it, and go on with what is typed."""
         text = "".join(self._paste or ()).replace(_PASTE, "").replace("\0", "")
-        self._paste, self._held = None, ""
+        self._paste, self.held = None, ""
         return Paste(_decoded(text))
 
     def _read_typed(self, text: str) -> Iterator[Message]:
@@ -143,7 +137,7 @@ class InputParser:
             if found := _SEQUENCE.match(text):
                 yield from self._read_sequence(found)
             elif _BEGUN.fullmatch(text):
-                self._held = text
+                self.held = text
                 return
             elif (found := _CUT.match(text)) is None:
                 yield from keys_of(text[:2])
@@ -159,7 +153,7 @@ class InputParser:
             text = _as_sgr(button, x + 32, y + 32)
         if size := _SIZE.fullmatch(text):
             rows, columns, height, width = map(int, size.groups())
-            if 0 < rows <= min(height, _MOST_CELLS) and 0 < columns <= min(width, _MOST_CELLS):
+            if 0 < rows <= min(height, 2000) and 0 < columns <= min(width, 2000):
                 yield from self._textual.feed(text)
             elif rows and columns and not height * width:
                 yield Resize.from_dimensions((columns, rows), None)
@@ -172,23 +166,14 @@ class InputParser:
 
     def _give_up(self) -> Iterator[Message]:
         """Return what is held as keys, if it may be one; a sequence that was cut is skipped."""
-        text, self._held = self._held, ""
-        if text in ("\x1b", "\x1b\x1b"):
-            yield from [Key("escape", "\x1b") for _ in text]
-        elif text and (len(text) == 2 or not _CUT.fullmatch(text)):
+        text, self.held = self.held, ""
+        if len(text) <= 2 or not _CUT.fullmatch(text):
             yield from keys_of(text[:2])
 
 
 def _decoded(text: str) -> str:
     """Return a text with U+FFFD for what is no UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _is_control(text: str) -> bool:
-    """Return whether a single key is one with Ctrl, and no line break."""
-    return (len(text) > 1 or text < " ") and any(
-        "ctrl+" in key.key for key in keys_of(text if text[1:] else f"\x1b{text}")
-    )
 
 
 def _goes_on(text: str) -> bool:

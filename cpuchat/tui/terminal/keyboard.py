@@ -17,10 +17,8 @@ from textual.keys import _character_to_key
 _REPORT = re.compile(r"\x1b\[([\d:;]*)([u~A-FHPQRS])(?::(\d))?")
 _SS3 = re.compile(r"\x1bO(?:1;)?(\d)([A-DFHP-S])")
 _MODIFIERS = ("shift", "alt", "ctrl", "super", "hyper", "meta")
-_CAPS = 1 << 6
-_MOST = 1 << 8  # combinations of modifiers, with both locks
-_CODES = {8: "backspace", 10: "enter"}  # which kitty does not send
-_CHARACTERS = {"backspace": "\x7f", "enter": "\r", "tab": "\t", "escape": "\x1b"}
+_CAPS, _MOST = 1 << 6, (1 << 8) - 1  # Caps Lock; all modifiers and locks
+_OTHERS = {"8u": "backspace", "10u": "enter"}  # of modifyOtherKeys
 _KEYPAD = dict(zip([*range(57399, 57414), 57415, 57416], "0123456789./*-+=,", strict=True))
 _ALONE = frozenset(MODIFIER_FUNCTIONAL_KEYS) | {"caps_lock", "scroll_lock", "num_lock"}
 _PRIVATE = range(57344, 63744)  # in place of keys without a character
@@ -52,7 +50,7 @@ def keys_of(sequence: str) -> list[Key]:
     if isinstance(known, str):
         return [_typed(known)]
     if isinstance(known, tuple):
-        return [Key("+".join(["alt"] * (len(known) - 1) + [known[-1].value]), None)]
+        return [Key("alt+" * (len(known) - 1) + known[-1].value, None)]
     if sequence[:2] == "\x1b\x1b":
         return [_named({"alt", *key.key.split("+")[:-1]}, key.key.rpartition("+")[2]) for key in keys_of(sequence[1:])]
     if len(sequence) != 2:
@@ -74,25 +72,24 @@ def _reported(parameters: str, final: str, event: str | None) -> list[Key] | Non
         fields, final = [fields[2][:1] * 2, fields[1]], "u"
     (code, shifted, base), (modifiers, kind) = (*fields[0], 0, 0)[:3], (*(fields[1:2] or [[1]])[0], 1)[:2]
     bits = max(modifiers, 1) - 1
-    if kind == 3 or event == "3" or bits >= _MOST:
+    if kind == 3 or event == "3" or bits > _MOST:
         return []
     held = {name for bit, name in enumerate(_MODIFIERS) if bits >> bit & 1}
     text = "".join(map(chr, filter(_is_text, fields[2] if len(fields) > 2 else [])))
     if code in _KEYPAD and final == "u":
         code, text = ord(_KEYPAD[code]), text or _KEYPAD[code]
-    elif name := FUNCTIONAL_KEYS.get(f"{code or 1 - (final == 'u')}{final}") or (final == "u" and _CODES.get(code)):
+    elif name := FUNCTIONAL_KEYS.get(f"{code or 1 - (final == 'u')}{final}") or _OTHERS.get(f"{code}{final}"):
         return [] if name in _ALONE else [_named(held, name)]
     elif final != "u":
         return None
     character = chr(code) if _is_text(code) and code not in _PRIVATE else ""
     # AltGr is Ctrl and Alt, and Option is Alt: what they type comes as text of its own.
     if (text and text != character and "alt" in held) or not held - {"shift"}:
-        if not text and character:
-            is_upper = ("shift" in held) != bool(bits & _CAPS)
-            text = (
-                chr(shifted) if "shift" in held and _is_text(shifted) else character.upper() if is_upper else character
-            )
-        return list(map(_typed, text))
+        if "shift" in held and _is_text(shifted):
+            character = chr(shifted)
+        elif bool(held) != bool(bits & _CAPS):
+            character = character.upper()
+        return list(map(_typed, text or character))
     if not character:
         return []
     if chr(base % 128) > " " and base < 127 and (not character.isascii() or (character, chr(base)) in _AT_A_LETTER):
@@ -121,9 +118,9 @@ def _shortcut(held: set[str], character: str) -> Key:
 
 
 def _named(held: set[str], name: str) -> Key:
-    """Return a key that is no text. Those with which Shift means nothing, and Enter, are what they are elsewhere."""
+    """Return a key that is no text; with Shift, some are what they are on terminals that do not tell."""
     if held == {"shift"} and name in ("backspace", "escape"):
         held = set()
     elif name == "enter" and "shift" in held and "ctrl" not in held:
         held = {"shift"}
-    return Key("+".join([*sorted(held), name]), None if held else _CHARACTERS.get(name))
+    return Key("+".join([*sorted(held), name]), None)
