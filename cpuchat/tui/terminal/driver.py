@@ -47,7 +47,7 @@ from cpuchat.tui.terminal.input import InputParser
 # mouse, keyboard protocol, alternate screen, hidden cursor, focus reports, colors.
 _RESET = (
     "\x1b[?2026l\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1016l"
-    "\x1b[<2u\x1b[?1049l\x1b[?25h\x1b[?1004l\x1b[0m"
+    "\x1b[<u\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l\x1b[0m"
 )
 # Kitty's protocol as Textual asks for it, and the key of the base layout in each report: shortcuts are found by it.
 _PUSH_KEYBOARD, _POP_KEYBOARD = "" if constants.DISABLE_KITTY_KEY else "\x1b[>29u", "\x1b[<u"

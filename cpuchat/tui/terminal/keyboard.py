@@ -59,7 +59,7 @@ def keys_of(sequence: str) -> list[Key]:
     if name := {"\r": "enter", "\n": "enter", "\b": "backspace"}.get(character):
         return [_named({"alt"}, name)]
     if character < " ":  # Esc, and then a control key
-        return [_named(set(), "escape"), Key(ANSI_SEQUENCES_KEYS[character][0].value, character)]
+        return [_named(set(), "escape"), *keys_of(character)]
     return [_shortcut({"alt"}, character)]
 
 
