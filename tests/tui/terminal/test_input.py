@@ -41,7 +41,12 @@ class Parser(InputParser):
         return found
 
     def finish(self) -> str:
-        return "".join(map(named, self.pass_time(5.0)))
+        """Return what is given up when nothing comes any more."""
+        found: list[Message] = []
+        for _ in range(5):
+            self.now += 1.0
+            found += self.tick()
+        return "".join(map(named, found))
 
 
 def named(message: Message) -> str:
