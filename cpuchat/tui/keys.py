@@ -67,8 +67,8 @@ class Key:
 
 KEYS: tuple[Key, ...] = (
     Key("prompt.send", "enter", "submit", "send", "Send the message", WRITE, priority=True, palette=False),
-    Key("prompt.newline", "ctrl+j,shift+enter", "newline", "new line", "Insert a new line", WRITE, priority=True,
-        palette=False),
+    Key("prompt.newline", "ctrl+j,shift+enter,alt+enter", "newline", "new line", "Insert a new line", WRITE,
+        priority=True, palette=False),
     Key("prompt.complete", "tab", "complete", "complete", "Complete a file to send (@) or a command (/)", WRITE,
         palette=False),
     Key("prompt.older", "up", "older", "older", "On the first line: recall the previous message", WRITE, palette=False),

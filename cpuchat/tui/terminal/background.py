@@ -1,5 +1,5 @@
-"""What a terminal sends besides keys: its background color, asked for with OSC 11 and never waited for, and pastes,
-taken out as a whole. And terminals that show all colors but do not say so over SSH, which forwards TERM alone.
+"""The background color of a terminal, asked for with OSC 11 and never waited for. And terminals that show all colors
+but do not say so over SSH, which forwards TERM alone.
 """
 
 from __future__ import annotations
@@ -7,11 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable
-from time import monotonic
 
-from textual._xterm_parser import XTermParser
-from textual.events import Paste
 from textual.message import Message
 
 from cpuchat.base.processes import run_in_daemon_thread
@@ -20,12 +16,7 @@ from cpuchat.config.settings import read_state, update_state
 QUERY = "\x1b]11;?\x1b\\"
 _PART = r"([0-9a-fA-F]{1,4})"
 _REPLY = re.compile(rf"\x1b\]11;rgba?:{_PART}/{_PART}/{_PART}(?:/{_PART})?(?:\x07|\x1b\\)")
-_BEGUN = re.compile(r"\x1b(?:\](?:1(?:1(?:;[^\x07\x1b]{0,40}\x1b?)?)?)?|\[(?:2(?:00?)?)?)\Z")
-_PASTE, _PASTED = "\x1b[200~", "\x1b[201~"  # around a pasted text
-_ESCAPE = re.compile(r"\x1b\Z")
-_HOLD_SECONDS = 0.1  # for the rest of a reply; as Textual waits for that of a key
 _MOST_KEPT = 16  # names of terminals
-_SOON_SECONDS = 3.0  # an Esc alone may be the beginning of a reply for so long
 
 
 class BackgroundReported(Message):
@@ -62,58 +53,10 @@ def _terminal() -> str:
     return os.environ.get("TERM_PROGRAM", "") or os.environ.get("TERM", "")
 
 
-class BackgroundParser(XTermParser):
-    """As Textual's, which takes the reply for keys, and looks at each character of a paste: seconds for megabytes."""
-
-    def __init__(self, debug: bool = False, clock: Callable[[], float] = monotonic) -> None:
-        super().__init__(debug)
-        self._clock = clock
-        self._started = clock()
-        self._held = ""
-        self._held_at = 0.0
-        self._paste: list[str] | None = None  # its parts, while one comes in
-
-    def feed(self, data: str) -> Iterable[Message]:
-        if not data:  # the end
-            yield from super().feed(data)
-            return
-        if self._paste is not None:
-            yield from self._feed_paste(data)
-            return
-        data, self._held = self._held + data, ""
-        before, begins, pasted = data.partition(_PASTE)
-        if begins:
-            data, self._paste = before, []
-        if reply := _REPLY.search(data):
-            yield BackgroundReported(_is_light(*reply.groups()[:3]))
-            data = data[: reply.start()] + data[reply.end() :]
-            self._started = float("-inf")  # there will be no other one soon
-        begun = _BEGUN.search(data)
-        if begun is None and self._clock() - self._started < _SOON_SECONDS:
-            begun = _ESCAPE.search(data)
-        if begun is not None:
-            data, self._held, self._held_at = data[: begun.start()], begun[0], self._clock()
-        if data:
-            yield from super().feed(data)
-        if begins:
-            yield from self._feed_paste(pasted)
-
-    def _feed_paste(self, data: str) -> Iterable[Message]:
-        assert self._paste is not None
-        end = "".join(self._paste[-len(_PASTED) :])[1 - len(_PASTED) :]  # the mark may come in two parts
-        self._paste.append(data)
-        if _PASTED in end + data:
-            text, _, after = "".join(self._paste).partition(_PASTED)
-            self._paste = None
-            yield Paste(text.replace("\0", ""))
-            if after:
-                yield from self.feed(after)
-
-    def tick(self) -> Iterable[Message]:
-        if self._held and self._clock() - self._held_at > _HOLD_SECONDS:
-            data, self._held = self._held, ""
-            yield from super().feed(data)
-        yield from super().tick()
+def background_reported(sequence: str) -> BackgroundReported | None:
+    """Return the reply that a sequence is."""
+    reply = _REPLY.fullmatch(sequence)
+    return None if reply is None else BackgroundReported(_is_light(*reply.groups()[:3]))
 
 
 def _is_light(*parts: str) -> bool:

@@ -28,29 +28,29 @@ from typing import Any, Protocol, TextIO, TypeVar, cast
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from textual import events
+from textual import constants, events
 from textual.app import App
 from textual.color import Color
 from textual.dom import DOMNode
-from textual.drivers import linux_driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter
+from textual.message import Message
 from textual.message_pump import Callback, MessagePump
 from textual.screen import Screen
 from textual.widgets import Input, TextArea
 
 from cpuchat.base.text import is_safe, replace_unsafe
-from cpuchat.tui.terminal.background import QUERY, BackgroundParser
-
-# The driver's input thread makes its parser by this name.
-setattr(linux_driver, "XTermParser", BackgroundParser)  # noqa: B010
+from cpuchat.tui.terminal.background import QUERY
+from cpuchat.tui.terminal.input import InputParser
 
 # Undoes all that the driver may have switched on: synchronized output, bracketed paste, no line wrap, resize reports,
 # mouse, keyboard protocol, alternate screen, hidden cursor, focus reports, colors.
 _RESET = (
     "\x1b[?2026l\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1016l"
-    "\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l\x1b[0m"
+    "\x1b[<u\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l\x1b[0m"
 )
+# Kitty's protocol as Textual asks for it, and the key of the base layout in each report: shortcuts are found by it.
+_PUSH_KEYBOARD, _POP_KEYBOARD = "" if constants.DISABLE_KITTY_KEY else "\x1b[>29u", "\x1b[<u"
 _WRITABLE_SECONDS = 0.5  # a terminal that takes nothing for so long gets no farewell
 
 
@@ -121,12 +121,12 @@ class Terminal(LinuxDriver):
     def start_application_mode(self) -> None:
         self.active = True
         super().start_application_mode()
-        if self._job.asks_background:
-            self.write(QUERY)
-            self.flush()
+        self.write(_PUSH_KEYBOARD + (QUERY if self._job.asks_background else ""))
+        self.flush()
 
     def stop_application_mode(self) -> None:
         if self.active:
+            self.write(_POP_KEYBOARD if _PUSH_KEYBOARD else "")
             super().stop_application_mode()
             self.active = False
 
@@ -182,8 +182,24 @@ class Terminal(LinuxDriver):
     def _run_input_thread(self) -> None:
         try:
             self.run_input_thread()
-        except (OSError, ValueError):
+        except OSError:
             self._lost()
+
+    def run_input_thread(self) -> None:
+        """Process what comes in until the input is disabled; only its end is the end of the terminal.
+
+        Raises:
+            OSError: the terminal is gone.
+        """
+        parser = InputParser()
+        while not self.exit_event.is_set():
+            messages: list[Message] = []
+            if select.select([self.fileno], [], [], 0.02 if parser.held else 0.1)[0]:
+                if not (data := os.read(self.fileno, 1 << 16)):
+                    raise OSError("end of input")
+                messages += parser.feed(data)
+            for message in (*messages, *parser.tick()):
+                self.process_message(message)
 
     def _lost(self) -> None:
         """End the app as a SIGHUP would, from any thread."""
