@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 
 from cpuchat.base.errors import ModelDamaged, ModelNotFound
 from cpuchat.models.gguf.header import model_files, read_model
 from cpuchat.models.library.library import Library
+from tests.cli.program import run
 from tests.models.library.files import cached, part
 
 NAMES = ("s-00001-of-00002.gguf", "s-00002-of-00002.gguf")
@@ -97,3 +99,27 @@ def test_a_broken_link_is_called_so(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").symlink_to(tmp_path / "gone.gguf")
     with pytest.raises(ModelNotFound, match=r"is a broken link: its target .*gone.gguf does not exist"):
         Library().resolve(str(tmp_path / "m.gguf"))
+
+
+@pytest.mark.usefixtures("one_core")
+def test_a_link_to_parts_in_other_spellings_is_loaded(tiny_model: Path, tmp_path: Path) -> None:
+    read = gguf.GGUFReader(tiny_model)
+    for number, name in enumerate(("X-00001-OF-00002.GGUF", "x-00002-of-00002.gguf")):
+        writer = gguf.GGUFWriter(tmp_path / name, "llama")
+        for key, field in read.fields.items():
+            if number == 0 and not key.startswith("GGUF.") and key != "general.architecture":
+                kinds = [*field.types, None]
+                writer.add_key_value(key, field.contents(), kinds[0], kinds[1])
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", len(read.tensors))
+        for tensor in read.tensors[10:] if number else read.tensors[:10]:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "m.gguf").symlink_to(tmp_path / "x-00002-of-00002.gguf")
+    done = run("ask", "Hi", "--model", str(tmp_path / "links" / "m.gguf"), "--max-tokens", "3")
+    assert done.returncode == 0, done.stderr
