@@ -113,3 +113,9 @@ def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def without_password(address: str) -> str:
+    """Return an address for messages, valid or not."""
+    scheme, separator, rest = address.rpartition("://")
+    return clean_line(f"{scheme}{separator}{rest.rpartition('@')[2]}")[:80]

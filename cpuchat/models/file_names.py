@@ -106,23 +106,23 @@ def file_fingerprint(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in model_files(path):
         try:
-            _sample(part, digest)
+            digest.update(part.stat().st_size.to_bytes(8, "little") + b"".join(samples(part)))
         except OSError as error:
             raise ModelNotFound(f"Cannot read {part}: {error.strerror}.", "Check the path.") from None
     return digest.hexdigest()
 
 
-def _sample(path: Path, digest: hashlib.blake2b, head: int = 1 << 20, tail: int = 1 << 16, blocks: int = 64) -> None:
+def samples(path: Path, head: int = 1 << 20, tail: int = 1 << 16, blocks: int = 64) -> list[bytes]:
+    """Return the beginning of a file, some blocks of its middle, and its end. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        digest.update(size.to_bytes(8, "little"))
-        digest.update(file.read(head))
+        found = [file.read(head)]
         step = max((size - head - tail) // blocks, 4096)
         for at in range(head, max(size - tail, head), step):
             file.seek(at)
-            digest.update(file.read(4096))
+            found.append(file.read(4096))
         file.seek(max(size - tail, 0))
-        digest.update(file.read(tail))
+        return [*found, file.read(tail)]
 
 
 def stat_fingerprint(parts: list[Path], *, with_times: bool = True) -> str:
@@ -161,17 +161,17 @@ def _engine_package() -> Path | None:
     return Path(found.origin).parent if found is not None and found.origin is not None else None
 
 
-@functools.lru_cache(maxsize=512)
-def engine_knows(architecture: str) -> bool:
-    """Return whether the engine's library contains this name of an architecture, without loading it; True without an
-    engine. Up to 10 ms for a name that was not asked for before."""
+@functools.lru_cache(maxsize=4096)
+def engine_knows(name: str) -> bool:
+    """Return whether the engine's library contains this name, of an architecture or a tensor, without loading it; True
+    without an engine. Up to 10 ms for a name that was not asked for before."""
     package = _engine_package()
     libraries = sorted((package / "lib").glob("*llama.*")) if package is not None else []
     if not libraries:
         return True
     try:
         # Linkers merge strings with the ends of others, so what precedes the name does not matter.
-        return architecture.encode("utf-8", "replace") + b"\0" in libraries[0].read_bytes()
+        return name.encode("utf-8", "replace") + b"\0" in libraries[0].read_bytes()
     except OSError:
         return True
 

@@ -213,8 +213,7 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
     """
     header, options = read_model(path), settings.load_options()
     if header.is_projector or not header.tensors:
-        what = "a multimodal projector" if header.is_projector else "a vocabulary without weights"
-        raise ModelUnsupported(f"{path.name} is {what}.", "Choose a language model.")
+        raise ModelUnsupported(f"{path.name} is {header.other}.", "Choose a language model.")
     check_supported(header)
     if options.rpc:  # what does not fit here goes to the RPC workers
         return

@@ -8,20 +8,30 @@ dot product are those of arch-fallback.h and of the last branches in arch/x86/qu
 from __future__ import annotations
 
 import platform
+import re
+import tomllib
 from collections import Counter
 from collections.abc import Collection
-from typing import Final
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
-from cpuchat.base.errors import ModelUnsupported
+from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelUnsupported
 from cpuchat.base.text import clean_line
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models.file_names import engine_knows
-from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.protocol.model_info import ModelWork
 
 _ROTATED: Final = "prism.hadamard."
 """Keys of models whose activations have to be rotated before each product (Bonsai 2). llama.cpp ignores the keys."""
+_RANK = 4  # LLAMA_POOLING_TYPE_RANK
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_VISION = ("v.", "mm.", "vision", "model.vision", "mmproj.", "resampler.")
+_PRE = ("viking", "smaug-bpe", "poro-chat")
+"""Pre-tokenizers: where a compiler made their names unfindable, nothing is said of others."""
+_DAMAGE = ("not within the file bounds", "corrupt", "invalid data")
 _X86 = ("x86_64", "amd64", "i686", "i386")
 _BINARY = frozenset({"NVFP4", "Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "IQ1_M"})
 _SMALL_IQ = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
@@ -35,25 +45,75 @@ _SCALAR: Final = {
 _SHARE = 0.1  # of the weights that a pass reads, from which their type decides
 
 
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("unsupported.toml").read_text(encoding="utf-8"))
+
+
 def why_unsupported(header: GGUFHeader) -> str:
-    """Return why the engine cannot run the model of `header`, as a clause; "" when nothing is known against it."""
+    """Return why the engine cannot run the model of `header`, or cannot chat with it, as a clause; "" when nothing is
+    known against it."""
     if header.other:
         return ""
-    return why_garbage(header) or why_unknown(header.architecture)
-
-
-def why_garbage(header: GGUFHeader) -> str:
-    """Return why the engine would load the model and print garbage, as a clause; "" for all but a few."""
     if any(key.startswith(_ROTATED) for key in header.metadata):
         return "it would print garbage: its weights are rotated (Bonsai 2), which this llama.cpp does not undo"
-    return ""
+    return why_unknown(header.architecture) or _why_no_text(header) or _why_other_format(header)
 
 
 def why_unknown(architecture: str) -> str:
-    """Return why the engine cannot run this architecture, as a clause; "" when it can."""
+    """Return why the engine cannot chat with this architecture, as a clause; "" when it can."""
+    for why, names in _table()["architectures"].items():
+        if architecture in names:
+            return why
     if engine_knows(architecture):
         return ""
     return f"it needs a newer engine: this llama.cpp does not know the architecture {clean_line(architecture)[:40]!r}"
+
+
+def _why_no_text(header: GGUFHeader) -> str:
+    """Return why a model of an architecture that can chat is none that does."""
+    if header.number("pooling_type") == _RANK or any(t.name.startswith("cls.") for t in header.tensors):
+        return "it is a reranker or a classifier, which rates texts and writes none"
+    if header.number("pooling_type"):
+        return "it is an embedding model, which turns texts into numbers and writes none"
+    return "it is an encoder: it reads in both directions" if header.value("attention.causal") is False else ""
+
+
+def _why_other_format(header: GGUFHeader) -> str:
+    """Return what this llama.cpp does not know of a file: names of tensors, or how its tokenizer splits a text."""
+    names = {_NUMBER.sub("%d", tensor.name): tensor.name for tensor in header.tensors}
+    unknown = [one for name, one in names.items() if not (engine_knows(name) or engine_knows(name.rpartition(".")[0]))]
+    if any(name.startswith(_VISION) for name in unknown):
+        return "it has the vision part inside, as Ollama's own format has; llama.cpp needs that in a file beside it"
+    for key in ("block_count", "context_length", "embedding_length") if "blk.%d.attn_norm.weight" in names else ():
+        if header.value(key) is None:
+            return f"its header lacks {clean_line(header.architecture)}.{key}, which its architecture needs"
+    if unknown:
+        return f"it has tensors that this llama.cpp does not know, such as {clean_line(unknown[0])}"
+    pre = header.text("tokenizer.ggml.pre")
+    if vocabulary(header).kind == "BPE" and pre and not engine_knows(pre) and all(map(engine_knows, _PRE)):
+        return f"it needs a newer engine: this llama.cpp does not know the pre-tokenizer {clean_line(pre)[:40]!r}"
+    return ""
+
+
+def load_refusal(path: Path, reason: str) -> CpuchatError:
+    """Return the error for a file that llama.cpp did not load, for the `reason` that it gave."""
+    if any(sign in reason for sign in _DAMAGE):
+        return ModelDamaged(f"llama.cpp cannot load {path.name}: {reason}.", "Download it again.")
+    for expression, clause in _table()["refusals"].items():
+        if found := re.search(expression, reason):
+            return _unsupported(path, clause.format(*map(clean_line, found.groups())))
+    return ModelUnsupported(
+        f"llama.cpp cannot load {path.name}: {reason}.",
+        "Compare it with its checksum (`cpuchat models verify`); if it is intact, choose another publisher's file.",
+    )
+
+
+def _unsupported(path: Path, why: str) -> ModelUnsupported:
+    hint = "Choose another model, or run this one on a server that supports it (--server URL)."
+    if not why.startswith(("it needs", "it is ", "it would")):
+        hint = "It was made for another program or version: choose another publisher's file (`cpuchat models search`)."
+    return ModelUnsupported(f"{path.name} cannot run here: {why}.", hint)
 
 
 def check_supported(header: GGUFHeader) -> None:
@@ -63,10 +123,7 @@ def check_supported(header: GGUFHeader) -> None:
         ModelUnsupported: the message says why.
     """
     if why := why_unsupported(header):
-        raise ModelUnsupported(
-            f"{header.path.name} cannot run here: {why}.",
-            "Choose another model, or run this one on a server that supports it (--server URL).",
-        )
+        raise _unsupported(header.path, why)
 
 
 def scalar_types(cpu: Instructions, machine: str = "") -> frozenset[str]:

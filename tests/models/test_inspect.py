@@ -169,7 +169,7 @@ def test_sections_hold_nothing_that_steers_a_terminal(tiny_model: Path, tmp_path
     text = "".join(heading + label + value for heading, rows in shown for label, value in rows)
     assert text.isprintable() and "␛" in text
     assert [heading for heading, _ in shown] == [
-        "Model", "Memory", "Tensors", "Tokenizer", "Chat template", "Origin", "Metadata",
+        "Problems", "Model", "Memory", "Tensors", "Tokenizer", "Chat template", "Origin", "Metadata",
     ]  # fmt: skip
 
 

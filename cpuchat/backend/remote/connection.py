@@ -16,9 +16,17 @@ import msgspec
 
 from cpuchat import __version__
 from cpuchat.backend.remote.stream import Attempt, decoded
-from cpuchat.base.errors import ContextFull, CpuchatError, ServerBusy, ServerError, ServerRefused, ServerUnreachable
+from cpuchat.base.errors import (
+    ContextFull,
+    CpuchatError,
+    ServerBusy,
+    ServerError,
+    ServerRefused,
+    ServerUnreachable,
+)
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import host, is_local
+from cpuchat.models.hub.network import certificates, proxy_for
 
 BACK_OFF = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Seconds before each new attempt to reach a server."""
@@ -66,22 +74,21 @@ class Connection:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         try:
+            trusted = certificates() if server.startswith("https:") or self.is_kept else None
+            proxy = proxy_for(server) if self.is_kept else None
             self._client = httpx.AsyncClient(
                 headers=headers,
                 timeout=httpx.Timeout(_SMALL, connect=_CONNECT, write=_WRITE),
                 # A proxy of the environment reaches other machines, not this one; its authorities hold for both.
-                trust_env=not is_local(server),
-                verify=httpx.create_ssl_context() if server.startswith("https:") or self.is_kept else False,
+                trust_env=False,
+                proxy=proxy.open(trusted) if trusted and proxy is not None else None,
+                verify=trusted or False,
                 follow_redirects=False,  # a redirect would take the key elsewhere
                 event_hooks={"response": [_require_identity]},
                 limits=httpx.Limits(max_keepalive_connections=4 if self.is_kept else 0, keepalive_expiry=30.0),
             )
-        except ImportError:
-            raise ServerError(
-                "A SOCKS proxy is set, but the package for it is not installed.", "Install httpx[socks]."
-            ) from None
-        except (ValueError, OSError, httpx.InvalidURL) as error:
-            raise ServerError(f"Invalid proxy or certificate settings in the environment: {error}.") from None
+        except CpuchatError as error:
+            raise ServerError(error.message, error.hint) from None
 
     @property
     def is_open(self) -> bool:

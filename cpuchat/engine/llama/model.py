@@ -7,6 +7,7 @@ completed (`plan_load`) before it sees them.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -42,7 +43,7 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, check_header, model_files, read_model
 from cpuchat.models.gguf.parse import LazyArray
-from cpuchat.models.support import check_supported
+from cpuchat.models.support import check_supported, load_refusal
 from cpuchat.models.traffic import model_work, slowness, where_needed
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
@@ -323,7 +324,6 @@ def throttled(on_progress: Progress) -> Progress:
     return pass_on
 
 
-_UNSUPPORTED: Final = ("unknown model architecture", "unknown pre-tokenizer", "unknown tokenizer", "unsupported")
 _NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory")
 
 
@@ -436,16 +436,13 @@ class Model:
             params.kv_overrides = bindings.kv_overrides(dict([self.plan.experts]))
         callback = llama.llama_progress_callback(progress)
         params.progress_callback = callback
-        self._model = llama.llama_model_load_from_file(os.fsencode(self.header.path), params)
+        parts = [os.fsencode(part) for part in model_files(self.header.path)]  # not by llama.cpp's rule for their names
+        paths = (ctypes.c_char_p * len(parts))(*parts)
+        self._model = llama.llama_model_load_from_splits(paths, len(parts), params)
         if self._abort.is_set():
             raise Aborted
         if not self._model:
             raise _load_error(self.header.path)
-        if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
-            raise ModelUnsupported(
-                f"{self.header.path.name} is not a chat model: {self.header.architecture} is an encoder architecture.",
-                "Choose a decoder-only model.",
-            )
 
     def _make_context(self, threads: tuple[int, ...] | ThreadPool, roams: tuple[int, ...]) -> None:
         n_threads = threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
@@ -529,8 +526,8 @@ class Model:
         row = sequence.step(token)
         if not np.isfinite(row).all():
             raise ModelDamaged(
-                f"{self.header.path.name} produces NaN or infinite logits: its weights are damaged.",
-                "Download it again.",
+                f"{self.header.path.name} produces NaN or infinite logits.",
+                "Compare it with its checksum (`cpuchat models verify`); if it is intact, choose another quantization.",
             )
         sequence.find_divisions()
         sequence.clear()
@@ -615,11 +612,9 @@ def _reason() -> str:
 
 def _load_error(path: Path) -> Exception:
     reason = _reason()
-    if any(sign in reason for sign in _UNSUPPORTED):
-        return ModelUnsupported(f"llama.cpp does not support {path.name}: {reason}.", "Choose another model.")
     if any(sign in reason for sign in _NO_MEMORY):
         return DoesNotFit(f"Not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
-    return ModelDamaged(f"llama.cpp cannot load {path.name}: {reason}.", "Download it again or choose another file.")
+    return load_refusal(path, reason)
 
 
 def _context_error(n_ctx: int) -> Exception:

@@ -132,7 +132,10 @@ def write_error(error: OSError, cache: Path, missing: int = 0) -> CpuchatError:
         limit = f"The file is too large for the file system of {shown(cache)}."
         return DiskFull(limit, f"Raise the file size limit, or {_ELSEWHERE}")
     where = shown(Path(error.filename or cache))
-    return DownloadFailed(f"Cannot write {where}: {error.strerror}.", "Check that folder, then resume.")
+    return DownloadFailed(
+        f"Cannot write {where}: {error.strerror}.",
+        "Check that folder, or set HF_HUB_CACHE to another one; then resume.",
+    )
 
 
 _POLL_SECONDS = 0.2

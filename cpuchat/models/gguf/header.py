@@ -8,6 +8,8 @@ llama.cpp rejects by itself is not checked, nor are the weights.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
@@ -32,7 +34,8 @@ _HEAD = "a draft head"
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 """llama.cpp architectures that read the hidden states of another model."""
 _FORMAT = re.compile(r"[\s_-]+gguf$", re.IGNORECASE)
-_SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
+_SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<no>\d{5})-(?P<of>of)-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
+_MAX_LINKS = 8  # from a folder of the user to the cache, there to `blobs/`, from there to what repositories share
 
 
 class GGUFHeader(Parsed, frozen=True):
@@ -219,12 +222,38 @@ def split_parts(path: Path) -> list[Path] | None:
     count = int(match["count"])
     if not 1 <= int(match["no"]) <= count <= _MAX_PARTS:
         return None
-    return [path.with_name(f"{match['stem']}-{no:05d}-of-{count:05d}{path.suffix}") for no in range(1, count + 1)]
+    names = (f"{match['stem']}-{no:05d}-{match['of']}-{count:05d}{path.suffix}" for no in range(1, count + 1))
+    return [path.with_name(name) for name in names]
+
+
+def files_beside(path: Path) -> list[Path]:
+    """Return all files of a model in the folder of `path`, one of them, whether they exist or not."""
+    parts = split_parts(path) or [path]
+    if len(parts) > 1 and not all(map(os.path.lexists, parts)):
+        with contextlib.suppress(OSError):  # some may be written in capitals
+            spelled = {one.name.lower(): one for one in sorted(path.parent.iterdir())}
+            parts = [part if os.path.lexists(part) else spelled.get(part.name.lower(), part) for part in parts]
+    return parts
 
 
 def model_files(path: Path) -> list[Path]:
-    """Return all files of a model by the path of one of them, whether they exist or not."""
-    return split_parts(path) or [path]
+    """Return all files of a model by the path of one of them, whether they exist or not: those beside it or, where more
+    of them are, those beside what a link leads to.
+    """
+    found, linked = files_beside(path), path
+    for _ in range(_MAX_LINKS):
+        if (len(found) > 1 and _n_here(found) == len(found)) or not linked.is_symlink():
+            break
+        target = linked.parent / linked.readlink()
+        linked = Path(os.path.realpath(target.parent), target.name)
+        parts = files_beside(linked)
+        if len(parts) > 1 and _n_here(parts) >= _n_here(found):
+            found = parts
+    return found
+
+
+def _n_here(parts: list[Path]) -> int:
+    return sum(part.is_file() for part in parts)
 
 
 def model_size(path: Path) -> int:
@@ -240,22 +269,21 @@ def read_model(path: Path) -> GGUFHeader:
     Raises:
         ModelNotFound, ModelDamaged, ModelUnsupported: as `read_header`; ModelDamaged when a part is missing, too.
     """
-    parts = split_parts(path)
-    if parts is not None:
-        path = parts[0]
-    header = read_header(path)
+    parts = model_files(path)
+    header = read_header(next((part for part in parts if part.is_file()), path))
     if header.split_count == 1:
         return header
-    if parts is None or len(parts) != header.split_count:
+    if len(parts) != header.split_count:
         raise ModelDamaged(
             f"{path.name} is one of {header.split_count} parts, but its name does not say which.",
-            f"Restore the original names: *-00001-of-{header.split_count:05d}.gguf.",
+            f"Restore the original names, *-00001-of-{header.split_count:05d}.gguf, beside each other. Parts that were "
+            "joined by `cat` have to be merged by llama-gguf-split instead.",
         )
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise ModelDamaged(
             f"{path.name}: {len(missing)} of {len(parts)} parts are missing ({missing[0]}).",
-            "Download the missing parts.",
+            f"Put the missing parts into {parts[0].parent}, or download them.",
         )
     return join_parts([header, *(read_header(part) for part in parts[1:])])
 
@@ -364,7 +392,7 @@ def check_header(header: GGUFHeader) -> None:
     for problem in problems_of(header):
         raise ModelDamaged(
             f"{header.path.name} cannot be loaded: {problem}.",
-            "Download the file again; if that does not help, use one from another publisher.",
+            "Compare it with its checksum (`cpuchat models verify`); if it is intact, use another publisher's file.",
         )
 
 

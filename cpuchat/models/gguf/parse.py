@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Protocol, overload
 
 import msgspec
 
-from cpuchat.base.errors import ModelDamaged, ModelNotFound, ModelUnsupported
+from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelNotFound, ModelUnsupported
+from cpuchat.models.gguf.formats import HEAD, how_to_complete, not_gguf
 
 ALIGNMENT = 32
 """Default alignment of tensors in bytes (GGUF_DEFAULT_ALIGNMENT)."""
@@ -39,55 +40,23 @@ class GGMLType(NamedTuple):
         return 8 * self.nbytes / self.block
 
 
-_TABLE = (
-    GGMLType(0, "F32", 1, 4),
-    GGMLType(1, "F16", 1, 2),
-    GGMLType(2, "Q4_0", 32, 18),
-    GGMLType(3, "Q4_1", 32, 20),
-    GGMLType(6, "Q5_0", 32, 22),
-    GGMLType(7, "Q5_1", 32, 24),
-    GGMLType(8, "Q8_0", 32, 34),
-    GGMLType(9, "Q8_1", 32, 36),
-    GGMLType(10, "Q2_K", 256, 84),
-    GGMLType(11, "Q3_K", 256, 110),
-    GGMLType(12, "Q4_K", 256, 144),
-    GGMLType(13, "Q5_K", 256, 176),
-    GGMLType(14, "Q6_K", 256, 210),
-    GGMLType(15, "Q8_K", 256, 292),
-    GGMLType(16, "IQ2_XXS", 256, 66),
-    GGMLType(17, "IQ2_XS", 256, 74),
-    GGMLType(18, "IQ3_XXS", 256, 98),
-    GGMLType(19, "IQ1_S", 256, 50),
-    GGMLType(20, "IQ4_NL", 32, 18),
-    GGMLType(21, "IQ3_S", 256, 110),
-    GGMLType(22, "IQ2_S", 256, 82),
-    GGMLType(23, "IQ4_XS", 256, 136),
-    GGMLType(24, "I8", 1, 1),
-    GGMLType(25, "I16", 1, 2),
-    GGMLType(26, "I32", 1, 4),
-    GGMLType(27, "I64", 1, 8),
-    GGMLType(28, "F64", 1, 8),
-    GGMLType(29, "IQ1_M", 256, 56),
-    GGMLType(30, "BF16", 1, 2),
-    GGMLType(34, "TQ1_0", 256, 54),
-    GGMLType(35, "TQ2_0", 256, 66),
-    GGMLType(39, "MXFP4", 32, 17),
-    GGMLType(40, "NVFP4", 64, 36),
-    GGMLType(41, "Q1_0", 128, 18),
-    GGMLType(42, "Q2_0", 64, 18),
-)
+_TABLE = tuple(GGMLType(*row) for row in (
+    (0, "F32", 1, 4), (1, "F16", 1, 2), (2, "Q4_0", 32, 18), (3, "Q4_1", 32, 20), (6, "Q5_0", 32, 22),
+    (7, "Q5_1", 32, 24), (8, "Q8_0", 32, 34), (9, "Q8_1", 32, 36), (10, "Q2_K", 256, 84), (11, "Q3_K", 256, 110),
+    (12, "Q4_K", 256, 144), (13, "Q5_K", 256, 176), (14, "Q6_K", 256, 210), (15, "Q8_K", 256, 292),
+    (16, "IQ2_XXS", 256, 66), (17, "IQ2_XS", 256, 74), (18, "IQ3_XXS", 256, 98), (19, "IQ1_S", 256, 50),
+    (20, "IQ4_NL", 32, 18), (21, "IQ3_S", 256, 110), (22, "IQ2_S", 256, 82), (23, "IQ4_XS", 256, 136),
+    (24, "I8", 1, 1), (25, "I16", 1, 2), (26, "I32", 1, 4), (27, "I64", 1, 8), (28, "F64", 1, 8),
+    (29, "IQ1_M", 256, 56), (30, "BF16", 1, 2), (34, "TQ1_0", 256, 54), (35, "TQ2_0", 256, 66), (39, "MXFP4", 32, 17),
+    (40, "NVFP4", 64, 36), (41, "Q1_0", 128, 18), (42, "Q2_0", 64, 18),
+))  # fmt: skip
 
 TYPES: dict[int, GGMLType] = {t.id: t for t in _TABLE}
 BY_NAME: dict[str, GGMLType] = {t.name: t for t in _TABLE}
 # Removed from ggml: repacked formats of Q4_0 and IQ4_NL, to which llama.cpp converts at load since.
 RETIRED: dict[int, str] = {
-    31: "Q4_0_4_4",
-    32: "Q4_0_4_8",
-    33: "Q4_0_8_8",
-    36: "IQ4_NL_4_4",
-    37: "IQ4_NL_4_8",
-    38: "IQ4_NL_8_8",
-}
+    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
+}  # fmt: skip
 
 # Of PrismML's llama.cpp (ggml.h there), for its Bonsai models.
 FOREIGN: dict[int, str] = {142: "PQ2_0", 143: "PTQ1_0"}
@@ -95,43 +64,12 @@ _OTHER_GROUPS = "Choose the file of the same model with Q2_0_g64 or Q2_g64 in it
 
 # general.file_type
 FILE_TYPES: dict[int, str] = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    19: "IQ2_XXS",
-    20: "IQ2_XS",
-    21: "Q2_K_S",
-    22: "IQ3_XS",
-    23: "IQ3_XXS",
-    24: "IQ1_S",
-    25: "IQ4_NL",
-    26: "IQ3_S",
-    27: "IQ3_M",
-    28: "IQ2_S",
-    29: "IQ2_M",
-    30: "IQ4_XS",
-    31: "IQ1_M",
-    32: "BF16",
-    36: "TQ1_0",
-    37: "TQ2_0",
-    38: "MXFP4",
-    39: "NVFP4",
-    40: "Q1_0",
-    41: "Q2_0",
-}
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4", 39: "NVFP4",
+    40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
 FILE_TYPE_BY_NAME: dict[str, int] = {name: number for number, name in FILE_TYPES.items()}
 
 
@@ -279,6 +217,8 @@ KEPT_TEXT = 1 << 20  # bytes kept of one of them
 MAX_DIMS = 4
 MAX_TENSOR_NAME = 64
 _ROUTED = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps\.")  # LLM_FFN_EXPS_REGEX in llama.cpp's common.h
+_MOST_VERSIONS = 100
+_INCONSISTENT = "Compare it with its checksum (`cpuchat models verify`), or choose another file of this model."
 _CHUNK = 1 << 20
 _ARRAY = 9
 _u32 = struct.Struct("<I").unpack_from
@@ -329,14 +269,17 @@ class _Reader:
         self.text_left = MAX_TEXT
         self.strings_left = MAX_STRINGS
 
-    def damaged(self, what: str) -> ModelDamaged:
-        return ModelDamaged(f"{self.source.name} is damaged: {what}.", "Download it again, or choose another file.")
+    def damaged(self, what: str, hint: str = _INCONSISTENT) -> ModelDamaged:
+        return ModelDamaged(f"{self.source.name} is damaged: {what}.", hint)
+
+    def truncated(self, what: str) -> ModelDamaged:
+        return self.damaged(f"truncated{what}", how_to_complete(self.source.name) or "Download it again.")
 
     def need(self, count: int, what: str) -> int:
         """Advance over `count` bytes; returns where they start in the buffer."""
         start, end = self.at, self.at + count
         if end > self.size:
-            raise self.damaged(f"truncated in {what}, which ends at byte {end}; the file has {self.size}")
+            raise self.truncated(f" in {what}, which ends at byte {end}; the file has {self.size}")
         if end > MAX_HEADER:
             raise self.damaged(f"{what} ends at byte {end}, beyond the longest valid header")
         if end > len(self.buffer):
@@ -352,7 +295,7 @@ class _Reader:
                 break
             self.buffer += piece
         if len(self.buffer) < end:  # it shrank in the meantime
-            raise self.damaged(f"truncated in {what}: byte {len(self.buffer)} could not be read")
+            raise self.truncated(f" in {what}: byte {len(self.buffer)} could not be read")
 
     def u32(self, what: str) -> int:
         return _u32(self.buffer, self.need(4, what))[0]
@@ -458,22 +401,36 @@ def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> Tensor
     return TensorInfo(name, tuple(shape), kind.name, offset, elements // kind.block * kind.nbytes)
 
 
+def _other_version(reader: _Reader, version: int) -> CpuchatError:
+    name, swapped = reader.source.name, int.from_bytes(version.to_bytes(4, "little"), "big")
+    if swapped in (1, 2, 3):
+        return ModelUnsupported(
+            f"{name} is a big-endian GGUF file, for other CPUs.", "Choose a little-endian file of this model."
+        )
+    if not 0 < version < _MOST_VERSIONS:
+        return reader.damaged(f"GGUF version {version}; versions 2 and 3 are supported")
+    return ModelUnsupported(
+        f"{name} is in version {version} of GGUF; this engine supports 2 and 3.",
+        "Choose a newer file of this model." if version == 1 else "It needs a newer engine, or another file.",
+    )
+
+
 def parse(source: Source) -> Parsed:
     """Parse the header of a file.
 
     Raises:
         ModelDamaged: not GGUF, truncated or contradictory.
-        ModelUnsupported: its tensors have a type that ggml does not support.
+        ModelUnsupported: another version of GGUF, or tensors of a type that ggml does not support.
         Whatever `source.read` raises.
     """
     reader = _Reader(source)
-    magic = bytes(reader.buffer[(start := reader.need(4, "the first bytes")) : start + 4])
-    if magic != b"GGUF":
-        raise ModelDamaged(f"{source.name} is not a GGUF file: bad magic 0x{magic.hex()}.", "Choose a .gguf file.")
+    reader.need(min(4, reader.size), "the first bytes")
+    head = bytes(reader.buffer[:HEAD])
+    if not head.startswith(b"GGUF"):
+        raise not_gguf(source.name, head)
     version = reader.u32("the version")
     if version not in (2, 3):
-        hint = " (big-endian?)" if version & 0xFFFF == 0 else ""
-        raise reader.damaged(f"GGUF version {version}{hint}; versions 2 and 3 are supported")
+        raise _other_version(reader, version)
     n_tensors, n_values = reader.u64("the tensor count"), reader.u64("the metadata count")
     # Smallest entries: a tensor has 8 + 4 + 4 + 8 bytes and a name, metadata 8 + 4 + 1 and a key.
     if n_tensors * 25 + n_values * 14 > reader.size or n_tensors > MAX_TENSORS or n_values > MAX_ENTRIES:
@@ -502,5 +459,5 @@ def parse(source: Source) -> Parsed:
     for tensor in tensors:
         end = data_offset + tensor.offset + tensor.nbytes
         if end > reader.size:
-            raise reader.damaged(f"truncated: tensor {tensor.name!r} ends at byte {end}, the file has {reader.size}")
+            raise reader.truncated(f": tensor {tensor.name!r} ends at byte {end}, the file has {reader.size}")
     return Parsed(version, metadata, tensors, data_offset, reader.size, alignment)

@@ -39,6 +39,7 @@ _PROGRAM, _VERSION = "cpuchat", __version__
 _MALFORMED = (TypeError, ValueError, KeyError, AttributeError, RecursionError)
 """Errors that huggingface_hub raises for a malformed response."""
 
+_TOKEN = re.compile(r"[!#-&(-_a-~]*")  # printable, without quotes
 T = TypeVar("T")
 _setting_up = threading.Lock()
 
@@ -55,11 +56,18 @@ def token() -> str:
     try:
         found = get_token_to_send(None) or ""
     except OSError as error:
-        raise HubError(f"Cannot read your Hugging Face token: {error.strerror}.", errors.LOGIN) from None
+        raise HubError(
+            f"Cannot read your Hugging Face token, {error.filename}: {error.strerror}.",
+            "Check that file (HF_HOME or HF_TOKEN_PATH names it), run `hf auth login`, or set HF_TOKEN.",
+        ) from None
     except UnicodeDecodeError:
         found = "\0"
-    if not (found.isascii() and found.isprintable()):
-        raise AccessDenied("Your Hugging Face token contains invalid characters.", errors.LOGIN)
+    if not _TOKEN.fullmatch(found):
+        names = (one for one in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(one))
+        where = f" in {name}" if (name := next(names, "")) else ""
+        raise AccessDenied(
+            f"Your Hugging Face token{where} contains quotes, spaces or invalid characters.", errors.LOGIN
+        )
     return found
 
 
@@ -134,9 +142,10 @@ def raise_for_status(response: httpx.Response) -> None:
 
 
 def _set_up() -> None:
-    """Prepare a request. Raises HubOffline in offline mode."""
+    """Prepare a request. Raises HubOffline in offline mode, UsageError for an endpoint that is no address."""
     if is_offline():
         raise errors.offline_mode()
+    errors.check_endpoint()
     with _setting_up:
         _set_up_library()
 

@@ -25,10 +25,12 @@ from cpuchat.base.errors import (
     TooSlow,
     UsageError,
 )
-from cpuchat.base.text import clean_line
+from cpuchat.base.text import clean_line, without_password
 
 if TYPE_CHECKING:
     import httpx
+
+    from cpuchat.models.hub.network import ProxySetting
 
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -48,6 +50,22 @@ def host() -> str:
         return "HF_ENDPOINT"
 
 
+def check_endpoint() -> None:
+    """Raise UsageError where `HF_ENDPOINT` is not an address."""
+    try:
+        url = urlsplit(endpoint())
+        valid = url.scheme.lower() in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:  # brackets that are no IPv6 address, or a port that is none
+        valid = False
+    if not valid or not _ADDRESS.fullmatch(endpoint()):
+        raise _bad_endpoint()
+
+
+def _bad_endpoint() -> UsageError:
+    shown = without_password(endpoint())
+    return UsageError(f"HF_ENDPOINT is not a valid address: {shown!r}.", "Set it to one such as https://HOST.")
+
+
 def is_offline() -> bool:
     """Return whether `HF_HUB_OFFLINE` (or `TRANSFORMERS_OFFLINE`) forbids all requests."""
     return is_set("HF_HUB_OFFLINE") if os.environ.get("HF_HUB_OFFLINE") else is_set("TRANSFORMERS_OFFLINE")
@@ -64,6 +82,7 @@ _LOCAL = "local models work without it: `cpuchat models list`."
 LOGIN = "Run `hf auth login`, or set HF_TOKEN."
 _LONGEST_REASON = 200
 _DAY = 86_400
+_ADDRESS = re.compile(r"[^\s\"'<>\\^`{|}]+")
 _TOKEN = re.compile(r"\bhf_\w+|bearer\s+\S+", re.IGNORECASE)
 
 
@@ -100,11 +119,9 @@ def translate(error: Exception, repo: str = "") -> CpuchatError:
         case hub.HfHubHTTPError() | httpx.HTTPStatusError():
             return _by_status(error.response, repo)
         case httpx.UnsupportedProtocol() | httpx.InvalidURL():
-            return UsageError(f"HF_ENDPOINT is not a valid address: {host()}.", "Set it to one such as https://HOST.")
+            return _bad_endpoint()
         case httpx.TransportError():
             return _no_connection(error)
-        case ImportError():  # httpx, of a package that it needs for such proxies
-            return HubError("A SOCKS proxy is set, but the package for it is not installed.", "Install httpx[socks].")
         case httpx.TooManyRedirects():
             return HubError(f"{host()} redirects in a loop.", REDIRECTED)
         case httpx.DecodingError():
@@ -113,7 +130,8 @@ def translate(error: Exception, repo: str = "") -> CpuchatError:
 
 
 def offline_mode() -> HubOffline:
-    return HubOffline("Offline mode is on (HF_HUB_OFFLINE).", f"Unset it to contact {host()}; {_LOCAL}")
+    name = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
+    return HubOffline(f"Offline mode is on ({name}).", f"Unset it to contact {host()}; {_LOCAL}")
 
 
 def invalid_response() -> HubError:
@@ -180,9 +198,26 @@ def _no_connection(error: httpx.TransportError) -> HubOffline:
             f"The certificate of {who} is not trusted.",
             "Behind a TLS-intercepting proxy, set SSL_CERT_FILE to its certificates.",
         )
-    if isinstance(error, httpx.ConnectError | httpx.ProxyError):
+    if isinstance(error, httpx.ProxyError) or (isinstance(error, httpx.ConnectError) and _proxy(error) is not None):
+        proxy = _proxy(error)
+        name, shown = (
+            (proxy.variable, f" {without_password(proxy.address)}") if proxy is not None else ("its variable", "")
+        )
+        how = f"refused: {clean_line(str(error))[:80]}" if isinstance(error, httpx.ProxyError) else "cannot be reached"
+        return HubOffline(f"The proxy{shown} {how}.", f"Check {name} (http://USER:PASSWORD@HOST:PORT); {_LOCAL}")
+    if isinstance(error, httpx.ConnectError):
         return _unreachable("cannot be reached", who)
     return _unreachable("closed the connection", who)
+
+
+def _proxy(error: httpx.TransportError) -> ProxySetting | None:
+    """Return the proxy through which a request went; None for none, or where the error does not know its request."""
+    from cpuchat.models.hub.network import proxy_for
+
+    try:
+        return proxy_for(str(error.request.url))
+    except RuntimeError:
+        return None
 
 
 def _asked(error: httpx.TransportError) -> str:

@@ -18,6 +18,7 @@ import httpx
 
 from cpuchat.base.errors import HubError
 from cpuchat.models.hub.errors import bad_redirect, endpoint, host, too_slow
+from cpuchat.models.hub.network import ProxySetting, certificates, proxy_for
 
 _CONNECT = 10.0
 GRACE = 10.0
@@ -53,12 +54,33 @@ def client() -> httpx.Client:
     """Return a client, also for `huggingface_hub.set_client_factory`. It follows redirects to https, and to http only
     if the hub itself is reached by http; the token goes to no other host than the hub.
 
-    Raises, besides what httpx does, while a response is awaited or read:
+    Raises UsageError for certificates that cannot be read and, besides what httpx does, while a response is awaited or
+    read:
+        UsageError: the proxy's address is not valid.
         TooSlow: it takes too long.
         HubError: it is too large, or a forbidden redirect.
     """
     hooks = {"request": [_set_timeout, _keep_token], "response": [_check_redirect, _limit_content]}
-    return _Client(event_hooks=hooks, follow_redirects=True, headers={"accept-encoding": "gzip"})
+    return _Client(transport=_Routes(), event_hooks=hooks, follow_redirects=True, headers={"accept-encoding": "gzip"})
+
+
+class _Routes(httpx.BaseTransport):
+    """Sends each request by the proxy that the environment names for it, or directly."""
+
+    def __init__(self) -> None:
+        self._certificates = certificates()
+        self._open: dict[ProxySetting | None, httpx.HTTPTransport] = {}
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        proxy = proxy_for(str(request.url))
+        if proxy not in self._open:
+            opened = proxy.open(self._certificates) if proxy is not None else None
+            self._open[proxy] = httpx.HTTPTransport(verify=self._certificates, proxy=opened)
+        return self._open[proxy].handle_request(request)
+
+    def close(self) -> None:
+        for transport in self._open.values():
+            transport.close()
 
 
 class _Client(httpx.Client):

@@ -11,17 +11,19 @@ import contextlib
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelDamaged
 from cpuchat.base.files import is_locked
 from cpuchat.hardware.numa.residency import mapped_by
 from cpuchat.models.file_names import stat_fingerprint
-from cpuchat.models.gguf.header import model_files
+from cpuchat.models.gguf.header import files_beside
 from cpuchat.models.library.places import LocalModel, entry, is_inside, linked, links
 
 if TYPE_CHECKING:
@@ -70,24 +72,27 @@ class _Plan:
 
     def add_of_cache(self, part: Path) -> None:
         """Add one file of a model in the Hugging Face cache."""
-        if not part.is_symlink():
-            if self._names.get(entry(part)):  # the download finished in the meantime
+        here = entry(part)
+        if here.parent == self._blobs:
+            if self._names.get(here):  # the download finished in the meantime
                 self.stays.append(f"{part.name} stays: its download has finished.")
             else:
                 self._add_content(part)
             return
-        content, name = linked(part), self._name(part)
-        if content.parent != self._blobs:
+        content = next((one for one, found in self._names.items() if part in found), None) or linked(part)
+        name = self._name(part)
+        if content.parent != self._blobs and part.is_symlink():
             self._add_only_link(part)
             return
         same = self._names.get(content, [])
-        mine = [link for link in same if self._name(link) == name]
-        self.links += mine
-        if others := [link for link in same if link not in mine]:
+        mine = [path for path in same if self._name(path) == name]
+        for path in mine:
+            self.links.append(path) if path.is_symlink() else self._add_content(path)
+        if others := [path for path in same if path not in mine]:
             self.stays.append(f"The content of {part.name} stays: {others[0].name} shares it.")
-        elif os.path.lexists(content):
+        elif content.parent == self._blobs and os.path.lexists(content):
             self._add_content(content)
-        if any(self._name(link) == name for found in self._names.values() for link in found if link not in mine):
+        if any(self._name(path) == name for found in self._names.values() for path in found if path not in mine):
             self.stays.append(f"Another revision's version of {part.name} stays.")
 
     def _add_only_link(self, part: Path) -> None:
@@ -97,14 +102,20 @@ class _Plan:
             self.stays.append(f"{part.name} is a link: its target {content} stays.")
 
     def _add_content(self, path: Path) -> None:
-        self.contents.append(path)
-        status = path.lstat()
-        if path.is_symlink():  # into the store that repositories share
-            return
-        if status.st_nlink == 1:
-            self.freed += status.st_size
-        else:
-            self.stays.append(f"{path.name} has another hard link, which keeps its content.")
+        if path not in self.contents:
+            self.contents.append(path)
+
+    def count(self) -> None:
+        """Add up what the contents free: one that has hard links elsewhere, or is in the store that repositories share,
+        frees nothing."""
+        files = [(path, path.lstat()) for path in self.contents if not path.is_symlink()]
+        ours = Counter((status.st_dev, status.st_ino) for _, status in files)
+        for path, status in files:
+            n = ours.pop((status.st_dev, status.st_ino), 0)
+            if n == status.st_nlink:
+                self.freed += status.st_size
+            elif n:
+                self.stays.append(f"{path.name} has another hard link, which keeps its content.")
 
     def _name(self, link: Path) -> Path:
         """Return `a/b.gguf` for `snapshots/REVISION/a/b.gguf`."""
@@ -153,7 +164,7 @@ def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
 
     if model.source == "demo":
         return refused("The demo models are part of cpuchat and cannot be deleted.")
-    whole = model_files(model.path)
+    whole = files_beside(model.path)
     parts = [part for part in whole if os.path.lexists(part)]
     if not parts:
         return refused(f"{model.path.name} no longer exists.")
@@ -167,7 +178,8 @@ def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
         plan = _Plan(root, links(root) if cached else {})
         for part in parts:
             (plan.add_of_cache if cached else plan.add_of_folder)(part)
-        contents = list(dict.fromkeys(plan.contents))
+        plan.count()
+        contents = plan.contents
         state = stat_fingerprint([path for path in contents if path.exists()])
     except OSError as error:
         return refused(f"Cannot read {error.filename}: {error.strerror}.")
@@ -296,7 +308,7 @@ def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["verif
         announced = [_announced(part) for part in parts]
         total = sum(part.stat().st_size for part in parts)
         if not all(announced):
-            return "unchecked", "no checksum known: not in the Hugging Face cache"
+            return "unchecked", "no checksum known: neither a cache nor a download keeps one of it here"
         done = 0
         for part, wanted in zip(parts, announced, strict=True):
             if _digest(part, wanted, lambda n, before=done: progress(before + n, total)) != wanted:
@@ -308,13 +320,25 @@ def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["verif
 
 
 def _announced(part: Path) -> str:
-    """Return the hash under which the cache stores a file: SHA-256 for large ones, else git's; "" outside the cache."""
+    """Return the hash that a file was published with: SHA-256 for large ones, else git's; "" where none is kept.
+
+    The cache of Hugging Face, and Ollama's, name a content by it; `hf download --local-dir` keeps it beside the file.
+    """
     for _ in range(_MAX_LINKS):
-        if part.parent.name == "blobs" and _HASH.fullmatch(part.name):
-            return part.name
+        root = next((one for one in part.parents if one.name.startswith("models--")), None)
+        if root is not None and not part.is_symlink():  # or a copy of the content
+            part = next((content for content, found in links(root).items() if part in found), part)
+        if part.parent.name == "blobs" and _HASH.fullmatch(part.name.removeprefix("sha256-")):
+            return part.name.removeprefix("sha256-")
         if not part.is_symlink():
             break
         part = linked(part)
+    for base in list(part.parents)[:3]:
+        file = base / ".cache/huggingface/download" / f"{part.relative_to(base)}.metadata"
+        with contextlib.suppress(OSError, ValueError):
+            lines = paths.read_text(file).split("\n")  # revision, hash, seconds since 1970
+            if len(lines) > 2 and _HASH.fullmatch(lines[1]) and part.stat().st_mtime <= float(lines[2]) + 1:
+                return lines[1]
     return ""
 
 

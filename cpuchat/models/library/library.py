@@ -106,6 +106,10 @@ class Library:
                 return model_files(path)[0]
             if spec and path.is_dir():
                 return _only_model(path)
+            if path.is_symlink():
+                raise ModelNotFound(
+                    f"{path} is a broken link: its target {path.readlink()} does not exist.", "Restore the target."
+                )
         except (OSError, ValueError):  # a name that is too long, or with a NUL in it; the current folder was deleted
             pass
         match = _REPO_NAME.match(spec)

@@ -22,10 +22,10 @@ from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelUnsupported
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL
-from cpuchat.models.file_names import stat_fingerprint, without_quantization
+from cpuchat.models.file_names import engine_fingerprint, samples, stat_fingerprint, without_quantization
 from cpuchat.models.gguf.header import GGUFHeader, header_from, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import FileSource
-from cpuchat.models.support import why_garbage, why_unknown
+from cpuchat.models.support import why_unsupported
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork
 
@@ -97,6 +97,7 @@ _DEMO_CHAT = ("demo", "demo-q4")
 INCOMPLETE = ".incomplete"
 _MAGIC = b"GGUF"
 _REPO, _BLOBS = "models--", "blobs"
+_BLOCK = 4096  # bytes at the ends of files that are compared
 _MOST_FILES, _MOST_BESIDE = 10_000, 200  # in a folder that is not searched below; nobody waits for more headers
 
 
@@ -156,13 +157,49 @@ def linked(link: Path) -> Path:
 
 
 def links(root: Path) -> dict[Path, list[Path]]:
-    """Return the links of all revisions of a cached repository, by the entry that each leads to."""
+    """Return the files of all revisions of a cached repository, by the entry that each leads to: its content in
+    `blobs`, also of a copy of that (as `cp -rL` leaves behind), or the file itself, where a cache has no links."""
     found: dict[Path, list[Path]] = {}
+    copies: list[Path] = []
     for base, _, names in os.walk(root / "snapshots"):
         for path in (Path(base, name) for name in names):
-            with contextlib.suppress(OSError):  # not a link
+            try:
                 found.setdefault(linked(path), []).append(path)
+            except OSError:  # not a link
+                copies.append(path)
+    free = _by_size(path for path in _blobs(root) if path not in found) if copies else {}
+    for path in copies:
+        with contextlib.suppress(OSError):
+            content = _original(path, free.get(path.stat().st_size, []))
+            found.setdefault(content or entry(path), []).append(path)
     return found
+
+
+def _blobs(root: Path) -> list[Path]:
+    """Return the contents of a cached repository, partial ones too."""
+    with contextlib.suppress(OSError):
+        return sorted(entry(Path(one)) for one in os.scandir(root / _BLOBS) if one.is_file())
+    return []
+
+
+def _by_size(paths: Iterable[Path]) -> dict[int, list[Path]]:
+    found: dict[int, list[Path]] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found.setdefault(path.stat().st_size, []).append(path)
+    return found
+
+
+def _original(copy: Path, contents: list[Path]) -> Path | None:
+    """Return which of the `contents`, of its size, `copy` is a copy of: most of it is the same, as one of both may be
+    damaged. Raises OSError."""
+
+    def likeness(one: Path) -> float:
+        pairs = list(zip(samples(one, _BLOCK, _BLOCK), samples(copy, _BLOCK, _BLOCK), strict=True))
+        return sum(theirs == ours for theirs, ours in pairs) / len(pairs)
+
+    found = max(((likeness(one), one) for one in contents), default=(0.0, None))
+    return found[1] if found[0] > 0.5 else None
 
 
 def is_demo(model: Path) -> bool:
@@ -251,7 +288,8 @@ def models_in(folder: Path) -> list[Path]:
 
 def _models(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, Path | None]]:
     """Yield the models among the files of a folder, with the multimodal projector beside them."""
-    ours = sorted(name for name in names if name.lower().endswith(".gguf"))
+    # macOS keeps facts about x.gguf in ._x.gguf where the file system cannot.
+    ours = sorted(name for name in names if name.lower().endswith(".gguf") and not name.startswith("._"))
     projectors = [name for name in ours if "mmproj" in name.lower()]
     projector = folder / projectors[0] if projectors else None
     yield from ((folder / name, projector) for name in _first_files(ours) if name not in projectors)
@@ -262,7 +300,7 @@ def _first_files(names: list[str]) -> Iterator[str]:
     seen: set[str] = set()
     for name in names:
         parts = split_parts(Path(name))
-        whole = name if parts is None else parts[0].name
+        whole = name if parts is None else parts[0].name.lower()
         if whole not in seen:
             seen.add(whole)
             yield name
@@ -270,13 +308,9 @@ def _first_files(names: list[str]) -> Iterator[str]:
 
 def _nameless(root: Path) -> list[Path]:
     """Return GGUF contents that no revision links to: partial downloads, or left behind."""
-    blobs = root / _BLOBS
-    try:
-        names = sorted(one.name for one in os.scandir(blobs) if one.is_file(follow_symlinks=False))
-    except OSError:
-        return []
-    named = {content.name for content in links(root)} if names else set()
-    return [blobs / name for name in names if name not in named and _is_gguf(blobs / name)]
+    contents = [path for path in _blobs(root) if not path.is_symlink() and _is_gguf(path)]
+    named = links(root) if contents else {}
+    return [root / _BLOBS / path.name for path in contents if path not in named]
 
 
 def _is_gguf(path: Path) -> bool:
@@ -287,7 +321,7 @@ def _is_gguf(path: Path) -> bool:
         return False
 
 
-_VERSION = 100 * COST_MODEL + 7
+_VERSION = 100 * COST_MODEL + 8
 _MAX_ENTRIES = 5_000
 _MAX_BYTES = 8 << 20
 _MAX_NAME = 200
@@ -339,14 +373,12 @@ class SummaryCache:
         model = _with_summary(base, cached.summary)
         if cached.checksum_error:
             return msgspec.structs.replace(model, damaged=model.damaged or cached.checksum_error, unsupported=False)
-        if not model.damaged and (why := why_unknown(model.architecture)):
-            return msgspec.structs.replace(model, damaged=f"{path.name} cannot run here: {why}.", unsupported=True)
         return model
 
     def _summary(self, parts: list[Path]) -> _Cached:
         """Summarize the files of a model. Raises ModelNotFound or ModelDamaged."""
         try:
-            key = stat_fingerprint(parts)
+            key = _key(parts)
         except OSError as error:
             raise ModelDamaged(_missing(parts, error)) from None
         cached = self._new.get(key) or self._known.get(key)
@@ -358,7 +390,7 @@ class SummaryCache:
         """Remember what a check of the content found wrong (None: nothing) while the files stay unchanged."""
         with contextlib.suppress(CpuchatError):  # its header is damaged anyway
             cached = msgspec.structs.replace(self._summary(parts), checksum_error=error)
-            self._new[stat_fingerprint(parts)] = cached
+            self._new[_key(parts)] = cached
 
     def save(self) -> None:
         """Write new entries."""
@@ -366,6 +398,11 @@ class SummaryCache:
             new, self._new = self._new, {}
             self._known |= new
             self._cache.put_all(new)
+
+
+def _key(parts: list[Path]) -> str:
+    """Identify files and the engine, which decides what is unsupported. Raises OSError: one does not exist."""
+    return stat_fingerprint(parts) + engine_fingerprint()[:8]
 
 
 def _with_summary(model: LocalModel, summary: HeaderSummary) -> LocalModel:
@@ -376,7 +413,7 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
     """Summarize a header for a list."""
     if header.is_projector:
         return HeaderSummary()
-    work, damaged, unsupported = model_work(header), None, why_garbage(header)
+    work, damaged, unsupported = model_work(header), None, why_unsupported(header)
     if header.is_head:
         damaged = f"{header.path.name} is a draft head and cannot answer by itself."
     elif not header.tensors:

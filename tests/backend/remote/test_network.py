@@ -47,7 +47,7 @@ async def test_a_certificate_is_checked(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_certificates_that_cannot_be_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/none")
-    assert "certificate settings" in (await loaded("https://127.0.0.1:9")).failed.message
+    assert "SSL_CERT_FILE names /none, which does not exist" in (await loaded("https://127.0.0.1:9")).failed.message
 
 
 async def test_a_proxy_is_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:

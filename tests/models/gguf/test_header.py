@@ -195,7 +195,7 @@ def test_bit_flips_of_the_counts_are_noticed(sound: Path, tmp_path: Path) -> Non
             # Version 3 turned into 2 has the same layout; with fewer tensors it is another model, sound in itself.
             if (at == 4 and byte == 2) or (at == 8 and byte < data[at]):
                 continue
-            with pytest.raises(ModelDamaged):
+            with pytest.raises((ModelDamaged, ModelUnsupported)):
                 read_header(patched(sound, at, bytes([byte]), tmp_path))
 
 
@@ -209,17 +209,20 @@ def test_a_flipped_tensor_offset_is_noticed(sound: Path, tmp_path: Path) -> None
 def test_other_files_are_told_apart(tmp_path: Path) -> None:
     other = tmp_path / "model.gguf"
     other.write_bytes(b"PK\x03\x04 this is a zip file")
-    with pytest.raises(ModelDamaged, match="not a GGUF file: bad magic 0x504b0304"):
+    with pytest.raises(ModelDamaged, match="not a GGUF file: it is a compressed file or an archive"):
+        read_header(other)
+    other.write_bytes(b"\xf0\x00\x01\x02")
+    with pytest.raises(ModelDamaged, match="not a GGUF file: bad magic 0xf0000102"):
         read_header(other)
     other.write_bytes(b"")
-    with pytest.raises(ModelDamaged, match="truncated"):
+    with pytest.raises(ModelDamaged, match="empty"):
         read_header(other)
     with pytest.raises(ModelNotFound):
         read_header(tmp_path / "nowhere.gguf")
     with pytest.raises(CpuchatError):
         read_header(tmp_path)
     other.write_bytes(struct.pack(">4sIQQ", b"GGUF", 3, 0, 0))
-    with pytest.raises(ModelDamaged, match="big-endian"):
+    with pytest.raises(ModelUnsupported, match="big-endian"):
         read_header(other)
 
 
