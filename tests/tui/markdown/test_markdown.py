@@ -122,6 +122,90 @@ def test_fences_nested_and_half_open() -> None:
     assert plain("~~~\n\n~~~") == "▎"
 
 
+EMPHASIS = [
+    # Chinese, Japanese and Korean have no spaces around emphasis, and punctuation of their own within it.
+    ("**注意：**这很重要", "注意：", "bold"),
+    ("**我想做的事。**所以", "我想做的事。", "bold"),
+    ("これは**「重要」**です", "「重要」", "bold"),
+    ("**마크다운(Markdown)**을", "마크다운(Markdown)", "bold"),
+    ("~~删除（旧）。~~新的", "删除（旧）。", "strike"),
+    ("*强调。*后文", "强调。", "italic"),
+    ("***注意！***然后", "注意！", "bold"),
+    ("__注意：__内容", "注意：", "bold"),
+    ("**“重要”**的内容", "“重要”", "bold"),
+    ("다음은 **`코드`**입니다", "코드", "bold"),
+    ("中文**[链接](http://a.b)**的", "链接", "bold"),
+    ("請看**（附錄）**。", "（附錄）", "bold"),
+    ("ﾃｽﾄ**｢重要｣**です", "｢重要｣", "bold"),
+    ("価格は**1,000円（税込）**から", "1,000円（税込）", "bold"),
+    ("\u1112\u1161\u11ab**(a)**\u1100\u1173\u11af", "(a)", "bold"),  # Hangul as separate letters
+    ("葛\U000e0100**(x)**城", "(x)", "bold"),  # an ideograph with its variation selector
+]
+
+
+@pytest.mark.parametrize(("source", "marked", "look"), EMPHASIS)
+@pytest.mark.parametrize("where", ["{}", "- {}", "> {}", "# {}", "| {} |\n|-|\n| x |"])
+def test_emphasis_beside_cjk_punctuation(source: str, marked: str, look: str, where: str) -> None:
+    rows = render(where.format(source), 80, PALETTE)
+    assert not re.search(r"[*~_`]", "".join(row.text for row in rows))
+    found = {text: style for row in rows for text, style in row.runs}
+    assert getattr(found[marked], look)
+
+
+def test_emphasis_beside_cjk_punctuation_in_an_image() -> None:
+    assert plain("![**图：**片](a.png)") == "[image: 图：片] (a.png)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "価格*（税込）と", "a**(b)**c", "2 * 3 * 4", "snake_变量_名 与 文件_（终稿）_最新.docx", "中文 ** 中文 ** 中文",
+        "x🎉**(hi)**x", "x⌚**(hi)**x",
+    ],
+)  # fmt: skip
+def test_marks_that_are_no_emphasis_stay(text: str) -> None:
+    assert plain(text) == text
+
+
+NESTED = [
+    # (a document in a fence, its text; what follows it)
+    ("```markdown\n# T\n\n```python\nx = 1\n```\n\nmore\n```", "# T\n\n```python\nx = 1\n```\n\nmore"),
+    ("```md\n```sh\nls\n```\n```", "```sh\nls\n```"),
+    ("~~~markdown\n~~~sh\nls\n~~~\n```\n~~~", "~~~sh\nls\n~~~\n```"),
+    ("```markdown\n- a\n   ```sh\n   ls\n   ```\n- b\n    ```c\n    ;\n    ```\n```",
+     "- a\n   ```sh\n   ls\n   ```\n- b\n    ```c\n    ;\n    ```"),
+    ("```markdown\n````md\n```sh\nls\n```\n````\n```", "````md\n```sh\nls\n```\n````"),
+    ("```markdown\n```md\n```sh\nls\n```\n```\n```", "```md\n```sh\nls\n```\n```"),
+    ("````markdown\n```sh\nls\n```\n````", "```sh\nls\n```"),
+    ("````markdown\n```sh\nls\n````", "```sh\nls"),
+    ("```markdown\n```python\n```sh\n```\n```", "```python\n```sh\n```"),
+    ("```markdown\nplain\n```", "plain"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "text"), NESTED)
+@pytest.mark.parametrize("indent", ["", "  "])
+def test_fences_nest_in_a_fenced_document(document: str, text: str, indent: str) -> None:
+    source = f"before\n\n{document}\n\nafter **bold**"
+    if indent:
+        source = "- " + source.replace("\n", f"\n{indent}")
+    assert [block.text for block in code_blocks(source)] == [text]
+    assert plain(source).split("\n")[-1].strip() == "after bold"
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ("```markdown\n# T\n```sh\nls\n```\n\nafter", ["# T\n```sh\nls"]),  # one end: it is the document's
+        ("```python\n```sh\nls\n```\nafter", ["```sh\nls"]),  # code has no fences in it
+        ("```markdown\na\n```\n\n```sh\nls\n```", ["a", "ls"]),
+        ("1. ```markdown\n   ```sh\n   ls\n   ```\nafter\n```", ["```sh\nls", ""]),
+    ],
+)
+def test_fences_that_cannot_be_told_to_nest_end_as_in_commonmark(source: str, texts: list[str]) -> None:
+    assert [block.text for block in code_blocks(source)] == texts
+
+
 def test_code_blocks_are_given_as_written() -> None:
     source = "```make\nall:\n\techo *x*\n```\n- item\n  ```\n  y\n  ```\n\n      indented"
     assert [block.text for block in code_blocks(source)] == ["all:\n\techo *x*", "y", "indented"]
