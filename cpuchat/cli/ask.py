@@ -63,10 +63,11 @@ Examples:
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
   cpuchat ask --json-schema person.json "Who wrote Faust? Answer as JSON: name, born" | jq .name
 
-Options go before the question: from its first word that is no option on, all belongs to it. A question that looks like
-an option goes after --: cpuchat ask -- --help me. Options default to those of --preset, then to config.toml. The answer goes to standard output, everything else to
-standard error. Ctrl+C stops and keeps the partial answer. Control characters in the answer are replaced by visible
-ones, also in pipes and files (not with --raw-output); --json escapes them.
+Options go before the question: from its first word that is no option on, all belongs to it. One that looks like an
+option goes after --: cpuchat ask -- --help me. Options default to those of --preset, then to config.toml. The answer
+goes to standard output, everything else to standard error. Ctrl+C stops and keeps the partial answer. Control
+characters in the answer are replaced by visible ones, also in pipes and files (not with --raw-output); --json escapes
+them.
 
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,

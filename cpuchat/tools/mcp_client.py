@@ -222,12 +222,17 @@ def _block_text(block: types.ContentBlock) -> str:
     match block:
         case types.TextContent(text=text):
             return text
-        case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
-            return text
-        case types.EmbeddedResource(resource=types.BlobResourceContents(blob=data, mime_type=kind)):
-            return f"[{kind or 'binary data'}, {size(len(data) * 3 // 4)}, not shown]"
+        case types.EmbeddedResource(resource=types.TextResourceContents(text=text) as source):
+            return f"{_in_brackets(source.uri, source.mime_type)}\n{text}"
+        case types.EmbeddedResource(resource=types.BlobResourceContents(blob=data) as source):
+            return _in_brackets(source.uri, source.mime_type or "binary data", size(len(data) * 3 // 4), "not shown")
         case types.ImageContent(data=data, mime_type=kind) | types.AudioContent(data=data, mime_type=kind):
-            return f"[{kind}, {size(len(data) * 3 // 4)}, not shown]"
-        case types.ResourceLink(name=name, uri=uri):
-            return f"{name}: {uri}"
+            return _in_brackets(kind, size(len(data) * 3 // 4), "not shown")
+        case types.ResourceLink():
+            told = (block.name, block.title, block.description, block.mime_type)
+            return _in_brackets("link", block.uri, *told, size(block.size) if block.size else "")
     return ""
+
+
+def _in_brackets(*facts: str | None) -> str:
+    return f"[{', '.join(clean_line(fact) for fact in facts if fact)}]"

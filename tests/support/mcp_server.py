@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 
 from mcp.server.mcpserver import Image, MCPServer
-from mcp_types import ToolAnnotations
+from mcp_types import (
+    BlobResourceContents,
+    ContentBlock,
+    EmbeddedResource,
+    ResourceLink,
+    TextResourceContents,
+    ToolAnnotations,
+)  # fmt: skip
 
 server = MCPServer("good")
 
@@ -29,6 +36,22 @@ def environment() -> str:
 def draw() -> Image:
     """Return a picture."""
     return Image(data=b"\x89PNG" * 300, format="png")
+
+
+@server.tool(structured_output=False)
+def find() -> list[ContentBlock]:
+    """Return resources."""
+    text = TextResourceContents(uri="notes://one", mime_type="text/markdown", text="# One")
+    data = BlobResourceContents(uri="file:///a.bin", blob="AAAA" * 100)
+    return [
+        ResourceLink(
+            name="q3", title="Third quarter", uri="reports://2026/q3\nnow", mime_type="application/pdf", size=1200,
+            description="Revenue",
+        ),
+        ResourceLink(name="bare", uri="https://host/x"),
+        EmbeddedResource(resource=text),
+        EmbeddedResource(resource=data),
+    ]  # fmt: skip
 
 
 @server.tool()
