@@ -26,8 +26,8 @@ _LONGEST_LINE = 300
 class TextCommand(click.Command):
     """A command whose last argument is a text, in which nothing is an option.
 
-    The text begins after `n_before` words that are no options, with `ANYWHERE` options may be between its words. A word
-    that begins with a dash but cannot be an option, such as "-5" or a diff, is one of the text.
+    The text begins after `n_before` words that are no options; with `ANYWHERE`, options may be between its words. A
+    word that begins with a dash but cannot be an option, such as "-5" or a diff, is one of the text.
     """
 
     def __init__(self, *args: Any, n_before: int = 0, **kwargs: Any) -> None:
@@ -38,38 +38,39 @@ class TextCommand(click.Command):
         """Parse options and text. Raises UsageError, which names `--`, for a word that looks like an option."""
         known = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
         flags = {name: one for one in known for name in (*one.opts, *one.secondary_opts)}
-        options, words, at = list[str](), list[str](), 0
-        while at < len(args) and args[at] != "--" and len(words) <= self._n_before:
-            word = args[at]
-            length = _length(word, flags) if word.startswith("-") else 0
-            if not length and _LIKE_OPTION.fullmatch(word):
-                hint = no_option_hint(ctx, word)
-                line = shlex.join([*ctx.command_path.split(), *options, "--", *words, *args[at:]])
-                where = f": {line}" if len(line) < _LONGEST_LINE else "."
-                raise UsageError(
-                    f"No such option: {word.partition('=')[0]}.", f"{hint} For a text, put -- before it{where}"
-                )
-            (options if length else words).extend(args[at : at + (length or 1)])
-            at += length or 1
-        taken = [word for word in args[at:] if word.partition("=")[0] in flags.keys() - set(ctx.help_option_names)]
-        if taken and args[at] != "--":
-            click.echo(f"cpuchat: {taken[0]} is part of the text here: options go before it.", err=True)
+        options, words, rest = list[str](), list[str](), list(args)
+        while rest and rest[0] != "--" and len(words) <= self._n_before:
+            length = _length(rest[0], flags)
+            if not length and _LIKE_OPTION.fullmatch(rest[0]):
+                line = shlex.join([*ctx.command_path.split(), *options, "--", *words, *rest])
+                hint = f"{no_option_hint(ctx, rest[0])} For a text, put -- before it"
+                hint += f": {line}" if len(line) < _LONGEST_LINE else "."
+                raise UsageError(f"No such option: {rest[0].partition('=')[0]}.", hint)
+            (options if length else words).extend(rest[: length or 1])
+            del rest[: length or 1]
+        if rest[:1] == ["--"]:
+            del rest[0]
+        elif late := next(
+            (one for one in rest if one.partition("=")[0] in flags.keys() - {*ctx.help_option_names}), ""
+        ):
+            click.echo(f"cpuchat: {late} is part of the text here: options go before it.", err=True)
         if isinstance(ctx.obj, list):  # what `main` looks for --json in
             ctx.obj[:] = options
-        text = [*words, *args[at + (args[at : at + 1] == ["--"]) :]]
-        return super().parse_args(ctx, [*options, "--", *text] if text else options)
+        return super().parse_args(ctx, [*options, "--", *words, *rest] if words or rest else options)
 
 
 def _length(word: str, flags: dict[str, click.Option]) -> int:
     """Return how many arguments an option takes with its name and value; 0: `word` is none of the options."""
     name, equals, _ = word.partition("=")
-    if word.startswith("--"):
-        return 0 if name not in flags else 1 if flags[name].is_flag or equals else 2
-    for place, letter in enumerate(word[1:], 2):  # short ones: flags, the last perhaps with a value
+    if name in flags:
+        return 1 if flags[name].is_flag or equals else 2
+    for place, letter in enumerate(word[1:] if word[:1] == "-" != word[1:2] else "", 2):  # flags, the last with a value
         option = flags.get(f"-{letter}")
         if option is None or not option.is_flag:
             return 0 if option is None else 1 if place < len(word) else 2
-    return int(len(word) > 1)
+        if place == len(word):
+            return 1
+    return 0
 
 
 def no_option_hint(ctx: click.Context | None, wrong: str) -> str:

@@ -213,9 +213,21 @@ def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
 def _text(result: types.CallToolResult) -> str:
     """Return a result as a model reads it: text, and in place of anything else what it was."""
     texts = [text for text in map(_block_text, result.content) if text]
-    if not texts and result.structured_content is not None:
-        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    value = result.structured_content
+    if value is not None and not _says(texts, value):
+        texts.append(json.dumps(value, ensure_ascii=False))
     return "\n".join(texts) or "(no output)"
+
+
+def _says(texts: list[str], value: Any) -> bool:
+    """Return whether texts are a structured value, as they should be: JSON of it, or of what the package `mcp` wraps in
+    `result`. Many servers give a summary only."""
+    inner = value["result"] if isinstance(value, dict) and value.keys() == {"result"} else value
+    said: list[Any] = [*texts, "\n".join(texts), texts]
+    with contextlib.suppress(ValueError, RecursionError):
+        values = [json.loads(text) for text in texts]
+        said += [*values, values]
+    return inner in said
 
 
 def _block_text(block: types.ContentBlock) -> str:

@@ -148,6 +148,10 @@ def test_an_option_that_was_nearly_right(wrong: str, meant: str) -> None:
         (["--no-mlock", "--system", "-x", "--", "--find", "--", "it"], "--find -- it",
          {"engine__mlock": False, "system": "-x"}),
     ],
+    ids=[
+        "dash", "dash-alone", "degrees", "help-option", "unknown-option", "dashes-within", "diff", "dashes", "list",
+        "words-in-quotes", "help-in-quotes", "after-an-option", "cluster", "attached-value", "end-of-options",
+    ],
 )  # fmt: skip
 def test_all_from_the_first_word_that_is_no_option_is_the_question(
     arguments: list[str], question: str, options: dict[str, Any]
@@ -180,6 +184,7 @@ def test_a_text_to_speak_may_begin_with_a_dash_and_options_follow_it() -> None:
         (["what", "is", "this"], "cpuchat ask what is this"),
         (["why", "is", "the", "sky", "blue"], "cpuchat ask why is the sky blue"),
     ],
+    ids=["ask", "short", "compare", "speak", "dash", "no-command", "why"],
 )
 def test_the_line_to_type_for_a_text_is_named(arguments: list[str], line: str) -> None:
     done = run(*arguments)

@@ -7,9 +7,11 @@ import os
 from mcp.server.mcpserver import Image, MCPServer
 from mcp_types import (
     BlobResourceContents,
+    CallToolResult,
     ContentBlock,
     EmbeddedResource,
     ResourceLink,
+    TextContent,
     TextResourceContents,
     ToolAnnotations,
 )  # fmt: skip
@@ -52,6 +54,28 @@ def find() -> list[ContentBlock]:
         EmbeddedResource(resource=text),
         EmbeddedResource(resource=data),
     ]  # fmt: skip
+
+
+@server.tool()
+def count(words: str) -> CallToolResult:
+    """Return a summary, and what was found beside it."""
+    found = {"words": words.split()}
+    return CallToolResult(
+        content=[TextContent(type="text", text=f"{len(words.split())} words")], structured_content=found
+    )
+
+
+@server.tool()
+def refuse(words: bool) -> CallToolResult:
+    """Fail with data, beside words or alone."""
+    content: list[ContentBlock] = [TextContent(type="text", text="Not now.")] if words else []
+    return CallToolResult(content=content, structured_content={"code": 7}, is_error=True)
+
+
+@server.tool()
+def halves(number: int) -> list[int]:
+    """Return two halves."""
+    return [number // 2, number - number // 2]
 
 
 @server.tool()

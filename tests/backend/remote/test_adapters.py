@@ -306,6 +306,7 @@ READ = Tool(
 @pytest.mark.parametrize(
     ("prompt_tokens", "calls", "noted"),
     [(12, None, True), (90, None, False), (None, None, False), (12, [{"function": {"name": "read_file"}}], False)],
+    ids=["dropped", "rendered", "unreported", "called"],
 )
 async def test_a_server_that_ignores_tools_is_noticed_once(
     prompt_tokens: int | None, calls: list[Any] | None, noted: bool

@@ -68,6 +68,7 @@ def test_an_undecided_line_waits() -> None:
         "| name | value |\n|---|---:|\n" + "| something | 1234 |\n" * 120,
         '```python\ns = """\n' + "inside a string\n" * 120,
     ],
+    ids=["python", "text", "list", "table", "string"],
 )
 def test_long_blocks_are_committed_in_parts(source: str) -> None:
     stream = Stream(60, PALETTE)
