@@ -94,7 +94,7 @@ def main() -> None:
         sides = {
             "app": lambda: first_paint(folder),
             "help": lambda: whole_run(folder, "--help"),
-            "ask": lambda: whole_run(folder, "ask", QUESTION, "--max-tokens", "32", "--temperature", "0"),
+            "ask": lambda: whole_run(folder, "ask", "--max-tokens", "32", "--temperature", "0", QUESTION),
             "long ask": lambda: after_another(folder, file, lambda: whole_run(folder, *long, QUESTION)),
             "llama-completion": lambda: after_another(folder, file, lambda: llama_completion(folder, file)),
             "python": bare_python,

@@ -29,7 +29,7 @@ from cpuchat.cli.options import (
     with_preset,
 )
 from cpuchat.cli.output import error_json, error_text, json_line
-from cpuchat.cli.question import attached, compose, require_text, standard_input
+from cpuchat.cli.question import TextCommand, attached, compose, require_text, standard_input
 from cpuchat.cli.tools import start_tools, tools_of, tools_options
 from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
 from cpuchat.grammar.schema import schema_grammar
@@ -63,9 +63,11 @@ Examples:
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
   cpuchat ask --json-schema person.json "Who wrote Faust? Answer as JSON: name, born" | jq .name
 
-Options default to those of --preset, then to config.toml. The answer goes to standard output, everything else to
-standard error. Ctrl+C stops and keeps the partial answer. Control characters in the answer are replaced by visible
-ones, also in pipes and files (not with --raw-output); --json escapes them.
+Options go before the question: from its first word that is no option on, all belongs to it. One that looks like an
+option goes after --: cpuchat ask -- --help me. Options default to those of --preset, then to config.toml. The answer
+goes to standard output, everything else to standard error. Ctrl+C stops and keeps the partial answer. Control
+characters in the answer are replaced by visible ones, also in pipes and files (not with --raw-output); --json escapes
+them.
 
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
@@ -74,7 +76,7 @@ or not reached, 22 API key refused, 23 speech failed, 24 the answer does not mat
 25 an MCP server failed, 130 stopped by Ctrl+C, 1 anything else."""
 
 
-@click.command(epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
+@click.command(cls=TextCommand, epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
 @click.argument("question", nargs=-1)
 @stacked(
     answering_model_option(),

@@ -21,6 +21,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.options import file_option
 from cpuchat.cli.output import cleaned, print_json, write_output
+from cpuchat.cli.question import ANYWHERE, TextCommand
 from cpuchat.cli.terminal import echo_table, is_terminal
 from cpuchat.present import chats as words
 from cpuchat.present.chats import SHORT_ID
@@ -103,7 +104,7 @@ def list_chats(as_json: bool) -> None:
         click.echo("cpuchat: No chats yet.", err=True)
 
 
-@click.command("search", epilog=_SEARCH_EPILOG)
+@click.command("search", cls=TextCommand, n_before=ANYWHERE, epilog=_SEARCH_EPILOG)
 @click.argument("words", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array; `marks` are from and to characters.")
 def search(words: tuple[str, ...], as_json: bool) -> None:

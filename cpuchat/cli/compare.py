@@ -15,6 +15,7 @@ from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageE
 from cpuchat.base.paths import read_text, shown
 from cpuchat.cli.options import file_option, overridden, placement_options, setting
 from cpuchat.cli.output import json_line, print_json, write_output
+from cpuchat.cli.question import TextCommand, compose, standard_input
 from cpuchat.cli.terminal import Terminal, paragraph
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
@@ -50,7 +51,9 @@ Exit codes: 0 both answered, 2 wrong usage or settings, 3 no such model, {Interr
 if one side failed, its exit code as in `cpuchat ask --help`, and the other side is still shown."""
 
 
-@click.command(epilog=_EPILOG, short_help="Compare two models, or two settings, on one prompt.")
+@click.command(
+    cls=TextCommand, n_before=2, epilog=_EPILOG, short_help="Compare two models, or two settings, on one prompt."
+)
 @click.argument("a")
 @click.argument("b")
 @click.argument("prompt", nargs=-1)
@@ -83,7 +86,6 @@ def compare(
 
     PROMPT may also come from standard input. Without one, the app opens on the comparison.
     """
-    from cpuchat.cli.question import compose, standard_input
     from cpuchat.compare.runner import parse_side
 
     chosen = overridden(values)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from cpuchat.protocol.drafters import CHOICES
 
 SIGPIPE_STATUS = 141
 """Exit code 128 + SIGPIPE, as a shell reports it for a program whose output was closed."""
+_LONGEST_QUESTION = 300  # characters, in a hint
 
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
@@ -150,16 +152,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(arguments)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(given: Sequence[str]) -> int:
+    arguments = list(given)  # without a text at their end, once it is known (`TextCommand`)
     try:
-        result = cli.main(args=list(arguments), prog_name="cpuchat", standalone_mode=False)
+        result = cli.main(args=list(given), prog_name="cpuchat", standalone_mode=False, obj=arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except NoArgsIsHelpError as error:
         return _show_help(error, arguments)
     except click.ClickException as error:
-        return _fail(_from_click(error), arguments)
+        return _fail(_from_click(error, given), arguments)
     except OutputFailed as error:
         _reader_gone()
         return _fail(error, [])  # on stderr, even if --json was asked for
@@ -223,37 +226,29 @@ def _show_help(error: NoArgsIsHelpError, arguments: Sequence[str]) -> int:
     return UsageError.exit_code
 
 
-def _from_click(error: click.ClickException) -> UsageError:
+def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageError:
     """Return click's message in our form, with the right command for help."""
-    ctx = getattr(error, "ctx", None)
-    command = ctx.command_path if ctx is not None else "cpuchat"
-    hint = f"See {command} --help."
+    from cpuchat.cli.question import no_option_hint
+
+    ctx: click.Context | None = getattr(error, "ctx", None)
+    hint = no_option_hint(ctx, getattr(error, "option_name", "") if isinstance(error, NoSuchOption) else "")
+    message = error.format_message()
     if isinstance(error, NoSuchOption):
-        close = _close_options(error.option_name, ctx)
-        hint = f"Did you mean {' or '.join(close)}? {hint}" if close else hint
-        return UsageError(f"No such option: {error.option_name}.", hint)
-    wrong = getattr(error, "command_name", "")  # click 8.4 and newer
+        message = f"No such option: {error.option_name}"
+    wrong, words = getattr(error, "command_name", ""), " ".join(arguments)  # the former since click 8.4
+    command = ctx.command_path if ctx is not None else ""
     if wrong.lower().endswith(".gguf") or "/" in wrong:
         hint = f"Open a model with -m: cpuchat -m {wrong}"
-    message = error.format_message()
+    elif (
+        " " in words
+        and len(words) < _LONGEST_QUESTION
+        and (
+            (command == "cpuchat" and not words.startswith("--"))
+            or (command == "cpuchat why" and "extra arg" in message)
+        )
+    ):
+        hint = f"{hint} To ask that: {shlex.join(['cpuchat', 'ask', *arguments])}"
     return UsageError(message if message.endswith((".", "?", "!")) else f"{message}.", hint)
-
-
-def _close_options(wrong: str, ctx: click.Context | None) -> list[str]:
-    """Return the options that `wrong` may stand for: abbreviated, extended by a word, or misspelled.
-
-    click compares the dashes as well, so that it takes every short option for every other.
-    """
-    import difflib
-
-    if ctx is None:
-        return []
-    names = {flag[2:] for one in ctx.command.get_params(ctx) for flag in one.opts if flag.startswith("--")}
-    word = wrong.lstrip("-")
-    parts = set(word.split("-"))
-    related = [name for name in names if name.startswith(word) or word in name.split("-") or name in parts]
-    close = related or difflib.get_close_matches(word, names, n=2, cutoff=0.8)
-    return [f"--{name}" for name in sorted(close)] if len(word) > 1 else []
 
 
 def _fail(error: CpuchatError, arguments: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.cli.options import file_option, laid_over, section_options, stacked
 from cpuchat.cli.output import json_line
+from cpuchat.cli.question import ANYWHERE, TextCommand
 from cpuchat.cli.terminal import Terminal
 
 _MAX_BYTES = 32 << 20
@@ -29,7 +30,7 @@ Exit codes: 0 done, 2 wrong usage or settings, 23 no voice, or speech failed, 13
 1 anything else."""
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=TextCommand, n_before=ANYWHERE, epilog=_EPILOG)
 @click.argument("text", nargs=-1, metavar="[TEXT|FILE]...")
 @stacked(
     file_option("-o", "--output", help="Write a WAV file instead of playing."),

@@ -46,7 +46,8 @@ class EngineOptions(msgspec.Struct, kw_only=True):
         FlashAttention, Setting("Flash attention", "less memory traffic at long context", help="Flash attention.")
     ] = "auto"
     type_k: Annotated[
-        CacheType, Setting("KV cache type, K", "q8_0 halves the KV cache", help="KV cache type of K.")
+        CacheType,
+        Setting("KV cache type, K", "q8_0 halves the KV cache; slower prefill", help="KV cache type of K."),
     ] = msgspec.field(default="f16", name="cache_type_k")
     type_v: Annotated[
         CacheType, Setting("KV cache type, V", "below f16 it needs flash attention", help="KV cache type of V.")

@@ -213,21 +213,38 @@ def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
 def _text(result: types.CallToolResult) -> str:
     """Return a result as a model reads it: text, and in place of anything else what it was."""
     texts = [text for text in map(_block_text, result.content) if text]
-    if not texts and result.structured_content is not None:
-        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    value = result.structured_content
+    if value is not None and not _says(texts, value):
+        texts.append(json.dumps(value, ensure_ascii=False))
     return "\n".join(texts) or "(no output)"
+
+
+def _says(texts: list[str], value: Any) -> bool:
+    """Return whether texts are a structured value, as they should be: JSON of it, or of what the package `mcp` wraps in
+    `result`. Many servers give a summary only."""
+    inner = value["result"] if isinstance(value, dict) and value.keys() == {"result"} else value
+    said: list[Any] = [*texts, "\n".join(texts), texts]
+    with contextlib.suppress(ValueError, RecursionError):
+        values = [json.loads(text) for text in texts]
+        said += [*values, values]
+    return inner in said
 
 
 def _block_text(block: types.ContentBlock) -> str:
     match block:
         case types.TextContent(text=text):
             return text
-        case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
-            return text
-        case types.EmbeddedResource(resource=types.BlobResourceContents(blob=data, mime_type=kind)):
-            return f"[{kind or 'binary data'}, {size(len(data) * 3 // 4)}, not shown]"
+        case types.EmbeddedResource(resource=types.TextResourceContents(text=text) as source):
+            return f"{_in_brackets(source.uri, source.mime_type)}\n{text}"
+        case types.EmbeddedResource(resource=types.BlobResourceContents(blob=data) as source):
+            return _in_brackets(source.uri, source.mime_type or "binary data", size(len(data) * 3 // 4), "not shown")
         case types.ImageContent(data=data, mime_type=kind) | types.AudioContent(data=data, mime_type=kind):
-            return f"[{kind}, {size(len(data) * 3 // 4)}, not shown]"
-        case types.ResourceLink(name=name, uri=uri):
-            return f"{name}: {uri}"
+            return _in_brackets(kind, size(len(data) * 3 // 4), "not shown")
+        case types.ResourceLink():
+            told = (block.name, block.title, block.description, block.mime_type)
+            return _in_brackets("link", block.uri, *told, size(block.size) if block.size else "")
     return ""
+
+
+def _in_brackets(*facts: str | None) -> str:
+    return f"[{', '.join(clean_line(fact) for fact in facts if fact)}]"

@@ -17,7 +17,7 @@ PROMPT = "How do I stop an answer?"
 
 def test_both_answers_the_table_and_the_reason(tmp_path: Path) -> None:
     report = tmp_path / "report.md"
-    done = run("compare", "demo", "demo-q4", PROMPT, "--export", str(report))
+    done = run("compare", "demo", "demo-q4", "--export", str(report), PROMPT)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines.index("── A Q8_0 ──") < lines.index("── B Q4_K_M ──")
@@ -52,7 +52,7 @@ def test_json_of_three_rounds_has_medians() -> None:
 def test_a_side_that_does_not_load_leaves_the_other(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF and nothing else")
-    done = run("compare", "demo", str(broken), PROMPT, "--max-tokens", "8")
+    done = run("compare", "demo", str(broken), "--max-tokens", "8", PROMPT)
     assert done.returncode == 4
     assert "── A" in done.stdout and "n/a" in done.stdout
     assert "broken" in done.stdout

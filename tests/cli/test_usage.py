@@ -7,10 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cpuchat.base import paths
+from cpuchat.cli.ask import ask
+from cpuchat.cli.compare import compare
+from cpuchat.cli.question import compose
+from cpuchat.cli.speak import speak
 from tests.cli.program import run, run_process
 
 ASK_OPTIONS = """
@@ -121,6 +126,82 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], words: list[
 )
 def test_an_option_that_was_nearly_right(wrong: str, meant: str) -> None:
     assert f"No such option: {wrong}. Did you mean {meant}? See" in " ".join(run("ask", wrong, "q").stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "question", "options"),
+    [
+        (["-5", "+", "3?"], "-5 + 3?", {}),
+        (["-", "why"], "- why", {}),
+        (["-10°C", "in", "Fahrenheit"], "-10°C in Fahrenheit", {}),
+        (["what", "does", "-h", "do"], "what does -h do", {}),
+        (["explain", "--verbose", "in", "tar"], "explain --verbose in tar", {}),
+        (["how", "do", "I", "git", "checkout", "--", "x"], "how do I git checkout -- x", {}),
+        (["--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b"], "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b", {}),
+        (["---", "a/x"], "--- a/x", {}),
+        (["- one\n- two"], "- one\n- two", {}),
+        (["--find me"], "--find me", {}),
+        (["-h is what?"], "-h is what?", {}),
+        (["-m", "demo", "-5"], "-5", {"model": "demo"}),
+        (["-qm", "demo", "what", "is", "-q"], "what is -q", {"model": "demo", "quiet": True}),
+        (["-mdemo", "--temperature=0", "a", "--stop"], "a --stop", {"model": "demo", "sampling__temperature": 0}),
+        (["--no-mlock", "--system", "-x", "--", "--find", "--", "it"], "--find -- it",
+         {"engine__mlock": False, "system": "-x"}),
+    ],
+    ids=[
+        "dash", "dash-alone", "degrees", "help-option", "unknown-option", "dashes-within", "diff", "dashes", "list",
+        "words-in-quotes", "help-in-quotes", "after-an-option", "cluster", "attached-value", "end-of-options",
+    ],
+)  # fmt: skip
+def test_all_from_the_first_word_that_is_no_option_is_the_question(
+    arguments: list[str], question: str, options: dict[str, Any]
+) -> None:
+    given = ask.make_context("ask", list(arguments)).params
+    assert " ".join(given["question"]) == question
+    assert options.items() <= given.items()
+
+
+def test_a_prompt_to_compare_begins_after_both_models() -> None:
+    line = ["a,kv=q8_0", "--rounds", "2", "b", "--system", "s", "-5", "+", "--rounds"]
+    given = compare.make_context("compare", line).params
+    assert (given["a"], given["b"], given["prompt"]) == ("a,kv=q8_0", "b", ("-5", "+", "--rounds"))
+    assert (given["rounds"], given["system"]) == (2, "s")
+
+
+def test_a_text_to_speak_may_begin_with_a_dash_and_options_follow_it() -> None:
+    given = speak.make_context("speak", ["-5 °C", "-o", "x.wav", "outside"]).params
+    assert (given["text"], given["output"]) == (("-5 °C", "outside"), Path("x.wav"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["ask", "-q", "--verbose", "in tar?"], "cpuchat ask -q -- --verbose 'in tar?'"),
+        (["ask", "-why", "not"], "cpuchat ask -- -why not"),
+        (["compare", "demo", "demo-q4", "-x=5"], "cpuchat compare -- demo demo-q4 -x=5"),
+        (["speak", "--louder"], "cpuchat speak -- --louder"),
+        (["-5", "+ 3?"], "cpuchat ask -5 '+ 3?'"),
+        (["what", "is", "this"], "cpuchat ask what is this"),
+        (["why", "is", "the", "sky", "blue"], "cpuchat ask why is the sky blue"),
+    ],
+    ids=["ask", "short", "compare", "speak", "dash", "no-command", "why"],
+)
+def test_the_line_to_type_for_a_text_is_named(arguments: list[str], line: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f": {line}\n")
+
+
+def test_an_option_after_the_question_is_said_to_be_part_of_it() -> None:
+    done = run("ask", "-m", "no-such", "What does", "--json", "print?")
+    assert done.stdout == ""  # no JSON was asked for
+    assert "cpuchat: --json is part of the text here: options go before it.\n" in done.stderr
+    assert "is part of" not in run("ask", "-m", "no-such", "--", "What does", "--json", "print?").stderr
+
+
+def test_a_dash_alone_is_standard_input() -> None:
+    assert compose("-", "from a pipe\n", raw=False) == "from a pipe"
+    assert "No question" in run("ask", "-").stderr
 
 
 @pytest.mark.parametrize("wrong", ["--export", "--text", "--parts", "--port", "--extra", "--expect", "--version", "-x"])

@@ -83,7 +83,8 @@ def answer(request: dict[str, object]) -> None:
         if way == "change":
             send(method="notifications/tools/list_changed")
         text = {"type": "text", "text": "seen \ud83d" if way == "cut" else "seen"}
-        send(id=number, result={"content": [text], "structuredContent": {"seen": "a" * 40 + "!"}})
+        data = {"structuredContent": {"seen": "a" * 40 + "!"}} if way == "lie" else {}
+        send(id=number, result={"content": [text], **data})
 
 
 pids = [os.getpid(), subprocess.Popen(["sleep", "1000"]).pid]

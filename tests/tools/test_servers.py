@@ -65,7 +65,8 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
         add, *others = box.tools
         assert (add.name, add.source, add.read_only) == ("add", "good", True)
         assert add.description.startswith("Add two numbers.") and add.parameters["required"] == ["first", "second"]
-        assert [tool.name for tool in others] == ["environment", "draw", "fail"] and not others[0].read_only
+        assert [tool.name for tool in others] == ["environment", "draw", "find", "count", "refuse", "halves", "fail"]
+        assert not others[0].read_only
         _, result = await call(box, ToolCall(name="add", arguments={"first": 20, "second": 22}))
         assert result == ToolResult(text="42")
         _, result = await call(box, ToolCall(name="add", arguments={"first": "x", "second": 1}))
@@ -74,6 +75,22 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
         assert result is not None and "GIVEN=1" in result.text and "SECRET_TOKEN" not in result.text
         _, result = await call(box, ToolCall(name="draw"))
         assert result == ToolResult(text="[image/png, 1.2 kB, not shown]")
+        _, result = await call(box, ToolCall(name="count", arguments={"words": "a b"}))
+        assert result == ToolResult(text='2 words\n{"words": ["a", "b"]}')
+        _, result = await call(box, ToolCall(name="refuse", arguments={"words": True}))
+        assert result == ToolResult(text='Not now.\n{"code": 7}', failed=True)
+        _, result = await call(box, ToolCall(name="refuse", arguments={"words": False}))
+        assert result == ToolResult(text='{"code": 7}', failed=True)
+        _, result = await call(box, ToolCall(name="halves", arguments={"number": 5}))
+        assert result == ToolResult(text="2\n3")
+        _, result = await call(box, ToolCall(name="find"))
+        assert result is not None and result.text.split("\n") == [
+            "[link, reports://2026/q3 now, q3, Third quarter, Revenue, application/pdf, 1.2 kB]",
+            "[link, https://host/x, bare]",
+            "[notes://one, text/markdown]",
+            "# One",
+            "[file:///a.bin, binary data, 300 B, not shown]",
+        ]
         _, result = await call(box, ToolCall(name="fail"))
         assert result is not None and result.failed and "fail" in result.text
     finally:
@@ -86,7 +103,7 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
     [
         ("noise", "seen"),
         ("strict", "seen"),
-        ("lie", "seen"),
+        ("lie", f'seen\n{{"seen": "{"a" * 40}!"}}'),
         ("cut", "seen ?"),
         ("die", "The MCP server die ended: no memory left. The next call restarts it."),
         ("shout", "The MCP server shout ended: it wrote more than 4.0 MB in one message. The next call restarts it."),

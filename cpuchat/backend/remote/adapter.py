@@ -123,6 +123,7 @@ class Adapter:
         self.models = models
         self.has: set[str] = set()
         self._rejected: set[str] = set()
+        self._told = False  # that tools are ignored
 
     async def describe(self, name: str) -> ModelInfo:
         """Return a model of the server; "" is the one that is loaded, or the first one. Raises ServerError: it has no
@@ -221,6 +222,18 @@ class Adapter:
     def missed(self, request: Generate) -> list[str]:
         """Return those of them that the user has set."""
         return [name for name in self.ignored if _option(request, name) != _option(_DEFAULT, name)]
+
+    def ignores_tools(self, request: Generate, prompt_tokens: int) -> bool:
+        """Return, once, whether the tokens that the server reports of a prompt (0: none) are too few for its tools.
+
+        Words of names and descriptions are at least a token each, and every template that knows tools has them.
+        """
+        told = " ".join(f"{tool.name} {tool.description}" for tool in request.tools)
+        last = request.messages[-1].content if request.messages else ""
+        if self._told or not 0 < prompt_tokens < len(f"{told} {last}".split()):
+            return False
+        self._told = True
+        return True
 
     def message(self, message: Message) -> dict[str, Any]:
         found: dict[str, Any] = {"role": message.role, "content": message.content}

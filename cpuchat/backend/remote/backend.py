@@ -480,6 +480,8 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             reason = "context"
         if missed := adapter.missed(request):
             notes.append(f"{', '.join(name.replace('_', '-') for name in missed)} not supported by the server")
+        if request.tools and not tally.calls.calls() and adapter.ignores_tools(request, tally.prompt_total()):
+            notes.append("tools ignored by the server: its prompt is shorter than their descriptions")
         if self._model is not None and self._model.ignored != adapter.ignored:  # it has rejected one
             self._model = msgspec.structs.replace(self._model, ignored=adapter.ignored)
         if tally.lies:

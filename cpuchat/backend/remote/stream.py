@@ -387,10 +387,11 @@ class StreamTally:
         )
 
     def _prefill_done(self) -> list[AnyEvent]:
-        total, cached = self._prompt_total(), self._reported.cache_n or 0
+        total, cached = self.prompt_total(), self._reported.cache_n or 0
         return [self._progress(total, total, cached)] if total and not self._prefilled else []
 
-    def _prompt_total(self) -> int:
+    def prompt_total(self) -> int:
+        """Return the tokens of the prompt, reused ones too; 0: not reported."""
         reported = self._reported
         if reported.prompt_total is not None:
             return reported.prompt_total
@@ -465,7 +466,7 @@ class StreamTally:
             predicted_ms = took * (n - 1) / spans if spans > 0 else 0.0
         network_ms, queue_ms = self._shares()
         speculation = self._speculation()
-        total = self._prompt_total()
+        total = self.prompt_total()
         prompt_n = reported.prompt_n if reported.prompt_n is not None else total - (reported.cache_n or 0)
         return Timings(
             cache_n=reported.cache_n or 0,

@@ -12,24 +12,32 @@ Against stock CommonMark:
   the other end of each, and a screen must not wait for it (5,000 take 0.1 s).
 - `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]` are taken as they are: a backslash or underscore in a formula is no markup
   (`latex` shows them).
+- Emphasis beside Chinese, Japanese or Korean text may begin and end at punctuation: these scripts have no spaces
+  (`_Inline`).
+- In a fence whose language is Markdown, a fence with a language nests: its end is not the end of the outer one. An
+  outer one that is never closed ends as in CommonMark, unless `env["unfinished"]`: the rest has yet to come.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from itertools import islice
+from collections.abc import MutableMapping
+from itertools import islice, takewhile
 from types import SimpleNamespace
 from typing import Any
 
 from markdown_it import MarkdownIt, helpers
-from markdown_it.rules_block import StateBlock
+from markdown_it.common.utils import isPunctChar
+from markdown_it.rules_block import StateBlock, fence
 from markdown_it.rules_block.table import escapedSplit, table
 from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
+from markdown_it.rules_inline.state_inline import Scanned
 from markdown_it.token import Token
 
 from cpuchat.base.text import is_safe
+from cpuchat.tui.markdown.fences import is_document, nesting
 
 # A dollar formula touches its dollars, no digit follows it ("$5 and $10" are amounts of money), and it has no code.
 _INLINE_MATH = re.compile(
@@ -43,6 +51,13 @@ MOST_MARKS = 5_000
 MOST_COLUMNS = 100
 _MARK = re.compile(r"[$*_~`\[\]<!\\&]")
 _MATH_FENCE = {"$$": "$$", "\\[": "\\]"}
+# Wide and half-width characters and Hangul, with the selectors of ideographs, without emoji: "CJK character" of the
+# CommonMark CJK-friendly Amendments (github.com/tats-u/markdown-cjk-friendly, specification.md).
+_CJK = re.compile(
+    "[\u1100-\u11ff\u20a9\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\ufe10-\ufe1f\ufe30-\ufe6f\uff00-\uffef"
+    "\U00016fe0-\U0001b2ff\U0001f200-\U0001f2ff\U00020000-\U0003ffff\U000e0100-\U000e01ef]"
+)
+_SELECTORS = "".join(map(chr, range(0xFE00, 0xFE0F)))  # not that of emoji
 
 
 def build() -> MarkdownIt:
@@ -60,8 +75,10 @@ def build() -> MarkdownIt:
         ),
     )
     md.block.ruler.at("table", _table, {"alt": ["paragraph", "reference"]})
+    md.block.ruler.at("fence", _fence, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     md.block.ruler.before("fence", "math_block", _math_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     md.core.ruler.at("inline", _inline)
+    setattr(md.inline, "parse", _parse_inline)  # noqa: B010
     md.inline.ruler.at("entity", _entity)
     md.inline.ruler.before("autolink", "line_break", _line_break)
     md.inline.ruler.before("escape", "math_inline", _math_inline)
@@ -82,6 +99,53 @@ def _inline(state: StateCore) -> None:
             if number:
                 children.append(Token("softbreak", "br", 0))
             children.append(Token("text", "", 0, content=line))
+
+
+def _parse_inline(source: str, md: MarkdownIt, env: MutableMapping[str, Any], tokens: list[Token]) -> list[Token]:
+    """Parse as `ParserInline.parse`, by our rule for emphasis."""
+    state = _Inline(source, md, env, tokens)
+    md.inline.tokenize(state)
+    for rule in md.inline.ruler2.getRules(""):
+        rule(state)
+    return state.tokens
+
+
+class _Inline(StateInline):
+    def scanDelims(self, start: int, canSplitWord: bool) -> Scanned:
+        """Return whether a run of marks can open or close: beside CJK text wherever there is no space.
+
+        `_` cannot open in a word, nor close in one unless after punctuation: many names of files have it.
+        """
+        scanned = super().scanDelims(start, canSplitWord)
+        end = start + scanned.length
+        before = self.src[max(0, start - 2) : start].rstrip(_SELECTORS)[-1:]
+        after = self.src[end : min(end + 1, self.posMax)]
+        if not (_CJK.match(before) or _CJK.match(after)):
+            return scanned
+        left, right = bool(after.strip()), bool(before.strip())  # -flanking
+        return Scanned(
+            left and (canSplitWord or not right or isPunctChar(before)),
+            right and (canSplitWord or not left or isPunctChar(before) or isPunctChar(after)),
+            scanned.length,
+        )
+
+
+def _fence(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
+    if not fence(state, start_line, end_line, silent):
+        return False
+    if silent or not is_document((token := state.tokens[-1]).info):
+        return True
+    own = takewhile(  # a line of text further left ends the list that the fence is in
+        lambda line: state.isEmpty(line) or state.sCount[line] >= state.blkIndent, range(start_line + 1, end_line)
+    )
+    lines = (state.getLines(line, line + 1, state.blkIndent, False) for line in own)
+    close = next((line for line, depth in enumerate(nesting(lines, token.markup), start_line + 1) if depth < 0), None)
+    if close is None and not state.env.get("unfinished"):
+        return True
+    last, state.line = (end_line, end_line) if close is None else (close, close + 1)
+    token.content = state.getLines(start_line + 1, last, state.sCount[start_line], True)
+    token.map = [start_line, state.line]
+    return True
 
 
 def _destination(string: str, pos: int, maximum: int) -> Any:

@@ -24,6 +24,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from cpuchat.base.text import expand_tabs
+from cpuchat.tui.markdown.fences import language_of
 from cpuchat.tui.markdown.rows import CodeBlock, Palette, Row, Run, plain_rows, prefix, wrap
 
 if TYPE_CHECKING:
@@ -244,15 +245,15 @@ def warm_up() -> None:
     threading.Thread(target=load, name="markdown", daemon=True).start()
 
 
-def parse(text: str) -> list[Token]:
-    """Parse `text`, which must be cleaned."""
-    return _parser().parse(text)
+def parse(text: str, *, unfinished: bool = False) -> list[Token]:
+    """Parse `text`, which must be cleaned; `unfinished`: more of it is to come."""
+    return _parser().parse(text, {"unfinished": unfinished})
 
 
-def parse_blocks(text: str) -> list[Token]:
+def parse_blocks(text: str, *, unfinished: bool = False) -> list[Token]:
     """Parse `text` into blocks only: inline tokens have no children. Takes half of the time."""
     parser, tokens = _parser(), []
-    parser.block.parse(text, parser, {}, tokens)
+    parser.block.parse(text, parser, {"unfinished": unfinished}, tokens)
     return tokens
 
 
@@ -334,8 +335,7 @@ def code_blocks(source: str) -> list[CodeBlock]:
 
 
 def _code_block(token: Token) -> CodeBlock:
-    label = token.info.strip() if token.type == "fence" else ""
-    return CodeBlock(token.content.rstrip("\n"), label.split()[0].strip("{}.") if label.strip("{}. ") else "")
+    return CodeBlock(token.content.rstrip("\n"), language_of(token.info) if token.type == "fence" else "")
 
 
 class Renderer:

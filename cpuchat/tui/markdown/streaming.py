@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
+from cpuchat.tui.markdown.fences import is_document, language_of, nesting
 from cpuchat.tui.markdown.render import Renderer, highlight, missing, parse, parse_blocks, parse_inline, top_blocks
 from cpuchat.tui.markdown.rows import LineStream, Palette, Row, plain_rows
 
@@ -86,7 +87,7 @@ class Stream:
         text = self._open
         if cut := commit_point(text):
             self._open = text[cut:]
-            if done := top_blocks(parse_blocks(text[:cut])):
+            if done := top_blocks(parse_blocks(text[:cut], unfinished=True)):
                 last, following = done[-1], parse_blocks(self._open)[0].type
                 in_list = last[0].type == following and following.endswith("list_open")
                 final += self._complete(text[:cut])
@@ -115,7 +116,7 @@ class Stream:
         return [*([Row()] if self._gap else []), *plain_rows(text[self._head :].strip("\n"), self._width, Style())]
 
     def _rows(self, text: str, preview: bool = False) -> list[Row]:
-        tokens = parse(text)
+        tokens = parse(text, unfinished=True)
         if preview:
             _close_markup(tokens)
         rows: list[Row] = []
@@ -134,7 +135,7 @@ class Stream:
 
 @lru_cache(maxsize=1)
 def _blocks(text: str) -> list[Sequence[Token]]:
-    return top_blocks(parse_blocks(text))
+    return top_blocks(parse_blocks(text, unfinished=True))
 
 
 def commit_point(tail: str) -> int:
@@ -165,8 +166,9 @@ def _inner_cut(text: str, palette: Palette) -> tuple[int, int]:
     lines = text.split("\n")
     too_long = len(text) > MOST_OPEN
     if first.type == "fence" and first.map == [0, len(lines)]:
-        language = first.info.split()[0] if first.info.split() else ""
-        safe = highlight(first.content, language, palette)[1]
+        safe = highlight(first.content, language_of(first.info), palette)[1]
+        if is_document(first.info):  # a part that begins within a nested fence would take its end for that of the block
+            safe = [not depth and fine for depth, fine in zip(nesting(lines[1:], first.markup), safe, strict=False)]
         # Not the last complete line: it may yet be joined by the closing fence.
         good = [number for number in range(len(lines) - 3) if number < len(safe) and (safe[number] or too_long)]
         return (_offset(text, 1) if len(lines) > 1 else 0), _offset(text, good[-1] + 2) if good else 0

@@ -23,10 +23,11 @@ from cpuchat.protocol.messages import (
     Sampling,
     ServerLoad,
     Speculation,
+    Tool,
 )
 from cpuchat.protocol.model_info import ModelInfo
 from tests.support.chatting import Answer, chat, collect
-from tests.support.remote_server import RemoteServer, Reply, remote_server
+from tests.support.remote_server import RemoteServer, Reply, connected, remote_server
 
 VLLM_METRICS = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 1.0
@@ -294,6 +295,34 @@ async def test_an_option_that_a_server_lacks_or_rejects_is_named_and_not_recorde
     assert got.finished.note == "top-k, seed, reasoning not supported by the server"
     assert (kept.sampling, kept.reasoning, kept.speculation) == (Sampling(top_p=0.5), None, Speculation())
     assert kept.unset == ("top_k", "min_p", "repeat_penalty", "repeat_last_n", "seed")
+
+
+READ = Tool(
+    name="read_file", description="Return the lines of a text file in the folder, from a first to a last one.",
+    parameters={"type": "object", "properties": {"path": {"type": "string"}}}, source="folder", origin="/x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "calls", "noted"),
+    [(12, None, True), (90, None, False), (None, None, False), (12, [{"function": {"name": "read_file"}}], False)],
+    ids=["dropped", "rendered", "unreported", "called"],
+)
+async def test_a_server_that_ignores_tools_is_noticed_once(
+    prompt_tokens: int | None, calls: list[Any] | None, noted: bool
+) -> None:
+    async def answer(reply: Reply) -> None:
+        assert reply.asked.body["tools"][0]["function"]["name"] == "read_file"
+        await reply.head()
+        await reply.event({"id": "a1", "choices": [{"index": 0, "delta": {"content": "No.", "tool_calls": calls}}]})
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 2}
+        await reply.finish(**({"usage": usage} if prompt_tokens else {}))
+
+    async with connected(answer) as (_, backend):
+        notes = [
+            (await collect(backend.generate(chat("What is in notes.txt?", tools=(READ,))))).finished.note for _ in "12"
+        ]
+    assert notes == ["tools ignored by the server: its prompt is shorter than their descriptions" if noted else "", ""]
 
 
 async def test_options_that_nobody_has_set_are_recorded_as_the_servers_own() -> None:

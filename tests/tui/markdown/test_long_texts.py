@@ -69,9 +69,9 @@ class Work:
             monkeypatch.setattr(f"cpuchat.tui.markdown.{module}.wrap", counting)
 
     def _counting(self, parse):
-        def counting(text: str):
+        def counting(text: str, **options: bool):
             self.parsed += len(text)
-            return parse(text)
+            return parse(text, **options)
 
         return counting
 

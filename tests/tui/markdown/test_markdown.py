@@ -49,7 +49,7 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize("text", KEPT)
+@pytest.mark.parametrize("text", KEPT, ids=["generics", *(f"kept{number}" for number in range(1, len(KEPT)))])
 def test_is_shown_as_written(text: str) -> None:
     assert plain(text) == text
 
@@ -120,6 +120,118 @@ def test_fences_nested_and_half_open() -> None:
     assert plain("````md\n```py\nx\n```\n````") == "▎ md\n▎ ```py\n▎ x\n▎ ```"
     assert plain("```py\ndef f():") == "▎ py\n▎ def f():"
     assert plain("~~~\n\n~~~") == "▎"
+
+
+EMPHASIS = [
+    # Chinese, Japanese and Korean have no spaces around emphasis, and punctuation of their own within it.
+    pytest.param("**注意：**这很重要", "注意：", "bold", id="colon"),
+    pytest.param("**我想做的事。**所以", "我想做的事。", "bold", id="full-stop"),
+    pytest.param("**历经10年发展，**a", "历经10年发展，", "bold", id="comma-before-latin"),
+    pytest.param("これは**「重要」**です", "「重要」", "bold", id="quotes"),
+    pytest.param("**마크다운(Markdown)**을", "마크다운(Markdown)", "bold", id="particle"),
+    pytest.param("**“공개 문서는 점검한다”**는 원칙", "“공개 문서는 점검한다”", "bold", id="particle-after-quote"),
+    pytest.param("~~删除（旧）。~~新的", "删除（旧）。", "strike", id="strikethrough"),
+    pytest.param("*强调。*后文", "强调。", "italic", id="italic"),
+    pytest.param("***注意！***然后", "注意！", "bold", id="bold-italic"),
+    pytest.param("__注意：__内容", "注意：", "bold", id="underscores"),
+    pytest.param("**“重要”**的内容", "“重要”", "bold", id="curly-quotes"),
+    pytest.param('这是**"术语"**吗', '"术语"', "bold", id="straight-quotes"),
+    pytest.param("다음은 **`코드`**입니다", "코드", "bold", id="code"),
+    pytest.param("中文**[链接](http://a.b)**的", "链接", "bold", id="link"),
+    pytest.param("請看**（附錄）**。", "（附錄）", "bold", id="brackets"),
+    pytest.param("**中文名称（English name）**中文", "中文名称（English name）", "bold", id="gloss"),
+    pytest.param("ﾃｽﾄ**｢重要｣**です", "｢重要｣", "bold", id="half-width"),
+    pytest.param("価格は**1,000円（税込）**から", "1,000円（税込）", "bold", id="price"),
+    pytest.param("\u1112\u1161\u11ab**(a)**\u1100\u1173\u11af", "(a)", "bold", id="separate-jamo"),
+    pytest.param("葛\U000e0100**(x)**城", "(x)", "bold", id="variation-selector"),
+]
+
+
+@pytest.mark.parametrize(("source", "marked", "look"), EMPHASIS)
+@pytest.mark.parametrize(
+    "where", ["{}", "- {}", "> {}", "# {}", "| {} |\n|-|\n| x |"], ids=["text", "item", "quote", "heading", "cell"]
+)
+def test_emphasis_beside_cjk_punctuation(source: str, marked: str, look: str, where: str) -> None:
+    rows = render(where.format(source), 80, PALETTE)
+    assert not re.search(r"[*~_`]", "".join(row.text for row in rows))
+    found = {text: style for row in rows for text, style in row.runs}
+    assert getattr(found[marked], look)
+
+
+def test_formulas_and_emphasis_beside_chinese_brackets() -> None:
+    assert (
+        plain("公式（\\(x^2\\)）和\\(\\alpha\\)、$x_1$，**名称（name）**中文") == "公式（x²）和α、x₁，名称（name）中文"
+    )
+
+
+def test_columns_with_wide_characters_line_up() -> None:
+    shown = plain(
+        "| 配置 | 论文 (%) | 👩‍💻 |\n|-|-:|-|\n| Vicuna (report) | 79.30 | x |\n| 通义千问 | (无) | ✓ |"
+    ).split("\n")
+    assert {cell_len(line[:at]) for line in shown for at in [line.find("│"), line.rfind("│")] if at > 0} == {17, 28}
+
+
+def test_indented_code_in_any_place_is_shown() -> None:
+    assert plain("## Keys\n\n        «?»   Show this page") == "Keys\n▎     «?»   Show this page"
+
+
+def test_emphasis_beside_cjk_punctuation_in_an_image() -> None:
+    assert plain("![**图：**片](a.png)") == "[image: 图：片] (a.png)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "価格*（税込）と", "a**(b)**c", "2 * 3 * 4", "snake_变量_名 与 文件_（终稿）_最新.docx", "中文 ** 中文 ** 中文",
+        "x🎉**(hi)**x", "x⌚**(hi)**x",
+    ],
+)  # fmt: skip
+def test_marks_that_are_no_emphasis_stay(text: str) -> None:
+    assert plain(text) == text
+
+
+NESTED = [
+    # (a document in a fence, its text; what follows it)
+    ("```markdown\n# T\n\n```python\nx = 1\n```\n\nmore\n```", "# T\n\n```python\nx = 1\n```\n\nmore"),
+    ("```md\n```sh\nls\n```\n```", "```sh\nls\n```"),
+    ("~~~markdown\n~~~sh\nls\n~~~\n```\n~~~", "~~~sh\nls\n~~~\n```"),
+    ("```markdown\n- a\n   ```sh\n   ls\n   ```\n- b\n    ```c\n    ;\n    ```\n```",
+     "- a\n   ```sh\n   ls\n   ```\n- b\n    ```c\n    ;\n    ```"),
+    ("```markdown\n````md\n```sh\nls\n```\n````\n```", "````md\n```sh\nls\n```\n````"),
+    ("```markdown\n```md\n```sh\nls\n```\n```\n```", "```md\n```sh\nls\n```\n```"),
+    ("````markdown\n```sh\nls\n```\n````", "```sh\nls\n```"),
+    ("````markdown\n```sh\nls\n````", "```sh\nls"),
+    ("```markdown\n```python\n```sh\n```\n```", "```python\n```sh\n```"),
+    ("```markdown\nplain\n```", "plain"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "text"), NESTED,
+    ids=["python", "only", "tildes", "indented", "longer", "three", "four", "open", "no-document", "plain"],
+)  # fmt: skip
+@pytest.mark.parametrize("indent", ["", "  "], ids=["text", "item"])
+def test_fences_nest_in_a_fenced_document(document: str, text: str, indent: str) -> None:
+    source = f"before\n\n{document}\n\nafter **bold**"
+    if indent:
+        source = "- " + source.replace("\n", f"\n{indent}")
+    assert [block.text for block in code_blocks(source)] == [text]
+    assert plain(source).split("\n")[-1].strip() == "after bold"
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ("```markdown\n# T\n```sh\nls\n```\n\nafter", ["# T\n```sh\nls"]),  # one end: it is the document's
+        ("```python\n```sh\nls\n```\nafter", ["```sh\nls"]),  # code has no fences in it
+        ("```markdown\na\n```\n\n```sh\nls\n```", ["a", "ls"]),
+        ("1. ```markdown\n   ```sh\n   ls\n   ```\nafter\n```", ["```sh\nls", ""]),
+        ("```markdown\na\n```\nb\n```\nc\n```\n```", ["a", "c", ""]),
+    ],
+    ids=["one-end", "code", "after", "list", "no-language"],
+)
+def test_fences_that_cannot_be_told_to_nest_end_as_in_commonmark(source: str, texts: list[str]) -> None:
+    assert [block.text for block in code_blocks(source)] == texts
 
 
 def test_code_blocks_are_given_as_written() -> None:

@@ -68,6 +68,7 @@ def test_an_undecided_line_waits() -> None:
         "| name | value |\n|---|---:|\n" + "| something | 1234 |\n" * 120,
         '```python\ns = """\n' + "inside a string\n" * 120,
     ],
+    ids=["python", "text", "list", "table", "string"],
 )
 def test_long_blocks_are_committed_in_parts(source: str) -> None:
     stream = Stream(60, PALETTE)
@@ -82,6 +83,21 @@ def test_long_blocks_are_committed_in_parts(source: str) -> None:
     assert [row.text for row in done + tail] == whole
     if '"""' not in source:
         assert sum(len(row.text) for row in tail) < 2 * LONG_BLOCK
+
+
+@pytest.mark.parametrize(("n_parts", "step"), [(1, 1), (3, 7), (60, 50)])
+def test_a_fenced_document_is_one_block_while_it_is_written(n_parts: int, step: int) -> None:
+    part = "```python\n" + "value = 1\n" * 3 + "```\n\nText with **marks**.\n\n"
+    document = f"```markdown\n# Title\n\n{part * n_parts}```"
+    source = f"{document}\n\n**注意：**after"
+    stream, done, tail = Stream(60, PALETTE), list[Row](), list[Row]()
+    for at in range(0, len(source), step):
+        stream.feed(source[at : at + step])
+        final, tail = stream.update()
+        done += final
+        if at + step < len(document):
+            assert all(row.text.startswith("▎") for row in done + tail)
+    assert [row.text for row in done + tail] == [row.text for row in render(source, 60, PALETTE)]
 
 
 @pytest.mark.parametrize(
