@@ -23,10 +23,10 @@ endif()
 # sleep.
 set(CPUCHAT_ENGINE "" CACHE STRING "The version of this file, in pyproject.toml")
 function(sleep_at_barriers file)
-  file(READ "${file}" source)
-  if(source MATCHES "cpuchat_barrier_wait")
-    return()
+  if(NOT EXISTS "${file}.orig")  # uv keeps the unpacked source for the next build
+    file(COPY_FILE "${file}" "${file}.orig")
   endif()
+  file(READ "${file}.orig" source)
   file(READ "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/barrier.c" barrier)
   set(start "void ggml_barrier(struct ggml_threadpool * tp) {")
   set(spin "    while (atomic_load_explicit(&tp->n_barrier_passed, memory_order_relaxed) == n_passed) {
@@ -45,7 +45,10 @@ function(sleep_at_barriers file)
   string(REPLACE "${start}" "${barrier}${start}" source "${source}")
   string(REPLACE "${spin}" "    cpuchat_barrier_wait(&tp->n_barrier_passed, n_passed);" source "${source}")
   string(REPLACE "${last}" "${wake}" source "${source}")
-  file(WRITE "${file}" "${source}")
+  file(READ "${file}" before)
+  if(NOT source STREQUAL before)
+    file(WRITE "${file}" "${source}")
+  endif()
 endfunction()
 
 file(GLOB ggml_cpu "${CMAKE_SOURCE_DIR}/ggml/src/ggml-cpu/ggml-cpu.c"
