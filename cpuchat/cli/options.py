@@ -195,10 +195,10 @@ def stacked(*decorators: Decorator) -> Decorator:
 
 def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
     """Return the settings with the given options laid over them. Raises SettingsError: config.toml is not valid;
-    UsageError: values that do not go together, or more threads than CPUs.
+    UsageError: values that do not go together, or cores, threads and nodes that are not allowed here.
     """
     result = laid_over(values, base)
-    _check(result)
+    _check(result, values)
     return result
 
 
@@ -222,20 +222,24 @@ def given_options(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: settings.DECLARED[key].option for key in keys}
 
 
-def _check(chosen: Settings) -> None:
-    from cpuchat.hardware.sysfs import own_cpus
+_PLACED = {
+    "cores": "engine__cores", "threads": "engine__threads", "memory": "engine__memory",
+    "draft_cores": "speculation__draft_cores",
+}  # fmt: skip
 
+
+def _check(chosen: Settings, values: Mapping[str, Any]) -> None:
     engine = chosen.engine
-    if engine.threads > 0 and engine.threads > (allowed := len(own_cpus())):
-        raise UsageError(
-            f"Cannot use {engine.threads} threads: this process may use {allowed} CPUs.",
-            f"Use --threads {allowed} or less, or 0 for the default.",
-        )
     if engine.flash_attn == "off" and engine.type_v not in UNQUANTIZED:
         raise UsageError(
             f"A V cache of type {engine.type_v} needs flash attention, which is off.",
             "Drop --flash-attn off, or use --cache-type-v f16.",
         )
+    if given := [name for name, option in _PLACED.items() if values.get(option) not in (None, "auto", "shared", 0)]:
+        from cpuchat.hardware.placement.placement import PlacementSpec, check_given
+        from cpuchat.hardware.topology import read_topology
+
+        check_given(read_topology(), PlacementSpec.of(chosen), given)
 
 
 DEMO = "demo"

@@ -337,7 +337,8 @@ def probe(as_json: bool, **values: Any) -> None:
     engine = chosen.engine
     topology = read_topology(ROOT)
     threads = 0 if values.get("engine__cores") else engine.threads
-    spec = PlacementSpec(engine.cores, memory=engine.memory, threads=threads)
+    is_saved = not values.get("engine__cores")
+    spec = PlacementSpec(engine.cores, memory=engine.memory, threads=threads, is_saved=is_saved)
     placement = place(topology, spec)
     terminal = Terminal()
 
@@ -625,7 +626,8 @@ def _measure_bandwidths(topology: Topology, wanted: WantedSetup) -> dict[str, An
     from cpuchat.hardware.bandwidth.read_bandwidth import remember, survey
 
     try:
-        placement = place(topology, PlacementSpec(wanted.cores, memory=wanted.memory, threads=wanted.threads))
+        spec = PlacementSpec(wanted.cores, memory=wanted.memory, threads=wanted.threads, is_saved=True)
+        placement = place(topology, spec)
     except CpuchatError:
         return {}
     memory = placement.memory.words

@@ -36,7 +36,7 @@ from cpuchat.compare.runner import (
 )
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.placement.cores import choose_cores
+from cpuchat.hardware.placement.cores import allowed_part, choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.models.drafts.candidates import expected_pair, target_costs
@@ -60,7 +60,7 @@ def halves(topology: Topology, cores: str = "auto") -> tuple[str, str]:
     Raises:
         UsageError: fewer than two cores.
     """
-    cpus = choose_cores(topology, cores).cpus
+    cpus = choose_cores(topology, allowed_part(topology, cores) or "auto").cpus
     if len(cpus) < 2:
         raise UsageError("Two models cannot answer at the same time on one core.", "Compare them one after the other.")
 

@@ -17,9 +17,9 @@ from cpuchat.engine.decoding.decode import DecodeResult, Prefill, PrefillChunkin
 from cpuchat.engine.decoding.guided import CallGuide, GuidedSampler, call_markers
 from cpuchat.engine.decoding.logprobs import LogprobSampler
 from cpuchat.engine.drafting.speculator import Speculator
-from cpuchat.engine.llama.bindings import cpu_wait_seconds, cpu_wait_share
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
 from cpuchat.engine.llama.vocab import MARK
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain_completion
 from cpuchat.engine.prompt.prompt_builder import PromptBuilder, TrimResult
@@ -148,6 +148,7 @@ class Answer:
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
         command, loaded, store = self._command, self._loaded, self._loaded.states
+        loaded.model.pool.begin_answer(perf_counter())
         if command.speculation.across_chats:
             loaded.remember_chats(command.chat_id)
         histories = store.histories(command.owner)
@@ -346,6 +347,7 @@ class Answer:
                 request_id=self._command.request_id,
                 stop_reason=stop_reason,
                 timings=timings,
+                note=self._loaded.model.pool.note,
                 matches_grammar=self._sampler.matches_grammar,
                 calls=self._calls.calls if self._calls is not None else (),
                 prompt_tokens=tuple(self._prompt_tokens) if tells else (),

@@ -35,9 +35,10 @@ from cpuchat.costs.calibrations import (
 from cpuchat.costs.measured_on import MeasuredOn, decode_options
 from cpuchat.engine.drafting.draft_model import DraftThread
 from cpuchat.engine.llama import bindings
-from cpuchat.engine.llama.bindings import AbortFlag, cpu_wait_seconds, cpu_wait_share
+from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, Progress
 from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
 from cpuchat.hardware.bandwidth.read_bandwidth import measured_on
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.models.file_names import engine_fingerprint

@@ -22,9 +22,9 @@ import numpy as np
 
 from cpuchat.base.errors import GenerationFailed
 from cpuchat.base.text import common_prefix
-from cpuchat.engine.llama.bindings import ThreadPool
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.speculation.depth.acceptance import Plan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Drafter, Proposal, confidence_bucket
@@ -280,7 +280,7 @@ class DraftThread:
             if self._target_pool is not None:
                 self._target_pool.free()
             raise
-        self._shared.attach(target.sequence.context)  # making a pool has pinned this thread
+        self._shared.attach(target.sequence)  # making a pool has pinned this thread
         self._ahead: Future[list[int]] | None = None
         self._stop = threading.Event()
         self.is_on = False
@@ -294,12 +294,12 @@ class DraftThread:
         self.drop()
         self.is_on = on
         if on:
-            self._executor.submit(self._pool.attach, self._draft.sequence.context).result()
+            self._executor.submit(self._pool.attach, self._draft.sequence).result()
             if self._target_pool is not None:
-                self._target_pool.attach(self._target.sequence.context)
+                self._target_pool.attach(self._target.sequence)
         else:
-            self._shared.attach(self._draft.sequence.context)
-            self._shared.attach(self._target.sequence.context)
+            self._shared.attach(self._draft.sequence)
+            self._shared.attach(self._target.sequence)
 
     def run(self, work: Callable[[], T]) -> T:
         """Run `work` of the draft model on the thread that owns its cores."""
@@ -347,7 +347,7 @@ class DraftThread:
         """
         self.drop()
         for model in (self._draft, self._target):
-            self._shared.attach(model.sequence.context)
+            self._shared.attach(model.sequence)
             if models_stay:
                 # The next pass pauses the pool of the one before (ggml_backend_cpu_set_threadpool in ggml-cpu.cpp), so
                 # that pool must still exist. A pass that fails has done it too.

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import _ctypes
 import collections
-import contextlib
 import ctypes
 import importlib
 import importlib.util
 import os
 import re
 import sys
-import threading
 import types
 from pathlib import Path
 from typing import Any, Final
 
-from cpuchat.base.errors import EngineMismatch, GenerationFailed
+from cpuchat.base.errors import EngineMismatch
 from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE, fastest_first, installed
 from cpuchat.protocol.model_info import EngineInfo
 
@@ -376,92 +374,3 @@ def engine_info() -> EngineInfo:
         modules=_worth_timing,
         pid=os.getpid(),
     )
-
-
-def cpu_wait_seconds() -> float | None:
-    """Return how long all threads of this process have waited for a core while ready to run.
-
-    None where the kernel does not tell (schedstat, Documentation/scheduler/sched-stats.rst).
-    """
-    waited = []
-    try:
-        for task in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
-                waited.append(int((task / "schedstat").read_text("ascii").split()[1]))
-    except (OSError, ValueError, IndexError):
-        return None
-    return 1e-9 * sum(waited) if waited else None
-
-
-def cpu_wait_share(before: float | None, seconds: float, n_threads: int) -> float | None:
-    """Return the share of the last `seconds` for which `n_threads` threads waited, since `cpu_wait_seconds` was
-    `before`; None where that is not known.
-    """
-    after = cpu_wait_seconds()
-    if before is None or after is None or seconds <= 0:
-        return None
-    return max(0.0, after - before) / (seconds * n_threads)
-
-
-def _thread_ids() -> set[int]:
-    """Return the kernel's IDs of all threads of this process; empty where it has no /proc."""
-    try:
-        return {int(task.name) for task in Path("/proc/self/task").iterdir()}
-    except OSError:
-        return set()
-
-
-class ThreadPool:
-    """Compute threads that contexts can be attached to.
-
-    The calling thread computes too and is pinned with the others, so it must be the one that decodes. A pool serves
-    one computing context at a time: contexts that compute sequentially share one, because the threads of a second pool
-    would keep spinning for a while on the cores that the first one needs.
-
-    Args:
-        cpus: logical CPUs below 512 (GGML_MAX_N_THREADS, the length of a mask), one for each thread.
-        poll: how hard idle threads spin before they sleep, 0-100.
-        roams: CPUs among which the threads may move; () pins each to its own.
-
-    Attributes:
-        thread_ids: the kernel's IDs of the threads, the caller's first.
-    """
-
-    def __init__(self, cpus: tuple[int, ...], poll: int, roams: tuple[int, ...] = ()) -> None:
-        self.n_threads = len(cpus)
-        self.cpus = cpus
-        # Pinning the caller outlives the pool: restored by `free`.
-        self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        params = threadpool_params_default(self.n_threads)
-        for cpu in roams or self.cpus:
-            params.cpumask[cpu] = True
-        params.strict_cpu = not roams
-        params.poll = poll
-        before = _thread_ids()
-        self._pool = threadpool_new(ctypes.byref(params))
-        self.thread_ids = (threading.get_native_id(), *sorted(_thread_ids() - before))
-        if not self._pool:
-            raise GenerationFailed(f"Cannot start {self.n_threads} compute threads.", "Use fewer threads.")
-        self._pinned = os.sched_getaffinity(0) if self._affinity is not None else None
-
-    def attach(self, context: Any) -> None:
-        """Let `context` compute on this pool from now on. Pins the caller, which must have created it, to its CPU."""
-        attach_threadpool(context, self._pool, None)
-        llama.llama_set_n_threads(context, self.n_threads, self.n_threads)
-        if self._pinned is not None:
-            os.sched_setaffinity(0, self._pinned)
-
-    def rest(self) -> None:
-        """Let the threads sleep until the next pass. By themselves they spin for about 0.1 s after one, on cores
-        that another program, such as the other side of a comparison, may need."""
-        if self._pool:
-            threadpool_pause(self._pool)
-
-    def free(self) -> None:
-        """End the threads, after all contexts are detached, on the creating thread. Calling it again does nothing."""
-        if not self._pool:
-            return
-        threadpool_free(self._pool)
-        self._pool = None
-        if self._affinity is not None:
-            os.sched_setaffinity(0, self._affinity)

@@ -30,9 +30,10 @@ from cpuchat.base.errors import (
 )
 from cpuchat.costs.model import ALIKE
 from cpuchat.engine.llama import bindings
-from cpuchat.engine.llama.bindings import AbortFlag, ThreadPool, llama
+from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.evidence import read_evidence
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
+from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
 from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of, should_measure
 from cpuchat.hardware.memory import available_within, read_rate
@@ -451,7 +452,6 @@ class Model:
             self.pool = threads
         else:
             self.pool = self._own_pool = ThreadPool(threads, self.options.poll, roams)
-        self.pool.attach(self._context)
         self.sequence = self._new_sequence(self._context)
 
     def sequence_beside(self, n_ctx: int, n_outputs: int) -> Sequence:
@@ -467,7 +467,6 @@ class Model:
         if need > available_for_model():
             raise DoesNotFit(f"Scoring {n_ctx:,} tokens needs {need / 1e9:.2f} GB more.", "Close other programs.")
         context = self._new_context(self.pool.n_threads, n_ctx, n_outputs, n_outputs)
-        self.pool.attach(context)
         return self._new_sequence(context)
 
     @staticmethod
@@ -505,13 +504,15 @@ class Model:
         return context
 
     def _new_sequence(self, context: Any) -> Sequence:
-        return Sequence(
+        sequence = Sequence(
             context,
             n_vocab=self.vocab.n_tokens,
             abort=self._abort,
             is_recurrent=has_recurrent_state(self._model),
             n_window=int(llama.llama_model_n_swa(self._model)),
         )
+        self.pool.attach(sequence)
+        return sequence
 
     def _warm_up(self) -> None:
         """Evaluate a token, to fault in remaining pages and to check the weights.

@@ -23,7 +23,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence as Tokens
 from time import perf_counter
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.models.fit import most_snapshots
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
+
+if TYPE_CHECKING:
+    from cpuchat.engine.llama.threads import ThreadPool
 
 RollbackKind = Literal["exact", "bounded", "checkpoint", "none"]
 
@@ -178,6 +181,7 @@ class Sequence:
         decode_seconds: time spent inside llama_decode since it was last set to 0.
         is_divisible: beside the partial state there is attention that keeps every token.
         partial_bytes: of a partial state; 0: none is needed, going back is cutting.
+        pool: the threads that compute it, and `attached` the ggml_threadpool of them that does now.
         is_broken: a stopped batch has left a part in the recurrent state: only `set_state` and `clear` make it usable.
     """
 
@@ -200,6 +204,8 @@ class Sequence:
         self._memory = llama.llama_get_memory(context)
         self.rollback = Rollback(self._memory)
         self._n_checkpoint = self._passes = 0  # tokens at the checkpoint, batches since
+        self.pool: ThreadPool | None = None
+        self.attached = 0
         self._never = AbortFlag()
         self._is_stoppable = True
         llama.llama_set_abort_callback(context, abort.callback, abort.data)
@@ -262,6 +268,8 @@ class Sequence:
         if self.is_recurrent:
             self._stop_within(not whole)
         start = perf_counter()
+        if self.pool is not None:
+            self.pool.prepare(self, start)
         status = llama.llama_decode(self.context, self._batch)
         self.decode_seconds += perf_counter() - start
         if status == _OK:

@@ -90,6 +90,21 @@ def choose_cores(
     return CoreChoice(cpus, reason, tuple(notes), named.cpus if roams else ())
 
 
+def allowed_part(topology: Topology, spec: str) -> str:
+    """Return those of the CPUs or places that `spec` lists which are allowed, in the same words; "" for none."""
+
+    def is_there(words: str) -> bool:
+        try:
+            return bool(_named(topology, words))
+        except UsageError:
+            return False
+
+    kind, colon, text = spec.rpartition(":")
+    numbers = () if is_there(spec) or not re.fullmatch(_LIST, text) else parse_cpu_list(text)
+    usable = [number for number in numbers if is_there(f"{kind}{colon}{number}")]
+    return f"{kind}{colon}{format_cpu_list(usable)}" if usable else spec if is_there(spec) else ""
+
+
 def check_thread_count(n: int, topology: Topology) -> int:
     """Return `n` threads for work that is not pinned to cores, or one for each physical core if `n` is 0. Raises
     UsageError: negative, or more than the CPUs or the cgroup quota allow (threads that wait spin).

@@ -11,7 +11,7 @@ why it is not made faster by the L3 cache: it is many times larger, and is read 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Changes, Settings, explained, with_changes
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.numa.mempolicy import Policy, choose_policy
-from cpuchat.hardware.placement.cores import CoreChoice, choose_cores
+from cpuchat.hardware.placement.cores import CoreChoice, allowed_part, choose_cores
 from cpuchat.hardware.topology import Topology
 from cpuchat.telemetry.units import plural
 
@@ -37,19 +37,21 @@ class PlacementSpec:
 
     `cores` and `threads` are of the target (`placement.cores` has the words; 0: one thread for each core).
     `draft_cores`: "shared" (the target's cores, sequentially), cores in the same words (concurrently), or "auto"
-    (whichever is measured to be faster). `memory` is the NUMA policy (`numa.mempolicy` has the words).
+    (whichever is measured to be faster). `memory` is the NUMA policy (`numa.mempolicy` has the words). `is_saved`: it
+    may have been written for another machine or container, and what is not allowed here is left out.
     """
 
     cores: str = "auto"
     draft_cores: str = "auto"
     memory: str = "auto"
     threads: int = 0
+    is_saved: bool = field(default=False, compare=False)
 
     @classmethod
     def of(cls, settings: Settings) -> PlacementSpec:
         """Return the placement that `settings` ask for."""
         engine = settings.engine
-        return cls(engine.cores, settings.speculation.draft_cores, engine.memory, engine.threads)
+        return cls(engine.cores, settings.speculation.draft_cores, engine.memory, engine.threads, is_saved=True)
 
     @property
     def names_draft_cores(self) -> bool:
@@ -116,6 +118,7 @@ def place(
         UsageError: llama.cpp can use none of the CPUs of this process.
     """
     whole, topology = topology, _usable(topology)
+    spec, left_out = narrowed(topology, spec) if spec.is_saved else (spec, ())
     problems: dict[str, UsageError] = {}
     draft: tuple[int, ...] = ()
     choice, policy, memory_reason = CoreChoice((), ""), Policy("local"), "as this process was started"
@@ -146,7 +149,7 @@ def place(
         raise PlacementError(problems)
     if with_draft and spec.draft_cores == "auto" and len(choice.cpus) > 1 and not choice.roams:
         draft = cpus_to_try(topology, choice.cpus)
-    notes = (*choice.notes, *_left_out(whole, topology))
+    notes = (*left_out, *choice.notes, *_left_out(whole, topology))
     roams = choice.roams if not draft else ()
     return Placement(choice.cpus, draft, policy, choice.reason, memory_reason, notes, roams)
 
@@ -194,9 +197,42 @@ def _left_out(topology: Topology, usable: Topology) -> tuple[str, ...]:
     return (f"llama.cpp pins threads to CPUs below {MAX_CPUS} only: {unused}.",)
 
 
-def _names_cores(topology: Topology, cores: str) -> bool:
+def narrowed(topology: Topology, spec: PlacementSpec) -> tuple[PlacementSpec, tuple[str, ...]]:
+    """Return `spec` without what this process may not use, and a note for each part that differs."""
+    used, why = spec, f"allowed CPUs: {format_cpu_list(topology.allowed)}"
+    if topology.quota is not None:
+        why += f", quota: {topology.quota:g}"
+    if spec.cores not in ("auto", "all"):
+        used = replace(used, cores=allowed_part(topology, spec.cores) or "auto")
+    if spec.names_draft_cores:
+        used = replace(used, draft_cores=allowed_part(topology, spec.draft_cores) or "auto")
+    if spec.threads > 1 and not _names_cores(topology, used.cores, spec.threads):
+        used = replace(used, threads=len(choose_cores(topology, used.cores).cpus))
+    notes = [
+        f"{name.replace('_', ' ').capitalize()} {getattr(spec, name)} → {getattr(used, name)} ({why})."
+        for name in ("cores", "draft_cores", "threads")
+        if getattr(spec, name) != getattr(used, name)
+    ]
     try:
-        choose_cores(topology, cores)
+        choose_policy(topology, spec.memory)
+    except UsageError as error:
+        used = replace(used, memory="auto")
+        notes.append(f"Memory policy {spec.memory} → auto: {error.message[:1].lower()}{error.message[1:]}")
+    return used, tuple(notes)
+
+
+def check_given(topology: Topology, spec: PlacementSpec, names: Collection[str]) -> None:
+    """Check the fields `names` of `spec`, which were given for this run. Raises UsageError as `place`, but for lists of
+    cores only where none of them is allowed."""
+    given = {name: getattr(spec, name) for name in names}
+    kept = {name: given[name] for name in names if "cores" not in name or not allowed_part(topology, given[name])}
+    used = replace(narrowed(topology, spec)[0], is_saved=False, **kept)
+    place(topology, used, with_draft="draft_cores" in kept)
+
+
+def _names_cores(topology: Topology, cores: str, threads: int = 0) -> bool:
+    try:
+        choose_cores(topology, cores, threads)
     except UsageError:
         return False
     return True

@@ -10,8 +10,8 @@ import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.placement.cores import check_thread_count, choose_cores, spread
-from cpuchat.hardware.topology import Topology
+from cpuchat.hardware.placement.cores import allowed_part, check_thread_count, choose_cores, spread
+from cpuchat.hardware.topology import Core, Topology
 from tests.hardware.trees import NAMES
 
 Machine = Callable[[str], Topology]
@@ -248,3 +248,31 @@ def test_threads_that_are_not_pinned(machine: Machine) -> None:
     assert check_thread_count(n_cpus, replace(topology, quota=None)) == n_cpus
     with pytest.raises(UsageError, match=r"physical core"):
         check_thread_count(n_cpus + 1, replace(topology, quota=None))
+
+
+def test_a_hybrid_cpu_without_smt_gets_a_thread_per_performance_core() -> None:
+    cores = tuple(Core(cpu, (cpu,), 0, 0, None, "performance" if cpu < 8 else "efficient") for cpu in range(20))
+    whole = Topology(cores=cores, online=tuple(range(20)), allowed=tuple(range(20)))
+    assert choose_cores(whole).cpus == tuple(range(8))
+    assert choose_cores(replace(whole, allowed=(6, 7, 8, 9))).cpus == (6, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "allowed"),
+    [
+        ("container", "0-15", "8-15"),
+        ("container", "0-8,40,63", "8,40"),
+        ("container", "0-3", ""),
+        ("container", "l3:0-3", "l3:2-3"),
+        ("container", "l3:0", ""),
+        ("container", "node:0-1", "node:0"),
+        ("container", "socket:1", ""),
+        ("container", "4/l3", "4/l3"),
+        ("container", "8/l3", ""),
+        ("offline", "26-31", "26-27"),
+        ("container", "auto", "auto"),
+        ("container", "9-8", ""),
+    ],
+)
+def test_the_allowed_part_of_a_list_keeps_its_words(machine: Machine, name: str, spec: str, allowed: str) -> None:
+    assert allowed_part(machine(name), spec) == allowed

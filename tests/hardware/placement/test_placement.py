@@ -11,7 +11,15 @@ import pytest
 from cpuchat.base.errors import UsageError
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, cpus_to_try, place
+from cpuchat.hardware.lists import format_cpu_list
+from cpuchat.hardware.placement.placement import (
+    Placement,
+    PlacementError,
+    PlacementSpec,
+    check_given,
+    cpus_to_try,
+    place,
+)
 from cpuchat.hardware.sysfs import Node
 from cpuchat.hardware.topology import Core, Topology, read_topology
 from tests.hardware.trees import make_tree
@@ -159,3 +167,58 @@ def test_it_is_what_the_settings_say() -> None:
     assert PlacementSpec.of(spec.applied_to(Settings())) == spec
     settings.update(spec.changes())
     assert PlacementSpec.of(settings.load()) == spec
+
+
+SAVED = [
+    (PlacementSpec("0-9"), "8-9", ["Cores 0-9 → 8-9 (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
+    (PlacementSpec("0-3", threads=2), "8,12", ["Cores 0-3 → auto (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
+    (PlacementSpec("socket:3"), "8-10,12-14", ["Cores socket:3 → auto (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
+    (PlacementSpec(threads=16), "8-10,12-14", ["Threads 16 → 6 (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
+    (PlacementSpec("9", threads=2), "9", ["Threads 2 → 1 (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
+    (
+        PlacementSpec(draft_cores="l3:0,3"), "8-11",
+        ["Draft cores l3:0,3 → l3:3 (allowed CPUs: 8-15,40-47, quota: 6.5)."],
+    ),
+    (
+        PlacementSpec(memory="bind:3"), "8-10,12-14",
+        ["Memory policy bind:3 → auto: node 3 has no memory available to this process."],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "used", "notes"), SAVED)
+def test_settings_of_another_machine_use_what_is_allowed_here(
+    tmp_path: Path, spec: PlacementSpec, used: str, notes: list[str]
+) -> None:
+    container = read_topology(make_tree(tmp_path, "container"))
+    found = place(container, replace(spec, is_saved=True), with_draft=True)
+    told = [note for note in found.notes if "→" in note]
+    assert told == notes
+    if not spec.names_draft_cores:
+        assert format_cpu_list(found.cpus) == used
+    with pytest.raises(PlacementError):
+        place(container, spec, with_draft=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "names", "message"),
+    [
+        (PlacementSpec("0-9"), ["cores"], ""),  # a part of it is allowed
+        (PlacementSpec("0-3"), ["cores"], "CPU 0 is not allowed for this process. Choose from 8-15,40-47."),
+        (PlacementSpec("0-3", threads=2), ["threads"], ""),  # these cores are a setting
+        (PlacementSpec("9", threads=2), ["cores", "threads"], "Cannot use 2 threads: the cores 9 are 1 CPUs."),
+        (PlacementSpec(memory="bind:3"), ["memory"], "Node 3 has no memory available to this process."),
+        (PlacementSpec(draft_cores="l3:0"), ["draft_cores"], "Draft cores 'l3:0': L3 group 0 has no core"),
+    ],
+)
+def test_what_is_given_for_this_run_is_used_or_refused(
+    tmp_path: Path, spec: PlacementSpec, names: list[str], message: str
+) -> None:
+    container = read_topology(make_tree(tmp_path, "container"))
+    spec = replace(spec, is_saved=True)
+    if not message:
+        check_given(container, spec, names)
+        return
+    with pytest.raises(UsageError) as raised:
+        check_given(container, spec, names)
+    assert str(raised.value).startswith(message[:20])

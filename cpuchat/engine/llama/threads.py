@@ -1,0 +1,260 @@
+"""The compute threads of contexts: pinned, and fewer of them while CPUs are gone or other programs compute on them.
+
+Threads wait for each other after every node of a graph. Two on one CPU, or one that shares its CPU with another
+program, cost all of them its time slices. So the CPUs that this process may use, the cgroup's quota and how long
+threads wait for a CPU (schedstat, Documentation/scheduler/sched-stats.rst) are read while they compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import platform
+import struct
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from cpuchat.base.errors import GenerationFailed
+from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama.bindings import llama
+from cpuchat.hardware.sysfs import cpu_quota
+from cpuchat.telemetry.units import plural
+
+LOOK_SECONDS: Final = 0.25
+"""Seconds between two looks at the allowed CPUs."""
+_LOAD_LOOKS: Final = 4  # every so many looks the quota and a file per thread are read, too
+_RETRY_SECONDS: Final = 5.0  # that cores are left to other programs, before all threads are tried again
+_MAX_WAIT: Final = 0.15
+"""Share of the time that fewer threads may wait for a CPU: above it, leaving cores to other programs is no use."""
+_TASKS: Final = Path("/proc/self/task")
+
+
+def cpu_wait_seconds() -> float | None:
+    """Return how long all threads of this process have waited for a core while ready to run.
+
+    None where the kernel does not tell (schedstat, Documentation/scheduler/sched-stats.rst).
+    """
+    times = dict(_thread_times(_thread_ids()))
+    return 1e-9 * sum(waited for _, waited in times.values()) if times else None
+
+
+def cpu_wait_share(before: float | None, seconds: float, n_threads: int) -> float | None:
+    """Return the share of the last `seconds` for which `n_threads` threads waited, since `cpu_wait_seconds` was
+    `before`; None where that is not known.
+    """
+    after = cpu_wait_seconds()
+    if before is None or after is None or seconds <= 0:
+        return None
+    return max(0.0, after - before) / (seconds * n_threads)
+
+
+class _Threads(NamedTuple):
+    """A ggml_threadpool, and the kernel's IDs of its threads, the caller's first."""
+
+    address: int
+    ids: tuple[int, ...]
+
+
+class ThreadPool:
+    """Compute threads that contexts can be attached to.
+
+    The calling thread computes too and is pinned with the others, so it must be the one that decodes. A pool serves
+    one computing context at a time: contexts that compute sequentially share one, because the threads of a second pool
+    would keep spinning for a while on the cores that the first one needs.
+
+    Args:
+        cpus: logical CPUs, one for each thread.
+        poll: how hard idle threads spin before they sleep, 0-100.
+        roams: CPUs among which the threads may move; () pins each to its own.
+
+    Attributes:
+        n_threads: threads while nothing keeps them from computing.
+        n_active: threads that compute now; the results are the same but for rounding.
+        note: why they are fewer, in one line; set whenever they are found to be.
+    """
+
+    watches = True
+    """The main thread's CPUs are those of the process: not where that thread computes."""
+
+    def __init__(self, cpus: tuple[int, ...], poll: int, roams: tuple[int, ...] = ()) -> None:
+        self.n_threads = self.n_active = len(cpus)
+        self.cpus = cpus
+        self.note = ""
+        self._poll = poll
+        self._roams = roams
+        # Pinning the caller outlives the pool: restored by `free`.
+        self._affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        if threading.get_native_id() == os.getpid():
+            ThreadPool.watches = False
+        self._known = self._allowed()
+        self._pools: dict[int, _Threads] = {}
+        self._masks: tuple[frozenset[int], ...] = ()
+        self._next_look = self._retry = 0.0
+        self._looks = self._left = 0
+        self._quota: float | None = None
+        self._times: dict[int, tuple[int, int]] = {}
+        self._threads = self._start(len(cpus))
+        self.look(0.0)
+
+    @property
+    def thread_ids(self) -> tuple[int, ...]:
+        """Return the kernel's IDs of the threads that compute now, the caller's first."""
+        return self._threads.ids
+
+    def attach(self, sequence: Any) -> None:
+        """Let `sequence` compute on this pool from now on. Pins the caller, which must have created it, to its CPU."""
+        sequence.pool = self
+        self._attach(sequence)
+        self._pin()
+
+    def _attach(self, sequence: Any) -> None:
+        bindings.attach_threadpool(sequence.context, self._threads.address, None)
+        llama.llama_set_n_threads(sequence.context, self.n_active, self.n_active)
+        sequence.attached = self._threads.address
+
+    def begin_answer(self, now: float) -> None:
+        """Forget the note of the last answer, and look at the CPUs."""
+        self.note = ""
+        self.look(now)
+
+    def prepare(self, sequence: Any, now: float) -> None:
+        """Let as many threads compute the next pass of an attached `sequence` as the CPUs allow."""
+        if now >= self._next_look:
+            self.look(now)
+        if sequence.attached != self._threads.address:
+            self._attach(sequence)
+
+    def look(self, now: float) -> None:
+        """Choose how many threads compute, and on which CPUs, by what is allowed and by what other programs do."""
+        self._next_look = now + LOOK_SECONDS
+        if self._affinity is None:
+            return
+        allowed, home = self._allowed(), {*(self._roams or self.cpus)}
+        cpus = home & allowed | allowed - self._known or allowed
+        most = min(self.n_threads, len(cpus))
+        why = f"only {plural(len(cpus), 'CPU')} {'is' if len(cpus) == 1 else 'are'} allowed now"
+        if self._looks % _LOAD_LOOKS == 0:
+            self._quota = cpu_quota()
+            self._left = self._left_to_others(now, most)
+        self._looks += 1
+        if self._quota is not None and max(math.floor(self._quota), 1) < most:
+            most, why = max(math.floor(self._quota), 1), f"the cgroup CPU quota is {self._quota:g} now"
+        if 0 < self._left < most:
+            most -= self._left
+            why = f"other programs use {plural(self._left, 'core')}"
+        if most < self.n_threads:
+            self.note = f"{self.n_threads} → {plural(most, 'thread')}: {why}"
+        if most != self.n_active:
+            self.n_active, self._threads = most, self._pools.get(most) or self._start(most)
+            self._times = dict(_thread_times(self._threads.ids))
+        is_pinned = most == self.n_threads and not self._roams and home <= allowed
+        # The caller has the last CPU, as ggml would place it.
+        own = (self.cpus[-1], *self.cpus[:-1])
+        masks = tuple(frozenset({cpu}) for cpu in own) if is_pinned else (frozenset(cpus),) * most
+        if masks != self._masks or os.sched_getaffinity(0) != masks[0]:
+            self._masks = masks
+            self._pin()
+
+    def _left_to_others(self, now: float, most: int) -> int:
+        """Return how many cores to leave to other programs.
+
+        One of them on a core slows all threads down to half, so leaving up to half of the cores to them is no loss.
+        """
+        waits = self._wait_shares()
+        if self._left:
+            if now < self._retry and max(waits, default=0.0) < _MAX_WAIT:
+                return self._left
+            self._retry = now + (0.0 if now >= self._retry else 2 * _RETRY_SECONDS)
+            return 0
+        # A thread that waits for half of the time shares its core with one program; less if it also sleeps.
+        others = round(sum(share / (1 - share) for share in waits) + 0.2)
+        if now < self._retry or not 0 < 2 * others <= most:
+            return 0
+        self._retry = now + _RETRY_SECONDS
+        return others
+
+    def _wait_shares(self) -> list[float]:
+        """Return for each thread the share of its time that it waited for a CPU, since the last call."""
+        before, self._times = self._times, dict(_thread_times(self._threads.ids))
+        shares: list[float] = []
+        for thread, (ran, waited) in self._times.items():
+            ran_before, waited_before = before.get(thread, (ran, waited))
+            if (total := ran - ran_before + waited - waited_before) > 0:
+                shares.append(min((waited - waited_before) / total, 0.95))
+        return shares
+
+    def _allowed(self) -> set[int]:
+        """Return the CPUs that this process may use; those of the pool where that cannot be told."""
+        if self._affinity is None or not self.watches:
+            return {*self.cpus, *self._roams}
+        return os.sched_getaffinity(os.getpid())
+
+    def _start(self, n: int) -> _Threads:
+        """Start a pool of `n` threads: in a larger one, those without work would spin. Raises GenerationFailed."""
+        params = bindings.threadpool_params_default(n)
+        params.poll = self._poll
+        before = _thread_ids()
+        address = bindings.threadpool_new(ctypes.byref(params))
+        if not address:
+            raise GenerationFailed(f"Cannot start {n} compute threads.", "Use fewer threads.")
+        new = sorted(_thread_ids() - before)[: n - 1]
+        threads = self._pools[n] = _Threads(address, (threading.get_native_id(), *new))
+        for thread in threads.ids:
+            _shorten_slice(thread)
+        return threads
+
+    def _pin(self) -> None:
+        for thread, mask in zip(self._threads.ids, self._masks, strict=False):
+            with contextlib.suppress(OSError):  # the CPUs have changed since: the next look sees it
+                os.sched_setaffinity(thread, mask)
+
+    def rest(self) -> None:
+        """Let the threads sleep until the next pass. By themselves they spin for about 0.1 s after one, on cores
+        that another program, such as the other side of a comparison, may need."""
+        for threads in self._pools.values():
+            bindings.threadpool_pause(threads.address)
+
+    def free(self) -> None:
+        """End the threads, after all contexts are detached, on the creating thread. Calling it again does nothing."""
+        if self._pools and self._affinity is not None:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, self._affinity)
+        while self._pools:
+            bindings.threadpool_free(self._pools.popitem()[1].address)
+
+
+def _thread_ids() -> set[int]:
+    """Return the kernel's IDs of all threads of this process; empty where it has no /proc."""
+    try:
+        return {int(task.name) for task in _TASKS.iterdir()}
+    except OSError:
+        return set()
+
+
+_SLICE_NS: Final = 100_000  # the shortest that Linux takes
+_SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
+
+
+def _shorten_slice(thread: int) -> None:
+    """Let a thread that wakes at a barrier preempt other programs while they have had more than their share.
+
+    It asks for short slices of the same share (sched_setattr(2), since Linux 6.12; before, nothing happens).
+    """
+    if sys.platform == "linux" and _SCHED_SETATTR is not None and os.sched_getscheduler(thread) == os.SCHED_OTHER:
+        nice = os.getpriority(os.PRIO_PROCESS, thread)
+        # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period.
+        attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, _SLICE_NS, 0, 0)
+        ctypes.CDLL(None).syscall(_SCHED_SETATTR, thread, attributes, 0)
+
+
+def _thread_times(threads: Iterable[int]) -> Iterable[tuple[int, tuple[int, int]]]:
+    """Yield each thread with how long it has run and waited for a CPU, in ns; none where the kernel does not tell."""
+    for thread in threads:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            ran, waited = (_TASKS / str(thread) / "schedstat").read_text("ascii").split()[:2]
+            yield thread, (int(ran), int(waited))
