@@ -365,4 +365,5 @@ def spec_of(words: dict[str, str]) -> tuple[PlacementSpec | None, dict[str, str]
         number = _FIELDS["threads"].parse(words["threads"] or "0")
     except ValueError as error:
         return None, {"threads": str(error)}
-    return PlacementSpec(**{name: words[name] or "auto" for name in words if name != "threads"}, threads=number), {}
+    places = {name: words[name] or "auto" for name in ("cores", "draft_cores", "memory")}
+    return PlacementSpec(**places, threads=number), {}
