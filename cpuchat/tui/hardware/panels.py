@@ -365,5 +365,5 @@ def spec_of(words: dict[str, str]) -> tuple[PlacementSpec | None, dict[str, str]
         number = _FIELDS["threads"].parse(words["threads"] or "0")
     except ValueError as error:
         return None, {"threads": str(error)}
-    places = {name: words[name] or "auto" for name in ("cores", "draft_cores", "memory")}
-    return PlacementSpec(**places, threads=number), {}
+    cores, draft_cores, memory = (words[name] or "auto" for name in ("cores", "draft_cores", "memory"))
+    return PlacementSpec(cores, draft_cores, memory, threads=number), {}
