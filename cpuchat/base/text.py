@@ -8,7 +8,10 @@ so that replaced characters stay visible (an escape character becomes ␛) and h
 from __future__ import annotations
 
 import re
+import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 TAB_SIZE = 4
@@ -98,6 +101,49 @@ def replace_unsafe(text: str, shown: Callable[[str], str]) -> str:
 def expand_tabs(line: str) -> str:
     """Expand tabs to spaces, with stops every `TAB_SIZE` characters."""
     return line.expandtabs(TAB_SIZE) if "\t" in line else line
+
+
+class _Kinds(dict[int, str]):
+    """For `str.translate`: what each character is to its neighbors, a letter for each property of UAX #29."""
+
+    def __missing__(self, code: int) -> str:
+        kind = next((kind for kind, first, last in _RANGES if first <= code <= last), "")
+        if 0xAC00 <= code <= 0xD7A3:  # Korean syllables, which an ending may follow if they have none
+            kind = "T" if (code - 0xAC00) % 28 else "V"
+        category = unicodedata.category(chr(code))
+        if not kind and category == "Lo" and 0x900 <= code <= 0x17FF:
+            kind = "c"
+        self[code] = kind = kind or _CATEGORIES.get(category, ".")
+        return kind
+
+
+_CATEGORIES = dict(Mn="x", Me="x", Mc="s", So="e", Sm="e", Cn="e", Cc="n", Cf="n", Cs="n", Zl="n", Zp="n")
+_RANGES = (
+    *(("k", one, one) for one in (0x94D, 0x9CD, 0xACD, 0xB4D, 0xC4D, 0xD4D, 0x1039, 0x17D2)),  # joins consonants
+    ("x", 0x200C, 0x200C), ("x", 0xFF9E, 0xFF9F), ("x", 0x1F3FB, 0x1F3FF), ("x", 0xE0020, 0xE007F),  # skin tones, tags
+    ("z", 0x200D, 0x200D), ("r", 0x1F1E6, 0x1F1FF), ("s", 0xE33, 0xE33), ("s", 0xEB3, 0xEB3),  # r: two are a flag
+    ("l", 0x1100, 0x115F), ("v", 0x1160, 0x11A7), ("t", 0x11A8, 0x11FF),  # Hangul: initials, vowels, finals
+    ("l", 0xA960, 0xA97C), ("v", 0xD7B0, 0xD7C6), ("t", 0xD7CB, 0xD7FB), (".", 0x102B, 0x102C), (".", 0x1038, 0x1038),
+)  # fmt: skip
+_KINDS = _Kinds()
+_CLUSTER = re.compile("n|(?:rr|l*(?:v+|Vv*|T)t*|l+|t+|e(?:[xk]*ze)*|c(?:[xz]*k[xkz]*c)*|.)[xskz]*")
+
+
+@lru_cache(16)
+def clusters(line: str) -> tuple[int, ...]:
+    """Return where the grapheme clusters of `line` begin, what a reader takes for one character, and where it ends.
+
+    The rules are those of https://unicode.org/reports/tr29/ but for some rare signs.
+    """
+    return *(match.start() for match in _CLUSTER.finditer(line.translate(_KINDS))), len(line)
+
+
+def cluster_edge(line: str, at: int, forward: bool = False) -> int:
+    """Return `at`, or if it is inside of a grapheme cluster, where that begins; where it ends if `forward`."""
+    if line.isascii():
+        return at
+    starts = clusters(line)
+    return starts[bisect_left(starts, at)] if forward else starts[bisect_right(starts, at) - 1]
 
 
 def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -259,7 +259,7 @@ def _adopt(db: sqlite3.Connection) -> int:
 
 def _rename_chat(db: sqlite3.Connection, new_id: str, old_id: object) -> None:
     if new_id != old_id:
-        for table in ("messages", "quarantine"):
+        for table in ("messages", "quarantine", "drafts"):
             db.execute(f"UPDATE {table} SET chat_id = ? WHERE chat_id IS ?", (new_id, old_id))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cpuchat.base.errors import ChatsChanged, ChatsError, UsageError
+from cpuchat.chats.drafts import DraftSaver
 from cpuchat.chats.records import (
     AnswerSettings,
     Attachment,
@@ -105,6 +106,7 @@ class ChatHistory:
         self._deleted: list[Deleted] = []  # in this run: what is deleted is in no file
         self._store = store
         self._saver = AnswerSaver(store, on_save_problem)
+        self.drafts = DraftSaver(store)
         self._shown: list[StoredMessage] = []  # the messages as they are once the answer has a word
 
     @property
@@ -417,7 +419,10 @@ class ChatHistory:
             )
 
     def save(self) -> None:
-        """Save the partial answer now, on this thread: for an app whose event loop has failed. Raises ChatsError."""
+        """Save drafts and the partial answer now, on this thread: for an app whose event loop has failed. Raises
+        ChatsError.
+        """
+        self.drafts.save()
         self._saver.save_here()
 
     async def close(self) -> None:
@@ -427,6 +432,7 @@ class ChatHistory:
     async def close_store(self) -> None:
         """Close the store; no method may be called afterwards."""
         if self._store is not None:
+            await asyncio.to_thread(self.drafts.save)
             await asyncio.to_thread(self._store.close)
 
     def _read(self, chat_id: str, message_id: int = 0) -> tuple[Chat, Tree, list[StoredMessage]]:

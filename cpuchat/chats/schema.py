@@ -102,13 +102,21 @@ UPGRADES: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE messages ADD COLUMN steps TEXT",),
     # When the tokens of a compared answer came, and what the other side predicts (`runner.KeptTokens`), as JSON.
     ("ALTER TABLE messages ADD COLUMN recording TEXT",),
+    # Unsent texts (`drafts.DraftSaver`) of a chat, NULL for a new one, in parts, by the window that they belong to.
+    (
+        """
+        CREATE TABLE drafts (
+            chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE, window TEXT, name TEXT, text TEXT
+        )
+        """,
+    ),
 )
-TABLES = ("chats", "messages", "quarantine")
+TABLES = ("chats", "messages", "quarantine", "drafts")
 _OUR_COLUMNS = {
     "chats": {"title", "created", "updated", "model", "system_prompt"},
     "messages": {"chat_id", "role", "content", "reasoning", "stop_reason", "timings"},
 }
-_ANYBODYS = ("sqlite_", "quarantine", "messages_fts", "found")  # what is left of our file without its two tables
+_ANYBODYS = ("sqlite_", "quarantine", "drafts", "messages_fts", "found")  # left of our file without its two tables
 _BELIEVABLE = 1000  # versions ahead of ours; a number beyond was not written by any cpuchat
 
 # What can be made again from the tables at any time. An answer is indexed once it is finished: while it is written

@@ -391,6 +391,30 @@ class ChatStore(Database):
             raise _no_chat()
         return row[0][0]
 
+    def drafts(self) -> list[tuple[Any, ...]]:
+        """Return the unsent texts of all windows: id of the chat (None: a new one), window, name of the part, text."""
+        with self._guarded():
+            return self._db.execute("SELECT chat_id, window, name, text FROM drafts").fetchall()
+
+    def save_drafts(
+        self, window: str, parts: Iterable[tuple[str | None, str, str | None]], ended: Iterable[str] = ()
+    ) -> None:
+        """Replace parts of unsent texts of a window, or delete them (a text of None), and all those of `ended` windows.
+
+        Each part has the id of its chat and its name. Those of a chat that is gone are not kept.
+        """
+        with self.transaction():
+            self._db.executemany("DELETE FROM drafts WHERE window = ?", [(one,) for one in ended])
+            for chat_id, name, text in parts:
+                part = chat_id, window, name
+                self._db.execute("DELETE FROM drafts WHERE chat_id IS ? AND window = ? AND name = ?", part)
+                self._db.execute(
+                    "INSERT INTO drafts SELECT ?1, ?2, ?3, ?4 WHERE ?4 IS NOT NULL AND"
+                    " (?1 IS NULL OR EXISTS (SELECT 1 FROM chats WHERE id = ?1))",
+                    (*part, text),
+                )
+                self._erase_due = self._erase_due or text is None
+
     def search(self, text: str, limit: int = MOST_CHATS) -> list[SearchHit]:
         """Find chats that hold `text` in their title or messages, last changed first; see `find`."""
         with self._guarded():

@@ -81,7 +81,7 @@ def open_app(
             from cpuchat.tui.app import ChatApp as App
         compared, model = (None, resume.model) if resume.model else (sides, initial)
         return App(
-            conversation, library, model, text=resume.text, sides=compared, key_ring=keys, sources=sources, **tools,
+            conversation, library, model, sides=compared, key_ring=keys, sources=sources, **tools,
         )  # fmt: skip
 
     return run(make)

@@ -30,9 +30,21 @@ _LISTED = 500  # names of a folder
 _SCANNED = 20_000
 _OFFERED = 50  # completions
 _CHUNK = 1 << 16
-_PUNCTUATION = ".,;:!?)]}'\""
-_NAMED = re.compile(r'\[Pasted text \d+: [\d,]+ lines?\]|(?<!\S)@(?:"[^"\n]+"(?::\d+(?:-\d*)?)?|[^\s"]\S*)')
-_UNFINISHED = re.compile(r'(?<!\S)@("[^"\n]*|[^\s"]*)\Z')
+_QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』"}
+_AROUND = _QUOTES | {"(": ")", "[": "]", "<": ">", "（": "）", "【": "】", "《": "》", "〈": "〉"}
+# Letters that follow a name without a space: Thai to Khmer, Chinese, Japanese and Korean with their punctuation.
+_UNSPACED = r"\u0e00-\u0eff\u1000-\u11ff\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\uff66-\uffdc\U00020000-\U0003ffff"
+_LETTER = rf"[^\W_{_UNSPACED}]"
+# No address (me@host), version (pkg@1.2), page (/@user), code ($@, @@) and none that was escaped.
+_AT = rf"(?<!{_LETTER})(?<!{_LETTER}_)(?<![/\\$%+@＠-])[@＠]"
+_QUOTED = "|".join(rf"{one}[^{other}\n]{{1,1000}}{other}(?::\d+(?:-\d*)?)?" for one, other in _QUOTES.items())
+_ENCLOSED = "|".join(rf"(?<=\{one})[@＠][^\{other}@＠\n]+(?=\{other})" for one, other in _AROUND.items())
+_NAMED = re.compile(rf"\[Pasted text \d+: [\d,]+ lines?\]|{_AT}(?:{_QUOTED})|{_ENCLOSED}|{_AT}(?:\\.|(?!{_AT})\S)+")
+_UNFINISHED = re.compile(rf'{_AT}("[^"\n]*|(?:\\.|(?!{_AT})[^\s"])*)\Z')
+_END = re.compile(rf"""(?<![.:])(?:[\s"'`)\]}}>*~|,;!?{_UNSPACED}]|[^\x00-\x7f\w]|\.\.|[.:_]+(?!{_LETTER}))""")
+"""What a name may end before."""
+_ESCAPED = re.compile(r"\\([^\w\\])")
+_LONGEST = 1_000  # characters of a name
 _RANGE = re.compile(r"(?P<path>.+):(?P<first>\d{1,15})(?P<dash>-)?(?P<last>\d{1,15})?", re.DOTALL)
 _FILES = frozenset({
     "bash", "bat", "c", "cc", "cfg", "conf", "cpp", "cs", "css", "csv", "cu", "diff", "go", "gz", "h", "hpp", "html",
@@ -101,17 +113,21 @@ def require_files(text: str, folder: Path, held: Collection[str] = (), known: Co
         marks = _readings(match[0])
         if any(mark in held or (_name(mark) and os.path.lexists(_located(_name(mark), folder)[0])) for mark in marks):
             continue
-        name, is_known = _name(marks[-1]), any(mark in known for mark in marks)
-        path = _located(name, folder)[0]
-        in_folder = "/" in name.rstrip("/") and os.path.isdir(path.parent)  # noqa: PTH112 (never raises)
-        is_file_name = "(" not in name and path.suffix[1:].lower() in _FILES  # not @app.get("/a.js")
-        if is_known or in_folder or is_file_name:
+        paths = {name: _located(name, folder)[0] for mark in marks if (name := _name(mark))}
+        # Not @app.get("/a.js").
+        files = [name for name, path in paths.items() if "(" not in name and path.suffix[1:].lower() in _FILES]
+        name = [*files, *paths, ""][0 if files else len(paths) - 1]
+        in_folder = "/" in name.rstrip("/") and os.path.isdir(paths[name].parent)  # noqa: PTH112 (never raises)
+        if files or in_folder or any(mark in known for mark in marks):
             raise MissingFile(f"No such file: {clean_line(name)}.", "Correct the path; nothing was sent.")
 
 
-def _readings(mark: str) -> tuple[str, str]:
-    """Return a mark as it is written, and without what may end a sentence."""
-    return mark, mark.rstrip(_PUNCTUATION)
+def _readings(mark: str) -> list[str]:
+    """Return what a mark may be without the text that follows it, the longest first."""
+    if mark[1:2] in _QUOTES:
+        return [mark]
+    ends = (end for end in range(min(len(mark), _LONGEST) - 1, 1, -1) if _END.match(mark, end))
+    return [mark, *(mark[:end] for end in ends)]
 
 
 def named(text: str) -> list[str]:
@@ -162,7 +178,7 @@ def completions(mark: str, folder: Path) -> list[str]:
 
     Names that begin with a dot are found when `mark` has it, names that cannot be typed not at all.
     """
-    head, slash, part = mark[1:].removeprefix('"').rpartition("/")
+    head, slash, part = _ESCAPED.sub(r"\1", mark[1:].removeprefix('"')).rpartition("/")
     start, hidden, part = head + slash, part.startswith("."), part.lower()
     try:
         names = [name for name, _ in _scanned(folder / expanded(start)) if is_safe([name]) and name.isprintable()]
@@ -190,7 +206,10 @@ def _named(mark: str, folder: Path) -> Attachment | None:
 
 def _name(mark: str) -> str:
     """Return the path, and its range, without what marks them."""
-    return mark[1:].replace('"', "") if mark.startswith("@") else ""
+    if mark[:1] not in ("@", "＠"):
+        return ""
+    name, closing = mark[1:], _QUOTES.get(mark[1:2])
+    return _ESCAPED.sub(r"\1", name) if closing is None else name[1:].replace(closing, "")
 
 
 def _located(name: str, folder: Path) -> tuple[Path, int, int | None]:

@@ -23,7 +23,8 @@ from cpuchat.base.text import clean, clean_line
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.models.library.library import Library
 from cpuchat.session.conversation import Conversation
-from cpuchat.tui import commands, keys, themes
+from cpuchat.telemetry.units import plural
+from cpuchat.tui import clipboard, commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.navigation import Navigator
@@ -33,6 +34,7 @@ from cpuchat.tui.terminal.background import BackgroundReported, is_light_at_star
 from cpuchat.tui.terminal.crash import GuardedApp
 from cpuchat.tui.terminal.driver import Gate, OrderedKeys
 from cpuchat.tui.themes import OwnFiles
+from cpuchat.tui.widgets import graphemes
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
@@ -53,11 +55,10 @@ _LAST_WORDS_SECONDS = 2.0  # for an answer to end in order; a worker that hangs 
 
 @dataclass(frozen=True)
 class Resume:
-    """State of an app that an error ended: the open chat ("" = a new one), the model, and the unsent text."""
+    """State of an app that an error ended: the open chat ("" = a new one) and the model."""
 
     chat_id: str = ""
     model: Source | None = None
-    text: str = ""
 
 
 class ChatApp(OrderedKeys[int], GuardedApp[int]):
@@ -67,7 +68,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         conversation: the headless core; closed by the app when it ends.
         library: where the models screen looks.
         initial_model: loaded after the first paint; None starts without a model.
-        text: put into the prompt.
         sides: compare these first; the model is loaded afterwards.
         downloads: makes the manager of the downloads when the first one is asked for.
         key_ring: the API keys of servers.
@@ -94,7 +94,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         library: Library,
         initial_model: Source | None,
         *,
-        text: str = "",
         sides: Sides | None = None,
         downloads: Opener = open_downloads,
         key_ring: KeyRing | None = None,
@@ -104,6 +103,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     ) -> None:
         self._gate = Gate()
         painter.keep()
+        graphemes.install()
         super().__init__()
         self.conversation = conversation
         self.services = Services(self, conversation, library, downloads, key_ring, sources)
@@ -113,11 +113,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.services.tool_servers = tool_servers or {}
         self.saved = True
         """False if the last answer could not be saved at exit."""
-        self.clipboard_problem = ""
-        """Why nothing can be copied, "" if it can."""
+        self._copying = asyncio.Lock()
         self._initial = initial_model
         self._sides = sides
-        self.chat_screen = self.services.chat = self.CHAT(self.services, None if sides else initial_model, text)
+        self.chat_screen = self.services.chat = self.CHAT(self.services, None if sides else initial_model)
         self._ended = False
         self._ctrl_c_at = self._interrupted_at = float("-inf")
         self._theme_before_preview: str | None = None
@@ -189,6 +188,19 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if head:
             message = f"{escape(head) if markup else head}: {message}"
         super().notify(clean(message), severity=severity, timeout=timeout, markup=markup)
+
+    def copy_to_clipboard(self, text: str, what: str = "") -> None:
+        """Copy by the terminal, and by a program where there is one. `what` was copied, for the notice that says so."""
+        super().copy_to_clipboard(text)
+        if text:
+            self.tell_copied(text, what or plural(len(text), "character"))
+
+    @work(group="clipboard")
+    async def tell_copied(self, text: str, what: str) -> None:
+        """Say how it was copied."""
+        async with self._copying:  # the last text stays
+            by = await run_in_daemon_thread(lambda: clipboard.copy(text))
+        self.notify(clipboard.told(what, by), markup=False)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return themes.own_variables(self.current_theme)
@@ -392,7 +404,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     @property
     def resume(self) -> Resume:
         chat = self.conversation.chat
-        return Resume(chat.id if chat is not None else "", self.chat_screen.model_path, self.chat_screen.unsent)
+        return Resume(chat.id if chat is not None else "", self.chat_screen.model_path)
 
     def worker_groups(self) -> list[int]:
         return [backend.pid for backend in self.services.backends if backend.pid is not None]

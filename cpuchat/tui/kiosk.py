@@ -100,12 +100,14 @@ class KioskApp(ChatApp):
         self.services.no_model = "No model is loaded. Your next message connects again."
         self.services.first_run = False  # each session has a new folder
         self.services.describe_machine = lambda settings, loaded: Welcome()
-        link = os.environ.get(WATCH_VARIABLE, "")
-        if urlsplit(link).scheme == "http" and not is_local(link):
-            self.clipboard_problem = _NO_CLIPBOARD
 
     def on_mount(self) -> None:
         self.services.use_keymap(MOVED)
+
+    def tell_copied(self, text: str, what: str) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        link = os.environ.get(WATCH_VARIABLE, "")
+        is_refused = urlsplit(link).scheme == "http" and not is_local(link)
+        self.notify(_NO_CLIPBOARD if is_refused else f"Copied {what}.", markup=False)
 
     @property
     def moved_keys(self) -> tuple[keys.Key, ...]:

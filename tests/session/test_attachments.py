@@ -218,3 +218,68 @@ def test_a_file_is_read_by_name(folder: Path) -> None:
     assert read_file("src/main.py:1", folder) == Attachment(title="src/main.py, line 1", text="one\n")
     with pytest.raises(UsageError, match="Cannot read gone: No such file"):
         read_file("gone", folder)
+
+
+@pytest.mark.parametrize("text", [
+    "请看@notes.md。", "总结 @notes.md，谢谢", "「@notes.md」を読んで", "@notes.mdを読んで", "파일@notes.md를 읽어",
+    "อ่าน@notes.mdด้วย",
+    "(@notes.md)", "[@notes.md]", "<@notes.md>", "（@notes.md）", "【@notes.md】", "《@notes.md》",
+    'see "@notes.md"', "'@notes.md'", "“@notes.md”", "‘@notes.md’", "«@notes.md»", "„@notes.md“", "『@notes.md』",
+    "`@notes.md`", "**@notes.md**", "__@notes.md__", "~~@notes.md~~", "_@notes.md_", "***`@notes.md`***",
+    "see @notes.md…", "see @notes.md...", "see @notes.md?!", "see @notes.md's end", "read @notes.md: now",
+    "file:@notes.md", "f=@notes.md", "a,@notes.md", "so—@notes.md—yes", "|@notes.md|", "👉@notes.md👈",
+    "＠notes.md",
+    "look at (see @notes.md, please)", "([@notes.md](x))", "@notes.md：好", "@notes.md、それ", '"@notes.md is good"',
+])  # fmt: skip
+def test_a_name_is_set_off_by_anything_but_letters(folder: Path, text: str) -> None:
+    mark = "＠notes.md" if "＠" in text else "@notes.md"
+    assert read(text, folder) == [(mark, "notes.md", "# Notes\n")]
+    assert refusal(text.replace("notes.md", "gone.md"), folder).startswith("No such file: gone.md.")
+
+
+@pytest.mark.parametrize("text", [
+    "@my\\ file.txt", "看@my\\ file.txt。", '"@my file.txt"', "“@my file.txt”", "「@my file.txt」", "`@my file.txt`",
+    "(@my file.txt)", '@"my file.txt"', "@“my file.txt”", "@'my file.txt'", "@`my file.txt`", "@「my file.txt」を",
+])  # fmt: skip
+def test_a_name_with_spaces_is_escaped_or_quoted(folder: Path, text: str) -> None:
+    assert [(title, content) for _, title, content in read(text, folder)] == [("my file.txt", "spaced\n")]
+
+
+@pytest.mark.parametrize("text", [
+    "user <12345+user@notes.md>",
+    "me@notes.md", "first.last@notes.md", "git@notes.md:x", "pkg@notes.md", "имя@notes.md", "ｍｅ＠notes.md",
+    "a1@notes.md",     "a_@notes.md", "https://site.org/@notes.md",
+    "$@notes.md", "@@notes.md", "\\@notes.md", "@src.fixture", "@src(x=1)",
+    "@src_main", "@src-main", "@notes.mdx", "@srcs", "pkg@1.2", "@1.2",
+])  # fmt: skip
+def test_addresses_versions_and_decorators_name_nothing(folder: Path, text: str) -> None:
+    assert attach(text, folder, skips_missing=True) == ()
+    assert attach(text.replace("notes.md", "host"), folder) == ()
+
+
+def test_the_longest_name_that_is_there_wins(folder: Path) -> None:
+    for name in ("笔记", "笔记的", "a,b.txt", "x", "back\\slash"):
+        (folder / name).write_text(name)
+    for text, names in {
+        "@笔记的内容": ["笔记的"], "看@笔记。": ["笔记"], "@a,b.txt,@x": ["a,b.txt", "x"],
+        "@x、@笔记、@notes.md": ["x", "笔记", "notes.md"],
+        "@notes.md:1的内容": ["notes.md, line 1"], "「@src/main.py:2-3」": ["src/main.py, lines 2-3"],
+        "@src里": ["src, a folder"],        "@back\\slash": ["back\\slash"], "(@x and @notes.md)": ["x", "notes.md"],
+    }.items():  # fmt: skip
+        assert [title for _, title, _ in read(text, folder)] == names, text
+
+
+@pytest.mark.parametrize(("before", "mark"), [
+    ("请看@no", "@no"), ("「@no", "@no"), ("(@src/ma", "@src/ma"), ("**@", "@"), ("@my\\ fi", "@my\\ fi"),
+    ("看＠no", "＠no"),
+    ("@x、@no", "@no"), ("me@no", None), ("/@no", None), ("@notes.md ", None),
+])  # fmt: skip
+def test_a_mark_is_completed_wherever_it_is_read(folder: Path, before: str, mark: str | None) -> None:
+    assert unfinished(before) == mark
+    if mark and len(mark) > 1:
+        assert completions(mark, folder)
+
+
+def test_a_long_text_without_spaces_is_searched_in_no_time_that_grows_with_its_square(folder: Path) -> None:
+    for text in ("@notes.md" + "字" * 50_000, "@“" * 20_000, "(@" * 20_000, "@\\" * 20_000, '"@x' * 20_000):
+        assert len(attach(text, folder)) <= 1

@@ -23,6 +23,7 @@ from textual.widgets import OptionList, TextArea
 from cpuchat.base.errors import UsageError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
+from cpuchat.chats.drafts import Draft, joined
 from cpuchat.chats.history import Attach, sent_text
 from cpuchat.chats.records import Attachment, StoredMessage, storable
 from cpuchat.protocol.messages import ANSWER_SHARE
@@ -81,6 +82,10 @@ def commands(screen: Screen[Any]) -> dict[str, tuple[str, Callable[[], Any]]]:
     """Return what can be done now, by name (`/copy-code`): its title, and what does it."""
     names = ((f"/{key.id.partition('.')[2].replace('_', '-')}", title, run) for key, title, run in offered(screen))
     return {_FORMER.get(name, name): (title, run) for name, title, run in names}
+
+
+def _pasted_in(texts: Mapping[str, str]) -> dict[str, Attachment]:
+    return {mark: Attachment(mark=mark, title=mark[1:].partition(":")[0], text=text) for mark, text in texts.items()}
 
 
 def _matching(typed: str, titles: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -210,7 +215,8 @@ class Composer(Prompt):
         self.chat_id: str | None = None
         """The chat that the prompt belongs to."""
         self._before_editing = ""
-        self._drafts: dict[str | None, tuple[str, dict[str, Attachment]]] = {}  # by chat id
+        self._edited = ""  # what an edit began with
+        self._drafts: dict[str | None, Draft] = {}  # of the chats that are not open
         self._pasted: dict[str, Attachment] = {}  # in this chat, by mark
         self._resent: dict[str, Attachment] = {}  # of the message that is being edited, by mark
         self._options = ""  # what the chat is answered with beside the settings
@@ -226,16 +232,31 @@ class Composer(Prompt):
     def on_mount(self) -> None:
         self._paths = self.screen.query_one(Paths)
 
-    @property
-    def unsent(self) -> str:
-        """Return text that was not sent, the queued messages first, with pasted texts in full."""
-        text = self._before_text(self._session.queue)
-        for mark, attachment in self._pasted.items():
-            text = text.replace(mark, attachment.text)
-        return text
-
     def _before_text(self, messages: Iterable[Outgoing]) -> str:
-        return "\n".join(filter(None, (*(message.text for message in messages), self.text)))
+        return joined(*(message.text for message in messages), self.text)
+
+    def restore_drafts(self) -> None:
+        """Take over the drafts of windows that have ended. Raises ChatsError."""
+        self._drafts = self._session.history.drafts.take()
+        text, pasted = self._drafts.pop(self.chat_id, ("", {}))
+        self._pasted |= _pasted_in(pasted)
+        self.put(text)
+
+    def save_draft(self) -> None:
+        """Have what is not sent saved: queued messages, the draft, and what was changed of a message that is edited."""
+        draft = self.draft
+        if self.editing is not None:
+            draft = joined(self._before_editing, draft if draft != self._edited else "")
+        text = joined(*(message.text for message in self._session.queue), draft)
+        pasted = {mark: one.text for mark, one in self._held.items() if is_pasted(one)}
+        self._session.history.drafts.put(self.chat_id, text, pasted)
+
+    def follow_chat(self) -> None:
+        """Belong to the chat that the first message has begun, with what was typed since."""
+        if self.chat_id != self._session.chat_id:
+            self._session.history.drafts.put(self.chat_id, "", {})
+            self.chat_id = self._session.chat_id
+            self.save_draft()
 
     def show_titles(self, options: str | None = None) -> None:
         """Show in the border what Enter and Esc do, and what the chat is answered with beside the settings (None: as
@@ -292,6 +313,7 @@ class Composer(Prompt):
         elif not self._hold_back(text):
             self.accept()
             session.submit(self._take(text))
+            self.save_draft()
             self.show_titles()
 
     def _run_command(self, text: str) -> None:
@@ -384,7 +406,8 @@ class Composer(Prompt):
     def begin_editing(self, message: StoredMessage, kind: str) -> None:
         """Edit a sent message, with the attachments that it has, or what else `edits` may be."""
         if self.editing is None:
-            self._before_editing = self.text
+            self._before_editing = self.draft
+        self._edited = message.content
         self.editing, self.edits, self.sends_blank = message.id, kind, kind == "system prompt"
         self._resent = {attachment.mark: attachment for attachment in message.attachments}
         self.put(message.content)
@@ -409,11 +432,11 @@ class Composer(Prompt):
             self.unqueue()  # the messages belong to the chat that was open
             session.tell("Queued messages were not sent; they are back in the prompt of their chat.")
         draft = self._before_editing if self.editing is not None else self.draft
-        self._drafts[self.chat_id] = draft, self._pasted
+        self._drafts[self.chat_id] = draft, {mark: one.text for mark, one in self._pasted.items()}
         self.chat_id, self.editing, self._resent, self.sends_blank = session.chat_id, None, {}, False
         draft, unsent = self._drafts.pop(self.chat_id, ("", {}))
         sent = [attachment for message in session.conversation.messages for attachment in message.attachments]
-        self._pasted = {attachment.mark: attachment for attachment in sent if is_pasted(attachment)} | unsent
+        self._pasted = {one.mark: one for one in sent if is_pasted(one)} | _pasted_in(unsent)
         self.begin_chat(session.questions, draft)
         self.focus()
 
@@ -442,7 +465,8 @@ class Composer(Prompt):
 
     @on(TextArea.Changed)
     def _text_changed(self) -> None:
-        """Offer completions, and show what the message would send."""
+        """Offer completions, show what the message would send, and save it as the draft."""
+        self.save_draft()
         self._begin_range()
         if self._held_back and self._held_back != self.text.strip():
             self._held_back = ""
@@ -542,7 +566,7 @@ class Composer(Prompt):
         self.close_completions()
         row, column = self.cursor_location
         rest = self.document.get_line(row)[column:]
-        insert = chosen if chosen.endswith("/") or rest.startswith(" ") else f"{chosen} "
+        insert = chosen if chosen.endswith("/") or (rest and not rest[0].isalnum()) else f"{chosen} "
         start = column - len(mark or "")
         self.replace(insert, (row, start), (row, column))
         self.move_cursor((row, start + len(insert)))

@@ -62,11 +62,12 @@ class ConversationPane(Vertical):
                 if self.composer.editing is None and not self.composer.text and self._session.questions:
                     self._edit_question(self._session.question_index())
             case events.Changed("queue"):
+                self.composer.save_draft()
                 self.composer.show_titles()
                 if self._queued.is_attached:  # not when the app ends
                     self._queued.show(self._session.queue)
             case events.Changed("question"):
-                self.composer.chat_id = self._session.chat_id
+                self.composer.follow_chat()
 
     def show_options(self) -> None:
         """Show what the chat has beside the settings: `review (its model is not loaded) · reasoning off`."""

@@ -63,8 +63,8 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
     READS_FILES: ClassVar = True  # those that a message names
 
-    def __init__(self, services: Services, initial_model: Source | None, text: str = "") -> None:
-        """`initial_model` is loaded after the first paint; `text` is put into the prompt."""
+    def __init__(self, services: Services, initial_model: Source | None) -> None:
+        """`initial_model` is loaded after the first paint."""
         super().__init__()
         self._compositor = Painter()
         self.services = services
@@ -72,7 +72,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.conversation.asks_when_full = True
         self.session = ChatSession(self.conversation, initial_model)
         self.session.listen = self._follow
-        self._initial_model, self._initial_text = initial_model, text
+        self._initial_model = initial_model
         self._menus = Menus(self, services, self.session)
         self._status = StatusLine(id="status")
         self._chats = ChatList(id="chats")
@@ -104,8 +104,8 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         if self.services.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
         self.show_chat()
-        if self._initial_text:
-            self._composer.put(self._initial_text)
+        with self._telling():
+            self._composer.restore_drafts()
         if self.services.tools_folder is not None:
             self.session.tools.first_folder = self.services.tools_folder
             self.session.offer_folder(self.services.tools_folder)
@@ -139,11 +139,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         """Return the chosen model, loaded or not."""
         return self.session.source
 
-    @property
-    def unsent(self) -> str:
-        """Return text that was not sent; also after the app has ended."""
-        return self._composer.unsent if self._composer.is_mounted or self._composer.text else self._initial_text
-
     def load_model(self, path: Source) -> None:
         """Load in the background; refuses while something runs."""
         self.session.load(path)
@@ -161,6 +156,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         """Stop what runs; return when its last text is shown and stored."""
         with contextlib.suppress(ScreenStackError):  # after an error, which has ended the screens; the text is put
             self._composer.unqueue()
+        self._composer.save_draft()
         self.session.leaving = self.services.leaving
         await self.session.finish()
 

@@ -294,8 +294,7 @@ class ChatTranscript(Transcript):
         self._copy(block.text, f"{n_lines} of {clean_line(block.language) or 'code'}{which}")
 
     def _copy(self, text: str, what: str) -> None:
-        self.app.copy_to_clipboard(text)
-        self._session.tell(getattr(self.app, "clipboard_problem", "") or f"Copied {what}.")
+        self.app.copy_to_clipboard(text, what)  # pyright: ignore[reportCallIssue] (of ChatApp)
 
     # Rows
 

@@ -13,6 +13,7 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from cpuchat.tui import keys
+from cpuchat.tui.widgets.graphemes import WORD_EDGES
 
 _MEANT_SECONDS = 0.5
 """Within these a second key says that the digit before it was meant."""
@@ -38,6 +39,7 @@ class Prompt(TextArea):
         """
         super().__init__(id=id, soft_wrap=True, tab_behavior="focus", show_line_numbers=False, compact=True)
         self.highlight_cursor_line = False
+        self._word_pattern = WORD_EDGES
         self._submit = submit
         self._history: list[str] = []
         self._position = 0  # into the history; its length means: what is being written
@@ -122,8 +124,9 @@ class Prompt(TextArea):
 
     @property
     def draft(self) -> str:
-        """Return the unsent text, also while ↑ shows a sent message instead."""
-        return self.text if self._position == len(self._history) else self._draft
+        """Return the unsent text, also while ↑ shows a sent message instead; with that one if it was changed."""
+        shown = self._history[self._position] if self._position < len(self._history) else ""
+        return "\n".join(filter(None, (self._draft, self.text if self.text != shown else "")))
 
     def begin_chat(self, texts: list[str], draft: str) -> None:
         """Switch to another chat: `texts` are its sent messages, oldest first, `draft` its unsent text."""
@@ -200,7 +203,8 @@ class Prompt(TextArea):
             # Nothing further that way: behave as any text field at its edge.
             (self.action_cursor_line_start if position < 0 else self.action_cursor_line_end)()
             return
-        if self._position == len(self._history):
-            self._draft = self.text
+        draft = self.draft
         self._position = position
-        self.put(self._draft if position == len(self._history) else self._history[position])
+        is_draft = position == len(self._history)
+        self._draft = "" if is_draft else draft
+        self.put(draft if is_draft else self._history[position])

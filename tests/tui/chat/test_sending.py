@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.base import paths
+from cpuchat.chats.drafts import DraftSaver
 from cpuchat.chats.store import ChatStore
 from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.tui.chat.composer import QueuedMessages
@@ -71,7 +72,9 @@ async def test_an_error_that_ends_the_app_keeps_what_was_written_and_what_was_qu
             await app.send("And then?", wait=False)
             app.looked = True  # nothing is left to draw
             app.app.fail(ZeroDivisionError())
-    assert app.app.saved and app.app.resume.text == "And then?"
+    assert app.app.saved and DraftSaver(ChatStore(paths.chats_db())).take() == {
+        app.app.resume.chat_id: ("And then?", {})
+    }
     assert "".join(log.read_text() for log in paths.log_dir().glob("app-*.log")).count("Error") == 1
     assert stop_reasons() == [None, "cancelled"]
 

@@ -1,0 +1,131 @@
+"""Tests that a text that was not sent stays: through keys, errors, other chats, and the next start of the app."""
+
+from __future__ import annotations
+
+import pytest
+from textual import events
+
+from cpuchat.chats.records import Attachment
+from cpuchat.protocol.messages import Failed
+from tests.support.chat_app import RunningApp, running
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+
+LONG = "\n".join(f"line {number}" for number in range(60))
+
+
+async def paste(app: RunningApp, text: str) -> None:
+    app.app.post_message(events.Paste(text))
+    await app.pilot.pause()
+
+
+async def test_drafts_of_all_chats_are_there_at_the_next_start() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("First")
+        first = app.conversation.history.chat
+        await app.write("after the first")
+        await app.press("ctrl+n")
+        await app.until(lambda: not app.prompt.text)
+        await app.write("of a new chat: ")
+        await paste(app, LONG)
+    async with running() as app:
+        await app.ready()
+        assert app.prompt.text == "of a new chat: [Pasted text 1: 60 lines]"
+        assert first is not None
+        await app.chat.open_chat(first.id).wait()
+        assert app.prompt.text == "after the first"
+        await app.press("ctrl+n")
+        await app.until(lambda: app.prompt.text.startswith("of a new chat"))
+        await app.press("enter")
+        await app.until(lambda: app.backend.requests and not app.chat.busy)
+        assert app.conversation.messages[0].attachments == (
+            Attachment(mark="[Pasted text 1: 60 lines]", title="Pasted text 1", text=LONG),
+        )
+    async with running() as app:
+        await app.ready()
+        assert not app.prompt.text  # it was sent
+
+
+async def test_what_was_changed_of_a_sent_message_is_a_draft_too() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("Hello")
+        await app.write("a draft")
+        await app.press("f4")
+        await app.until(lambda: app.prompt.text == "Hello")
+        await app.press(*", you")
+    async with running() as app:
+        chat = app.conversation.history.store.chats()[0]
+        await app.chat.open_chat(chat.id).wait()
+        assert app.prompt.text == "a draft\nHello, you"
+
+
+async def test_a_queued_message_is_a_draft_after_a_kill() -> None:
+    gate = Gate()
+    async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
+        await app.count_up_to(gate)
+        await app.send("And then?", wait=False)
+        await app.write("And")
+        app.conversation.history.drafts.save()  # what a kill now leaves
+        chat = app.conversation.chat
+        assert chat is not None
+        assert app.conversation.history.drafts.take() == {chat.id: ("And then?\nAnd", {})}
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+
+
+async def test_a_sent_message_that_was_recalled_and_changed_is_kept_beside_the_draft() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("Explain this")
+        await app.send("Thanks")
+        await app.write("a draft")
+        await app.press("up")
+        assert app.prompt.text == "Thanks"
+        await app.press(*" a lot", "up")
+        assert app.prompt.text == "Explain this"
+        await app.press("down", "down")
+        assert app.prompt.text == "a draft\nThanks a lot"
+
+
+@pytest.mark.parametrize("keys", [("up", "down"), ("ctrl+c",), ("escape",), ("f1", "escape"), ("ctrl+p", "escape")])
+async def test_no_key_loses_a_draft(keys: tuple[str, ...]) -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("Hello")
+        await app.write("a long draft")
+        await app.press(*keys)
+        assert app.prompt.text == "a long draft"
+
+
+async def test_an_error_and_another_try_leave_what_was_typed_meanwhile() -> None:
+    gate = Gate()
+    failed = Failed(request_id=0, code="engine", message="No.")
+    async with running(ScriptedBackend([[gate, failed], answer("Yes")])) as app:
+        await app.ready()
+        await app.send("Hello", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.write("the next question")
+        gate.open()
+        await app.until(lambda: not app.chat.busy)
+        await app.press("ctrl+r")
+        await app.until(lambda: not app.chat.busy)
+        assert "the next question" in app.prompt.text
+
+
+async def test_a_few_pasted_lines_stay_lines() -> None:
+    async with running() as app:
+        await app.ready()
+        await paste(app, "one\r\ntwo\nthree")
+        assert app.prompt.text.splitlines() == ["one", "two", "three"]
+
+
+async def test_completions_are_offered_again_after_a_space_was_taken_back() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.press(*"看@README")
+        await app.until(lambda: app.chat.has_class("-offering"))
+        await app.press("space")
+        await app.until(lambda: not app.chat.has_class("-offering"))
+        await app.press("backspace")
+        await app.until(lambda: app.chat.has_class("-offering"))

@@ -1,0 +1,156 @@
+"""Tests that text fields take a grapheme cluster as one character: cursor, deletion, selection, mouse, wrapping."""
+
+from __future__ import annotations
+
+import pytest
+from textual import events
+from textual.app import App, ComposeResult
+from textual.pilot import Pilot
+from textual.widgets import Input, TextArea
+
+from cpuchat.base.text import cluster_edge, clusters
+from cpuchat.tui.widgets import graphemes
+from cpuchat.tui.widgets.prompt import Prompt
+
+CLUSTERS = {
+    "family": "👨\u200d👩\u200d👧",
+    "flag": "🇩🇪",
+    "skin-tone": "👍🏽",
+    "profession-with-skin-tone": "👩🏾\u200d💻",
+    "rainbow-flag": "🏳\ufe0f\u200d🌈",
+    "flag-of-tags": "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",
+    "emoji-style": "❤\ufe0f",
+    "part-alternation-mark": "〽\ufe0f",
+    "keycap": "1\ufe0f\u20e3",
+    "combining": "e\u0301\u0323",
+    "jamo": "\u1112\u1161\u11ab",
+    "syllable-and-jamo": "가\u11ab",
+    "devanagari-vowel": "नि",
+    "devanagari-conjunct": "क्षि",
+    "thai": "กำ",
+    "kana-voicing": "か\u3099",
+    "not-yet-assigned-emoji": "\U0001faff\u200d\U0001faff",
+}
+
+
+class Fields(App[None]):
+    def __init__(self) -> None:
+        graphemes.install()
+        super().__init__()
+
+    def compose(self) -> ComposeResult:
+        yield Prompt(lambda text: None, id="prompt")
+        yield Input(compact=True, select_on_focus=False)
+
+
+@pytest.fixture(params=[TextArea, Input])
+def kind(request: pytest.FixtureRequest) -> type[TextArea | Input]:
+    return request.param
+
+
+async def put(pilot: Pilot[None], field: TextArea | Input, text: str) -> None:
+    field.focus()
+    await pilot.pause()
+    if isinstance(field, Input):
+        field.value, field.cursor_position = text, len(text)
+    else:
+        field.load_text(text)
+        field.move_cursor(field.document.end)
+
+
+def state(field: TextArea | Input) -> tuple[str, int]:
+    """Return the text, and the column of the cursor."""
+    return (field.value, field.cursor_position) if isinstance(field, Input) else (field.text, field.cursor_location[1])
+
+
+@pytest.mark.parametrize("one", CLUSTERS.values(), ids=CLUSTERS)
+async def test_a_cluster_is_one_character_for_every_key(kind: type[TextArea | Input], one: str) -> None:
+    text, after = f"a{one}{one}b", 1 + 2 * len(one)
+    app = Fields()
+    async with app.run_test() as pilot:
+        field = app.query_one(kind)
+        await put(pilot, field, text)
+        for key, column in (("left", after), ("left", 1 + len(one)), ("left", 1), ("right", 1 + len(one))):
+            await pilot.press(key)
+            assert state(field) == (text, column)
+        await pilot.press("shift+left")
+        assert field.selected_text == one
+        await pilot.press("right", "shift+right")
+        assert field.selected_text == one
+        await pilot.press("left", "backspace")
+        assert state(field) == (f"a{one}b", 1)
+        await pilot.press("delete")
+        assert state(field) == ("ab", 1)
+
+
+async def test_a_combining_mark_in_the_middle_leaves_the_cursor_after_it() -> None:
+    app = Fields()
+    async with app.run_test() as pilot:
+        prompt = app.query_one(Prompt)
+        await put(pilot, prompt, "कष")
+        await pilot.press("left")
+        prompt.post_message(events.Key("devanagari_sign_virama", "\u094d"))
+        await pilot.pause()
+        assert state(prompt) == ("क्ष", 3)
+
+
+async def test_words_are_not_divided_at_combining_marks() -> None:
+    app = Fields()
+    async with app.run_test() as pilot:
+        prompt = app.query_one(Prompt)
+        await put(pilot, prompt, "नमस्ते दुनिया cafe\u0301 x")
+        columns = list[int]()
+        for _ in range(4):
+            await pilot.press("ctrl+left")
+            columns.append(state(prompt)[1])
+        assert columns == [20, 14, 7, 0]
+
+
+@pytest.mark.parametrize("width", [4, 5, 6, 7])
+@pytest.mark.parametrize("one", CLUSTERS.values(), ids=CLUSTERS)
+def test_a_line_is_wrapped_between_clusters(one: str, width: int) -> None:
+    graphemes.install()
+    area = TextArea(one * 9)
+    area.wrapped_document.wrap(width, 4)
+    offsets = area.wrapped_document.get_offsets(0)
+    assert offsets and set(offsets) <= set(clusters(one * 9))
+
+
+async def test_up_down_and_the_mouse_stay_outside_of_clusters() -> None:
+    family = CLUSTERS["family"]
+    app = Fields()
+    async with app.run_test() as pilot:
+        prompt = app.query_one(Prompt)
+        await put(pilot, prompt, f"{family * 3}xy\nabcdefgh\n{family * 3}")
+        for x, column in ((0, 0), (1, 0), (2, 5), (3, 5), (6, 15), (7, 16), (30, 17)):
+            offset = (prompt.content_region.x + x, prompt.content_region.y)
+            await pilot.click(offset=offset)
+            assert prompt.cursor_location == (0, column)
+        prompt.move_cursor((1, 5))
+        await pilot.press("down")
+        assert prompt.cursor_location == (2, 10)
+        prompt.move_cursor((1, 3))
+        await pilot.press("up")
+        assert prompt.cursor_location == (0, 5)
+
+
+async def test_the_cursor_is_drawn_on_the_whole_cluster(kind: type[TextArea | Input]) -> None:
+    app = Fields()
+    async with app.run_test():
+        field, one = app.query_one(kind), CLUSTERS["family"]
+        if isinstance(field, Input):
+            field.value = f"a{one}b"
+        else:
+            field.load_text(f"a{one}b")
+        line = field._value if isinstance(field, Input) else field.get_line(0)
+        line.stylize("reverse", 1, 2)
+        assert line.plain[slice(*line.spans[-1][:2])] == one
+
+
+def test_edges_of_clusters() -> None:
+    assert clusters("") == (0,) and clusters("ab") == (0, 1, 2)
+    assert clusters("🇩🇪🇫🇷🇯") == (0, 2, 4, 5)
+    assert [cluster_edge("a🇩🇪b", at) for at in range(5)] == [0, 1, 1, 3, 4]
+    assert [cluster_edge("a🇩🇪b", at, forward=True) for at in range(5)] == [0, 1, 3, 3, 4]
+    assert clusters("\u200d👩") == (0, 1, 2)  # a joiner that joins nothing
+    assert clusters("漢字、かな") == (0, 1, 2, 3, 4, 5)
