@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def require_terminal() -> None:
-    """Check that there is a terminal to draw on. Raises UsageError if not."""
+    """Check that there is a terminal to draw on, or a driver of Textual's in its place. Raises UsageError if not."""
+    if os.environ.get("TEXTUAL_DRIVER"):  # of textual-serve
+        return
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
         if stream is None or stream.closed or not stream.isatty():
             raise UsageError(

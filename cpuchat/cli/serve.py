@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +36,7 @@ from cpuchat.cli.output import error_json, print_json
 from cpuchat.cli.serve_live import shown
 from cpuchat.cli.terminal import Terminal
 from cpuchat.config import settings
-from cpuchat.config.servers import PORT, ServerModel, is_local, is_loopback, normalized
+from cpuchat.config.servers import PORT, ServerModel, is_loopback, normalized
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.config.settings import Settings
     from cpuchat.serving.service import RequestRecord, Service
-    from cpuchat.serving.web.sessions import Sessions
 
 
 _EPILOG = """\b
@@ -57,7 +54,6 @@ Examples:
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
   cpuchat serve --warm agent.json                  evaluate an agent's prompt ahead: the body of one of its requests
-  cpuchat serve --web                              the app itself, on http://127.0.0.1:8080/
   cpuchat serve --rpc-worker --host 10.0.0.2       hold layers for `cpuchat --rpc 10.0.0.2` on another machine
 
 One request is answered at a time, the others wait in the order of their arrival; a short one before a longer one
@@ -110,15 +106,6 @@ _FOR_RPC_WORKERS = frozenset(
         metavar="FILE",
         help="Evaluate a prompt ahead: the JSON body of a request, in any dialect.",
     ),
-    click.option("--web", is_flag=True, help="Also serve the app itself to browsers, a session for each tab."),
-    click.option(
-        "--sessions",
-        type=click.IntRange(1, 100),
-        default=8,
-        show_default=True,
-        help="Maximum number of browser sessions; 0.1 GB each.",
-        metavar="N",
-    ),
     setting("chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
     engine_options(),
     click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors."),
@@ -135,8 +122,6 @@ def serve(
     trusted_proxy: tuple[str, ...],
     cors_origin: tuple[str, ...],
     warm_files: tuple[Path, ...],
-    web: bool,
-    sessions: int,
     quiet: bool,
     **values: Any,
 ) -> int:
@@ -149,8 +134,6 @@ def serve(
         return _serve_worker(host, port, chosen, quiet=quiet)
     if strict:
         require_draft_in_use(chosen)
-    if web:
-        _require_web()
     from cpuchat.backend.switching import SwitchingBackend
 
     local_backend = prepared_backend(chosen, keeps=True)
@@ -177,54 +160,9 @@ def serve(
     if is_new:
         terminal.note(f"Token: {token_file} (created)")
     server = _Serve(chosen, backend, path, terminal, warm_files, strict=strict)
-    access = Access(token, local, cors_origin, sessions if web else 0, proxies)
-    limit = max(queue, access.sessions)  # each tab may wait
-    return asyncio.run(server.run(listeners, access, {"aliases": alias, "strict": strict_model, "limit": limit}))
-
-
-@dataclass(frozen=True)
-class Access:
-    """Who may use the server (see `Guard`), how many browser sessions there may be, and the proxies in front."""
-
-    token: str
-    local: bool
-    origins: tuple[str, ...]
-    sessions: int
-    proxies: tuple[str, ...] = ()
-
-
-def _require_web() -> None:
-    import importlib.util
-
-    for name in ("textual_serve", "websockets"):
-        if importlib.util.find_spec(name) is None:
-            raise UsageError(
-                "--web needs the extra `web`.", 'Run `uv tool install ".[web]"` in the checkout of cpuchat.'
-            )
-
-
-def tab_address(listeners: list[socket.socket]) -> str:
-    """Return an address on this machine, which the key of browser tabs does not leave; adds a listener if none is."""
-    from cpuchat.serving.server import listen, url
-
-    if not is_local(url(listeners[0])):
-        listeners += listen("127.0.0.1", 0)
-        return url(listeners[-1])
-    return url(listeners[0])
-
-
-@contextlib.asynccontextmanager
-async def _watched_over(sessions: Sessions | None) -> AsyncIterator[None]:
-    """End sessions that nobody uses inside the block, and all at its end."""
-    if sessions is None:
-        yield
-        return
-    watching = asyncio.create_task(sessions.watch_over())
-    try:
-        yield
-    finally:
-        watching.cancel()
-        await asyncio.wait({watching})
+    access = {"token": token, "local": local, "origins": cors_origin}
+    options = {"aliases": alias, "strict": strict_model, "limit": queue}
+    return asyncio.run(server.run(listeners, access, proxies, options))
 
 
 def _serve_worker(host: str, port: int, chosen: Settings, *, quiet: bool) -> int:
@@ -283,13 +221,15 @@ class _Serve:
         self._strict = strict
         self._refused = LineLimit()
 
-    async def run(self, listeners: list[socket.socket], access: Access, options: dict[str, Any]) -> int:
+    async def run(
+        self, listeners: list[socket.socket], access: dict[str, Any], proxies: Sequence[str], options: dict[str, Any]
+    ) -> int:
+        """Serve until a signal; `access` as `make_app` takes it, `options` as `Service`. Returns the exit code."""
         from cpuchat.cli.session import Session
         from cpuchat.config.servers import RunningServer, recorded
         from cpuchat.serving.app import make_app
         from cpuchat.serving.server import serving, url
         from cpuchat.serving.service import Service
-        from cpuchat.serving.web.sessions import Sessions
 
         loop, terminal = asyncio.get_running_loop(), self._terminal
         async with Session(self._settings, terminal, self._backend) as session:
@@ -301,20 +241,14 @@ class _Serve:
                 on_done=self._log,
                 on_note=lambda text: terminal.note(f"cpuchat: {text}"),
             )
-            address, web = url(listeners[0]), access.sessions > 0
-            key = secrets.token_urlsafe(32) if access.token else ""  # of the apps in browser tabs
-            sessions = Sessions(tab_address(listeners), key, access.sessions, terminal.warn) if web else None
-            app = make_app(service, token=access.token, local=access.local, origins=access.origins, sessions=sessions)
-            front = serving(app, listeners, sockets=web, proxies=access.proxies)
-            async with front, _watched_over(sessions):
+            address = url(listeners[0])
+            async with serving(make_app(service, **access), listeners, proxies):
                 info = await session.load(self._path, strict=self._strict)
                 service.loaded(info)
                 for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                     terminal.note(f"cpuchat: {note}")
                 with recorded(RunningServer(address, service.name, os.getpid())):
                     terminal.line(f"Serving {service.name} on {address}/v1")
-                    if web:
-                        terminal.note(f"Chat in a browser: {address}/{'?token=…' if access.token else ''}")
                     warming = asyncio.create_task(self._evaluate_ahead(service, listeners[0]))
                     async with shown(service, terminal):
                         await self._stop()

@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cpuchat import __version__
@@ -30,7 +30,6 @@ from cpuchat.serving.requests import ParsedRequest, RequestReader, decoded, quot
 from cpuchat.serving.responses import ResponsesReply, read_response
 from cpuchat.serving.server import Guard, local_user
 from cpuchat.serving.service import CONTENT_TYPE, WARM, Place, Service
-from cpuchat.serving.web.sessions import Sessions, WebAccess
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
@@ -433,22 +432,15 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return _internal_error().response(path=request.url.path)
 
 
-def make_app(
-    service: Service,
-    *,
-    token: str = "",
-    local: bool = True,
-    origins: tuple[str, ...] = (),
-    sessions: Sessions | None = None,
-) -> Starlette:
-    """Return the ASGI app; see `Guard` for the arguments. `sessions` of the app in browser tabs, if it is there too."""
+def make_app(service: Service, *, token: str = "", local: bool = True, origins: tuple[str, ...] = ()) -> Starlette:
+    """Return the ASGI app; see `Guard` for the arguments."""
     pages = Pages(service)
 
     def endpoint(name: str, read: Callable[[RequestReader, bytes], ParsedRequest], kind: type[Reply] | None) -> Any:
         make = None if kind is None else lambda parsed: kind(service.name, _build(service), parsed)
         return AnswerEndpoint(service, name, lambda data: read(service.reader, data), make)
 
-    routes: list[BaseRoute] = [
+    routes = [
         Route("/health", pages.health),
         Route("/v1/health", pages.health),
         Route("/v1/models", pages.models),
@@ -461,16 +453,7 @@ def make_app(
         Route("/slots", pages.slots),
         Route("/metrics", pages.metrics),
     ]
-    web, tab_token = None, ""
-    if sessions is not None:
-        from cpuchat.serving.web.pages import WebPages
-
-        web, tab_token = WebAccess(token), sessions.token
-        routes += WebPages(sessions, web).routes
-    middleware = [
-        Middleware(Addresses),
-        Middleware(Guard, token=token, local=local, origins=origins, web=web, tab_token=tab_token),
-    ]
+    middleware = [Middleware(Addresses), Middleware(Guard, token=token, local=local, origins=origins)]
     if origins:
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.insert(0, cors)

@@ -28,7 +28,6 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -38,13 +37,10 @@ from cpuchat.base.errors import UsageError
 from cpuchat.base.paths import read_text
 from cpuchat.config.servers import is_loopback
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.web.sessions import WebAccess
 
 CONNECTIONS = 512
 HEAD_SECONDS = 10.0
 """A request's head must arrive within, from the connection or its own first byte on."""
-MOST_MESSAGE = 1 << 20
-"""Bytes of a message of a WebSocket."""
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 3
 _BACKLOG = 128
@@ -57,7 +53,7 @@ class PortInUse(UsageError):
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections as long as descriptors are left for the worker, sessions and files: asyncio accepts until
+    """Accepts connections as long as descriptors are left for the worker and files: asyncio accepts until
     none is, then logs a traceback for each attempt.
 
     When there are as many as allowed, a new one takes the place of the oldest that has sent no whole request, of the
@@ -111,7 +107,6 @@ class _Protocol(H11Protocol):
 
     _numbers = itertools.count()
     _head_timer: asyncio.TimerHandle | None = None
-    _upgraded = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -130,19 +125,15 @@ class _Protocol(H11Protocol):
         self._stop_timer()
         super().connection_lost(exc)
 
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._upgraded = True  # from now on another protocol has the connection
-        super().handle_websocket_upgrade(event)
-
     @property
     def has_request(self) -> bool:
         """Return whether a request is being read or answered."""
-        return self._upgraded or (self.cycle is not None and not self.cycle.response_complete)
+        return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def is_answering(self) -> bool:
         """Return whether a request has arrived wholly and is not yet answered."""
-        return self._upgraded or (self.has_request and not self.cycle.more_body)
+        return self.has_request and not self.cycle.more_body
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -218,17 +209,14 @@ def url(listener: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    app: ASGIApp, listeners: list[socket.socket], *, sockets: bool = False, proxies: Sequence[str] = ()
-) -> AsyncIterator[None]:
-    """Serve `app` inside the block; at its end, connections get a few seconds to end. `sockets`: WebSockets too;
-    `proxies` of `checked_proxy` are believed who asks, and nobody else: any local program could send their headers.
+async def serving(app: ASGIApp, listeners: list[socket.socket], proxies: Sequence[str] = ()) -> AsyncIterator[None]:
+    """Serve `app` inside the block; at its end, connections get a few seconds to end. `proxies` of `checked_proxy` are
+    believed who asks, and nobody else: any local program could send their headers.
     """
     config = uvicorn.Config(
         app,
         http=_Protocol,
-        ws="websockets-sansio" if sockets else "none",
-        ws_max_size=MOST_MESSAGE,
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -265,8 +253,6 @@ class Guard:
         token: "" = none needed.
         local: bound to the loopback interface only, so that no other host's name can be meant.
         origins: of web pages that may use it; `*` = all.
-        web: lets in browsers to the app's pages.
-        tab_token: accepted beside `token`, of the apps in browser tabs.
     """
 
     def __init__(
@@ -276,40 +262,28 @@ class Guard:
         token: str = "",
         local: bool = True,
         origins: Collection[str] = (),
-        web: WebAccess | None = None,
-        tab_token: str = "",
     ) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(one.encode()).digest() for one in (token, tab_token) if one] if token else []
-        self._web = web
+        self._digest = hashlib.sha256(token.encode()).digest() if token else b""
         self._local = local
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = scope["type"]
-        if kind in ("http", "websocket") and (refusal := self._refusal(scope)) is not None:
-            if kind == "http":
-                await refusal.response(path=scope["path"])(scope, receive, send)
-            else:
-                await send({"type": "websocket.close", "code": 1008})
-            return
-        await self._app(scope, receive, send)
+        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
+            await refusal.response(path=scope["path"])(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
         path, headers = scope["path"], Headers(scope=scope)
         origin = headers.get("origin")
-        # Browsers send the origin of a WebSocket also where it is that of the page itself.
-        if scope["type"] == "websocket" and origin is not None and origin.partition("://")[2] == headers.get("host"):
-            origin = None
         if origin is not None and origin not in self._origins and "*" not in self._origins:
             message = "Origin not allowed. Start the server with --cors-origin to allow it."
             return Refusal(403, message, "origin_not_allowed")
-        if self._local and not self._digests and not is_loopback(_host_name(headers.get("host", ""))):
+        if self._local and not self._digest and not is_loopback(_host_name(headers.get("host", ""))):
             return Refusal(403, "Use localhost or 127.0.0.1 as the server's name.", "host_not_allowed")
-        if self._web is not None and self._web.lets_in(path, headers):
-            return None
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"  # the latter of Anthropic's
-        if self._digests and path not in OPEN_PATHS and not self._matches(given):
+        if self._digest and path not in OPEN_PATHS and not self._matches(given):
             return Refusal(401, "Missing or invalid bearer token. Send `Authorization: Bearer …`.", "invalid_api_key")
         return None
 
@@ -317,8 +291,7 @@ class Guard:
         """Compare in constant time; digests, so that not even the length shows."""
         scheme, _, given = authorization.partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
-        same = [hmac.compare_digest(digest, one) for one in self._digests]
-        return any(same) and scheme.lower() == "bearer"
+        return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
 
 
 def checked_proxy(text: str) -> list[str]:

@@ -72,7 +72,7 @@ def start_folder() -> Path:
 
 def attach(
     text: str,
-    folder: Path | None,
+    folder: Path,
     held: Mapping[str, Attachment] | None = None,
     known: Collection[str] = (),
     *,
@@ -84,7 +84,6 @@ def attach(
     One that names no file is text, unless it looks like a path; see `require_files`.
 
     Args:
-        folder: None reads nothing, names are text.
         held: by mark, what is taken as it is: pasted texts, and the files of a message that is edited.
         known: marks that named a file before: it must still be there.
         skips_missing: what looks like a path and names no file is text, too.
@@ -94,11 +93,11 @@ def attach(
         UsageError: it cannot be read, is too large or no text.
     """
     held, found = held or {}, dict[str, Attachment]()
-    if folder is not None and not skips_missing:
+    if not skips_missing:
         require_files(text, folder, held, known)
     for match in _NAMED.finditer(text):
         for mark in _readings(match[0]):
-            if mark not in found and (attachment := held.get(mark) or (folder and _named(mark, folder))):
+            if mark not in found and (attachment := held.get(mark) or _named(mark, folder)):
                 found[mark] = attachment
             if mark in found:
                 break

@@ -84,9 +84,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     PAUSE_GC_ON_SCROLL = True
     SUSPENDED_SCREEN_CLASS = ""  # see LeanScreen
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("app")
-    CHAT: ClassVar[type[ChatScreen]] = ChatScreen
-    HELP_LEFT_OUT: ClassVar[frozenset[str]] = frozenset()
-    """Titles of blocks of help about what this app does not have."""
 
     def __init__(
         self,
@@ -116,7 +113,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._copying = asyncio.Lock()
         self._initial = initial_model
         self._sides = sides
-        self.chat_screen = self.services.chat = self.CHAT(self.services, None if sides else initial_model)
+        self.chat_screen = self.services.chat = ChatScreen(self.services, None if sides else initial_model)
         self._ended = False
         self._ctrl_c_at = self._interrupted_at = float("-inf")
         self._theme_before_preview: str | None = None
@@ -343,11 +340,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.screen.dismiss(None)
         else:
             here = {binding.id for _, bound in self.screen._binding_chain for _, binding in bound if binding.id}
-            self.push_screen(HelpScreen(self.offered_keys(), self.HELP_LEFT_OUT, here))
-
-    def offered_keys(self) -> list[keys.Key]:
-        """Return the keys that help explains."""
-        return list(self.moved_keys)
+            self.push_screen(HelpScreen(self.moved_keys, here))
 
     async def action_help_quit(self) -> None:
         """Stop what is written or loaded on Ctrl+C; with nothing to stop, or if it goes on, a second press quits."""

@@ -73,14 +73,12 @@ SPEECH = (
     ("audio queued", "seconds of audio not yet played"),
     ("with speech", "decoding speed of the last answer that was read, of the last that was not"),
 )
-MACHINE_TITLE = "Memory bandwidth and ceilings"
-SPEECH_TITLE = "Reading aloud"
 _FIGURES = {
     "Figures": FIGURES,
     "Speculative decoding": DRAFTING,
-    MACHINE_TITLE: MACHINE,
+    "Memory bandwidth and ceilings": MACHINE,
     "Models on servers": SERVERS,
-    SPEECH_TITLE: SPEECH,
+    "Reading aloud": SPEECH,
 }
 """Blocks about figures, by title."""
 _TIPS = (
@@ -126,10 +124,7 @@ def pages(sections: Iterable[Section]) -> list[list[Section]]:
 
 
 class HelpScreen(Dismissable[None], keys="help"):
-    """The keys of the screen below, whose ids are `here`, then figures, then all other keys; with a filter.
-
-    `left_out` are titles of blocks that are not shown.
-    """
+    """The keys of the screen below, whose ids are `here`, then figures, then all other keys; with a filter."""
 
     CSS_PATH = "help.tcss"
     AUTO_FOCUS = "Input"
@@ -140,12 +135,10 @@ class HelpScreen(Dismissable[None], keys="help"):
         ("pagedown", "scroll('page_down')", "page down"),
     ]
 
-    def __init__(
-        self, offered: Sequence[keys.Key] = keys.KEYS, left_out: Collection[str] = (), here: Collection[str] = ()
-    ) -> None:
+    def __init__(self, offered: Sequence[keys.Key] = keys.KEYS, here: Collection[str] = ()) -> None:
         super().__init__()
         near = [key for key in offered if key.id in here and key.keys]
-        figures = [(title, [(*row, "") for row in rows]) for title, rows in _FIGURES.items() if title not in left_out]
+        figures = [(title, [(*row, "") for row in rows]) for title, rows in _FIGURES.items()]
         rest = [key for key in offered if key not in near]
         self._sections: list[Section] = [*key_sections(near), *figures, *key_sections(rest), _TIPS]
         self._pages = pages(self._sections)

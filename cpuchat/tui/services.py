@@ -211,8 +211,6 @@ class Services:
         """The one on the screen."""
         self.on_input: Callable[[], None] = lambda: None
         """Called at each key, paste, click and turn of the wheel: what runs while the app is idle gives way."""
-        self.no_model = "No model is loaded. Ctrl+O chooses one."
-        """What to tell where a model is needed."""
         self.show_theme: Callable[[str], None] = lambda name: None
         """Shows the theme that a name in the settings means."""
         self.keys_held: Callable[[], AbstractContextManager[None]] = nullcontext

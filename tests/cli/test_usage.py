@@ -75,7 +75,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--ctx", "99999999999", "q"], ["--ctx"]),
         (["ask", "--ctx", "5", "q"], ["engine.ctx: 5 is below the minimum of 256", "0 = automatic"]),
         (["models", "files", "x", "--ctx", "255"], ["engine.ctx: 255 is below the minimum of 256"]),
-        (["ask", "--threads", "100000", "q"], ["100000 threads", "CPUs"]),
+        (["ask", "--threads", "100000", "q"], ["100,000 threads", "CPUs"]),
         (["ask", "--cache-type-k", "q9", "q"], ["--cache-type-k", "q8_0"]),
         (["ask", "--cache-type-v", "q8_0", "--flash-attn", "off", "q"], ["flash attention"]),
         (["ask", "--stop", "", "q"], ["--stop"]),

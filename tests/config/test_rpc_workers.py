@@ -58,7 +58,7 @@ def test_the_command_line_keeps_the_embedding_and_the_output_here() -> None:
     assert "^output=CPU" in words and "--device none" not in words
 
 
-@pytest.mark.parametrize("wrong", [("--token-file", "t"), ("--web",), ("--ctx", "512"), ("m.gguf",)])
+@pytest.mark.parametrize("wrong", [("--token-file", "t"), ("--strict-model",), ("--ctx", "512"), ("m.gguf",)])
 def test_a_worker_takes_no_options_of_a_server(wrong: tuple[str, ...]) -> None:
     done = run("serve", "--rpc-worker", "--host", "0.0.0.0", *wrong)
     assert done.returncode == UsageError.exit_code

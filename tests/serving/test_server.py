@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from cpuchat.cli.serve import MOST_LINES, LineLimit, tab_address
+from cpuchat.cli.serve import MOST_LINES, LineLimit
 from cpuchat.serving import server
 from tests.cli.program import HANG_GUARD
 from tests.support.serving import Server, chat
@@ -102,18 +102,3 @@ def test_lines_of_refused_requests_are_limited() -> None:
     lines = LineLimit()
     assert [lines.take(1.0) for _ in range(MOST_LINES + 7)].count((True, 0)) == MOST_LINES
     assert [lines.take(2.5), lines.take(2.6)] == [(True, 7), (True, 0)]
-
-
-def test_the_apps_of_browser_tabs_reach_the_server_on_this_machine() -> None:
-    class Elsewhere:
-        def getsockname(self) -> tuple[str, int]:
-            return "10.0.0.2", 8080
-
-    here = server.listen("127.0.0.1", 0)
-    there: list[Any] = [Elsewhere()]
-    try:
-        assert tab_address(here) == server.url(here[0]) and len(here) == 1
-        assert tab_address(there).startswith("http://127.0.0.1:") and len(there) == 2
-    finally:
-        for listener in (*here, *there[1:]):
-            listener.close()

@@ -172,7 +172,7 @@ async def test_a_key_is_changed_named_when_taken_and_changed_back() -> None:
         await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
         await app.press("escape", "f1")
         await app.until(lambda: isinstance(app.app.screen, HelpScreen))
-        assert any(key.id == "chat.downloads" and key.keys == "ctrl+b" for key in app.app.offered_keys())
+        assert any(key.id == "chat.downloads" and key.keys == "ctrl+b" for key in app.app.moved_keys)
         write_keymap("")
         app.app.reload_own_files()
         await app.until(lambda: not app.app.services.keymap)

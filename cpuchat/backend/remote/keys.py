@@ -29,14 +29,13 @@ _ELSEWHERE = {"keyring": _SERVICE}
 
 class KeyRing:
     """Finds the key of a server: where it was stored, else in the environment. `chosen`: the server that
-    `CPUCHAT_API_KEY` is for: the one of `--server`, or the only one of the settings. `file`: replaces the one in the
-    data folder.
+    `CPUCHAT_API_KEY` is for: the one of `--server`, or the only one of the settings.
     """
 
-    def __init__(self, chosen: str = "", file: Path | None = None) -> None:
+    def __init__(self, chosen: str = "") -> None:
         self._chosen = chosen
-        self._file = file or paths.keys_file()
-        self._former = None if file else paths.config_dir() / self._file.name  # where it was in earlier versions
+        self._file = paths.keys_file()
+        self._former = paths.config_dir() / self._file.name  # where it was in earlier versions
 
     def key(self, server: str) -> str:
         """Return the key, "" when there is none. May wait for the owner to unlock a keyring. Raises ServerError: the
@@ -88,7 +87,7 @@ class KeyRing:
 
     def _known(self) -> dict[str, object]:
         """Return the keys by server; moves the file of an earlier version. Raises ServerError."""
-        if self._former is None or self._file.exists() or not self._former.exists():
+        if self._file.exists() or not self._former.exists():
             return _read(self._file)
         known = _read(self._former)
         with contextlib.suppress(OSError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -83,8 +82,6 @@ class LlamaServer(Adapter):
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
         }
-        if salt := os.environ.get("CPUCHAT_CACHE_SALT"):  # of an app in a browser tab
-            content["cache_salt"] = salt
         if request.grammar:
             content["grammar"] = request.grammar
         if request.reasoning_budget is not None:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from textual import on
@@ -39,6 +38,7 @@ from cpuchat.session.attachments import (
     named,
     pasted,
     require_files,
+    start_folder,
     unfinished,
 )
 from cpuchat.session.chat import ChatSession
@@ -173,11 +173,7 @@ class QueuedMessages(OptionList):
 
 
 class Composer(Prompt):
-    """A prompt that gives messages to a session. It knows what is edited, and each chat's draft and pasted texts.
-
-    Args:
-        folder: where paths begin; None: no file is read.
-    """
+    """A prompt that gives messages to a session. It knows what is edited, and each chat's draft and pasted texts."""
 
     class CommandTyped(Message):
         """A command is to be run. `argument`: "" for none."""
@@ -200,10 +196,10 @@ class Composer(Prompt):
             super().__init__()
             self.action = action
 
-    def __init__(self, session: ChatSession, folder: Path | None, *, id: str | None = None) -> None:
+    def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
         super().__init__(self._submit_or_save, id=id)
         self._session = session
-        self._folder = folder
+        self._folder = start_folder()
         self.actions: Mapping[str, str] = {}
         """Texts that are actions of the screen in place of messages."""
         self.editing: int | None = None
@@ -330,7 +326,7 @@ class Composer(Prompt):
         """Return True, and show why, if the message names a file that is missing; False the second time: then it is
         sent as text.
         """
-        if self._folder is None or not self.attaches or text == self._held_back:
+        if not self.attaches or text == self._held_back:
             return False
         try:
             require_files(text, self._folder, self._held, self._known)
@@ -621,8 +617,7 @@ class Composer(Prompt):
         return unfinished(self.document.get_line(row)[:column]) if self.selection.is_empty else None
 
     async def _offer_paths(self, mark: str) -> None:
-        folder = self._folder
-        found = await run_in_daemon_thread(lambda: completions(mark, folder)) if folder is not None else []
+        found = await run_in_daemon_thread(lambda: completions(mark, self._folder))
         if self._unfinished() == mark and self.has_focus:
             self._typed = mark
             self._paths.offer([] if found == [mark] else found)

@@ -22,19 +22,19 @@ from cpuchat.session.events import SessionEvent
 from cpuchat.tui.chat.composer import Composer, Paths, QueuedMessages
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import STARTS, SUGGESTED_ACTIONS, WelcomePane, questions, start_of
+from cpuchat.tui.chat.welcome import OF_DEMO, OF_OTHERS, STARTS, SUGGESTED_ACTIONS, WelcomePane, start_of
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.prompt import Prompt
 
 
 class ConversationPane(Vertical):
-    """Shows the open chat, and what is typed. `folder`: where paths in messages begin; None: no file is read."""
+    """Shows the open chat, and what is typed."""
 
-    def __init__(self, services: Services, session: ChatSession, folder: Path | None) -> None:
+    def __init__(self, services: Services, session: ChatSession) -> None:
         super().__init__(id="middle")
         self._services, self._session = services, session
         self.transcript = ChatTranscript(session, id="transcript")
-        self.composer = Composer(session, folder, id="prompt")
+        self.composer = Composer(session, id="prompt")
         self._queued = QueuedMessages()
         self.preset_models: dict[str, Source | None] = {}
         """Models by the names that presets have for them; None: not here."""
@@ -94,12 +94,11 @@ class ConversationPane(Vertical):
         empty, path = not self.transcript.has_messages, self._session.source
         self.query_one("#talk").set_class(empty, "-empty")
         offered: tuple[str, ...] = ()
-        can_compare = self.screen.check_action("compare", ())
         if empty and path is not None:
-            offered = questions(isinstance(path, Path) and is_demo(path), can_compare)
+            offered = OF_DEMO if isinstance(path, Path) and is_demo(path) else OF_OTHERS
         self.composer.suggestions = tuple(map(start_of, offered))
         self.composer.incomplete = frozenset(STARTS.values())
-        self.composer.actions = SUGGESTED_ACTIONS if empty and can_compare else {}
+        self.composer.actions = SUGGESTED_ACTIONS if empty else {}
         if empty:
             idle = (self._session.loaded or path is None) and not self._session.busy
             self.query_one(WelcomePane).show(offered, idle=idle)

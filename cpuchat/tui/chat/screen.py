@@ -24,7 +24,6 @@ from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
 from cpuchat.protocol.messages import Failed, LoadCancelled, ModelLoaded
 from cpuchat.session import events
-from cpuchat.session.attachments import start_folder
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent, Severity
 from cpuchat.tools.config import Server
@@ -61,7 +60,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     AUTO_FOCUS = TEXT_FIELD = "#prompt"
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
-    READS_FILES: ClassVar = True  # those that a message names
 
     def __init__(self, services: Services, initial_model: Source | None) -> None:
         """`initial_model` is loaded after the first paint."""
@@ -76,7 +74,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self._menus = Menus(self, services, self.session)
         self._status = StatusLine(id="status")
         self._chats = ChatList(id="chats")
-        self._pane = ConversationPane(services, self.session, start_folder() if self.READS_FILES else None)
+        self._pane = ConversationPane(services, self.session)
         self._transcript, self._composer = self._pane.transcript, self._pane.composer
         self._reader = Reader(self, services, self.session)
         self._call_dialog: CallScreen | None = None
@@ -99,7 +97,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.titler, self.build_probe, self.pass_probe = (
             ChatTitler(self, *probes), BuildProbe(self, *probes), PassProbe(self, *probes)
         )  # fmt: skip
-        self.session.no_model = self.services.no_model
         self._apply_ui_settings()
         if self.services.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
@@ -414,8 +411,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         selected = self._transcript.selected_id
         repeats = self.session.will_repeat(selected)
         if self.session.regenerate(selected) and repeats:
-            how = " F2, Temperature changes that." if self.check_action("settings", ()) else ""
-            self.tell(f"Greedy sampling: expect the same answer again.{how}")
+            self.tell("Greedy sampling: expect the same answer again. F2, Temperature changes that.")
 
     def action_continue_answer(self) -> None:
         self.session.continue_answer()

@@ -21,16 +21,9 @@ CODE = "Paste code and ask for a change"
 """What free drafters are best at: most of the answer is in the question."""
 STARTS = {CODE: "Give the variables in this code better names, and show all of it:\n\n"}
 """What is put into the prompt for a question that the user has to complete."""
-_OF_DEMO = ("What can you do?", DRAFTS, RACE)
-_OF_TAB = ("What can you do?", "Which model should I download?", "What is speculative decoding?")
-_OF_OTHERS = ("What can you do?", CODE, COMPARE, "What is speculative decoding?")
-
-
-def questions(is_demo: bool, can_compare: bool | None) -> tuple[str, ...]:
-    """Return what to ask: the demo model knows the program, and recordings show a real one; any other can work."""
-    if is_demo:
-        return _OF_DEMO if can_compare else _OF_TAB
-    return tuple(one for one in _OF_OTHERS if one not in SUGGESTED_ACTIONS or can_compare)
+OF_DEMO = ("What can you do?", DRAFTS, RACE)
+"""What to ask the demo model: it knows the program, and recordings show a real one."""
+OF_OTHERS = ("What can you do?", CODE, COMPARE, "What is speculative decoding?")
 
 
 def start_of(question: str) -> str:
@@ -97,7 +90,6 @@ class WelcomePane(Static):
         if is_first:
             keys = "1 to 3 send · Ctrl+O your own model · F1 help"
         else:
-            models = "Ctrl+O models · " if self.screen.check_action("models", ()) else ""
-            keys = f"{models}Alt+S system prompt · F1 help"
+            keys = "Ctrl+O models · Alt+S system prompt · F1 help"
         lines += [Content(""), Content(renamed(keys, self._services.keymap))]
         self.update(Content("\n").join(lines))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from textual import on
+from textual import constants, on
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
@@ -89,7 +89,7 @@ class GuardedApp(App[R], Generic[R]):
         self.signalled = 0
 
     def get_driver_class(self) -> type[Driver]:
-        if sys.platform == "win32":
+        if sys.platform == "win32" or constants.DRIVER:
             return super().get_driver_class()
         from cpuchat.tui.terminal.driver import Terminal
 

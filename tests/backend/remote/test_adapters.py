@@ -107,14 +107,6 @@ async def test_llama_server_that_tells_nothing_says_how_to_switch_it_on() -> Non
         assert "--spec" in why and model.no_speculation == why
 
 
-async def test_the_app_of_a_browser_tab_shares_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with remote_server(owner="llamacpp", pages={"/props": {}}) as server:
-        await answered(server)
-        monkeypatch.setenv("CPUCHAT_CACHE_SALT", "secret")
-        await answered(server)
-        assert [one.body.get("cache_salt") for one in server.chats()] == [None, "secret"]
-
-
 async def test_vllm_counts_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpuchat.backend.remote.backend.LOAD_SECONDS", 0.05)
     then, now = (500, 100, 200, 150, 80, 70), (540, 110, 220, 165, 89, 76)

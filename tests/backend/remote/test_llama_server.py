@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -201,10 +200,10 @@ async def test_a_system_prompt_and_reasoning_are_sent(demo: str) -> None:
     await backend.close()
 
 
-async def test_a_server_wants_its_key(tmp_path: Path) -> None:
+async def test_a_server_wants_its_key() -> None:
     with llama_server(DEMO, api_key="sk-right") as url:
         for key, works in (("", False), ("sk-wrong", False), ("sk-right", True)):
-            keys = KeyRing(file=tmp_path / "keys.toml")
+            keys = KeyRing()
             keys.store(url, key)
             backend = RemoteBackend(keys)
             await collect(backend.load(ServerModel(url), LoadOptions()))

@@ -29,7 +29,7 @@ from cpuchat.tui import services
 from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import Presentation, TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import COPY
-from cpuchat.tui.chat.welcome import CODE, DRAFTS, RACE, STARTS, SUGGESTED_ACTIONS, WHAT, questions
+from cpuchat.tui.chat.welcome import CODE, DRAFTS, OF_OTHERS, RACE, STARTS, WHAT
 from cpuchat.tui.compare.replay import ReplayScreen
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
@@ -396,9 +396,7 @@ async def test_the_first_run_offers_what_can_be_seen_without_a_model_of_ones_own
 async def test_an_empty_chat_offers_questions_by_number() -> None:
     async with running() as app:
         await app.ready()
-        offered = questions(is_demo=False, can_compare=True)
-        assert offered[1] == CODE and all(question in app.screen_text for question in offered)
-        assert not SUGGESTED_ACTIONS.keys() & {*questions(is_demo=True, can_compare=False)}
+        assert OF_OTHERS[1] == CODE and all(question in app.screen_text for question in OF_OTHERS)
         await app.until(lambda: "a 4B model runs at about 15 tok/s here" in app.screen_text)
         await app.press("2")
         assert app.prompt.text == STARTS[CODE] and app.prompt.text.endswith("\n\n")  # where the code is pasted
@@ -406,8 +404,8 @@ async def test_an_empty_chat_offers_questions_by_number() -> None:
         assert app.prompt.text == "2x"
         await app.press("backspace", "backspace", "4", "enter")
         await app.until(lambda: len(app.conversation.messages) == 2 and not app.chat.busy)
-        assert app.conversation.messages[0].content == offered[3]
-        assert offered[0] not in app.screen_text
+        assert app.conversation.messages[0].content == OF_OTHERS[3]
+        assert OF_OTHERS[0] not in app.screen_text
         await app.press("4")
         assert app.prompt.text == "4"
 

@@ -1,1 +1,0 @@
-"""The app in browser tabs: a process for each, in a terminal that the browser draws."""
