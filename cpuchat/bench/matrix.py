@@ -5,6 +5,7 @@ be drafted.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.resources
 import itertools
 import re
@@ -250,7 +251,8 @@ def check_placements(cells: Iterable[Cell], chosen: Settings) -> None:
     """Raises UsageError for threads, cores or memory policies that this machine does not have."""
     topology = read_topology()
     for setup in dict.fromkeys(cell.setup for cell in cells):
-        place(topology, PlacementSpec.of(setup.settings(chosen)), with_draft=bool(setup.draft))
+        spec = dataclasses.replace(PlacementSpec.of(setup.settings(chosen)), is_saved=False)
+        place(topology, spec, with_draft=bool(setup.draft))
 
 
 def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:

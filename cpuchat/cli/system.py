@@ -337,7 +337,7 @@ def probe(as_json: bool, **values: Any) -> None:
     engine = chosen.engine
     topology = read_topology(ROOT)
     threads = 0 if values.get("engine__cores") else engine.threads
-    is_saved = not values.get("engine__cores")
+    is_saved = not (values.get("engine__cores") or values.get("engine__memory"))
     spec = PlacementSpec(engine.cores, memory=engine.memory, threads=threads, is_saved=is_saved)
     placement = place(topology, spec)
     terminal = Terminal()

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.protocol.messages import Tool
 from cpuchat.serving.errors import field_error
 
@@ -55,7 +56,7 @@ def _object(arguments: str) -> dict[str, Any]:
     """Return the arguments of a call, also of one that was cut in its last text."""
     for end in ("", '"}', "}"):
         try:
-            return msgspec.json.decode(arguments + end, type=dict[str, Any])
+            return msgspec.json.decode(arguments + end, type=prepared(dict[str, Any]))
         except ValueError:
             continue
     return {}

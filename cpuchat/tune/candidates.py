@@ -96,7 +96,7 @@ def possible(topology: Topology, chosen: Settings) -> Settings:
         UsageError: cores or memory policy that it does not have.
     """
     try:
-        place(topology, PlacementSpec.of(chosen))
+        place(topology, dataclasses.replace(PlacementSpec.of(chosen), is_saved=False))
     except PlacementError as error:
         if [*error.problems] != ["threads"]:
             raise

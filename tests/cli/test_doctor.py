@@ -185,6 +185,7 @@ def test_too_many_threads_in_the_settings_are_a_finding_and_not_a_failure(
     arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(system, "ROOT", make_tree(tmp_path, "epyc-9354"))
+    monkeypatch.setattr(read_bandwidth, "survey", surveyed)
     config = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text("[engine]\nthreads = 500\n")

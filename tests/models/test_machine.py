@@ -51,10 +51,9 @@ def test_a_bandwidth_measured_beside_other_programs_predicts_nothing() -> None:
     assert this_machine(settings).peak == 25e9
 
 
-def test_cores_that_are_not_there_are_said() -> None:
+def test_cores_that_are_not_there_are_left_out_as_by_a_load() -> None:
     machine = this_machine(parse('[engine]\ncores = "9998-9999"\n'))
-    assert machine.peak == 0.0
-    assert "9998" in machine.peak_source
+    assert machine.peak_source == this_machine(Settings()).peak_source
 
 
 def test_memory_that_is_bound_to_a_node_is_that_of_the_node(tmp_path: Path) -> None:

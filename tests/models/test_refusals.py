@@ -115,7 +115,7 @@ def test_only_damage_is_to_be_downloaded_again(reason: str, why: str, kind: type
 
 def test_a_vocabulary_is_refused_as_such(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", "tokenizer.ggml.tokens": ["a", "b"]}, [])
-    done = run("ask", "Hi", "--model", str(tmp_path / "m.gguf"))
+    done = run("ask", "--model", str(tmp_path / "m.gguf"), "Hi")
     assert done.returncode == ModelUnsupported.exit_code and "vocabulary without weights" in done.stderr
 
 
@@ -135,7 +135,7 @@ def test_a_companion_of_a_model_is_called_what_it_is(kind: str, tiny_model: Path
 def test_what_llama_cpp_refuses_is_said_in_words(
     changes: dict[str, Any], why: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    done = run("ask", "Hi", "--model", str(edited(tiny_model, tmp_path / "m.gguf", changes)))
+    done = run("ask", "--model", str(edited(tiny_model, tmp_path / "m.gguf", changes)), "Hi")
     assert done.returncode == ModelUnsupported.exit_code
     assert why in done.stderr and "another publisher" in done.stderr
 
@@ -150,5 +150,5 @@ def test_the_command_line_lists_a_diffusion_model_as_unsupported(tiny_model: Pat
     [row] = [row for row in rows if row["source"] == "folder"]
     assert row["state"] == "unsupported" and "diffusion" in row["damaged"]
     assert "diffusion" in run("models", "show", str(tmp_path / "m.gguf")).stdout
-    done = run("ask", "Hi", "--model", str(tmp_path / "m.gguf"))
+    done = run("ask", "--model", str(tmp_path / "m.gguf"), "Hi")
     assert done.returncode == ModelUnsupported.exit_code and "diffusion" in done.stderr

@@ -203,19 +203,6 @@ def test_what_ran_elsewhere_is_left_out_of_the_messages() -> None:
     assert len(read(RESPONSES, {"input": [*items, {"role": "user", "content": "!"}]}).request.messages) == 2
 
 
-def test_only_systems_at_the_beginning_name_an_agent() -> None:
-    def agent(*more: dict[str, Any]) -> str:
-        turns = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "Hi"}, *more]
-        return read(CHAT, {"messages": turns}).request.agent
-
-    later = (
-        {"role": "assistant", "content": "Yes."},
-        {"role": "system", "content": "New."},
-        {"role": "user", "content": "?"},
-    )
-    assert agent() == agent(*later) != ""
-
-
 # tools
 
 CODEX: list[dict[str, Any]] = [

@@ -156,7 +156,7 @@ def test_a_draft_that_the_catalog_names_is_loaded_beside_its_target(named_pair: 
     done = run(*ask)
     assert done.returncode == 0, done.stderr
     assert "recommended by the catalog for Big" in done.stderr
-    assert json.loads(run(*ask, "--json").stdout)["draft_model"]
+    assert json.loads(run("ask", "--json", *ask[1:]).stdout)["draft_model"]
 
 
 @pytest.mark.usefixtures("measured_machine", "one_core")
