@@ -22,7 +22,7 @@ from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
 from cpuchat.protocol.model_info import ModelWork, Weights
 
-COST_MODEL = 2
+COST_MODEL = 3
 """Raise it with every change of the work of a pass or of how profiles are fitted: what earlier versions kept of models
 and of this machine is then computed and measured again."""
 
@@ -38,6 +38,8 @@ class PassPart(NamedTuple):
 
 KV = "KV"
 """The type of attention over the KV cache among the arithmetic rates."""
+_ATTENTION_TILE = 64
+"""Tokens of a pass from which on flash attention over an unquantized cache computes in tiles (ggml-cpu/ops.cpp)."""
 ROUTED = " routed"
 """Follows the type of experts among the arithmetic rates: few tokens are multiplied with each of many matrices."""
 _LAST = 0.85
@@ -100,7 +102,8 @@ def parts(
         cells = one.cells(each, n_past)
         seen = cells - (each - 1) / 2
         seen = min(seen, one.window) if one.window else seen
-        found.append(PassPart(KV, sequences * cells * one.nbytes, n_tokens * seen * one.madds, each))
+        madds = one.madds * (one.wide if each >= _ATTENTION_TILE else 1.0)
+        found.append(PassPart(KV, sequences * cells * one.nbytes, n_tokens * seen * madds, each))
     moved = n_tokens * work.row + 2.0 * sequences * work.state
     if moved:
         found.append(PassPart(KV, moved, 0.0, 1.0))

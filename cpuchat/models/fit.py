@@ -627,11 +627,11 @@ def check_fit(
         if options.type_k in ("f16", "f32", "bf16") and options.flash_attn != "off":
             longer = min(largest_context(header, quantized, available_bytes), need.n_ctx)
             if longer > fitting:
-                ideas.append(f"a q8_0 KV cache allows {longer} tokens, with a slower prefill")
+                ideas.append(f"a q8_0 KV cache allows {longer} tokens (prefill at 4k: half as fast)")
         on_disk = required_memory(header, msgspec.structs.replace(options, from_disk=True), need.n_ctx)
         stays_on_disk = may_stay_on_disk(options) and on_disk.least <= available_bytes
     elif need.weights - need.reclaimable + need.repack + need.compute < available_bytes:
-        ideas += ["use a smaller --ctx", "quantize the KV cache (q8_0: a slower prefill)"]
+        ideas += ["use a smaller --ctx", "quantize the KV cache (q8_0; prefill at 4k: half as fast)"]
     if not ideas:
         ideas.append("choose a smaller model or quantization")
     if stays_on_disk:

@@ -34,7 +34,7 @@ from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import Attention, ModelWork, Weights
-from cpuchat.protocol.options import EngineOptions
+from cpuchat.protocol.options import UNQUANTIZED, EngineOptions
 
 # Tables of which a pass reads rows (GGML_OP_GET_ROWS of LLM_TENSOR_INFOS in llama-arch.cpp): size, not traffic.
 _TABLE = re.compile(r"(?:token_embd|per_layer_token_embd|position_embd|token_types|blk\.\d+\.ffn_gate_tid2eid)\.weight")
@@ -115,6 +115,11 @@ def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
     return not layer.isdecimal() or int(layer) < decoding_layers(header)
 
 
+_UNTILED = 4.0
+"""`Attention.wide` of a quantized cache: for each 1,000 tokens of a Q8_0 cache a prompt's token takes 13.1 ms, of an F16
+one 3.3 (Qwen2.5 Coder 1.5B, two cores of a Zen 3); decoding takes the same with both."""
+
+
 def _attention(header: GGUFHeader, options: EngineOptions) -> tuple[Attention, ...]:
     """Return what attention reads of the cache and computes for each token of it, by window (0: none), widest last."""
     flash_attn = options.flash_attn != "off" and header.architecture not in _NO_FLASH_ATTENTION
@@ -132,7 +137,8 @@ def _attention(header: GGUFHeader, options: EngineOptions) -> tuple[Attention, .
             each = row.k * 2 if not row.v else header.key_length + header.value_length
             madds[window] += header.n_head * each
     step = 1 if flash_attn else fit.CONTEXT_STEP
-    return tuple(Attention(n, madds[window], window, step) for window, n in sorted(nbytes.items()) if n)
+    wide = 1.0 if {options.type_k, options.type_v} <= {*UNQUANTIZED} else _UNTILED
+    return tuple(Attention(n, madds[window], window, step, wide) for window, n in sorted(nbytes.items()) if n)
 
 
 _LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from a larger one

@@ -41,13 +41,15 @@ class Attention(msgspec.Struct, frozen=True):
     """Layers that attend alike. Per token of the context: `nbytes` of KV cache, and `madds` multiply-adds for each
     token of the pass.
 
-    `window`: only over the last tokens (0: all); `step`: in steps of so many tokens (1 with flash attention).
+    `window`: only over the last tokens (0: all); `step`: in steps of so many tokens (1 with flash attention); `wide`:
+    how many times as long the multiply-adds of passes of a tile of tokens take as over an F16 cache.
     """
 
     nbytes: float
     madds: float
     window: int = 0
     step: int = 1
+    wide: float = 1.0
 
     def cells(self, n_tokens: float, n_past: float) -> float:
         """Return the tokens of the context that a pass over `n_tokens` tokens reads."""

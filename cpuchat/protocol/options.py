@@ -47,7 +47,7 @@ class EngineOptions(msgspec.Struct, kw_only=True):
     ] = "auto"
     type_k: Annotated[
         CacheType,
-        Setting("KV cache type, K", "q8_0 halves the KV cache; slower prefill", help="KV cache type of K."),
+        Setting("KV cache type, K", "q8_0 halves the KV cache, and prefill at 4k", help="KV cache type of K."),
     ] = msgspec.field(default="f16", name="cache_type_k")
     type_v: Annotated[
         CacheType, Setting("KV cache type, V", "below f16 it needs flash attention", help="KV cache type of V.")

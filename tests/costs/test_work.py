@@ -7,6 +7,8 @@ import pytest
 
 from cpuchat.costs.model import ALIKE, bytes_read, experts_read, parts
 from cpuchat.models.synthetic.model import SHAPES, header_of
+from cpuchat.models.traffic import model_work
+from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 from tests.costs.made_up import work
 
@@ -94,3 +96,13 @@ def test_tokens_of_one_text_share_experts_and_different_texts_do_not() -> None:
 
 def test_a_model_without_layers_costs_something() -> None:
     assert parts(ModelWork(n_layer=0, head=(Weights("F16", 1e6, 5e5),), dense=()), 8, n_outputs=1)
+
+
+def test_a_quantized_cache_slows_prompts_down_and_not_decoding() -> None:
+    def attention(kind: str, n_tokens: int) -> float:
+        options = LoadOptions(type_k=kind, type_v=kind)  # type: ignore[arg-type]
+        found = model_work(header_of(SHAPES["1.5b"], "Q4_K_M"), options)
+        return sum(part.madds for part in parts(found, n_tokens, 4096) if part.type == "KV")
+
+    assert attention("q8_0", 1) == attention("f16", 1)
+    assert attention("q8_0", 512) == pytest.approx(4 * attention("f16", 512))
