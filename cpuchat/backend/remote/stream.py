@@ -72,7 +72,11 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             continue
         field, _, value = line.partition(b":")
         if field in (b"data", b"error"):  # llama-server has sent errors in a field of that name
-            data.append(value.removeprefix(b" "))
+            value = value.removeprefix(b" ")
+            if data and value.startswith((b"{", _DONE)):  # some servers leave out the empty line between events
+                yield b"\n".join(data)
+                data = []
+            data.append(value)
             _require_size(b"".join(data) if len(data) > 1 else data[0])
 
 
@@ -113,8 +117,21 @@ def _invalid(data: bytes) -> ServerError:
     )
 
 
-def valid_text(value: Any) -> str:
-    """Return a text from JSON, "" for anything else; lone surrogates are replaced."""
+def error_words(found: Any, depth: int = 6) -> str:
+    """Return what a server says of an error, also in FastAPI's lists with the places of fields; "" for nothing."""
+    if isinstance(found, list):
+        return "; ".join(filter(None, (error_words(one, depth - 1) for one in found[:4] if depth)))
+    if not isinstance(found, dict):
+        return valid_text(found)
+    place = ".".join(map(str, found["loc"])) if isinstance(found.get("loc"), list) else ""
+    said = [error_words(found.get(name), depth - 1) for name in ("error", "message", "detail", "msg") if depth]
+    return ": ".join(filter(None, (place, next(filter(None, said), ""))))
+
+
+def valid_text(value: Any, kind: str = "text") -> str:
+    """Return a text from JSON, also one in parts of a `kind`, "" for anything else; lone surrogates are replaced."""
+    if isinstance(value, list):
+        return "".join(valid_text(part.get(kind)) for part in value if isinstance(part, dict))
     if not isinstance(value, str):
         return ""
     if value.isascii():
@@ -236,12 +253,20 @@ class _Part:
     text: str = ""
     arguments: dict[str, Any] | None = None
 
+    def differs(self, call_id: str) -> bool:
+        """Return whether a name with this id (which may be missing) begins another call."""
+        if call_id and self.id:
+            return call_id != self.id
+        return self.arguments is not None or (self.text.endswith("}") and not _call(self).problem)
+
 
 class CallParts:
     """The calls of one answer, from the parts in which a server sends them."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, _Part] = {}
+        self._parts: list[_Part] = []
+        self._open: dict[int, _Part] = {}
+        self._newest = 0
 
     def add(self, sent: Any) -> None:
         """Take in `tool_calls` of a part of an answer; what is none is left out."""
@@ -251,14 +276,18 @@ class CallParts:
             function = one.get("function") if isinstance(one, dict) else None
             if not isinstance(function, dict):
                 continue
-            index = one.get("index")
-            if not isinstance(index, int):  # whole calls, each with its own
-                index = len(self._parts) if function.get("name") else number
-            if index not in self._parts and len(self._parts) >= _MOST_CALLS:
-                continue
-            part = self._parts.setdefault(index, _Part())
-            part.id = part.id or valid_text(one.get("id"))
-            part.name = part.name or valid_text(function.get("name"))
+            name, call_id, index = valid_text(function.get("name")), valid_text(one.get("id")), one.get("index")
+            if not isinstance(index, int):  # a part of the newest call, or whole calls
+                index = number if len(sent) > 1 else self._newest
+            part = self._open.get(index)
+            # Some servers give all calls one index, or repeat the name in each part.
+            if part is None or (name and part.name and part.differs(call_id)):
+                if len(self._parts) >= _MOST_CALLS:
+                    continue
+                part = self._open[index] = _Part()
+                self._parts.append(part)
+            self._newest = index
+            part.id, part.name = part.id or call_id, part.name or name
             arguments = function.get("arguments")
             if isinstance(arguments, dict):
                 part.arguments = arguments
@@ -267,14 +296,15 @@ class CallParts:
 
     def calls(self) -> tuple[ToolCall, ...]:
         """Return the calls, in the order in which they began."""
-        return tuple(_call(part) for part in self._parts.values() if part.name)
+        return tuple(_call(part) for part in self._parts if part.name)
 
 
 def _call(part: _Part) -> ToolCall:
     arguments: Any = part.arguments
     if arguments is None:
         try:
-            arguments = json.loads(part.text) if part.text.strip() else {}
+            arguments = json.loads(part.text, strict=False) if part.text.strip() else {}
+            arguments = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
         except (ValueError, RecursionError):
             return ToolCall(name=part.name, id=part.id, problem="The arguments are not valid JSON.")
     if not isinstance(arguments, dict):

@@ -30,6 +30,11 @@ async def test_an_event_without_its_end_is_dropped() -> None:
     assert [one async for one in objects(pieces(data, 5), by_line=False)] == [{"a": 1}]
 
 
+async def test_events_without_the_empty_line_between_them_are_parted() -> None:
+    data = b'data: {"a":\ndata: 1}\ndata: {"b":2}\ndata: [DONE]\n\n'
+    assert [one async for one in objects(pieces(data, 5), by_line=False)] == [{"a": 1}, {"b": 2}, None]
+
+
 async def test_the_end_is_not_taken_for_a_cut() -> None:
     assert [one async for one in objects(pieces(b"data: [DONE]\n\n", 4), by_line=False)] == [None]
     assert [one async for one in objects(pieces(b'{"a":1}\n{"b":', 4), by_line=True)] == [{"a": 1}]
