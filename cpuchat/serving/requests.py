@@ -398,6 +398,8 @@ def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:
             return read_rule("auto", (), offered, single=single)
         case str():
             return read_rule(choice, (), offered, single=single)
+        case {"type": "auto" | "none" | "required" | "any" as mode}:
+            return read_rule(mode, (), offered, single=single)
         case {"type": "allowed_tools"}:
             match choice.get("allowed_tools", choice):
                 case {"mode": str(mode), "tools": list(allowed)}:
@@ -419,6 +421,7 @@ def _chosen(choice: dict[str, Any]) -> str:
 
 def read_rule(mode: str, names: Sequence[str], offered: Offered, *, single: bool) -> CallRule:
     """Return what may be called: `mode` as of `CallRule`, or one tool by name. Raises Refusal."""
+    mode = "required" if mode == "any" else mode  # Mistral's word
     known, own = offered.kinds, {kind.name: name for name, kind in offered.kinds.items()}
     names = [name if name in known else own.get(name, name) for name in names]
     for name in names:
