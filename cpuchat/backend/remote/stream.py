@@ -7,6 +7,7 @@ worker would send.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -35,8 +36,8 @@ _DONE = b"[DONE]"
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Split a byte stream at LF, CR LF or CR. A last line without its end is dropped: it was cut. Raises ServerError: a
-    line is longer than `MOST_EVENT`.
+    """Split a byte stream at LF, CR LF or CR. A last line without its end is dropped if it was cut. Raises ServerError:
+    a line is longer than `MOST_EVENT`.
     """
     rest = bytearray()
     async for chunk in chunks:
@@ -49,6 +50,10 @@ async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                     _require_size(part)
                     yield part
         _require_size(rest)
+    last = bytes(rest).removeprefix(b"data:").strip()
+    with contextlib.suppress(ServerError):
+        if last == _DONE or decoded(last):
+            yield bytes(rest)
 
 
 def _require_size(line: bytes | bytearray) -> None:
@@ -78,6 +83,8 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 data = []
             data.append(value)
             _require_size(b"".join(data) if len(data) > 1 else data[0])
+    if data:  # the empty line at the end is missing
+        yield b"\n".join(data)
 
 
 async def objects(chunks: AsyncIterator[bytes], *, by_line: bool) -> AsyncIterator[dict[str, Any] | None]:
@@ -89,7 +96,7 @@ async def objects(chunks: AsyncIterator[bytes], *, by_line: bool) -> AsyncIterat
         if data.strip() == _DONE:
             yield None
             return
-        if data.strip():
+        if data.strip() and not data.startswith(b":"):  # some keep a connection open by a comment in an event
             yield decoded(data)
 
 
