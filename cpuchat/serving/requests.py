@@ -370,11 +370,8 @@ def read_tools(reader: RequestReader, given: Iterable[Any], dialect: Dialect) ->
 
 
 def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
-    name, about, schema = (
-        given.get("name"),
-        given.get("description"),
-        given.get("parameters", given.get("input_schema")),
-    )
+    name, about = given.get("name"), given.get("description")
+    schema = given.get("parameters", given.get("input_schema"))
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise field_error(f"{where}.name", "must be 1 to 128 letters, digits, `_`, `-`, `.` or `:`")
     if name in known:

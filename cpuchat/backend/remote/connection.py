@@ -17,14 +17,7 @@ import msgspec
 
 from cpuchat import __version__
 from cpuchat.backend.remote.stream import Attempt, decoded, error_words
-from cpuchat.base.errors import (
-    ContextFull,
-    CpuchatError,
-    ServerBusy,
-    ServerError,
-    ServerRefused,
-    ServerUnreachable,
-)
+from cpuchat.base.errors import ContextFull, CpuchatError, ServerBusy, ServerError, ServerRefused, ServerUnreachable
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import host, is_local
 from cpuchat.models.hub.network import certificates, proxy_for

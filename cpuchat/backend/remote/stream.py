@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from cpuchat.base.errors import ServerError
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -105,12 +103,9 @@ def decoded(data: bytes) -> dict[str, Any]:
     not one.
     """
     try:
-        value = msgspec.json.decode(data)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            raise _invalid(data) from None
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _invalid(data) from None
     if not isinstance(value, dict):
         raise _invalid(data)
     return value
@@ -141,8 +136,6 @@ def valid_text(value: Any, kind: str = "text") -> str:
         return "".join(valid_text(part.get(kind)) for part in value if isinstance(part, dict))
     if not isinstance(value, str):
         return ""
-    if value.isascii():
-        return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
