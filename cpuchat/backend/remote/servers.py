@@ -101,11 +101,10 @@ class LlamaServer(Adapter):
         if data.get("timings"):
             chunk.reported.predicted_n = chunk.reported.predicted_n or None
         progress = Numbers(data.get("prompt_progress"))
-        if progress:
-            total, processed = progress.count("total"), progress.count("processed")
-            if total and processed is not None:
-                chunk.progress = processed, total, progress.count("cache") or 0
-            chunk.lies += progress.lies
+        total, processed = progress.count("total"), progress.count("processed")
+        if total and processed is not None:
+            chunk.progress = processed, total, progress.count("cache") or 0
+        chunk.lies += progress.lies
         return chunk
 
     async def load(self, request_id: int) -> ServerLoad | None:

@@ -212,9 +212,6 @@ class Numbers:
         self._values: dict[str, Any] = values if isinstance(values, dict) else {}
         self.lies = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._values)
-
     def ms(self, name: str, scale: float = 1.0) -> float | None:
         """Return a time times `scale`; None when it is missing or cannot be."""
         value = self._values.get(name)
