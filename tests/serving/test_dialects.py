@@ -362,6 +362,7 @@ LOOK = {"description": "Looks.", "parameters": {"type": "object", "properties": 
         {"function": {"name": "look", **LOOK}},
         {"name": "look", "description": "Looks.", "input_schema": LOOK["parameters"]},
     ],
+    ids=["nested", "flat", "no type", "anthropic"],
 )
 def test_tools_in_the_form_of_another_dialect_are_read(path: str, tool: dict[str, Any]) -> None:
     request = read(path, {**asked(path), "tools": [tool], "tool_choice": {"type": "any"}}).request

@@ -344,6 +344,7 @@ async def test_an_address_with_its_own_path_is_found() -> None:
         {"data": [{"name": "m"}, {"id": 7}, None]},
         {"object": "list", "data": ["m"]},
     ],
+    ids=["list alone", "models", "name", "texts"],
 )
 async def test_lists_of_models_are_read_in_other_forms(page: object) -> None:
     async with remote_server(pages={"/v1/models": page}) as server:

@@ -235,6 +235,7 @@ async def test_invalid_json_keeps_what_came(data: bytes) -> None:
         {"type": "error", "message": "out of memory"},
         {"detail": "out of memory"},
     ],
+    ids=["object", "text", "vllm", "in a choice", "anthropic", "detail"],
 )
 async def test_an_error_in_the_stream_is_no_end_of_the_answer(part: dict[str, object]) -> None:
     async def answer(reply: Reply) -> None:
@@ -258,6 +259,7 @@ async def test_an_error_in_the_stream_is_no_end_of_the_answer(part: dict[str, ob
         (b"[" * 5000, ""),
         (b"[[" * 20 + b"]]" * 20, ""),
     ],
+    ids=["gemini", "fastapi", "mistral", "text", "page", "deep", "empty lists"],
 )
 async def test_a_refusal_says_what_the_server_said(body: bytes, reason: str) -> None:
     async def answer(reply: Reply) -> None:
@@ -283,6 +285,7 @@ async def test_a_refusal_says_what_the_server_said(body: bytes, reason: str) -> 
         ([{"refusal": "I cannot."}], "I cannot.", ""),
         ([{"reasoning": "hm", "content": None}, {"content": "A"}], "A", "hm"),
     ],
+    ids=["magistral", "texts", "refusal", "reasoning"],
 )
 async def test_text_in_parts_is_text(deltas: list[object], text: str, reasoning: str) -> None:
     async def answer(reply: Reply) -> None:

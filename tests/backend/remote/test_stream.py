@@ -32,6 +32,7 @@ async def test_events_are_found_however_they_arrive(end: bytes, size: int) -> No
         (b'{"b":2}', [{"b": 2}]), (b'{"b":2}\n', [{"b": 2}]), (b'{"b":2}\n\n', [{"b": 2}]),
         (b"[DONE]", [None]), (b"[DONE]\n", [None]), (b'{"b":{"c":2}', []), (b'{"b":', []),
     ],
+    ids=["no line end", "no empty line", "whole", "done, no line end", "done", "cut", "cut early"],
 )  # fmt: skip
 async def test_the_last_event_counts_without_the_empty_line_unless_it_is_cut(last: bytes, expected: list[Any]) -> None:
     data = b'data: {"a":1}\n\ndata: : keepalive\n\ndata: ' + last
