@@ -125,7 +125,7 @@ def error_words(found: Any, depth: int = 6) -> str:
         return "; ".join(filter(None, (error_words(one, depth - 1) for one in found[:4] if depth)))
     if not isinstance(found, dict):
         return valid_text(found)
-    place = ".".join(map(str, found["loc"])) if isinstance(found.get("loc"), list) else ""
+    place = valid_text(".".join(map(str, found["loc"]))) if isinstance(found.get("loc"), list) else ""
     said = [error_words(found.get(name), depth - 1) for name in ("error", "message", "detail", "msg") if depth]
     return ": ".join(filter(None, (place, next(filter(None, said), ""))))
 

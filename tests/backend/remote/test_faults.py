@@ -254,12 +254,13 @@ async def test_an_error_in_the_stream_is_no_end_of_the_answer(part: dict[str, ob
         (b'[{"error": {"code": 400, "message": "no tools here"}}]', "no tools here"),
         (b'{"detail": [{"loc": ["body", "messages", 0], "msg": "not permitted"}]}', "body.messages.0: not permitted"),
         (b'{"message": {"detail": [{"loc": ["body", "n"], "msg": "not permitted"}]}}', "body.n: not permitted"),
+        (b'{"detail": [{"loc": ["\\ud800"], "msg": "not permitted"}]}', "\ufffd: not permitted"),
         (b"no tools here", "no tools here"),
         (b"<html><title>Bad request</title>", ""),
         (b"[" * 5000, ""),
         (b"[[" * 20 + b"]]" * 20, ""),
     ],
-    ids=["gemini", "fastapi", "mistral", "text", "page", "deep", "empty lists"],
+    ids=["gemini", "fastapi", "mistral", "surrogate", "text", "page", "deep", "empty lists"],
 )
 async def test_a_refusal_says_what_the_server_said(body: bytes, reason: str) -> None:
     async def answer(reply: Reply) -> None:
