@@ -38,7 +38,7 @@ from cpuchat.serving.requests import (
     read_tools,
 )
 
-_ELSEWHERE = ("redacted_thinking", "server_tool_use", "mcp_tool_use", "container_upload")
+_ELSEWHERE = ("thinking", "redacted_thinking", "server_tool_use", "mcp_tool_use", "container_upload")
 """Blocks of earlier answers that are left out, with their results: they ran elsewhere, or cannot be read."""
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -184,7 +184,7 @@ class MessagesReply(Reply):
         content: list[dict[str, Any]] = []
         if choice.reasoning:
             content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
-        if choice.text or not choice.calls:
+        if choice.text:
             content.append({"type": "text", "text": choice.text})
         for call in choice.calls:
             try:

@@ -111,15 +111,14 @@ def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[
     Raises:
         Refusal: it is no tool.
     """
-    kind = one.get("type") if isinstance(one, dict) else ""
+    kind = one.get("type") or "function" if isinstance(one, dict) else ""
     plain = re.sub(r"_\d{8}$", "", str(kind))
     name = str(one.get("name") or plain) if isinstance(one, dict) else ""
-    if dialect == "messages" and kind in (None, "custom"):
+    if dialect == "messages" and kind == "custom":
         yield one, where, Kind(name=name)
     elif kind in ("function", "custom"):
-        inner, at = (one.get(kind), f"{where}.{kind}") if dialect == "chat" else (one, where)
-        if not isinstance(inner, dict):
-            raise field_error(at, "missing")
+        # Some clients mix the forms of both of OpenAI's dialects, and that of Anthropic's.
+        inner, at = (one[kind], f"{where}.{kind}") if isinstance(one.get(kind), dict) else (one, where)
         yield (_freeform(inner) if kind == "custom" else inner), at, Kind(kind, name=str(inner.get("name")))
     elif kind == "namespace" and dialect == "responses" and isinstance(one.get("tools"), list):
         inside = (inner for inner in one["tools"] if not (isinstance(inner, dict) and inner.get("type") == kind))

@@ -241,7 +241,7 @@ def _format_schema(form: dict[str, Any] | None) -> Any:
             return schema
         case "json_object", _:
             return {"type": "object"}
-        case "json_schema", {"json_schema": {"schema": dict(schema)}}:
+        case "json_schema", {"json_schema": {"schema": dict(schema)}} | {"schema": dict(schema)}:
             return schema
         case "json_schema", _:
             raise field_error("response_format", "`json_schema.schema` is missing")

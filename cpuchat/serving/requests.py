@@ -370,11 +370,8 @@ def read_tools(reader: RequestReader, given: Iterable[Any], dialect: Dialect) ->
 
 
 def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
-    name, about, schema = (
-        given.get("name"),
-        given.get("description"),
-        given.get("parameters", given.get("input_schema")),
-    )
+    name, about = given.get("name"), given.get("description")
+    schema = given.get("parameters", given.get("input_schema"))
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise field_error(f"{where}.name", "must be 1 to 128 letters, digits, `_`, `-`, `.` or `:`")
     if name in known:
@@ -398,6 +395,8 @@ def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:
             return read_rule("auto", (), offered, single=single)
         case str():
             return read_rule(choice, (), offered, single=single)
+        case {"type": "auto" | "none" | "required" | "any" as mode}:
+            return read_rule(mode, (), offered, single=single)
         case {"type": "allowed_tools"}:
             match choice.get("allowed_tools", choice):
                 case {"mode": str(mode), "tools": list(allowed)}:
@@ -419,6 +418,7 @@ def _chosen(choice: dict[str, Any]) -> str:
 
 def read_rule(mode: str, names: Sequence[str], offered: Offered, *, single: bool) -> CallRule:
     """Return what may be called: `mode` as of `CallRule`, or one tool by name. Raises Refusal."""
+    mode = "required" if mode == "any" else mode  # Mistral's word
     known, own = offered.kinds, {kind.name: name for name, kind in offered.kinds.items()}
     names = [name if name in known else own.get(name, name) for name in names]
     for name in names:

@@ -127,12 +127,13 @@ class _Items:
         return self._found
 
     def _take(self, item: dict[str, Any], where: str) -> None:
-        kind = str(item.get("type", "message"))
+        kind = str(item.get("type") or "message")
         if kind == "message":
             role = _ROLES.get(str(item.get("role")))
             if role is None:
                 raise field_error(f"{where}.role", f"only {', '.join(_ROLES)} are supported")
-            text = read_text(item.get("content"), f"{where}.content", between="")
+            content = "" if role == "assistant" and item.get("content") is None else item.get("content")
+            text = read_text(content, f"{where}.content", between="")
             if role == "assistant":
                 self._extend(text=text)
             else:
@@ -144,13 +145,14 @@ class _Items:
         elif kind.endswith("_call_output"):
             self._close()
             output = item.get("output")
-            plain = isinstance(output, str) or kind in _TEXT_OUTPUTS
-            text = read_text(output, f"{where}.output", between="", of_tool=True) if plain else encoded(output, where)
+            plain = isinstance(output, str | None) or (isinstance(output, list) and kind in _TEXT_OUTPUTS)
+            text = read_text(output or "", where, between="", of_tool=True) if plain else encoded(output, where)
             self._found.add_result(item.get("call_id") or item.get("id"), text)
         elif kind in _CALLS:
             self._extend(call=_read_call(item, kind, where))
-        elif not kind.endswith("_call"):  # what ran elsewhere is left out
-            raise field_error(f"{where}.type", f"`{quoted(kind)}` is not supported", "unsupported")
+        elif not kind.endswith(("_call", "_output")) and not kind.startswith("mcp_"):  # what ran elsewhere is left out
+            reason = _NOT_STORED if kind == "item_reference" else f"`{quoted(kind)}` is not supported"
+            raise field_error(f"{where}.type", reason, "unsupported")
 
     def _close(self) -> None:
         if self._is_open:
@@ -198,7 +200,7 @@ class ResponsesReply(Reply):
         choice = self.progress.choice
         if choice.reasoning:
             self._extend(TextDelta(request_id=0, text=choice.reasoning, channel="reasoning"))
-        if choice.text or not choice.calls:
+        if choice.text:
             self._extend(TextDelta(request_id=0, text=choice.text))
         for index, call in enumerate(choice.calls):
             self._extend(CallDelta(request_id=0, index=index, name=call.name, arguments=call.arguments))

@@ -78,7 +78,7 @@ class Connection:
     async def tools(self, source: str, origin: str) -> tuple[Tool, ...]:
         """Return the server's tools; `source` is its name, `origin` as in `Tool`. Raises ServerEnded, ServerInvalid."""
         self.changed = False
-        found: list[Tool] = []
+        found: dict[str, Tool] = {}
         cursor: str | None = None
         try:
             while len(found) < MOST_TOOLS:
@@ -86,14 +86,15 @@ class Connection:
                 page = await self._client.session.send_request(
                     types.ListToolsRequest(params=params), types.ListToolsResult
                 )
-                found += [_tool(tool, source, origin) for tool in page.tools]
-                cursor = page.next_cursor
+                n_before = len(found)
+                found |= {tool.name: _tool(tool, source, origin) for tool in page.tools}
+                cursor = page.next_cursor if len(found) > n_before else None  # some servers give the same page for ever
                 if not cursor:
                     break
         except Exception as error:
             raise self._failure(error) from None
         self.has_more = bool(cursor)
-        return tuple(found)
+        return tuple(found.values())
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run a call; what the server finds wrong with it is in the result. Raises ServerEnded.

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cpuchat.config.settings import Settings
-from cpuchat.protocol.messages import EFFORTS, CallDelta, GenerationFinished, Message, Speculation
+from cpuchat.protocol.messages import EFFORTS, CallDelta, GenerationFinished, Message, Speculation, TextDelta
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.app import _DIALECTS  # pyright: ignore[reportPrivateUsage]
 from cpuchat.serving.errors import Refusal
@@ -335,6 +335,84 @@ def test_calls_of_codex_come_in_the_items_that_it_knows_and_are_read_again(
     ).request.messages
     assert given[1].calls[0].name == given[2].tool == name
     assert json.loads(arguments).items() <= given[1].calls[0].arguments.items()
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+@pytest.mark.parametrize(("reasoning", "kinds"), [("hm", 1), ("", 0)])
+def test_an_answer_without_text_has_no_empty_text(path: str, reasoning: str, kinds: int) -> None:
+    reply = READERS[path][1]("tiny", "print", read(path, asked(path)))  # type: ignore[call-arg]
+    for event in (
+        TextDelta(request_id=1, text=reasoning, channel="reasoning"),
+        GenerationFinished(request_id=1, stop_reason="max_tokens", timings=Timings()),
+    ):
+        reply.progress.follow(event, 0.0)
+    whole = json.loads(reply.whole())
+    assert len(whole["output" if path == RESPONSES else "content"]) == kinds
+
+
+LOOK = {"description": "Looks.", "parameters": {"type": "object", "properties": {"at": TEXT}}}
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "look", **LOOK}},
+        {"type": "function", "name": "look", **LOOK},
+        {"function": {"name": "look", **LOOK}},
+        {"name": "look", "description": "Looks.", "input_schema": LOOK["parameters"]},
+    ],
+    ids=["nested", "flat", "no type", "anthropic"],
+)
+def test_tools_in_the_form_of_another_dialect_are_read(path: str, tool: dict[str, Any]) -> None:
+    request = read(path, {**asked(path), "tools": [tool], "tool_choice": {"type": "any"}}).request
+    (found,) = request.tools
+    assert (found.name, found.description, found.parameters) == ("look", "Looks.", LOOK["parameters"])
+    assert request.calling.mode == "required"
+    assert read(path, {**asked(path), "tools": [tool], "tool_choice": "any"}).request.calling.mode == "required"
+
+
+def test_a_schema_without_the_object_around_it_is_the_form() -> None:
+    forms = [{"type": "json_schema", "schema": TEXT}, {"type": "json_schema", "json_schema": {"schema": TEXT}}]
+    flat, nested = (read(CHAT, {**asked(CHAT), "response_format": form}).request.grammar for form in forms)
+    assert flat == nested != ""
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"query": "x"}},
+        {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": []},
+        {"type": "mcp_list_tools", "server_label": "x", "tools": []},
+        {"type": "mcp_approval_response", "approval_request_id": "m", "approve": True},
+    ],
+    ids=lambda item: item["type"],
+)
+def test_items_of_tools_that_run_elsewhere_are_left_out(item: dict[str, Any]) -> None:
+    turns = [{"role": "user", "content": "?"}, item, {"role": "user", "content": "!"}]
+    assert [one.content for one in read(RESPONSES, {"input": turns}).request.messages] == ["?", "!"]
+
+
+def test_a_reference_to_an_item_is_refused_because_nothing_is_stored() -> None:
+    refusal = refused(RESPONSES, {"input": [{"type": "item_reference", "id": "rs_1"}]})
+    assert refusal.param == "input[0].type" and "nothing is stored here" in refusal.message
+
+
+@pytest.mark.parametrize(("output", "text"), [(None, ""), ({"a": 1}, '{"a":1}'), ("x", "x")])
+def test_outputs_and_answers_of_a_response_without_text_are_read(output: Any, text: str) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": output}
+    empty = {"type": "message", "role": "assistant", "content": None}
+    user = {"type": None, "role": "user", "content": "Go"}
+    messages = read(RESPONSES, {"input": [user, empty, call, result]}).request.messages
+    assert [one.content for one in messages] == ["Go", "", text]
+
+
+def test_thinking_without_its_text_is_left_out() -> None:
+    answer = {"role": "assistant", "content": [{"type": "thinking", "signature": "s"}, {"type": "text", "text": "A"}]}
+    turns = [{"role": "user", "content": "?"}, answer, {"role": "user", "content": "!"}]
+    messages = read(MESSAGES, {"messages": turns}).request.messages
+    assert [(one.content, one.reasoning) for one in messages] == [("?", ""), ("A", ""), ("!", "")]
 
 
 def test_a_custom_tool_of_a_chat_is_called_with_its_text() -> None:

@@ -232,6 +232,14 @@ async def test_tools_that_are_not_offered_are_told(way: str, told: str, tmp_path
         assert server_state(server, box.offered(server)).startswith(f"running, {told}, about ")
 
 
+@pytest.mark.parametrize(("way", "names"), [("again", ["look"]), ("blank", [])])
+async def test_a_list_of_tools_that_goes_on_without_new_ones_ends(way: str, names: list[str], tmp_path: Path) -> None:
+    async with hostile(way, tmp_path) as server:
+        box = Toolbox([server])
+        assert await box.start() == [] and [tool.name for tool in box.tools] == names
+        assert not server.has_more
+
+
 @pytest.mark.parametrize(
     ("way", "reason"),
     [

@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from cpuchat.backend.remote.connection import Connection, Status
-from cpuchat.backend.remote.stream import Chunk, Numbers, valid_text, with_calls
+from cpuchat.backend.remote.stream import Chunk, Numbers, error_words, valid_text, with_calls
 from cpuchat.base.errors import CpuchatError, ServerError
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, host
@@ -263,17 +263,22 @@ class Adapter:
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
         """Return what one object of the stream reports. Raises ServerError: the server reports that it failed."""
-        if data.get("error"):
-            raise self.failure(data["error"])
-        chunk = Chunk(id=valid_text(data.get("id")))
         choices = data.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
+        failed = data.get("error") or value_at(choice, "error") or data.get("detail")
+        if failed or "error" in (data.get("object"), data.get("type"), value_at(choice, "finish_reason")):
+            raise self.failure(failed or data)
+        chunk = Chunk(id=valid_text(data.get("id")))
         if isinstance(choice, dict):
-            delta = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            delta = choice.get("delta")  # beside it, a message at the end is the whole text again
+            delta = choice.get("message") or {"content": choice.get("text")} if delta is None else delta
             if isinstance(delta, dict):
-                chunk.content = valid_text(delta.get("content"))
+                content, call = delta.get("content"), delta.get("function_call")
+                chunk.content = valid_text(content) + valid_text(delta.get("refusal"))
                 chunk.reasoning = valid_text(delta.get("reasoning_content")) or valid_text(delta.get("reasoning"))
-                chunk.calls = delta.get("tool_calls")
+                if isinstance(content, list):
+                    chunk.reasoning += valid_text(content, "thinking")
+                chunk.calls = delta.get("tool_calls") or [{"function": call}]
             chunk.finish = valid_text(choice.get("finish_reason"))
         for path, names in self.figures.items():
             chunk.report(value_at(data, path), names)
@@ -281,8 +286,8 @@ class Adapter:
 
     def failure(self, error: Any) -> ServerError:
         """Return the error that a server reports in the middle of an answer."""
-        words = error.get("message") if isinstance(error, dict) else error
-        return ServerError(f"{self.place} failed: {clean_line(str(words))[:_LONGEST_NAME]}.", "Check the server's log.")
+        words = clean_line(error_words(error) or "no reason given")[:_LONGEST_NAME]
+        return ServerError(f"{self.place} failed: {words}.", "Check the server's log.")
 
     # Beside an answer
 
@@ -347,12 +352,13 @@ def models_in(
 def listed(data: dict[str, Any], key: str = "data") -> list[dict[str, Any]]:
     """Return the entries of a list of models, as `/v1/models` has it."""
     found = data.get(key)
-    return [one for one in found if isinstance(one, dict)][:_MOST_MODELS] if isinstance(found, list) else []
+    entries = found[:_MOST_MODELS] if isinstance(found, list) else []
+    return [one if isinstance(one, dict) else {"id": one} for one in entries]
 
 
 def name_of(entry: dict[str, Any], key: str = "id") -> str:
     """Return the name of a model in a list, on one line; "" when there is none that can be shown."""
-    name = valid_text(entry.get(key))
+    name = valid_text(entry.get(key)) or valid_text(entry.get("name"))
     return name if name and len(name) <= _LONGEST_NAME and name.isprintable() else ""
 
 

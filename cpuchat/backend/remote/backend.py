@@ -220,13 +220,13 @@ class Exchange:
                 await self._take(decoded(await read_body(response.aiter_raw(), MOST_TEXT, too_long)))
                 self._finished = True
             else:
-                await self._read(response)
+                await self._read(response, by_line=adapter.by_line or "ndjson" in kind)
         if not self._finished:
             raise self._broken_off()
 
-    async def _read(self, response: httpx.Response) -> None:
+    async def _read(self, response: httpx.Response, *, by_line: bool) -> None:
         rest = response.aiter_raw()
-        async for data in objects(rest, by_line=self._adapter.by_line):
+        async for data in objects(rest, by_line=by_line):
             if data is None:
                 self._finished = True
             else:
@@ -473,6 +473,8 @@ class RemoteBackend(ModelBackend[ChildProcess]):
                 notes.append("server still generating")
         else:
             reason = _STOP_REASONS.get(tally.finish, "end")
+        if tally.finish == "content_filter":
+            notes.append("stopped by the server's content filter")
         timings = tally.timings(seed)
         # Servers have limits of their own (`cpuchat serve --max-tokens`), so only the figures tell a full context.
         reached = request.max_tokens and timings.predicted_n >= request.max_tokens

@@ -6,6 +6,7 @@ Imports httpx, which takes its time: import this only when a server is used.
 from __future__ import annotations
 
 import contextlib
+import json
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -15,15 +16,8 @@ import httpx
 import msgspec
 
 from cpuchat import __version__
-from cpuchat.backend.remote.stream import Attempt, decoded
-from cpuchat.base.errors import (
-    ContextFull,
-    CpuchatError,
-    ServerBusy,
-    ServerError,
-    ServerRefused,
-    ServerUnreachable,
-)
+from cpuchat.backend.remote.stream import Attempt, decoded, error_words
+from cpuchat.base.errors import ContextFull, CpuchatError, ServerBusy, ServerError, ServerRefused, ServerUnreachable
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import host, is_local
 from cpuchat.models.hub.network import certificates, proxy_for
@@ -243,16 +237,12 @@ def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:
 
 
 def _status(response: httpx.Response, body: bytes) -> Status:
-    error: Any = None
-    with contextlib.suppress(CpuchatError):
-        found = decoded(body)
-        error = found.get("error", found)
-    if isinstance(error, str):
-        error = {"message": error}
-    if not isinstance(error, dict):
-        error = {}
-    if not error.get("message") and isinstance(error.get("detail"), str):
-        error = {**error, "message": error["detail"]}
+    try:
+        found: Any = json.loads(body)
+    except (ValueError, RecursionError):  # text, or the page of a proxy
+        found = "" if body.lstrip().startswith(b"<") else body.decode(errors="replace")
+    error = found.get("error", found) if isinstance(found, dict) else None
+    error = {**(error if isinstance(error, dict) else {}), "message": error_words(found)}
     after: float | None = None
     with contextlib.suppress(ValueError):
         after = max(0.0, float(response.headers.get("Retry-After", "")))

@@ -101,11 +101,10 @@ class LlamaServer(Adapter):
         if data.get("timings"):
             chunk.reported.predicted_n = chunk.reported.predicted_n or None
         progress = Numbers(data.get("prompt_progress"))
-        if progress:
-            total, processed = progress.count("total"), progress.count("processed")
-            if total and processed is not None:
-                chunk.progress = processed, total, progress.count("cache") or 0
-            chunk.lies += progress.lies
+        total, processed = progress.count("total"), progress.count("processed")
+        if total and processed is not None:
+            chunk.progress = processed, total, progress.count("cache") or 0
+        chunk.lies += progress.lies
         return chunk
 
     async def load(self, request_id: int) -> ServerLoad | None:
@@ -442,13 +441,15 @@ async def _models(connection: Connection) -> dict[str, Any]:
     Status, httpx.HTTPError, ServerError: as `identify`.
     """
     try:
-        found = await connection.get(f"{connection.root}/models")
+        body = await connection.get_bytes(f"{connection.root}/models")
     except Status as status:
         if status.code != 404 or not connection.server.count("/") > 2:
             raise
-        found = await connection.get(f"{connection.server}/models")
+        body = await connection.get_bytes(f"{connection.server}/models")
         connection.root = connection.server
-    if not isinstance(found.get("data"), list) and found.get("object") != "list":
+    found = decoded(b'{"data": %b}' % body if body.lstrip().startswith(b"[") else body)  # Together's is a list alone
+    found = {**found, "data": found.get("data") or found.get("models")}
+    if not isinstance(found["data"], list) and found.get("object") != "list":
         raise ServerError(
             f"{host(connection.server)} is not an OpenAI-compatible server.", "Check the address and the port."
         )

@@ -7,13 +7,12 @@ worker would send.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from cpuchat.base.errors import ServerError
 from cpuchat.protocol.messages import (
@@ -35,8 +34,8 @@ _DONE = b"[DONE]"
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Split a byte stream at LF, CR LF or CR. A last line without its end is dropped: it was cut. Raises ServerError: a
-    line is longer than `MOST_EVENT`.
+    """Split a byte stream at LF, CR LF or CR. A last line without its end is dropped if it was cut. Raises ServerError:
+    a line is longer than `MOST_EVENT`.
     """
     rest = bytearray()
     async for chunk in chunks:
@@ -49,6 +48,10 @@ async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                     _require_size(part)
                     yield part
         _require_size(rest)
+    last = bytes(rest).removeprefix(b"data:").strip()
+    with contextlib.suppress(ServerError):
+        if last == _DONE or decoded(last):
+            yield bytes(rest)
 
 
 def _require_size(line: bytes | bytearray) -> None:
@@ -72,8 +75,14 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             continue
         field, _, value = line.partition(b":")
         if field in (b"data", b"error"):  # llama-server has sent errors in a field of that name
-            data.append(value.removeprefix(b" "))
+            value = value.removeprefix(b" ")
+            if data and value.startswith((b"{", _DONE)):  # some servers leave out the empty line between events
+                yield b"\n".join(data)
+                data = []
+            data.append(value)
             _require_size(b"".join(data) if len(data) > 1 else data[0])
+    if data:  # the empty line at the end is missing
+        yield b"\n".join(data)
 
 
 async def objects(chunks: AsyncIterator[bytes], *, by_line: bool) -> AsyncIterator[dict[str, Any] | None]:
@@ -85,7 +94,7 @@ async def objects(chunks: AsyncIterator[bytes], *, by_line: bool) -> AsyncIterat
         if data.strip() == _DONE:
             yield None
             return
-        if data.strip():
+        if data.strip() and not data.startswith(b":"):  # some keep a connection open by a comment in an event
             yield decoded(data)
 
 
@@ -94,12 +103,9 @@ def decoded(data: bytes) -> dict[str, Any]:
     not one.
     """
     try:
-        value = msgspec.json.decode(data)
-    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            raise _invalid(data) from None
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _invalid(data) from None
     if not isinstance(value, dict):
         raise _invalid(data)
     return value
@@ -113,12 +119,23 @@ def _invalid(data: bytes) -> ServerError:
     )
 
 
-def valid_text(value: Any) -> str:
-    """Return a text from JSON, "" for anything else; lone surrogates are replaced."""
+def error_words(found: Any, depth: int = 6) -> str:
+    """Return what a server says of an error, also in FastAPI's lists with the places of fields; "" for nothing."""
+    if isinstance(found, list):
+        return "; ".join(filter(None, (error_words(one, depth - 1) for one in found[:4] if depth)))
+    if not isinstance(found, dict):
+        return valid_text(found)
+    place = valid_text(".".join(map(str, found["loc"]))) if isinstance(found.get("loc"), list) else ""
+    said = [error_words(found.get(name), depth - 1) for name in ("error", "message", "detail", "msg") if depth]
+    return ": ".join(filter(None, (place, next(filter(None, said), ""))))
+
+
+def valid_text(value: Any, kind: str = "text") -> str:
+    """Return a text from JSON, also one in parts of a `kind`, "" for anything else; lone surrogates are replaced."""
+    if isinstance(value, list):
+        return "".join(valid_text(part.get(kind)) for part in value if isinstance(part, dict))
     if not isinstance(value, str):
         return ""
-    if value.isascii():
-        return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -195,9 +212,6 @@ class Numbers:
         self._values: dict[str, Any] = values if isinstance(values, dict) else {}
         self.lies = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._values)
-
     def ms(self, name: str, scale: float = 1.0) -> float | None:
         """Return a time times `scale`; None when it is missing or cannot be."""
         value = self._values.get(name)
@@ -236,12 +250,20 @@ class _Part:
     text: str = ""
     arguments: dict[str, Any] | None = None
 
+    def differs(self, call_id: str) -> bool:
+        """Return whether a name with this id (which may be missing) begins another call."""
+        if call_id and self.id:
+            return call_id != self.id
+        return self.arguments is not None or (self.text.endswith("}") and not _call(self).problem)
+
 
 class CallParts:
     """The calls of one answer, from the parts in which a server sends them."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, _Part] = {}
+        self._parts: list[_Part] = []
+        self._open: dict[int, _Part] = {}
+        self._newest = 0
 
     def add(self, sent: Any) -> None:
         """Take in `tool_calls` of a part of an answer; what is none is left out."""
@@ -251,14 +273,18 @@ class CallParts:
             function = one.get("function") if isinstance(one, dict) else None
             if not isinstance(function, dict):
                 continue
-            index = one.get("index")
-            if not isinstance(index, int):  # whole calls, each with its own
-                index = len(self._parts) if function.get("name") else number
-            if index not in self._parts and len(self._parts) >= _MOST_CALLS:
-                continue
-            part = self._parts.setdefault(index, _Part())
-            part.id = part.id or valid_text(one.get("id"))
-            part.name = part.name or valid_text(function.get("name"))
+            name, call_id, index = valid_text(function.get("name")), valid_text(one.get("id")), one.get("index")
+            if not isinstance(index, int):  # a part of the newest call, or whole calls
+                index = number if len(sent) > 1 else self._newest
+            part = self._open.get(index)
+            # Some servers give all calls one index, or repeat the name in each part.
+            if part is None or (name and part.name and part.differs(call_id)):
+                if len(self._parts) >= _MOST_CALLS:
+                    continue
+                part = self._open[index] = _Part()
+                self._parts.append(part)
+            self._newest = index
+            part.id, part.name = part.id or call_id, part.name or name
             arguments = function.get("arguments")
             if isinstance(arguments, dict):
                 part.arguments = arguments
@@ -267,14 +293,15 @@ class CallParts:
 
     def calls(self) -> tuple[ToolCall, ...]:
         """Return the calls, in the order in which they began."""
-        return tuple(_call(part) for part in self._parts.values() if part.name)
+        return tuple(_call(part) for part in self._parts if part.name)
 
 
 def _call(part: _Part) -> ToolCall:
     arguments: Any = part.arguments
     if arguments is None:
         try:
-            arguments = json.loads(part.text) if part.text.strip() else {}
+            arguments = json.loads(part.text, strict=False) if part.text.strip() else {}
+            arguments = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
         except (ValueError, RecursionError):
             return ToolCall(name=part.name, id=part.id, problem="The arguments are not valid JSON.")
     if not isinstance(arguments, dict):

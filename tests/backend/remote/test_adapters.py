@@ -336,6 +336,36 @@ async def test_an_address_with_its_own_path_is_found() -> None:
         assert [model.name for model in models] == ["m"] and kind
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        [{"id": "m", "object": "model"}],
+        {"models": [{"name": "m"}]},
+        {"data": [{"name": "m"}, {"id": 7}, None]},
+        {"object": "list", "data": ["m"]},
+    ],
+    ids=["list alone", "models", "name", "texts"],
+)
+async def test_lists_of_models_are_read_in_other_forms(page: object) -> None:
+    async with remote_server(pages={"/v1/models": page}) as server:
+        _, models = await RemoteBackend().models(server.url)
+        assert [model.name for model in models] == ["m"]
+
+
+async def test_an_option_that_strict_servers_forbid_is_left_out() -> None:
+    async def answer(reply: Reply) -> None:
+        if "stream_options" in reply.asked.body:
+            detail = [{"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "not permitted"}]
+            await reply.json({"object": "Error", "message": detail, "detail": detail, "code": 3001}, 422)
+        else:
+            await reply.head()
+            await reply.text("Hello")
+            await reply.finish()
+
+    async with connected(answer) as (_, backend):
+        assert (await collect(backend.generate(chat("Hi")))).text == "Hello"
+
+
 async def test_a_model_that_the_server_lacks_is_named() -> None:
     async with remote_server() as server:
         got = await collect(RemoteBackend().load(ServerModel(server.url, "other"), LoadOptions()))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cpuchat.backend.remote.stream import CallParts, with_calls
 from cpuchat.protocol.messages import Message, ToolCall
@@ -26,6 +28,14 @@ def part(index: int | None, arguments: Any, name: str = "", id: str = "") -> dic
         ([[part(0, '{"at": "ü"}', "look", "a1"), part(1, "{}", "stop", "a2")]], [LOOK, STOP]),
         ([[part(None, {"at": "ü"}, "look", "a1")], [part(None, {}, "stop", "a2")]], [LOOK, STOP]),
         ([[part(0, "", "stop", "a2")]], [STOP]),
+        ([[part(None, "", "look", "a1")], [part(None, '{"at": "ü"}')], [part(None, "", "stop", "a2")]], [LOOK, STOP]),
+        ([[part(0, "", "look", "a1")], [part(0, '{"at": "ü"}')], [part(0, "", "stop", "a2")]], [LOOK, STOP]),
+        ([[part(0, '{"at": "ü"}', "look")], [part(0, "{}", "stop")]], [replace(LOOK, id=""), replace(STOP, id="")]),
+        ([[part(0, '{"at": ', "look", "a1")], [part(0, '"ü"}', "look", "a1")]], [LOOK]),  # the name again
+        ([[part(0, '{"at": ', "look", "a1")], [part(0, '"ü"}', id="other")]], [LOOK]),
+        ([[part(0, "", "stop", "a2"), part(1, "", "look", "a1")], [part(1, '{"at": "ü"}')]], [STOP, LOOK]),
+        ([[part(0, json.dumps('{"at": "ü"}'), "look", "a1")]], [LOOK]),  # encoded twice
+        ([[part(0, '{"at": "a\nb"}', "f")]], [ToolCall(name="f", arguments={"at": "a\nb"})]),
         ([[part(0, '{"at', "f")]], [ToolCall(name="f", problem="The arguments are not valid JSON.")]),
         ([[part(0, "[1]", "f")]], [ToolCall(name="f", problem="The arguments are not a JSON object.")]),
         ([None, "x", [7, {}, {"function": 1}, part(0, "{}")]], []),

@@ -225,6 +225,100 @@ async def test_invalid_json_keeps_what_came(data: bytes) -> None:
     assert "invalid JSON" in got.failed.message
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"error": {"message": "out of memory"}},
+        {"error": "out of memory"},
+        {"object": "error", "message": "out of memory", "code": 500},
+        {"choices": [{"delta": {"content": ""}, "error": {"message": "out of memory"}, "finish_reason": "error"}]},
+        {"type": "error", "message": "out of memory"},
+        {"detail": "out of memory"},
+    ],
+    ids=["object", "text", "vllm", "in a choice", "anthropic", "detail"],
+)
+async def test_an_error_in_the_stream_is_no_end_of_the_answer(part: dict[str, object]) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("before")
+        await reply.event(part)
+        await reply.raw(b"data: [DONE]\n\n")
+
+    got = await answered(answer)
+    assert got.text == "before" and "failed: out of memory." in got.failed.message
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'[{"error": {"code": 400, "message": "no tools here"}}]', "no tools here"),
+        (b'{"detail": [{"loc": ["body", "messages", 0], "msg": "not permitted"}]}', "body.messages.0: not permitted"),
+        (b'{"message": {"detail": [{"loc": ["body", "n"], "msg": "not permitted"}]}}', "body.n: not permitted"),
+        (b'{"detail": [{"loc": ["\\ud800"], "msg": "not permitted"}]}', "\ufffd: not permitted"),
+        (b"no tools here", "no tools here"),
+        (b"<html><title>Bad request</title>", ""),
+        (b"[" * 5000, ""),
+        (b"[[" * 20 + b"]]" * 20, ""),
+    ],
+    ids=["gemini", "fastapi", "mistral", "surrogate", "text", "page", "deep", "empty lists"],
+)
+async def test_a_refusal_says_what_the_server_said(body: bytes, reason: str) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head(400, "application/json")
+        await reply.raw(body)
+
+    got = await answered(answer)
+    if reason:
+        assert got.failed.message.endswith(f"(400): {reason}.")
+    else:
+        assert "rejected the request (400)" in got.failed.message
+
+
+@pytest.mark.parametrize(
+    ("deltas", "text", "reasoning"),
+    [
+        (
+            [{"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}, {"content": "A"}],
+            "A",
+            "hm",
+        ),
+        ([{"content": [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}, 7]}], "AB", ""),
+        ([{"refusal": "I cannot."}], "I cannot.", ""),
+        ([{"reasoning": "hm", "content": None}, {"content": "A"}], "A", "hm"),
+    ],
+    ids=["magistral", "texts", "refusal", "reasoning"],
+)
+async def test_text_in_parts_is_text(deltas: list[object], text: str, reasoning: str) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        for delta in deltas:
+            await reply.event({"choices": [{"delta": delta}]})
+        await reply.finish()
+
+    got = await answered(answer)
+    assert (got.text, got.reasoning) == (text, reasoning)
+
+
+async def test_a_whole_message_at_the_end_is_not_written_again() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        await reply.text("Hello")
+        end = {"delta": {}, "message": {"content": "Hello"}, "finish_reason": "content_filter"}
+        await reply.event({"choices": [end]})
+
+    got = await answered(answer)
+    assert got.text == "Hello" and got.finished.note == "stopped by the server's content filter"
+
+
+async def test_lines_of_json_are_read_from_any_server() -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head(kind="application/x-ndjson")
+        for delta, reason in (({"content": "Hello"}, None), ({}, "stop")):
+            await reply.raw(json.dumps({"choices": [{"delta": delta, "finish_reason": reason}]}).encode() + b"\n")
+
+    assert (await answered(answer)).text == "Hello"
+
+
 async def test_a_login_page_is_not_an_answer() -> None:
     async def answer(reply: Reply) -> None:
         await reply.head(200, "text/html")

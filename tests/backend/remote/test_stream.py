@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,9 +26,22 @@ async def test_events_are_found_however_they_arrive(end: bytes, size: int) -> No
     assert [event async for event in events(pieces(data, size))] == [b"one", b"two\nlines"]
 
 
-async def test_an_event_without_its_end_is_dropped() -> None:
-    data = b'data: {"a":1}\n\ndata: {"b":2}\n'
-    assert [one async for one in objects(pieces(data, 5), by_line=False)] == [{"a": 1}]
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (b'{"b":2}', [{"b": 2}]), (b'{"b":2}\n', [{"b": 2}]), (b'{"b":2}\n\n', [{"b": 2}]),
+        (b"[DONE]", [None]), (b"[DONE]\n", [None]), (b'{"b":{"c":2}', []), (b'{"b":', []),
+    ],
+    ids=["no line end", "no empty line", "whole", "done, no line end", "done", "cut", "cut early"],
+)  # fmt: skip
+async def test_the_last_event_counts_without_the_empty_line_unless_it_is_cut(last: bytes, expected: list[Any]) -> None:
+    data = b'data: {"a":1}\n\ndata: : keepalive\n\ndata: ' + last
+    assert [one async for one in objects(pieces(data, 5), by_line=False)] == [{"a": 1}, *expected]
+
+
+async def test_events_without_the_empty_line_between_them_are_parted() -> None:
+    data = b'data: {"a":\ndata: 1}\ndata: {"b":2}\ndata: [DONE]\n\n'
+    assert [one async for one in objects(pieces(data, 5), by_line=False)] == [{"a": 1}, {"b": 2}, None]
 
 
 async def test_the_end_is_not_taken_for_a_cut() -> None:
