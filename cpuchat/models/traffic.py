@@ -116,8 +116,8 @@ def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
 
 
 _UNTILED = 4.0
-"""`Attention.wide` of a quantized cache: for each 1,000 tokens of a Q8_0 cache a prompt's token takes 13.1 ms, of an F16
-one 3.3 (Qwen2.5 Coder 1.5B, two cores of a Zen 3); decoding takes the same with both."""
+"""`Attention.wide` of a quantized cache: a prompt's token takes 13.1 ms for each 1,000 tokens of a Q8_0 cache, and
+3.3 ms of an F16 one (Qwen2.5 Coder 1.5B, two cores of a Zen 3); decoding takes the same with both."""
 
 
 def _attention(header: GGUFHeader, options: EngineOptions) -> tuple[Attention, ...]:
