@@ -31,6 +31,7 @@ _LOAD_LOOKS: Final = 4  # every so many looks the quota and a file per thread ar
 _RETRY_SECONDS: Final = 5.0  # that cores are left to other programs, before all threads are tried again
 _MAX_WAIT: Final = 0.15
 """Share of the time that fewer threads may wait for a CPU: above it, leaving cores to other programs is no use."""
+_LEAST_SAMPLE: Final = 200_000_000  # ns that a thread computed or waited; what begins beside a short pass is over soon
 _TASKS: Final = Path("/proc/self/task")
 
 
@@ -184,7 +185,7 @@ class ThreadPool:
         shares: list[float] = []
         for thread, (ran, waited) in self._times.items():
             ran_before, waited_before = before.get(thread, (ran, waited))
-            if (total := ran - ran_before + waited - waited_before) > 0:
+            if (total := ran - ran_before + waited - waited_before) >= _LEAST_SAMPLE:
                 shares.append(min((waited - waited_before) / total, 0.95))
         return shares
 
