@@ -211,6 +211,7 @@ class Composer(Prompt):
         self.chat_id: str | None = None
         """The chat that the prompt belongs to."""
         self._before_editing = ""
+        self._told = ""  # why drafts are not saved
         self._edited = ""  # what an edit began with
         self._drafts: dict[str | None, Draft] = {}  # of the chats that are not open
         self._pasted: dict[str, Attachment] = {}  # in this chat, by mark
@@ -469,6 +470,9 @@ class Composer(Prompt):
     def _text_changed(self) -> None:
         """Offer completions, show what the message would send, and save it as the draft."""
         self.save_draft()
+        if (problem := str(self._session.history.drafts.problem or "")) and problem != self._told:
+            self._session.tell(f"What you type is not saved. {problem}", "warning")
+        self._told = problem
         self._begin_range()
         if self._held_back and self._held_back != self.text.strip():
             self._held_back = ""

@@ -79,6 +79,23 @@ async def test_an_edit_that_another_chat_interrupts_is_a_draft() -> None:
         assert app.prompt.text == "Hello, you"
 
 
+async def test_a_draft_that_cannot_be_saved_is_told_once_and_saved_when_it_can_be() -> None:
+    async with running() as app:
+        await app.ready()
+        drafts, db = app.conversation.history.drafts, app.conversation.history.store._db
+        db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")  # a full disk
+        for _ in range(2):
+            await app.write("words " * 2000)
+            drafts.save()
+        await app.write("!")
+        told = [notice for notice in app.notices if "What you type is not saved" in notice]
+        assert told == ["What you type is not saved. Cannot save your chats: the disk is full. Free some space."]
+        db.execute("PRAGMA max_page_count = 1000000")
+        await app.write("?")
+        drafts.save()
+        assert drafts.problem is None and drafts.take() == {None: ("?", {})}
+
+
 async def test_what_was_changed_of_a_sent_message_is_a_draft_too() -> None:
     async with running() as app:
         await app.ready()
