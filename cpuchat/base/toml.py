@@ -42,9 +42,10 @@ def read(file: Path) -> str:
         return paths.read_text(file)
     except FileNotFoundError:
         return ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise SettingsError(f"Cannot read {file}: {reason}.", "Fix or remove it.") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file} is not UTF-8 text (byte {error.start + 1}).", "Save it as UTF-8.") from None
+    except OSError as error:
+        raise SettingsError(f"Cannot read {file}: {error.strerror}.", "Fix or remove it.") from None
 
 
 def parse(text: str, origin: str) -> dict[str, Any]:

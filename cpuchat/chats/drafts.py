@@ -36,6 +36,8 @@ class DraftSaver:
         self._saved: dict[tuple[str | None, str], str] = {}
         self._ended: set[str] = set()  # windows whose drafts are this one's with the next save
         self._timer: threading.Timer | None = None
+        self.problem: ChatsError | None = None
+        """Why the last save failed."""
         self._lock, self._saving = threading.Lock(), threading.Lock()
 
     @cached_property
@@ -67,12 +69,13 @@ class DraftSaver:
                 return
             try:
                 self._store.save_drafts(self._window, changed, self._ended)
-            except ChatsError:
+            except ChatsError as error:
+                self.problem = error
                 with self._lock:
                     self._unsaved = unsaved | self._unsaved
             else:
                 self._saved = {part: self._saved[part] for part in self._saved.keys() - before.keys()} | parts
-                self._ended = set()
+                self._ended, self.problem = set(), None
 
     def take(self) -> dict[str | None, Draft]:
         """Return the drafts of this process and of windows that have ended, by chat. Raises ChatsError."""

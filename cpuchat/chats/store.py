@@ -46,6 +46,7 @@ _IDS = "(SELECT value FROM json_each(?))"
 _PER_CHAT = 3  # messages
 MOST_CHATS = 100
 """Chats that a search returns, at most."""
+_LONGEST = 2000  # characters that are looked for: SQLite takes no pattern over 50,000 bytes
 _AROUND = 40  # characters on each side of a hit
 _LETTER = r"[^\W_]"  # of a word, as the index divides a text into words
 _ATTACHED = """
@@ -418,7 +419,8 @@ class ChatStore(Database):
     def search(self, text: str, limit: int = MOST_CHATS) -> list[SearchHit]:
         """Find chats that hold `text` in their title or messages, last changed first; see `find`."""
         with self._guarded():
-            rows = find(self._db, self.full_text, storable(text).strip(), limit)
+            wanted = storable(text).replace("\0", " ").strip()[:_LONGEST]
+            rows = find(self._db, self.full_text, wanted, limit)
         chats = [(chat_of(row), found) for row, found in rows]
         return [SearchHit(**msgspec.structs.asdict(chat), excerpts=found) for chat, found in chats if chat is not None]
 

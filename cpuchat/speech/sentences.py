@@ -194,6 +194,7 @@ _FOOTNOTE = re.compile(r"\[\^[^\]]+\]:?")
 _ADDRESS = re.compile(
     r"<?\b(?:https?|ftp)://(?:www\.)?([^\s/<>()\"'`:]+)[^\s<>\"'`]*?(?=>?[.,;:!?)]*(?:[\s<>\"'`]|$))>?"
 )
+_DATA = re.compile(r"(?:\bdata:[\w/+.-]+;base64,)?[A-Za-z0-9+/=_-]{80,}")  # an embedded image, a hash
 _TAG = re.compile(
     r"</?(?:a|abbr|b|br|center|code|dd|del|details|div|dl|dt|em|font|h[1-6]|hr|i|img|ins|kbd|li|mark|ol|p|pre|q|s|samp|"
     r"small|span|strong|sub|summary|sup|table|tbody|td|th|thead|tr|u|ul)(?:\s[^<>]*)?/?>",
@@ -225,7 +226,7 @@ def spoken_inline(text: str) -> str:
     text = _IMAGE.sub(lambda match: f"Image: {match[1]}" if match[1].strip() else "Image", text)
     text = _FOOTNOTE.sub("", _LINK.sub(r"\1", text))
     text = _ADDRESS.sub(lambda match: match[1].replace(".", " dot "), text)
-    text = html.unescape(_TAG.sub(" ", text))
+    text = html.unescape(_TAG.sub(" ", _DATA.sub(" ", text)))
     text = _EMPHASIS.sub("", _STRONG.sub("", text))
     text = spoken_symbols(_ESCAPED.sub(r"\1", text))
     text = "".join(character for character in text if not _is_picture(character))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cpuchat.base import paths, toml
@@ -39,3 +41,11 @@ def test_whoever_reads_such_a_file_says_so() -> None:
     paths.user_catalog().parent.mkdir(parents=True, exist_ok=True)
     paths.user_catalog().write_text(f"{PARTS} = 1")
     assert any("a key with over 32 dotted parts" in problem for problem in load_catalog().problems)
+
+
+def test_a_file_in_another_encoding_is_named_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes("[chat]\r\n".encode("utf-16"))
+    with pytest.raises(SettingsError, match=r"config.toml is not UTF-8 text \(byte 1\)") as refused:
+        toml.read(file)
+    assert refused.value.hint == "Save it as UTF-8."

@@ -120,7 +120,22 @@ def test_search(store):
     assert [f.title for f in store.search("字テ")] == ["Vectors"]  # no spaces between the words
     assert [f.title for f in store.search("00%")] == ["Vectors"]
     assert store.search("nowhere") == store.search("  ") == []
-    for text in ('"', "*", "AND", "NEAR(", "a:b", "'; DROP TABLE chats", "\ud800", "(", "-x", "^"):
+    for text in (
+        '"',
+        "*",
+        "AND",
+        "NEAR(",
+        "a:b",
+        "'; DROP TABLE chats",
+        "\ud800",
+        "(",
+        "-x",
+        "^",
+        "\0",
+        "a\0b",
+        "a" * 100_000,
+        "%a " * 50_000,
+    ):
         store.search(text)
     store.update_message(message.id, content="something else")
     assert store.search("漢字") == []

@@ -129,6 +129,13 @@ def test_what_is_no_export_is_refused(tmp_path: Path, content: bytes) -> None:
         read_document(file)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le"])
+def test_an_export_that_a_shell_has_encoded_anew_is_imported(store: ChatStore, tmp_path: Path, encoding: str) -> None:
+    file, chat = tmp_path / "chats.json", store.create_chat("m", title="漢字 🙂")
+    file.write_text(encoded([export_chat(store, chat)]).decode(), encoding=encoding, newline="\r\n")
+    assert [one.title for one in read_document(file)] == ["漢字 🙂"]
+
+
 def test_a_document_of_another_version_or_with_wrong_values_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file.json"
     file.write_text('{"format": "cpuchat-chats", "version": 2, "chats": 7}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -40,7 +41,7 @@ def wait_for_saved(text: str) -> None:
     """Wait until the database has it: what a kill at this moment leaves."""
     deadline = time.monotonic() + HANG_GUARD
     while time.monotonic() < deadline:
-        with sqlite3.connect(paths.chats_db()) as db:
+        with contextlib.closing(sqlite3.connect(paths.chats_db())) as db:
             if any(text in row for (row,) in db.execute("SELECT text FROM drafts")):
                 return
         os.sched_yield()

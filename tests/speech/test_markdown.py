@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.base.text import is_safe
-from cpuchat.speech.sentences import spoken_inline
+from cpuchat.speech.sentences import SentenceSplitter, spoken_inline
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,8 @@ def test_what_a_voice_reads_itself_stays(text: str) -> None:
         ("input/output", "input output"),
         ("A → B", "A to B"),
         (r"\*literal\*", "literal"),
+        (f"a data:image/png;base64,{'iVBORw0KGgo' * 30}== b", "a b"),
+        (f"see https://example.com/{'a' * 200} there", "see example dot com there"),
     ],
 )
 def test_markup_is_not_read(text: str, said: str) -> None:
@@ -93,3 +97,11 @@ def test_any_text_gives_one_safe_line_without_markup(text: str) -> None:
     assert "\n" not in said
     assert not set(said) & set("*#<>[]{}`|\\")
     assert is_safe([said])
+
+
+@pytest.mark.parametrize("n_characters", [500, 5000])
+def test_an_embedded_image_is_not_spelled_out(n_characters: int) -> None:
+    splitter = SentenceSplitter()
+    text = f"Look: ![a chart](data:image/png;base64,{'QUJD' * (n_characters // 4)})\n\nDone."
+    said = [one for part in re.findall(".{1,7}", text, re.DOTALL) for one in splitter.feed(part)] + splitter.flush()
+    assert "QUJDQUJD" * 10 not in "".join(said) and len("".join(said)) < 200 and said[-1] == "Done."

@@ -211,6 +211,7 @@ class Composer(Prompt):
         self.chat_id: str | None = None
         """The chat that the prompt belongs to."""
         self._before_editing = ""
+        self._told = ""  # why drafts are not saved
         self._edited = ""  # what an edit began with
         self._drafts: dict[str | None, Draft] = {}  # of the chats that are not open
         self._pasted: dict[str, Attachment] = {}  # in this chat, by mark
@@ -231,19 +232,26 @@ class Composer(Prompt):
     def _before_text(self, messages: Iterable[Outgoing]) -> str:
         return joined(*(message.text for message in messages), self.text)
 
-    def restore_drafts(self) -> None:
-        """Take over the drafts of windows that have ended. Raises ChatsError."""
+    def restore_drafts(self) -> str:
+        """Take over the drafts of windows that have ended; return the chat to open, which has the last one ("": none).
+        Raises ChatsError.
+        """
         self._drafts = self._session.history.drafts.take()
         text, pasted = self._drafts.pop(self.chat_id, ("", {}))
         self._pasted |= _pasted_in(pasted)
         self.put(text)
+        return "" if text or self.chat_id else next(filter(None, reversed(self._drafts)), "")
+
+    @property
+    def _unsent(self) -> str:
+        """Return the draft, and what was changed of a message that is edited."""
+        if self.editing is None:
+            return self.draft
+        return joined(self._before_editing, self.draft if self.draft != self._edited else "")
 
     def save_draft(self) -> None:
-        """Have what is not sent saved: queued messages, the draft, and what was changed of a message that is edited."""
-        draft = self.draft
-        if self.editing is not None:
-            draft = joined(self._before_editing, draft if draft != self._edited else "")
-        text = joined(*(message.text for message in self._session.queue), draft)
+        """Have what is not sent saved, queued messages first."""
+        text = joined(*(message.text for message in self._session.queue), self._unsent)
         pasted = {mark: one.text for mark, one in self._held.items() if is_pasted(one)}
         self._session.history.drafts.put(self.chat_id, text, pasted)
 
@@ -427,8 +435,7 @@ class Composer(Prompt):
         if session.queue and session.chat_id != self.chat_id:
             self.unqueue()  # the messages belong to the chat that was open
             session.tell("Queued messages were not sent; they are back in the prompt of their chat.")
-        draft = self._before_editing if self.editing is not None else self.draft
-        self._drafts[self.chat_id] = draft, {mark: one.text for mark, one in self._pasted.items()}
+        self._drafts[self.chat_id] = self._unsent, {mark: one.text for mark, one in self._pasted.items()}
         self.chat_id, self.editing, self._resent, self.sends_blank = session.chat_id, None, {}, False
         draft, unsent = self._drafts.pop(self.chat_id, ("", {}))
         sent = [attachment for message in session.conversation.messages for attachment in message.attachments]
@@ -463,6 +470,9 @@ class Composer(Prompt):
     def _text_changed(self) -> None:
         """Offer completions, show what the message would send, and save it as the draft."""
         self.save_draft()
+        if (problem := str(self._session.history.drafts.problem or "")) and problem != self._told:
+            self._session.tell(f"What you type is not saved. {problem}", "warning")
+        self._told = problem
         self._begin_range()
         if self._held_back and self._held_back != self.text.strip():
             self._held_back = ""

@@ -101,8 +101,9 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         if self.services.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
         self.show_chat()
+        self._unsent_in = ""
         with self._telling():
-            self._composer.restore_drafts()
+            self._unsent_in = self._composer.restore_drafts()
         if self.services.tools_folder is not None:
             self.session.tools.first_folder = self.services.tools_folder
             self.session.offer_folder(self.services.tools_folder)
@@ -112,6 +113,9 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         collect_garbage()
         if self._initial_model is not None:
             self.load_model(self._initial_model)
+        if self._unsent_in and self.services.tools_folder is None and not self._composer.text:
+            self.open_chat(self._unsent_in)
+            self.tell("Opened the chat with your unsent message. Ctrl+N starts a new one.")
         for name, server in self.services.tool_servers.items():
             self.start_server(name, server)
         self.list_chats()

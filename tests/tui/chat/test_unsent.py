@@ -42,8 +42,58 @@ async def test_drafts_of_all_chats_are_there_at_the_next_start() -> None:
             Attachment(mark="[Pasted text 1: 60 lines]", title="Pasted text 1", text=LONG),
         )
     async with running() as app:
+        await app.until(lambda: app.prompt.text == "after the first")  # the other one was sent
+
+
+async def test_the_chat_with_the_last_draft_is_open_at_the_next_start_unless_a_new_one_has_one() -> None:
+    async with running() as app:
         await app.ready()
-        assert not app.prompt.text  # it was sent
+        for title in ("First", "Second"):
+            await app.send(title)
+            await app.write(f"after {title}")
+            await app.press("ctrl+n")
+            await app.until(lambda: not app.prompt.text)
+    async with running() as app:
+        await app.until(lambda: app.prompt.text == "after Second")
+        assert [one.content for one in app.conversation.messages if one.role == "user"] == ["Second"]
+        assert any("Opened the chat with your unsent message" in notice for notice in app.notices)
+        await app.press("ctrl+n")
+        await app.until(lambda: not app.prompt.text)
+        await app.write("of a new chat")
+    async with running() as app:
+        await app.ready()
+        assert (app.prompt.text, app.conversation.messages) == ("of a new chat", [])
+
+
+async def test_an_edit_that_another_chat_interrupts_is_a_draft() -> None:
+    async with running() as app:
+        await app.ready()
+        await app.send("Hello")
+        chat = app.conversation.chat
+        assert chat is not None
+        await app.press("f4")
+        await app.until(lambda: app.prompt.text == "Hello")
+        await app.press(*", you", "ctrl+n")
+        await app.until(lambda: not app.prompt.text)
+        await app.chat.open_chat(chat.id).wait()
+        assert app.prompt.text == "Hello, you"
+
+
+async def test_a_draft_that_cannot_be_saved_is_told_once_and_saved_when_it_can_be() -> None:
+    async with running() as app:
+        await app.ready()
+        drafts, db = app.conversation.history.drafts, app.conversation.history.store._db
+        db.execute(f"PRAGMA max_page_count = {db.execute('PRAGMA page_count').fetchone()[0]}")  # a full disk
+        for _ in range(2):
+            await app.write("words " * 2000)
+            drafts.save()
+        await app.write("!")
+        told = [notice for notice in app.notices if "What you type is not saved" in notice]
+        assert told == ["What you type is not saved. Cannot save your chats: the disk is full. Free some space."]
+        db.execute("PRAGMA max_page_count = 1000000")
+        await app.write("?")
+        drafts.save()
+        assert drafts.problem is None and drafts.take() == {None: ("?", {})}
 
 
 async def test_what_was_changed_of_a_sent_message_is_a_draft_too() -> None:
@@ -55,9 +105,7 @@ async def test_what_was_changed_of_a_sent_message_is_a_draft_too() -> None:
         await app.until(lambda: app.prompt.text == "Hello")
         await app.press(*", you")
     async with running() as app:
-        chat = app.conversation.history.store.chats()[0]
-        await app.chat.open_chat(chat.id).wait()
-        assert app.prompt.text == "a draft\nHello, you"
+        await app.until(lambda: app.prompt.text == "a draft\nHello, you")
 
 
 async def test_a_queued_message_is_a_draft_after_a_kill() -> None:
