@@ -3,8 +3,8 @@
     python benchmarks/kernels.py [--quick] [--rounds N] [--files FILE,...] [--threads N]
 
 Both sides are the same engine and file (the Coder 1.5B of `coder_pair.py` in Q4_K_M and in Q8_0, its 0.5B draft in
-Q4_K_M) loaded twice in one process, on the same pinned threads, in turn. A pass stands at a depth of 64 tokens. GB/s are
-the bytes of the weights over the best time of one token. Loads are timed in turn too.
+Q4_K_M) loaded twice in one process, on the same pinned threads, in turn. A pass stands at a depth of 64 tokens. GB/s
+are the bytes of the weights over the best time of one token. Loads are timed in turn too.
 """
 
 from __future__ import annotations
