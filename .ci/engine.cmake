@@ -56,3 +56,11 @@ file(GLOB ggml_cpu "${CMAKE_SOURCE_DIR}/ggml/src/ggml-cpu/ggml-cpu.c"
 foreach(file IN LISTS ggml_cpu)
   sleep_at_barriers("${file}")
 endforeach()
+
+# cpuchat's kernels are built in the same build, as soon as all targets of the engine are known.
+if(NOT DEFINED CPUCHAT_KERNELS)
+  get_filename_component(CPUCHAT_KERNELS "${CMAKE_CURRENT_LIST_DIR}/../cpuchat/kernels" ABSOLUTE)
+  cmake_language(EVAL CODE "
+    cmake_language(DEFER DIRECTORY [[${CMAKE_SOURCE_DIR}]] CALL include [[${CPUCHAT_KERNELS}/kernels.cmake]])
+  ")
+endif()

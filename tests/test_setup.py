@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,12 @@ def test_the_tools_of_the_tests_are_installed_when_they_are_asked_for_and_kept_f
     assert with_tests("tests")
     assert app.exists() and tests.exists()
     assert with_tests()
+
+
+def test_an_engine_is_built_anew_when_the_kernels_change() -> None:
+    """uv keeps a built engine for as long as its build variables are the same: one of them stands for the sources."""
+    root = CI.parent
+    files = sorted(file for file in (root / "cpuchat" / "kernels").iterdir() if file.is_file())
+    expected = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    variables = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["uv"]["extra-build-variables"]
+    assert variables["llama-cpp-python"]["CPUCHAT_KERNELS"] == expected

@@ -24,7 +24,9 @@ from cpuchat.hardware.topology import Instructions
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray, TensorInfo
+from cpuchat.models.kernels import TYPES, instructions_used, rows_of
 from cpuchat.protocol.messages import LoadOptions
+from cpuchat.protocol.options import Kernels
 
 _SVE_BYTES = 32  # the kernels are for vectors of that length only
 _AMX_ROWS = 32  # TILE_N * 2
@@ -62,8 +64,10 @@ class RepackFormat(msgspec.Struct, frozen=True):
         return f"repacked {'into tiles' if self.name == 'tiles' else self.name} for {self.cpu}"
 
 
-def format_of(kind: str, cpu: Instructions) -> RepackFormat | None:
+def format_of(kind: str, cpu: Instructions, kernels: Kernels = "llama.cpp") -> RepackFormat | None:
     """Return how matrices of the tensor type `kind` are repacked on `cpu`; None: used as in the file."""
+    if kernels == "auto" and kind in TYPES and (instructions := instructions_used(cpu)):
+        return RepackFormat(f"in {rows_of(instructions)} rows", 1, instructions)
     if _has_amx(cpu) and kind in _AMX:
         return RepackFormat("copy" if kind == "F16" else "tiles", _AMX_ROWS, "AMX")
     return next(_interleaved(kind, cpu), None)
@@ -102,22 +106,26 @@ def _x86_words(features: frozenset[str]) -> str:
     return "AVX-VNNI" if "AVX_VNNI" in features else "AVX2"
 
 
-def repacked(header: GGUFHeader, cpu: Instructions) -> Iterator[tuple[TensorInfo, RepackFormat, int]]:
+def repacked(
+    header: GGUFHeader, cpu: Instructions, kernels: Kernels = "llama.cpp"
+) -> Iterator[tuple[TensorInfo, RepackFormat, int]]:
     """Yield the tensors of which `cpu` needs a copy, its format, and its bytes (AMX adds sums to some blocks)."""
     tied = not any(t.name == "output.weight" for t in header.tensors)
     for tensor in header.tensors:
         # Rows of the embedding table are looked up; it is multiplied with only as the head of a tied model.
         if tensor.name.startswith("blk.") or tensor.name == ("token_embd.weight" if tied else "output.weight"):
-            layout = _layout(tensor, cpu)
+            layout = _layout(tensor, cpu, kernels)
             if layout is not None:
                 yield tensor, layout, _copy_bytes(tensor, layout)
 
 
-def _layout(tensor: TensorInfo, cpu: Instructions) -> RepackFormat | None:
+def _layout(tensor: TensorInfo, cpu: Instructions, kernels: Kernels) -> RepackFormat | None:
     """Return `format_of` for matrices and experts whose shape allows it."""
     if len(tensor.shape) != (3 if tensor.is_routed else 2):
         return None
     values, rows = tensor.shape[:2]
+    if kernels == "auto" and tensor.type in TYPES and instructions_used(cpu):
+        return format_of(tensor.type, cpu, kernels) if values % BY_NAME[tensor.type].block == 0 else None
     in_tiles = _has_amx(cpu) and tensor.type in _AMX and not tensor.is_routed
     if in_tiles and rows % _AMX_ROWS == 0 and values % _AMX[tensor.type][0] == 0:
         return format_of(tensor.type, cpu)
@@ -495,7 +503,7 @@ def required_memory(
     of the snapshots of a recurrent state.
     """
     is_copied = options.use_repack and not options.from_disk
-    copied = list(repacked(header, engine_cpu(options.cpu_module))) if is_copied else []
+    copied = list(repacked(header, engine_cpu(options.cpu_module), options.kernels)) if is_copied else []
     repack = sum(nbytes for _, _, nbytes in copied)
     lazy = lazy_bytes(header)
     reclaimable = header.size if options.from_disk else lazy + sum(tensor.nbytes for tensor, _, _ in copied)

@@ -98,7 +98,7 @@ def _of_engine(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingR
         proof = f"{module_words(facts.engine)}: {', '.join(facts.engine.features)}"
         yield _row("CPU module", engine.cpu_module, engine.cpu_module in (AUTO, module), proof)
     where = ", ".join(f"{one.buffer} {units.size(one.bytes)} ({one.type})" for one in weights)
-    repacked = any("REPACK" in one.buffer or "AMX" in one.buffer for one in weights)
+    repacked = any(one.is_repacked for one in weights)
     state: State = "works" if repacked else "no effect" if engine.use_repack else "off"
     proof = (
         f"no effect on this model: no repacked kernel for its types here; {where}" if state == "no effect" else where

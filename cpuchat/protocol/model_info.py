@@ -106,6 +106,11 @@ class BufferWeights(msgspec.Struct, frozen=True, kw_only=True):
     n_tensors: int
     bytes: int
 
+    @property
+    def is_repacked(self) -> bool:
+        """Whether the weights are laid out for kernels: llama.cpp's, or cpuchat's."""
+        return any(name in self.buffer for name in ("REPACK", "AMX", "CPUCHAT"))
+
 
 class LoadEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """What a load really did, as read from llama.cpp afterwards.

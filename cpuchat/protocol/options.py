@@ -17,6 +17,7 @@ from cpuchat.base.setting import Setting
 FlashAttention = Literal["auto", "on", "off"]
 LoadMode = Literal["mmap", "read"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+Kernels = Literal["auto", "llama.cpp"]
 UNQUANTIZED: Final[tuple[CacheType, ...]] = ("f32", "f16", "bf16")
 """Types that a V cache may have without flash attention."""
 Count = Annotated[int, Meta(ge=0)]
@@ -75,6 +76,14 @@ class EngineOptions(msgspec.Struct, kw_only=True):
     use_repack: Annotated[bool, Setting("Repack weights", "faster kernels, but a second copy in memory")] = (
         msgspec.field(default=True, name="repack")
     )
+    kernels: Annotated[
+        Kernels,
+        Setting(
+            "Kernels",
+            "auto: cpuchat's, faster for passes of several tokens",
+            help="Kernels of Q4_K, Q5_K, Q6_K, Q8_0, Q4_0 and Q5_0 weights: auto for cpuchat's (x86 with AVX2).",
+        ),
+    ] = "llama.cpp"
     poll: Annotated[
         int, Meta(ge=0, le=100), Setting(about="how hard idle threads spin before they sleep, 0 to 100")
     ] = 50

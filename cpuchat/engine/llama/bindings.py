@@ -188,6 +188,19 @@ tensor_type_name = _function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
 buffer_name = _function("ggml_backend_buffer_name", ctypes.c_char_p, ctypes.c_void_p)
 _set_abort_hook = _function("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)
 _ggml_commit = _function("ggml_commit", ctypes.c_char_p)
+ggml_version = _function("ggml_version", ctypes.c_char_p)
+
+
+def export_backend() -> None:
+    """Make the symbols of ggml, and of the CPU backend in use, known to libraries that are opened later.
+
+    Raises:
+        OSError: ggml has another name than in the pinned version.
+    """
+    loaded = os.RTLD_GLOBAL | os.RTLD_NOLOAD  # by name: the same file under another one would be mapped a second time
+    names = ("libggml-base.so", os.fspath(_cpu._name)) if _module else ("libggml-base.so.0", "libggml-cpu.so.0")
+    for name in names:
+        ctypes.CDLL(name, mode=loaded)
 
 
 def has_function(name: str) -> bool:

@@ -28,14 +28,13 @@ def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
         counted = sums[buffer, kind]
         counted[0] += 1
         counted[1] += n_bytes
+    found = tuple(
+        BufferWeights(buffer=buffer, type=kind, n_tensors=n, bytes=n_bytes)
+        for (buffer, kind), (n, n_bytes) in sorted(sums.items(), key=lambda item: -item[1][1])
+    )
     return LoadEvidence(
-        weights=tuple(
-            BufferWeights(buffer=buffer, type=kind, n_tensors=n, bytes=n_bytes)
-            for (buffer, kind), (n, n_bytes) in sorted(sums.items(), key=lambda item: -item[1][1])
-        ),
-        scalar_types=scalar_types(
-            {kind for buffer, kind, _ in weights if "REPACK" not in buffer and "AMX" not in buffer}
-        ),
+        weights=found,
+        scalar_types=scalar_types({one.type for one in found if not one.is_repacked}),
         thread_ids=tuple(thread_ids),
         **from_log(bindings.log.lines()),
     )

@@ -29,7 +29,7 @@ from cpuchat.base.errors import (
     UsageError,
 )
 from cpuchat.costs.model import ALIKE
-from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama import bindings, kernels
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.evidence import read_evidence
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
@@ -432,6 +432,7 @@ class Model:
         params = llama.llama_model_default_params()
         params.load_mode = _LOAD_MODE[options.load_mode, options.mlock]
         params.use_extra_bufts = options.use_repack and not options.from_disk
+        kernels.select(options.kernels)
         params.n_gpu_layers = 0
         if self.plan.experts is not None:
             params.kv_overrides = bindings.kv_overrides(dict([self.plan.experts]))

@@ -1,0 +1,363 @@
+// An extra buffer type of ggml's CPU backend: weights whose format has products here are laid out for them when they are
+// read, and ggml's own threads compute. What it declines goes to the next buffer type, tensor by tensor.
+#include <cpuid.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "formats.h"
+#include "ggml-backend-impl.h"
+#include "ggml-cpu-impl.h"
+#include "ggml-cpu.h"
+#include "traits.h"
+
+extern "C" {
+void ggml_barrier(ggml_threadpool* pool);
+void ggml_threadpool_chunk_set(ggml_threadpool* pool, int value);
+int ggml_threadpool_chunk_add(ggml_threadpool* pool, int value);
+}
+
+namespace cpuchat {
+namespace {
+
+const Products* products = nullptr;  // of the instruction set in use
+uint32_t selected = 0;               // formats that a load takes
+
+constexpr size_t huge_page = size_t{2} << 20;
+constexpr size_t chunk_bytes = 64 << 10;  // of weights that a thread takes at a time
+constexpr size_t overrun = 16 << 10;      // that is prefetched behind the last group
+
+size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+Format format_of(const ggml_tensor* weights) {
+    switch (weights->type) {
+        case GGML_TYPE_Q4_K: return Format::q4_k;
+        case GGML_TYPE_Q5_K: return Format::q5_k;
+        case GGML_TYPE_Q6_K: return Format::q6_k;
+        case GGML_TYPE_Q8_0: return Format::q8_0;
+        case GGML_TYPE_Q4_0: return Format::q4_0;
+        case GGML_TYPE_Q5_0: return Format::q5_0;
+        default: return Format::none;
+    }
+}
+
+bool is_covered(const ggml_tensor* weights) {
+    const Format format = format_of(weights);
+    return format != Format::none && weights->ne[0] % block_values(format) == 0 && weights->ne[3] == 1;
+}
+
+// Groups of one matrix; of experts there are as many matrices as experts.
+int64_t n_groups(const ggml_tensor* weights) { return (weights->ne[1] + products->rows - 1) / products->rows; }
+size_t bytes_of_group(const ggml_tensor* weights) { return group_bytes(format_of(weights), weights->ne[0], products->rows); }
+
+// Products of one matrix with activations that lie one after the other; a row of results each.
+struct Work {
+    Format format;
+    int64_t n_rows;
+    Activations x;
+
+    // Groups `first` to `end` with tokens `token` to `token_end`; `row(token)` is where the results of a token go.
+    template <class Row>
+    void run(const uint8_t* weights, size_t bytes, int64_t first, int64_t end, int64_t token, int64_t token_end, Row row) const {
+        float* out[8];
+        while (token < token_end) {
+            const int64_t left = token_end - token;
+            const int64_t most = products->tile;
+            const int n = static_cast<int>(left <= most ? left : left < 2 * most ? (left + 1) / 2 : most);
+            const Product product = products->of[static_cast<int>(format)][n];
+            for (int64_t g = first; g < end; g++) {
+                const int64_t n_here = std::min<int64_t>(products->rows, n_rows - g * products->rows);
+                float last[8][16];
+                for (int i = 0; i < n; i++) {
+                    out[i] = n_here == products->rows ? row(token + i) + g * products->rows : last[i];
+                }
+                product(weights + g * bytes, x, token, out);
+                for (int i = 0; n_here < products->rows && i < n; i++) {
+                    std::copy_n(last[i], n_here, row(token + i) + g * products->rows);
+                }
+            }
+            token += n;
+        }
+    }
+};
+
+// Where the scratch memory of a pass holds what: rows of quantized activations, their blocks; of experts, the order too.
+struct Scratch {
+    int8_t* quants;
+    uint8_t* blocks;
+    int32_t* order;   // by expert: numbers of the pairs of token and slot
+    int32_t* begins;  // of each expert in `order`, and the end
+    size_t size;
+
+    Scratch(void* memory, Format format, int64_t n_values, int64_t n, int64_t n_experts) {
+        uint8_t* at = reinterpret_cast<uint8_t*>(rounded_up(reinterpret_cast<size_t>(memory), 64));
+        auto take = [&](size_t bytes) {
+            uint8_t* part = at;
+            at += rounded_up(bytes, 64);
+            return part;
+        };
+        const size_t bytes = activation_bytes(format, n_values) - n_values;
+        quants = reinterpret_cast<int8_t*>(take(n * n_values));
+        blocks = take(n * bytes);
+        order = reinterpret_cast<int32_t*>(take(n_experts ? n * sizeof(int32_t) : 0));
+        begins = reinterpret_cast<int32_t*>(take(n_experts ? (n_experts + 1) * sizeof(int32_t) : 0));
+        size = at - static_cast<uint8_t*>(memory);
+    }
+};
+
+const float* row_of(const ggml_tensor* t, int64_t i) {
+    const int64_t i1 = i % t->ne[1], i2 = i / t->ne[1] % t->ne[2], i3 = i / t->ne[1] / t->ne[2];
+    return reinterpret_cast<const float*>(static_cast<const char*>(t->data) + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3]);
+}
+
+int64_t groups_of_chunk(const ggml_tensor* weights, int64_t n_threads) {
+    int64_t groups = std::max<int64_t>(1, chunk_bytes / bytes_of_group(weights));
+    while (groups > 1 && n_groups(weights) / groups < 4 * n_threads) groups /= 2;
+    return groups;
+}
+
+// Each thread quantizes its share, in units of blocks, so that one token is shared too.
+template <class Source>
+void quantize_share(const ggml_compute_params* params, Format format, int64_t n_values, int64_t n, const Scratch& to, Source source) {
+    const int64_t per = block_values(format), n_blocks = n_values / per, total = n * n_blocks;
+    const size_t bytes = (activation_bytes(format, n_values) - n_values) / n_blocks;
+    int64_t at = total * params->ith / params->nth;
+    const int64_t end = total * (params->ith + 1) / params->nth;
+    while (at < end) {
+        const int64_t token = at / n_blocks, block = at % n_blocks, count = std::min(n_blocks - block, end - at);
+        quantize(format, count * per, source(token) + block * per, to.quants + token * n_values + block * per,
+                 to.blocks + (token * n_blocks + block) * bytes);
+        at += count;
+    }
+}
+
+void multiply(ggml_compute_params* params, ggml_tensor* op) {
+    const ggml_tensor *weights = op->src[0], *x = op->src[1];
+    const Format format = format_of(weights);
+    const int64_t K = weights->ne[0], n = ggml_nrows(x);
+    const Scratch scratch(params->wdata, format, K, n, 0);
+    GGML_ASSERT(scratch.size <= params->wsize);
+    quantize_share(params, format, K, n, scratch, [&](int64_t token) { return row_of(x, token); });
+    if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    ggml_barrier(params->threadpool);
+    const Work work{format, weights->ne[1], {scratch.quants, scratch.blocks, K}};
+    const int64_t per_chunk = groups_of_chunk(weights, params->nth), groups = n_groups(weights);
+    for (int64_t c = params->ith; c * per_chunk < groups; c = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        work.run(static_cast<const uint8_t*>(weights->data), bytes_of_group(weights), c * per_chunk,
+                 std::min(groups, (c + 1) * per_chunk), 0, n, [&](int64_t token) { return const_cast<float*>(row_of(op, token)); });
+    }
+}
+
+// Pairs of token and slot, ordered by expert, so that the rows of one expert lie together.
+void order_by_expert(const ggml_tensor* ids, int64_t n_experts, const Scratch& to) {
+    const int64_t n_slots = ids->ne[0], n = n_slots * ids->ne[1];
+    auto expert = [&](int64_t pair) {
+        return *reinterpret_cast<const int32_t*>(static_cast<const char*>(ids->data) + pair % n_slots * ids->nb[0] + pair / n_slots * ids->nb[1]);
+    };
+    std::fill_n(to.begins, n_experts + 1, 0);
+    for (int64_t pair = 0; pair < n; pair++) to.begins[expert(pair) + 1]++;
+    for (int64_t e = 0; e < n_experts; e++) to.begins[e + 1] += to.begins[e];
+    std::vector<int32_t> next(to.begins, to.begins + n_experts);
+    for (int64_t pair = 0; pair < n; pair++) to.order[next[expert(pair)]++] = static_cast<int32_t>(pair);
+}
+
+void multiply_experts(ggml_compute_params* params, ggml_tensor* op) {
+    const ggml_tensor *weights = op->src[0], *x = op->src[1], *ids = op->src[2];
+    const Format format = format_of(weights);
+    const int64_t K = weights->ne[0], n_experts = weights->ne[2], n_slots = ids->ne[0], n = n_slots * ids->ne[1];
+    const Scratch scratch(params->wdata, format, K, n, n_experts);
+    GGML_ASSERT(scratch.size <= params->wsize);
+    if (params->ith == 0) {
+        order_by_expert(ids, n_experts, scratch);
+        ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    }
+    ggml_barrier(params->threadpool);
+    quantize_share(params, format, K, n, scratch, [&](int64_t place) {
+        const int64_t pair = scratch.order[place];
+        return row_of(x, pair % n_slots % x->ne[1] + pair / n_slots * x->ne[1]);
+    });
+    ggml_barrier(params->threadpool);
+    const Work work{format, weights->ne[1], {scratch.quants, scratch.blocks, K}};
+    const int64_t groups = n_groups(weights), per_chunk = groups_of_chunk(weights, params->nth);
+    const int64_t chunks = (groups + per_chunk - 1) / per_chunk;
+    int64_t expert = 0, before = 0;  // chunks of the experts before, of those that have tokens
+    for (int64_t c = params->ith;; c = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        while (expert < n_experts && (scratch.begins[expert] == scratch.begins[expert + 1] || c >= before + chunks)) {
+            before += scratch.begins[expert] == scratch.begins[expert + 1] ? 0 : chunks;
+            expert++;
+        }
+        if (expert == n_experts) break;
+        const uint8_t* matrix = static_cast<const uint8_t*>(weights->data) + expert * groups * bytes_of_group(weights);
+        const int64_t first = (c - before) * per_chunk;
+        work.run(matrix, bytes_of_group(weights), first, std::min(groups, first + per_chunk), scratch.begins[expert],
+                 scratch.begins[expert + 1], [&](int64_t place) { return const_cast<float*>(row_of(op, scratch.order[place])); });
+    }
+}
+
+class Traits : public ggml::cpu::tensor_traits {
+    bool work_size(int, const ggml_tensor* op, size_t& size) override {
+        const ggml_tensor* weights = op->src[0];
+        const bool experts = op->op == GGML_OP_MUL_MAT_ID;
+        const int64_t n = experts ? op->src[2]->ne[0] * op->src[2]->ne[1] : ggml_nrows(op->src[1]);
+        size = Scratch(nullptr, format_of(weights), weights->ne[0], n, experts ? weights->ne[2] : 0).size + 64;
+        return true;
+    }
+    bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
+        if (op->op == GGML_OP_MUL_MAT) multiply(params, op);
+        else if (op->op == GGML_OP_MUL_MAT_ID) multiply_experts(params, op);
+        else return false;
+        return true;
+    }
+};
+
+ggml_backend_buffer_type buffer_type;
+
+class ExtraBufferType : public ggml::cpu::extra_buffer_type {
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) override {
+        if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) return false;
+        const ggml_tensor *weights = op->src[0], *x = op->src[1];
+        if (!weights->buffer || weights->buffer->buft != &buffer_type || !is_covered(weights)) return false;
+        if (!ggml_is_contiguous(weights) || (op->op == GGML_OP_MUL_MAT && weights->ne[2] != 1)) return false;
+        if (x->buffer && !ggml_backend_buft_is_host(x->buffer->buft)) return false;
+        // A load asks with an empty buffer. Tensors that are here stay, whatever is selected later.
+        const bool is_load = weights->buffer->size == 0;
+        if (is_load && !(selected >> static_cast<int>(format_of(weights)) & 1)) return false;
+        return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->type == GGML_TYPE_F32;
+    }
+    ggml::cpu::tensor_traits* get_tensor_traits(const ggml_tensor* op) override {
+        const bool product = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
+        if (!product || !op->src[0]->buffer || op->src[0]->buffer->buft != &buffer_type) return nullptr;
+        return static_cast<ggml::cpu::tensor_traits*>(op->src[0]->extra);
+    }
+};
+
+enum ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor* tensor) {
+    static Traits traits;
+    tensor->extra = static_cast<ggml::cpu::tensor_traits*>(&traits);
+    return GGML_STATUS_SUCCESS;
+}
+
+// Lays the groups out in as many threads as may run. A page belongs to the node of the thread that first writes to it.
+void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
+    GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
+    const Format format = format_of(tensor);
+    const int64_t n_rows = tensor->ne[1], groups = n_groups(tensor), total = groups * tensor->ne[2];
+    const size_t bytes = bytes_of_group(tensor);
+    std::atomic<int64_t> next{0};
+    auto share = [&] {
+        for (int64_t g = next++; g < total; g = next++) {
+            const int64_t row = g % groups * products->rows;
+            const uint8_t* from = static_cast<const uint8_t*>(data) + g / groups * tensor->nb[2] + row * tensor->nb[1];
+            lay_out(format, tensor->ne[0], products->rows, from, tensor->nb[1],
+                    static_cast<int>(std::min<int64_t>(products->rows, n_rows - row)), static_cast<uint8_t*>(tensor->data) + g * bytes);
+        }
+    };
+    std::vector<std::thread> others(size > (1 << 20) ? std::min(8u, std::thread::hardware_concurrency()) - 1 : 0);
+    for (std::thread& other : others) other = std::thread(share);
+    share();
+    for (std::thread& other : others) other.join();
+}
+
+void free_buffer(ggml_backend_buffer_t buffer) {
+    if (buffer->size) munmap(buffer->context, buffer->size);
+}
+void* base_of(ggml_backend_buffer_t buffer) { return buffer->context; }
+void clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
+void set_bytes(ggml_backend_buffer_t, ggml_tensor* tensor, uint8_t value, size_t offset, size_t size) {
+    memset(static_cast<char*>(tensor->data) + offset, value, size);
+}
+
+ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
+    static const ggml_backend_buffer_i interface = {
+        free_buffer, base_of, init_tensor, set_bytes, set_tensor, nullptr, nullptr, nullptr, nullptr, clear, nullptr,
+    };
+    if (size == 0) return ggml_backend_buffer_init(type, interface, &buffer_type, 0);  // llama.cpp asks what is supported
+    const size_t rounded = rounded_up(size + overrun, huge_page);
+    void* mapped = mmap(nullptr, rounded + huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return nullptr;
+    char* begin = static_cast<char*>(mapped);
+    char* aligned = reinterpret_cast<char*>(rounded_up(reinterpret_cast<size_t>(begin), huge_page));
+    if (aligned > begin) munmap(begin, aligned - begin);
+    if (const size_t tail = begin + huge_page - aligned) munmap(aligned + rounded, tail);
+    madvise(aligned, rounded, MADV_HUGEPAGE);
+    return ggml_backend_buffer_init(type, interface, aligned, rounded);
+}
+
+const char* name_of(ggml_backend_buffer_type_t) { return "CPU_CPUCHAT"; }
+size_t alignment_of(ggml_backend_buffer_type_t) { return 64; }
+size_t size_of(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
+    if (!is_covered(tensor)) return ggml_nbytes(tensor);
+    return bytes_of_group(tensor) * n_groups(tensor) * tensor->ne[2];
+}
+
+const Products* best_products(const char* wanted) {
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    const std::string name = wanted ? wanted : "";
+    if (avx512 && (name.empty() || name == avx512_products.name)) return &avx512_products;
+    // AVX-VNNI of 256 bits has no name in GCC 12's __builtin_cpu_supports.
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool avx_vnni = avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+    if (avx_vnni && (name.empty() || name == avx_vnni_products.name)) return &avx_vnni_products;
+    if (avx2 && (name.empty() || name == avx2_products.name)) return &avx2_products;
+    return nullptr;
+}
+
+}  // namespace
+}  // namespace cpuchat
+
+using namespace cpuchat;
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+// The version of ggml that this was compiled for, whose structs it relies on.
+EXPORTED const char* cpuchat_kernels_version() { return CPUCHAT_GGML_VERSION; }
+
+// Put the buffer type before llama.cpp's own, once, before the first load. `wanted` is an instruction set, or null for the
+// best. Returns the name of the one in use, or null where none is covered.
+EXPORTED const char* cpuchat_kernels_register(const char* wanted) {
+    if (products == nullptr && (products = best_products(wanted)) != nullptr) {
+        buffer_type.iface = {name_of, allocate, alignment_of, nullptr, size_of, nullptr};
+        buffer_type.device = ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0);
+        buffer_type.context = static_cast<ggml::cpu::extra_buffer_type*>(new ExtraBufferType());
+        auto& types = ggml_backend_cpu_get_extra_buffer_types();
+        types.insert(types.begin(), &buffer_type);
+    }
+    return products ? products->name : nullptr;
+}
+
+// The formats that later loads take, as bits 1 << Format: none at first.
+EXPORTED void cpuchat_kernels_select(uint32_t formats) { selected = formats; }
+
+// For tests: products of `n_rows` rows of ggml's blocks, in `instruction_set`, with `n` rows of floats. Returns 0, or -1
+// where this machine or format is not covered.
+EXPORTED int cpuchat_kernels_multiply(
+    const char* instruction_set, int format, int64_t n_values, int64_t n_rows, const uint8_t* from, const float* x, int64_t n, float* out) {
+    const Products* before = products;
+    products = best_products(instruction_set);
+    if (products == nullptr || format < 0 || format >= static_cast<int>(Format::count)) return products = before, -1;
+    const Format kind = static_cast<Format>(format);
+    const size_t bytes = group_bytes(kind, n_values, products->rows), row_bytes = n_values / block_values(kind) * block_bytes(kind);
+    const int64_t groups = (n_rows + products->rows - 1) / products->rows;
+    auto memory = [](size_t size) { return static_cast<uint8_t*>(aligned_alloc(64, rounded_up(size + overrun, 64))); };
+    uint8_t* weights = memory(groups * bytes);
+    for (int64_t g = 0; g < groups; g++) {
+        lay_out(kind, n_values, products->rows, from + g * products->rows * row_bytes, row_bytes,
+                static_cast<int>(std::min<int64_t>(products->rows, n_rows - g * products->rows)), weights + g * bytes);
+    }
+    uint8_t* activations = memory(Scratch(nullptr, kind, n_values, n, 0).size + 64);
+    const Scratch scratch(activations, kind, n_values, n, 0);
+    ggml_compute_params alone{};
+    alone.nth = 1;
+    quantize_share(&alone, kind, n_values, n, scratch, [&](int64_t token) { return x + token * n_values; });
+    const Work work{kind, n_rows, {scratch.quants, scratch.blocks, n_values}};
+    work.run(weights, bytes, 0, groups, 0, n, [&](int64_t token) { return out + token * n_rows; });
+    free(weights), free(activations);
+    products = before;
+    return 0;
+}

@@ -1,0 +1,89 @@
+// The weights as they lie in memory, the activations, and the table of products that an instruction set offers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cpuchat {
+
+enum class Format { q4_k, q5_k, q6_k, q8_0, q4_0, q5_0, count, none = -1 };
+
+// A group is `rows` rows (8 or 16, a lane each) of weights, laid out for them together. A "vector" below is 4 bytes of
+// each row, one row after the other, and the numbers are those of a row's values.
+//
+// Formats of blocks of 256 values: the blocks one after the other, each
+//
+//   q4_k    d, min       2 bytes a row each
+//           scales       3 vectors: 6 bits of 4 sub-blocks each, and the last two bits of the fourth in the first three
+//           quants       32 vectors; number 8 j + t: low nibbles are 64 j + 4 t ... + 3, high ones 32 values later
+//   q5_k    the same, and 8 vectors of fifth bits before the quants: number t has bit 2 j of 64 j + 4 t, bit 2 j + 1
+//           of the value 32 later
+//   q6_k    scales       4 vectors p = 2 h + l: bytes are the scales of the sub-blocks 8 h + l + 0, 2, 4, 6
+//           quants       4 × 4 × 3 vectors (p, t): low nibbles of 128 h + 16 l + 4 t (+ 64: high), those of 32 later,
+//                        and two bits each of the four
+//           after all blocks of the group: d, 2 bytes a row and block
+//
+// Formats of blocks of 32 values: quants of all blocks, then d, 2 bytes a row and block
+//
+//   q8_0    8 vectors; number t: 4 t ... + 3
+//   q4_0    4 vectors; number t: low nibbles 4 t ... + 3, high ones 16 later
+//   q5_0    the same, after a vector of fifth bits: byte c has bit t of 4 t + c, bit t + 4 of the value 16 later
+
+constexpr bool has_large_blocks(Format format) { return format <= Format::q6_k; }
+constexpr int block_values(Format format) { return has_large_blocks(format) ? 256 : 32; }
+constexpr size_t block_bytes(Format format) {
+    constexpr size_t bytes[] = {144, 176, 210, 34, 18, 22};  // ggml-common.h
+    return bytes[static_cast<int>(format)];
+}
+
+// Bytes of a group, a multiple of a cache line.
+constexpr size_t group_bytes(Format format, int64_t n_values, int rows) {
+    const size_t bytes = block_bytes(format) * static_cast<size_t>(n_values / block_values(format)) * rows;
+    return (bytes + 63) / 64 * 64;
+}
+
+// Lay out `n_rows` (up to `rows`; the others become zero) rows of ggml's blocks, `row_bytes` apart.
+void lay_out(Format format, int64_t n_values, int rows, const uint8_t* from, size_t row_bytes, int n_rows, uint8_t* to);
+
+// Of 256 activations of a token. Pairs are two 16-bit sums in a dword, in the order in which scales come in pairs.
+struct Block256 {
+    float d;
+    int32_t mins[4];     // sums of 32: (0, 2) (1, 3) (4, 6) (5, 7)
+    int32_t offsets[8];  // sums of 16: for p of q6_k (b, b + 4) (b + 2, b + 6), b = 8 h + l
+    int32_t unused[3];
+};
+static_assert(sizeof(Block256) == 64);
+
+// Of 32 activations of a token.
+struct Block32 {
+    float d;
+    int32_t sum;
+};
+
+// Activations as signed bytes, `n_values` a token, and what belongs to each block of a token.
+struct Activations {
+    const int8_t* quants;
+    const void* blocks;
+    int64_t n_values;
+};
+
+constexpr size_t activation_bytes(Format format, int64_t n_values) {
+    return n_values + (has_large_blocks(format) ? n_values / 256 * sizeof(Block256) : n_values / 32 * sizeof(Block32));
+}
+void quantize(Format format, int64_t n_values, const float* x, int8_t* quants, void* blocks);
+
+// Products of one group with `n_tokens` (up to `tile`) tokens from `token` on: `rows` floats to each of `out`.
+using Product = void (*)(const uint8_t* group, const Activations& x, int64_t token, float* const* out);
+
+struct Products {
+    const char* name;
+    int rows;
+    int tile;
+    Product of[static_cast<int>(Format::count)][9];  // by format and number of tokens
+};
+
+extern const Products avx2_products;
+extern const Products avx_vnni_products;
+extern const Products avx512_products;
+
+}  // namespace cpuchat

@@ -1,0 +1,155 @@
+"""Tests cpuchat's kernels: their products against exact ones, bit by bit over passes, and in models that they load.
+
+They exist for x86 with AVX2; elsewhere llama.cpp's are used, and only that is tested.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+
+from cpuchat.base import paths
+from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama import kernels as selected
+from cpuchat.engine.llama.model import Model
+from cpuchat.hardware.topology import instructions
+from cpuchat.models import kernels
+from cpuchat.models.synthetic.model import SHAPES, write_model
+from tests.support.engine_chat import OPTIONS
+
+DEMO = paths.demo_dir() / "cpuchat-demo-8m-q4_k_m.gguf"
+HERE = kernels.instructions_used(instructions())
+WIDEST_FIRST = ("AVX-512 VNNI", "AVX-VNNI", "AVX2")
+SETS = WIDEST_FIRST[WIDEST_FIRST.index(HERE) :] if HERE else ()
+needs_kernels = pytest.mark.skipif(not HERE, reason="cpuchat's kernels are for x86 with AVX2")
+AUTO = msgspec.structs.replace(OPTIONS, kernels="auto")
+
+
+def multiplied(instruction_set: str, kind: str, raw: np.ndarray, x: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return the products of quantized rows with float rows, by the library's own entry for tests."""
+    assert selected.select("auto")
+    library = selected._library()
+    out = np.full((len(x), n_rows), np.nan, np.float32)
+    x = np.ascontiguousarray(x)
+    rows, columns, pointer = ctypes.c_int64(n_rows), ctypes.c_int64(x.shape[1]), ctypes.c_void_p
+    failed = library.cpuchat_kernels_multiply(
+        instruction_set.encode(), kernels.TYPES.index(kind), columns, rows, pointer(raw.ctypes.data),
+        pointer(x.ctypes.data), ctypes.c_int64(len(x)), pointer(out.ctypes.data),
+    )  # fmt: skip
+    assert failed == 0
+    return out
+
+
+def rows_of_blocks(rng: np.random.Generator, kind: str, n_rows: int, n_values: int) -> np.ndarray:
+    """Return random blocks: all bits of weights and scales, and scales of a block that are ordinary halves."""
+    kind_number = gguf.GGMLQuantizationType[kind]
+    values, size = gguf.GGML_QUANT_SIZES[kind_number]
+    raw = rng.integers(0, 256, (n_rows, n_values // values, size), dtype=np.uint8)
+    halves = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(kind, (0,))
+    for at in halves:
+        d = (rng.standard_normal(raw.shape[:2]) * 1e-2).astype(np.float16)
+        raw[:, :, at : at + 2] = d[..., None].view(np.uint8)
+    return raw.reshape(n_rows, -1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", kernels.TYPES)
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize(("n_rows", "n_values"), [(1, 256), (16, 256), (33, 512), (8, 1536)])
+def test_products_are_those_of_the_dequantized_weights(
+    kind: str, instruction_set: str, n_rows: int, n_values: int
+) -> None:
+    rng = np.random.default_rng(n_rows * n_values)
+    raw = rows_of_blocks(rng, kind, n_rows, n_values)
+    weights = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind]).astype(np.float64)
+    x = (rng.standard_normal((5, n_values)) * np.array([[1], [1e-3], [1e4], [1], [0]])).astype(np.float32)
+    # The activations as 8 bits of each block, as llama.cpp quantizes them.
+    size = 256 if kind.endswith("K") else 32
+    blocks = x.reshape(5, -1, size)
+    top = np.abs(blocks).max(-1, keepdims=True)
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
+    rounded = np.rint(blocks * inverse).astype(np.float64) * (top / np.float32(127)).astype(np.float64)
+    exact = rounded.reshape(5, -1) @ weights.T
+    found = multiplied(instruction_set, kind, raw, x, n_rows)
+    scale = np.abs(rounded.reshape(5, -1)) @ np.abs(weights).T + 1e-30
+    assert (np.abs(found - exact) / scale).max() < 1e-5
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", kernels.TYPES)
+def test_a_token_has_the_same_bits_in_every_pass_and_instruction_set(kind: str) -> None:
+    rng = np.random.default_rng(7)
+    raw = rows_of_blocks(rng, kind, 40, 768)
+    x = rng.standard_normal((64, 768)).astype(np.float32)
+    alone = np.concatenate([multiplied("AVX2", kind, raw, x[i : i + 1], 40) for i in range(64)])
+    for instruction_set in SETS:
+        for n in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 31, 33, 64):
+            together = multiplied(instruction_set, kind, raw, x[:n], 40)
+            assert np.array_equal(together.view(np.uint32), alone[:n].view(np.uint32)), (instruction_set, n)
+
+
+def logits(model: Model, tokens: list[int], widths: list[int]) -> np.ndarray:
+    """Return the last logits after `tokens`, evaluated in passes of `widths`."""
+    model.sequence.clear()
+    for width in widths:
+        model.sequence.extend(tokens[:width], n_outputs=1)
+        tokens = tokens[width:]
+    return model.sequence.logits(-1).copy()
+
+
+@needs_kernels
+def test_a_model_computes_with_them_and_llama_cpp_s_again_afterwards(load: Callable[..., Model]) -> None:
+    tokens = list(range(300, 324))
+    ours, theirs = load(DEMO, AUTO), load(DEMO)
+    evidence = ours.info.evidence
+    assert evidence is not None and theirs.info.evidence is not None
+    assert {one.type for one in evidence.weights if one.buffer == "CPU_CPUCHAT"} == {"q4_K", "q6_K"}
+    assert not any(one.buffer == "CPU_CPUCHAT" for one in theirs.info.evidence.weights)
+    found = logits(ours, tokens, [24])
+    assert np.array_equal(found, logits(ours, tokens, [1] * 24))
+    expected = logits(theirs, tokens, [24])
+    assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)
+    assert found.argmax() == expected.argmax()
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0"])
+def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[..., Model]) -> None:
+    shape = msgspec.structs.replace(
+        SHAPES["30b-a3b"], name="tiny-moe", n_layer=2, n_embd=256, n_head=2, n_head_kv=1, n_ff=256, n_vocab=512,
+        head=128, n_expert=8, n_expert_used=3, n_ctx=1024,
+    )  # fmt: skip
+    file = write_model(tmp_path / "moe.gguf", shape, kind)
+    tokens = list(range(40, 60))
+    ours, theirs = load(file, AUTO), load(file)
+    assert ours.info.evidence is not None
+    assert any(one.buffer == "CPU_CPUCHAT" for one in ours.info.evidence.weights)
+    found, expected = logits(ours, tokens, [20]), logits(theirs, tokens, [20])
+    assert np.array_equal(found, logits(ours, tokens, [1, 7, 12]))
+    assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)
+
+
+def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    selected._library.cache_clear()
+    try:
+        model = load(DEMO, AUTO)
+    finally:
+        selected._library.cache_clear()
+    assert model.info.evidence is not None
+    assert not any(one.buffer == "CPU_CPUCHAT" for one in model.info.evidence.weights)
+
+
+def test_a_library_of_another_engine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "ggml_version", lambda: b"0.0.1")
+    selected._library.cache_clear()
+    try:
+        assert selected.select("auto") == ""
+    finally:
+        selected._library.cache_clear()
