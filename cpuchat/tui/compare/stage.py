@@ -74,7 +74,7 @@ class Scene:
         lines = self._wide(at_ms, width) if wide else self._tracks(at_ms, width, 0, " ")
         if (strip := self._strip(at_ms, width, wide)) is not None:
             lines.append(strip)
-        said = wrap(f"{self.say} {self.offer}".strip(), width)
+        said = wrap(f"{self.say} {self.offer}".strip(), max(width, 1))  # a window may have no column left
         is_shown = at_ms >= self.recording.end_ms
         return [*lines, *([(text, "value")] if is_shown else [] for text in said)]
 

@@ -57,6 +57,12 @@ def test_no_time_changes_the_number_of_rows_or_leaves_the_width(width: int) -> N
         assert all(len(line) <= width for line in drawn(recording, inf, width))
 
 
+@pytest.mark.parametrize("width", [0, 1, 5])
+def test_a_window_without_room_is_drawn(width: int) -> None:
+    for scene in (Scene(RECORDING, "Said."), Scene(RECORDING, "Said.", BOTH)):
+        assert scene.rows(inf, width)
+
+
 def test_without_a_verdict_there_is_no_ratio() -> None:
     for recording in (STOPPED, msgspec.structs.replace(RECORDING, verdict=Verdict("disturbed", 2.0))):
         assert "×" not in "".join(drawn(recording, inf, 76))
