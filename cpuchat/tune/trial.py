@@ -19,8 +19,7 @@ import msgspec
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import read_json, write_atomically
-from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Tuned, TunedChoice
 from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadProgress, ModelLoaded, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
@@ -158,7 +157,6 @@ class Trial:
         self._tell(Step(stage))
         problem = ""
         try:
-            place(read_topology(), spec)  # settings that are not allowed here would be left out of a load
             async with contextlib.aclosing(conversation.reload()) as events:
                 async for event in events:
                     problem = self._watch(event, stage, before)

@@ -62,15 +62,10 @@ async def test_it_measures_loads_and_measures_again(tiny_model: Path) -> None:
         assert events.timings.cache_n > 40
 
 
-async def test_cores_that_are_not_there_go_back_and_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
+async def test_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
     async with conversation(tiny_model) as core:
-        before = core.model
-        outcome = await Trial(core, PlacementSpec(cores="l3:4096"), measure=False).run()
-        assert not outcome.applied
-        assert "4096" in outcome.problem
-        assert core.settings.engine.cores == "auto"
         loaded = core.model
-        assert loaded and before and loaded.cpus == before.cpus
+        assert loaded
 
         def stop(step: Step) -> None:
             trial.leave()

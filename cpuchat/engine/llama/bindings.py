@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cpuchat.base.errors import EngineMismatch
+from cpuchat.models import kernels
 from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE, fastest_first, installed
 from cpuchat.protocol.model_info import EngineInfo
 
@@ -191,16 +192,31 @@ _ggml_commit = _function("ggml_commit", ctypes.c_char_p)
 ggml_version = _function("ggml_version", ctypes.c_char_p)
 
 
-def export_backend() -> None:
-    """Make the symbols of ggml, and of the CPU backend in use, known to libraries that are opened later.
+def _open_kernels() -> Any:
+    """Open cpuchat's kernels against the CPU backend in use, and put them before llama.cpp's: later than the first load
+    that has no effect. They take no weights until `kernels.select`.
 
-    Raises:
-        OSError: ggml has another name than in the pinned version.
+    Returns:
+        The library; None where it is missing, was built for another engine, or this CPU lacks the instructions.
     """
-    loaded = os.RTLD_GLOBAL | os.RTLD_NOLOAD  # by name: the same file under another one would be mapped a second time
+    file = kernels.library()
+    if file is None:
+        return None
+    # The backend's symbols must be known to the library. By name: the same file under another one would be mapped a
+    # second time.
     names = ("libggml-base.so", os.fspath(_cpu._name)) if _module else ("libggml-base.so.0", "libggml-cpu.so.0")
-    for name in names:
-        ctypes.CDLL(name, mode=loaded)
+    try:
+        for name in names:
+            ctypes.CDLL(name, mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
+        library = ctypes.CDLL(os.fspath(file))
+        version = _function("cpuchat_kernels_version", ctypes.c_char_p, library=library)
+        register = _function("cpuchat_kernels_register", ctypes.c_char_p, ctypes.c_char_p, library=library)
+    except (OSError, EngineMismatch):
+        return None
+    return library if version() == ggml_version() and register(None) else None
+
+
+kernels_library: Any = _open_kernels()
 
 
 def has_function(name: str) -> bool:

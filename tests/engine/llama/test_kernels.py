@@ -34,7 +34,7 @@ AUTO = msgspec.structs.replace(OPTIONS, kernels="auto")
 def multiplied(instruction_set: str, kind: str, raw: np.ndarray, x: np.ndarray, n_rows: int) -> np.ndarray:
     """Return the products of quantized rows with float rows, by the library's own entry for tests."""
     assert selected.select("auto")
-    library = selected._library()
+    library = bindings.kernels_library
     out = np.full((len(x), n_rows), np.nan, np.float32)
     x = np.ascontiguousarray(x)
     rows, columns, pointer = ctypes.c_int64(n_rows), ctypes.c_int64(x.shape[1]), ctypes.c_void_p
@@ -136,20 +136,15 @@ def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[...
 
 
 def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "library", lambda: None)
-    selected._library.cache_clear()
-    try:
-        model = load(DEMO, AUTO)
-    finally:
-        selected._library.cache_clear()
+    selected.select("llama.cpp")
+    monkeypatch.setattr(bindings, "kernels_library", None)
+    model = load(DEMO, AUTO)
     assert model.info.evidence is not None
     assert not any(one.buffer == "CPU_CPUCHAT" for one in model.info.evidence.weights)
 
 
+@needs_kernels
 def test_a_library_of_another_engine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bindings._open_kernels() is not None
     monkeypatch.setattr(bindings, "ggml_version", lambda: b"0.0.1")
-    selected._library.cache_clear()
-    try:
-        assert selected.select("auto") == ""
-    finally:
-        selected._library.cache_clear()
+    assert bindings._open_kernels() is None
