@@ -142,7 +142,7 @@ def cluster_edge(line: str, at: int, forward: bool = False) -> int:
     """Return `at`, or if it is inside of a grapheme cluster, where that begins; where it ends if `forward`."""
     if line.isascii():
         return at
-    starts = clusters(line)
+    starts, at = clusters(line), min(at, len(line))
     return starts[bisect_left(starts, at)] if forward else starts[bisect_right(starts, at) - 1]
 
 

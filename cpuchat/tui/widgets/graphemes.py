@@ -34,7 +34,10 @@ class _Line(Text):
 
 
 def _edge(area: TextArea, location: Location, forward: bool = False) -> Location:
-    return location[0], cluster_edge(area.document.get_line(location[0]), location[1], forward)
+    row, column = location
+    if not 0 <= row < area.document.line_count:  # behind the last line, as deleting that one whole names it
+        return location
+    return row, cluster_edge(area.document.get_line(row), column, forward)
 
 
 def _selected_in_area(self: TextArea, selection: Selection) -> Selection:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from textual import events
 from textual.app import App, ComposeResult
@@ -154,3 +156,20 @@ def test_edges_of_clusters() -> None:
     assert [cluster_edge("a🇩🇪b", at, forward=True) for at in range(5)] == [0, 1, 3, 3, 4]
     assert clusters("\u200d👩") == (0, 1, 2)  # a joiner that joins nothing
     assert clusters("漢字、かな") == (0, 1, 2, 3, 4, 5)
+
+
+async def test_any_keys_in_any_place_edit_a_text() -> None:
+    """Deleting the last line whole names a place behind it."""
+    app, random = Fields(), Random(7)
+    keys = (
+        "ctrl+shift+k", "ctrl+k", "ctrl+u", "ctrl+w", "ctrl+f", "delete", "backspace", "up", "down", "left", "right",
+        "home", "end",
+        "shift+up", "shift+down", "shift+left", "shift+end", "ctrl+left", "ctrl+right", "ctrl+a", "f7", "f6", "x",
+    )  # fmt: skip
+    async with app.run_test(size=(20, 8)) as pilot:
+        for kind in (TextArea, Input):
+            field = app.query_one(kind)
+            for text in ("", "é", "👩🏾\u200d💻🇩🇪", "ab\nकि ü\n\n🇩🇪" if kind is TextArea else "ab कि ü 🇩🇪"):
+                await put(pilot, field, text)
+                await pilot.press("ctrl+shift+k", *random.choices(keys, k=40))
+                assert app.is_running
