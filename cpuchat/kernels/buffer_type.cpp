@@ -41,6 +41,13 @@ Format format_of(const ggml_tensor* weights) {
         case GGML_TYPE_Q8_0: return Format::q8_0;
         case GGML_TYPE_Q4_0: return Format::q4_0;
         case GGML_TYPE_Q5_0: return Format::q5_0;
+        case GGML_TYPE_MXFP4: return Format::mxfp4;
+        case GGML_TYPE_IQ4_NL: return Format::iq4_nl;
+        case GGML_TYPE_IQ4_XS: return Format::iq4_xs;
+        case GGML_TYPE_Q3_K: return Format::q3_k;
+        case GGML_TYPE_Q2_K: return Format::q2_k;
+        case GGML_TYPE_Q4_1: return Format::q4_1;
+        case GGML_TYPE_Q5_1: return Format::q5_1;
         default: return Format::none;
     }
 }

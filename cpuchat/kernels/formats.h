@@ -6,7 +6,7 @@
 
 namespace cpuchat {
 
-enum class Format { q4_k, q5_k, q6_k, q8_0, q4_0, q5_0, count, none = -1 };
+enum class Format { q4_k, q5_k, q6_k, q8_0, q4_0, q5_0, mxfp4, iq4_nl, iq4_xs, q3_k, q2_k, q4_1, q5_1, count, none = -1 };
 
 // A group is `rows` rows (8 or 16, a lane each) of weights, laid out for them together. A "vector" below is 4 bytes of
 // each row, one row after the other, and the numbers are those of a row's values.
@@ -22,19 +22,41 @@ enum class Format { q4_k, q5_k, q6_k, q8_0, q4_0, q5_0, count, none = -1 };
 //           quants       4 × 4 × 3 vectors (p, t): low nibbles of 128 h + 16 l + 4 t (+ 64: high), those of 32 later,
 //                        and two bits each of the four
 //           after all blocks of the group: d, 2 bytes a row and block
+//   q3_k    scales       3 vectors of 6 bits for p = 0, 1, 2, and the last two bits of each are of p = 3
+//           quants       4 × 6 vectors: for p, 2 of third bits, number u: bit j of 128 h + 16 l + 32 j + 8 u ... + 3, bit
+//                        j + 4 of those 4 later; 4 of two bits each, number t: 128 h + 16 l + 4 t and 32, 64, 96 later
+//           after all blocks: d, as q6_k
+//   q2_k    scales       4 vectors, p as in q6_k: low nibbles are scales, high ones minimums
+//           quants       4 × 4 vectors (p, t), as in q3_k
+//           after all blocks: d of all rows and min of all rows, 2 bytes each, for each block
+//   iq4_xs  d            2 bytes a row
+//           scales       2 bytes a row of two bits each and a vector of nibbles: low ones are of the sub-blocks 0 to 3
+//                        (their high bits: 4 and 5 of bytes 0 and 1, 0 and 1 of both again), high ones of 4 to 7 (above)
+//           quants       32 vectors; number 4 j + t: low nibbles are 32 j + 4 t ... + 3, high ones 16 later
 //
 // Formats of blocks of 32 values: quants of all blocks, then d, 2 bytes a row and block
 //
 //   q8_0    8 vectors; number t: 4 t ... + 3
 //   q4_0    4 vectors; number t: low nibbles 4 t ... + 3, high ones 16 later
 //   q5_0    the same, after a vector of fifth bits: byte c has bit t of 4 t + c, bit t + 4 of the value 16 later
+//   q4_1, q5_1, iq4_nl as q4_0, q5_0, q4_0; the first two have d of all rows and min of all rows for each block
+//   mxfp4   as q4_0, with an exponent, 1 byte a row and block, for d
 
-constexpr bool has_large_blocks(Format format) { return format <= Format::q6_k; }
-constexpr int block_values(Format format) { return has_large_blocks(format) ? 256 : 32; }
-constexpr size_t block_bytes(Format format) {
-    constexpr size_t bytes[] = {144, 176, 210, 34, 18, 22};  // ggml-common.h
-    return bytes[static_cast<int>(format)];
+struct BlockSize {
+    int values;
+    size_t bytes;   // of a row, as in ggml-common.h
+    size_t behind;  // of these lie behind all blocks of the group
+};
+constexpr BlockSize block_size(Format format) {
+    constexpr BlockSize sizes[] = {
+        {256, 144, 0}, {256, 176, 0}, {256, 210, 2}, {32, 34, 2}, {32, 18, 2}, {32, 22, 2}, {32, 17, 1},
+        {32, 18, 2}, {256, 136, 0}, {256, 110, 2}, {256, 84, 4}, {32, 20, 4}, {32, 24, 4},
+    };
+    return sizes[static_cast<int>(format)];
 }
+constexpr int block_values(Format format) { return block_size(format).values; }
+constexpr bool has_large_blocks(Format format) { return block_values(format) == 256; }
+constexpr size_t block_bytes(Format format) { return block_size(format).bytes; }
 
 // Bytes of a group, a multiple of a cache line.
 constexpr size_t group_bytes(Format format, int64_t n_values, int rows) {

@@ -18,7 +18,7 @@ set_target_properties(cpuchat-kernels PROPERTIES CXX_VISIBILITY_PRESET hidden)
 # Each set of instructions is for its own file: the others run on every CPU. The products keep the order in which they are
 # written, without which GCC spills most of its registers (half of the speed).
 function(instructions file)
-  string(JOIN " " flags -O2 -fno-tree-reassoc -fno-tree-ter ${ARGN})
+  string(JOIN " " flags -O2 -fno-tree-reassoc -fno-tree-ter -fno-schedule-insns2 ${ARGN})
   set_source_files_properties("${here}/${file}" PROPERTIES COMPILE_FLAGS "${flags}")
 endfunction()
 instructions(activations.cpp -mavx2)

@@ -70,34 +70,104 @@ uint8_t every_fourth_bit(const uint8_t* from, int first) {
     return static_cast<uint8_t>(bits | bits >> 12);
 }
 
+template <int rows> void lay_out_q3_k(const uint8_t* const* from, Writer& to, Writer& ds) {
+    uint8_t scales[4][4 * rows];
+    for (int r = 0; r < rows; r++) {
+        const uint8_t* packed = from[r] + 96;
+        for (int b = 0; b < 16; b++) {
+            const int low = packed[b % 8] >> (b < 8 ? 0 : 4) & 15, high = packed[8 + b % 4] >> b / 4 * 2 & 3;
+            scales[b / 8 * 2 + b % 2][4 * r + b % 8 / 2] = static_cast<uint8_t>(low | high << 4);
+        }
+    }
+    for (int v = 0; v < 3; v++) {
+        for (int i = 0; i < 4 * rows; i++) *to.to++ = scales[v][i] | (scales[3][i] >> 2 * v & 3) << 6;
+    }
+    for (int p = 0; p < 4; p++) {
+        const int h = p / 2, l = p % 2;
+        for (int u = 0; u < 2; u++) {
+            for (int r = 0; r < rows; r++) {
+                const uint8_t* bits = from[r] + 16 * l + 8 * u;
+                for (int c = 0; c < 4; c++) *to.to++ = (bits[c] >> 4 * h & 15) | (bits[c + 4] >> 4 * h & 15) << 4;
+            }
+        }
+        for (int t = 0; t < 4; t++) {
+            for (int r = 0; r < rows; r++) to.dword(from[r] + 32 + 32 * h + 16 * l + 4 * t);
+        }
+    }
+    for (int r = 0; r < rows; r++) ds.half(from[r] + 108);
+}
+
+template <int rows> void lay_out_q2_k(const uint8_t* const* from, Writer& to, Writer& ds) {
+    for (int p = 0; p < 4; p++) {
+        for (int r = 0; r < rows; r++) {
+            for (int c = 0; c < 4; c++) *to.to++ = from[r][p / 2 * 8 + p % 2 + 2 * c];
+        }
+    }
+    for (int p = 0; p < 4; p++) {
+        for (int t = 0; t < 4; t++) {
+            for (int r = 0; r < rows; r++) to.dword(from[r] + 16 + p / 2 * 32 + p % 2 * 16 + 4 * t);
+        }
+    }
+    for (int r = 0; r < rows; r++) ds.half(from[r] + 80);
+    for (int r = 0; r < rows; r++) ds.half(from[r] + 82);
+}
+
+template <int rows> void lay_out_iq4_xs(const uint8_t* const* from, Writer& to) {
+    for (int r = 0; r < rows; r++) to.half(from[r]);
+    uint8_t low[4 * rows];
+    for (int r = 0; r < rows; r++) {
+        const int packed = from[r][2] | from[r][3] << 8;
+        auto high = [&](int j) { return packed >> 2 * j & 3; };
+        auto nibble = [&](int j) { return from[r][4 + j / 2] >> j % 2 * 4 & 15; };
+        for (int c = 0; c < 4; c++) low[4 * r + c] = static_cast<uint8_t>(nibble(c) | nibble(c + 4) << 4);
+        for (int c = 0; c < 2; c++) {
+            *to.to++ = static_cast<uint8_t>(high(c + 2) | high(c + 6) << 2 | high(c) << 4 | high(c + 4) << 6);
+        }
+    }
+    std::memcpy(to.to, low, sizeof low), to.to += sizeof low;
+    for (int t = 0; t < 32; t++) {
+        for (int r = 0; r < rows; r++) to.dword(from[r] + 8 + 4 * t);
+    }
+}
+
 template <int rows> void lay_out_small(Format format, const uint8_t* const* from, Writer& to, Writer& ds) {
-    const int quants = format == Format::q5_0 ? 6 : 2;
-    for (int r = 0; format == Format::q5_0 && r < rows; r++) {
+    const size_t behind = block_size(format).behind;  // lies before the quants
+    const bool five_bits = format == Format::q5_0 || format == Format::q5_1;
+    for (int r = 0; five_bits && r < rows; r++) {
         uint8_t bits[4];
-        for (int c = 0; c < 4; c++) bits[c] = every_fourth_bit(from[r] + 2, c);
+        for (int c = 0; c < 4; c++) bits[c] = every_fourth_bit(from[r] + behind, c);
         to.dword(bits);
     }
     for (int t = 0; t < (format == Format::q8_0 ? 8 : 4); t++) {
-        for (int r = 0; r < rows; r++) to.dword(from[r] + quants + 4 * t);
+        for (int r = 0; r < rows; r++) to.dword(from[r] + behind + (five_bits ? 4 : 0) + 4 * t);
     }
-    for (int r = 0; r < rows; r++) ds.half(from[r]);
+    if (behind == 1) {
+        for (int r = 0; r < rows; r++) *ds.to++ = *from[r];
+    }
+    for (size_t at = 0; at + 2 <= behind; at += 2) {
+        for (int r = 0; r < rows; r++) ds.half(from[r] + at);
+    }
 }
 
 template <int rows>
 void lay_out_group(Format format, int64_t n_values, const uint8_t* from, size_t row_bytes, int n_rows, uint8_t* to) {
-    const int64_t n_blocks = n_values / block_values(format);
-    const size_t bytes = block_bytes(format), end = group_bytes(format, n_values, rows);
-    const bool has_ds = format != Format::q4_k && format != Format::q5_k;
-    Writer blocks{to}, ds{to + n_blocks * rows * (bytes - 2)};
+    const BlockSize size = block_size(format);
+    const int64_t n_blocks = n_values / size.values;
+    Writer blocks{to}, ds{to + n_blocks * rows * (size.bytes - size.behind)};
     for (int64_t b = 0; b < n_blocks; b++) {
         const uint8_t* row[rows];
-        for (int r = 0; r < rows; r++) row[r] = r < n_rows ? from + r * row_bytes + b * bytes : no_block;
-        if (format == Format::q6_k) lay_out_q6_k<rows>(row, blocks, ds);
-        else if (has_ds) lay_out_small<rows>(format, row, blocks, ds);
-        else lay_out_q45_k<rows>(format == Format::q5_k, row, blocks);
+        for (int r = 0; r < rows; r++) row[r] = r < n_rows ? from + r * row_bytes + b * size.bytes : no_block;
+        switch (format) {
+            case Format::q4_k:
+            case Format::q5_k: lay_out_q45_k<rows>(format == Format::q5_k, row, blocks); break;
+            case Format::q6_k: lay_out_q6_k<rows>(row, blocks, ds); break;
+            case Format::q3_k: lay_out_q3_k<rows>(row, blocks, ds); break;
+            case Format::q2_k: lay_out_q2_k<rows>(row, blocks, ds); break;
+            case Format::iq4_xs: lay_out_iq4_xs<rows>(row, blocks); break;
+            default: lay_out_small<rows>(format, row, blocks, ds);
+        }
     }
-    uint8_t* written = has_ds ? ds.to : blocks.to;
-    std::memset(written, 0, to + end - written);
+    std::memset(ds.to, 0, to + group_bytes(format, n_values, rows) - ds.to);
 }
 
 }  // namespace

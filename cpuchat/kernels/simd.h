@@ -60,12 +60,23 @@ struct Simd256 {
     static I table(const int8_t* values) {
         return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
     }
-    // Byte k of each dword, without sign, as a dword.
-    template <int k> static I unsigned_byte(I a) {
-        if constexpr (k == 3) return _mm256_srli_epi32(a, 24);
-        else return _mm256_and_si256(_mm256_srli_epi32(a, 8 * k), _mm256_set1_epi32(255));
+    // Byte k of each dword with its sign, as a dword, times 1 << n.
+    template <int k, int n> static I signed_byte(I a) {
+        return _mm256_srai_epi32(_mm256_slli_epi32(a, 24 - 8 * k), 24 - n);
     }
-    template <int k> static I signed_byte(I a) { return _mm256_srai_epi32(_mm256_slli_epi32(a, 24 - 8 * k), 24); }
+    static I sub_bytes(I a, I b) { return _mm256_sub_epi8(a, b); }
+    // 2 bytes a row, twice in its dword.
+    static I twice(const void* p) {
+        const I words = _mm256_cvtepu16_epi32(_mm_load_si128(static_cast<const __m128i*>(p)));
+        return _mm256_or_si256(words, _mm256_slli_epi32(words, 16));
+    }
+    // Half of 2 to the power of a byte - 127, a byte a row; the least two are subnormal.
+    static F half_powers(const void* p) {
+        const I e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+        const I normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+        const I least = _mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(1)), 21);
+        return _mm256_castsi256_ps(_mm256_max_epi32(normal, least));
+    }
 };
 
 // Products of bytes are summed in 16 bits, as many as fit: `Acc` may take `span / greatest weight` of them.
@@ -73,19 +84,20 @@ struct Avx2 : Simd256 {
     static constexpr int tile = 4;
     static constexpr bool wide_sums = false;
     static I accumulate(I sums, I weights, I x) { return _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, x)); }
-    // A scale is a dword; multiplying pairs of 16-bit sums takes it as two equal words.
-    static I scale(I dwords) {
-        const I low = _mm256_and_si256(dwords, _mm256_set1_epi32(0xffff));
-        return _mm256_or_si256(low, _mm256_slli_epi32(low, 16));
+    // Byte k of each dword with its sign, times 1 << n: two equal words, as multiplying pairs of 16-bit sums takes it.
+    template <int k, int n = 0> static I scale(I four) {
+        const I place = _mm256_setr_epi8(-1, k, -1, k, -1, k + 4, -1, k + 4, -1, k + 8, -1, k + 8, -1, k + 12, -1, k + 12,
+                                         -1, k, -1, k, -1, k + 4, -1, k + 4, -1, k + 8, -1, k + 8, -1, k + 12, -1, k + 12);
+        return _mm256_srai_epi16(_mm256_shuffle_epi8(four, place), 8 - n);
     }
     static I apply(I total, I sums, I scale) { return _mm256_add_epi32(total, _mm256_madd_epi16(sums, scale)); }
     static I total_of(I sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
     // Signed weights: |w| is the unsigned operand, and the sign goes to the activation.
     static I signed_start(int32_t) { return zero(); }
     static I signed_weights(I w) { return w; }
-    static I accumulate_signed(I total, I w, I x) {
+    static I accumulate_signed(I total, I w, I x, I scale = _mm256_set1_epi16(1)) {
         const I products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-        return _mm256_add_epi32(total, _mm256_madd_epi16(products, _mm256_set1_epi16(1)));
+        return _mm256_add_epi32(total, _mm256_madd_epi16(products, scale));
     }
 };
 
@@ -94,7 +106,7 @@ template <class Base, class Dot> struct Vnni : Base {
     using I = typename Base::I;
     static constexpr bool wide_sums = true;
     static I accumulate(I sums, I weights, I x) { return Dot::dot(sums, weights, x); }
-    static I scale(I dwords) { return dwords; }
+    template <int k, int n = 0> static I scale(I four) { return Base::template signed_byte<k, n>(four); }
     static I apply(I total, I sums, I scale) { return Base::add(total, Dot::mullo(sums, scale)); }
     static I total_of(I sums) { return sums; }
     // Signed weights: 128 is added to each, and subtracted again as 128 times the sum of the activations.
@@ -154,11 +166,20 @@ struct Simd512 {
     static I table(const int8_t* values) {
         return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
     }
-    template <int k> static I unsigned_byte(I a) {
-        if constexpr (k == 3) return _mm512_srli_epi32(a, 24);
-        else return _mm512_and_si512(_mm512_srli_epi32(a, 8 * k), _mm512_set1_epi32(255));
+    template <int k, int n> static I signed_byte(I a) {
+        return _mm512_srai_epi32(_mm512_slli_epi32(a, 24 - 8 * k), 24 - n);
     }
-    template <int k> static I signed_byte(I a) { return _mm512_srai_epi32(_mm512_slli_epi32(a, 24 - 8 * k), 24); }
+    static I sub_bytes(I a, I b) { return _mm512_sub_epi8(a, b); }
+    static I twice(const void* p) {
+        const I words = _mm512_cvtepu16_epi32(_mm256_load_si256(static_cast<const __m256i*>(p)));
+        return _mm512_or_si512(words, _mm512_slli_epi32(words, 16));
+    }
+    static F half_powers(const void* p) {
+        const I e = _mm512_cvtepu8_epi32(_mm_load_si128(static_cast<const __m128i*>(p)));
+        const I normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+        const I least = _mm512_slli_epi32(_mm512_add_epi32(e, _mm512_set1_epi32(1)), 21);
+        return _mm512_castsi512_ps(_mm512_max_epi32(normal, least));
+    }
 };
 struct Dot512 {
     static __m512i dot(__m512i sums, __m512i w, __m512i x) { return _mm512_dpbusd_epi32(sums, w, x); }

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Instructions
 
-TYPES: Final = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q5_0")
+TYPES: Final = (
+    "Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q5_0", "MXFP4", "IQ4_NL", "IQ4_XS", "Q3_K", "Q2_K", "Q4_1", "Q5_1",
+)  # fmt: skip
 """The tensor types with kernels, in the order of `Format` (cpuchat/kernels/formats.h)."""
 
 

@@ -28,6 +28,11 @@ HERE = kernels.instructions_used(instructions())
 WIDEST_FIRST = ("AVX-512 VNNI", "AVX-VNNI", "AVX2")
 SETS = WIDEST_FIRST[WIDEST_FIRST.index(HERE) :] if HERE else ()
 needs_kernels = pytest.mark.skipif(not HERE, reason="cpuchat's kernels are for x86 with AVX2")
+HALVES = {
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "Q4_1": (0, 2), "Q5_1": (0, 2),
+    "MXFP4": (),
+}  # fmt: skip
+"""Where scales of a block are, by type; else it begins with one."""
 AUTO = msgspec.structs.replace(OPTIONS, kernels="auto")
 
 
@@ -46,39 +51,90 @@ def multiplied(instruction_set: str, kind: str, raw: np.ndarray, x: np.ndarray, 
     return out
 
 
-def rows_of_blocks(rng: np.random.Generator, kind: str, n_rows: int, n_values: int) -> np.ndarray:
-    """Return random blocks: all bits of weights and scales, and scales of a block that are ordinary halves."""
-    kind_number = gguf.GGMLQuantizationType[kind]
-    values, size = gguf.GGML_QUANT_SIZES[kind_number]
-    raw = rng.integers(0, 256, (n_rows, n_values // values, size), dtype=np.uint8)
-    halves = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(kind, (0,))
-    for at in halves:
-        d = (rng.standard_normal(raw.shape[:2]) * 1e-2).astype(np.float16)
-        raw[:, :, at : at + 2] = d[..., None].view(np.uint8)
+def rows_of_blocks(
+    rng: np.random.Generator, kind: str, n_rows: int, n_values: int, scale: float | None = None
+) -> np.ndarray:
+    """Return random blocks: all bits of weights and scales; scales of a block are random too, or all `scale`."""
+    values, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = rng.integers(0, 256, (n_rows, n_values // values, n_bytes), dtype=np.uint8)
+    shape = raw.shape[:2]
+    if kind == "MXFP4":
+        raw[:, :, 0] = rng.integers(118, 123, shape) if scale is None else 127 + round(np.log2(scale))
+    for at in HALVES.get(kind, (0,)):
+        d = rng.standard_normal(shape) * 1e-2 if scale is None else np.full(shape, scale)
+        raw[:, :, at : at + 2] = d.astype(np.float16)[..., None].view(np.uint8)
     return raw.reshape(n_rows, -1)
+
+
+def quantized(kind: str, x: np.ndarray) -> np.ndarray:
+    """Return activations as 8 bits of each block would have them, as llama.cpp quantizes them."""
+    blocks = x.reshape(len(x), -1, 256 if kind.endswith(("K", "XS")) else 32)
+    top = np.abs(blocks).max(-1, keepdims=True)
+    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
+    rounded = np.rint(blocks * inverse).astype(np.float64) * (top / np.float32(127)).astype(np.float64)
+    return rounded.reshape(len(x), -1)
+
+
+def weights_of(kind: str, raw: np.ndarray) -> np.ndarray:
+    return gguf.dequantize(raw, gguf.GGMLQuantizationType[kind]).astype(np.float64)
+
+
+# Rows and columns: one row, rows that fill no group, and blocks of 32 that fill none of 256.
+SIZES = ((1, 256), (16, 256), (33, 512), (8, 1536), (17, 32), (9, 896))
 
 
 @needs_kernels
 @pytest.mark.parametrize("kind", kernels.TYPES)
 @pytest.mark.parametrize("instruction_set", SETS)
-@pytest.mark.parametrize(("n_rows", "n_values"), [(1, 256), (16, 256), (33, 512), (8, 1536)])
-def test_products_are_those_of_the_dequantized_weights(
-    kind: str, instruction_set: str, n_rows: int, n_values: int
-) -> None:
-    rng = np.random.default_rng(n_rows * n_values)
-    raw = rows_of_blocks(rng, kind, n_rows, n_values)
-    weights = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind]).astype(np.float64)
-    x = (rng.standard_normal((5, n_values)) * np.array([[1], [1e-3], [1e4], [1], [0]])).astype(np.float32)
-    # The activations as 8 bits of each block, as llama.cpp quantizes them.
-    size = 256 if kind.endswith("K") else 32
-    blocks = x.reshape(5, -1, size)
-    top = np.abs(blocks).max(-1, keepdims=True)
-    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
-    rounded = np.rint(blocks * inverse).astype(np.float64) * (top / np.float32(127)).astype(np.float64)
-    exact = rounded.reshape(5, -1) @ weights.T
-    found = multiplied(instruction_set, kind, raw, x, n_rows)
-    scale = np.abs(rounded.reshape(5, -1)) @ np.abs(weights).T + 1e-30
-    assert (np.abs(found - exact) / scale).max() < 1e-5
+def test_products_are_those_of_the_dequantized_weights(kind: str, instruction_set: str) -> None:
+    for n_rows, n_values in SIZES:
+        if n_values % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]:
+            continue
+        rng = np.random.default_rng(n_rows * n_values)
+        raw = rows_of_blocks(rng, kind, n_rows, n_values)
+        x = (rng.standard_normal((5, n_values)) * np.array([[1], [1e-3], [1e4], [1], [0]])).astype(np.float32)
+        weights, rounded = weights_of(kind, raw), quantized(kind, x)
+        found = multiplied(instruction_set, kind, raw, x, n_rows)
+        scale = np.abs(rounded) @ np.abs(weights).T + 1e-30
+        assert (np.abs(found - rounded @ weights.T) / scale).max() < 1e-5, (n_rows, n_values)
+        # Rounding is half a step of 1 / 127 of the greatest at most, and its signs are random.
+        off = np.abs(found - x.astype(np.float64) @ weights.T)
+        step = np.abs(x).max(-1, keepdims=True) / 254
+        assert (off <= 4 * step * np.linalg.norm(weights, axis=1) + 1e-30).all(), (n_rows, n_values)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", kernels.TYPES)
+def test_no_rows_or_tokens_are_no_products(kind: str) -> None:
+    raw = rows_of_blocks(np.random.default_rng(1), kind, 3, 256)
+    assert multiplied(HERE, kind, raw, np.ones((0, 256), np.float32), 3).size == 0
+    assert multiplied(HERE, kind, raw[:0], np.ones((2, 256), np.float32), 0).size == 0
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", kernels.TYPES)
+@pytest.mark.parametrize("size", [2.0**-24, 6e4])
+def test_extreme_scales_and_activations_give_numbers(kind: str, size: float) -> None:
+    rng = np.random.default_rng(3)
+    raw = rows_of_blocks(rng, kind, 8, 512, size)
+    x = (rng.choice([-1.0, 1.0], (4, 512)) * np.array([[1e-38], [1e-20], [1.0], [1e20]])).astype(np.float32)
+    weights, rounded = weights_of(kind, raw), quantized(kind, x[1:])
+    for instruction_set in SETS:
+        found = multiplied(instruction_set, kind, raw, x, 8)
+        assert np.isfinite(found).all()
+        scale = np.abs(rounded) @ np.abs(weights).T + 1e-30
+        assert (np.abs(found[1:] - rounded @ weights.T) / scale).max() < 1e-5
+
+
+@needs_kernels
+def test_exponents_of_mxfp4_are_exact() -> None:
+    raw = np.full((248, 17), 0x22, np.uint8)  # values of 1
+    raw[:, 0] = np.arange(248)
+    x = np.zeros((1, 32), np.float32)
+    x[0, 5] = 127
+    for instruction_set in SETS:
+        found = multiplied(instruction_set, "MXFP4", raw, x, 248)[0]
+        assert np.array_equal(found, (127 * 2.0 ** (np.arange(248) - 127)).astype(np.float32))
 
 
 @needs_kernels
@@ -119,7 +175,7 @@ def test_a_model_computes_with_them_and_llama_cpp_s_again_afterwards(load: Calla
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "MXFP4", "IQ4_XS", "IQ4_NL", "Q3_K", "Q2_K"])
 def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[..., Model]) -> None:
     shape = msgspec.structs.replace(
         SHAPES["30b-a3b"], name="tiny-moe", n_layer=2, n_embd=256, n_head=2, n_head_kv=1, n_ff=256, n_vocab=512,
@@ -132,6 +188,19 @@ def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[...
     assert any(one.buffer == "CPU_CPUCHAT" for one in ours.info.evidence.weights)
     found, expected = logits(ours, tokens, [20]), logits(theirs, tokens, [20])
     assert np.array_equal(found, logits(ours, tokens, [1, 7, 12]))
+    assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)
+
+
+@needs_kernels
+def test_types_and_shapes_that_are_not_covered_stay_with_llama_cpp(tmp_path: Path, load: Callable[..., Model]) -> None:
+    shape = msgspec.structs.replace(SHAPES["tiny"], name="tiny-mixed", n_ff=272)
+    file = write_model(tmp_path / "mixed.gguf", shape, "Q3_K")  # rows of 272 values are F16
+    tokens = list(range(40, 60))
+    ours, theirs = load(file, AUTO), load(file)
+    assert ours.info.evidence is not None
+    assert "q3_K" in {one.type for one in ours.info.evidence.weights if one.buffer == "CPU_CPUCHAT"}
+    assert "f16" in {one.type for one in ours.info.evidence.weights if one.buffer != "CPU_CPUCHAT"}
+    found, expected = logits(ours, tokens, [20]), logits(theirs, tokens, [20])
     assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)
 
 
