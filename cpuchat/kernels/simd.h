@@ -62,7 +62,7 @@ struct Simd256 {
     }
     // Byte k of each dword with its sign, as a dword, times 1 << n.
     template <int k, int n> static I signed_byte(I a) {
-        return _mm256_srai_epi32(_mm256_slli_epi32(a, 24 - 8 * k), 24 - n);
+        return _mm256_slli_epi32(_mm256_srai_epi32(_mm256_slli_epi32(a, 24 - 8 * k), 24), n);
     }
     static I sub_bytes(I a, I b) { return _mm256_sub_epi8(a, b); }
     // 2 bytes a row, twice in its dword.
@@ -167,7 +167,7 @@ struct Simd512 {
         return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
     }
     template <int k, int n> static I signed_byte(I a) {
-        return _mm512_srai_epi32(_mm512_slli_epi32(a, 24 - 8 * k), 24 - n);
+        return _mm512_slli_epi32(_mm512_srai_epi32(_mm512_slli_epi32(a, 24 - 8 * k), 24), n);
     }
     static I sub_bytes(I a, I b) { return _mm512_sub_epi8(a, b); }
     static I twice(const void* p) {
