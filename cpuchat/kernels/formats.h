@@ -30,8 +30,8 @@ enum class Format { q4_k, q5_k, q6_k, q8_0, q4_0, q5_0, mxfp4, iq4_nl, iq4_xs, q
 //           quants       4 × 4 vectors (p, t), as in q3_k
 //           after all blocks: d of all rows and min of all rows, 2 bytes each, for each block
 //   iq4_xs  d            2 bytes a row
-//           scales       2 bytes a row of two bits each and a vector of nibbles: low ones are of the sub-blocks 0 to 3
-//                        (their high bits: 4 and 5 of bytes 0 and 1, 0 and 1 of both again), high ones of 4 to 7 (above)
+//           scales       2 bytes a row; byte c has two bits each of the sub-blocks c + 2, c + 6, c, and c + 4, then a
+//                        vector; byte c has nibbles of c (low) and c + 4: the last two and first four bits of a scale
 //           quants       32 vectors; number 4 j + t: low nibbles are 32 j + 4 t ... + 3, high ones 16 later
 //
 // Formats of blocks of 32 values: quants of all blocks, then d, 2 bytes a row and block
@@ -49,8 +49,10 @@ struct BlockSize {
 };
 constexpr BlockSize block_size(Format format) {
     constexpr BlockSize sizes[] = {
-        {256, 144, 0}, {256, 176, 0}, {256, 210, 2}, {32, 34, 2}, {32, 18, 2}, {32, 22, 2}, {32, 17, 1},
-        {32, 18, 2}, {256, 136, 0}, {256, 110, 2}, {256, 84, 4}, {32, 20, 4}, {32, 24, 4},
+        {256, 144, 0}, {256, 176, 0}, {256, 210, 2},               // q4_k to q6_k
+        {32, 34, 2}, {32, 18, 2}, {32, 22, 2}, {32, 17, 1},        // q8_0, q4_0, q5_0, mxfp4
+        {32, 18, 2}, {256, 136, 0}, {256, 110, 2}, {256, 84, 4},   // iq4_nl, iq4_xs, q3_k, q2_k
+        {32, 20, 4}, {32, 24, 4},                                  // q4_1, q5_1
     };
     return sizes[static_cast<int>(format)];
 }
