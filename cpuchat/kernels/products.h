@@ -16,7 +16,13 @@
 namespace cpuchat {
 namespace {
 
-constexpr int prefetch_bytes = 4096;  // ahead; measured: 50 to 42 ms a pass on a Xeon, none slower
+// Ahead. Measured: 50 to 42 ms a pass on a Xeon with AVX-512 and 4 KB; on Zen 3 a thread reads 4 to 29 % faster with 8 KB
+// than with 4, by type, and without 0.6 to 0.9 as fast.
+#ifdef __AVX512VNNI__
+constexpr int prefetch_bytes = 4096;
+#else
+constexpr int prefetch_bytes = 8192;
+#endif
 
 template <int bytes> inline void prefetch(const uint8_t* p) {
     UNROLL for (int at = 0; at < bytes; at += 64) {
