@@ -1,7 +1,6 @@
 // Quantizes activations to signed bytes, with AVX2 on every CPU: one way, so one result.
-#include <immintrin.h>
-
 #include "formats.h"
+#include "simd.h"
 
 namespace cpuchat {
 namespace {

@@ -2,6 +2,8 @@
 // read, and ggml's own threads compute. What it declines goes to the next buffer type, tensor by tensor.
 #include <cpuid.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -70,19 +72,22 @@ struct Work {
     // Groups `first` to `end` with tokens `token` to `token_end`; `row(token)` is where the results of a token go.
     template <class Row>
     void run(const uint8_t* weights, size_t bytes, int64_t first, int64_t end, int64_t token, int64_t token_end, Row row) const {
-        float* out[8];
+        float* out[wide_tile];
+        const WideProduct wide = products->wide.of[static_cast<int>(format)];
         while (token < token_end) {
             const int64_t left = token_end - token;
-            const int64_t most = products->tile;
+            const bool is_wide = wide != nullptr && left >= products->wide.from;
+            const int64_t most = is_wide ? wide_tile : products->tile;
             const int n = static_cast<int>(left <= most ? left : left < 2 * most ? (left + 1) / 2 : most);
-            const Product product = products->of[static_cast<int>(format)][n];
+            const Product product = is_wide ? nullptr : products->of[static_cast<int>(format)][n];
             for (int64_t g = first; g < end; g++) {
                 const int64_t n_here = std::min<int64_t>(products->rows, n_rows - g * products->rows);
-                float last[8][16];
+                float last[wide_tile][16];
                 for (int i = 0; i < n; i++) {
                     out[i] = n_here == products->rows ? row(token + i) + g * products->rows : last[i];
                 }
-                product(weights + g * bytes, x, token, out);
+                if (is_wide) wide(weights + g * bytes, x, token, n, out);
+                else product(weights + g * bytes, x, token, out);
                 for (int i = 0; n_here < products->rows && i < n; i++) {
                     std::copy_n(last[i], n_here, row(token + i) + g * products->rows);
                 }
@@ -301,11 +306,22 @@ size_t size_of(ggml_backend_buffer_type_t, const ggml_tensor* tensor) {
     return bytes_of_group(tensor) * n_groups(tensor) * tensor->ne[2];
 }
 
+// Asks the kernel for the tiles of all threads, which it grants where CPU and kernel have them.
+bool may_use_tiles() {
+    constexpr int request_permission = 0x1023, tile_data = 18;
+    constexpr unsigned tiles_and_int8 = 3u << 24;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & tiles_and_int8) == tiles_and_int8 &&
+           syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+
 const Products* best_products(const char* wanted) {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     const std::string name = wanted ? wanted : "";
+    static const Products amx_products = with_amx();
+    if (avx512 && (name.empty() || name == amx_products.name) && may_use_tiles()) return &amx_products;
     if (avx512 && (name.empty() || name == avx512_products.name)) return &avx512_products;
     // AVX-VNNI of 256 bits has no name in GCC 12's __builtin_cpu_supports.
     unsigned a = 0, b = 0, c = 0, d = 0;

@@ -1,6 +1,7 @@
 // The weights as they lie in memory, the activations, and the table of products that an instruction set offers.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -99,15 +100,27 @@ void quantize(Format format, int64_t n_values, const float* x, int8_t* quants, v
 // Products of one group with `n_tokens` (up to `tile`) tokens from `token` on: `rows` floats to each of `out`.
 using Product = void (*)(const uint8_t* group, const Activations& x, int64_t token, float* const* out);
 
+// The same for many tokens, from `from` to `wide_tile`.
+using WideProduct = void (*)(const uint8_t* group, const Activations& x, int64_t token, int n_tokens, float* const* out);
+constexpr int wide_tile = 64;
+struct WideProducts {
+    int from;
+    WideProduct of[static_cast<int>(Format::count)];  // null where it gains nothing
+};
+
 struct Products {
     const char* name;
     int rows;
     int tile;
-    Product of[static_cast<int>(Format::count)][9];  // by format and number of tokens
+    std::array<std::array<Product, 9>, static_cast<int>(Format::count)> of;  // by format and number of tokens
+    WideProducts wide;
 };
 
 extern const Products avx2_products;
 extern const Products avx_vnni_products;
 extern const Products avx512_products;
+extern const WideProducts amx_products;
+
+inline Products with_amx() { return {"AVX-512 VNNI, AMX", avx512_products.rows, avx512_products.tile, avx512_products.of, amx_products}; }
 
 }  // namespace cpuchat

@@ -9,7 +9,7 @@ set(here "${CMAKE_CURRENT_LIST_DIR}")
 
 add_library(cpuchat-kernels SHARED
   "${here}/buffer_type.cpp" "${here}/layout.cpp" "${here}/activations.cpp"
-"${here}/products_avx2.cpp" "${here}/products_avx_vnni.cpp" "${here}/products_avx512.cpp")
+  "${here}/products_avx2.cpp" "${here}/products_avx_vnni.cpp" "${here}/products_avx512.cpp" "${here}/products_amx.cpp")
 target_compile_features(cpuchat-kernels PRIVATE cxx_std_17)
 target_include_directories(cpuchat-kernels PRIVATE "${ggml}/../include" "${ggml}" "${ggml}/ggml-cpu")
 target_compile_definitions(cpuchat-kernels PRIVATE "CPUCHAT_GGML_VERSION=\"${version}\"")
@@ -25,6 +25,7 @@ instructions(activations.cpp -mavx2)
 instructions(products_avx2.cpp -mavx2 -mfma -mf16c)
 instructions(products_avx_vnni.cpp -mavx2 -mfma -mf16c -mavxvnni)
 instructions(products_avx512.cpp -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c)
+instructions(products_amx.cpp -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c -mamx-tile -mamx-int8)
 
 if(SKBUILD_PLATLIB_DIR)
   install(TARGETS cpuchat-kernels LIBRARY DESTINATION "${SKBUILD_PLATLIB_DIR}/llama_cpp/lib")

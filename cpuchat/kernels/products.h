@@ -267,6 +267,16 @@ void q236_k(const uint8_t* w, const Activations& x, int64_t token, float* const*
 constexpr int8_t iq4_values[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t mxfp4_values[] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
+template <class S> inline void iq4_xs_scales(const uint8_t* w, typename S::I* scales) {
+    using I = typename S::I;
+    const I high = S::twice(w + 2 * S::rows), low = S::load(w + S::bytes), nibble = S::bytes_of(15);
+    const I near = S::dwords_of(0x00003030), far = S::dwords_of(0x30300000), bias = S::bytes_of(32);
+    const I first = S::bit_or(S::bit_and(high, near), S::bit_and(S::template shift<-4>(high), far));
+    const I second = S::bit_or(S::bit_and(S::template shift<2>(high), near), S::bit_and(S::template shift<-2>(high), far));
+    scales[0] = S::sub_bytes(S::bit_or(S::bit_and(low, nibble), first), bias);
+    scales[1] = S::sub_bytes(S::bit_or(S::bit_and(S::template shift<4>(low), nibble), second), bias);
+}
+
 template <class S, int T>
 void iq4_xs(const uint8_t* w, const Activations& x, int64_t token, float* const* out) {
     using I = typename S::I;
@@ -279,12 +289,8 @@ void iq4_xs(const uint8_t* w, const Activations& x, int64_t token, float* const*
     UNROLL for (int i = 0; i < T; i++) result[i] = S::zero_f();
     for (int64_t b = 0; b < n_blocks; b++, w += 34 * V, quants += 256, blocks++) {
         prefetch<2 * V>(w);
-        const I high = S::twice(w + 2 * S::rows), low = S::load(w + V);
-        const I near = S::dwords_of(0x00003030), far = S::dwords_of(0x30300000), bias = S::bytes_of(32);
-        const I first = S::bit_or(S::bit_and(high, near), S::bit_and(S::template shift<-4>(high), far));
-        const I second = S::bit_or(S::bit_and(S::template shift<2>(high), near), S::bit_and(S::template shift<-2>(high), far));
-        const I scales[2] = {S::sub_bytes(S::bit_or(S::bit_and(low, nibble), first), bias),
-                             S::sub_bytes(S::bit_or(S::bit_and(S::template shift<4>(low), nibble), second), bias)};
+        I scales[2];
+        iq4_xs_scales<S>(w, scales);
         I totals[T];
         UNROLL for (int i = 0; i < T; i++) totals[i] = S::zero();
         auto eighth = [&](auto number) {
@@ -440,7 +446,7 @@ template <class S, int T> constexpr void fill(Products& table) {
 }
 
 template <class S> constexpr Products all_products(const char* name) {
-    Products table{name, S::rows, S::tile, {}};
+    Products table{name, S::rows, S::tile, {}, {}};
     fill<S, S::tile>(table);
     return table;
 }

@@ -1,3 +1,3 @@
-#include "products.h"
+#include "wide.h"
 
-const cpuchat::Products cpuchat::avx2_products = cpuchat::all_products<cpuchat::Avx2>("AVX2");
+const cpuchat::Products cpuchat::avx2_products = cpuchat::all_with_wide<cpuchat::Avx2>("AVX2");

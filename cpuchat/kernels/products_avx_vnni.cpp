@@ -1,3 +1,3 @@
-#include "products.h"
+#include "wide.h"
 
-const cpuchat::Products cpuchat::avx_vnni_products = cpuchat::all_products<cpuchat::AvxVnni>("AVX-VNNI");
+const cpuchat::Products cpuchat::avx_vnni_products = cpuchat::all_with_wide<cpuchat::AvxVnni>("AVX-VNNI");

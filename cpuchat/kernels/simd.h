@@ -5,10 +5,14 @@
 // they are scaled, so each set gives the same bits.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
+
+#ifdef CPUCHAT_INTRINSICS  // emulated ones, of a test
+#include CPUCHAT_INTRINSICS
+#else
+#include <immintrin.h>
+#endif
 
 namespace cpuchat {
 
@@ -50,12 +54,15 @@ struct Simd256 {
     static I even_words(I a) { return _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8); }
     static I odd_words(I a) { return _mm256_srai_epi16(a, 8); }
     static I shift_words_left(I a, int n) { return _mm256_slli_epi16(a, n); }
+    static I shift_dwords_left(I a, int n) { return _mm256_slli_epi32(a, n); }
     static F halves(const void* p) { return _mm256_cvtph_ps(_mm_load_si128(static_cast<const __m128i*>(p))); }
     static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
     static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
     static F fmadd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
     static F fnmadd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
     static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
+    static void store(uint8_t* p, I a) { _mm256_store_si256(reinterpret_cast<I*>(p), a); }
+    static F load_floats(const float* p) { return _mm256_loadu_ps(p); }
     static I lookup(I table, I index) { return _mm256_shuffle_epi8(table, index); }
     static I table(const int8_t* values) {
         return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
@@ -156,12 +163,15 @@ struct Simd512 {
     static I even_words(I a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
     static I odd_words(I a) { return _mm512_srai_epi16(a, 8); }
     static I shift_words_left(I a, int n) { return _mm512_slli_epi16(a, n); }
+    static I shift_dwords_left(I a, int n) { return _mm512_slli_epi32(a, n); }
     static F halves(const void* p) { return _mm512_cvtph_ps(_mm256_load_si256(static_cast<const __m256i*>(p))); }
     static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
     static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static F fmadd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
     static F fnmadd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
     static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+    static void store(uint8_t* p, I a) { _mm512_store_si512(p, a); }
+    static F load_floats(const float* p) { return _mm512_loadu_ps(p); }
     static I lookup(I table, I index) { return _mm512_shuffle_epi8(table, index); }
     static I table(const int8_t* values) {
         return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));

@@ -35,7 +35,7 @@ def instructions_used(cpu: Instructions) -> str:
     if library() is None or not {"AVX2", "FMA"} <= cpu.features:
         return ""
     if {"AVX512", "AVX512_VNNI"} <= cpu.features:
-        return "AVX-512 VNNI"
+        return "AVX-512 VNNI, AMX" if "AMX_INT8" in cpu.features else "AVX-512 VNNI"
     return "AVX-VNNI" if "AVX_VNNI" in cpu.features else "AVX2"
 
 

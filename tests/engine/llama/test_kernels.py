@@ -25,7 +25,7 @@ from tests.support.engine_chat import OPTIONS
 
 DEMO = paths.demo_dir() / "cpuchat-demo-8m-q4_k_m.gguf"
 HERE = kernels.instructions_used(instructions())
-WIDEST_FIRST = ("AVX-512 VNNI", "AVX-VNNI", "AVX2")
+WIDEST_FIRST = ("AVX-512 VNNI, AMX", "AVX-512 VNNI", "AVX-VNNI", "AVX2")
 SETS = WIDEST_FIRST[WIDEST_FIRST.index(HERE) :] if HERE else ()
 needs_kernels = pytest.mark.skipif(not HERE, reason="cpuchat's kernels are for x86 with AVX2")
 HALVES = {
