@@ -47,7 +47,7 @@ def pytest_collection_finish() -> None:
 
 LONG = (
     "test_types.py", "e2e", "worker", "cli", "tui", "backend", "serving", "tune", "bench", "compare", "quality",
-    "speech", "test_wheel.py", "engine",
+    "speech", "test_wheel.py", "engine", "kernels",
 )  # fmt: skip
 """Rooms whose files take long, and two files; begun late, one of them would run alone at the end."""
 
