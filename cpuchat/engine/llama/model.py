@@ -389,6 +389,7 @@ class Model:
         check_header(header)
         on_header(header)
         model = cls(header, plan, abort)
+        cpus = threads.cpus if isinstance(threads, ThreadPool) else threads
         bindings.log.clear()
         try:
             if plan.options.from_disk:
@@ -397,7 +398,6 @@ class Model:
                 on_progress("reading", 0, header.file_size)
             elif options.load_mode == "mmap":
                 model._notes += place_pages(header)
-                cpus = threads.cpus if isinstance(threads, ThreadPool) else threads
                 readers = reader_cpus(read_topology(), cpus, current(), in_effect()[1])
                 if read_ahead(header, on_progress, abort, readers) and len(readers) > 1:
                     model._notes.append(_SPREAD.format(n=len(readers)))
@@ -405,6 +405,7 @@ class Model:
                 facts = beside.submit(
                     lambda: (spm_coverage(header), special_types(header), file_fingerprint(header.path))
                 )
+                kernels.prepare(roams or cpus, len(cpus), options.load_mode == "mmap" and not options.mlock)
                 model._load_weights(on_progress)
             coverage, types, fingerprint = facts.result()
             model.vocab = Vocab(model._model, visible_markers, coverage, types)
