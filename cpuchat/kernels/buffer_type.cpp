@@ -408,6 +408,9 @@ using namespace cpuchat;
 // The version of ggml that this was compiled for, whose structs it relies on.
 EXPORTED const char* cpuchat_kernels_version() { return CPUCHAT_GGML_VERSION; }
 
+// How many formats there are, which the caller must know all.
+EXPORTED int cpuchat_kernels_formats() { return static_cast<int>(Format::count); }
+
 // Put the buffer type before llama.cpp's own, once, before the first load. `wanted` is an instruction set, or null for the
 // best. Returns the name of the one in use, or null where none is covered.
 EXPORTED const char* cpuchat_kernels_register(const char* wanted) {

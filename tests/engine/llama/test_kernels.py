@@ -195,5 +195,8 @@ def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monk
 @needs_kernels
 def test_a_library_of_another_engine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bindings._open_kernels() is not None
-    monkeypatch.setattr(bindings, "ggml_version", lambda: b"0.0.1")
+    with monkeypatch.context() as other:
+        other.setattr(bindings, "ggml_version", lambda: b"0.0.1")
+        assert bindings._open_kernels() is None
+    monkeypatch.setattr(kernels, "TYPES", kernels.TYPES[:-1])
     assert bindings._open_kernels() is None
