@@ -20,7 +20,7 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama import kernels as selected
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.hardware.topology import instructions
+from cpuchat.hardware.topology import Instructions, instructions
 from cpuchat.models import kernels
 from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.protocol.options import LoadMode
@@ -193,10 +193,13 @@ def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monk
 
 
 @needs_kernels
-def test_a_library_of_another_engine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_another_engine_cpuchat_or_cpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bindings._open_kernels() is not None
     with monkeypatch.context() as other:
         other.setattr(bindings, "ggml_version", lambda: b"0.0.1")
         assert bindings._open_kernels() is None
-    monkeypatch.setattr(kernels, "TYPES", kernels.TYPES[:-1])
+    with monkeypatch.context() as other:
+        other.setattr(kernels, "TYPES", kernels.TYPES[:-1])
+        assert bindings._open_kernels() is None
+    monkeypatch.setattr(bindings, "engine_cpu", lambda module: Instructions(frozenset({"AVX"})))
     assert bindings._open_kernels() is None
