@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cpuchat.engine.llama import bindings
 from cpuchat.models import kernels
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.protocol.options import Kernels
 
 
@@ -17,6 +18,16 @@ def select(wanted: Kernels) -> bool:
     is_wanted = wanted == "auto"
     bindings.kernels_library.cpuchat_kernels_select((1 << len(kernels.TYPES)) - 1 if is_wanted else 0)
     return is_wanted
+
+
+def refusal() -> str:
+    """Return why a library that is installed is not used; "" where it is, and where there is none for this CPU."""
+    if bindings.kernels_library is not None or not kernels.instructions_used(engine_cpu()):
+        return ""
+    return (
+        "cpuchat's kernels were built for another engine or another cpuchat, so llama.cpp's compute. Reinstall "
+        "llama-cpp-python and cpuchat together."
+    )
 
 
 def prepare(cpus: Sequence[int], n_threads: int, is_mapped: bool) -> None:

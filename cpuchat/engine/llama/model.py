@@ -544,6 +544,8 @@ class Model:
             notes.append("No chat template: this may be a base model that continues text instead of answering.")
         if not self.vocab.has_tokenizer:
             notes.append("This model has no tokenizer: it reads and writes token IDs, not text.")
+        if self.options.kernels == "auto" and (refusal := kernels.refusal()):
+            notes.append(refusal)
         if self.sequence.rollback.note:
             notes.append(self.sequence.rollback.note)
         if self.options.mlock and any("failed to mlock" in line for line in bindings.log.lines()):

@@ -190,6 +190,10 @@ def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monk
     model = load(DEMO, AUTO)
     assert model.info.evidence is not None
     assert not any(one.buffer == "CPU_CPUCHAT" for one in model.info.evidence.weights)
+    told = [note for note in model.info.notes if "kernels were built for another engine" in note]
+    assert len(told) == bool(HERE)  # the file is there
+    monkeypatch.setattr(paths, "engine_library", lambda name: None)
+    assert selected.refusal() == ""
 
 
 @needs_kernels
