@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib.util
 import os
@@ -56,7 +55,6 @@ def cache_dir() -> Path:
     return _folder("CPUCHAT_CACHE_DIR", platformdirs.user_cache_path(APP, appauthor=False))
 
 
-@functools.cache
 def engine_libraries() -> Path | None:
     """Return the folder of the engine's libraries; None without an engine."""
     found = importlib.util.find_spec("llama_cpp")

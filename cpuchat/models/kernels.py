@@ -5,6 +5,7 @@ Their source is in `cpuchat/kernels` (C++); the engine's build makes a library o
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ TYPES: Final = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q5_0")
 """The tensor types with kernels, in the order of `Format` (cpuchat/kernels/formats.h)."""
 
 
+@functools.cache
 def library() -> Path | None:
     """Return the library in the engine's folder; None where the engine was built without."""
     return paths.engine_library("cpuchat-kernels")

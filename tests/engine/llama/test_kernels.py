@@ -192,7 +192,7 @@ def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monk
     assert not any(one.buffer == "CPU_CPUCHAT" for one in model.info.evidence.weights)
     told = [note for note in model.info.notes if "kernels were built for another engine" in note]
     assert len(told) == bool(HERE)  # the file is there
-    monkeypatch.setattr(paths, "engine_library", lambda name: None)
+    monkeypatch.setattr(kernels, "library", lambda: None)
     assert selected.refusal() == ""
 
 
