@@ -1,7 +1,8 @@
-"""The read probe, which needs no compiler, against a compiled read kernel on the same cores, in turn.
+"""The read probe, with the engine's library and without, and a read kernel of one stream, on the same cores in turn.
 
-Both pin one thread per core, read memory of the same size in huge pages, and count in windows of the same length; the
-best window of each run is compared, as the probe reports it. Needs gcc.
+All pin one thread per core, read memory of the same size in huge pages, and count in windows of the same length; the
+best window of each run is compared, as the probe reports it. Needs gcc. The library reads several streams: it may be
+faster than the kernel, and a model must not be faster than it, which `reach.py` and `kernels.py` measure.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
 
 from common import HERE, WORK, MeasureError, Row, Target, alternate, arguments, machine, report, run_main
 
+from cpuchat.base import paths
 from cpuchat.hardware.bandwidth.read_bandwidth import buffer_bytes, measure
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
@@ -20,19 +23,6 @@ from cpuchat.hardware.topology import read_topology
 ROUNDS = 16
 SECONDS = 0.3
 WINDOWS = 3
-
-
-@dataclass(frozen=True)
-class Between(Target):
-    """A ratio that may be neither too low nor too high: a probe that reads faster than memory is wrong, too."""
-
-    most: float = 1.05
-
-    def reached(self, value: float) -> bool:
-        return self.limit <= value <= self.most
-
-    def __str__(self) -> str:
-        return f"{self.limit:g}–{self.most:g}"
 
 
 def build() -> str:
@@ -58,20 +48,24 @@ def compiled(program: str, cpus: Sequence[int], seconds: float) -> float:
     return max(map(float, done.stdout.split())) / 1e9
 
 
-def ours(cpus: Sequence[int], seconds: float) -> float:
+def ours(cpus: Sequence[int], seconds: float, library: Path | None) -> float:
     """GB/s of the probe: its best window."""
-    return measure(cpus, seconds=seconds, rounds=WINDOWS).bytes_per_s / 1e9
+    with mock.patch.object(paths, "engine_library", lambda _: library):
+        return measure(cpus, seconds=seconds, rounds=WINDOWS).bytes_per_s / 1e9
 
 
 def main() -> None:
     given = arguments(__doc__)
     where = machine()
     rounds, seconds = (1, 0.1) if given.quick else (given.rounds or ROUNDS, SECONDS)
-    program = build()
+    program, library = build(), paths.engine_library("cpuchat-read")
+    if library is None:
+        raise MeasureError("this engine was built without the library that reads")
     every = choose_cores(read_topology()).cpus
     rows = [
-        row(f"read bandwidth, {name}", program, cpus, rounds, seconds)
+        one
         for name, cpus in {"1 core": every[:1], f"{len(every)} cores": every}.items()
+        for one in measured(f"read bandwidth, {name}", program, cpus, rounds, seconds, library)
     ]
     remarks = [
         f"The best of {WINDOWS} windows of {seconds:g} s per run, {buffer_bytes(every) >> 20} MiB per core; "
@@ -80,10 +74,17 @@ def main() -> None:
     report("probe", where, rows, quick=given.quick, remarks=remarks)
 
 
-def row(what: str, program: str, cpus: Sequence[int], rounds: int, seconds: float) -> Row:
-    sides = {"probe": lambda: ours(cpus, seconds), "compiled": lambda: compiled(program, cpus, seconds)}
+def measured(what: str, program: str, cpus: Sequence[int], rounds: int, seconds: float, library: Path) -> list[Row]:
+    sides = {
+        "library": lambda: ours(cpus, seconds, library),
+        "memchr": lambda: ours(cpus, seconds, None),
+        "compiled": lambda: compiled(program, cpus, seconds),
+    }
     found = alternate(rounds, sides)
-    return Row(what, "GB/s", found["probe"], found["compiled"], Between(0.95))
+    return [
+        Row(what, "GB/s", found["library"], found["compiled"], Target(0.95)),
+        Row(f"{what}, without the library", "GB/s", found["memchr"], found["library"]),
+    ]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +53,19 @@ def data_dir() -> Path:
 def cache_dir() -> Path:
     """Return the folder of what can be recreated: saved KV, calibrations, logs."""
     return _folder("CPUCHAT_CACHE_DIR", platformdirs.user_cache_path(APP, appauthor=False))
+
+
+def engine_libraries() -> Path | None:
+    """Return the folder of the engine's libraries; None without an engine."""
+    found = importlib.util.find_spec("llama_cpp")
+    return None if found is None or found.origin is None else Path(found.origin).parent / "lib"
+
+
+def engine_library(name: str) -> Path | None:
+    """Return a library of the engine's build that not every engine has, such as "cpuchat-read"; None without it."""
+    folder = engine_libraries()
+    file = folder / f"lib{name}.{'dylib' if sys.platform == 'darwin' else 'so'}" if folder is not None else None
+    return file if file is not None and file.exists() else None
 
 
 def shown(path: Path) -> str:

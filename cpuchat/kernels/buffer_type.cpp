@@ -1,6 +1,7 @@
 // An extra buffer type of ggml's CPU backend: weights whose format has products here are laid out for them when they are
 // read, and ggml's own threads compute. What it declines goes to the next buffer type, tensor by tensor.
 #include <cpuid.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,8 +20,6 @@
 
 extern "C" {
 void ggml_barrier(ggml_threadpool* pool);
-void ggml_threadpool_chunk_set(ggml_threadpool* pool, int value);
-int ggml_threadpool_chunk_add(ggml_threadpool* pool, int value);
 }
 
 namespace cpuchat {
@@ -28,6 +27,11 @@ namespace {
 
 const Products* products = nullptr;  // of the instruction set in use
 uint32_t selected = 0;               // formats that a load takes
+
+// Of the load to come: the CPUs that will compute, the threads that lay out, and whether weights come from a mapped file.
+std::vector<int> cpus;
+int n_layout_threads = 1;
+bool is_mapped = false;
 
 constexpr size_t huge_page = size_t{2} << 20;
 constexpr size_t chunk_bytes = 64 << 10;  // of weights that a thread takes at a time
@@ -63,6 +67,41 @@ bool is_covered(const ggml_tensor* weights) {
 int64_t n_groups(const ggml_tensor* weights) { return (weights->ne[1] + products->rows - 1) / products->rows; }
 size_t bytes_of_group(const ggml_tensor* weights) { return group_bytes(format_of(weights), weights->ne[0], products->rows); }
 
+// How many chunks of a share were taken. Each share has a cache line of its own.
+struct alignas(64) Taken {
+    std::atomic<int64_t> chunks;
+};
+
+// The groups of one or several equal matrices, in a share for each thread that is the same at the layout and in every
+// product: so a thread reads what it wrote first, which lies on its node. A share is taken in chunks, and a thread that
+// has done its own goes on with what others have left: one that is delayed does not hold them.
+struct Shares {
+    Taken* taken;
+    int64_t n_threads;
+    int64_t n_matrices;
+    int64_t n_groups;  // of a matrix
+    int64_t per_chunk;
+
+    int64_t begin(int64_t share) const { return n_groups * share / n_threads; }
+
+    // `run(matrix, first, end)` for chunks of groups, until all are taken.
+    template <class Run> void work(int64_t own, Run run) const {
+        for (int64_t i = 0; i < n_threads; i++) {
+            const int64_t share = (own + i) % n_threads, first = begin(share), end = begin(share + 1);
+            const int64_t per_matrix = (end - first + per_chunk - 1) / per_chunk;
+            std::atomic<int64_t>& next = taken[share].chunks;
+            if (next.load(std::memory_order_relaxed) >= per_matrix * n_matrices) continue;
+            for (int64_t c = next++; c < per_matrix * n_matrices; c = next++) {
+                const int64_t from = first + c % per_matrix * per_chunk;
+                run(c / per_matrix, from, std::min(end, from + per_chunk));
+            }
+        }
+    }
+};
+
+// Thread 0 of a pool is the caller, which computes on the last of its CPUs.
+int64_t share_of(int ith, int nth) { return (ith + nth - 1) % nth; }
+
 // Products of one matrix with activations that lie one after the other; a row of results each.
 struct Work {
     Format format;
@@ -97,15 +136,18 @@ struct Work {
     }
 };
 
-// Where the scratch memory of a pass holds what: rows of quantized activations, their blocks; of experts, the order too.
+// Where the scratch memory of a pass holds what: what threads have taken, rows of quantized activations, their blocks;
+// of experts, the order too.
 struct Scratch {
+    Taken* taken;
     int8_t* quants;
     uint8_t* blocks;
     int32_t* order;   // by expert: numbers of the pairs of token and slot
     int32_t* begins;  // of each expert in `order`, and the end
+    int32_t* used;    // experts that have tokens, and at the end their number
     size_t size;
 
-    Scratch(void* memory, Format format, int64_t n_values, int64_t n, int64_t n_experts) {
+    Scratch(void* memory, Format format, int64_t n_values, int64_t n, int64_t n_experts, int n_threads) {
         uint8_t* at = reinterpret_cast<uint8_t*>(rounded_up(reinterpret_cast<size_t>(memory), 64));
         auto take = [&](size_t bytes) {
             uint8_t* part = at;
@@ -113,10 +155,12 @@ struct Scratch {
             return part;
         };
         const size_t bytes = activation_bytes(format, n_values) - n_values;
+        taken = reinterpret_cast<Taken*>(take(n_threads * sizeof(Taken)));
         quants = reinterpret_cast<int8_t*>(take(n * n_values));
         blocks = take(n * bytes);
         order = reinterpret_cast<int32_t*>(take(n_experts ? n * sizeof(int32_t) : 0));
         begins = reinterpret_cast<int32_t*>(take(n_experts ? (n_experts + 1) * sizeof(int32_t) : 0));
+        used = reinterpret_cast<int32_t*>(take(n_experts ? (n_experts + 1) * sizeof(int32_t) : 0));
         size = at - static_cast<uint8_t*>(memory);
     }
 };
@@ -126,10 +170,10 @@ const float* row_of(const ggml_tensor* t, int64_t i) {
     return reinterpret_cast<const float*>(static_cast<const char*>(t->data) + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3]);
 }
 
-int64_t groups_of_chunk(const ggml_tensor* weights, int64_t n_threads) {
+Shares shares_of(const ggml_tensor* weights, Taken* taken, int64_t n_threads, int64_t n_matrices) {
     int64_t groups = std::max<int64_t>(1, chunk_bytes / bytes_of_group(weights));
     while (groups > 1 && n_groups(weights) / groups < 4 * n_threads) groups /= 2;
-    return groups;
+    return {taken, n_threads, n_matrices, n_groups(weights), groups};
 }
 
 // Each thread quantizes its share, in units of blocks, so that one token is shared too.
@@ -150,18 +194,17 @@ void quantize_share(const ggml_compute_params* params, Format format, int64_t n_
 void multiply(ggml_compute_params* params, ggml_tensor* op) {
     const ggml_tensor *weights = op->src[0], *x = op->src[1];
     const Format format = format_of(weights);
-    const int64_t K = weights->ne[0], n = ggml_nrows(x);
-    const Scratch scratch(params->wdata, format, K, n, 0);
+    const int64_t K = weights->ne[0], n = ggml_nrows(x), own = share_of(params->ith, params->nth);
+    const Scratch scratch(params->wdata, format, K, n, 0, params->nth);
     GGML_ASSERT(scratch.size <= params->wsize);
+    scratch.taken[own].chunks = 0;
     quantize_share(params, format, K, n, scratch, [&](int64_t token) { return row_of(x, token); });
-    if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
     ggml_barrier(params->threadpool);
     const Work work{format, weights->ne[1], {scratch.quants, scratch.blocks, K}};
-    const int64_t per_chunk = groups_of_chunk(weights, params->nth), groups = n_groups(weights);
-    for (int64_t c = params->ith; c * per_chunk < groups; c = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        work.run(static_cast<const uint8_t*>(weights->data), bytes_of_group(weights), c * per_chunk,
-                 std::min(groups, (c + 1) * per_chunk), 0, n, [&](int64_t token) { return const_cast<float*>(row_of(op, token)); });
-    }
+    shares_of(weights, scratch.taken, params->nth, 1).work(own, [&](int64_t, int64_t first, int64_t end) {
+        work.run(static_cast<const uint8_t*>(weights->data), bytes_of_group(weights), first, end, 0, n,
+                 [&](int64_t token) { return const_cast<float*>(row_of(op, token)); });
+    });
 }
 
 // Pairs of token and slot, ordered by expert, so that the rows of one expert lie together.
@@ -172,21 +215,26 @@ void order_by_expert(const ggml_tensor* ids, int64_t n_experts, const Scratch& t
     };
     std::fill_n(to.begins, n_experts + 1, 0);
     for (int64_t pair = 0; pair < n; pair++) to.begins[expert(pair) + 1]++;
-    for (int64_t e = 0; e < n_experts; e++) to.begins[e + 1] += to.begins[e];
-    std::vector<int32_t> next(to.begins, to.begins + n_experts);
-    for (int64_t pair = 0; pair < n; pair++) to.order[next[expert(pair)]++] = static_cast<int32_t>(pair);
+    int32_t& n_used = to.used[n_experts] = 0;
+    for (int64_t e = 0; e < n_experts; e++) {
+        if (to.begins[e + 1]) to.used[n_used++] = static_cast<int32_t>(e);
+        to.begins[e + 1] += to.begins[e];
+    }
+    // Each beginning moves to its end, which is where the next one was.
+    for (int64_t pair = 0; pair < n; pair++) to.order[to.begins[expert(pair)]++] = static_cast<int32_t>(pair);
+    std::copy_backward(to.begins, to.begins + n_experts, to.begins + n_experts + 1);
+    to.begins[0] = 0;
 }
 
 void multiply_experts(ggml_compute_params* params, ggml_tensor* op) {
     const ggml_tensor *weights = op->src[0], *x = op->src[1], *ids = op->src[2];
     const Format format = format_of(weights);
     const int64_t K = weights->ne[0], n_experts = weights->ne[2], n_slots = ids->ne[0], n = n_slots * ids->ne[1];
-    const Scratch scratch(params->wdata, format, K, n, n_experts);
+    const int64_t own = share_of(params->ith, params->nth);
+    const Scratch scratch(params->wdata, format, K, n, n_experts, params->nth);
     GGML_ASSERT(scratch.size <= params->wsize);
-    if (params->ith == 0) {
-        order_by_expert(ids, n_experts, scratch);
-        ggml_threadpool_chunk_set(params->threadpool, params->nth);
-    }
+    scratch.taken[own].chunks = 0;
+    if (params->ith == 0) order_by_expert(ids, n_experts, scratch);
     ggml_barrier(params->threadpool);
     quantize_share(params, format, K, n, scratch, [&](int64_t place) {
         const int64_t pair = scratch.order[place];
@@ -194,28 +242,22 @@ void multiply_experts(ggml_compute_params* params, ggml_tensor* op) {
     });
     ggml_barrier(params->threadpool);
     const Work work{format, weights->ne[1], {scratch.quants, scratch.blocks, K}};
-    const int64_t groups = n_groups(weights), per_chunk = groups_of_chunk(weights, params->nth);
-    const int64_t chunks = (groups + per_chunk - 1) / per_chunk;
-    int64_t expert = 0, before = 0;  // chunks of the experts before, of those that have tokens
-    for (int64_t c = params->ith;; c = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        while (expert < n_experts && (scratch.begins[expert] == scratch.begins[expert + 1] || c >= before + chunks)) {
-            before += scratch.begins[expert] == scratch.begins[expert + 1] ? 0 : chunks;
-            expert++;
-        }
-        if (expert == n_experts) break;
-        const uint8_t* matrix = static_cast<const uint8_t*>(weights->data) + expert * groups * bytes_of_group(weights);
-        const int64_t first = (c - before) * per_chunk;
-        work.run(matrix, bytes_of_group(weights), first, std::min(groups, first + per_chunk), scratch.begins[expert],
-                 scratch.begins[expert + 1], [&](int64_t place) { return const_cast<float*>(row_of(op, scratch.order[place])); });
-    }
+    const size_t bytes = bytes_of_group(weights);
+    const Shares shares = shares_of(weights, scratch.taken, params->nth, scratch.used[n_experts]);
+    shares.work(own, [&](int64_t number, int64_t first, int64_t end) {
+        const int64_t expert = scratch.used[number];
+        work.run(static_cast<const uint8_t*>(weights->data) + expert * shares.n_groups * bytes, bytes, first, end,
+                 scratch.begins[expert], scratch.begins[expert + 1],
+                 [&](int64_t place) { return const_cast<float*>(row_of(op, scratch.order[place])); });
+    });
 }
 
 class Traits : public ggml::cpu::tensor_traits {
-    bool work_size(int, const ggml_tensor* op, size_t& size) override {
+    bool work_size(int n_threads, const ggml_tensor* op, size_t& size) override {
         const ggml_tensor* weights = op->src[0];
         const bool experts = op->op == GGML_OP_MUL_MAT_ID;
         const int64_t n = experts ? op->src[2]->ne[0] * op->src[2]->ne[1] : ggml_nrows(op->src[1]);
-        size = Scratch(nullptr, format_of(weights), weights->ne[0], n, experts ? weights->ne[2] : 0).size + 64;
+        size = Scratch(nullptr, format_of(weights), weights->ne[0], n, experts ? weights->ne[2] : 0, n_threads).size + 64;
         return true;
     }
     bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
@@ -253,25 +295,50 @@ enum ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor* tensor) {
     return GGML_STATUS_SUCCESS;
 }
 
-// Lays the groups out in as many threads as may run. A page belongs to the node of the thread that first writes to it.
+// Pins the calling thread to CPU `i`; to all of them where threads may move among more CPUs than there are threads.
+void pin(size_t i) {
+    const size_t most = *std::max_element(cpus.begin(), cpus.end()) + 1, size = CPU_ALLOC_SIZE(most);
+    cpu_set_t* set = CPU_ALLOC(most);
+    CPU_ZERO_S(size, set);
+    for (size_t k = 0; k < cpus.size(); k++) {
+        if (k == i || cpus.size() > static_cast<size_t>(n_layout_threads)) CPU_SET_S(cpus[k], size, set);
+    }
+    sched_setaffinity(0, size, set);  // if these CPUs are gone, anywhere
+    CPU_FREE(set);
+}
+
+// Gives back the pages of the file that lie in this range: it is not read again.
+void give_back(const void* data, size_t size) {
+    const size_t page = sysconf(_SC_PAGESIZE), at = reinterpret_cast<size_t>(data);
+    const size_t begin = rounded_up(at, page), end = (at + size) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+// Lays the groups out on the CPUs that will compute, each its share. Unless the memory policy of this process says
+// otherwise, a page belongs to the node of the thread that first writes to it.
 void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
     const Format format = format_of(tensor);
-    const int64_t n_rows = tensor->ne[1], groups = n_groups(tensor), total = groups * tensor->ne[2];
-    const size_t bytes = bytes_of_group(tensor);
-    std::atomic<int64_t> next{0};
-    auto share = [&] {
-        for (int64_t g = next++; g < total; g = next++) {
-            const int64_t row = g % groups * products->rows;
-            const uint8_t* from = static_cast<const uint8_t*>(data) + g / groups * tensor->nb[2] + row * tensor->nb[1];
-            lay_out(format, tensor->ne[0], products->rows, from, tensor->nb[1],
-                    static_cast<int>(std::min<int64_t>(products->rows, n_rows - row)), static_cast<uint8_t*>(tensor->data) + g * bytes);
-        }
+    const int64_t n_rows = tensor->ne[1], bytes = bytes_of_group(tensor);
+    const int n_threads = size > (1 << 20) ? n_layout_threads : 1;
+    std::vector<Taken> taken(n_threads);
+    const Shares shares = shares_of(tensor, taken.data(), n_threads, tensor->ne[2]);
+    auto lay_out_share = [&](int64_t own) {
+        shares.work(own, [&](int64_t matrix, int64_t first, int64_t end) {
+            for (int64_t g = first; g < end; g++) {
+                const int64_t row = g * products->rows;
+                lay_out(format, tensor->ne[0], products->rows,
+                        static_cast<const uint8_t*>(data) + matrix * tensor->nb[2] + row * tensor->nb[1], tensor->nb[1],
+                        static_cast<int>(std::min<int64_t>(products->rows, n_rows - row)),
+                        static_cast<uint8_t*>(tensor->data) + (matrix * shares.n_groups + g) * bytes);
+            }
+        });
     };
-    std::vector<std::thread> others(size > (1 << 20) ? std::min(8u, std::thread::hardware_concurrency()) - 1 : 0);
-    for (std::thread& other : others) other = std::thread(share);
-    share();
-    for (std::thread& other : others) other.join();
+    std::vector<std::thread> threads;
+    for (int i = 0; n_threads > 1 && i < n_threads; i++) threads.emplace_back([&, i] { pin(i), lay_out_share(i); });
+    if (n_threads == 1) lay_out_share(0);
+    for (std::thread& thread : threads) thread.join();
+    if (is_mapped) give_back(data, size);
 }
 
 void free_buffer(ggml_backend_buffer_t buffer) {
@@ -295,6 +362,8 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     char* aligned = reinterpret_cast<char*>(rounded_up(reinterpret_cast<size_t>(begin), huge_page));
     if (aligned > begin) munmap(begin, aligned - begin);
     if (const size_t tail = begin + huge_page - aligned) munmap(aligned + rounded, tail);
+    // Measured, Zen 3: first touch takes 0.09 s a GB in huge pages, 0.65 s in others. (2 to 4 s where the host of a virtual
+    // machine took the free memory away, which it does in huge pages.)
     madvise(aligned, rounded, MADV_HUGEPAGE);
     return ggml_backend_buffer_init(type, interface, aligned, rounded);
 }
@@ -313,6 +382,28 @@ bool may_use_tiles() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & tiles_and_int8) == tiles_and_int8 &&
            syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+
+// Returns whether ggml's structs are those that this was compiled for: what it writes is read here, and the other way.
+// (ggml_compute_params cannot be asked for: the version stands for it.)
+bool structs_agree() {
+    ggml_context* context = ggml_init({16 * ggml_tensor_overhead(), nullptr, true});
+    ggml_tensor* weights = ggml_new_tensor_3d(context, GGML_TYPE_Q4_K, 512, 24, 3);
+    ggml_tensor* op = ggml_mul_mat(context, weights, ggml_new_tensor_3d(context, GGML_TYPE_F32, 512, 2, 3));
+    ggml_backend_buffer_t buffer = allocate(&buffer_type, 0);
+    ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    weights->buffer = buffer, weights->data = weights;
+    ggml_set_name(op, "op");
+    const bool agree =
+        weights->type == GGML_TYPE_Q4_K && weights->ne[1] == 24 && weights->ne[2] == 3 && weights->nb[1] == 288 &&
+        op->op == GGML_OP_MUL_MAT && op->src[0] == weights && op->ne[1] == 2 && strcmp(op->name, "op") == 0 &&
+        ggml_get_data(weights) == weights && buffer->buft == &buffer_type && buffer->size == 0 &&
+        buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && ggml_backend_buffer_get_type(buffer) == &buffer_type &&
+        ggml_backend_buft_name(&buffer_type) == name_of(nullptr) && ggml_backend_buft_get_device(&buffer_type) == buffer_type.device &&
+        ggml_backend_buft_get_alloc_size(&buffer_type, weights) == size_of(nullptr, weights);
+    ggml_backend_buffer_free(buffer);
+    ggml_free(context);
+    return agree;
 }
 
 const Products* best_products(const char* wanted) {
@@ -341,6 +432,9 @@ using namespace cpuchat;
 // The version of ggml that this was compiled for, whose structs it relies on.
 EXPORTED const char* cpuchat_kernels_version() { return CPUCHAT_GGML_VERSION; }
 
+// How many formats there are, which the caller must know all.
+EXPORTED int cpuchat_kernels_formats() { return static_cast<int>(Format::count); }
+
 // Put the buffer type before llama.cpp's own, once, before the first load. `wanted` is an instruction set, or null for the
 // best. Returns the name of the one in use, or null where none is covered.
 EXPORTED const char* cpuchat_kernels_register(const char* wanted) {
@@ -348,6 +442,7 @@ EXPORTED const char* cpuchat_kernels_register(const char* wanted) {
         buffer_type.iface = {name_of, allocate, alignment_of, nullptr, size_of, nullptr};
         buffer_type.device = ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0);
         buffer_type.context = static_cast<ggml::cpu::extra_buffer_type*>(new ExtraBufferType());
+        if (!structs_agree()) return products = nullptr, nullptr;
         auto& types = ggml_backend_cpu_get_extra_buffer_types();
         types.insert(types.begin(), &buffer_type);
     }
@@ -356,6 +451,14 @@ EXPORTED const char* cpuchat_kernels_register(const char* wanted) {
 
 // The formats that later loads take, as bits 1 << Format: none at first.
 EXPORTED void cpuchat_kernels_select(uint32_t formats) { selected = formats; }
+
+// Of the loads to come: the CPUs that will compute, one for each of the threads, or more among which they may move; and
+// whether weights come from a mapped file, whose pages are given back.
+EXPORTED void cpuchat_kernels_prepare(const int* first, int n_cpus, int n_threads, int from_mapping) {
+    cpus.assign(first, first + n_cpus);
+    n_layout_threads = std::max(1, std::min(n_threads, n_cpus));
+    is_mapped = from_mapping;
+}
 
 // For tests: products of `n_rows` rows of ggml's blocks, in `instruction_set`, with `n` rows of floats. Returns 0, or -1
 // where this machine or format is not covered.
@@ -373,8 +476,8 @@ EXPORTED int cpuchat_kernels_multiply(
         lay_out(kind, n_values, products->rows, from + g * products->rows * row_bytes, row_bytes,
                 static_cast<int>(std::min<int64_t>(products->rows, n_rows - g * products->rows)), weights + g * bytes);
     }
-    uint8_t* activations = memory(Scratch(nullptr, kind, n_values, n, 0).size + 64);
-    const Scratch scratch(activations, kind, n_values, n, 0);
+    uint8_t* activations = memory(Scratch(nullptr, kind, n_values, n, 0, 1).size + 64);
+    const Scratch scratch(activations, kind, n_values, n, 0, 1);
     ggml_compute_params alone{};
     alone.nth = 1;
     quantize_share(&alone, kind, n_values, n, scratch, [&](int64_t token) { return x + token * n_values; });

@@ -8,7 +8,6 @@ not always faster, so those that differ are timed (`tune.modules`). An engine bu
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -83,11 +82,9 @@ def _of(module: str) -> frozenset[str]:
 @functools.cache
 def installed() -> dict[str, Path]:
     """Return the modules by name; {} for an engine without modules, and without an engine."""
-    found = importlib.util.find_spec("llama_cpp")
-    if found is None or found.origin is None:
-        return {}
-    folder = Path(found.origin).parent / "lib"
-    return {file.stem.removeprefix(_PREFIX): file for file in sorted(folder.glob(f"{_PREFIX}*.so"))}
+    folder = paths.engine_libraries()
+    files = sorted(folder.glob(f"{_PREFIX}*.so")) if folder is not None else []
+    return {file.stem.removeprefix(_PREFIX): file for file in files}
 
 
 def main_type(header: GGUFHeader) -> str:

@@ -30,6 +30,7 @@ from cpuchat.protocol.options import Kernels
 
 _SVE_BYTES = 32  # the kernels are for vectors of that length only
 _AMX_ROWS = 32  # TILE_N * 2
+_OVERRUN, _HUGE_PAGE = 16 << 10, 2 << 20  # of the buffer of cpuchat's kernels: read behind its end, and its unit
 _USUAL = ("Q4_0", "Q4_K", "Q8_0")
 _AS_IT_IS = "used as is"
 # Type: (a row must be a multiple of this many values, bytes that a block grows by).
@@ -49,12 +50,14 @@ class RepackFormat(msgspec.Struct, frozen=True):
     """A memory format for the instructions named `cpu`. The number of rows must be a multiple of `rows`.
 
     `name` is `8×4` for 8 rows that are interleaved by 4 bytes each, `tiles` for those of AMX, and `copy` for what AMX
-    keeps as it is, but in memory of its own.
+    keeps as it is, but in memory of its own. `group` is how many rows cpuchat's kernels lay out together; 0 for formats
+    of llama.cpp.
     """
 
     name: str
     rows: int
     cpu: str
+    group: int = 0
 
     @property
     def words(self) -> str:
@@ -67,7 +70,8 @@ class RepackFormat(msgspec.Struct, frozen=True):
 def format_of(kind: str, cpu: Instructions, kernels: Kernels = "llama.cpp") -> RepackFormat | None:
     """Return how matrices of the tensor type `kind` are repacked on `cpu`; None: used as in the file."""
     if kernels == "auto" and kind in TYPES and (instructions := instructions_used(cpu)):
-        return RepackFormat(f"in {rows_of(instructions)} rows", 1, instructions)
+        rows = rows_of(instructions)
+        return RepackFormat(f"in {rows} rows", 1, instructions, rows)
     if _has_amx(cpu) and kind in _AMX:
         return RepackFormat("copy" if kind == "F16" else "tiles", _AMX_ROWS, "AMX")
     return next(_interleaved(kind, cpu), None)
@@ -109,7 +113,8 @@ def _x86_words(features: frozenset[str]) -> str:
 def repacked(
     header: GGUFHeader, cpu: Instructions, kernels: Kernels = "llama.cpp"
 ) -> Iterator[tuple[TensorInfo, RepackFormat, int]]:
-    """Yield the tensors of which `cpu` needs a copy, its format, and its bytes (AMX adds sums to some blocks)."""
+    """Yield the tensors of which `cpu` needs a copy, its format, and its bytes (AMX adds sums to some blocks, and a
+    group of cpuchat's kernels ends on a cache line)."""
     tied = not any(t.name == "output.weight" for t in header.tensors)
     for tensor in header.tensors:
         # Rows of the embedding table are looked up; it is multiplied with only as the head of a tied model.
@@ -133,9 +138,18 @@ def _layout(tensor: TensorInfo, cpu: Instructions, kernels: Kernels) -> RepackFo
 
 
 def _copy_bytes(tensor: TensorInfo, layout: RepackFormat) -> int:
+    if layout.group:
+        values, rows = tensor.shape[:2]
+        n_matrices = tensor.n_elements // (values * rows)
+        group = _rounded_up(tensor.nbytes // (rows * n_matrices) * layout.group, 64)
+        return n_matrices * -(-rows // layout.group) * group
     if layout.cpu != "AMX":
         return tensor.nbytes
     return tensor.nbytes + tensor.n_elements // BY_NAME[tensor.type].block * _AMX[tensor.type][1]
+
+
+def _rounded_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
 
 
 def describe(header: GGUFHeader, cpu: Instructions) -> str:
@@ -282,10 +296,10 @@ def gigabytes(count: int) -> str:
 class MemoryNeed(msgspec.Struct, frozen=True):
     """The memory that a loaded model takes, in bytes.
 
-    `weights` the file's tensors; `repack` the private repacked copy of some of them; `kv` the KV cache and
-    recurrent state; `compute` buffers of the engine and the process. `reclaimable` is the part of `weights` that
-    the system may drop because `repack` replaces it, or that is read from disk for every token: all of it, or rows of
-    tables (`lazy_bytes`).
+    `weights` the file's tensors, without those that are given back at the load; `repack` the private repacked copy of
+    some of them; `kv` the KV cache and recurrent state; `compute` buffers of the engine and the process. `reclaimable`
+    is the part of `weights` that the system may drop because `repack` replaces it, or that is read from disk for every
+    token: all of it, or rows of tables (`lazy_bytes`).
     """
 
     weights: int
@@ -498,20 +512,27 @@ def required_memory(
 
     Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
     memory is read from disk again for every token. With `options.from_disk` that is wanted, and nothing is repacked.
-    Tables of `lazy_bytes` are `reclaimable`.
+    Tables of `lazy_bytes` are `reclaimable`. What cpuchat's kernels lay out is given back to the page cache at once.
     `n_outputs` is the number of positions of one batch whose logits are kept (cparams.n_outputs_max), `n_rs_seq` that
     of the snapshots of a recurrent state.
     """
     is_copied = options.use_repack and not options.from_disk
     copied = list(repacked(header, engine_cpu(options.cpu_module), options.kernels)) if is_copied else []
-    repack = sum(nbytes for _, _, nbytes in copied)
+    repack = sum(nbytes for _, layout, nbytes in copied if not layout.group)
+    laid_out = sum(nbytes for _, layout, nbytes in copied if layout.group)
+    repack += _rounded_up(laid_out + _OVERRUN, _HUGE_PAGE) if laid_out else 0
     lazy = lazy_bytes(header)
-    reclaimable = header.size if options.from_disk else lazy + sum(tensor.nbytes for tensor, _, _ in copied)
-    # Locked pages cannot be dropped. Read into memory, repacked tensors exist only once to begin with.
-    locked = options.mlock and options.load_mode == "mmap"
+    is_mapped = options.load_mode == "mmap"
+    # Locked pages cannot be dropped. Read into memory, repacked tensors exist only once to begin with, unless rows of
+    # them are looked up too.
+    locked = options.mlock and is_mapped
+    once = (t.nbytes for t, layout, _ in copied if (layout.group if is_mapped else t.name != "token_embd.weight"))
+    given_back = 0 if locked else sum(once)
+    replaced = sum(tensor.nbytes for tensor, _, _ in copied) - given_back if is_mapped else 0
+    reclaimable = header.size if options.from_disk else lazy + replaced
     copies, graph = rollback_bytes(header, n_rs_seq)
     return MemoryNeed(
-        weights=header.size,
+        weights=header.size - given_back,
         repack=repack,
         kv=kv_bytes(header, n_ctx, options.type_k, options.type_v, _n_ubatch(options)) + copies,
         compute=_compute_bytes(header, options, n_ctx, n_outputs) + graph + PROCESS_BYTES,

@@ -6,10 +6,10 @@ Their source is in `cpuchat/kernels` (C++); the engine's build makes a library o
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from cpuchat.base import paths
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Instructions
@@ -23,11 +23,7 @@ TYPES: Final = (
 @functools.cache
 def library() -> Path | None:
     """Return the library in the engine's folder; None where the engine was built without."""
-    found = importlib.util.find_spec("llama_cpp")
-    if found is None or found.origin is None or sys.platform != "linux":
-        return None
-    file = Path(found.origin).parent / "lib" / "libcpuchat-kernels.so"
-    return file if file.exists() else None
+    return paths.engine_library("cpuchat-kernels")
 
 
 def instructions_used(cpu: Instructions) -> str:

@@ -117,6 +117,22 @@ def test_repacked_weights_count_once_unless_locked(models: dict[str, Path], monk
     assert locked.least == repacked.total == plain.total + repacked.repack
 
 
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_what_cpuchat_lays_out_exists_once_unless_it_is_locked(
+    models: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(frozenset({"AVX2", "FMA"})))
+    monkeypatch.setattr(fit, "instructions_used", lambda _: "AVX-512 VNNI")
+    header = read_header(models[name])
+    plain = fit.required_memory(header, LoadOptions(use_repack=False), 512)
+    ours = fit.required_memory(header, LoadOptions(kernels="auto"), 512)
+    locked = fit.required_memory(header, LoadOptions(kernels="auto", mlock=True), 512)
+    # Groups of 16 rows that are filled up, and a buffer of whole huge pages.
+    assert 0 <= ours.total - plain.total < (4 << 20)
+    assert ours.least == ours.total and ours.repack % (2 << 20) == 0
+    assert locked.least == locked.total == plain.total + ours.repack
+
+
 def test_a_copy_that_is_larger_replaces_no_more_than_it_copies(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

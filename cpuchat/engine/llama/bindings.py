@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from cpuchat.base.errors import EngineMismatch
 from cpuchat.models import kernels
-from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE, fastest_first, installed
+from cpuchat.models.cpu_modules import AUTO, MODULE_VARIABLE, engine_cpu, fastest_first, installed
 from cpuchat.protocol.model_info import EngineInfo
 
 PINNED_VERSION: Final = "0.3.36"
@@ -197,10 +197,11 @@ def _open_kernels() -> Any:
     that has no effect. They take no weights until `kernels.select`.
 
     Returns:
-        The library; None where it is missing, was built for another engine, or this CPU lacks the instructions.
+        The library; None where it is missing, was built for another engine or another cpuchat, or this CPU, or the
+        chosen module, lacks the instructions.
     """
-    file = kernels.library()
-    if file is None:
+    file, instructions = kernels.library(), kernels.instructions_used(engine_cpu(_module or AUTO))
+    if file is None or not instructions:
         return None
     # The backend's symbols must be known to the library. By name: the same file under another one would be mapped a
     # second time.
@@ -210,10 +211,13 @@ def _open_kernels() -> Any:
             ctypes.CDLL(name, mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
         library = ctypes.CDLL(os.fspath(file))
         version = _function("cpuchat_kernels_version", ctypes.c_char_p, library=library)
+        formats = _function("cpuchat_kernels_formats", ctypes.c_int, library=library)
         register = _function("cpuchat_kernels_register", ctypes.c_char_p, ctypes.c_char_p, library=library)
+        _function("cpuchat_kernels_prepare", None, library=library)
     except (OSError, EngineMismatch):
         return None
-    return library if version() == ggml_version() and register(None) else None
+    is_known = version() == ggml_version() and formats() == len(kernels.TYPES)
+    return library if is_known and register(instructions.encode()) else None
 
 
 kernels_library: Any = _open_kernels()

@@ -389,6 +389,7 @@ class Model:
         check_header(header)
         on_header(header)
         model = cls(header, plan, abort)
+        cpus = threads.cpus if isinstance(threads, ThreadPool) else threads
         bindings.log.clear()
         try:
             if plan.options.from_disk:
@@ -397,7 +398,6 @@ class Model:
                 on_progress("reading", 0, header.file_size)
             elif options.load_mode == "mmap":
                 model._notes += place_pages(header)
-                cpus = threads.cpus if isinstance(threads, ThreadPool) else threads
                 readers = reader_cpus(read_topology(), cpus, current(), in_effect()[1])
                 if read_ahead(header, on_progress, abort, readers) and len(readers) > 1:
                     model._notes.append(_SPREAD.format(n=len(readers)))
@@ -405,6 +405,7 @@ class Model:
                 facts = beside.submit(
                     lambda: (spm_coverage(header), special_types(header), file_fingerprint(header.path))
                 )
+                kernels.prepare(roams or cpus, len(cpus), options.load_mode == "mmap" and not options.mlock)
                 model._load_weights(on_progress)
             coverage, types, fingerprint = facts.result()
             model.vocab = Vocab(model._model, visible_markers, coverage, types)
@@ -543,6 +544,8 @@ class Model:
             notes.append("No chat template: this may be a base model that continues text instead of answering.")
         if not self.vocab.has_tokenizer:
             notes.append("This model has no tokenizer: it reads and writes token IDs, not text.")
+        if self.options.kernels == "auto" and (refusal := kernels.refusal()):
+            notes.append(refusal)
         if self.sequence.rollback.note:
             notes.append(self.sequence.rollback.note)
         if self.options.mlock and any("failed to mlock" in line for line in bindings.log.lines()):

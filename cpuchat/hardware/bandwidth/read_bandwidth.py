@@ -47,7 +47,6 @@ _ENOUGH: Final = 32 << 20
 _FAR_BEYOND, _BEYOND = 8, 2
 """Size of the buffers of one L3 group in multiples of its L3: preferred, and minimum."""
 PROBE_MODULE = "cpuchat.hardware.bandwidth.read_probe"
-PROBE_OPTIONS: list[str] = []  # further options of the probe, for tests
 _POLL_SECONDS: Final = 0.05
 _PATIENCE: Final = 45.0
 
@@ -111,11 +110,12 @@ def measure(
     if not chosen:
         raise ProbeFailed("No cores to measure.")
     command = [
-        *python_command("-m", PROBE_MODULE), *PROBE_OPTIONS,
+        *python_command("-m", PROBE_MODULE),
         "--cpus", ",".join(map(str, chosen)),
         "--bytes", str(buffer_bytes(chosen, root)),
         "--seconds", f"{seconds:g}",
         "--rounds", str(rounds),
+        "--library", str(paths.engine_library("cpuchat-read") or ""),
     ]  # fmt: skip
     words = memory if node is None else f"bind:{node}"
     if words:
@@ -237,7 +237,7 @@ def _machine(root: Path) -> tuple[str, ...]:
 
 
 def _cache() -> JsonCache[Any]:
-    return JsonCache(paths.bandwidth_file(), cast(type[Any], Any), version=1, max_entries=64)
+    return JsonCache(paths.bandwidth_file(), cast(type[Any], Any), version=2, max_entries=64)
 
 
 RETRY_SECONDS: Final = 3600.0
@@ -332,8 +332,6 @@ _STARTING: Final = 0.45
 _MOST_CELLS: Final = 16
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12)
 _KNEE: Final = 0.97
-_KIND: Final = "survey 2"
-"""Kind in the cache's keys; older versions kept another format as "survey"."""
 
 Progress = Callable[[int, int, str], None]
 """(measurements done, measurements to do, what is measured next)"""
@@ -437,7 +435,7 @@ def survey(
                 raise
             notes.append(f"{step.what}: {error.message}")
     result = replace(plan.result(found), seconds=monotonic() - begin, notes=tuple(notes))
-    _cache().put(_key(_KIND, chosen, memory, root), result)
+    _cache().put(_key("survey", chosen, memory, root), result)
     remember(result.all_cores, memory, root=root)
     return result
 
@@ -446,7 +444,7 @@ def cached_survey(
     topology: Topology, *, cpus: Sequence[int] = (), memory: str = "", root: Path = ROOT
 ) -> Survey | None:
     """Return the cached survey of the same cores under the same memory policy; None if there is none."""
-    saved = _cache().read().get(_key(_KIND, cpus or default_cpus(topology), memory, root))
+    saved = _cache().read().get(_key("survey", cpus or default_cpus(topology), memory, root))
     try:
         return msgspec.convert(saved, prepared(Survey), str_keys=True)
     except msgspec.ValidationError:

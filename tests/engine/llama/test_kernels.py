@@ -6,6 +6,7 @@ They exist for x86 with AVX2; elsewhere llama.cpp's are used, and only that is t
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from cpuchat.base import paths
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama import kernels as selected
 from cpuchat.engine.llama.model import Model
-from cpuchat.hardware.topology import instructions
+from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.hardware.topology import Instructions, instructions
 from cpuchat.models import kernels
 from cpuchat.models.synthetic.model import SHAPES, write_model
+from cpuchat.protocol.options import LoadMode
 from tests.support.engine_chat import OPTIONS
 
 DEMO = paths.demo_dir() / "cpuchat-demo-8m-q4_k_m.gguf"
@@ -204,16 +207,72 @@ def test_types_and_shapes_that_are_not_covered_stay_with_llama_cpp(tmp_path: Pat
     assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)
 
 
+@pytest.fixture(scope="module", params=["Q4_K_M", "Q8_0"])
+def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model with a matrix that several threads lay out."""
+    shape = msgspec.structs.replace(SHAPES["tiny"], n_layer=1, n_embd=256, n_ff=512, n_vocab=16_384)
+    return write_model(tmp_path_factory.mktemp("kernels") / "large.gguf", shape, request.param)
+
+
+@needs_kernels
+def test_any_number_of_threads_lays_out_and_computes_the_same(
+    large: Path, load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = list(range(300, 320))
+    alone = logits(load(large, AUTO), tokens, [20])
+    assert np.array_equal(alone, logits(load(large, AUTO, threads=own_cpus()[:3]), tokens, [20]))
+    prepare = selected.prepare
+    # CPUs that went away after they were chosen, and more CPUs than threads.
+    for cpus, n_threads in (((4000, 4001), 2), (own_cpus(), 1), ((*own_cpus(), 4000), 3)):
+        monkeypatch.setattr(selected, "prepare", lambda *_, cpus=cpus, n=n_threads: prepare(cpus, n, False))
+        assert np.array_equal(alone, logits(load(large, AUTO), tokens, [20]))
+
+
+def in_memory(file: Path) -> int:
+    """Return the bytes of the file that this process has mapped and in memory."""
+    found, is_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *words = line.split()
+        if "-" in name:
+            is_file = words[-1] == str(file)
+        elif is_file and name == "Rss:":
+            found += int(words[0]) << 10
+    return found
+
+
+@needs_kernels
+@pytest.mark.parametrize("load_mode", ["mmap", "read"])
+def test_weights_take_the_memory_that_is_told(large: Path, load: Callable[..., Model], load_mode: LoadMode) -> None:
+    options = msgspec.structs.replace(AUTO, load_mode=load_mode)
+    model = load(large, options)
+    need = model.plan.need
+    sizes = re.findall(r"CPU_CPUCHAT model buffer size = +([0-9.]+) MiB", "\n".join(bindings.log.lines()))
+    assert need.repack / (1 << 20) == pytest.approx(sum(map(float, sizes)), abs=0.01)
+    assert need.repack >= model.header.size - need.weights > 0.5 * model.header.size
+    assert need.reclaimable == 0
+    assert in_memory(large) <= need.weights + (1 << 18)  # and what the header and pages at the ends take
+
+
 def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch) -> None:
     selected.select("llama.cpp")
     monkeypatch.setattr(bindings, "kernels_library", None)
     model = load(DEMO, AUTO)
     assert model.info.evidence is not None
     assert not any(one.buffer == "CPU_CPUCHAT" for one in model.info.evidence.weights)
+    told = [note for note in model.info.notes if "kernels were built for another engine" in note]
+    assert len(told) == bool(HERE)  # the file is there
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    assert selected.refusal() == ""
 
 
 @needs_kernels
-def test_a_library_of_another_engine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_another_engine_cpuchat_or_cpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bindings._open_kernels() is not None
-    monkeypatch.setattr(bindings, "ggml_version", lambda: b"0.0.1")
+    with monkeypatch.context() as other:
+        other.setattr(bindings, "ggml_version", lambda: b"0.0.1")
+        assert bindings._open_kernels() is None
+    with monkeypatch.context() as other:
+        other.setattr(kernels, "TYPES", kernels.TYPES[:-1])
+        assert bindings._open_kernels() is None
+    monkeypatch.setattr(bindings, "engine_cpu", lambda module: Instructions(frozenset({"AVX"})))
     assert bindings._open_kernels() is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ctypes
 import os
 import subprocess
 import sys
@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, UsageError
 from cpuchat.hardware.bandwidth import read_bandwidth, read_probe
 from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, buffer_bytes, measure
@@ -35,18 +36,15 @@ def short(cpus: tuple[int, ...] = CPUS, **more: Any) -> ReadBandwidth:
 # What is read
 
 
-@pytest.mark.parametrize("kernel", ["scan_with_memchr", "scan_with_numpy"])
-def test_every_byte_is_ones_and_every_byte_is_looked_at(kernel: str) -> None:
+def test_every_byte_is_ones_and_every_byte_is_looked_at() -> None:
     memory = read_probe.Memory(4 * MIB)
-    scan: Callable[[int, int], object] = getattr(memory, kernel)()
-    untouched = scan(0, 4 * MIB)
-    assert untouched in (None, 0x0101010101010101)  # memchr found no 0; all words are ones
+    assert memory.scan(0, 4 * MIB) is None
     for place in (0, 123_457, 4 * MIB - 1):
-        memory._map[memory.skip + place] = 0 if "memchr" in kernel else 0xFF
-        assert scan(0, 4 * MIB) != untouched, place
-        assert scan(place // 4096 * 4096, 4096) != untouched, place
-        memory._map[memory.skip + place] = 1
-    assert scan(MIB, 2 * MIB) == untouched
+        ctypes.memset(memory.address + place, 0, 1)
+        assert memory.scan(0, 4 * MIB) == memory.address + place
+        assert memory.scan(place // 4096 * 4096, 4096) == memory.address + place
+        ctypes.memset(memory.address + place, 1, 1)
+    assert memory.scan(MIB, 2 * MIB) is None
 
 
 def test_memory_starts_on_a_huge_page() -> None:
@@ -62,23 +60,10 @@ def test_threads_are_pinned_before_they_touch_their_memory(monkeypatch: pytest.M
             super().__init__(size)
 
     monkeypatch.setattr(read_probe, "Memory", Recorded)
-    run = read_probe.Probe(list(CPUS), 4 * MIB, 0.01, 2, "memchr")
+    run = read_probe.Probe(list(CPUS), 4 * MIB, 0.01, 2)
     run.run()
     assert sorted(touched_on, key=min) == [{cpu} for cpu in CPUS]
     assert len(run.rounds) == 2 and max(run.rounds) > 0  # a round of 10 ms can be lost to other programs
-
-
-def test_a_slow_c_library_is_replaced_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(name: str) -> str:
-        raise ValueError("unrecognized configuration name")
-
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(os, "confstr", lambda name: "glibc 2.39")
-    assert read_probe.default_kernel() == "memchr"
-    monkeypatch.setattr(os, "confstr", unknown)  # musl
-    assert read_probe.default_kernel() == "numpy"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert read_probe.default_kernel() == "memchr"
 
 
 def test_the_process_that_measures_is_small() -> None:
@@ -91,19 +76,39 @@ def test_the_process_that_measures_is_small() -> None:
 # Measuring
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--kernel", "memchr"], ["--kernel", "numpy"], ["--threads", "1"]],
-    ids=["memchr", "numpy", "a process per thread"],
-)
-def test_a_measurement(small: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
-    monkeypatch.setattr(read_bandwidth, "PROBE_OPTIONS", options)
+@pytest.fixture(params=["library", "memchr"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the probe read with the engine's library, or as it does without."""
+    if request.param == "memchr":
+        monkeypatch.setattr(paths, "engine_library", lambda name: None)
+    elif paths.engine_library("cpuchat-read") is None:
+        pytest.skip("this engine was built without the library")
+    return request.param
+
+
+@pytest.mark.usefixtures("by")
+def test_a_measurement(small: Path) -> None:
     found = short(root=small)
     assert found.cpus == CPUS
-    assert len(found.rounds) == 2
+    assert len(found.rounds) == len(found.shares) == 2
     assert found.bytes_per_s == max(found.rounds)
     assert found.bytes_per_s > 1e8  # any memory of the last thirty years; beside load a round may read nothing
+    assert all(0 <= share < 1.1 for share in found.shares)
     assert found.node is None
+
+
+def test_the_library_measures_where_there_is_one(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], *_: object) -> dict[str, Any]:
+        commands.append(command)
+        return {"rounds": [1e10], "memory_refused": ""}
+
+    monkeypatch.setattr(read_bandwidth, "run_probe", run)
+    for library in (small / "libcpuchat-read.so", None):
+        monkeypatch.setattr(paths, "engine_library", lambda name, file=library: file)
+        short(root=small)
+    assert [command[-1] for command in commands] == [str(small / "libcpuchat-read.so"), ""]
 
 
 def test_a_caller_that_is_pinned_elsewhere_does_not_matter(small: Path) -> None:
@@ -126,44 +131,32 @@ def args(process: psutil.Process) -> list[str]:
         return []
 
 
-@pytest.mark.parametrize(("options", "processes"), [([], 1), (["--threads", "1"], 3)])
-def test_cancelling_ends_every_process(
-    small: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], processes: int
-) -> None:
-    monkeypatch.setattr(read_bandwidth, "PROBE_OPTIONS", options)
+@pytest.mark.usefixtures("by")
+def test_cancelling_ends_the_process(small: Path) -> None:
     seen: set[psutil.Process] = set()
 
-    def when_all_run() -> bool:
-        children = psutil.Process().children(recursive=True)
-        found = [one for one in children if read_probe.__name__ in args(one)]
-        seen.update(found)
-        return len(found) == processes
+    def when_it_runs() -> bool:
+        seen.update(one for one in psutil.Process().children() if read_probe.__name__ in args(one))
+        return bool(seen)
 
     with pytest.raises(Interrupted):
-        short(seconds=60, root=small, cancelled=when_all_run)
-    assert len(seen) == processes
+        short(seconds=60, root=small, cancelled=when_it_runs)
+    assert len(seen) == 1
     psutil.wait_procs(seen, timeout=180)
     assert not [process for process in seen if process.is_running()]
 
 
-@pytest.mark.parametrize("options", [[], ["--threads", "1"]])
-def test_a_cpu_that_may_not_be_used(small: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
-    monkeypatch.setattr(read_bandwidth, "PROBE_OPTIONS", options)
+@pytest.mark.usefixtures("by")
+def test_a_cpu_that_may_not_be_used(small: Path) -> None:
     with pytest.raises(ProbeFailed, match=r"CPU 4000 may not be used by this process.*Choose other"):
         short((CPU, 4000), root=small)
 
 
-def test_processes_that_measure_together_are_added_up() -> None:
-    def part(rates: list[float], shares: list[float]) -> list[str]:
-        said = json.dumps({"rounds": rates, "shares": shares})
-        return [sys.executable, "-c", f"print('ready', flush=True); input(); print({said!r})"]
-
-    together = read_probe.run_together([part([1.0, 2.0], [0.9, 1.0]), part([10.0, 20.0], [1.0, 0.8])])
-    assert together == ([11.0, 22.0], [0.9, 0.8])
-    with pytest.raises(RuntimeError, match="a measuring process ended early"):
-        read_probe.run_together([part([1.0], [1.0]), [sys.executable, "-c", "pass"]])
-    with pytest.raises(RuntimeError, match="a measuring process ended early"):
-        read_probe.run_together([[sys.executable, "-c", "print('ready', flush=True); input()"]])
+@pytest.mark.usefixtures("by")
+def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_bandwidth, "buffer_bytes", lambda cpus, root: 1 << 55)
+    with pytest.raises(ProbeFailed, match=rf"CPU {CPU}: Cannot allocate memory"):
+        short((CPU,))
 
 
 def test_no_core() -> None:

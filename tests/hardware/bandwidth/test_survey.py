@@ -72,7 +72,7 @@ def test_a_survey_is_kept_with_its_peak(tree: Callable[[str], Path], measured: l
     assert cached_survey(topology, cpus=(0, 1), memory="interleave:0-1", root=root) is None
     peak = read_bandwidth.known_peak(found.all_cores.cpus, "interleave:0-1", root=root)
     assert peak is not None and peak.bytes_per_s == found.all_cores.bytes_per_s
-    key = bandwidth_cache._key(surveying._KIND, found.all_cores.cpus, "interleave:0-1", root)
+    key = bandwidth_cache._key("survey", found.all_cores.cpus, "interleave:0-1", root)
     bandwidth_cache._cache().put(key, {"one_core": 1})
     assert cached_survey(topology, memory="interleave:0-1", root=root) is None
 

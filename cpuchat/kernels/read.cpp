@@ -1,0 +1,153 @@
+// Reads memory as fast as the CPUs can, for the probe of read bandwidth: a library of its own, which needs no engine.
+//
+// Several streams are read at once, since one alone does not use up the memory everywhere (measured, Zen 3: 18 GB/s of
+// one stream with two cores, 26 of four). How many are best differs from CPU to CPU: each number is tried for a moment.
+#include <pthread.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr size_t huge_page = size_t{2} << 20;
+constexpr size_t chunk = size_t{1} << 20;  // between two looks at the clock
+constexpr double warm_up = 0.06, trial = 0.04;  // seconds
+
+using Words = uint64_t __attribute__((vector_size(32)));
+using Scan = uint64_t (*)(const char* from);
+
+// Ors a chunk together, in as many streams side by side.
+template <int streams> uint64_t scan(const char* from) {
+    constexpr size_t part = chunk / streams, step = 256;
+    Words sums[step / sizeof(Words)] = {};
+    for (size_t at = 0; at < part; at += step) {
+        for (int stream = 0; stream < streams; stream++) {
+            const Words* words = reinterpret_cast<const Words*>(from + stream * part + at);
+            for (Words& sum : sums) sum |= *words++;
+        }
+    }
+    for (Words& sum : sums) sums[0] |= sum;
+    return sums[0][0] | sums[0][1] | sums[0][2] | sums[0][3];
+}
+constexpr Scan scans[] = {scan<1>, scan<2>, scan<4>, scan<8>};
+
+double seconds_of(clockid_t clock) {
+    timespec time;
+    clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+struct Reader {
+    int cpu;
+    char* mapped = nullptr;
+    char* memory = nullptr;
+    size_t offset = 0;
+    bool is_pinned = true;
+    std::vector<double> rates{}, shares{};  // of each window: bytes a second, and the part of the CPU that it got
+    uint64_t seen = 0;                      // without which nothing need be read
+
+    void pin() {
+#if defined(__linux__)
+        const size_t size = CPU_ALLOC_SIZE(cpu + 1);
+        cpu_set_t* set = CPU_ALLOC(cpu + 1);
+        CPU_ZERO_S(size, set);
+        CPU_SET_S(cpu, size, set);
+        is_pinned = pthread_setaffinity_np(pthread_self(), size, set) == 0;
+        CPU_FREE(set);
+#endif
+    }
+    // The pages lie where the memory policy of this process puts those of this thread.
+    void fill(size_t size) {
+        void* found = mmap(nullptr, size + huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (found == MAP_FAILED) return;
+        mapped = static_cast<char*>(found);
+        memory = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(found) + huge_page - 1) / huge_page * huge_page);
+#if defined(MADV_HUGEPAGE)
+        madvise(memory, size, MADV_HUGEPAGE);
+#endif
+        memset(memory, 1, size);
+    }
+    // Reads until `end`; returns bytes a second.
+    double read(size_t size, Scan scan, double begin, double end) {
+        size_t bytes = 0;
+        double now = begin;
+        for (; now < end; now = seconds_of(CLOCK_MONOTONIC)) {
+            seen |= scan(memory + offset);
+            offset = (offset + chunk) % size;
+            bytes += chunk;
+        }
+        last = now;
+        return now > begin ? static_cast<double>(bytes) / (now - begin) : 0;
+    }
+    double last = 0;  // when the last window ended
+    // Windows of equal length, the same for all threads; what is read before `start` is not counted.
+    void read_windows(size_t size, const std::vector<Scan>& windows, double start, double seconds) {
+        rates.clear(), shares.clear();
+        read(size, windows[0], seconds_of(CLOCK_MONOTONIC), start);
+        for (Scan scan : windows) {
+            const double begin = last, computed = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+            rates.push_back(read(size, scan, begin, start += seconds));
+            const double took = last - begin;
+            shares.push_back(took > 0 ? (seconds_of(CLOCK_THREAD_CPUTIME_ID) - computed) / took : 0);
+        }
+    }
+};
+
+// Each reader does it in a thread of its own, on its CPU.
+void in_threads(std::vector<Reader>& readers, const std::function<void(Reader&)>& what) {
+    std::vector<std::thread> threads;
+    for (Reader& reader : readers) {
+        threads.emplace_back([&] {
+            reader.pin();
+            if (reader.is_pinned) what(reader);
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+}
+
+double rate_of(const std::vector<Reader>& readers, size_t window) {
+    double sum = 0;
+    for (const Reader& reader : readers) sum += reader.rates[window];
+    return sum;
+}
+
+}  // namespace
+
+// Read `bytes` (a multiple of 2 MiB) a thread, pinned to each of `n` CPUs, in `n_windows` windows of `seconds`. Writes
+// bytes a second of all threads, and the part of its CPU that the thread got which got least, for each window. Returns
+// 0; 1 + i if CPU i may not be used, -(1 + i) if there is no memory for it.
+extern "C" __attribute__((visibility("default"))) int cpuchat_read(
+    const int* cpus, int n, size_t bytes, double seconds, int n_windows, double* rates, double* shares) {
+    std::vector<Reader> readers;
+    for (int i = 0; i < n; i++) readers.push_back(Reader{cpus[i]});
+    in_threads(readers, [&](Reader& reader) { reader.fill(bytes); });
+    int failed = 0;
+    for (int i = n - 1; i >= 0; i--) failed = !readers[i].is_pinned ? 1 + i : !readers[i].memory ? -1 - i : failed;
+    if (!failed) {
+        auto measure = [&](const std::vector<Scan>& windows, double each) {
+            const double start = seconds_of(CLOCK_MONOTONIC) + warm_up;
+            in_threads(readers, [&](Reader& reader) { reader.read_windows(bytes, windows, start, each); });
+        };
+        const std::vector<Scan> all(std::begin(scans), std::end(scans));
+        measure(all, trial);
+        size_t best = 0;
+        for (size_t i = 1; i < all.size(); i++) best = rate_of(readers, i) > rate_of(readers, best) ? i : best;
+        measure(std::vector<Scan>(n_windows, all[best]), seconds);
+        for (int window = 0; window < n_windows; window++) {
+            rates[window] = rate_of(readers, window);
+            shares[window] = 1;
+            for (const Reader& reader : readers) shares[window] = std::min(shares[window], reader.shares[window]);
+        }
+        for (const Reader& reader : readers) failed = reader.seen == 0x0101010101010101 ? failed : -1;
+    }
+    for (const Reader& reader : readers) {
+        if (reader.mapped) munmap(reader.mapped, bytes + huge_page);
+    }
+    return failed;
+}
