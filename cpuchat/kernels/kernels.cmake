@@ -8,7 +8,7 @@ get_target_property(version ggml-base VERSION)
 set(here "${CMAKE_CURRENT_LIST_DIR}")
 
 add_library(cpuchat-kernels SHARED
-  "${here}/buffer_type.cpp" "${here}/layout.cpp" "${here}/activations.cpp"
+  "${here}/buffer_type.cpp" "${here}/measure.cpp" "${here}/layout.cpp" "${here}/activations.cpp"
 "${here}/products_avx2.cpp" "${here}/products_avx_vnni.cpp" "${here}/products_avx512.cpp")
 target_compile_features(cpuchat-kernels PRIVATE cxx_std_17)
 target_include_directories(cpuchat-kernels PRIVATE "${ggml}/../include" "${ggml}" "${ggml}/ggml-cpu")
