@@ -210,10 +210,15 @@ def _open_kernels() -> Any:
             ctypes.CDLL(name, mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
         library = ctypes.CDLL(os.fspath(file))
         version = _function("cpuchat_kernels_version", ctypes.c_char_p, library=library)
-        register = _function("cpuchat_kernels_register", ctypes.c_char_p, ctypes.c_char_p, library=library)
+        return library if version() == ggml_version() and _register(library) else None
     except (OSError, EngineMismatch):
         return None
-    return library if version() == ggml_version() and register(None) else None
+
+
+def _register(library: Any) -> str:
+    """Put the kernels before llama.cpp's, unless that is done; returns their instruction set, "" without one here."""
+    register = _function("cpuchat_kernels_register", ctypes.c_char_p, ctypes.c_char_p, library=library)
+    return (register(None) or b"").decode()
 
 
 kernels_library: Any = _open_kernels()
@@ -386,7 +391,7 @@ def start() -> None:
 
 
 def engine_info() -> EngineInfo:
-    """Return version, commit and CPU features of the engine; needs no model.
+    """Return version, commit, CPU features and kernels of the engine; needs no model.
 
     Raises:
         EngineMismatch: as `check_layout`.
@@ -401,5 +406,6 @@ def engine_info() -> EngineInfo:
         features=tuple(features),
         module=_module,
         modules=_worth_timing,
+        kernels=_register(kernels_library) if kernels_library is not None else "",
         pid=os.getpid(),
     )

@@ -6,6 +6,7 @@ They exist for x86 with AVX2; elsewhere llama.cpp's are used, and only that is t
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +16,18 @@ import numpy as np
 import pytest
 
 from cpuchat.base import paths
+from cpuchat.costs.products import ProductRate
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama import kernels as selected
+from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.hardware.topology import instructions
 from cpuchat.models import kernels
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.models.synthetic.model import SHAPES, write_model
+from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS
 
 DEMO = paths.demo_dir() / "cpuchat-demo-8m-q4_k_m.gguf"
@@ -28,12 +35,12 @@ HERE = kernels.instructions_used(instructions())
 WIDEST_FIRST = ("AVX-512 VNNI", "AVX-VNNI", "AVX2")
 SETS = WIDEST_FIRST[WIDEST_FIRST.index(HERE) :] if HERE else ()
 needs_kernels = pytest.mark.skipif(not HERE, reason="cpuchat's kernels are for x86 with AVX2")
-AUTO = msgspec.structs.replace(OPTIONS, kernels="auto")
+LLAMA_CPP = msgspec.structs.replace(OPTIONS, kernels="llama.cpp")
 
 
 def multiplied(instruction_set: str, kind: str, raw: np.ndarray, x: np.ndarray, n_rows: int) -> np.ndarray:
     """Return the products of quantized rows with float rows, by the library's own entry for tests."""
-    assert selected.select("auto")
+    selected.select(kernels.TYPES)
     library = bindings.kernels_library
     out = np.full((len(x), n_rows), np.nan, np.float32)
     x = np.ascontiguousarray(x)
@@ -106,7 +113,7 @@ def logits(model: Model, tokens: list[int], widths: list[int]) -> np.ndarray:
 @needs_kernels
 def test_a_model_computes_with_them_and_llama_cpp_s_again_afterwards(load: Callable[..., Model]) -> None:
     tokens = list(range(300, 324))
-    ours, theirs = load(DEMO, AUTO), load(DEMO)
+    ours, theirs = load(DEMO), load(DEMO, LLAMA_CPP)
     evidence = ours.info.evidence
     assert evidence is not None and theirs.info.evidence is not None
     assert {one.type for one in evidence.weights if one.buffer == "CPU_CPUCHAT"} == {"q4_K", "q6_K"}
@@ -127,7 +134,7 @@ def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[...
     )  # fmt: skip
     file = write_model(tmp_path / "moe.gguf", shape, kind)
     tokens = list(range(40, 60))
-    ours, theirs = load(file, AUTO), load(file)
+    ours, theirs = load(file), load(file, LLAMA_CPP)
     assert ours.info.evidence is not None
     assert any(one.buffer == "CPU_CPUCHAT" for one in ours.info.evidence.weights)
     found, expected = logits(ours, tokens, [20]), logits(theirs, tokens, [20])
@@ -136,9 +143,9 @@ def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[...
 
 
 def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    selected.select("llama.cpp")
+    selected.select(())
     monkeypatch.setattr(bindings, "kernels_library", None)
-    model = load(DEMO, AUTO)
+    model = load(DEMO)
     assert model.info.evidence is not None
     assert not any(one.buffer == "CPU_CPUCHAT" for one in model.info.evidence.weights)
 
@@ -148,3 +155,63 @@ def test_a_library_of_another_engine_is_not_used(monkeypatch: pytest.MonkeyPatch
     assert bindings._open_kernels() is not None
     monkeypatch.setattr(bindings, "ggml_version", lambda: b"0.0.1")
     assert bindings._open_kernels() is None
+
+
+def of_cpuchat(model: Model) -> set[str]:
+    """Return the types of weights that cpuchat's kernels multiply."""
+    assert model.info.evidence is not None
+    return {one.type.upper() for one in model.info.evidence.weights if one.is_of_cpuchat}
+
+
+def products(ours: float, *, difference: float = 0.0, kind: str = "Q6_K") -> MeasuredProducts:
+    """Return a measurement just now in which cpuchat's kernels are `ours` times as fast."""
+    return MeasuredProducts(
+        cpuchat=ProductRate(kind, "cpuchat", ((1.0, ours * 1e10),)),
+        llama_cpp=ProductRate(kind, "llama.cpp", ((1.0, 1e10),)),
+        difference=difference,
+        made=time.time(),
+    )
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", kernels.TYPES)
+def test_both_kernels_compute_the_same_and_have_rates(kind: str) -> None:
+    pool = ThreadPool(ONE_CPU, 0)
+    try:
+        found = selected.measure(kind, pool, (1, 5), seconds=0.0)
+    finally:
+        pool.free()
+    assert found is not None
+    assert not found.is_wrong
+    assert [n for n, _ in found.cpuchat.points] == [1.0, 5.0]
+    assert all(rate > 0 for side in (found.cpuchat, found.llama_cpp) for _, rate in side.points)
+
+
+@needs_kernels
+def test_a_type_that_was_measured_to_be_slower_stays_with_llama_cpp(load: Callable[..., Model]) -> None:
+    ProductLog(ONE_CPU).put({"Q6_K": products(0.9)})
+    assert of_cpuchat(load(DEMO)) == {"Q4_K"}
+
+
+@needs_kernels
+def test_a_type_whose_results_differ_stays_with_llama_cpp_and_is_told(load: Callable[..., Model]) -> None:
+    ProductLog(ONE_CPU).put({"Q4_K": products(2.0, difference=0.2, kind="Q4_K")})
+    model = load(DEMO)
+    assert of_cpuchat(model) == {"Q6_K"}
+    assert any("Q4_K weights differ from llama.cpp's" in note for note in model.info.notes)
+
+
+@needs_kernels
+def test_the_first_load_measures_what_a_model_has_much_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selected, "_MUCH", 1 << 20)
+    monkeypatch.setattr(selected, "_ROOM", 0)
+    header, told = read_model(DEMO), list[tuple[int, int]]()
+
+    def choose() -> None:
+        selected.choose(header, OPTIONS, ONE_CPU, lambda *one: told.append(one), AbortFlag())
+
+    choose()
+    assert told == [(0, 2), (1, 2)]
+    assert {*ProductLog(ONE_CPU).read()} == {"Q4_K", "Q6_K"}
+    choose()
+    assert len(told) == 2
