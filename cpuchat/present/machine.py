@@ -472,14 +472,14 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
 
     if not engine.kernels or model.evidence is None:
         return kernel_words(engine)
-    parts = list[str]()
+    parts, ours = list[str](), {one.type for one in model.evidence.weights if one.is_of_cpuchat}
     for one in model.evidence.weights:
         kind, sides = one.type.upper(), ("cpuchat", "llama.cpp")
-        if kind not in TYPES:
+        if kind not in TYPES or (one.type in ours and not one.is_of_cpuchat):  # such as a table that is only looked up
             continue
         used, other = sides if one.is_of_cpuchat else sides[::-1]
         words = f"{used} {kind} {size(one.bytes)}"
-        if (found := products.get(kind)) is not None:
+        if (found := products.get(kind)) is not None and not found.disturbed:
             rates = {"cpuchat": found.cpuchat.rate(1), "llama.cpp": found.llama_cpp.rate(1)}
             peak = f" of {gigabytes(model.peak_read)}" if model.peak_read else ""
             words += f": {gigabytes(rates[used])}{peak} GB/s, {rates[used] / rates[other]:.1f}× {other}"

@@ -129,13 +129,10 @@ def measure(
     if failed:
         return None
     share = cpu_wait_share(waited, time.perf_counter() - begun, pool.n_active)
-    ours, theirs = (
-        ProductRate(kind, name, tuple(zip(map(float, tokens), found[first : first + n], strict=True)))
-        for name, first in (("cpuchat", 0), ("llama.cpp", n))
-    )
+    ours, theirs = (tuple(zip(map(float, tokens), rates, strict=True)) for rates in (found[:n], found[n : 2 * n]))
     return MeasuredProducts(
-        cpuchat=ours,
-        llama_cpp=theirs,
+        cpuchat=ProductRate(kind, "cpuchat", ours),
+        llama_cpp=ProductRate(kind, "llama.cpp", theirs),
         difference=found[2 * n],
         disturbed=(share or 0.0) > MAX_CPU_WAIT,
         made=time.time(),
