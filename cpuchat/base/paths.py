@@ -124,6 +124,8 @@ build_speeds_file = _inside(cache_dir, "build_speeds.json")
 """Measured decode rates by build of the engine."""
 cpu_modules_file = _inside(cache_dir, "cpu_modules.json")
 """The fastest CPU module of the engine, by cores and tensor type."""
+kernels_file = _inside(cache_dir, "kernels.json")
+"""Products with cpuchat's kernels and with llama.cpp's, by cores and tensor type."""
 tuned_file = _inside(cache_dir, "tuned.json")
 """Settings that tuning found, by model."""
 pairs_file = _inside(cache_dir, "pairs.json")

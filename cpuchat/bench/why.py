@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -25,6 +25,7 @@ from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thre
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.hardware.tuning.knobs import THP, value_of
 from cpuchat.models.gguf.header import model_files
+from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.protocol.messages import Generate
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
@@ -44,7 +45,7 @@ class SettingFacts:
     """A loaded model with the settings `chosen`, and what the kernel says of its worker right after a test answer.
 
     `residency` and `pages` None: the kernel does not tell. `timings` are those of the test answer; `huge_pages` is the
-    kernel's setting ("" where unknown).
+    kernel's setting ("" where unknown). `products` were measured with both kernels, by type.
     """
 
     chosen: Settings
@@ -56,6 +57,7 @@ class SettingFacts:
     pages: MemoryPages | None = None
     threads: tuple[ThreadCpus, ...] = ()
     huge_pages: str = ""
+    products: Mapping[str, MeasuredProducts] = field(default_factory=dict[str, MeasuredProducts])
 
 
 async def prove(conversation: Conversation) -> tuple[SettingFacts, Environment]:
@@ -86,6 +88,7 @@ def gather(chosen: Settings, model: ModelInfo, engine: EngineInfo, timings: Timi
         pages=memory_pages(engine.pid, root),
         threads=thread_cpus(engine.pid, thread_ids, root),
         huge_pages=value_of(root, f"{THP}/enabled"),
+        products=ProductLog(model.cpus, engine.memory).read(),
     )
 
 

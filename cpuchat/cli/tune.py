@@ -28,7 +28,8 @@ Examples:
   cpuchat tune qwen.gguf --undo
 
 It tries numbers of threads (fewer, one per core, two per core), NUMA policies, CPU modules of an engine from a wheel,
-flash attention, micro-batches and drafters, each against the setting in use, which is measured again before and after.
+kernels unless the load compared them, flash attention, micro-batches and drafters, each against the setting in use,
+which is measured again before and after.
 A choice is adopted if it gains more than 2 % and more than the rounds differ, and neither decoding nor prefill gets
 slower. What you have set yourself is left alone, except threads and cores: faster ones replace them for this model,
 until you set others.

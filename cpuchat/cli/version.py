@@ -35,7 +35,7 @@ def show() -> int:
     """Print the versions; ask a worker about the engine. Returns the exit code."""
     import click
 
-    from cpuchat.present.machine import module_words
+    from cpuchat.present.machine import kernel_words, module_words
 
     click.echo(f"cpuchat {__version__}")
     click.echo(f"Python {platform.python_version()}")
@@ -53,6 +53,7 @@ def show() -> int:
         click.echo(f"llama.cpp {info.llama_commit}")
     click.echo(f"engine built with: {', '.join(info.features) or 'no optional CPU features'}")
     click.echo(f"CPU module: {module_words(info)}")
+    click.echo(f"kernels: {kernel_words(info)}")
     return 0
 
 

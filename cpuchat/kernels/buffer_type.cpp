@@ -412,7 +412,7 @@ const Products* best_products(const char* wanted) {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     const std::string name = wanted ? wanted : "";
     static const Products amx_products = with_amx();
-    if (avx512 && (name.empty() || name == amx_products.name) && may_use_tiles()) return &amx_products;
+    if (avx512 && (name.empty() || name == amx_products.name)) return may_use_tiles() ? &amx_products : &avx512_products;
     if (avx512 && (name.empty() || name == avx512_products.name)) return &avx512_products;
     // AVX-VNNI of 256 bits has no name in GCC 12's __builtin_cpu_supports.
     unsigned a = 0, b = 0, c = 0, d = 0;

@@ -26,7 +26,7 @@ endif()
 get_target_property(ggml ggml-base SOURCE_DIR)
 get_target_property(version ggml-base VERSION)
 library(cpuchat-kernels
-  "${here}/buffer_type.cpp" "${here}/layout.cpp" "${here}/activations.cpp"
+  "${here}/buffer_type.cpp" "${here}/measure.cpp" "${here}/layout.cpp" "${here}/activations.cpp"
   "${here}/products_avx2.cpp" "${here}/products_avx_vnni.cpp" "${here}/products_avx512.cpp" "${here}/products_amx.cpp")
 target_include_directories(cpuchat-kernels PRIVATE "${ggml}/../include" "${ggml}" "${ggml}/ggml-cpu")
 target_compile_definitions(cpuchat-kernels PRIVATE "CPUCHAT_GGML_VERSION=\"${version}\"")

@@ -141,8 +141,9 @@ def stat_fingerprint(parts: list[Path], *, with_times: bool = True) -> str:
 
 @functools.cache
 def engine_fingerprint() -> str:
-    """Identify the build of the installed engine by its version and the sizes of its libraries, without loading them:
-    the same after a reinstall, and wherever it is installed. "" without one."""
+    """Identify the build of the installed engine by its version and the sizes of its libraries (of cpuchat's kernels,
+    which change more often, by the content), without loading them: the same after a reinstall, and wherever it is
+    installed. "" without one."""
     package = _engine_package()
     if package is None:
         return ""
@@ -150,6 +151,8 @@ def engine_fingerprint() -> str:
     try:
         names = [one.name for one in package.parent.glob("llama_cpp_python-*.dist-info")]
         sizes = [(one.name, one.stat().st_size) for one in (package / "lib").glob("lib*")]
+        for kernels in (package / "lib").glob("libcpuchat-*"):
+            digest.update(kernels.read_bytes())
     except OSError:
         return ""
     digest.update(repr((sorted(names), sorted(sizes))).encode())

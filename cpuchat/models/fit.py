@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -24,9 +24,8 @@ from cpuchat.hardware.topology import Instructions
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray, TensorInfo
-from cpuchat.models.kernels import TYPES, instructions_used, rows_of
+from cpuchat.models.kernels import chosen_types, instructions_used, rows_of
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.protocol.options import Kernels
 
 _SVE_BYTES = 32  # the kernels are for vectors of that length only
 _AMX_ROWS = 32  # TILE_N * 2
@@ -67,9 +66,11 @@ class RepackFormat(msgspec.Struct, frozen=True):
         return f"repacked {'into tiles' if self.name == 'tiles' else self.name} for {self.cpu}"
 
 
-def format_of(kind: str, cpu: Instructions, kernels: Kernels = "llama.cpp") -> RepackFormat | None:
-    """Return how matrices of the tensor type `kind` are repacked on `cpu`; None: used as in the file."""
-    if kernels == "auto" and kind in TYPES and (instructions := instructions_used(cpu)):
+def format_of(kind: str, cpu: Instructions, ours: Collection[str] = ()) -> RepackFormat | None:
+    """Return how matrices of the tensor type `kind` are repacked on `cpu`; None: used as in the file. `ours` are the
+    types for which cpuchat's kernels are used (`kernels.chosen_types`)."""
+    if kind in ours:
+        instructions = instructions_used(cpu)
         rows = rows_of(instructions)
         return RepackFormat(f"in {rows} rows", 1, instructions, rows)
     if _has_amx(cpu) and kind in _AMX:
@@ -111,26 +112,26 @@ def _x86_words(features: frozenset[str]) -> str:
 
 
 def repacked(
-    header: GGUFHeader, cpu: Instructions, kernels: Kernels = "llama.cpp"
+    header: GGUFHeader, cpu: Instructions, ours: Collection[str] = ()
 ) -> Iterator[tuple[TensorInfo, RepackFormat, int]]:
     """Yield the tensors of which `cpu` needs a copy, its format, and its bytes (AMX adds sums to some blocks, and a
-    group of cpuchat's kernels ends on a cache line)."""
+    group of cpuchat's kernels ends on a cache line). `ours` is that of `format_of`."""
     tied = not any(t.name == "output.weight" for t in header.tensors)
     for tensor in header.tensors:
         # Rows of the embedding table are looked up; it is multiplied with only as the head of a tied model.
         if tensor.name.startswith("blk.") or tensor.name == ("token_embd.weight" if tied else "output.weight"):
-            layout = _layout(tensor, cpu, kernels)
+            layout = _layout(tensor, cpu, ours)
             if layout is not None:
                 yield tensor, layout, _copy_bytes(tensor, layout)
 
 
-def _layout(tensor: TensorInfo, cpu: Instructions, kernels: Kernels) -> RepackFormat | None:
+def _layout(tensor: TensorInfo, cpu: Instructions, ours: Collection[str]) -> RepackFormat | None:
     """Return `format_of` for matrices and experts whose shape allows it."""
     if len(tensor.shape) != (3 if tensor.is_routed else 2):
         return None
     values, rows = tensor.shape[:2]
-    if kernels == "auto" and tensor.type in TYPES and instructions_used(cpu):
-        return format_of(tensor.type, cpu, kernels) if values % BY_NAME[tensor.type].block == 0 else None
+    if tensor.type in ours and values % BY_NAME[tensor.type].block == 0:
+        return format_of(tensor.type, cpu, ours)
     in_tiles = _has_amx(cpu) and tensor.type in _AMX and not tensor.is_routed
     if in_tiles and rows % _AMX_ROWS == 0 and values % _AMX[tensor.type][0] == 0:
         return format_of(tensor.type, cpu)
@@ -155,7 +156,7 @@ def _rounded_up(value: int, unit: int) -> int:
 def describe(header: GGUFHeader, cpu: Instructions) -> str:
     """Describe what happens to most of a model's weights at load: `97 % repacked 8×8 for AVX-512 VNNI`, or `as is`."""
     bytes_by: dict[RepackFormat, int] = {}
-    for tensor, layout, _ in repacked(header, cpu):
+    for tensor, layout, _ in repacked(header, cpu, chosen_types(cpu)):
         bytes_by[layout] = bytes_by.get(layout, 0) + tensor.nbytes
     if not bytes_by:
         return "as is"
@@ -167,7 +168,7 @@ def advice(cpu: Instructions) -> str:
     """Return how the usual types are repacked on this CPU, and that no special files are needed."""
     types_by: dict[str, list[str]] = {}
     for kind in _USUAL:
-        layout = format_of(kind, cpu)
+        layout = format_of(kind, cpu, chosen_types(cpu))
         types_by.setdefault(layout.words if layout is not None else _AS_IT_IS, []).append(kind)
     if set(types_by) == {_AS_IT_IS}:
         return "llama.cpp has no repacked format for this CPU: files are used as is."
@@ -517,7 +518,8 @@ def required_memory(
     of the snapshots of a recurrent state.
     """
     is_copied = options.use_repack and not options.from_disk
-    copied = list(repacked(header, engine_cpu(options.cpu_module), options.kernels)) if is_copied else []
+    cpu = engine_cpu(options.cpu_module)
+    copied = list(repacked(header, cpu, chosen_types(cpu, options.kernels))) if is_copied else []
     repack = sum(nbytes for _, layout, nbytes in copied if not layout.group)
     laid_out = sum(nbytes for _, layout, nbytes in copied if layout.group)
     repack += _rounded_up(laid_out + _OVERRUN, _HUGE_PAGE) if laid_out else 0

@@ -1,4 +1,5 @@
-"""The kernels of cpuchat beside llama.cpp's: for which weights and CPUs they are, and where their library is.
+"""The kernels of cpuchat beside llama.cpp's: for which weights and CPUs they are, where their library is, and for which
+types of weights they were measured to be faster.
 
 Their source is in `cpuchat/kernels` (C++); the engine's build makes a library of them for Linux on x86.
 """
@@ -6,10 +7,22 @@ Their source is in `cpuchat/kernels` (C++); the engine's build makes a library o
 from __future__ import annotations
 
 import functools
+import math
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from cpuchat.base import paths
+from cpuchat.base.files import JsonCache
+from cpuchat.costs.calibrations import KEPT_SECONDS, UNSTEADY_SECONDS
+from cpuchat.costs.measured_on import MeasuredOn
+from cpuchat.costs.products import ProductRate
+from cpuchat.hardware.bandwidth.read_bandwidth import measured_on
+from cpuchat.models.file_names import engine_fingerprint
+from cpuchat.protocol.options import Kernels
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Instructions
@@ -38,3 +51,107 @@ def instructions_used(cpu: Instructions) -> str:
 def rows_of(instructions: str) -> int:
     """Return how many rows of weights lie together for an instruction set."""
     return 16 if instructions.startswith("AVX-512") else 8
+
+
+_LEAST_DECODE: Final = 0.97
+"""Of llama.cpp's speed for one token: what passes of several tokens gain is not worth more than that."""
+_MOST_APART: Final = 0.01
+"""Of the norm: both quantize activations to 8 bits, in blocks of 32 or 256 values, and differ by up to 0.6 %."""
+
+
+class MeasuredProducts(msgspec.Struct, frozen=True, kw_only=True):
+    """The products of one tensor type with cpuchat's kernels and with llama.cpp's: their rates, by what share of their
+    norm the results differ, whether other programs ran, and when that was, in seconds since 1970."""
+
+    cpuchat: ProductRate
+    llama_cpp: ProductRate
+    difference: float = 0.0
+    disturbed: bool = False
+    made: float = 0.0
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Return how many times as fast cpuchat's kernels are, for each number of tokens."""
+        pairs = zip(self.cpuchat.points, self.llama_cpp.points, strict=True)
+        return tuple(ours / theirs for (_, ours), (_, theirs) in pairs)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Return whether the results differ by more than quantization does."""
+        return self.difference > _MOST_APART
+
+    @property
+    def is_chosen(self) -> bool:
+        """Return whether cpuchat's kernels are used: with one token they are not slower, on the geometric mean of all
+        passes neither, and the results agree. A measurement beside other programs only tells the last."""
+        is_faster = self.ratios[0] >= _LEAST_DECODE and math.prod(self.ratios) >= 1
+        return not self.is_wrong and (self.disturbed or is_faster)
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether it should be measured again."""
+        return not 0 <= time.time() - self.made < (UNSTEADY_SECONDS if self.disturbed else KEPT_SECONDS)
+
+
+class _OnCores(msgspec.Struct, frozen=True):
+    """What was measured `on` some cores, by type."""
+
+    on: MeasuredOn
+    products: dict[str, MeasuredProducts]
+
+
+class ProductLog:
+    """What was measured on a set of cores of this machine, with this build of the engine: `kernels.json`."""
+
+    def __init__(self, cpus: Collection[int], memory_words: str = "") -> None:
+        self._on = _with_build(measured_on(cpus, memory_words))
+
+    def read(self) -> dict[str, MeasuredProducts]:
+        """Return what was measured, by tensor type."""
+        found = _entries().get(self._on.key())
+        return found.products if found is not None else {}
+
+    def put(self, found: Mapping[str, MeasuredProducts]) -> None:
+        """Keep what was `found` now, if anything. Forecasts are for these cores until a model is loaded on others."""
+        key, entries = self._on.key(), _entries()
+        if found or (key in entries and key != next(reversed(entries))):
+            _cache().put(key, _OnCores(self._on, self.read() | dict(found)))
+            _read.cache_clear()  # the clock of the file system may stand still meanwhile
+
+
+def chosen_types(cpu: Instructions, kernels: Kernels = "auto", cpus: Collection[int] = ()) -> frozenset[str]:
+    """Return the tensor types that cpuchat's kernels multiply on `cpu`: all but those measured to be slower or to
+    differ, on `cpus` (default: on the cores of the last load); none where they do not run, or are not wanted."""
+    if kernels == "llama.cpp" or not instructions_used(cpu):
+        return frozenset()
+    products = ProductLog(cpus).read() if cpus else _of_last_load()
+    return frozenset(TYPES) - {kind for kind, one in products.items() if not one.is_chosen}
+
+
+def _of_last_load() -> dict[str, MeasuredProducts]:
+    entries = _entries()
+    here = _with_build(measured_on(())) if entries else MeasuredOn()
+    same = (one for one in reversed(entries.values()) if (one.on.machine, one.on.build) == (here.machine, here.build))
+    return next((one.products for one in same), {})
+
+
+def _with_build(on: MeasuredOn) -> MeasuredOn:
+    return msgspec.structs.replace(on, build=engine_fingerprint())
+
+
+def _cache() -> JsonCache[_OnCores]:
+    return JsonCache(paths.kernels_file(), _OnCores, version=1, max_entries=100)
+
+
+def _entries() -> dict[str, _OnCores]:
+    """Return all entries; forecasts ask for them many times."""
+    file = paths.kernels_file()
+    try:
+        return _read(file, file.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@functools.lru_cache(1)
+def _read(file: Path, changed: int) -> dict[str, _OnCores]:
+    return _cache().read()

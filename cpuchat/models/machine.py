@@ -253,6 +253,7 @@ GROUPS: Final = (
     ("engine.flash_attn", "engine.cache_type_k", "engine.cache_type_v"),
     ("engine.ubatch", "engine.batch"),
     ("engine.cpu_module",),
+    ("engine.kernels",),
     ("speculation.drafters", "speculation.depth", "speculation.draft_model"),
 )
 """Settings that only make sense together."""

@@ -83,7 +83,7 @@ _STOP_REASONS = {
 }
 _PHASES = {
     "reading": "reading the file", "preparing": "preparing", "warming": "warming up",
-    "probing": "measuring the read bandwidth",
+    "measuring": "comparing kernels", "probing": "measuring the read bandwidth",
 }  # fmt: skip
 WHEN_FULL: dict[WhenFull, str] = {"compact": "Summarize", "drop": "Drop oldest turns", "stop": "Stop"}
 """What a chat can do when it no longer fits the context."""

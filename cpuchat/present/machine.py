@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import textwrap
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from cpuchat.present.answers import kept_states
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry.answer import percent
 from cpuchat.telemetry.machine import MachineSample
-from cpuchat.telemetry.units import ago, gigabytes, plural
+from cpuchat.telemetry.units import ago, gigabytes, plural, size
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
     from cpuchat.models.costs import CostEntry
     from cpuchat.models.cpu_modules import TimedModules
+    from cpuchat.models.kernels import MeasuredProducts
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.telemetry.machine import Peak
@@ -62,6 +64,7 @@ class Now:
     counting: bool = True
     passes: str = ""
     cpu_module: str = ""
+    kernels: str = ""
 
 
 def title(facts: MachineFacts) -> str:
@@ -88,6 +91,7 @@ def rows(facts: MachineFacts, now: Now) -> list[Row]:
         *_nodes(survey),
         ("weights", _weights(now)),
         *([("CPU module", now.cpu_module)] if now.cpu_module else []),
+        *([("kernels", now.kernels)] if now.kernels else []),
         *([("saved KV", kept)] if (kept := kept_states(now.model)) else []),
         ("memory policy", _policy(facts, now)),
         ("memory traffic", _traffic(now)),
@@ -433,11 +437,13 @@ def _engine(facts: DiagnosticFacts) -> str:
         return f"n/a: {facts.engine_error.message if facts.engine_error is not None else 'not started'}"
     version = f"llama.cpp {facts.engine.llama_commit or facts.engine.version}"
     features = ", ".join(facts.engine.features) or "no optional CPU features"
-    return f"{version} with {features} · CPU module: {module_words(facts.engine)}"
+    words = f"CPU module: {module_words(facts.engine)} · kernels: {kernel_words(facts.engine)}"
+    return f"{version} with {features} · {words}"
 
 
 def _engine_json(engine: EngineInfo) -> dict[str, Any]:
-    return {"commit": engine.llama_commit, "features": engine.features, "module": engine.module or None}
+    return {"commit": engine.llama_commit, "features": engine.features, "module": engine.module or None,
+            "kernels": engine.kernels or None}  # fmt: skip
 
 
 def module_words(engine: EngineInfo) -> str:
@@ -446,6 +452,39 @@ def module_words(engine: EngineInfo) -> str:
         return "built for this CPU"
     others = [name for name in engine.modules if name != engine.module]
     return engine.module + (f" (this CPU also runs {', '.join(others)})" if others else "")
+
+
+def kernel_words(engine: EngineInfo) -> str:
+    """`cpuchat's for AVX2, and llama.cpp's`; without the former, why."""
+    if engine.kernels:
+        return f"cpuchat's for {engine.kernels}, and llama.cpp's"
+    if "AVX2" in engine.features:
+        return "llama.cpp's (this engine was built without cpuchat's)"
+    return "llama.cpp's (cpuchat's are for x86 with AVX2)"
+
+
+def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, MeasuredProducts]) -> str:
+    """Return which kernels multiply how much of a model, and at what rate with one token, as measured of `products`.
+
+    `cpuchat Q4_K 626 MB: 25.2 of 26.9 GB/s, 1.9× llama.cpp; llama.cpp Q8_0 141 MB: 24.1 of 26.9 GB/s, 1.1× cpuchat`.
+    """
+    from cpuchat.models.kernels import TYPES
+
+    if not engine.kernels or model.evidence is None:
+        return kernel_words(engine)
+    parts, ours = list[str](), {one.type for one in model.evidence.weights if one.is_of_cpuchat}
+    for one in model.evidence.weights:
+        kind, sides = one.type.upper(), ("cpuchat", "llama.cpp")
+        if kind not in TYPES or (one.type in ours and not one.is_of_cpuchat):  # such as a table that is only looked up
+            continue
+        used, other = sides if one.is_of_cpuchat else sides[::-1]
+        words = f"{used} {kind} {size(one.bytes)}"
+        if (found := products.get(kind)) is not None and not found.disturbed:
+            rates = {"cpuchat": found.cpuchat.rate(1), "llama.cpp": found.llama_cpp.rate(1)}
+            peak = f" of {gigabytes(model.peak_read)}" if model.peak_read else ""
+            words += f": {gigabytes(rates[used])}{peak} GB/s, {rates[used] / rates[other]:.1f}× {other}"
+        parts.append(words)
+    return "; ".join(parts) or "llama.cpp's: cpuchat has none for these types of weights"
 
 
 def _settings(facts: DiagnosticFacts) -> str:

@@ -12,7 +12,7 @@ from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages
 from cpuchat.models.cpu_modules import AUTO
-from cpuchat.present.machine import module_words
+from cpuchat.present.machine import kernels_used, module_words
 from cpuchat.protocol.model_info import LoadEvidence
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.telemetry import units
@@ -97,9 +97,12 @@ def _of_engine(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingR
     if module:
         proof = f"{module_words(facts.engine)}: {', '.join(facts.engine.features)}"
         yield _row("CPU module", engine.cpu_module, engine.cpu_module in (AUTO, module), proof)
+    proof, is_off = kernels_used(facts.model, facts.engine, facts.products), engine.kernels == "llama.cpp"
+    state: State = "works" if any(one.is_of_cpuchat for one in weights) else "off" if is_off else "no effect"
+    yield _row("kernels", engine.kernels, state, proof, reported=weights)
     where = ", ".join(f"{one.buffer} {units.size(one.bytes)} ({one.type})" for one in weights)
     repacked = any(one.is_repacked for one in weights)
-    state: State = "works" if repacked else "no effect" if engine.use_repack else "off"
+    state = "works" if repacked else "no effect" if engine.use_repack else "off"
     proof = (
         f"no effect on this model: no repacked kernel for its types here; {where}" if state == "no effect" else where
     )

@@ -343,7 +343,7 @@ class ShuttingDown(Event, frozen=True):
 
 class LoadProgress(Event, frozen=True):
     """`done` of `total` of the current `phase`: bytes while "reading" and "preparing", measurements while
-    "calibrating", one step while "warming" and "probing"."""
+    "calibrating", types of weights while "measuring" kernels, one step while "warming" and "probing"."""
 
     phase: str
     done: int

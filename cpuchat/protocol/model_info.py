@@ -10,6 +10,7 @@ import msgspec
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The llama.cpp that a worker runs on. `features` are the names that it prints as `= 1`. `module` is the CPU module
     in use ("": it was built for one CPU), `modules` those that are worth timing on this CPU, the highest score first.
+    `kernels` is the instruction set of cpuchat's kernels ("AVX2"; "": only llama.cpp's are here).
 
     `memory` is the NUMA policy that the worker runs under, in the words of hardware.numa.mempolicy ("local",
     "interleave:0-1"); `memory_refused` is why it is not the one that was asked for, "" when it is.
@@ -20,6 +21,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     features: tuple[str, ...] = ()
     module: str = ""
     modules: tuple[str, ...] = ()
+    kernels: str = ""
     pid: int = 0
     memory: str = ""
     memory_refused: str = ""
@@ -109,7 +111,12 @@ class BufferWeights(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_repacked(self) -> bool:
         """Whether the weights are laid out for kernels: llama.cpp's, or cpuchat's."""
-        return any(name in self.buffer for name in ("REPACK", "AMX", "CPUCHAT"))
+        return self.is_of_cpuchat or any(name in self.buffer for name in ("REPACK", "AMX"))
+
+    @property
+    def is_of_cpuchat(self) -> bool:
+        """Whether cpuchat's kernels multiply them."""
+        return "CPUCHAT" in self.buffer
 
 
 class LoadEvidence(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,10 +80,10 @@ class EngineOptions(msgspec.Struct, kw_only=True):
         Kernels,
         Setting(
             "Kernels",
-            "auto: cpuchat's, faster for passes of several tokens",
-            help="Kernels of Q4_K, Q5_K, Q6_K, Q8_0, Q4_0 and Q5_0 weights: auto for cpuchat's (x86 with AVX2).",
+            "auto = cpuchat's where they are measured to be faster",
+            help="Kernels: auto for cpuchat's (x86 with AVX2), for each type of weights for which they are faster.",
         ),
-    ] = "llama.cpp"
+    ] = "auto"
     poll: Annotated[
         int, Meta(ge=0, le=100), Setting(about="how hard idle threads spin before they sleep, 0 to 100")
     ] = 50

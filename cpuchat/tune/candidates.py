@@ -41,6 +41,7 @@ from cpuchat.hardware.placement.placement import (
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
 from cpuchat.models.drafts.candidates import TYPICAL, gain, measured_acceptance, measured_draft_ms, target_costs
+from cpuchat.models.kernels import TYPES, ProductLog
 from cpuchat.models.machine import GROUPS, MEASURED, costs_here, differences, set_keys
 from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo, ModelWork
@@ -164,6 +165,22 @@ def module_choice(chosen: Settings, engine: EngineInfo) -> Choice:
     """The CPU modules of the engine that are worth timing here, beside the one in use."""
     found = [_candidate(name, chosen, engine={"cpu_module": name}) for name in engine.modules if name != engine.module]
     return Choice("CPU module", ("engine.cpu_module",), Candidate(engine.module, chosen), tuple(found))
+
+
+def kernel_choice(chosen: Settings, engine: EngineInfo, model: ModelInfo) -> Choice:
+    """The kernels of cpuchat or llama.cpp's, unless the load of the model measured which are faster."""
+    keys, here = ("engine.kernels",), Candidate(chosen.engine.kernels, chosen)
+    weights = model.evidence.weights if model.evidence is not None else ()
+    kinds = [one.type.upper() for one in weights if one.type.upper() in TYPES]
+    if not engine.kernels or not kinds:
+        return Choice("kernels", keys, here, skipped="cpuchat has none for this CPU or these types")
+    products = ProductLog(model.cpus, engine.memory).read()
+    known = [kind for kind in dict.fromkeys(kinds) if kind in products and not products[kind].disturbed]
+    if kinds[0] in known:
+        words = ", ".join(f"{'cpuchat' if products[kind].is_chosen else 'llama.cpp'} for {kind}" for kind in known)
+        return Choice("kernels", keys, here, skipped=f"measured at the load: {words}")
+    other = "llama.cpp" if chosen.engine.kernels == "auto" else "auto"
+    return Choice("kernels", keys, here, (_candidate(other, chosen, engine={"kernels": other}),))
 
 
 def ubatch_choice(chosen: Settings, most_tokens: int) -> Choice:

@@ -77,6 +77,11 @@ class Measurer:
         return self._backend.engine
 
     @property
+    def model(self) -> ModelInfo | None:
+        """Return the loaded model; None before `first`."""
+        return self._backend.model
+
+    @property
     def most_tokens(self) -> int:
         """Return the longest prompt that fits the context."""
         model = self._backend.model

@@ -142,8 +142,10 @@ class Tuner:
         drafters = partial(candidates.drafter_choice, draft=self._draft)
         # Without a draft model little depends on the drafters: they come last, when the time may be over.
         last = (drafters, candidates.kv_choice) if self._draft else (candidates.kv_choice, drafters)
-        engine = self._measurer.engine
+        engine, model = self._measurer.engine, self._measurer.model
         modules = [partial(candidates.module_choice, engine=engine)] if engine is not None and engine.module else []
+        if engine is not None and model is not None:
+            modules.append(partial(candidates.kernel_choice, engine=engine, model=model))
         return (
             lambda chosen: candidates.thread_choice(topology, chosen),
             lambda chosen: candidates.memory_choice(topology, chosen),

@@ -51,6 +51,7 @@ def comparisons(topology: Topology, chosen: Settings) -> list[Choice]:
         either("load mode", load_mode, load_mode=load_mode),
         either("poll", str(poll), poll=poll),
         either("repack", "off" if engine.use_repack else "on", repack=not engine.use_repack),
+        either("kernels", kernels := "llama.cpp" if engine.kernels == "auto" else "auto", kernels=kernels),
         dataclasses.replace(attention_choice(chosen), prompt_seconds=_DEEP_SECONDS),
         dataclasses.replace(kv_choice(chosen), prompt_seconds=_DEEP_SECONDS),
         either("drafters", drafters, "speculation", drafters=drafters),

@@ -271,8 +271,9 @@ def test_version_names_program_python_and_engine() -> None:
     assert lines[0].startswith("cpuchat 0.")
     assert any(line.startswith("Python 3.") for line in lines)
     assert any(line.startswith("llama-cpp-python 0.3.") for line in lines)
-    assert lines[-2].startswith("engine built with: ")
-    assert lines[-1].startswith("CPU module: ")
+    assert lines[-3].startswith("engine built with: ")
+    assert lines[-2].startswith("CPU module: ")
+    assert lines[-1].startswith("kernels: ")
 
 
 def test_version_with_a_broken_engine_still_tells_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def options_for(n_ubatch: int, flash: bool = True) -> LoadOptions:
-    return LoadOptions(n_ubatch=n_ubatch, n_batch=n_ubatch, flash_attn="auto" if flash else "off")
+    flash_attn = "auto" if flash else "off"
+    return LoadOptions(n_ubatch=n_ubatch, n_batch=n_ubatch, flash_attn=flash_attn, kernels="llama.cpp")
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama", "moe", "half"])

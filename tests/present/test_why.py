@@ -10,9 +10,11 @@ import msgspec
 
 from cpuchat.bench.why import Rate, SettingFacts, Worth
 from cpuchat.config.settings import Settings, with_changes
+from cpuchat.costs.products import ProductRate
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus
 from cpuchat.hardware.topology import read_topology
+from cpuchat.models.kernels import MeasuredProducts
 from cpuchat.present.why import rows, worth_words, wrapped
 from cpuchat.protocol.model_info import BufferWeights, EngineInfo, LoadEvidence
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
@@ -63,6 +65,33 @@ def test_a_machine_where_all_works(tmp_path: Path) -> None:
     assert found["flash attention"] == ("works", "in 28 of 28 attention nodes of the graph")
     words = "drafted in 7 of 9 passes of the test answer, 20 of 30 accepted (suffix)"
     assert found["drafters"] == ("works", words)
+
+
+def test_kernels_are_named_with_what_they_read_and_how_llama_cpp_s_compare(tmp_path: Path) -> None:
+    weights = (
+        BufferWeights(buffer="CPU_CPUCHAT", type="q4_K", n_tensors=9, bytes=626_000_000),
+        BufferWeights(buffer="CPU_REPACK", type="q8_0", n_tensors=1, bytes=141_000_000),
+        BufferWeights(buffer="CPU", type="f32", n_tensors=20, bytes=500_000),
+    )
+    evidence, root = msgspec.structs.replace(EVIDENCE, weights=weights), make_tree(tmp_path, "vm")
+
+    def products(kind: str, ours: float, theirs: float) -> MeasuredProducts:
+        return MeasuredProducts(
+            cpuchat=ProductRate(kind, "cpuchat", ((1.0, ours),)),
+            llama_cpp=ProductRate(kind, "llama.cpp", ((1.0, theirs),)),
+        )
+
+    both = {"Q4_K": products("Q4_K", 25.2e9, 12.6e9), "Q8_0": products("Q8_0", 20e9, 24e9)}
+    found = facts(root, evidence, products=both)
+    model = msgspec.structs.replace(found.model, peak_read=26.9e9)
+    found = dataclasses.replace(found, engine=EngineInfo(version="1", kernels="AVX2"), model=model)
+    assert proofs(found)["kernels"] == (
+        "works",
+        "cpuchat Q4_K 626 MB: 25.2 of 26.9 GB/s, 2.0× llama.cpp; "
+        "llama.cpp Q8_0 141 MB: 24.0 of 26.9 GB/s, 1.2× cpuchat",
+    )
+    elsewhere = dataclasses.replace(found, engine=EngineInfo(version="1", features=("NEON",)))
+    assert proofs(elsewhere)["kernels"][1] == "llama.cpp's (cpuchat's are for x86 with AVX2)"
 
 
 def test_what_does_not_work_says_so(tmp_path: Path) -> None:

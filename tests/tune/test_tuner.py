@@ -27,7 +27,7 @@ from tests.support.tuning import make_up_speeds, with_small_cache, without_flash
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["threads", "memory policy", "flash attention", "micro-batch", "KV cache", "drafters"]
+NAMES = ["threads", "memory policy", "kernels", "flash attention", "micro-batch", "KV cache", "drafters"]
 
 
 def summary(result: TuneResult) -> str:

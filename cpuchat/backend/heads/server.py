@@ -227,6 +227,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
         program, placement, header = find_program(), place_here(spec, with_draft=False), read_model(path)
         head = read_model(draft) if draft is not None and kind is not None and draft != path else None
         available = available_within(placement.memory.bound)
+        options = msgspec.structs.replace(options, kernels="llama.cpp")  # llama-server has no others
         options, slow = where_needed(header, options, available), ""
         n_ctx, layers, spare = _fit(header, head, options, available)
         if layers and not program:

@@ -35,6 +35,7 @@ from cpuchat.models.drafts.pairing import check_files, require_pair, suggestion
 from cpuchat.models.fit import advice, format_of
 from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
 from cpuchat.models.hub.client import Hub
+from cpuchat.models.kernels import chosen_types
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import is_inside
 from cpuchat.models.machine import machine_for, this_machine
@@ -130,7 +131,7 @@ def _make(job: Job, library: Library, *, as_json: bool) -> None:
     if as_json:
         return print_json({"path": str(path), "type": job.type.name, "size": n_bytes})
     terminal.line(f"{path}  {size(n_bytes)}")
-    layout, kind = format_of(job.type.tensor, engine_cpu()), job.type.tensor
+    layout, kind = format_of(job.type.tensor, cpu := engine_cpu(), chosen_types(cpu)), job.type.tensor
     terminal.note(f"At load on this CPU, {kind} is {layout.words if layout is not None else 'used as it is'}.")
     if not any(is_inside(path.parent, folder) for folder in library.folders):
         terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
@@ -170,12 +171,13 @@ def _list_types(spec: str | None, *, as_json: bool) -> None:
 
 
 def _types(cpu: Instructions) -> list[dict[str, Any]]:
+    ours = chosen_types(cpu)
     return [
         {
             "type": kind.name,
             "bits_per_weight": kind.bits,
             "needs_imatrix": kind.needs_imatrix,
-            "at_load": layout.words if (layout := format_of(kind.tensor, cpu)) is not None else "as is",
+            "at_load": layout.words if (layout := format_of(kind.tensor, cpu, ours)) is not None else "as is",
             "about": kind.about,
         }
         for kind in TYPES

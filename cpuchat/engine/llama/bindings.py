@@ -390,7 +390,7 @@ def start() -> None:
 
 
 def engine_info() -> EngineInfo:
-    """Return version, commit and CPU features of the engine; needs no model.
+    """Return version, commit, CPU features and kernels of the engine; needs no model.
 
     Raises:
         EngineMismatch: as `check_layout`.
@@ -405,5 +405,6 @@ def engine_info() -> EngineInfo:
         features=tuple(features),
         module=_module,
         modules=_worth_timing,
+        kernels=(kernels_library.cpuchat_kernels_register(None) or b"").decode() if kernels_library is not None else "",
         pid=os.getpid(),
     )

@@ -8,6 +8,7 @@ completed (`plan_load`) before it sees them.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -335,6 +336,7 @@ class Model:
 
     Attributes:
         pool: the threads that it computes on; its own, unless it was loaded onto those of another model.
+        kernel_types: the tensor types that cpuchat's kernels multiply, as far as shapes allow.
     """
 
     def __init__(self, header: GGUFHeader, plan: LoadPlan, abort: AbortFlag) -> None:
@@ -346,6 +348,7 @@ class Model:
         self._context: Any = None
         self._own_pool: ThreadPool | None = None
         self._notes = list(plan.notes)
+        self.kernel_types: frozenset[str] = frozenset()
         self.pool: ThreadPool
         self.vocab: Vocab
         self.sequence: Sequence
@@ -390,8 +393,11 @@ class Model:
         on_header(header)
         model = cls(header, plan, abort)
         cpus = threads.cpus if isinstance(threads, ThreadPool) else threads
-        bindings.log.clear()
         try:
+            measuring = functools.partial(on_progress, "measuring")
+            model.kernel_types, notes = kernels.choose(header, plan.options, threads, measuring, abort)
+            model._notes += notes
+            bindings.log.clear()
             if plan.options.from_disk:
                 rate = read_rate(header.path)
                 model._notes.append(slowness(header, plan.need, available, rate, options.n_experts))
@@ -433,7 +439,7 @@ class Model:
         params = llama.llama_model_default_params()
         params.load_mode = _LOAD_MODE[options.load_mode, options.mlock]
         params.use_extra_bufts = options.use_repack and not options.from_disk
-        kernels.select(options.kernels)
+        kernels.select(self.kernel_types)
         params.n_gpu_layers = 0
         if self.plan.experts is not None:
             params.kv_overrides = bindings.kv_overrides(dict([self.plan.experts]))

@@ -107,6 +107,11 @@ class ThreadPool:
         """Return the kernel's IDs of the threads that compute now, the caller's first."""
         return self._threads.ids
 
+    @property
+    def address(self) -> int:
+        """Return that of the ggml_threadpool of the threads that compute now."""
+        return self._threads.address
+
     def attach(self, sequence: Any) -> None:
         """Let `sequence` compute on this pool from now on. Pins the caller, which must have created it, to its CPU."""
         sequence.pool = self

@@ -28,7 +28,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import machine, models
-from cpuchat.present.machine import Now, costs_measured, cpu_module, passes_measured
+from cpuchat.present.machine import Now, costs_measured, cpu_module, kernels_used, passes_measured
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
 from cpuchat.tui.settings import Field
@@ -161,20 +161,30 @@ class TypicalModels(Static):
 _POLL_SECONDS = 0.1
 
 
-async def read_costs(services: Services, model: ModelInfo | None, root: Path) -> tuple[LoadedCosts | None, str, str]:
-    """Return what passes of the loaded `model` cost, and the rows about passes and CPU modules on the cores of the
-    settings."""
+async def read_costs(
+    services: Services, model: ModelInfo | None, root: Path
+) -> tuple[LoadedCosts | None, dict[str, str]]:
+    """Return what passes of the loaded `model` cost, and the fields of `Now` about passes, CPU modules and kernels on
+    the cores of the settings."""
+    from cpuchat.models.kernels import ProductLog
     from cpuchat.tune.candidates import loaded_costs
 
     settings, engine = services.settings, services.conversation.backend.engine
     memory, in_effect = engine.memory if engine is not None else "", services.conversation.in_effect
 
-    def read() -> tuple[LoadedCosts | None, str, str]:
+    def read() -> tuple[LoadedCosts | None, dict[str, str]]:
         costs = loaded_costs(model, memory, root) if model is not None else None
         placement = None
         with contextlib.suppress(UsageError):
             placement = place(read_topology(root), PlacementSpec.of(settings))
-        return costs, passes_measured(settings, root), cpu_module(settings, in_effect, model, engine, placement)
+        kernels = ""
+        if model is not None and engine is not None and model.evidence is not None:
+            kernels = kernels_used(model, engine, ProductLog(model.cpus, memory).read())
+        return costs, {
+            "passes": passes_measured(settings, root),
+            "cpu_module": cpu_module(settings, in_effect, model, engine, placement),
+            "kernels": kernels,
+        }
 
     return await run_in_daemon_thread(read)
 

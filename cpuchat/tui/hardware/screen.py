@@ -185,8 +185,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     async def _read_costs(self) -> None:
         from cpuchat.tui.hardware.panels import read_costs
 
-        costs, passes, module = await read_costs(self._services, self._model, self.reader.root)
-        self.now = dataclasses.replace(self.now, passes=passes, cpu_module=module)
+        costs, words = await read_costs(self._services, self._model, self.reader.root)
+        self.now = dataclasses.replace(self.now, **words)
         if self.facts is not None and self.has_widgets and costs != self._costs:
             self._costs = costs
             self._list_placements(self.facts)

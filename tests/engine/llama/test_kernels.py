@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,14 +17,20 @@ import numpy as np
 import pytest
 
 from cpuchat.base import paths
+from cpuchat.costs.products import ProductRate
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama import kernels as selected
+from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions, instructions
 from cpuchat.models import kernels
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.protocol.options import LoadMode
+from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS
 
 DEMO = paths.demo_dir() / "cpuchat-demo-8m-q4_k_m.gguf"
@@ -36,12 +43,12 @@ HALVES = {
     "MXFP4": (),
 }  # fmt: skip
 """Where scales of a block are, by type; else it begins with one."""
-AUTO = msgspec.structs.replace(OPTIONS, kernels="auto")
+LLAMA_CPP = msgspec.structs.replace(OPTIONS, kernels="llama.cpp")
 
 
 def multiplied(instruction_set: str, kind: str, raw: np.ndarray, x: np.ndarray, n_rows: int) -> np.ndarray:
     """Return the products of quantized rows with float rows, by the library's own entry for tests."""
-    assert selected.select("auto")
+    selected.select(kernels.TYPES)
     library = bindings.kernels_library
     out = np.full((len(x), n_rows), np.nan, np.float32)
     x = np.ascontiguousarray(x)
@@ -165,7 +172,7 @@ def logits(model: Model, tokens: list[int], widths: list[int]) -> np.ndarray:
 @needs_kernels
 def test_a_model_computes_with_them_and_llama_cpp_s_again_afterwards(load: Callable[..., Model]) -> None:
     tokens = list(range(300, 324))
-    ours, theirs = load(DEMO, AUTO), load(DEMO)
+    ours, theirs = load(DEMO), load(DEMO, LLAMA_CPP)
     evidence = ours.info.evidence
     assert evidence is not None and theirs.info.evidence is not None
     assert {one.type for one in evidence.weights if one.buffer == "CPU_CPUCHAT"} == {"q4_K", "q6_K"}
@@ -186,7 +193,7 @@ def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[...
     )  # fmt: skip
     file = write_model(tmp_path / "moe.gguf", shape, kind)
     tokens = list(range(40, 60))
-    ours, theirs = load(file, AUTO), load(file)
+    ours, theirs = load(file), load(file, LLAMA_CPP)
     assert ours.info.evidence is not None
     assert any(one.buffer == "CPU_CPUCHAT" for one in ours.info.evidence.weights)
     found, expected = logits(ours, tokens, [20]), logits(theirs, tokens, [20])
@@ -199,7 +206,7 @@ def test_types_and_shapes_that_are_not_covered_stay_with_llama_cpp(tmp_path: Pat
     shape = msgspec.structs.replace(SHAPES["tiny"], name="tiny-mixed", n_ff=272)
     file = write_model(tmp_path / "mixed.gguf", shape, "Q3_K")  # rows of 272 values are F16
     tokens = list(range(40, 60))
-    ours, theirs = load(file, AUTO), load(file)
+    ours, theirs = load(file), load(file, LLAMA_CPP)
     assert ours.info.evidence is not None
     assert "q3_K" in {one.type for one in ours.info.evidence.weights if one.buffer == "CPU_CPUCHAT"}
     assert "f16" in {one.type for one in ours.info.evidence.weights if one.buffer != "CPU_CPUCHAT"}
@@ -219,13 +226,13 @@ def test_any_number_of_threads_lays_out_and_computes_the_same(
     large: Path, load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = list(range(300, 320))
-    alone = logits(load(large, AUTO), tokens, [20])
-    assert np.array_equal(alone, logits(load(large, AUTO, threads=own_cpus()[:3]), tokens, [20]))
+    alone = logits(load(large), tokens, [20])
+    assert np.array_equal(alone, logits(load(large, threads=own_cpus()[:3]), tokens, [20]))
     prepare = selected.prepare
     # CPUs that went away after they were chosen, and more CPUs than threads.
     for cpus, n_threads in (((4000, 4001), 2), (own_cpus(), 1), ((*own_cpus(), 4000), 3)):
         monkeypatch.setattr(selected, "prepare", lambda *_, cpus=cpus, n=n_threads: prepare(cpus, n, False))
-        assert np.array_equal(alone, logits(load(large, AUTO), tokens, [20]))
+        assert np.array_equal(alone, logits(load(large), tokens, [20]))
 
 
 def in_memory(file: Path) -> int:
@@ -243,7 +250,7 @@ def in_memory(file: Path) -> int:
 @needs_kernels
 @pytest.mark.parametrize("load_mode", ["mmap", "read"])
 def test_weights_take_the_memory_that_is_told(large: Path, load: Callable[..., Model], load_mode: LoadMode) -> None:
-    options = msgspec.structs.replace(AUTO, load_mode=load_mode)
+    options = msgspec.structs.replace(OPTIONS, load_mode=load_mode)
     model = load(large, options)
     need = model.plan.need
     sizes = re.findall(r"CPU_CPUCHAT model buffer size = +([0-9.]+) MiB", "\n".join(bindings.log.lines()))
@@ -254,9 +261,9 @@ def test_weights_take_the_memory_that_is_told(large: Path, load: Callable[..., M
 
 
 def test_without_the_library_llama_cpp_computes(load: Callable[..., Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    selected.select("llama.cpp")
+    selected.select(())
     monkeypatch.setattr(bindings, "kernels_library", None)
-    model = load(DEMO, AUTO)
+    model = load(DEMO)
     assert model.info.evidence is not None
     assert not any(one.buffer == "CPU_CPUCHAT" for one in model.info.evidence.weights)
     told = [note for note in model.info.notes if "kernels were built for another engine" in note]
@@ -276,3 +283,63 @@ def test_a_library_of_another_engine_cpuchat_or_cpu_is_not_used(monkeypatch: pyt
         assert bindings._open_kernels() is None
     monkeypatch.setattr(bindings, "engine_cpu", lambda module: Instructions(frozenset({"AVX"})))
     assert bindings._open_kernels() is None
+
+
+def of_cpuchat(model: Model) -> set[str]:
+    """Return the types of weights that cpuchat's kernels multiply."""
+    assert model.info.evidence is not None
+    return {one.type.upper() for one in model.info.evidence.weights if one.is_of_cpuchat}
+
+
+def products(ours: float, *, difference: float = 0.0, kind: str = "Q6_K") -> MeasuredProducts:
+    """Return a measurement just now in which cpuchat's kernels are `ours` times as fast."""
+    return MeasuredProducts(
+        cpuchat=ProductRate(kind, "cpuchat", ((1.0, ours * 1e10),)),
+        llama_cpp=ProductRate(kind, "llama.cpp", ((1.0, 1e10),)),
+        difference=difference,
+        made=time.time(),
+    )
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", kernels.TYPES)
+def test_both_kernels_compute_the_same_and_have_rates(kind: str) -> None:
+    pool = ThreadPool(ONE_CPU, 0)
+    try:
+        found = selected.measure(kind, pool, (1, 5), seconds=0.0)
+    finally:
+        pool.free()
+    assert found is not None
+    assert not found.is_wrong
+    assert [n for n, _ in found.cpuchat.points] == [1.0, 5.0]
+    assert all(rate > 0 for side in (found.cpuchat, found.llama_cpp) for _, rate in side.points)
+
+
+@needs_kernels
+def test_a_type_that_was_measured_to_be_slower_stays_with_llama_cpp(load: Callable[..., Model]) -> None:
+    ProductLog(ONE_CPU).put({"Q6_K": products(0.9)})
+    assert of_cpuchat(load(DEMO)) == {"Q4_K"}
+
+
+@needs_kernels
+def test_a_type_whose_results_differ_stays_with_llama_cpp_and_is_told(load: Callable[..., Model]) -> None:
+    ProductLog(ONE_CPU).put({"Q4_K": products(2.0, difference=0.2, kind="Q4_K")})
+    model = load(DEMO)
+    assert of_cpuchat(model) == {"Q6_K"}
+    assert any("Q4_K weights differ from llama.cpp's" in note for note in model.info.notes)
+
+
+@needs_kernels
+def test_the_first_load_measures_what_a_model_has_much_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selected, "_MUCH", 1 << 20)
+    monkeypatch.setattr(selected, "_ROOM", 0)
+    header, told = read_model(DEMO), list[tuple[int, int]]()
+
+    def choose() -> None:
+        selected.choose(header, OPTIONS, ONE_CPU, lambda *one: told.append(one), AbortFlag())
+
+    choose()
+    assert told == [(0, 2), (1, 2)]
+    assert {*ProductLog(ONE_CPU).read()} == {"Q4_K", "Q6_K"}
+    choose()
+    assert len(told) == 2
