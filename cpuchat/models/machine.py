@@ -36,6 +36,7 @@ from cpuchat.hardware.memory import available_within, total_bytes
 from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.models import kernels
 from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import engine_fingerprint, file_fingerprint
@@ -88,7 +89,7 @@ def this_machine(
 ) -> Machine:
     """Read the machine as it is now, with the cores and the memory policy of the settings.
 
-    A few milliseconds; up to a second after new measurements, to which its profile is fitted then.
+    A few milliseconds.
 
     Args:
         peak: the read bandwidth, if known already.
@@ -176,12 +177,14 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
 def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) -> CostProfile:
     """Return what passes cost on usual cores of this kind that read `bandwidth` bytes per second together."""
     topology = read_topology(root)
+    cpu = engine_cpu(root=root)
     return usual_profile(
-        cpu_of(engine_cpu(root=root).features),
+        cpu_of(cpu.features),
         len(cpus),
         usual().decode["here"].value * bandwidth,
         # The caches of a virtual machine may be those of its neighbors.
         l3_bytes=0 if topology.virtual else topology.l3_bytes(cpus),
+        own=kernels.TYPES if kernels.instructions_used(cpu) else (),
     )
 
 
