@@ -175,17 +175,23 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
 
 
 def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) -> CostProfile:
-    """Return what passes cost on usual cores of this kind that read `bandwidth` bytes per second together."""
+    """Return what passes cost on usual cores of this kind that read `bandwidth` bytes per second together, with the
+    products that loads measured to choose kernels."""
     topology = read_topology(root)
     cpu = engine_cpu(root=root)
-    return usual_profile(
+    profile = usual_profile(
         cpu_of(cpu.features),
         len(cpus),
         usual().decode["here"].value * bandwidth,
         # The caches of a virtual machine may be those of its neighbors.
         l3_bytes=0 if topology.virtual else topology.l3_bytes(cpus),
-        own=kernels.TYPES if kernels.instructions_used(cpu) else (),
+        own=kernels.chosen_types(cpu, cpus=cpus),
     )
+    known = {one.type: one for one in profile.products}
+    for kind, one in kernels.ProductLog(cpus).read().items():
+        if not one.disturbed:
+            known[kind] = one.cpuchat if one.is_chosen else one.llama_cpp
+    return msgspec.structs.replace(profile, products=tuple(known.values()))
 
 
 def reach_of(model: ModelInfo, memory: str = "") -> Reach:

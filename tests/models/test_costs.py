@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from cpuchat.config.settings import parse
 from cpuchat.costs.calibrations import Calibration, Calibrations
 from cpuchat.costs.fit import Observation
 from cpuchat.costs.model import ALIKE, CostProfile, compute_ceiling, pass_cost, usual_profile
+from cpuchat.costs.products import ProductRate
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog, factor_of
 from cpuchat.models.gguf.header import read_model
+from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import costs_here, reach_of, this_machine, usual_here
@@ -72,6 +75,18 @@ def factor(file: Path) -> float:
 
 def test_nothing_measured_leaves_what_is_usual() -> None:
     assert CostLog(CPUS).costs(START)[:2] == (START, "")
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_before_a_probe_products_count_that_a_load_measured(disturbed: bool) -> None:
+    start = usual_here(CPUS, 30e9)
+    fast = ProductRate("Q4_K", "cpuchat", ((1.0, 8e9), (64.0, 1e9)))
+    slow = ProductRate("Q4_K", "llama.cpp", ((1.0, 4e9), (64.0, 1e9)))
+    measured = MeasuredProducts(cpuchat=fast, llama_cpp=slow, disturbed=disturbed, made=time.time())
+    ProductLog(CPUS).put({"Q4_K": measured})
+    now = usual_here(CPUS, 30e9)
+    assert now.product("Q4_K") == (start.product("Q4_K") if disturbed else fast)
+    assert now.product("Q8_0") == start.product("Q8_0")
 
 
 def test_a_probe_makes_the_profile() -> None:
