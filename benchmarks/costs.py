@@ -1,12 +1,12 @@
 """What the cost model says after the probe alone, against what models do: decoding, prefill, first token, drafting.
 
-    python benchmarks/costs.py [--quick] [--rounds N] [--only 0.5b-Q8_0,draft]
+    python benchmarks/costs.py [--quick] [--rounds N] [--only 0.5b-Q8_0,draft] [--files FILE...]
 
-One probe (20 s) makes the profile; no model measured afterwards teaches it anything, until the last rows: each model
-predicted once more after a chat with another one, judged against the first error. "cpuchat" is what is predicted,
+One probe (20 s) makes the profile; no model measured afterwards teaches it anything. "cpuchat" is what is predicted,
 "baseline" what was measured, both as rates. Models of random weights in real shapes are written one at a time and
 deleted (up to 7 GB of disk and 10 GB of memory). Drafting: pairs with a known acceptance rate, at the depths that the
-prediction calls best. About 17 minutes on two cores that must be idle; a probe beside other load predicts nothing.
+prediction calls best. With --files only these models are predicted and measured. About 17 minutes on two cores that
+must be idle; a probe beside other load predicts nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,17 +26,15 @@ from product import PLAIN, default_threads, worker
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.cost_probe import CostProbe
-from cpuchat.costs.fit import fit
+from cpuchat.costs.fit import Observation, fit
 from cpuchat.costs.model import CostProfile, pair_costs, prefill_cost, tokens_per_pass
-from cpuchat.costs.observations import Fitted, Observation
 from cpuchat.hardware.bandwidth.read_bandwidth import measure
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.models.costs import with_points
 from cpuchat.models.drafts.candidates import gain
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.machine import usual_here
-from cpuchat.models.synthetic.model import header_of, write_model
+from cpuchat.models.synthetic.model import write_model
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import Failed, LoadOptions, Measure
 from cpuchat.protocol.model_info import ModelWork
@@ -49,37 +46,13 @@ PREFILL, PROMPT = 512, 2000
 ALPHAS = (0.6, 0.8, 0.9)
 DECODE, PREFILLING, DRAFTED = (0.85, 1.15), (0.8, 1.2), (0.85, 1.15)
 N_ANSWER = 97
-CHAT = 0.5  # weight of a chat, as in cpuchat.models.costs
-WORST_AFTER = 1.1  # of the worst error before
 
 
 class Probed(msgspec.Struct):
-    """The profile, from the bandwidth and the probe alone, and what it was fitted to."""
+    """What is usual of such cores at their bandwidth, and the passes of the probe."""
 
     start: CostProfile
-    seen: list[Observation]
-    fitted: Fitted
-
-
-@dataclass
-class Decoded:
-    """A model whose plain decoding was measured."""
-
-    name: str
-    shape: str
-    work: ModelWork
-    tok_s: float
-
-    def error(self, profile: CostProfile) -> float:
-        """By how many percent the prediction is off."""
-        return 100 * abs(decode_rate(profile, self.work, DEPTH + N_GEN / 2) / self.tok_s - 1)
-
-    def chat(self) -> Observation:
-        """What a chat with it tells."""
-        n_past = DEPTH + N_GEN / 2
-        return Observation(
-            work=self.work, n_tokens=1, n_past=n_past, seconds=1 / self.tok_s, weight=CHAT, model=self.name
-        )
+    seen: tuple[Observation, ...]
 
 
 async def probe(threads: int) -> Probed:
@@ -88,15 +61,9 @@ async def probe(threads: int) -> Probed:
     cpus = place(read_topology(), spec).cpus
     peak = measure(cpus, rounds=3).bytes_per_s
     seen = await CostProbe(spec, lambda done, of, what: say(f"probe: {what}, {done + 1} of {of}")).run()
-    start = usual_here(cpus, peak)
-    found = fit(with_points(start, seen), seen)
-    say(f"{peak / 1e9:.1f} GB/s; {found.n} passes, median error {100 * found.error:.1f} %")
-    for one in seen:
-        rate = one.n_tokens / one.seconds
-        what = f"{one.work.n_layer} layers, {one.work.weight_bytes / 1e6:.0f} MB"
-        say(f"  {what}: {int(one.n_tokens)} after {int(one.n_past)}: {rate:.1f} tok/s, weight {one.weight:.2f}")
-    say(str(found.profile))
-    return Probed(start, list(seen), found)
+    probed = Probed(usual_here(cpus, peak), tuple(seen))
+    say(f"{peak / 1e9:.1f} GB/s; {len(seen)} passes: {fit(probed.start, probed.seen)}")
+    return probed
 
 
 async def seconds(backend: LocalBackend, request: Measure, rounds: int) -> list[float]:
@@ -111,21 +78,27 @@ async def seconds(backend: LocalBackend, request: Measure, rounds: int) -> list[
 
 async def plain_rows(
     profile: CostProfile, shape: str, layers: int | None, quantization: str, rounds: int, threads: int, *, quick: bool
-) -> tuple[list[Row], Decoded]:
+) -> list[Row]:
     """Decoding, prefill and the first token of one model, which is written and deleted."""
     name = f"{shape}{f', {layers} layers' if layers else ''} {quantization}"
-    work = model_work(header_of(shape, quantization, layers=layers))
     file = FOLDER / f"costs-{shape}-{quantization}.gguf"
     FOLDER.mkdir(parents=True, exist_ok=True)
     try:
         write_model(file, shape, quantization, layers=layers)
-        async with worker(file, LoadOptions(n_ctx=2304), PlacementSpec(threads=threads)) as backend:
-            await seconds(backend, Measure(n_prompt=8, n_gen=8, depth=DEPTH), 1)
-            decode = await seconds(backend, Measure(n_gen=N_GEN, depth=DEPTH), rounds)
-            prefill = await seconds(backend, Measure(n_prompt=PREFILL), 1 if quick else rounds)
-            first = [] if quick else await seconds(backend, Measure(n_prompt=PROMPT), max(rounds // 2, 1))
+        return await file_rows(profile, file, name, rounds, threads, quick=quick)
     finally:
         file.unlink(missing_ok=True)
+
+
+async def file_rows(
+    profile: CostProfile, file: Path, name: str, rounds: int, threads: int, *, quick: bool
+) -> list[Row]:
+    work = model_work(read_model(file))
+    async with worker(file, LoadOptions(n_ctx=2304), PlacementSpec(threads=threads)) as backend:
+        await seconds(backend, Measure(n_prompt=8, n_gen=8, depth=DEPTH), 1)
+        decode = await seconds(backend, Measure(n_gen=N_GEN, depth=DEPTH), rounds)
+        prefill = await seconds(backend, Measure(n_prompt=PREFILL), 1 if quick else rounds)
+        first = [] if quick else await seconds(backend, Measure(n_prompt=PROMPT), max(rounds // 2, 1))
     rows = between(
         f"{name}: decode", "tok/s", decode_rate(profile, work, DEPTH + N_GEN / 2), [N_GEN / one for one in decode],
         DECODE,
@@ -137,23 +110,7 @@ async def plain_rows(
             rows += between(f"{name}: {what}", "tok/s", told, [n / one for one in took], PREFILLING)
     for row in rows[::2]:
         say(f"  {row.what}: {row.judged:.3f} of {statistics.median(row.theirs):.1f} {row.unit}")
-    return rows, Decoded(name, shape, work, N_GEN / statistics.median(decode))
-
-
-def after_chats(probed: Probed, models: list[Decoded]) -> list[Row]:
-    """The errors of all models once more, each after a chat with one of another shape."""
-    before, after = [], []
-    for one in models:
-        other = next((other for other in models if other.shape != one.shape), None)
-        if other is not None:
-            seen = [*probed.seen, other.chat()]
-            before.append(one.error(probed.fitted.profile))
-            after.append(one.error(fit(with_points(probed.start, seen), seen).profile))
-            say(f"  {one.name} after a chat with {other.name}: off by {after[-1]:.1f} %, before {before[-1]:.1f} %")
-    if not after:
-        return []
-    limit = Target(WORST_AFTER, at_least=False)
-    return [Row("worst error of decoding after chats with other models", "%", [max(after)], [max(before)], limit)]
+    return rows
 
 
 def between(what: str, unit: str, told: float, measured: list[float], limits: tuple[float, float]) -> list[Row]:
@@ -197,6 +154,7 @@ def work_of(file: Path) -> ModelWork:
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", help="SHAPE-QUANTIZATION and `draft`, with commas between them")
     parser.add_argument("--threads", type=int, default=0, help="0: cpuchat's choice")
+    parser.add_argument("--files", type=Path, nargs="+", help="predict and measure only these models")
     parser.add_argument("--profile", type=Path, help="a file: read the profile from it if it is there, else write it")
 
 
@@ -211,27 +169,22 @@ def main() -> None:
         probed = asyncio.run(probe(threads))
         if known is not None:
             known.write_bytes(msgspec.json.encode(probed))
-    found = probed.fitted
+    profile = fit(probed.start, probed.seen)
     wanted = options.only.split(",") if options.only else []
-    rows = [
-        Row("probe: median error of the fit", "%", [100 * found.error], target=Target(5, at_least=False)),
-        Row("probe: 90th percentile of the error", "%", [100 * found.error_90]),
-    ]
-    decoded: list[Decoded] = []
-    for shape, layers in SHAPES[:2] if options.quick and not wanted else SHAPES:
+    rows: list[Row] = []
+    for file in options.files or ():
+        rows += asyncio.run(file_rows(profile, file, file.stem, rounds, threads, quick=options.quick))
+    for shape, layers in () if options.files else SHAPES[:2] if options.quick and not wanted else SHAPES:
         for quantization in QUANTIZATIONS:
             if not wanted or f"{shape}-{quantization}" in wanted:
-                more, one = asyncio.run(
-                    plain_rows(found.profile, shape, layers, quantization, rounds, threads, quick=options.quick)
+                rows += asyncio.run(
+                    plain_rows(profile, shape, layers, quantization, rounds, threads, quick=options.quick)
                 )
-                rows += more
-                decoded.append(one)
-    rows += after_chats(probed, decoded)
-    if not wanted or "draft" in wanted:
+    if not options.files and (not wanted or "draft" in wanted):
         with workers(threads) as running:
             for quantization in ("Q8_0",) if options.quick else ("Q8_0", "F16"):
-                rows += draft_rows(found.profile, quantization, rounds, running, quick=options.quick)
-    report("costs", where, rows, quick=options.quick or bool(wanted))
+                rows += draft_rows(profile, quantization, rounds, running, quick=options.quick)
+    report("costs", where, rows, quick=options.quick or bool(wanted or options.files))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ class Point:
 
     def in_range(self) -> bool:
         """Return whether it was measured between the planned low and high."""
-        low, high = (decode_rate(self.machine.profile(name), self.model.work, N_PAST) for name in ("low", "high"))
+        low, high = (decode_rate(self.machine.profile(name, ()), self.model.work, N_PAST) for name in ("low", "high"))
         return low <= self.measured <= high
 
     def planned(self, share: float | None = None) -> float:
@@ -68,9 +68,8 @@ class Point:
         if share is not None:
             where = msgspec.structs.replace(where, decode=Figure(share * where.read_gbs.value))
         if not self.prefill:
-            return decode_rate(where.profile(), self.model.work, N_PAST)
-        kernels = where.profile("high" if self.engine == "ik" else "low")
-        profile = msgspec.structs.replace(where.profile(), rates=kernels.rates)
+            return decode_rate(where.profile(own=()), self.model.work, N_PAST)
+        profile = where.profile("high" if self.engine == "ik" else "low", ())
         return self.prefill / prefill_cost(profile, self.model.work, self.prefill).seconds
 
 

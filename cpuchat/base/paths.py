@@ -137,7 +137,7 @@ usage_file = _inside(cache_dir, "usage.json")
 bandwidth_file = _inside(cache_dir, "bandwidth.json")
 """Measured memory bandwidths."""
 costs_file = _inside(cache_dir, "costs.json")
-"""Measured passes, and the profiles of this machine that were fitted to them."""
+"""Measured passes, of the probe and of chats."""
 headers_dir = _inside(cache_dir, "headers")
 """Cached headers of remote models."""
 worth_file = _inside(cache_dir, "worth.json")

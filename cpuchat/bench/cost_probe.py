@@ -1,20 +1,14 @@
 """Measures what passes cost on this machine: synthetic layers of every usual tensor type, through the real engine.
 
 Needs no model and no download: models of random weights are written into the cache folder, loaded by a worker of their
-own, and deleted. Which passes tell what:
-
-- for every type a few layers that caches do not hold, and two that they do: its rates by tokens;
-- half a gigabyte of wide layers, more than caches hold: the bandwidth of the memory;
-- many narrow layers and few of them: the fixed costs of a pass and of a layer, and the bandwidth of the caches;
-- a mixture of experts in the usual types: the rates of its kernels;
-- wide attention over a long context: the rate of attention.
+own, and deleted. For every type a few layers that caches do not hold tell its rate by tokens; many narrow layers tell
+what a pass takes beside its products, and with a long context, attention.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import shutil
 import statistics
 import tempfile
@@ -25,23 +19,20 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-import msgspec
-
 from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import DoesNotFit, Interrupted, MeasureFailed, from_code
-from cpuchat.costs.observations import Fitted, Observation
+from cpuchat.costs.fit import Observation
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-from cpuchat.models.costs import CostLog, with_points
+from cpuchat.models.costs import CostLog
 from cpuchat.models.file_names import engine_replaced
-from cpuchat.models.machine import usual_here
 from cpuchat.models.synthetic.model import Shape, header_of, write_model
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import Failed, LoadOptions, Measure
 from cpuchat.protocol.model_info import ModelWork
 
-BUDGET_SECONDS = 20.0
+BUDGET_SECONDS = 16.0
 _ROUNDS = 3
 _SHORT_SECONDS = 0.5  # what takes less is measured after the warm-up in any case
 _MUCH_WAIT = 0.05
@@ -49,7 +40,6 @@ _MUCH_WAIT = 0.05
 _DISTURBED = 0.5
 _STEPS = 8  # tokens decoded one by one
 _LONG = 1536  # tokens of context in which attention is measured
-_LARGE = "memory"  # the case of half a gigabyte, the one that a nearly full disk skips
 _PREFIX = "probe."  # of the folder of its models, in the cache folder
 _OLD_SECONDS = 3600
 
@@ -84,47 +74,31 @@ class Case:
 
 
 LAYERS = Shape(
-    name="layers", architecture="qwen2", n_layer=7, n_embd=1536, n_head=12, n_head_kv=2, n_ff=4352, n_vocab=2048,
+    name="layers", architecture="qwen2", n_layer=5, n_embd=1536, n_head=12, n_head_kv=2, n_ff=4352, n_vocab=2048,
     tied=True,
 )  # fmt: skip
 """Between the widths of models of 0.5B and of 3B: kernels that are not repacked depend on it by a quarter. No powers of
 two, whose rows share few cache lines."""
-_WIDE = Shape(
-    name="wide", architecture="qwen2", n_layer=6, n_embd=2048, n_head=16, n_head_kv=2, n_ff=11008, n_vocab=2048,
-    tied=True,
-)  # fmt: skip
 _NARROW = Shape(
-    name="narrow", architecture="qwen2", n_layer=24, n_embd=256, n_head=4, n_head_kv=2, n_ff=768, n_vocab=2048,
-    tied=True,
+    name="narrow", architecture="llama", n_layer=12, n_embd=256, n_head=16, n_head_kv=2, n_ff=256, n_vocab=2048,
+    tied=True, head=64,
 )  # fmt: skip
 _EXPERTS = Shape(
     name="experts", architecture="qwen3moe", n_layer=3, n_embd=1024, n_head=8, n_head_kv=2, n_ff=768, n_vocab=2048,
-    tied=True, head=128, n_expert=16, n_expert_used=2,
+    tied=True, head=128, n_expert=24, n_expert_used=4,
 )  # fmt: skip
-_ATTENTION = Shape(
-    name="attention", architecture="llama", n_layer=6, n_embd=256, n_head=16, n_head_kv=2, n_ff=256, n_vocab=2048,
-    tied=True, head=128,
-)  # fmt: skip
-_OF_EXPERTS = ("Q4_K", "Q6_K", "Q8_0", "F16")
-_FEW = tuple(Pass(n) for n in (1, 2, 8, 32, 256))
-_ROUTED = tuple(Pass(n) for n in (1, 8, 32, 256))
-_SOME = tuple(Pass(n) for n in (1, 2, 4, 8, 32, 128))
-_ALL = tuple(Pass(n) for n in (1, 8, 4, 2, 16, 256, 32, 5, 12, 128))
+TYPES = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_0", "Q4_0", "Q5_K", "IQ4_XS", "IQ4_NL", "Q3_K", "Q2_K")
+_OF_EXPERTS = ("Q4_K", "Q8_0", "MXFP4")
+_PASSES = tuple(Pass(n) for n in (1, 8, 4, 2, 16, 128, 32))
+_OTHERS = (Pass(1), Pass(128), Pass(1, _LONG), Pass(128, _LONG), Pass(8), Pass(8, _LONG))
 
 
-def cases(types: Sequence[str] = ("Q4_K", "Q6_K", "Q8_0", "F16", "Q5_0")) -> list[Case]:
-    """Return what is measured, the fixed costs first."""
-    few = msgspec.structs.replace(_NARROW, n_layer=4)
-    small = msgspec.structs.replace(LAYERS, n_layer=2, n_ff=1536)
-    found = [
-        Case("passes", few, "Q8_0", _FEW, 0.02),
-        Case("layers", _NARROW, "Q8_0", _FEW, 0.03),
-        Case("attention", _ATTENTION, "Q8_0", (Pass(1, _LONG), Pass(256, _LONG), Pass(8, _LONG)), 0.10),
-        Case(_LARGE, _WIDE, "Q8_0", (Pass(1), Pass(2)), 0.13),
-    ]
-    for kind in types:
-        found += [Case(kind, small, kind, _SOME, 0.12 / len(types)), Case(kind, LAYERS, kind, _ALL, 0.50 / len(types))]
-    return found + [Case(kind, _EXPERTS, kind, _ROUTED, 0.025) for kind in types if kind in _OF_EXPERTS]
+def cases() -> list[Case]:
+    """Return what is measured."""
+    share = 0.93 / (len(TYPES) + len(_OF_EXPERTS))
+    found = [Case("attention", _NARROW, "Q8_0", _OTHERS, 0.07)]
+    found += [Case(kind, LAYERS, kind, _PASSES, share) for kind in TYPES]
+    return found + [Case(f"{kind} experts", _EXPERTS, kind, _PASSES, share) for kind in _OF_EXPERTS]
 
 
 class CostProbe:
@@ -160,10 +134,6 @@ class CostProbe:
                         now = await self._measure(case, folder, budget * case.share)
                     except DoesNotFit:
                         continue  # the others tell enough
-                    except OSError as error:
-                        if error.errno != errno.ENOSPC or case.what != _LARGE:
-                            raise
-                        continue
                     if self._gives_way and last and is_disturbed([*last, *now]):
                         return []
                     found += now
@@ -190,8 +160,9 @@ class CostProbe:
         return [_observation(work, one, took) for one, took in found.items()]
 
     async def _rounds(self, passes: Sequence[Pass], until: float, warm_up: float) -> dict[Pass, Took]:
-        """Return the usual time of each pass, after a warm-up; what takes long is measured once when time is short, or
-        not at all on slow cores: `warm_up` is the most seconds in which the warm-up begins passes."""
+        """Return the best time of each pass after a warm-up: what disturbs makes it slower. What takes long is measured
+        once when time is short, or not at all on slow cores: `warm_up` is the most seconds in which the warm-up begins
+        passes."""
         found: dict[Pass, list[Took]] = {}
         last = max(until, monotonic()) + warm_up
         for one in sorted(passes, key=lambda one: one.depth + max(one.n, _STEPS)):  # builds graphs and wakes threads
@@ -203,7 +174,7 @@ class CostProbe:
                 if monotonic() + expected > until and (number > 1 or expected > _SHORT_SECONDS):
                     continue
                 found[one].append(await self._time(one))
-        return {one: statistics.median_low(times[1:] or times) for one, times in found.items()}
+        return {one: min(times[1:] or times) for one, times in found.items()}
 
     async def _time(self, one: Pass) -> Took:
         alone = one.n == 1
@@ -243,34 +214,21 @@ def is_disturbed(found: Sequence[Observation]) -> bool:
     return statistics.median(one.weight for one in found) < _DISTURBED
 
 
-async def probe_costs(probe: CostProbe, placement: Placement, bandwidth: float) -> Fitted | None:
-    """Measure, and `save_passes`. Raises As `CostProbe.run` and `save_passes`."""
+async def probe_costs(probe: CostProbe, placement: Placement) -> int:
+    """Measure, and `save_passes`. Raises as `CostProbe.run` and `save_passes`."""
     found = await probe.run()
-    return await asyncio.to_thread(save_passes, found, placement, bandwidth)
+    return await asyncio.to_thread(save_passes, found, placement)
 
 
-def save_passes(found: Sequence[Observation], placement: Placement, bandwidth: float) -> Fitted | None:
-    """Save what a probe measured with the profile that fits it, which takes up to a second; None where other programs
-    ran. The profile is returned even if it cannot be saved.
-
-    Args:
-        placement: that of the probe.
-        bandwidth: the read bandwidth of its cores together, in bytes per second.
+def save_passes(found: Sequence[Observation], placement: Placement) -> int:
+    """Save what a probe measured with a placement; return the number of passes, 0 where other programs ran.
 
     Raises:
-        MeasureFailed: another build of the engine was installed meanwhile, or no profile explains the passes.
+        MeasureFailed: another build of the engine was installed meanwhile.
     """
-    from cpuchat.costs.fit import fit
-
     if not found or is_disturbed(found):
-        return None
+        return 0
     if engine_replaced():
         raise MeasureFailed("The engine was updated.", "Restart cpuchat.")
-    log, start = CostLog(placement.cpus, placement.memory.words), usual_here(placement.cpus, bandwidth)
-    alone = fit(with_points(start, found), found)
-    if not alone.is_plausible:
-        off = f"{100 * alone.error_90:.0f} %"
-        raise MeasureFailed(f"No cost model explains the passes: a tenth is off by {off} or more.", "Repeat it.")
-    log.probed(found)
-    log.costs(start)
-    return log.read().fitted or alone
+    CostLog(placement.cpus, placement.memory.words).probed(found)
+    return len(found)

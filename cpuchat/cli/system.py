@@ -347,10 +347,10 @@ def probe(as_json: bool, **values: Any) -> None:
 
     try:
         found = survey(topology, progress, cpus=placement.cpus, memory=placement.memory.words)
-        costs, problem = None, ""
+        n_passes, problem = 0, ""
         if not found.all_cores.disturbed:
             try:
-                costs = asyncio.run(probe_costs(CostProbe(spec, progress), placement, found.all_cores.bytes_per_s))
+                n_passes = asyncio.run(probe_costs(CostProbe(spec, progress), placement))
             except Interrupted:
                 raise
             except CpuchatError as error:
@@ -359,13 +359,13 @@ def probe(as_json: bool, **values: Any) -> None:
         terminal.clear_progress()
     limit = theoretical(topology)
     if as_json:
-        passes = {"passes": costs.n, "error": costs.error} if costs is not None else None
+        passes = {"passes": n_passes} if n_passes else None
         notes = [*found.notes, *filter(None, [problem])]
         return print_json(
             {**_probe_json(topology, found, limit, placement.memory.words), "costs": passes, "notes": notes}
         )
     click.echo("\n".join(_probe_lines(topology, found, limit)))
-    click.echo(f"\n{clean_line(problem) or costs_measured(costs, len(placement.cpus))}")
+    click.echo(f"\n{clean_line(problem) or costs_measured(n_passes, len(placement.cpus))}")
 
 
 def _probe_lines(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:

@@ -2,5 +2,5 @@
 
 import os
 
-# The matrices of a fit are small: more threads of numpy would only spin beside the engine's.
+# numpy multiplies no large matrices here: more threads of its own would only spin beside the engine's.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -8,11 +8,10 @@ its source.
 
 from __future__ import annotations
 
-import bisect
-import functools
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -20,9 +19,10 @@ import msgspec
 
 from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
+from cpuchat.costs.products import Kernels, Points, ProductRate, interpolated
 from cpuchat.protocol.model_info import ModelWork, Weights
 
-COST_MODEL = 3
+COST_MODEL = 4
 """Raise it with every change of the work of a pass or of how profiles are fitted: what earlier versions kept of models
 and of this machine is then computed and measured again."""
 
@@ -81,7 +81,7 @@ def parts(
     outputs = n_tokens if n_outputs is None else n_outputs
     # Tokens that pass through all layers, as it were; files without layers exist.
     whole = n_tokens - (n_tokens - outputs) * _LAST / max(work.n_layer, 1)
-    found = [PassPart(one.type, one.nbytes, one.madds * whole, n_tokens) for one in work.dense]
+    found = [PassPart(one.type, one.nbytes, one.madds * whole, whole) for one in work.dense]
     if outputs:
         found += [PassPart(one.type, one.nbytes, one.madds * outputs, outputs) for one in work.head]
     between = whole * sum(one.activations for one in work.dense)
@@ -89,14 +89,14 @@ def parts(
     if work.is_moe:
         read = experts_read(work.n_expert, work.n_expert_used, n_tokens, sequences=sequences, alike=work.alike)
         used = whole * work.n_expert_used
-        batch = max(n_tokens * work.n_expert_used / max(read, 1e-9), 1.0)
+        batch = max(used / max(read, 1e-9), 1.0)
         found += [
             PassPart(one.type + ROUTED, one.nbytes * read / work.n_expert, one.madds * used / work.n_expert, batch)
             for one in work.experts
         ]
         between += used / work.n_expert * sum(one.activations for one in work.experts)
     if between:
-        found.append(PassPart(ACTIVATIONS, 0.0, between, n_tokens))
+        found.append(PassPart(ACTIVATIONS, 0.0, between, whole))
     each = n_tokens / sequences
     for one in work.attention:
         cells = one.cells(each, n_past)
@@ -126,131 +126,104 @@ def by_type(matrices: Iterable[Weights]) -> tuple[Weights, ...]:
     return tuple(totals.values())
 
 
-Points = tuple[tuple[float, float], ...]
-
 BITS = {
     "F32": 32.0, "F16": 16.0, "BF16": 16.0, "Q8_0": 8.5, "Q8_K": 9.1, "Q6_K": 6.56, "Q5_0": 5.5, "Q5_1": 6.0,
     "Q5_K": 5.5, "Q4_0": 4.5, "Q4_1": 5.0, "Q4_K": 4.5, "IQ4_NL": 4.5, "IQ4_XS": 4.25, "MXFP4": 4.25, "Q3_K": 3.44,
-    "Q2_K": 2.63, "Q2_0": 2.25, KV: 16.0,
+    "Q2_K": 2.63, "Q2_0": 2.25, "IQ3_S": 3.44, "IQ3_XXS": 3.06, "IQ2_S": 2.5, "IQ2_XS": 2.31, "IQ1_S": 1.56,
 }  # fmt: skip
 """Bits of a value by type, to find the nearest type whose rate is known."""
 _USUAL_BITS = 4.5  # of a type not named above: the others are low-bit formats
-CACHED, UNCACHED = 64e6, 90e6
-"""Bytes of weights up to which they count as cached, and from which they do not. On two cores of a Xeon with AMX, Q6_K
-is computed at 41e9 multiply-adds per second when its 40 MB stay in the caches, and at 15e9 when 110 MB do not: reading
-them alone would not take that long."""
-
-
-class Rate(msgspec.Struct, frozen=True):
-    """The arithmetic rate with one tensor `type`: `points` are (tokens in the pass, multiply-adds per second), by
-    rising tokens. Kernels differ by the number of tokens, so it need not rise with it. `cached`: with weights that stay
-    in the caches."""
-
-    type: str
-    points: Points
-    cached: bool = False
-
-
-class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine with the cores in use.
-
-    `pass_s` and `layer_s`: seconds that a pass, and each of its layers, takes beyond reading and computing (barriers,
-    graph, sampling). `bandwidth`: (bytes of weights, bytes per second), by rising bytes: small models stay in the
-    caches. `overlap`: the exponent p of (read^p + compute^p)^(1/p); 1: one after the other, large: at the same time.
-    On a Xeon E5-2683v4 with a 70B model, 6 is within 5 % for passes over 1 to 16 tokens.
-    """
-
-    bandwidth: Points
-    rates: tuple[Rate, ...]
-    pass_s: float = 0.0
-    layer_s: float = 0.0
-    overlap: float = 6.0
-
-    def read_rate(self, working_set: float) -> float:
-        """Return bytes per second for weights of `working_set` bytes."""
-        return interpolated(self.bandwidth, working_set)
-
-    def madd_rate(self, kind: str, batch: float, working_set: float = math.inf) -> float:
-        """Return multiply-adds per second for `batch` tokens at once, with weights of `working_set` bytes; of the
-        nearest type where `kind` is unknown. Activations take no time where their rate is unknown."""
-        value = 1.0
-        for rate, share in self.rates_of(kind, working_set):
-            value *= interpolated(rate.points, batch) ** share
-        return value if self.rates_of(kind) else math.inf
-
-    def rates_of(self, kind: str, working_set: float = math.inf) -> list[tuple[Rate, float]]:
-        """Return the rates whose logarithms make up that of a type, with their shares: of the type, else of the nearest
-        by bits of a value; none for activations whose rate is unknown."""
-        known = [rate for rate in self.rates if rate.type == kind]
-        if not known:
-            if kind == ACTIVATIONS:
-                return []
-            if kind.endswith(ROUTED):
-                return self.rates_of(kind.removesuffix(ROUTED), working_set)
-            others = [one for one in self.rates if one.type not in (KV, ACTIVATIONS) and not one.type.endswith(ROUTED)]
-            bits = BITS.get(kind, _USUAL_BITS)
-            nearest = min(
-                others or self.rates, key=lambda rate: abs(math.log(BITS.get(rate.type, _USUAL_BITS) / bits))
-            ).type
-            known = [rate for rate in self.rates if rate.type == nearest]
-        ways = [next((one for one in known if one.cached is cached), known[0]) for cached in (True, False)]
-        return [(ways[index], share) for index, share in shares(((CACHED, 0.0), (UNCACHED, 0.0)), working_set)]
-
-
-def interpolated(points: Points, at: float) -> float:
-    """Return the value at `at`: straight lines through `points` on logarithmic scales, constant outside them."""
-    (first, _), *more = shares(points, at)
-    value = points[first][1]
-    for index, share in more:
-        value *= (points[index][1] / points[first][1]) ** share
-    return value
-
-
-def shares(points: Points, at: float) -> list[tuple[int, float]]:
-    """Return the points whose logarithms make up the one at `at`, with their shares."""
-    if len(points) == 1 or at <= points[0][0]:
-        return [(0, 1.0)]
-    if at >= points[-1][0]:
-        return [(len(points) - 1, 1.0)]
-    right = bisect.bisect_right(points, at, key=lambda point: point[0])
-    x0, x1 = points[right - 1][0], points[right][0]
-    share = math.log(at / x0) / math.log(x1 / x0)
-    return [(right - 1, 1 - share), (right, share)]
-
-
-def scaled(profile: CostProfile, speed: float) -> CostProfile:
-    """Return a machine that is `speed` times as fast in everything."""
-    return msgspec.structs.replace(
-        on_other_cores(profile, read=speed, compute=speed),
-        pass_s=profile.pass_s / speed,
-        layer_s=profile.layer_s / speed,
-    )
-
-
-def on_other_cores(profile: CostProfile, *, read: float, compute: float) -> CostProfile:
-    """Return other cores of the same machine, which read and compute so many times as fast; fixed costs stay."""
-    return msgspec.structs.replace(
-        profile,
-        bandwidth=tuple((at, read * rate) for at, rate in profile.bandwidth),
-        rates=tuple(
-            Rate(one.type, tuple((n, compute * rate) for n, rate in one.points), one.cached) for one in profile.rates
-        ),
-    )
-
-
+_IN_CACHE = 2.0
+"""How many times as fast weights are read that stay in the L3 caches."""
+_AROUND = 2
+"""Layers whose fixed costs are those of a pass beside its layers (embedding, output, graph, sampling)."""
 MICRO_BATCH = 512
 """Tokens of a prompt that are evaluated at once (n_ubatch)."""
 _KERNELS_CHANGE = 32  # tokens up to which kernels for fewer and more tokens differ
 
 
+class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine with the cores in use.
+
+    `bandwidth`: bytes per second that weights are read at most; `l3_bytes` of the caches (0: not known). `products`:
+    the rate of each tensor type, one after the other. `attention`: multiply-adds per second by the tokens of a chat in
+    the pass. `activations` per second between matrices (0: they take no time). `layer_s`: seconds that a layer takes
+    beyond these (barriers, norms).
+    """
+
+    bandwidth: float
+    products: tuple[ProductRate, ...]
+    attention: Points = ()
+    activations: float = 0.0
+    layer_s: float = 0.0
+    l3_bytes: float = 0.0
+
+    def read_rate(self, working_set: float) -> float:
+        """Return bytes per second for weights of `working_set` bytes."""
+        if not self.l3_bytes:
+            return self.bandwidth
+        ends = ((self.l3_bytes / 2, _IN_CACHE * self.bandwidth), (2 * self.l3_bytes, self.bandwidth))
+        return interpolated(ends, working_set)
+
+    def product(self, kind: str) -> ProductRate:
+        """Return the rate of a tensor type: of the nearest by bits of a value where it is unknown."""
+        kind = kind if any(one.type == kind for one in self.products) else kind.removesuffix(ROUTED)
+        bits = math.log(BITS.get(kind, _USUAL_BITS))
+
+        def distance(one: ProductRate) -> tuple[bool, bool, float]:
+            away = abs(math.log(BITS.get(one.type, _USUAL_BITS)) - bits)
+            return one.type != kind, one.type.endswith(ROUTED), away
+
+        return min(self.products, key=distance)
+
+    def seconds(self, part: PassPart, working_set: float) -> float:
+        """Return the time of a part of a pass over weights of `working_set` bytes."""
+        reading = part.nbytes / self.read_rate(working_set)
+        if part.type == KV:
+            computing = part.madds / interpolated(self.attention, part.batch) if self.attention else 0.0
+            return max(reading, computing)
+        if part.type == ACTIVATIONS:
+            return part.madds / self.activations if self.activations else 0.0
+        saved = part.nbytes / self.bandwidth - reading
+        return max(part.nbytes / self.product(part.type).rate(part.batch) - saved, reading)
+
+
+def scaled(profile: CostProfile, speed: float) -> CostProfile:
+    """Return a machine that is `speed` times as fast in everything."""
+    return msgspec.structs.replace(on_other_cores(profile, read=speed, compute=speed), layer_s=profile.layer_s / speed)
+
+
+def on_other_cores(profile: CostProfile, *, read: float, compute: float) -> CostProfile:
+    """Return other cores of the same machine, which read and compute so many times as fast; fixed costs stay. What a
+    product takes beyond reading is computing."""
+    memory = 1 / profile.bandwidth
+
+    def rate(now: float) -> float:
+        return 1 / (memory / read + max(1 / now - memory, 0.0) / compute)
+
+    return msgspec.structs.replace(
+        profile,
+        bandwidth=read * profile.bandwidth,
+        products=tuple(
+            msgspec.structs.replace(one, points=tuple((n, rate(now)) for n, now in one.points))
+            for one in profile.products
+        ),
+        attention=tuple((n, compute * now) for n, now in profile.attention),
+        activations=compute * profile.activations,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """The time of a pass in seconds: `fixed`, reading alone, computing alone, and all of it, partly at once."""
+    """The time of a pass in seconds: `fixed`, reading alone, what computing adds to that, and all of it."""
 
     fixed: float
     read: float
     compute: float
-    seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.fixed + self.read + self.compute
 
     @property
     def limit(self) -> str:
@@ -260,17 +233,11 @@ class PassCost:
 
     @property
     def limit_share(self) -> float:
-        """Return the share of the pass that it takes, at most 1: both may go on at the same time."""
-        longest = {"memory": self.read, "compute": self.compute, "overhead": self.fixed}[self.limit]
-        return min(longest / self.seconds, 1.0)
+        """Return the share of the pass that it takes."""
+        return max(self.read, self.compute, self.fixed) / self.seconds
 
     def __add__(self, other: PassCost) -> PassCost:
-        return PassCost(
-            self.fixed + other.fixed,
-            self.read + other.read,
-            self.compute + other.compute,
-            self.seconds + other.seconds,
-        )
+        return PassCost(self.fixed + other.fixed, self.read + other.read, self.compute + other.compute)
 
 
 def pass_cost(
@@ -283,37 +250,21 @@ def pass_cost(
     sequences: int = 1,
     beside: float = 0.0,
 ) -> PassCost:
-    """Return the time of one pass; the arguments are those of `parts`.
-
-    Reading and computing overlap within matrices of one type, not across them: those are multiplied one after another.
+    """Return the time of one pass; the arguments are those of `parts`. The parts run one after another.
 
     Args:
         beside: bytes of other weights that are read in turn with these, a draft model's: they share the caches.
     """
     working_set = work.weight_bytes + beside
-    rate = profile.read_rate(working_set)
-    fixed = profile.pass_s + profile.layer_s * work.n_layer
-    read = compute = total = 0.0
-    for part in parts(work, n_tokens, n_past, n_outputs=n_outputs, sequences=sequences):
-        reading = part.nbytes / rate
-        computing = part.madds / profile.madd_rate(part.type, part.batch, working_set) if part.madds else 0.0
-        read += reading
-        compute += computing
-        total += overlapped(reading, computing, profile.overlap)
-    return PassCost(fixed, read, compute, fixed + total)
-
-
-def overlapped(read: float, compute: float, exponent: float) -> float:
-    """Return the time of both together: between the longer of them and their sum."""
-    longer, shorter = max(read, compute), min(read, compute)
-    if shorter <= 0:
-        return longer
-    return longer * (1 + (shorter / longer) ** exponent) ** (1 / exponent)
+    todo = parts(work, n_tokens, n_past, n_outputs=n_outputs, sequences=sequences)
+    read = sum(part.nbytes for part in todo) / profile.read_rate(working_set)
+    total = sum(profile.seconds(part, working_set) for part in todo)
+    return PassCost(profile.layer_s * (work.n_layer + _AROUND), read, max(total - read, 0.0))
 
 
 def prefill_cost(profile: CostProfile, work: ModelWork, n_prompt: int) -> PassCost:
     """Return the time to evaluate a prompt, in micro-batches; its last token's logits give the first token."""
-    total = PassCost(0.0, 0.0, 0.0, 0.0)
+    total = PassCost(0.0, 0.0, 0.0)
     done = 0
     while done < n_prompt:
         n = min(MICRO_BATCH, n_prompt - done)
@@ -386,9 +337,12 @@ Scenario = Literal["low", "value", "high"]
 SCENARIOS: tuple[Scenario, ...] = ("low", "value", "high")
 USUAL_GHZ = 3.0
 """Clock under load where it is not known."""
-_BARRIERS, _PASS_BARRIERS = 20, 40  # per layer, and per pass beside its layers
+_BARRIERS = 20  # per layer
 _FULL, _MANY = 16, 112  # cores up to which rates add up, and at which `scaling` holds
-_OFF_BATCH = 32  # tokens from which kernels compute at their full rate
+_TOKENS = (1, 2, 4, 8, 16, 32)  # from the last one on kernels compute at their full rate
+_OVERLAP = 6.0
+"""Exponent p of (read^p + compute^p)^(1/p), the time of both. On a Xeon E5-2683v4 with a 70B model, 6 is within 5 % for
+passes over 1 to 16 tokens."""
 _BY_FEATURE = (
     ("AMX_INT8", "granite-rapids"),
     ("AVX512_VNNI", "zen4"),
@@ -420,7 +374,13 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _CPU(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`int8` with llama.cpp's kernels, `own` with cpuchat's (None: they do not run there)."""
+
     int8: Figure
+    own: Figure | None = None
+
+    def rate(self, kernels: Kernels) -> Figure:
+        return self.own if self.own is not None and kernels == "cpuchat" else self.int8
 
 
 class Usual(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -428,6 +388,7 @@ class Usual(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cpu: dict[str, _CPU]
     few: Figure
+    few_own: Figure
     f16: Figure
     attention: Figure
     typical: Figure
@@ -436,7 +397,7 @@ class Usual(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     barrier_us: Figure
 
 
-@functools.cache
+@cache
 def usual() -> Usual:
     """Return what is usual of CPUs and kinds of machines."""
     text = Path(__file__).with_name("cpus.toml").read_text(encoding="utf-8")
@@ -449,12 +410,18 @@ def cpu_of(features: Collection[str]) -> str:
 
 
 def int8_tops(
-    cpu: str, cores: float, clock_ghz: float = USUAL_GHZ, *, sockets: int = 1, scenario: Scenario = "value"
+    cpu: str,
+    cores: float,
+    clock_ghz: float = USUAL_GHZ,
+    *,
+    sockets: int = 1,
+    scenario: Scenario = "value",
+    kernels: Kernels = "cpuchat",
 ) -> float:
     """Return tera-operations per second in products of quantized matrices, all cores together."""
     found, each = usual(), cores / sockets
     beyond = min(max(math.log(each / _FULL) / math.log(_MANY / _FULL), 0.0), 1.0) if each > _FULL else 0.0
-    return cores * found.scaling.value**beyond * clock_ghz * found.cpu[cpu].int8.at(scenario) / 1e3
+    return cores * found.scaling.value**beyond * clock_ghz * found.cpu[cpu].rate(kernels).at(scenario) / 1e3
 
 
 def usual_profile(
@@ -466,25 +433,36 @@ def usual_profile(
     l3_bytes: float = 0.0,
     sockets: int = 1,
     scenario: Scenario = "value",
+    own: Collection[str] = (),
 ) -> CostProfile:
     """Return the profile of a machine with `cores` cores.
 
     Args:
         decode: bytes per second that decoding reads from memory; twice as many where the weights stay in L3.
         l3_bytes: of all L3 caches; 0: not known.
+        own: types that cpuchat's kernels compute, where they run.
     """
     found = usual()
-    full = int8_tops(cpu, cores, clock_ghz, sockets=sockets, scenario=scenario) * 1e12 / 2
+    tops = partial(int8_tops, cpu, cores, clock_ghz, sockets=sockets, scenario=scenario)
     barrier = found.barrier_us.value * 1e-6 * math.log2(2 * cores) * sockets
-    curve = ((1.0, found.few.value * full), (float(_OFF_BATCH), full))
+
+    def kernels_of(kind: str) -> Kernels:
+        return "cpuchat" if kind in own and found.cpu[cpu].own is not None else "llama.cpp"
+
+    def rate(kind: str, n: int) -> float:
+        single = found.few_own if kernels_of(kind) == "cpuchat" else found.few
+        few = single.value ** (1 - math.log(n) / math.log(_TOKENS[-1]))
+        is_float = BITS[kind] >= BITS["F16"]
+        full = tops(kernels=kernels_of(kind)) * (found.f16.value if is_float else 1.0)
+        computing = n * 8 / BITS[kind] / (few * full * 1e12 / 2)
+        return (decode**-_OVERLAP + computing**_OVERLAP) ** (-1 / _OVERLAP)
+
     return CostProfile(
-        bandwidth=((l3_bytes / 2, 2 * decode), (2 * l3_bytes, decode)) if l3_bytes else ((1.0, decode),),
-        rates=(
-            Rate("Q4_K", curve),
-            Rate("Q8_0", curve),
-            Rate("F16", tuple((n, found.f16.value * rate) for n, rate in curve)),
-            Rate(KV, ((1.0, found.attention.value * full),)),
+        bandwidth=decode,
+        products=tuple(
+            ProductRate(kind, kernels_of(kind), tuple((float(n), rate(kind, n)) for n in _TOKENS)) for kind in BITS
         ),
-        pass_s=_PASS_BARRIERS * barrier,
+        attention=((1.0, found.attention.value * tops(kernels="llama.cpp") * 1e12 / 2),),
         layer_s=_BARRIERS * barrier,
+        l3_bytes=l3_bytes,
     )

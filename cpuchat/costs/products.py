@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
 
-from cpuchat.costs.model import interpolated
-
 Kernels = Literal["cpuchat", "llama.cpp"]
+Points = tuple[tuple[float, float], ...]
 
 
 class ProductRate(msgspec.Struct, frozen=True):
@@ -19,9 +20,19 @@ class ProductRate(msgspec.Struct, frozen=True):
 
     type: str
     kernels: Kernels
-    points: tuple[tuple[float, float], ...]
+    points: Points
 
     def rate(self, n_tokens: float) -> float:
         """Return bytes of weights per second in a pass: straight lines between the points on logarithmic scales. Longer
         passes take as much time per token as the last one."""
         return interpolated(self.points, n_tokens) * min(1.0, self.points[-1][0] / n_tokens)
+
+
+def interpolated(points: Points, at: float) -> float:
+    """Return the value at `at`: straight lines through `points` on logarithmic scales, constant outside them."""
+    (_, before), *_ = points
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 < at < x1:
+            return y0 * (y1 / y0) ** (math.log(at / x0) / math.log(x1 / x0))
+        before = y1 if at >= x1 else before
+    return before

@@ -36,6 +36,7 @@ from cpuchat.hardware.memory import available_within, total_bytes
 from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.models import kernels
 from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import engine_fingerprint, file_fingerprint
@@ -88,7 +89,7 @@ def this_machine(
 ) -> Machine:
     """Read the machine as it is now, with the cores and the memory policy of the settings.
 
-    A few milliseconds; up to a second after new measurements, to which its profile is fitted then.
+    A few milliseconds.
 
     Args:
         peak: the read bandwidth, if known already.
@@ -174,15 +175,23 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
 
 
 def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) -> CostProfile:
-    """Return what passes cost on usual cores of this kind that read `bandwidth` bytes per second together."""
+    """Return what passes cost on usual cores of this kind that read `bandwidth` bytes per second together, with the
+    products that loads measured to choose kernels."""
     topology = read_topology(root)
-    return usual_profile(
-        cpu_of(engine_cpu(root=root).features),
+    cpu = engine_cpu(root=root)
+    profile = usual_profile(
+        cpu_of(cpu.features),
         len(cpus),
         usual().decode["here"].value * bandwidth,
         # The caches of a virtual machine may be those of its neighbors.
         l3_bytes=0 if topology.virtual else topology.l3_bytes(cpus),
+        own=kernels.chosen_types(cpu, cpus=cpus),
     )
+    known = {one.type: one for one in profile.products}
+    for kind, one in kernels.ProductLog(cpus).read().items():
+        if not one.disturbed:
+            known[kind] = one.cpuchat if one.is_chosen else one.llama_cpp
+    return msgspec.structs.replace(profile, products=tuple(known.values()))
 
 
 def reach_of(model: ModelInfo, memory: str = "") -> Reach:

@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +37,7 @@ from cpuchat.costs.model import (
 from cpuchat.hardware import topology as machine_topology
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Instructions
+from cpuchat.models import kernels
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import without_prefix
@@ -146,10 +147,18 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def int8_tops(self, scenario: Scenario) -> float:
         """Return tera-operations per second in products of quantized matrices, all cores together."""
-        return int8_tops(self.cpu, self.cores.value, self.clock_ghz.value, sockets=self.sockets, scenario=scenario)
+        return int8_tops(
+            self.cpu, self.cores.value, self.clock_ghz.value, sockets=self.sockets, scenario=scenario,
+            kernels="cpuchat" if self._own_types else "llama.cpp",
+        )  # fmt: skip
 
-    def profile(self, scenario: Scenario = "value") -> CostProfile:
-        """Return the cost profile, with everything at its `low`, its `value`, or its `high`."""
+    @property
+    def _own_types(self) -> tuple[str, ...]:
+        return kernels.TYPES if self.id != HERE or kernels.instructions_used(engine_cpu()) else ()
+
+    def profile(self, scenario: Scenario = "value", own: Collection[str] | None = None) -> CostProfile:
+        """Return the cost profile, with everything at its `low`, its `value`, or its `high`; `own` are the types that
+        cpuchat's kernels compute (None: all that they can, where they run)."""
         if self.fitted is not None:
             return scaled(self.fitted, _FITTED[scenario])
         return usual_profile(
@@ -160,6 +169,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             l3_bytes=self.l3_mb.value * 1e6 if self.l3_mb is not None else 0.0,
             sockets=self.sockets,
             scenario=scenario,
+            own=self._own_types if own is None else own,
         )
 
 

@@ -22,7 +22,6 @@ from cpuchat.telemetry.units import ago, gigabytes, plural, size
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.costs.observations import Fitted
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
     from cpuchat.hardware.diagnostics import DiagnosticFacts, Finding
@@ -173,12 +172,11 @@ def knee(survey: Survey | None) -> str:
     return f"{survey.knee} of {most} cores per L3 group reach 97 % of the read bandwidth" if survey.knee < most else ""
 
 
-def costs_measured(fitted: Fitted | None, n_cores: int) -> str:
-    """Return how well the cost model fits the passes of a probe of so many cores; None: there was none."""
-    if fitted is None:
+def costs_measured(n_passes: int, n_cores: int) -> str:
+    """Return what a probe of so many cores measured; 0 passes: nothing."""
+    if not n_passes:
         return "Passes not measured: other programs are running. Repeat on an idle machine."
-    words = f"Cost model of {plural(n_cores, 'core')} fitted to {fitted.n} passes of synthetic layers"
-    return f"{words}, {_errors(fitted)}"
+    return f"Measured {n_passes} passes of synthetic layers on {plural(n_cores, 'core')}"
 
 
 def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
@@ -240,20 +238,11 @@ def cpu_module(
     return f"{engine.module} · {' and '.join(others)} not timed yet (while the app is idle, or `cpuchat tune`)"
 
 
-def _errors(fitted: Fitted) -> str:
-    """`error 0.5 % (median), 4 % (90th percentile)`."""
-    median, most = (
-        f"{100 * one:.1g} %" if one < 0.01 else f"{100 * one:.0f} %" for one in (fitted.error, fitted.error_90)
-    )
-    return f"error {median} (median), {most} (90th percentile)"
-
-
 def _probed(measured: CostEntry) -> str:
-    """`2026-11-23 (today) · 8 cores · 86 passes, error 0.5 % (median), 4 % (90th percentile)`."""
+    """`2026-11-23 (today) · 8 cores · 86 passes`."""
     date = time.strftime("%Y-%m-%d", time.localtime(measured.taken)) + f" ({ago(measured.taken, time.time())})"
-    error = f", {_errors(measured.fitted)}" if measured.fitted is not None else ""
     told = (date, plural(len(measured.on.cpus), "core")) if measured.taken else ()
-    return " · ".join((*told, f"{len(measured.probe)} passes{error}"))
+    return " · ".join((*told, f"{len(measured.probe)} passes"))
 
 
 def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import itertools
 import os
@@ -19,14 +18,14 @@ from cpuchat.base.errors import Interrupted, MeasureFailed
 from cpuchat.base.files import JsonCache
 from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, CostProbe, Pass, cases, is_disturbed, probe_costs
-from cpuchat.costs.observations import Observation
+from cpuchat.costs.fit import KNOTS, Observation
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
 from cpuchat.models.file_names import engine_replaced
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.synthetic import model
-from cpuchat.models.synthetic.model import SHAPES, Shape, tensor_type
+from cpuchat.models.synthetic.model import SHAPES, tensor_type
 from cpuchat.protocol.messages import Failed, Measure, Measured
 from tests.costs import made_up
 from tests.costs.made_up import work
@@ -48,10 +47,8 @@ async def test_passes_are_measured_and_saved(monkeypatch: pytest.MonkeyPatch) ->
     told: list[str] = []
     placement = place(read_topology(), SPEC)
     probe = CostProbe(SPEC, lambda done, of, what: told.append(what))
-    fitted = await probe_costs(probe, placement, 20e9)
+    assert await probe_costs(probe, placement) == 4
     assert told == ["passes", "Q4_K"]
-    assert fitted is not None
-    assert fitted.n == 4
     seen = CostLog(placement.cpus, placement.memory.words).read().probe
     assert [(one.n_tokens, one.n_past) for one in seen] == [(1, 4), (8, 0), (1, 68), (4, 64)]
     assert all(one.seconds > 0 for one in seen)
@@ -72,18 +69,17 @@ async def test_passes_are_not_saved_beside_other_programs_nor_for_a_replaced_eng
     placement = place(read_topology(), SPEC)
     with monkeypatch.context() as disturbed:
         disturbed.setattr(cost_probe, "is_disturbed", lambda found: True)
-        assert await probe_costs(Made(SPEC), placement, 20e9) is None
+        assert await probe_costs(Made(SPEC), placement) == 0
     with monkeypatch.context() as updated:
         updated.setattr(cost_probe, "engine_replaced", lambda: True)
         with pytest.raises(MeasureFailed, match="Restart cpuchat"):
-            await probe_costs(Made(SPEC), placement, 20e9)
+            await probe_costs(Made(SPEC), placement)
     assert not CostLog(placement.cpus, placement.memory.words).read().probe
 
 
 async def test_what_cannot_be_saved_is_returned_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JsonCache, "update", lambda self, change: None)
-    fitted = await probe_costs(Made(SPEC), place(read_topology(), SPEC), 20e9)
-    assert fitted is not None and fitted.n == 12
+    assert await probe_costs(Made(SPEC), place(read_topology(), SPEC)) == 12
     assert not engine_replaced()
 
 
@@ -147,26 +143,19 @@ def test_every_type_of_usual_files_is_measured() -> None:
     for shape in ("0.5b", "1.5b", "8b", "30b-a3b"):
         n_embd, n_ff = SHAPES[shape].n_embd, SHAPES[shape].n_ff
         names = [("token_embd.weight", n_embd), ("blk.0.ffn_down.weight", n_ff), ("blk.0.attn_q.weight", n_embd)]
-        for quantization in ("Q4_K_M", "Q8_0", "F16", "Q6_K"):
+        for quantization in ("Q4_K_M", "Q4_K_S", "Q8_0", "F16", "Q6_K"):
             assert {tensor_type(SHAPES[shape], quantization, *name) for name in names} <= measured
-    assert quant_type("Q4_K_M").tensor in measured
+    assert {quant_type(name).tensor for name in ("Q4_K_M", "Q5_K_S", "IQ4_XS", "MXFP4", "Q3_K_M")} <= measured
+    assert all({one.n for one in case.passes} >= {*KNOTS} for case in cases() if case.what != "attention")
     assert sum(case.share for case in cases()) <= 1.0
 
 
-async def test_a_disk_without_room_for_the_largest_model_keeps_the_other_passes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def written(file: Path, shape: Shape, quantization: str, **options: Any) -> Path:
-        if quantization == "F16":
-            file.write_bytes(b"some")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return model.write_model(file, shape, quantization, **options)
+async def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(file: Path, *_: Any, **__: Any) -> Path:
+        file.write_bytes(b"some")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(cost_probe, "write_model", written)
-    large = Case("memory", SHAPES["tiny"], "F16", (Pass(1),), 0.2)
-    monkeypatch.setattr(cost_probe, "cases", lambda: [large, *FEW])
-    assert len(await CostProbe(SPEC).run(budget=2)) == 4
-    monkeypatch.setattr(cost_probe, "cases", lambda: [dataclasses.replace(large, what="F16"), *FEW])
     with pytest.raises(MeasureFailed, match="No space left"):
         await CostProbe(SPEC).run(budget=2)
     assert not left()

@@ -86,7 +86,7 @@ def test_the_cheapest_machine() -> None:
     done = run("plan", "llama-3.3-70b-instruct:Q4_K_M", "--cheapest", "--tok-s", "15")
     assert done.returncode == 0, done.stderr
     assert "15 tok/s, plain decoding: none of them." in done.stdout
-    assert "drafted by Llama 3.2 1B Instruct: EPYC 9754." in done.stdout
+    assert "drafted by Llama 3.2 1B Instruct: EPYC 9334." in done.stdout
     found = json.loads(run("plan", "8b", "--cheapest", "--tok-s", "20", "--json").stdout)
     assert found["cheapest"]["plain"] in {one["machine"]["id"] for one in found["plans"]}
 

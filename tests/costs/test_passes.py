@@ -6,29 +6,27 @@ import msgspec
 import pytest
 
 from cpuchat.costs.model import (
-    ACTIVATIONS,
-    KV,
     ROUTED,
     CostProfile,
-    Rate,
     batch_rate,
     compute_ceiling,
-    interpolated,
     most_users,
-    overlapped,
+    on_other_cores,
     pass_cost,
     prefill_cost,
+    scaled,
     tokens_per_pass,
+    usual_profile,
 )
-from tests.costs.made_up import decode_rate, two_cores, work
+from cpuchat.costs.products import ProductRate, interpolated
+from tests.costs.made_up import decode_rate, product, two_cores, work
 
 MEASURED_70B = {1: 92.4, 2: 92.6, 3: 94.3, 4: 96.8, 5: 106.3, 6: 124.1, 8: 169.3, 10: 210.7, 12: 251.4, 16: 339.1}
 """Seconds for 128 passes over n tokens: 70B IQ4_XS on a Xeon E5-2683 v4 (ik_llama.cpp, discussion 164)."""
 
 
-def simple(bandwidth: float = 4e10, rate: float = 1e12, **changes: float) -> CostProfile:
-    rates = (Rate("Q8_0", ((1.0, rate),)), Rate(KV, ((1.0, 1e15),)))
-    return CostProfile(bandwidth=((1.0, bandwidth),), rates=rates, **changes)
+def simple(bandwidth: float = 4e10, rate: float = 1e12, layer_s: float = 0.0) -> CostProfile:
+    return CostProfile(bandwidth=bandwidth, products=(product("Q8_0", bandwidth, rate),), layer_s=layer_s)
 
 
 def test_with_fast_cores_decoding_is_bandwidth_by_bytes() -> None:
@@ -43,31 +41,11 @@ def test_with_fast_memory_prefill_is_arithmetic() -> None:
 
 
 def test_fixed_costs_dominate_small_models() -> None:
-    machine = simple(pass_s=1e-3, layer_s=1e-4)
+    machine = simple(layer_s=5e-4)
     tiny, large = work("tiny"), work("8b")
     assert pass_cost(machine, tiny).limit == "overhead"
-    assert pass_cost(machine, tiny).fixed == pytest.approx(1e-3 + 2e-4)
+    assert pass_cost(machine, tiny).fixed == pytest.approx(5e-4 * (2 + 2))
     assert pass_cost(machine, large).limit == "memory"
-
-
-@pytest.mark.parametrize("exponent", [1.0, 2.0, 6.0, 20.0])
-def test_overlap_is_between_the_longer_and_the_sum(exponent: float) -> None:
-    for read, compute in ((1.0, 1.0), (3.0, 1.0), (0.1, 5.0)):
-        together = overlapped(read, compute, exponent)
-        assert max(read, compute) <= together <= read + compute + 1e-12
-    assert overlapped(2.0, 1.0, 1.0) == pytest.approx(3.0)
-    assert overlapped(2.0, 0.0, exponent) == 2.0
-
-
-def test_the_curve_of_a_xeon_is_met_within_a_tenth() -> None:
-    # PP 6.1 tok/s, TG 1.39: the rate of arithmetic and the bandwidth of that machine.
-    model = work("70b", "Q4_0")
-    madds = sum(one.madds for one in (*model.dense, *model.head))
-    bandwidth = model.weight_bytes / (MEASURED_70B[1] / 128)
-    machine = CostProfile(bandwidth=((1.0, bandwidth),), rates=(Rate("Q4_0", ((1.0, 6.1 * madds),)),), overlap=6)
-    one = pass_cost(machine, model, 1).seconds
-    for n, seconds in MEASURED_70B.items():
-        assert pass_cost(machine, model, n).seconds / one == pytest.approx(seconds / MEASURED_70B[1], rel=0.1)
 
 
 def test_a_long_context_makes_decoding_slower_by_its_kv_cache() -> None:
@@ -121,38 +99,69 @@ def test_expected_tokens_of_a_pass() -> None:
     assert tokens_per_pass(0.8, 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
 
 
-def test_rates_between_points_and_of_unknown_types() -> None:
+def test_the_curve_of_a_xeon_is_met_within_a_tenth() -> None:
+    # PP 6.1 tok/s, TG 1.39: the rate of arithmetic and the bandwidth of that machine.
+    model = work("70b", "Q4_0")
+    one, each = MEASURED_70B[1] / 128, 1 / 6.1
+    points = tuple((n, model.weight_bytes / max(one, n * each)) for n in (1, 4, 5, 6, 8, 16))
+    machine = CostProfile(bandwidth=points[0][1], products=(ProductRate("Q4_0", "llama.cpp", points),))
+    for n, seconds in MEASURED_70B.items():
+        assert pass_cost(machine, model, n).seconds == pytest.approx(seconds / 128, rel=0.1)
+
+
+def test_rates_between_points_beyond_the_last_and_of_unknown_types() -> None:
     assert interpolated(((1, 10), (100, 1000)), 10) == pytest.approx(100)
     assert interpolated(((1, 10), (100, 1000)), 0.5) == 10
     assert interpolated(((1, 10), (100, 1000)), 1e6) == 1000
+    rate = ProductRate("Q8_0", "cpuchat", ((1.0, 30e9), (64.0, 3e9)))
+    assert rate.rate(640) == pytest.approx(0.3e9), "twice the tokens take twice as long"
     machine = two_cores()
-    assert machine.madd_rate("Q4_0", 1) == machine.madd_rate("Q4_K", 1)
-    assert machine.madd_rate("BF16", 8) == machine.madd_rate("F16", 8)
-    assert machine.madd_rate("IQ2_XXS", 8) == machine.madd_rate("Q4_K", 8)
-
-
-def test_weights_in_the_caches_are_computed_at_rates_of_their_own() -> None:
-    rates = (Rate("Q6_K", ((1.0, 15e9),)), Rate("Q6_K", ((1.0, 41e9),), cached=True))
-    machine = CostProfile(bandwidth=((1.0, 1e12),), rates=rates)
-    assert machine.madd_rate("Q6_K", 1, 10e6) == pytest.approx(41e9)
-    assert machine.madd_rate("Q6_K", 1, 500e6) == pytest.approx(15e9)
-    assert 15e9 < machine.madd_rate("Q6_K", 1, 75e6) < 41e9
-    assert machine.madd_rate("Q5_K", 1, 10e6) == pytest.approx(41e9), "the nearest type that is known"
+    assert machine.product("BF16").type == "F16"
+    assert machine.product("Q4_1").type == "Q5_0"
+    assert machine.product("IQ2_XXS").type in ("Q4_K", "Q4_0")
+    assert machine.product("Q4_K" + ROUTED).type == "Q4_K"
 
 
 def test_experts_have_kernels_of_their_own() -> None:
-    plain = CostProfile(bandwidth=((1.0, 1e12),), rates=(Rate("Q8_0", ((1.0, 1e11),)), Rate(KV, ((1.0, 1e15),))))
-    machine = msgspec.structs.replace(plain, rates=(*plain.rates, Rate("Q8_0" + ROUTED, ((1.0, 2e10),))))
+    plain = simple(rate=1e11)
+    slow = msgspec.structs.replace(product("Q8_0", 4e10, 2e10), type="Q8_0" + ROUTED)
+    machine = msgspec.structs.replace(plain, products=(*plain.products, slow))
     mixture, dense = work("30b-a3b"), work("1.5b")
     assert prefill_cost(machine, mixture, 512).seconds > 2 * prefill_cost(plain, mixture, 512).seconds
     assert prefill_cost(machine, dense, 512) == prefill_cost(plain, dense, 512)
 
 
 def test_activations_count_more_where_matrices_are_small() -> None:
-    without = CostProfile(bandwidth=((1.0, 1e12),), rates=(Rate("Q8_0", ((1.0, 1e11),)), Rate(KV, ((1.0, 1e15),))))
-    machine = msgspec.structs.replace(without, rates=(*without.rates, Rate(ACTIVATIONS, ((1.0, 5e8),))))
+    without = simple(rate=1e11)
+    machine = msgspec.structs.replace(without, activations=5e8)
     longer = [
         prefill_cost(machine, work(shape), 512).seconds / prefill_cost(without, work(shape), 512).seconds
         for shape in ("0.05b", "0.5b", "8b")
     ]
     assert longer[0] > longer[1] > longer[2] > 1
+
+
+def test_nothing_is_read_faster_than_the_memory_allows() -> None:
+    """Also where a probe measured weights that stayed in large caches."""
+    machine = msgspec.structs.replace(simple(), products=(ProductRate("Q8_0", "cpuchat", ((1.0, 9e10), (64.0, 5e9))),))
+    assert pass_cost(machine, work("8b")).seconds == pytest.approx(work("8b").weight_bytes / 4e10, rel=1e-3)
+
+
+def test_other_cores_read_and_compute_at_their_own_rates() -> None:
+    machine, model = two_cores(), work("8b", "Q4_K_M")
+    half = on_other_cores(machine, read=1.0, compute=0.5)
+    assert decode_rate(half, model) == pytest.approx(decode_rate(machine, model), rel=0.15)
+    assert compute_ceiling(half, model) == pytest.approx(compute_ceiling(machine, model) / 2, rel=0.02)
+    twice = scaled(machine, 2.0)
+    for n in (1, 8, 512):
+        assert pass_cost(twice, model, n, 100).seconds == pytest.approx(pass_cost(machine, model, n, 100).seconds / 2)
+
+
+@pytest.mark.parametrize("cpu", ["zen3", "zen4", "granite-rapids"])
+def test_cpuchats_kernels_make_passes_of_several_tokens_cheaper(cpu: str) -> None:
+    ours, theirs = (usual_profile(cpu, 8, 60e9, own=types) for types in (("Q4_K", "Q6_K"), ()))
+    model = work("8b", "Q4_K_M")
+    for n in (4, 8, 512):
+        assert pass_cost(ours, model, n).seconds < 0.9 * pass_cost(theirs, model, n).seconds
+    arm = [usual_profile("arm64", 8, 60e9, own=types) for types in (("Q4_K",), ())]
+    assert arm[0] == arm[1]

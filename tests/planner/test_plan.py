@@ -69,8 +69,8 @@ def test_drafts_gain_more_the_more_are_accepted_and_never_more_than_arithmetic_a
     assert plan.draft_ceiling is not None
     assert plan.compute_ceiling is not None
     assert plan.tok_s.value < rates[0] < rates[-1] < plan.draft_ceiling.value < plan.compute_ceiling.value
-    assert 45 < plan.draft_ceiling.value < 60  # 52 by the arithmetic of others, who have these ranges, too
-    for drafted, (low, high) in zip(plan.drafted, ((11, 15), (13, 18), (16, 23), (21, 32)), strict=True):
+    assert 52 < plan.draft_ceiling.value < 100  # 52 by the arithmetic of others, with llama.cpp's kernels
+    for drafted, (low, high) in zip(plan.drafted, ((11, 15), (13, 18), (16, 23), (21, 34)), strict=True):
         assert low <= drafted.tok_s.value <= high, drafted
     assert plan.drafted[-1].tok_s.high < 60  # 60 to 75 were claimed
 
@@ -187,7 +187,7 @@ def test_the_cheapest_machine_for_a_target_rate(catalog: Catalog) -> None:
     assert cheapest(plans, 15.0) is None  # plain decoding of 70B: none of these machines
     drafted = cheapest(plans, 15.0, 0.8)
     assert drafted is not None
-    assert drafted.machine.id == "epyc-9754"
+    assert drafted.machine.id == "epyc-9334"
     unpriced = msgspec.structs.replace(first.machine, price_usd=None, usd_per_hour=None)
     (plan,) = machine_plans([unpriced], model, Workload(), draft=None, prices=Prices())
     assert reaches(plan, 6.0) and cheapest([plan], 6.0) is None

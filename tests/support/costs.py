@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from cpuchat.costs.model import BITS, CostProfile, Rate
+from cpuchat.costs.model import BITS, CostProfile
+from cpuchat.costs.products import ProductRate
 from cpuchat.protocol.model_info import Attention, ModelWork, Weights
-
-_AT_ONCE = (Rate("Q8_0", ((1.0, 1e18),)),)
 
 
 def reading(bytes_per_s: float) -> CostProfile:
     """Return a machine on which only reading takes time."""
-    return CostProfile(bandwidth=((1.0, bytes_per_s),), rates=_AT_ONCE)
+    at_once = ProductRate("Q8_0", "llama.cpp", ((1.0, 1e18), (1e6, 1e18)))
+    return CostProfile(bandwidth=bytes_per_s, products=(at_once,))
 
 
 def work_of_size(nbytes: float, kv: float = 0) -> ModelWork:

@@ -205,9 +205,10 @@ def _fingerprint(path: Path) -> str:
         return ""
 
 
-# A draft model is small, so its least quantized file costs little more to read than the smallest one.
+_CLEARLY_FASTER = 1.05
+"""What a smaller quantization of a draft model has to gain: of its tokens, fewer are accepted."""
 _DRAFT_QUANTIZATIONS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
-_MAX_READ_SHARE = 0.5  # of the bytes that the target reads
+_MAX_READ_SHARE = 0.6  # of the bytes that the target reads
 _LOCAL_BONUS = 1.05  # what must be downloaded has to be faster by more than this
 INCLUDED = "mtp"
 """The value for `--draft-model` that means the MTP layers of the target itself."""
@@ -266,8 +267,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def most_read(target: GGUFHeader) -> float:
-    """Return how many bytes a draft model may read for a token: half of what the target reads. More never pays, even if
-    four of five drafted tokens are accepted and verifying a second one costs only a third of a pass."""
+    """Return how many bytes a draft model may read for a token: a share of what the target reads. More never pays, even
+    if four of five drafted tokens are accepted and verifying a second one costs only a twentieth of a pass."""
     return _MAX_READ_SHARE * bytes_per_token(target)
 
 
@@ -313,12 +314,7 @@ def candidates(
     limit = most_read(target)
     for draft in wanted:
         if draft.id not in there:
-            quantization, size = _least_quantized(draft, limit)
-            work = typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)
-            listed.append(
-                Candidate(name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size,
-                          entry=draft.id, named=True, expected=judged.expected(work))
-            )  # fmt: skip
+            listed.append(judged.on_hub(draft, limit))
     order = {model.id: number for number, model in enumerate(wanted)}
 
     def place(one: Candidate) -> tuple[int, int, int]:
@@ -328,12 +324,12 @@ def candidates(
     return sorted(listed, key=place)
 
 
-def _least_quantized(model: CatalogModel, limit: float) -> tuple[str, int]:
-    """Return the least quantized file of at most `limit` bytes, else the smallest: its quantization and its size."""
+def _files(model: CatalogModel, limit: float) -> list[tuple[str, int]]:
+    """Return the quantizations with files of at most `limit` bytes and their sizes, the least quantized first; the
+    smallest where there is none."""
     sizes = {name: round(1e9 * size) for name, size in model.sizes.items()}
-    fitting = (name for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit)
-    quantization = next(fitting, min(sizes, key=lambda name: sizes[name], default=""))
-    return quantization, sizes.get(quantization, 0)
+    fitting = [(name, sizes[name]) for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit]
+    return fitting or [min(sizes.items(), key=lambda one: one[1], default=("", 0))]
 
 
 class _Target(NamedTuple):
@@ -343,6 +339,20 @@ class _Target(NamedTuple):
     work: ModelWork
     costs: TargetCosts
     machine: Machine | None
+
+    def on_hub(self, draft: CatalogModel, limit: float) -> Candidate:
+        """Return a model of the catalog in its least quantized file of at most `limit` bytes, or one that is clearly
+        faster by its predicted speed."""
+        found = [
+            Candidate(name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size,
+                      entry=draft.id, named=True, expected=self.expected(
+                          typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)))
+            for quantization, size in _files(draft, limit)
+        ]  # fmt: skip
+        best = found[0]
+        for one in found[1:]:
+            best = one if one.expected.mean > _CLEARLY_FASTER * best.expected.mean > 0 else best
+        return best
 
     def expected(
         self,

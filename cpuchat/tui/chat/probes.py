@@ -242,7 +242,7 @@ class PassProbe(IdleProbe):
         from cpuchat.bench.cost_probe import CostProbe, save_passes
         from cpuchat.hardware.bandwidth.read_bandwidth import RETRY_SECONDS
 
-        peak, fitted = await run_in_daemon_thread(lambda: self._peak(placement)), None
+        peak, n_passes = await run_in_daemon_thread(lambda: self._peak(placement)), 0
         if self._stopped:
             return
         if peak is not None:
@@ -250,8 +250,8 @@ class PassProbe(IdleProbe):
             self._probe = CostProbe(subject[0], gives_way=True)
             found = await self._probe.run()
             self._probe = None
-            fitted = await run_in_daemon_thread(lambda: save_passes(found, placement, peak.bytes_per_s))
-        if fitted is None:
+            n_passes = await run_in_daemon_thread(lambda: save_passes(found, placement))
+        if not n_passes:
             self._retry_at = monotonic() + RETRY_SECONDS
             return
         self._known = subject if not subject[1] else None  # modules are timed next

@@ -210,9 +210,9 @@ async def measure_machine(
     memory = meant.memory.words if meant is not None and len(facts.topology.nodes) > 1 else ""
     survey = await asyncio.to_thread(reader.survey, facts.topology, memory, progress, cancelled.is_set)
     if meant is None or survey.all_cores.disturbed:
-        return survey, costs_measured(None, 0)
+        return survey, costs_measured(0, 0)
     probe = CostProbe(spec, progress)
-    running = asyncio.ensure_future(probe_costs(probe, meant, survey.all_cores.bytes_per_s))
+    running = asyncio.ensure_future(probe_costs(probe, meant))
     while not running.done():
         await asyncio.wait({running}, timeout=_POLL_SECONDS)
         if cancelled.is_set() and not running.done():

@@ -71,17 +71,25 @@ def test_those_that_the_catalog_names_come_first_and_nothing_is_checked_yet(
     ("sizes", "wanted"),
     [
         ("Q8_0 = 8e-6, Q4_K_M = 5e-6", "Q8_0"),
-        ("Q8_0 = 9e-6, Q4_K_M = 5e-6", "Q4_K_M"),
+        ("Q8_0 = 10e-6, Q4_K_M = 5e-6", "Q4_K_M"),
         ("Q8_0 = 90e-6, Q4_K_M = 50e-6", "Q4_K_M"),
     ],
 )
-def test_on_the_hub_the_most_faithful_file_is_meant_that_reads_half_as_much_as_the_target(
+def test_on_the_hub_the_most_faithful_file_is_meant_that_reads_much_less_than_the_target(
     library: Library, target: GGUFHeader, sizes: str, wanted: str
 ) -> None:
     """Whose weights are 16 kB."""
     file = paths.user_catalog()
     file.write_text(file.read_text().replace("Q8_0 = 0.001", sizes))
     assert found(target, library)["Other"].quantization == wanted
+
+
+def test_on_the_hub_a_smaller_file_is_meant_where_it_is_clearly_faster(library: Library, target: GGUFHeader) -> None:
+    file = paths.user_catalog()
+    file.write_text(file.read_text().replace("Q8_0 = 0.001", "Q8_0 = 8e-6, Q4_K_M = 5e-6"))
+    slow = msgspec.structs.replace(MACHINE, profile=reading(1e6))  # 8 ms for a token of the larger one
+    assert found(target, library, machine=slow)["Other"].quantization == "Q4_K_M"
+    assert found(target, library, machine=None)["Other"].quantization == "Q8_0"
 
 
 def test_a_target_that_the_catalog_does_not_know_has_only_what_is_here(

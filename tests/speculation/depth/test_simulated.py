@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from cpuchat.costs.calibrations import PassCosts
+from cpuchat.costs.calibrations import PassCosts, interpolate, is_plausible
 from cpuchat.costs.model import pass_cost
 from cpuchat.models.catalog import load_catalog
 from cpuchat.planner.specs import find_machine, find_model
@@ -179,6 +179,28 @@ def test_copied_text_is_drafted_within_a_few_tokens_and_prose_costs_nothing(targ
         assert 768 * costs.verify_ms[0] / answer.ms > 1.3
 
 
+KERNELS = {
+    "AVX2": {1: 41, 2: 43, 4: 50, 8: 79, 16: 145, 32: 270},
+    "AVX-512 VNNI": {1: 43, 2: 44, 4: 47, 8: 67, 16: 94, 32: 150},
+}
+"""Milliseconds of passes of a 1.5B in Q4_K_M with cpuchat's kernels, two cores of an EPYC and of a Xeon."""
+
+
+@pytest.mark.parametrize("draft", [(1.5, 0.4), (16.0, 3.0)], ids=["0.05B", "0.5B"])
+@pytest.mark.parametrize("instructions", KERNELS)
+def test_where_verifying_is_nearly_free_drafts_are_as_deep_as_pays(instructions, draft):
+    costs = PassCosts(interpolate(KERNELS[instructions]), *draft)
+    assert is_plausible(costs.verify_ms)
+    for rate in (0.3, 0.6, 0.8, 0.95):
+        rng = random.Random(1)
+        controller = DepthController(costs, has_draft_model=True)
+        texts = [text(rng, rate, 257) for _ in range(9)]
+        ms = [adaptive_answer(controller, costs, right).ms for right in texts]
+        best, _ = best_fixed(costs, texts[1:])
+        assert best / sum(ms[1:]) >= 0.96, rate
+        assert len(texts[0]) * costs.verify_ms[0] / ms[0] > 0.98, rate
+
+
 SERVER = ("8B Q4_K_M", "70B Q4_K_M", "70B F16")
 
 
@@ -200,7 +222,7 @@ def test_a_server_of_96_cores_drafts_about_as_deep_as_pays(target):
 def test_the_passes_of_that_server_are_those_that_are_planned(target):
     """Two models of one machine, made independently: bandwidth and prefill with a curve, and the cost model."""
     machine, model = find_machine("epyc-9655"), find_model(target.replace(" ", ":"), load_catalog())
-    slow, fast = machine.profile("low"), machine.profile("high")
+    slow, fast = machine.profile("low", ()), machine.profile("high", ())
     for n in (1, 4, 8, 16):
         ms = server_costs(target).verify_ms[n - 1]
         assert 900 * pass_cost(fast, model.work, n).seconds <= ms <= 1100 * pass_cost(slow, model.work, n).seconds, n

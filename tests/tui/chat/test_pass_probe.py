@@ -13,7 +13,7 @@ from cpuchat.bench.cost_probe import CostProbe
 from cpuchat.config import settings
 from cpuchat.config.servers import RunningServer
 from cpuchat.config.settings import with_changes
-from cpuchat.costs.observations import Fitted, Observation
+from cpuchat.costs.fit import Observation
 from cpuchat.hardware.placement.cores import BusyCores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
@@ -73,7 +73,6 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: others.since_last(self, cpus))
     monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: others.available)
     monkeypatch.setattr("cpuchat.bench.cost_probe.CostProbe", MadeUp)
-    monkeypatch.setattr("cpuchat.costs.fit.fit", lambda start, seen: Fitted(profile=start, n=len(seen), error=0.0))
     MadeUp.runs, MadeUp.long, MadeUp.weight, MadeUp.failure = [], False, 1.0, ""
     return others
 
