@@ -19,6 +19,7 @@ extern "C" {
 void ggml_barrier(ggml_threadpool* pool);
 void ggml_threadpool_chunk_set(ggml_threadpool* pool, int value);
 int ggml_threadpool_chunk_add(ggml_threadpool* pool, int value);
+void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml_tensor* op);
 }
 
 namespace cpuchat {
@@ -214,6 +215,21 @@ class Traits : public ggml::cpu::tensor_traits {
     }
 };
 
+// Attention stays llama.cpp's, which adds up a single token's in as many parts of the cache as there are threads. Passes
+// that verify drafts do not, so a draft could change the text. Here both take the one order that it calls reference. From
+// 64 tokens on it computes in tiles: those are prompts, which are read alike with and without drafts.
+class Attention : public ggml::cpu::tensor_traits {
+    bool work_size(int, const ggml_tensor*, size_t&) override { return false; }
+    bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
+        const int64_t n_tokens = op->src[0]->ne[1], n_heads = op->src[0]->ne[2];
+        if (n_tokens > 1 || n_heads < params->nth) return false;  // threads without a head would wait
+        ggml_compute_params in_order = *params;
+        in_order.use_ref = true;
+        ggml_compute_forward_flash_attn_ext(&in_order, op);
+        return true;
+    }
+};
+
 ggml_backend_buffer_type buffer_type;
 
 class ExtraBufferType : public ggml::cpu::extra_buffer_type {
@@ -229,6 +245,8 @@ class ExtraBufferType : public ggml::cpu::extra_buffer_type {
         return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->type == GGML_TYPE_F32;
     }
     ggml::cpu::tensor_traits* get_tensor_traits(const ggml_tensor* op) override {
+        static Attention attention;
+        if (op->op == GGML_OP_FLASH_ATTN_EXT && selected) return &attention;
         const bool product = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
         if (!product || !op->src[0]->buffer || op->src[0]->buffer->buft != &buffer_type) return nullptr;
         return static_cast<ggml::cpu::tensor_traits*>(op->src[0]->extra);

@@ -18,6 +18,7 @@ from cpuchat.base import paths
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama import kernels as selected
 from cpuchat.engine.llama.model import Model
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import instructions
 from cpuchat.models import kernels
 from cpuchat.models.synthetic.model import SHAPES, write_model
@@ -116,6 +117,15 @@ def test_a_model_computes_with_them_and_llama_cpp_s_again_afterwards(load: Calla
     expected = logits(theirs, tokens, [24])
     assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)
     assert found.argmax() == expected.argmax()
+
+
+@needs_kernels
+def test_drafts_behind_a_long_text_change_no_bit(load: Callable[..., Model]) -> None:
+    # llama.cpp's attention of one token is computed in parts, one for each thread, from 512 cells of the cache on.
+    model = load(DEMO, msgspec.structs.replace(AUTO, n_ctx=1024, n_batch=512, n_ubatch=512), threads=own_cpus()[:2])
+    tokens = [300 + i % 700 for i in range(616)]
+    found = logits(model, tokens, [512, 88, *[1] * 16])
+    assert np.array_equal(found, logits(model, tokens, [512, 88, 3, 13]))
 
 
 @needs_kernels
