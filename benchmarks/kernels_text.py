@@ -7,7 +7,7 @@ The same file is loaded without extra buffer types, with llama.cpp's (repack, AM
 - loss: KLD, equal top tokens and perplexity over windows of 512 tokens of the built-in texts, as `cpuchat quality`.
 - text: greedy answers of 48 tokens to prompts, beside the plain path: how many are equal, else where they part and how
   close the two tokens were there.
-- passes: logits after 64 tokens that are read by 8, 32 and at once, behind none and 600 others, beside those of tokens
+- passes: logits after 32 tokens that are read by eights and at once, behind none and 520 others, beside those of tokens
   one by one: how often they are equal bit by bit, and how far apart at most.
 
 `--rounds` windows or prompts from `--first` on. Nothing is timed: the machine need not be idle.
@@ -39,7 +39,7 @@ SIDES = {
     "cpuchat": LoadOptions(n_ctx=N_CTX, kernels="auto"),
 }
 BASE, *OTHERS = SIDES
-WIDTHS, DEPTHS, READ = (1, 8, 32, 64), (0, 600), 64
+WIDTHS, DEPTHS, READ = (1, 8, 32), (0, 520), 32
 Models = dict[str, Model]
 
 
@@ -68,8 +68,7 @@ def loss(models: Models, first: int, rounds: int, cpus: tuple[int, ...]) -> list
                 scores[side].append(comparer.compare(rows[BASE], rows[side], window[half + 1 :])[0])
             say(f"  window {number + 1} of {len(chosen)}")
     lines: list[list[str]] = []
-    for side in OTHERS:
-        found = summarize(scores[side])
+    for side, found in ((side, summarize(scores[side])) for side in OTHERS):
         same = f"{found.same_top.value:.2%} ({found.same_top.low:.2%}–{found.same_top.high:.2%}) of {found.n}"
         kld = f"{found.kld.value:.2e} ± {found.kld.half:.1e}, 99 %: {found.kld_99:.1e}"
         lines.append([side, kld, same, f"{found.ppl_other:.4f} (plain {found.ppl_base:.4f})"])
@@ -98,8 +97,7 @@ def text(models: Models, first: int, rounds: int, _: tuple[int, ...]) -> list[li
     for number, prompt in enumerate(chosen):
         for side, model in models.items():
             answers[side].append(written(model, prompt))
-        if number % 5 == 4:
-            say(f"  prompt {number + 1} of {len(chosen)}")
+        say(f"  prompt {number + 1} of {len(chosen)}")
     for side in OTHERS:
         parted: list[str] = []
         for (plain, leads), (other, _leads) in zip(answers[BASE], answers[side], strict=True):
@@ -114,7 +112,8 @@ def passes(models: Models, first: int, rounds: int, _: tuple[int, ...]) -> list[
     lines: list[list[str]] = []
     source = models[BASE].vocab.tokenize_prompt(code().encode())
     for depth in DEPTHS:
-        for side, model in models.items():
+        for side in OTHERS:
+            model = models[side]
             apart = {width: list[float]() for width in WIDTHS[1:]}
             for number in range(first, first + rounds):
                 text = source[1000 * number :][: depth + READ]
