@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "attention.h"
 #include "formats.h"
 #include "ggml-backend-impl.h"
 #include "ggml-cpu-impl.h"
@@ -215,14 +216,16 @@ class Traits : public ggml::cpu::tensor_traits {
     }
 };
 
-// Attention stays llama.cpp's, which adds up a single token's in as many parts of the cache as there are threads. Passes
-// that verify drafts do not, so a draft could change the text. Here both take the one order that it calls reference. From
-// 64 tokens on it computes in tiles: those are prompts, which are read alike with and without drafts.
+// What is not covered stays llama.cpp's, which adds up a single token's in as many parts of the cache as there are
+// threads. Passes that verify drafts do not, so a draft could change the text: here one takes their order too.
 class Attention : public ggml::cpu::tensor_traits {
-    bool work_size(int, const ggml_tensor*, size_t&) override { return false; }
+    bool work_size(int n_threads, const ggml_tensor* op, size_t& size) override {
+        size = attention_bytes(op, n_threads);
+        return is_attention_covered(op);
+    }
     bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
-        const int64_t n_tokens = op->src[0]->ne[1], n_heads = op->src[0]->ne[2];
-        if (n_tokens > 1 || n_heads < params->nth) return false;  // threads without a head would wait
+        if (is_attention_covered(op)) return attend(params, op), true;
+        if (op->src[0]->ne[1] > 1 || op->src[0]->ne[2] < params->nth) return false;  // threads without a head would wait
         ggml_compute_params in_order = *params;
         in_order.use_ref = true;
         ggml_compute_forward_flash_attn_ext(&in_order, op);
