@@ -6,7 +6,7 @@ Both sides are the same engine and file, loaded twice in one process, on the sam
 stands at a depth of 64 tokens, and the best of a round counts. GB/s are the bytes that decoding reads; the read
 bandwidth is probed in each round. The parts (`--only`) are kept one by one in results/kernels.json: the Coder 1.5B
 in Q4_K_M, Q8_0, Q4_K and Q6_K (every matrix in that type), its 0.5B draft, "experts" (six layers of the 30B-A3B shape),
-and "attention": one layer of the 1.5B shape behind 0, 4,096 and 16,384 tokens, times the layers that the model has.
+and "attention": what 4,096 and 16,384 tokens before add to a pass of the 1.5B shape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -47,8 +47,8 @@ TARGETS = {
     "AMX": (2.0, 2.0, {2: 1.1, 4: 1.2, 8: 1.6, 16: 2.4}),
 }
 READ = {"q8_0": 0.9}  # of the probe's bandwidth; other types 0.85
-DEPTHS, N_LAYER = (0, 4096, 16384), 28
-CACHES: tuple[CacheType, CacheType] = ("f16", "q8_0")
+CACHES: dict[CacheType, tuple[int, ...]] = {"f16": (0, 4096, 16384), "q8_0": (0, 4096)}
+N_LAYER = 28
 
 
 def loaded(file: Path, options: LoadOptions, cpus: tuple[int, ...]) -> tuple[Model, float]:
@@ -160,30 +160,37 @@ def experts(rounds: int, cpus: tuple[int, ...], repeats: int) -> list[Row]:
         return measure("experts", file, rounds, cpus, repeats)
 
 
-def attention(rounds: int, cpus: tuple[int, ...], depths: Sequence[int]) -> list[Row]:
-    """What the cache adds to a pass. One layer, so that the cache is filled in seconds."""
-    shape = msgspec.structs.replace(shape_of("1.5b", layers=1), n_vocab=16_384)
+def attention(rounds: int, cpus: tuple[int, ...], deepest: int) -> list[Row]:
+    """What the cache adds to a pass of one and of eight tokens and to a token of a prompt, of two layers, times the
+    model's number of them. A cache in Q8_0 is llama.cpp's on both sides, and is filled to 4,096 tokens only."""
+    shape = msgspec.structs.replace(shape_of("1.5b", layers=2), n_vocab=16_384)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        file = write_model(Path(folder) / "layer.gguf", shape, "Q4_K_M")
-        for kind in CACHES:
-            options = LoadOptions(n_ctx=depths[-1] + 2 * PROMPT, kernels="auto", type_k=kind, type_v=kind)
-            model, _ = loaded(file, options, cpus)
-            found: dict[tuple[int, int], list[float]] = {}
-            for depth in depths:
-                while len(model.sequence) < depth:
-                    model.sequence.extend(tokens(PROMPT), n_outputs=1)
-                for n, repeats in ((1, 9), (PROMPT, 1)):
-                    times = [min(passed(model, n, depth) for _ in range(repeats)) for _ in range(rounds)]
-                    found[depth, n] = [N_LAYER * ms / n for ms in times]
-                model.sequence.truncate(depth)
-                say(f"  attention {kind} at {depth}: {found[depth, 1]}, {found[depth, PROMPT]}")
-            for depth in depths[1:]:
-                for n, what in ((1, "decode"), (PROMPT, "prompt")):
-                    base = statistics.median(found[0, n])
-                    added = [ms - base for ms in found[depth, n]]
-                    rows.append(Row(f"attention: {what} at {depth:,}, {kind.upper()}", "ms a token", added))
-            model.free()
+        file = write_model(Path(folder) / "layers.gguf", shape, "Q4_K_M")
+        for kind, depths in CACHES.items():
+            added: dict[tuple[int, int], dict[Kernels, list[float]]] = {}
+            for side in SIDES if kind == "f16" else SIDES[:1]:
+                options = LoadOptions(n_ctx=deepest + 2 * PROMPT, kernels=side, type_k=kind, type_v=kind)
+                model, _ = loaded(file, options, cpus)
+                base: dict[int, float] = {}
+                for depth in (one for one in depths if one <= deepest):
+                    while len(model.sequence) < depth:
+                        model.sequence.extend(tokens(PROMPT), n_outputs=1)
+                    for n, repeats in ((1, 15), (8, 7), (PROMPT, 1)):
+                        times = [min(passed(model, n, depth) for _ in range(repeats)) for _ in range(rounds)]
+                        base.setdefault(n, statistics.median(times))
+                        ms = [N_LAYER / shape.n_layer * (one - base[n]) / (n if n == PROMPT else 1) for one in times]
+                        added.setdefault((depth, n), {})[side] = ms
+                    model.sequence.truncate(depth)
+                    say(
+                        f"  attention {kind} {side} at {depth}: " + str([added[depth, n][side] for n in (1, 8, PROMPT)])
+                    )
+                model.free()
+            for (depth, n), found in added.items():
+                what = "a token of a prompt" if n == PROMPT else f"a pass of {n}"
+                if depth:
+                    name = f"attention: added to {what} at {depth:,}, {kind.upper()}"
+                    rows.append(Row(name, "ms", found["auto"], found.get("llama.cpp", ())))
     return rows
 
 
@@ -219,7 +226,7 @@ def main() -> None:
         if name == "experts":
             rows = experts(rounds, cpus, repeats)
         elif name == "attention":
-            rows = attention(rounds, cpus, DEPTHS[:2] if given.quick else DEPTHS)
+            rows = attention(rounds, cpus, CACHES["f16"][1 if given.quick else 2])
         else:
             rows = measure(name, parts[name](), rounds, cpus, repeats)
         share = (others_seconds() - used_before) / (time.perf_counter() - start) / where.cores

@@ -137,7 +137,7 @@ def passes(models: Models, first: int, rounds: int, _: tuple[int, ...]) -> list[
 PARTS = {
     "loss": (loss, 6, ("kernels", "KLD to plain", "same top token", "perplexity")),
     "text": (text, 50, ("kernels", "equal to plain", "where others part (plain's lead there)", "")),
-    "passes": (passes, 2, ("kernels", *(f"equal by {width}, apart" for width in WIDTHS[1:]))),
+    "passes": (passes, 1, ("kernels", *(f"equal by {width}, apart" for width in WIDTHS[1:]))),
 }
 
 
