@@ -16,6 +16,7 @@ The same file is loaded without extra buffer types, with llama.cpp's (repack, AM
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from contextlib import closing
 from pathlib import Path
@@ -157,6 +158,7 @@ def main() -> None:
         models[side] = Model.load(
             file, options, pool, on_progress=lambda *_: None, abort=bindings.AbortFlag(), n_outputs=WINDOW // 2
         )
+    models[BASE].pool._next_look = math.inf  # all threads, whatever other programs do
     print(f"\nkernels_text - {where}\n\n{file.name}")
     for name in given.only.split(","):
         measure, rounds, heads = PARTS[name]
