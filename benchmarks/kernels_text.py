@@ -67,7 +67,8 @@ def loss(models: Models, first: int, rounds: int, cpus: tuple[int, ...]) -> list
                 rows[side] = [model.sequence.logits(i) for i in range(half - 1)]
             for side in OTHERS:
                 scores[side].append(comparer.compare(rows[BASE], rows[side], window[half + 1 :])[0])
-            say(f"  window {number + 1} of {len(chosen)}")
+            means = (f"{side} {np.mean(scores[side][-1].kld):.2e}" for side in OTHERS)
+            say(f"  window {number + 1} of {len(chosen)}: KLD {', '.join(means)}")
     lines: list[list[str]] = []
     for side, found in ((side, summarize(scores[side])) for side in OTHERS):
         same = f"{found.same_top.value:.2%} ({found.same_top.low:.2%}–{found.same_top.high:.2%}) of {found.n}"

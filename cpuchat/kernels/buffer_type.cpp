@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "attention.h"
+#include "floats.h"
 #include "formats.h"
 #include "ggml-backend-impl.h"
 #include "ggml-cpu-impl.h"
@@ -233,7 +233,22 @@ class Attention : public ggml::cpu::tensor_traits {
     }
 };
 
+class FloatProduct : public ggml::cpu::tensor_traits {
+    bool work_size(int, const ggml_tensor*, size_t& size) override { return size = 0, true; }
+    bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override { return multiply_floats(params, op), true; }
+};
+
 ggml_backend_buffer_type buffer_type;
+
+// Whether the last matrix before these activations has a product here: another model of this process may have none.
+bool follows_product(const ggml_tensor* x) {
+    for (int i = 0; x && i < 16; x = x->src[0], i++) {
+        if (x->op == GGML_OP_MUL_MAT || x->op == GGML_OP_MUL_MAT_ID) {
+            return x->src[0]->buffer && x->src[0]->buffer->buft == &buffer_type;
+        }
+    }
+    return false;
+}
 
 class ExtraBufferType : public ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) override {
@@ -249,7 +264,9 @@ class ExtraBufferType : public ggml::cpu::extra_buffer_type {
     }
     ggml::cpu::tensor_traits* get_tensor_traits(const ggml_tensor* op) override {
         static Attention attention;
-        if (op->op == GGML_OP_FLASH_ATTN_EXT && selected) return &attention;
+        static FloatProduct float_product;
+        if (op->op == GGML_OP_FLASH_ATTN_EXT && follows_product(op->src[0])) return &attention;
+        if (is_float_product_covered(op) && follows_product(op->src[1])) return &float_product;
         const bool product = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
         if (!product || !op->src[0]->buffer || op->src[0]->buffer->buft != &buffer_type) return nullptr;
         return static_cast<ggml::cpu::tensor_traits*>(op->src[0]->extra);

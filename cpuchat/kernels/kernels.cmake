@@ -8,7 +8,7 @@ get_target_property(version ggml-base VERSION)
 set(here "${CMAKE_CURRENT_LIST_DIR}")
 
 add_library(cpuchat-kernels SHARED
-  "${here}/buffer_type.cpp" "${here}/layout.cpp" "${here}/activations.cpp" "${here}/attention.cpp"
+  "${here}/buffer_type.cpp" "${here}/layout.cpp" "${here}/activations.cpp" "${here}/floats.cpp"
 "${here}/products_avx2.cpp" "${here}/products_avx_vnni.cpp" "${here}/products_avx512.cpp")
 target_compile_features(cpuchat-kernels PRIVATE cxx_std_17)
 target_include_directories(cpuchat-kernels PRIVATE "${ggml}/../include" "${ggml}" "${ggml}/ggml-cpu")
@@ -22,7 +22,7 @@ function(instructions file)
   set_source_files_properties("${here}/${file}" PROPERTIES COMPILE_FLAGS "${flags}")
 endfunction()
 instructions(activations.cpp -mavx2)
-set_source_files_properties("${here}/attention.cpp" PROPERTIES COMPILE_FLAGS "-O3 -ffp-contract=off -mavx2 -mfma -mf16c")
+set_source_files_properties("${here}/floats.cpp" PROPERTIES COMPILE_FLAGS "-O3 -ffp-contract=off -mavx2 -mfma -mf16c")
 instructions(products_avx2.cpp -mavx2 -mfma -mf16c)
 instructions(products_avx_vnni.cpp -mavx2 -mfma -mf16c -mavxvnni)
 instructions(products_avx512.cpp -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c)

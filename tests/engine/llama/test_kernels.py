@@ -156,8 +156,8 @@ def test_attention_is_that_of_llama_cpp(name: str, tmp_path: Path, load: Callabl
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0"])
 def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[..., Model]) -> None:
     shape = msgspec.structs.replace(
-        SHAPES["30b-a3b"], name="tiny-moe", n_layer=2, n_embd=256, n_head=2, n_head_kv=1, n_ff=256, n_vocab=512,
-        head=128, n_expert=8, n_expert_used=3, n_ctx=1024,
+        SHAPES["30b-a3b"], name="tiny-moe", n_layer=3, n_embd=512, n_head=2, n_head_kv=1, n_ff=256, n_vocab=512,
+        head=128, n_expert=48, n_expert_used=6, n_ctx=1024,
     )  # fmt: skip
     file = write_model(tmp_path / "moe.gguf", shape, kind)
     tokens = list(range(40, 60))
@@ -166,6 +166,7 @@ def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[...
     assert any(one.buffer == "CPU_CPUCHAT" for one in ours.info.evidence.weights)
     found, expected = logits(ours, tokens, [20]), logits(theirs, tokens, [20])
     assert np.array_equal(found, logits(ours, tokens, [1, 7, 12]))
+    assert np.array_equal(found, logits(ours, tokens, [1] * 20))  # the router's F32 products, too
     assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)
 
 

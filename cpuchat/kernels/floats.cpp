@@ -7,7 +7,7 @@
 // A row goes over the blocks of a part in order, with the maximum of the scores so far; then its parts are merged in
 // order. So a row has the same bits whatever the other rows and the number of threads. Where there are tiles enough for
 // all threads, each takes some with all their parts, and one part after the other, so that it stays in the L2 cache.
-#include "attention.h"
+#include "floats.h"
 
 #include <immintrin.h>
 
@@ -245,6 +245,31 @@ void attend(const ggml_compute_params* params, ggml_tensor* op) {
     ggml_barrier(params->threadpool);
     for (int64_t tile = params->ith; tile < n_tiles; tile += params->nth) {
         merge(s, tile / s.n_tiles, tile % s.n_tiles, memory + tile * s.tile_floats(), results);
+    }
+}
+
+bool is_float_product_covered(const ggml_tensor* op) {
+    const ggml_tensor *weights = op->src[0], *x = op->src[1];
+    return op->op == GGML_OP_MUL_MAT && weights->type == GGML_TYPE_F32 && weights->op == GGML_OP_NONE && x->type == GGML_TYPE_F32 &&
+           weights->ne[2] == 1 && weights->ne[3] == 1 && weights->ne[0] % 8 == 0 && ggml_is_contiguous(weights) && ggml_is_contiguous(x);
+}
+
+void multiply_floats(const ggml_compute_params* params, ggml_tensor* op) {
+    const ggml_tensor *weights = op->src[0], *x = op->src[1];
+    const int64_t n_values = weights->ne[0], n_rows = weights->ne[1], n_groups = (n_rows + 3) / 4;
+    for (int64_t group = n_groups * params->ith / params->nth; group < n_groups * (params->ith + 1) / params->nth; group++) {
+        const int64_t first = 4 * group, n = std::min<int64_t>(4, n_rows - first);
+        const float* rows[4];
+        for (int64_t i = 0; i < 4; i++) rows[i] = static_cast<const float*>(weights->data) + (first + i % n) * n_values;
+        for (int64_t token = 0; token < ggml_nrows(x); token++) {
+            const float* values = static_cast<const float*>(x->data) + token * n_values;
+            __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+            for (int64_t d = 0; d < n_values; d += 8) {
+                const __m256 v = _mm256_loadu_ps(values + d);
+                for (int i = 0; i < 4; i++) sums[i] = _mm256_fmadd_ps(_mm256_loadu_ps(rows[i] + d), v, sums[i]);
+            }
+            for (int64_t i = 0; i < n; i++) static_cast<float*>(op->data)[token * n_rows + first + i] = sum_of(sums[i]);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-// Attention over a cache of F16, for CPUs with AVX2.
+// What is computed in floats: attention over a cache of F16, and products of F32 weights; for CPUs with AVX2.
 #pragma once
 
 #include <cstddef>
@@ -14,5 +14,9 @@ bool is_attention_covered(const ggml_tensor* op);
 size_t attention_bytes(const ggml_tensor* op, int n_threads);
 // Compute in one of the threads of ggml's pool.
 void attend(const ggml_compute_params* params, ggml_tensor* op);
+
+// Products of F32 weights, a router's of experts: llama.cpp computes those of one token in another order than of several.
+bool is_float_product_covered(const ggml_tensor* op);
+void multiply_floats(const ggml_compute_params* params, ggml_tensor* op);
 
 }  // namespace cpuchat
