@@ -256,19 +256,23 @@ bool is_float_product_covered(const ggml_tensor* op) {
 
 void multiply_floats(const ggml_compute_params* params, ggml_tensor* op) {
     const ggml_tensor *weights = op->src[0], *x = op->src[1];
-    const int64_t n_values = weights->ne[0], n_rows = weights->ne[1], n_groups = (n_rows + 3) / 4;
-    for (int64_t group = n_groups * params->ith / params->nth; group < n_groups * (params->ith + 1) / params->nth; group++) {
-        const int64_t first = 4 * group, n = std::min<int64_t>(4, n_rows - first);
-        const float* rows[4];
-        for (int64_t i = 0; i < 4; i++) rows[i] = static_cast<const float*>(weights->data) + (first + i % n) * n_values;
-        for (int64_t token = 0; token < ggml_nrows(x); token++) {
-            const float* values = static_cast<const float*>(x->data) + token * n_values;
-            __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-            for (int64_t d = 0; d < n_values; d += 8) {
-                const __m256 v = _mm256_loadu_ps(values + d);
-                for (int i = 0; i < 4; i++) sums[i] = _mm256_fmadd_ps(_mm256_loadu_ps(rows[i] + d), v, sums[i]);
+    const int64_t n_values = weights->ne[0], n_rows = weights->ne[1], n_tokens = ggml_nrows(x);
+    const int64_t n_tiles = (n_rows + 3) / 4, first = n_tiles * params->ith / params->nth, end = n_tiles * (params->ith + 1) / params->nth;
+    constexpr int64_t at_once = 16;  // tokens, whose values stay in the L2 cache
+    for (int64_t tokens = 0; tokens < n_tokens; tokens += at_once) {
+        for (int64_t row = 4 * first; row < std::min(4 * end, n_rows); row += 4) {
+            const int64_t n = std::min<int64_t>(4, n_rows - row);
+            const float* rows[4];
+            for (int64_t i = 0; i < 4; i++) rows[i] = static_cast<const float*>(weights->data) + (row + i % n) * n_values;
+            for (int64_t token = tokens; token < std::min(n_tokens, tokens + at_once); token++) {
+                const float* values = static_cast<const float*>(x->data) + token * n_values;
+                __m256 sums[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+                for (int64_t d = 0; d < n_values; d += 8) {
+                    const __m256 v = _mm256_loadu_ps(values + d);
+                    for (int i = 0; i < 4; i++) sums[i] = _mm256_fmadd_ps(_mm256_loadu_ps(rows[i] + d), v, sums[i]);
+                }
+                for (int64_t i = 0; i < n; i++) static_cast<float*>(op->data)[token * n_rows + row + i] = sum_of(sums[i]);
             }
-            for (int64_t i = 0; i < n; i++) static_cast<float*>(op->data)[token * n_rows + first + i] = sum_of(sums[i]);
         }
     }
 }
