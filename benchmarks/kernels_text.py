@@ -3,14 +3,10 @@
     python benchmarks/kernels_text.py [--quick] [--only loss,text,passes] [--file FILE] [--first N] [--rounds N]
 
 The same file is loaded without extra buffer types, with llama.cpp's (repack, AMX) and with cpuchat's kernels.
-
 - loss: KLD, equal top tokens and perplexity over windows of 512 tokens of the built-in texts, as `cpuchat quality`.
-- text: greedy answers of 48 tokens to prompts, beside the plain path: how many are equal, else where they part and how
-  close the two tokens were there.
-- passes: logits after 32 tokens that are read by eights and at once, behind none and 520 others, beside those of tokens
-  one by one: how often they are equal bit by bit, and how far apart at most.
-
-`--rounds` windows or prompts from `--first` on. Nothing is timed: the machine need not be idle.
+- text: greedy answers of 48 tokens: how many are equal to the plain path's, else where they part, and by how little.
+- passes: logits after 32 tokens, behind none and 520 others, by eights and at once, beside those of one by one: how
+  often they are equal bit by bit, else how far apart. `--rounds` windows or prompts from `--first` on.
 """
 
 from __future__ import annotations
@@ -19,6 +15,7 @@ import argparse
 import math
 import os
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +49,11 @@ def prompts(model: Model) -> list[list[int]]:
 
 
 def loss(models: Models, first: int, rounds: int, cpus: tuple[int, ...]) -> list[list[str]]:
-    text = models[BASE].vocab.tokenize_prompt(f"{prose()}\n{code()}".encode())
+    text, half = models[BASE].vocab.tokenize_prompt(f"{prose()}\n{code()}".encode()), WINDOW // 2
     windows = [text[at : at + WINDOW] for at in range(0, len(text) - WINDOW, WINDOW)]
-    chosen = windows[first :: max(1, len(windows) // rounds)][:rounds]  # of prose and code
     scores: dict[str, list[Scores]] = {side: [] for side in OTHERS}
-    half = WINDOW // 2
     with closing(RowComparer(cpus, models[BASE].vocab.n_tokens)) as comparer:
-        for number, window in enumerate(chosen):
+        for window in windows[first :: max(1, len(windows) // rounds)][:rounds]:  # of prose and code
             rows: dict[str, list[np.ndarray]] = {}
             for side, model in models.items():
                 model.sequence.clear()
@@ -67,8 +62,7 @@ def loss(models: Models, first: int, rounds: int, cpus: tuple[int, ...]) -> list
                 rows[side] = [model.sequence.logits(i) for i in range(half - 1)]
             for side in OTHERS:
                 scores[side].append(comparer.compare(rows[BASE], rows[side], window[half + 1 :])[0])
-            means = (f"{side} {np.mean(scores[side][-1].kld):.2e}" for side in OTHERS)
-            say(f"  window {number + 1} of {len(chosen)}: KLD {', '.join(means)}")
+            say("  a window: KLD " + ", ".join(f"{side} {np.mean(scores[side][-1].kld):.2e}" for side in OTHERS))
     lines: list[list[str]] = []
     for side, found in ((side, summarize(scores[side])) for side in OTHERS):
         same = f"{found.same_top.value:.2%} ({found.same_top.low:.2%}–{found.same_top.high:.2%}) of {found.n}"
@@ -82,63 +76,54 @@ def written(model: Model, prompt: list[int]) -> tuple[list[int], list[float]]:
     model.sequence.clear()
     model.sequence.extend(prompt, n_outputs=1)
     row, text, leads = model.sequence.logits(len(prompt) - 1), list[int](), list[float]()
-    while len(text) < LENGTH:
+    while len(text) < LENGTH and not (text and model.vocab.is_eog(text[-1])):
+        row = model.sequence.step(text[-1]) if text else row
         second, best = np.partition(row, -2)[-2:]
         leads.append(float(best - second))
         text.append(int(row.argmax()))
-        if model.vocab.is_eog(text[-1]):
-            break
-        row = model.sequence.step(text[-1])
     return text, leads
 
 
 def text(models: Models, first: int, rounds: int, _: tuple[int, ...]) -> list[list[str]]:
-    lines: list[list[str]] = []
-    answers = {side: list[tuple[list[int], list[float]]]() for side in SIDES}
+    parted: dict[str, list[str]] = {side: [] for side in OTHERS}
     chosen = prompts(models[BASE])[first : first + rounds]
     for number, prompt in enumerate(chosen):
-        for side, model in models.items():
-            answers[side].append(written(model, prompt))
-        say(f"  prompt {number + 1} of {len(chosen)}")
-    for side in OTHERS:
-        parted: list[str] = []
-        for (plain, leads), (other, _leads) in zip(answers[BASE], answers[side], strict=True):
+        plain, leads = written(models[BASE], prompt)
+        for side in OTHERS:
+            other, _leads = written(models[side], prompt)
             if plain != other:
                 at = next(i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b)
-                parted.append(f"{at} ({leads[at]:.2f})")
-        lines.append([side, f"{len(chosen) - len(parted)} of {len(chosen)}", ", ".join(parted) or "–", ""])
-    return lines
+                parted[side].append(f"{at} ({leads[at]:.2f})")
+        say(f"  prompt {number + 1} of {len(chosen)}: {parted}")
+    return [[side, f"{len(chosen) - len(at)} of {len(chosen)}", ", ".join(at)] for side, at in parted.items()]
 
 
 def passes(models: Models, first: int, rounds: int, _: tuple[int, ...]) -> list[list[str]]:
     lines: list[list[str]] = []
     source = models[BASE].vocab.tokenize_prompt(code().encode())
-    for depth in DEPTHS:
-        for side in OTHERS:
-            model = models[side]
-            apart = {width: list[float]() for width in WIDTHS[1:]}
-            for number in range(first, first + rounds):
-                text = source[1000 * number :][: depth + READ]
-                last: dict[int, np.ndarray] = {}
-                for width in WIDTHS:
-                    model.sequence.truncate(depth if width > 1 else 0)
-                    if width == 1 and depth:
-                        model.sequence.extend(text[: depth // 2])
-                        model.sequence.extend(text[depth // 2 : depth])
-                    for at in range(depth, depth + READ, width):
-                        model.sequence.extend(text[at : at + width], n_outputs=1)
-                    last[width] = model.sequence.logits(width - 1).copy()
-                for width, far in apart.items():
-                    is_equal = last[width].tobytes() == last[1].tobytes()
-                    far.append(0.0 if is_equal else float(np.abs(last[width] - last[1]).max()))
-            cells = (f"{sum(not one for one in far)} of {rounds}, ≤ {max(far):.2g}" for far in apart.values())
-            lines.append([f"{side}, behind {depth}", *cells])
+    for depth, side in product(DEPTHS, OTHERS):
+        sequence, apart = models[side].sequence, {width: list[float]() for width in WIDTHS[1:]}
+        for number in range(first, first + rounds):
+            text, last = source[1000 * number :][: depth + READ], dict[int, np.ndarray]()
+            sequence.clear()
+            for at in range(0, depth, 260):
+                sequence.extend(text[at : min(at + 260, depth)])
+            for width in WIDTHS:
+                sequence.truncate(depth)
+                for at in range(depth, depth + READ, width):
+                    sequence.extend(text[at : at + width], n_outputs=1)
+                last[width] = sequence.logits(width - 1).copy()
+            for width, far in apart.items():
+                is_equal = last[width].tobytes() == last[1].tobytes()
+                far.append(0.0 if is_equal else float(np.abs(last[width] - last[1]).max()))
+        cells = (f"{sum(not one for one in far)} of {rounds}, ≤ {max(far):.2g}" for far in apart.values())
+        lines.append([f"{side}, behind {depth}", *cells])
     return lines
 
 
 PARTS = {
     "loss": (loss, 6, ("kernels", "KLD to plain", "same top token", "perplexity")),
-    "text": (text, 50, ("kernels", "equal to plain", "where others part (plain's lead there)", "")),
+    "text": (text, 50, ("kernels", "equal to plain", "where others part (plain's lead there)")),
     "passes": (passes, 1, ("kernels", *(f"equal by {width}, apart" for width in WIDTHS[1:]))),
 }
 
@@ -161,10 +146,9 @@ def main() -> None:
         )
     models[BASE].pool._next_look = math.inf  # all threads, whatever other programs do
     print(f"\nkernels_text - {where}\n\n{file.name}")
-    for name in given.only.split(","):
-        measure, rounds, heads = PARTS[name]
+    for measure, rounds, heads in (PARTS[name] for name in given.only.split(",")):
         lines = measure(models, given.first, given.rounds or (1 if given.quick else rounds), cpus)
-        print(f"\n{name}:\n\n{table(lines, heads)}", flush=True)
+        print(f"\n{table(lines, heads)}", flush=True)
 
 
 if __name__ == "__main__":
