@@ -225,9 +225,9 @@ void attend(const ggml_compute_params* params, ggml_tensor* op) {
     if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
     ggml_barrier(params->threadpool);
     for (int64_t unit = params->ith; unit < n_units; unit = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        if (!whole) {
-            const int64_t tile = unit / s.n_parts;
-            run_tile(s, unit % s.n_parts, tile / s.n_tiles, tile % s.n_tiles, memory + tile * s.tile_floats());
+        if (!whole) {  // all tiles of a part, which is in a cache, before the next part
+            const int64_t tile = unit % s.n_tiles, part = unit / s.n_tiles % s.n_parts, kv_head = unit / s.n_tiles / s.n_parts;
+            run_tile(s, part, kv_head, tile, memory + (kv_head * s.n_tiles + tile) * s.tile_floats());
             continue;
         }
         float* slots = memory + params->ith * tiles_at_once * s.tile_floats();
