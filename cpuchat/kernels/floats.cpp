@@ -50,9 +50,8 @@ struct Shape {
 
     // What a row has found in a part: its maximum, the sum of its weights, and from 8 on the weighted values.
     int64_t found_floats() const { return n_values + 8; }
-    int64_t tile_floats() const { return n_parts * most_rows * found_floats(); }
-    bool has_tiles_enough(int64_t n_threads) const { return n_tiles * n_kv_heads >= 2 * tiles_at_once * n_threads; }
-    int64_t n_slots(int64_t n_threads) const { return has_tiles_enough(n_threads) ? tiles_at_once * n_threads : n_tiles * n_kv_heads; }
+    int64_t tile_floats() const { return most_rows * found_floats(); }
+    bool has_tiles_enough(int64_t n_threads) const { return n_tiles * n_kv_heads >= 2 * n_threads; }
 };
 
 const char* at(const ggml_tensor* t, int64_t i1, int64_t i2) {
@@ -172,29 +171,43 @@ template <int R> void run(const Shape& s, int64_t part, int64_t kv_head, int64_t
     }
 }
 
-void run_tile(const Shape& s, int64_t part, int64_t kv_head, int64_t tile, float* slot) {
+void run_tile(const Shape& s, int64_t part, int64_t kv_head, int64_t tile, float* to) {
     static constexpr decltype(&run<1>) by_rows[] = {run<1>, run<2>, run<3>, run<4>, run<5>, run<6>};
     const int64_t first = tile * most_rows, n = std::min<int64_t>(most_rows, s.n_rows - first);
-    by_rows[n - 1](s, part, kv_head, first, slot + part * most_rows * s.found_floats());
+    by_rows[n - 1](s, part, kv_head, first, to);
 }
 
-// Merges the parts of a tile's rows into the results.
-void merge(const Shape& s, int64_t kv_head, int64_t tile, const float* slot, float* results) {
-    const int64_t first = tile * most_rows, stride = most_rows * s.found_floats();
-    for (int64_t row = first; row < std::min(s.n_rows, first + most_rows); row++) {
-        const float* parts = slot + (row - first) * s.found_floats();
+// Adds what the rows of a tile have found in the next part to what they have found before.
+void add_part(const Shape& s, int64_t n_rows, float* total, const float* found) {
+    for (int64_t row = 0; row < n_rows; row++, total += s.found_floats(), found += s.found_floats()) {
+        if (found[0] == -INFINITY) continue;
+        const float top = std::max(total[0], found[0]);
+        const float before = total[0] == -INFINITY ? 0.0f : std::exp(total[0] - top), now = std::exp(found[0] - top);
+        total[0] = top, total[1] = before * total[1] + now * found[1];
+        for (int64_t d = 8; d < s.found_floats(); d++) total[d] = before * total[d] + now * found[d];
+    }
+}
+
+void write_results(const Shape& s, int64_t kv_head, int64_t tile, const float* total, float* results) {
+    for (int64_t row = tile * most_rows; row < std::min(s.n_rows, (tile + 1) * most_rows); row++, total += s.found_floats()) {
         float* out = results + (s.token(row) * s.n_heads + s.head(kv_head, row)) * s.n_values;
-        float top = -INFINITY, sum = 0;
-        for (int64_t part = 0; part < s.n_parts; part++) top = std::max(top, parts[part * stride]);
-        std::fill_n(out, s.n_values, 0.0f);
-        for (int64_t part = 0; part < s.n_parts; part++) {
-            const float* found = parts + part * stride;
-            if (found[0] == -INFINITY) continue;
-            const float factor = std::exp(found[0] - top);
-            sum += factor * found[1];
-            for (int64_t d = 0; d < s.n_values; d++) out[d] += factor * found[8 + d];
+        for (int64_t d = 0; d < s.n_values; d++) out[d] = total[1] > 0 ? total[8 + d] / total[1] : 0.0f;
+    }
+}
+
+// Tiles `first` to `end`, of one KV head after the other, with all their parts. `memory` is for one tile more.
+void run_tiles(const Shape& s, int64_t first, int64_t end, float* memory, float* results) {
+    float* found = memory + (end - first) * s.tile_floats();
+    for (int64_t part = 0; part < s.n_parts; part++) {
+        for (int64_t tile = first; tile < end; tile++) {
+            const int64_t n_rows = std::min<int64_t>(most_rows, s.n_rows - tile % s.n_tiles * most_rows);
+            float* total = memory + (tile - first) * s.tile_floats();
+            run_tile(s, part, tile / s.n_tiles, tile % s.n_tiles, part ? found : total);
+            if (part) add_part(s, n_rows, total, found);
         }
-        for (int64_t d = 0; d < s.n_values && sum > 0; d++) out[d] /= sum;
+    }
+    for (int64_t tile = first; tile < end; tile++) {
+        write_results(s, tile / s.n_tiles, tile % s.n_tiles, memory + (tile - first) * s.tile_floats(), results);
     }
 }
 
@@ -213,38 +226,34 @@ bool is_attention_covered(const ggml_tensor* op) {
 
 size_t attention_bytes(const ggml_tensor* op, int n_threads) {
     const Shape s(op);
-    return s.n_slots(n_threads) * s.tile_floats() * sizeof(float);
+    const int64_t in_parts = s.has_tiles_enough(n_threads) ? 0 : s.n_tiles * s.n_kv_heads * s.n_parts;
+    return std::max(n_threads * (tiles_at_once + 1), in_parts) * s.tile_floats() * sizeof(float);
 }
 
 void attend(const ggml_compute_params* params, ggml_tensor* op) {
     const Shape s(op);
     float *memory = static_cast<float*>(params->wdata), *results = static_cast<float*>(op->data);
-    const int64_t n_tiles = s.n_tiles * s.n_kv_heads;  // of one KV head after the other
+    const int64_t n_tiles = s.n_tiles * s.n_kv_heads, at_once = std::clamp<int64_t>(n_tiles / (2 * params->nth), 1, tiles_at_once);
     const bool whole = s.has_tiles_enough(params->nth);
-    const int64_t n_units = whole ? (n_tiles + tiles_at_once - 1) / tiles_at_once : n_tiles * s.n_parts;
+    const int64_t n_units = whole ? (n_tiles + at_once - 1) / at_once : n_tiles * s.n_parts;
     if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
     ggml_barrier(params->threadpool);
     for (int64_t unit = params->ith; unit < n_units; unit = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        if (!whole) {  // all tiles of a part, which is in a cache, before the next part
+        if (whole) {
+            float* own = memory + params->ith * (tiles_at_once + 1) * s.tile_floats();
+            run_tiles(s, unit * at_once, std::min(n_tiles, (unit + 1) * at_once), own, results);
+        } else {  // all tiles of a part, which is in a cache, before the next part
             const int64_t tile = unit % s.n_tiles, part = unit / s.n_tiles % s.n_parts, kv_head = unit / s.n_tiles / s.n_parts;
-            run_tile(s, part, kv_head, tile, memory + (kv_head * s.n_tiles + tile) * s.tile_floats());
-            continue;
-        }
-        float* slots = memory + params->ith * tiles_at_once * s.tile_floats();
-        const int64_t first = unit * tiles_at_once, n = std::min(tiles_at_once, n_tiles - first);
-        for (int64_t part = 0; part < s.n_parts; part++) {
-            for (int64_t i = 0; i < n; i++) {
-                run_tile(s, part, (first + i) / s.n_tiles, (first + i) % s.n_tiles, slots + i * s.tile_floats());
-            }
-        }
-        for (int64_t i = 0; i < n; i++) {
-            merge(s, (first + i) / s.n_tiles, (first + i) % s.n_tiles, slots + i * s.tile_floats(), results);
+            run_tile(s, part, kv_head, tile, memory + ((kv_head * s.n_tiles + tile) * s.n_parts + part) * s.tile_floats());
         }
     }
     if (whole) return;
     ggml_barrier(params->threadpool);
     for (int64_t tile = params->ith; tile < n_tiles; tile += params->nth) {
-        merge(s, tile / s.n_tiles, tile % s.n_tiles, memory + tile * s.tile_floats(), results);
+        float* total = memory + tile * s.n_parts * s.tile_floats();
+        const int64_t n_rows = std::min<int64_t>(most_rows, s.n_rows - tile % s.n_tiles * most_rows);
+        for (int64_t part = 1; part < s.n_parts; part++) add_part(s, n_rows, total, total + part * s.tile_floats());
+        write_results(s, tile / s.n_tiles, tile % s.n_tiles, total, results);
     }
 }
 
