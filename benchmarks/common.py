@@ -187,8 +187,11 @@ def table(rows: Sequence[Sequence[str]], heads: Sequence[str] = HEADS) -> str:
     return "\n".join([line(heads), rule, *map(line, rows)])
 
 
-def report(name: str, where: Machine, rows: Sequence[Row], *, quick: bool, remarks: Sequence[str] = ()) -> None:
-    """Print machine and table; keep the figures in `results/NAME.json` (a quick run is not kept)."""
+def report(
+    name: str, where: Machine, rows: Sequence[Row], *, quick: bool, remarks: Sequence[str] = (), adds: bool = False
+) -> None:
+    """Print machine and table; keep the figures in `results/NAME.json` (a quick run is not kept). With `adds` the rows
+    of other names that are there stay: the script was run in parts."""
     print(f"\n{name} - {where}\n")
     print(table([row.cells() for row in rows]))
     for remark in [*remarks, *(f"{row.what}: {row.note}" for row in rows if row.note)]:
@@ -200,6 +203,12 @@ def report(name: str, where: Machine, rows: Sequence[Row], *, quick: bool, remar
         {**asdict(row), "target": str(row.target) if row.target else None, "judged": row.judged, "reached": row.reached}
         for row in rows
     ]
+    file, names = RESULTS / f"{name}.json", {row.what for row in rows}
+    if adds and file.is_file():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        parts = {remark.partition(":")[0] for remark in remarks}
+        remarks = [*(one for one in kept["remarks"] if one.partition(":")[0] not in parts), *remarks]
+        lines = [*(line for line in kept["rows"] if line["what"] not in names), *lines]
     save(name, where, {"rows": lines, "remarks": list(remarks)})
 
 

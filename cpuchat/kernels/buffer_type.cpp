@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "floats.h"
 #include "formats.h"
 #include "ggml-backend-impl.h"
 #include "ggml-cpu-impl.h"
@@ -20,6 +21,7 @@
 
 extern "C" {
 void ggml_barrier(ggml_threadpool* pool);
+void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml_tensor* op);
 }
 
 namespace cpuchat {
@@ -268,7 +270,39 @@ class Traits : public ggml::cpu::tensor_traits {
     }
 };
 
+// What is not covered stays llama.cpp's, which adds up a single token's in as many parts of the cache as there are
+// threads. Passes that verify drafts do not, so a draft could change the text: here one takes their order too.
+class Attention : public ggml::cpu::tensor_traits {
+    bool work_size(int n_threads, const ggml_tensor* op, size_t& size) override {
+        size = attention_bytes(op, n_threads);
+        return is_attention_covered(op);
+    }
+    bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
+        if (is_attention_covered(op)) return attend(params, op), true;
+        if (op->src[0]->ne[1] > 1 || op->src[0]->ne[2] < params->nth) return false;  // threads without a head would wait
+        ggml_compute_params in_order = *params;
+        in_order.use_ref = true;
+        ggml_compute_forward_flash_attn_ext(&in_order, op);
+        return true;
+    }
+};
+
+class FloatProduct : public ggml::cpu::tensor_traits {
+    bool work_size(int, const ggml_tensor*, size_t& size) override { return size = 0, true; }
+    bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override { return multiply_floats(params, op), true; }
+};
+
 ggml_backend_buffer_type buffer_type;
+
+// Whether the last matrix before these activations has a product here: another model of this process may have none.
+bool follows_product(const ggml_tensor* x) {
+    for (int i = 0; x && i < 16; x = x->src[0], i++) {
+        if (x->op == GGML_OP_MUL_MAT || x->op == GGML_OP_MUL_MAT_ID) {
+            return x->src[0]->buffer && x->src[0]->buffer->buft == &buffer_type;
+        }
+    }
+    return false;
+}
 
 class ExtraBufferType : public ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) override {
@@ -283,6 +317,10 @@ class ExtraBufferType : public ggml::cpu::extra_buffer_type {
         return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->type == GGML_TYPE_F32;
     }
     ggml::cpu::tensor_traits* get_tensor_traits(const ggml_tensor* op) override {
+        static Attention attention;
+        static FloatProduct float_product;
+        if (op->op == GGML_OP_FLASH_ATTN_EXT && follows_product(op->src[0])) return &attention;
+        if (is_float_product_covered(op) && follows_product(op->src[1])) return &float_product;
         const bool product = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
         if (!product || !op->src[0]->buffer || op->src[0]->buffer->buft != &buffer_type) return nullptr;
         return static_cast<ggml::cpu::tensor_traits*>(op->src[0]->extra);

@@ -26,7 +26,7 @@ endif()
 get_target_property(ggml ggml-base SOURCE_DIR)
 get_target_property(version ggml-base VERSION)
 library(cpuchat-kernels
-  "${here}/buffer_type.cpp" "${here}/measure.cpp" "${here}/layout.cpp" "${here}/activations.cpp"
+  "${here}/buffer_type.cpp" "${here}/measure.cpp" "${here}/layout.cpp" "${here}/activations.cpp" "${here}/floats.cpp"
   "${here}/products_avx2.cpp" "${here}/products_avx_vnni.cpp" "${here}/products_avx512.cpp" "${here}/products_amx.cpp")
 target_include_directories(cpuchat-kernels PRIVATE "${ggml}/../include" "${ggml}" "${ggml}/ggml-cpu")
 target_compile_definitions(cpuchat-kernels PRIVATE "CPUCHAT_GGML_VERSION=\"${version}\"")
@@ -38,6 +38,7 @@ function(instructions file)
   set_source_files_properties("${here}/${file}" PROPERTIES COMPILE_FLAGS "${flags}")
 endfunction()
 instructions(activations.cpp -mavx2)
+set_source_files_properties("${here}/floats.cpp" PROPERTIES COMPILE_FLAGS "-O3 -ffp-contract=off -mavx2 -mfma -mf16c")
 instructions(products_avx2.cpp -mavx2 -mfma -mf16c)
 instructions(products_avx_vnni.cpp -mavx2 -mfma -mf16c -mavxvnni)
 instructions(products_avx512.cpp -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c)

@@ -184,12 +184,45 @@ def test_a_model_computes_with_them_and_llama_cpp_s_again_afterwards(load: Calla
     assert found.argmax() == expected.argmax()
 
 
+LONG = msgspec.structs.replace(OPTIONS, n_ctx=1024, n_batch=512, n_ubatch=512)
+TEXT = [40 + i * 37 % 400 for i in range(632)]
+
+
+@needs_kernels
+def test_drafts_behind_a_long_text_change_no_bit(load: Callable[..., Model]) -> None:
+    # llama.cpp's attention of one token is computed in parts, one for each thread, from 512 cells of the cache on.
+    model = load(DEMO, LONG, threads=own_cpus()[:2])
+    found = logits(model, TEXT, [512, 88, *[1] * 32])
+    assert np.array_equal(found, logits(model, TEXT, [512, 88, 3, 29]))
+    assert np.array_equal(found, logits(model, TEXT, [512, 88, 32]))
+    assert np.array_equal(found, logits(model, TEXT, [300, 332]))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["demo", "27b-gemma3", "0.5b"])
+def test_attention_is_that_of_llama_cpp(name: str, tmp_path: Path, load: Callable[..., Model]) -> None:
+    file = DEMO
+    if name != "demo":  # windows and heads of 32; 7 heads for each of the cache
+        heads = {"n_head": 4, "n_head_kv": 2, "head": 32} if name == "27b-gemma3" else {"n_head": 14, "head": 16}
+        shape = msgspec.structs.replace(
+            SHAPES[name], name="tiny", n_layer=6, n_embd=224, n_ff=256, n_vocab=512, **heads,
+            window=min(SHAPES[name].window, 96),
+        )  # fmt: skip
+        file = write_model(tmp_path / "tiny.gguf", shape, "Q8_0")
+    # An F32 cache is left to llama.cpp.
+    exact = load(file, msgspec.structs.replace(LONG, type_k="f32", type_v="f32"))
+    for widths in ([512, 88, *[1] * 32], [512, 88, 32], [20, 30]):
+        expected = logits(exact, TEXT, widths)
+        found = logits(load(file, LONG), TEXT, widths)
+        assert np.abs(found - expected).max() < 0.01 * np.ptp(expected)
+
+
 @needs_kernels
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "MXFP4", "IQ4_XS", "IQ4_NL", "Q3_K", "Q2_K"])
 def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[..., Model]) -> None:
     shape = msgspec.structs.replace(
-        SHAPES["30b-a3b"], name="tiny-moe", n_layer=2, n_embd=256, n_head=2, n_head_kv=1, n_ff=256, n_vocab=512,
-        head=128, n_expert=8, n_expert_used=3, n_ctx=1024,
+        SHAPES["30b-a3b"], name="tiny-moe", n_layer=3, n_embd=512, n_head=2, n_head_kv=1, n_ff=256, n_vocab=512,
+        head=128, n_expert=48, n_expert_used=6, n_ctx=1024,
     )  # fmt: skip
     file = write_model(tmp_path / "moe.gguf", shape, kind)
     tokens = list(range(40, 60))
@@ -198,6 +231,7 @@ def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[...
     assert any(one.buffer == "CPU_CPUCHAT" for one in ours.info.evidence.weights)
     found, expected = logits(ours, tokens, [20]), logits(theirs, tokens, [20])
     assert np.array_equal(found, logits(ours, tokens, [1, 7, 12]))
+    assert np.array_equal(found, logits(ours, tokens, [1] * 20))  # the router's F32 products, too
     assert np.abs(found - expected).max() < 0.05 * np.ptp(expected)
 
 
