@@ -36,7 +36,8 @@ int n_layout_threads = 1;
 bool is_mapped = false;
 
 constexpr size_t huge_page = size_t{2} << 20;
-constexpr size_t chunk_bytes = 64 << 10;  // of weights that a thread takes at a time
+// Of weights that a thread takes at a time: long streams, or what stays in the L2 cache for the next tokens.
+constexpr size_t chunk_bytes = 512 << 10, cached_chunk_bytes = 64 << 10;
 constexpr size_t overrun = 16 << 10;      // that is prefetched behind the last group
 
 size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
@@ -113,25 +114,29 @@ struct Work {
     // Groups `first` to `end` with tokens `token` to `token_end`; `row(token)` is where the results of a token go.
     template <class Row>
     void run(const uint8_t* weights, size_t bytes, int64_t first, int64_t end, int64_t token, int64_t token_end, Row row) const {
-        float* out[wide_tile];
-        const WideProduct wide = products->wide.of[static_cast<int>(format)];
+        const int kind = static_cast<int>(format);
+        const WideProduct wide = products->wide.of[kind];
+        const int64_t rows = products->rows, whole = std::max(first, std::min(end, n_rows / rows));
+        if (const Product several = products->several[kind]; several && token_end - token == 1) {
+            const int64_t apart = (whole - first) / most_groups;
+            for (int64_t g = first; g < first + apart; g++) {
+                float* out = row(token) + g * rows;
+                several({weights + g * bytes, apart * bytes, apart * rows}, x, token, &out);
+            }
+            first += most_groups * apart;
+        }
         while (token < token_end) {
             const int64_t left = token_end - token;
             const bool is_wide = wide != nullptr && left >= products->wide.from;
             const int64_t most = is_wide ? wide_tile : products->tile;
             const int n = static_cast<int>(left <= most ? left : left < 2 * most ? (left + 1) / 2 : most);
-            const Product product = is_wide ? nullptr : products->of[static_cast<int>(format)][n];
+            const Product product = is_wide ? nullptr : products->of[kind][n];
+            float *out[wide_tile], last[wide_tile][16];
             for (int64_t g = first; g < end; g++) {
-                const int64_t n_here = std::min<int64_t>(products->rows, n_rows - g * products->rows);
-                float last[wide_tile][16];
-                for (int i = 0; i < n; i++) {
-                    out[i] = n_here == products->rows ? row(token + i) + g * products->rows : last[i];
-                }
+                for (int i = 0; i < n; i++) out[i] = g < whole ? row(token + i) + g * rows : last[i];
                 if (is_wide) wide(weights + g * bytes, x, token, n, out);
-                else product(weights + g * bytes, x, token, out);
-                for (int i = 0; n_here < products->rows && i < n; i++) {
-                    std::copy_n(last[i], n_here, row(token + i) + g * products->rows);
-                }
+                else product({weights + g * bytes, 0, 0}, x, token, out);
+                for (int i = 0; g >= whole && i < n; i++) std::copy_n(last[i], n_rows - g * rows, row(token + i) + g * rows);
             }
             token += n;
         }
@@ -172,8 +177,8 @@ const float* row_of(const ggml_tensor* t, int64_t i) {
     return reinterpret_cast<const float*>(static_cast<const char*>(t->data) + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3]);
 }
 
-Shares shares_of(const ggml_tensor* weights, Taken* taken, int64_t n_threads, int64_t n_matrices) {
-    int64_t groups = std::max<int64_t>(1, chunk_bytes / bytes_of_group(weights));
+Shares shares_of(const ggml_tensor* weights, Taken* taken, int64_t n_threads, int64_t n_matrices, bool read_once) {
+    int64_t groups = std::max<int64_t>(1, (read_once ? chunk_bytes : cached_chunk_bytes) / bytes_of_group(weights));
     while (groups > 1 && n_groups(weights) / groups < 4 * n_threads) groups /= 2;
     return {taken, n_threads, n_matrices, n_groups(weights), groups};
 }
@@ -203,7 +208,7 @@ void multiply(ggml_compute_params* params, ggml_tensor* op) {
     quantize_share(params, format, K, n, scratch, [&](int64_t token) { return row_of(x, token); });
     ggml_barrier(params->threadpool);
     const Work work{format, weights->ne[1], {scratch.quants, scratch.blocks, K}};
-    shares_of(weights, scratch.taken, params->nth, 1).work(own, [&](int64_t, int64_t first, int64_t end) {
+    shares_of(weights, scratch.taken, params->nth, 1, n <= products->tile).work(own, [&](int64_t, int64_t first, int64_t end) {
         work.run(static_cast<const uint8_t*>(weights->data), bytes_of_group(weights), first, end, 0, n,
                  [&](int64_t token) { return const_cast<float*>(row_of(op, token)); });
     });
@@ -245,7 +250,7 @@ void multiply_experts(ggml_compute_params* params, ggml_tensor* op) {
     ggml_barrier(params->threadpool);
     const Work work{format, weights->ne[1], {scratch.quants, scratch.blocks, K}};
     const size_t bytes = bytes_of_group(weights);
-    const Shares shares = shares_of(weights, scratch.taken, params->nth, scratch.used[n_experts]);
+    const Shares shares = shares_of(weights, scratch.taken, params->nth, scratch.used[n_experts], n <= products->tile * scratch.used[n_experts]);
     shares.work(own, [&](int64_t number, int64_t first, int64_t end) {
         const int64_t expert = scratch.used[number];
         work.run(static_cast<const uint8_t*>(weights->data) + expert * shares.n_groups * bytes, bytes, first, end,
@@ -360,7 +365,7 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, si
     const int64_t n_rows = tensor->ne[1], bytes = bytes_of_group(tensor);
     const int n_threads = size > (1 << 20) ? n_layout_threads : 1;
     std::vector<Taken> taken(n_threads);
-    const Shares shares = shares_of(tensor, taken.data(), n_threads, tensor->ne[2]);
+    const Shares shares = shares_of(tensor, taken.data(), n_threads, tensor->ne[2], true);
     auto lay_out_share = [&](int64_t own) {
         shares.work(own, [&](int64_t matrix, int64_t first, int64_t end) {
             for (int64_t g = first; g < end; g++) {

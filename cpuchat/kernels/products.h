@@ -1,4 +1,4 @@
-// Products of a group of rows with a few tokens, for any instruction set: each file that includes this is compiled for
+// Products of groups of rows with a few tokens, for any instruction set: each file that includes this is compiled for
 // one of them.
 //
 // Of each block the integer sums are exact; then one multiply-add in float, in the order of the blocks. So an element of
@@ -16,18 +16,18 @@
 namespace cpuchat {
 namespace {
 
-// Ahead. Measured: 50 to 42 ms a pass on a Xeon with AVX-512 and 4 KB; on Zen 3 a thread reads 4 to 29 % faster with 8 KB
-// than with 4, by type, and without 0.6 to 0.9 as fast.
+// Measured: 50 to 42 ms a pass on a Xeon with AVX-512 and 4 KB; on Zen 3 a thread reads 4 to 29 % faster with 8 KB than
+// with 4, by type, and without 0.6 to 0.9 as fast. Several streams are fastest with little: the CPU fetches ahead itself.
 #ifdef __AVX512VNNI__
-constexpr int prefetch_bytes = 4096;
+constexpr int ahead_alone = 4096;
 #else
-constexpr int prefetch_bytes = 8192;
+constexpr int ahead_alone = 8192;
 #endif
+constexpr int ahead_of_several = 1024;
 
-template <int bytes> inline void prefetch(const uint8_t* p) {
-    UNROLL for (int at = 0; at < bytes; at += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(p + prefetch_bytes + at), _MM_HINT_T0);
-    }
+template <int bytes, int G> inline void prefetch(const uint8_t* p) {
+    constexpr int ahead = G > 1 ? ahead_of_several : ahead_alone;
+    UNROLL for (int at = 0; at < bytes; at += 64) _mm_prefetch(reinterpret_cast<const char*>(p + ahead + at), _MM_HINT_T0);
 }
 
 // Calls `step` with each number below n as a constant.
@@ -75,66 +75,80 @@ template <class S, int T> struct SignedSums {
     }
 };
 
-template <class S, int T, bool five_bits>
-void q45_k(const uint8_t* w, const Activations& x, int64_t token, float* const* out) {
+// The results of T tokens with each of G groups.
+template <class S, int T, int G> struct Results {
+    typename S::F of[G][T];
+    Results() {
+        for (auto& group : of) UNROLL for (int i = 0; i < T; i++) group[i] = S::zero_f();
+    }
+    void store(const Groups& groups, float* const* out) const {
+        for (int g = 0; g < G; g++) UNROLL for (int i = 0; i < T; i++) S::store(out[i] + g * groups.rows, of[g][i]);
+    }
+};
+
+template <class S, int T, bool five_bits, int G = 1>
+void q45_k(const Groups& groups, const Activations& x, int64_t token, float* const* out) {
     using I = typename S::I;
     constexpr int V = S::bytes;
     const int64_t K = x.n_values, n_blocks = K / 256;
     const int8_t* quants = x.quants + token * K;
     const Block256* blocks = static_cast<const Block256*>(x.blocks) + token * n_blocks;
     const I nibble = S::bytes_of(15), fifth = S::bytes_of(16);
-    typename S::F result[T];
-    UNROLL for (int i = 0; i < T; i++) result[i] = S::zero_f();
-    for (int64_t b = 0; b < n_blocks; b++, quants += 256, blocks++) {
-        prefetch<4 * V>(w);
-        I scales[4];  // and minimums, from the third on
-        split_sixes<S>(w + V, scales);
-        I totals[T];
-        UNROLL for (int i = 0; i < T; i++) totals[i] = S::zero();
-        const uint8_t* bits = w + 4 * V;
-        const uint8_t* nibbles = bits + (five_bits ? 8 * V : 0);
-        auto quarter = [&](auto number) {  // 64 values: two sub-blocks of 32
-            constexpr int j = decltype(number)::value;
-            const I scale_low = S::template scale<2 * j % 4>(scales[j / 2]);
-            const I scale_high = S::template scale<2 * j % 4 + 1>(scales[j / 2]);
-            Sums<S, T> low, high;
-            low.clear(), high.clear();
-            UNROLL for (int t = 0; t < 8; t++) {
-                const uint8_t* at = nibbles + (8 * j + t) * V;
-                if (t * V % 64 == 0) prefetch<64>(at);
-                const I both = S::load(at);
-                I a = S::bit_and(both, nibble), c = S::bit_and(S::template shift<4>(both), nibble);
-                if constexpr (five_bits) {
-                    if (j == 0 && t * V % 64 == 0) prefetch<64>(bits + t * V);
-                    const I h = S::load(bits + t * V);
-                    a = S::bit_or(a, S::bit_and(S::template shift<2 * j - 4>(h), fifth));
-                    c = S::bit_or(c, S::bit_and(S::template shift<2 * j - 3>(h), fifth));
+    Results<S, T, G> results;
+    const uint8_t* first = groups.first;
+    for (int64_t b = 0; b < n_blocks; b++, first += (five_bits ? 44 : 36) * V, quants += 256, blocks++) {
+        for (int g = 0; g < G; g++) {
+            const uint8_t* w = first + g * groups.bytes;
+            typename S::F* result = results.of[g];
+            prefetch<4 * V, G>(w);
+            I scales[4];  // and minimums, from the third on
+            split_sixes<S>(w + V, scales);
+            I totals[T];
+            UNROLL for (int i = 0; i < T; i++) totals[i] = S::zero();
+            const uint8_t* bits = w + 4 * V;
+            const uint8_t* nibbles = bits + (five_bits ? 8 * V : 0);
+            auto quarter = [&](auto number) {  // 64 values: two sub-blocks of 32
+                constexpr int j = decltype(number)::value;
+                const I scale_low = S::template scale<2 * j % 4>(scales[j / 2]);
+                const I scale_high = S::template scale<2 * j % 4 + 1>(scales[j / 2]);
+                Sums<S, T> low, high;
+                low.clear(), high.clear();
+                UNROLL for (int t = 0; t < 8; t++) {
+                    const uint8_t* at = nibbles + (8 * j + t) * V;
+                    if (t * V % 64 == 0) prefetch<64, G>(at);
+                    const I both = S::load(at);
+                    I a = S::bit_and(both, nibble), c = S::bit_and(S::template shift<4>(both), nibble);
+                    if constexpr (five_bits) {
+                        if (j == 0 && t * V % 64 == 0) prefetch<64, G>(bits + t * V);
+                        const I h = S::load(bits + t * V);
+                        a = S::bit_or(a, S::bit_and(S::template shift<2 * j - 4>(h), fifth));
+                        c = S::bit_or(c, S::bit_and(S::template shift<2 * j - 3>(h), fifth));
+                    }
+                    low.add(a, quants + 64 * j + 4 * t, K);
+                    high.add(c, quants + 64 * j + 32 + 4 * t, K);
+                    if (five_bits && !S::wide_sums && t == 3) {  // 4 × 2 × 31 × 127 fit into 16 bits
+                        low.apply_to(totals, scale_low), high.apply_to(totals, scale_high);
+                        low.clear(), high.clear();
+                    }
                 }
-                low.add(a, quants + 64 * j + 4 * t, K);
-                high.add(c, quants + 64 * j + 32 + 4 * t, K);
-                if (five_bits && !S::wide_sums && t == 3) {  // 4 × 2 × 31 × 127 fit into 16 bits
-                    low.apply_to(totals, scale_low), high.apply_to(totals, scale_high);
-                    low.clear(), high.clear();
-                }
+                low.apply_to(totals, scale_low), high.apply_to(totals, scale_high);
+            };
+            each<4>(quarter);
+            const typename S::F d = S::halves(w), min = S::halves(w + 2 * S::rows);
+            const I words = S::dwords_of(0x00ff00ff);
+            const I m[4] = {S::bit_and(scales[2], words), S::bit_and(S::template shift<8>(scales[2]), words),
+                            S::bit_and(scales[3], words), S::bit_and(S::template shift<8>(scales[3]), words)};
+            UNROLL for (int i = 0; i < T; i++) {
+                const Block256& block = blocks[i * n_blocks];
+                I sum = S::pairs(m[0], S::dwords_of(block.mins[0]));
+                UNROLL for (int k = 1; k < 4; k++) sum = S::add(sum, S::pairs(m[k], S::dwords_of(block.mins[k])));
+                const typename S::F dx = S::broadcast_f(block.d);
+                result[i] = S::fmadd(S::to_float(totals[i]), S::mul(d, dx), result[i]);
+                result[i] = S::fnmadd(S::to_float(sum), S::mul(min, dx), result[i]);
             }
-            low.apply_to(totals, scale_low), high.apply_to(totals, scale_high);
-        };
-        each<4>(quarter);
-        const typename S::F d = S::halves(w), min = S::halves(w + 2 * S::rows);
-        const I words = S::dwords_of(0x00ff00ff);
-        const I m[4] = {S::bit_and(scales[2], words), S::bit_and(S::template shift<8>(scales[2]), words),
-                        S::bit_and(scales[3], words), S::bit_and(S::template shift<8>(scales[3]), words)};
-        UNROLL for (int i = 0; i < T; i++) {
-            const Block256& block = blocks[i * n_blocks];
-            I sum = S::pairs(m[0], S::dwords_of(block.mins[0]));
-            UNROLL for (int k = 1; k < 4; k++) sum = S::add(sum, S::pairs(m[k], S::dwords_of(block.mins[k])));
-            const typename S::F dx = S::broadcast_f(block.d);
-            result[i] = S::fmadd(S::to_float(totals[i]), S::mul(d, dx), result[i]);
-            result[i] = S::fnmadd(S::to_float(sum), S::mul(min, dx), result[i]);
         }
-        w = nibbles + 32 * V;
     }
-    UNROLL for (int i = 0; i < T; i++) S::store(out[i], result[i]);
+    results.store(groups, out);
 }
 
 // Formats of 16 values a scale differ in their scales, and in how the weights of two of the four sub-blocks of a part are
@@ -208,59 +222,62 @@ void scaled_sums(const typename S::I* scales, int shift, const Block256* blocks,
     }
 }
 
-template <class S, int T, class Weights>
-void q236_k(const uint8_t* w, const Activations& x, int64_t token, float* const* out) {
+template <class S, int T, class Weights, int G = 1>
+void q236_k(const Groups& groups, const Activations& x, int64_t token, float* const* out) {
     using I = typename S::I;
     constexpr int V = S::bytes, block_bytes = (Weights::before + 4 * Weights::part) * V;
     const int64_t K = x.n_values, n_blocks = K / 256;
     const int8_t* quants = x.quants + token * K;
     const Block256* blocks = static_cast<const Block256*>(x.blocks) + token * n_blocks;
-    const uint8_t* ds = w + n_blocks * block_bytes;
-    typename S::F result[T];
-    UNROLL for (int i = 0; i < T; i++) result[i] = S::zero_f();
-    for (int64_t b = 0; b < n_blocks; b++, w += block_bytes, quants += 256, blocks++) {
-        I totals[T], sums[T], scales[4], mins[4];
-        UNROLL for (int i = 0; i < T; i++) totals[i] = S::zero();
-        prefetch<Weights::before * V>(w);
-        Weights::scales(w, scales, mins);
-        for (int p = 0; p < 4; p++) {
-            const uint8_t* at = w + (Weights::before + p * Weights::part) * V;
-            const int8_t* xp = quants + 128 * (p / 2) + 16 * (p % 2);
-            prefetch<Weights::part * V>(at);
-            auto half = [&](auto number) {
-                constexpr int h = decltype(number)::value, i = Weights::template first<h>, j = Weights::template second<h>;
-                const I scale_low = S::template scale<i, Weights::up>(scales[p]), scale_high = S::template scale<j>(scales[p]);
-                Sums<S, T> low, high;
-                low.clear(), high.clear();
-                auto step = [&](auto number) {
-                    constexpr int t = decltype(number)::value;
-                    I a, c;
-                    Weights::template weights<h, t>(at, &a, &c);
-                    low.add(a, xp + 32 * i + 4 * t, K), high.add(c, xp + 32 * j + 4 * t, K);
-                    if (!S::wide_sums && t % Weights::span == Weights::span - 1 && t < 3) {  // as many as fit into 16 bits
-                        low.apply_to(totals, scale_low), high.apply_to(totals, scale_high);
-                        low.clear(), high.clear();
-                    }
+    Results<S, T, G> results;
+    const uint8_t *first = groups.first, *first_ds = first + n_blocks * block_bytes;
+    for (int64_t b = 0; b < n_blocks; b++, first += block_bytes, quants += 256, blocks++) {
+        for (int g = 0; g < G; g++) {
+            const uint8_t *w = first + g * groups.bytes, *ds = first_ds + g * groups.bytes;
+            typename S::F* result = results.of[g];
+            I totals[T], sums[T], scales[4], mins[4];
+            UNROLL for (int i = 0; i < T; i++) totals[i] = S::zero();
+            prefetch<Weights::before * V, G>(w);
+            Weights::scales(w, scales, mins);
+            for (int p = 0; p < 4; p++) {
+                const uint8_t* at = w + (Weights::before + p * Weights::part) * V;
+                const int8_t* xp = quants + 128 * (p / 2) + 16 * (p % 2);
+                prefetch<Weights::part * V, G>(at);
+                auto half = [&](auto number) {
+                    constexpr int h = decltype(number)::value, i = Weights::template first<h>, j = Weights::template second<h>;
+                    const I scale_low = S::template scale<i, Weights::up>(scales[p]), scale_high = S::template scale<j>(scales[p]);
+                    Sums<S, T> low, high;
+                    low.clear(), high.clear();
+                    auto step = [&](auto number) {
+                        constexpr int t = decltype(number)::value;
+                        I a, c;
+                        Weights::template weights<h, t>(at, &a, &c);
+                        low.add(a, xp + 32 * i + 4 * t, K), high.add(c, xp + 32 * j + 4 * t, K);
+                        if (!S::wide_sums && t % Weights::span == Weights::span - 1 && t < 3) {  // as many as fit into 16 bits
+                            low.apply_to(totals, scale_low), high.apply_to(totals, scale_high);
+                            low.clear(), high.clear();
+                        }
+                    };
+                    each<4>(step);
+                    low.apply_to(totals, scale_low), high.apply_to(totals, scale_high);
                 };
-                each<4>(step);
-                low.apply_to(totals, scale_low), high.apply_to(totals, scale_high);
-            };
-            each<2>(half);
-        }
-        scaled_sums<S, T>(Weights::has_mins ? mins : scales, Weights::offset, blocks, n_blocks, sums);
-        const typename S::F d = S::halves(ds);
-        UNROLL for (int i = 0; i < T; i++) {
-            const float dx = blocks[i * n_blocks].d;
-            const I total = Weights::has_mins ? totals[i] : S::sub(totals[i], sums[i]);
-            result[i] = S::fmadd(S::to_float(total), S::mul(d, S::broadcast_f(dx / (1 << Weights::up))), result[i]);
-            if constexpr (Weights::has_mins) {
-                const typename S::F min = S::halves(ds + 2 * S::rows);
-                result[i] = S::fnmadd(S::to_float(sums[i]), S::mul(min, S::broadcast_f(dx)), result[i]);
+                each<2>(half);
+            }
+            scaled_sums<S, T>(Weights::has_mins ? mins : scales, Weights::offset, blocks, n_blocks, sums);
+            const typename S::F d = S::halves(ds);
+            UNROLL for (int i = 0; i < T; i++) {
+                const float dx = blocks[i * n_blocks].d;
+                const I total = Weights::has_mins ? totals[i] : S::sub(totals[i], sums[i]);
+                result[i] = S::fmadd(S::to_float(total), S::mul(d, S::broadcast_f(dx / (1 << Weights::up))), result[i]);
+                if constexpr (Weights::has_mins) {
+                    const typename S::F min = S::halves(ds + 2 * S::rows);
+                    result[i] = S::fnmadd(S::to_float(sums[i]), S::mul(min, S::broadcast_f(dx)), result[i]);
+                }
             }
         }
-        ds += (Weights::has_mins ? 4 : 2) * S::rows;
+        first_ds += (Weights::has_mins ? 4 : 2) * S::rows;
     }
-    UNROLL for (int i = 0; i < T; i++) S::store(out[i], result[i]);
+    results.store(groups, out);
 }
 
 // The values of a nibble of IQ4_NL and IQ4_XS, and of MXFP4, of which those are 12 higher.
@@ -277,49 +294,53 @@ template <class S> inline void iq4_xs_scales(const uint8_t* w, typename S::I* sc
     scales[1] = S::sub_bytes(S::bit_or(S::bit_and(S::template shift<4>(low), nibble), second), bias);
 }
 
-template <class S, int T>
-void iq4_xs(const uint8_t* w, const Activations& x, int64_t token, float* const* out) {
+template <class S, int T, int G = 1>
+void iq4_xs(const Groups& groups, const Activations& x, int64_t token, float* const* out) {
     using I = typename S::I;
     constexpr int V = S::bytes;
     const int64_t K = x.n_values, n_blocks = K / 256;
     const int8_t* quants = x.quants + token * K;
     const Block256* blocks = static_cast<const Block256*>(x.blocks) + token * n_blocks;
     const I nibble = S::bytes_of(15), values = S::signed_weights(S::table(iq4_values));
-    typename S::F result[T];
-    UNROLL for (int i = 0; i < T; i++) result[i] = S::zero_f();
-    for (int64_t b = 0; b < n_blocks; b++, w += 34 * V, quants += 256, blocks++) {
-        prefetch<2 * V>(w);
-        I scales[2];
-        iq4_xs_scales<S>(w, scales);
-        I totals[T];
-        UNROLL for (int i = 0; i < T; i++) totals[i] = S::zero();
-        auto eighth = [&](auto number) {
-            constexpr int j = decltype(number)::value;
-            const uint8_t* at = w + (2 + 4 * j) * V;
-            const I scale = S::template scale<j % 4>(scales[j / 4]);
-            prefetch<4 * V>(at);
-            SignedSums<S, T> sums(totals);
-            UNROLL for (int t = 0; t < 4; t++) {
-                const I both = S::load(at + t * V);
-                sums.add(S::lookup(values, S::bit_and(both, nibble)), scale, quants + 32 * j + 4 * t, K);
-                sums.add(S::lookup(values, S::bit_and(S::template shift<4>(both), nibble)), scale, quants + 32 * j + 16 + 4 * t, K);
-            }
-            sums.end(scale);
-        };
-        each<8>(eighth);
-        const typename S::F d = S::halves(w);
-        UNROLL for (int i = 0; i < T; i++) {
-            const Block256& block = blocks[i * n_blocks];
-            if constexpr (S::wide_sums) {  // whose weights are 128 higher
-                UNROLL for (int k = 0; k < 4; k++) {
-                    const I words = k % 2 ? S::odd_words(scales[k / 2]) : S::even_words(scales[k / 2]);
-                    totals[i] = S::sub(totals[i], S::pairs(S::shift_words_left(words, 7), S::dwords_of(block.mins[k])));
+    Results<S, T, G> results;
+    const uint8_t* first = groups.first;
+    for (int64_t b = 0; b < n_blocks; b++, first += 34 * V, quants += 256, blocks++) {
+        for (int g = 0; g < G; g++) {
+            const uint8_t* w = first + g * groups.bytes;
+            typename S::F* result = results.of[g];
+            prefetch<2 * V, G>(w);
+            I scales[2];
+            iq4_xs_scales<S>(w, scales);
+            I totals[T];
+            UNROLL for (int i = 0; i < T; i++) totals[i] = S::zero();
+            auto eighth = [&](auto number) {
+                constexpr int j = decltype(number)::value;
+                const uint8_t* at = w + (2 + 4 * j) * V;
+                const I scale = S::template scale<j % 4>(scales[j / 4]);
+                prefetch<4 * V, G>(at);
+                SignedSums<S, T> sums(totals);
+                UNROLL for (int t = 0; t < 4; t++) {
+                    const I both = S::load(at + t * V);
+                    sums.add(S::lookup(values, S::bit_and(both, nibble)), scale, quants + 32 * j + 4 * t, K);
+                    sums.add(S::lookup(values, S::bit_and(S::template shift<4>(both), nibble)), scale, quants + 32 * j + 16 + 4 * t, K);
                 }
+                sums.end(scale);
+            };
+            each<8>(eighth);
+            const typename S::F d = S::halves(w);
+            UNROLL for (int i = 0; i < T; i++) {
+                const Block256& block = blocks[i * n_blocks];
+                if constexpr (S::wide_sums) {  // whose weights are 128 higher
+                    UNROLL for (int k = 0; k < 4; k++) {
+                        const I words = k % 2 ? S::odd_words(scales[k / 2]) : S::even_words(scales[k / 2]);
+                        totals[i] = S::sub(totals[i], S::pairs(S::shift_words_left(words, 7), S::dwords_of(block.mins[k])));
+                    }
+                }
+                result[i] = S::fmadd(S::to_float(totals[i]), S::mul(d, S::broadcast_f(block.d)), result[i]);
             }
-            result[i] = S::fmadd(S::to_float(totals[i]), S::mul(d, S::broadcast_f(block.d)), result[i]);
         }
     }
-    UNROLL for (int i = 0; i < T; i++) S::store(out[i], result[i]);
+    results.store(groups, out);
 }
 
 // Formats of 32 values a block differ in how a block's weights are read, what is subtracted from them, and in scales.
@@ -400,31 +421,34 @@ template <class S> struct Mxfp4 : Q45<S, false, 12> {
     }
 };
 
-template <class S, int T, class Weights>
-void small_blocks(const uint8_t* w, const Activations& x, int64_t token, float* const* out) {
+template <class S, int T, class Weights, int G = 1>
+void small_blocks(const Groups& groups, const Activations& x, int64_t token, float* const* out) {
     constexpr int bytes = Weights::vectors * S::bytes;
     const int64_t K = x.n_values, n_blocks = K / 32;
     const int8_t* quants = x.quants + token * K;
     const Block32* blocks[T];
     UNROLL for (int i = 0; i < T; i++) blocks[i] = static_cast<const Block32*>(x.blocks) + (token + i) * n_blocks;
-    const uint8_t* ds = w + n_blocks * bytes;
-    typename S::F result[T];
-    UNROLL for (int i = 0; i < T; i++) result[i] = S::zero_f();
-    for (int64_t b = 0; b < n_blocks; b++, quants += 32, w += bytes, ds += Weights::behind * S::rows) {
-        prefetch<bytes>(w);
-        typename S::I totals[T];
-        Weights::template sum<T>(w, quants, K, blocks, totals);
-        const typename S::F d = Weights::scale(ds);
-        UNROLL for (int i = 0; i < T; i++) {
-            result[i] = S::fmadd(S::to_float(totals[i]), S::mul(d, S::broadcast_f(blocks[i]->d)), result[i]);
-            if constexpr (Weights::behind == 4) {
-                const typename S::F dx = S::broadcast_f(blocks[i]->d), sum = S::to_float(S::dwords_of(blocks[i]->sum));
-                result[i] = S::fmadd(sum, S::mul(S::halves(ds + 2 * S::rows), dx), result[i]);
+    Results<S, T, G> results;
+    const uint8_t *first = groups.first, *first_ds = first + n_blocks * bytes;
+    for (int64_t b = 0; b < n_blocks; b++, quants += 32, first += bytes, first_ds += Weights::behind * S::rows) {
+        for (int g = 0; g < G; g++) {
+            const uint8_t *w = first + g * groups.bytes, *ds = first_ds + g * groups.bytes;
+            typename S::F* result = results.of[g];
+            prefetch<bytes, G>(w);
+            typename S::I totals[T];
+            Weights::template sum<T>(w, quants, K, blocks, totals);
+            const typename S::F d = Weights::scale(ds);
+            UNROLL for (int i = 0; i < T; i++) {
+                result[i] = S::fmadd(S::to_float(totals[i]), S::mul(d, S::broadcast_f(blocks[i]->d)), result[i]);
+                if constexpr (Weights::behind == 4) {
+                    const typename S::F dx = S::broadcast_f(blocks[i]->d), sum = S::to_float(S::dwords_of(blocks[i]->sum));
+                    result[i] = S::fmadd(sum, S::mul(S::halves(ds + 2 * S::rows), dx), result[i]);
+                }
             }
-            blocks[i]++;
         }
+        UNROLL for (int i = 0; i < T; i++) blocks[i]++;
     }
-    UNROLL for (int i = 0; i < T; i++) S::store(out[i], result[i]);
+    results.store(groups, out);
 }
 
 template <class S, int T> constexpr void fill(Products& table) {
@@ -445,9 +469,20 @@ template <class S, int T> constexpr void fill(Products& table) {
     if constexpr (T > 1) fill<S, T - 1>(table);
 }
 
+template <class S> constexpr void fill_several(Products& table) {
+    auto set = [&](Format format, Product product) { table.several[static_cast<int>(format)] = product; };
+    constexpr int G = most_groups;
+    set(Format::q4_k, q45_k<S, 1, false, G>);
+    set(Format::q8_0, small_blocks<S, 1, Q8<S>, G>);
+    set(Format::q4_0, small_blocks<S, 1, Q45<S, false, 8>, G>);
+    set(Format::q5_0, small_blocks<S, 1, Q45<S, true, 16>, G>);
+    set(Format::q4_1, small_blocks<S, 1, WithMin<S, false>, G>);
+    set(Format::q5_1, small_blocks<S, 1, WithMin<S, true>, G>);
+}
+
 template <class S> constexpr Products all_products(const char* name) {
-    Products table{name, S::rows, S::tile, {}, {}};
-    fill<S, S::tile>(table);
+    Products table{name, S::rows, S::tile, {}, {}, {}};
+    fill<S, S::tile>(table), fill_several<S>(table);
     return table;
 }
 

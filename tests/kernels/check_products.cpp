@@ -123,7 +123,7 @@ int n_different(const Case& c, const Products& table, const LaidOut& laid, int w
             for (int i = 0; i < width; i++) out.push_back(&results[i * table.rows]);
             const uint8_t* group = laid.weights.at + g * laid.bytes;
             if (width > table.tile) table.wide.of[c.format](group, x, token, width, out.data());
-            else table.of[c.format][width](group, x, token, out.data());
+            else table.of[c.format][width]({group, 0, 0}, x, token, out.data());
             for (int64_t i = 0; i < width; i++) {
                 for (int64_t r = 0; r < table.rows; r++) {
                     const int64_t row = g * table.rows + r;

@@ -212,12 +212,16 @@ def _open_kernels() -> Any:
         library = ctypes.CDLL(os.fspath(file))
         version = _function("cpuchat_kernels_version", ctypes.c_char_p, library=library)
         formats = _function("cpuchat_kernels_formats", ctypes.c_int, library=library)
-        register = _function("cpuchat_kernels_register", ctypes.c_char_p, ctypes.c_char_p, library=library)
-        _function("cpuchat_kernels_prepare", None, library=library)
+        is_known = version() == ggml_version() and formats() == len(kernels.TYPES)
+        return library if is_known and _register(library, instructions.encode()) else None
     except (OSError, EngineMismatch):
         return None
-    is_known = version() == ggml_version() and formats() == len(kernels.TYPES)
-    return library if is_known and register(instructions.encode()) else None
+
+
+def _register(library: Any, wanted: bytes | None) -> str:
+    """Put the kernels before llama.cpp's, unless that is done; returns their instruction set, "" without one here."""
+    register = _function("cpuchat_kernels_register", ctypes.c_char_p, ctypes.c_char_p, library=library)
+    return (register(wanted) or b"").decode()
 
 
 kernels_library: Any = _open_kernels()
@@ -405,6 +409,6 @@ def engine_info() -> EngineInfo:
         features=tuple(features),
         module=_module,
         modules=_worth_timing,
-        kernels=(kernels_library.cpuchat_kernels_register(None) or b"").decode() if kernels_library is not None else "",
+        kernels=_register(kernels_library, None) if kernels_library is not None else "",
         pid=os.getpid(),
     )

@@ -21,7 +21,7 @@ from cpuchat.models.kernels import TYPES, MeasuredProducts, ProductLog, chosen_t
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.timings import MAX_CPU_WAIT
 
-TOKENS: Final = (1, 8, 64)
+TOKENS: Final = (1, 4, 8, 64)
 _SECONDS: Final = 0.4
 """Of rounds for each type; making the matrices takes as long again."""
 _MUCH: Final = 128 << 20
