@@ -14,6 +14,7 @@ from cpuchat.models.drafts.candidates import (
     NOT_CALIBRATED,
     UNKNOWN,
     Candidate,
+    _Target,
     candidates,
     check,
     expected_pair,
@@ -26,6 +27,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.models.synthetic.model import header_of
+from cpuchat.models.traffic import model_work
 from cpuchat.present.models import draft_details, draft_rows
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.costs import reading
@@ -84,12 +86,14 @@ def test_on_the_hub_the_most_faithful_file_is_meant_that_reads_much_less_than_th
     assert found(target, library)["Other"].quantization == wanted
 
 
-def test_on_the_hub_a_smaller_file_is_meant_where_it_is_clearly_faster(library: Library, target: GGUFHeader) -> None:
-    file = paths.user_catalog()
-    file.write_text(file.read_text().replace("Q8_0 = 0.001", "Q8_0 = 8e-6, Q4_K_M = 5e-6"))
-    slow = msgspec.structs.replace(MACHINE, profile=reading(1e6))  # 8 ms for a token of the larger one
-    assert found(target, library, machine=slow)["Other"].quantization == "Q4_K_M"
-    assert found(target, library, machine=None)["Other"].quantization == "Q8_0"
+def test_on_the_hub_a_smaller_file_is_meant_where_it_is_clearly_faster(target: GGUFHeader) -> None:
+    draft = load_catalog().find("qwen2.5-0.5b-instruct")
+    assert draft is not None and {"Q8_0", "Q4_K_M"} <= draft.sizes.keys()
+    for bytes_per_s, wanted in ((30e9, "Q4_K_M"), (3e12, "Q8_0")):
+        machine = msgspec.structs.replace(MACHINE, profile=reading(bytes_per_s))
+        judged = _Target(target.path, model_work(target), COSTS, machine)
+        assert judged.on_hub(draft, 1e9).quantization == wanted
+    assert _Target(target.path, model_work(target), COSTS, None).on_hub(draft, 1e9).quantization == "Q8_0"
 
 
 def test_a_target_that_the_catalog_does_not_know_has_only_what_is_here(
