@@ -11,6 +11,8 @@ from typing import Any
 import llama_cpp as llama
 import numpy as np
 
+from cpuchat.engine.llama import kernels
+
 _log: deque[str] = deque(maxlen=10_000)
 
 
@@ -25,6 +27,7 @@ class Llama:
     def __init__(self, path: Path, n_ctx: int = 512, n_ubatch: int = 512, flash_attn: int = -1, **params: int) -> None:
         llama.llama_log_set(_keep, ctypes.c_void_p(0))
         llama.llama_backend_init()
+        kernels.select(())  # what another test chose in this process
         _log.clear()
         model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
         assert model, "".join(_log)[-2000:]

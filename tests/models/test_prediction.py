@@ -169,7 +169,7 @@ def test_experts_that_are_not_used_cost_memory_and_no_time() -> None:
     moe, dense = real("30b-a3b", "Q4_K_M"), real("32b", "Q4_K_M")
     machine = msgspec.structs.replace(MACHINE, available=60_000_000_000, total=64_000_000_000)
     first, second = (predict(header, LoadOptions(), machine) for header in (moe, dense))
-    assert first.need.weights == pytest.approx(second.need.weights, rel=0.15)
+    assert first.need.total == pytest.approx(second.need.total, rel=0.2)
     assert first.tok_s is not None
     assert second.tok_s is not None
     assert first.tok_s > 5 * second.tok_s

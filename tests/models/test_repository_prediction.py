@@ -17,7 +17,7 @@ from tests.support.costs import reading
 from tests.support.hub_server import Fault, HubServer
 
 REPO = "some/Tiny-GGUF"
-OPTIONS = LoadOptions(n_ctx=2048)
+OPTIONS = LoadOptions(n_ctx=2048, kernels="llama.cpp")
 MACHINE = Machine(available=8 << 30, total=16 << 30, profile=reading(35e9), source="measured")
 
 

@@ -201,7 +201,7 @@ async def test_layers_are_on_rpc_workers_only_while_they_do_not_fit(
     backend: SwitchingBackend, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header, is_short = read_header(DEMO), True
-    need = required_memory(header, LoadOptions(n_ctx=2048), 2048).least
+    need = required_memory(header, LoadOptions(n_ctx=2048, kernels="llama.cpp"), 2048).least
 
     def available(*_: object) -> int:
         return need - 1 if is_short or backend.pid is not None else need  # what a loaded model takes is not available
@@ -210,7 +210,7 @@ async def test_layers_are_on_rpc_workers_only_while_they_do_not_fit(
     rpc_worker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with rpc_worker:
         address = f"127.0.0.1:{rpc_worker.sockets[0].getsockname()[1]}"
-        model = await load(backend, DEMO, n_ctx=2048, rpc=address)
+        model = await load(backend, DEMO, n_ctx=2048, rpc=address, kernels="llama.cpp")
         assert (model.engine, model.rpc_layers) == ("llama-server", 1)
         assert "draft heads" in model.no_speculation
         assert any(f"1 layer of {header.n_layer} on {address}" in note for note in model.notes)
@@ -218,7 +218,7 @@ async def test_layers_are_on_rpc_workers_only_while_they_do_not_fit(
         assert (arguments["--rpc"], arguments["--n-gpu-layers"], arguments["--cache-ram"]) == (address, "2", "0")
         is_short, spread = False, backend.pid
         for _ in range(2):  # also when it is loaded again
-            model = await load(backend, DEMO, n_ctx=2048, rpc=address)
+            model = await load(backend, DEMO, n_ctx=2048, rpc=address, kernels="llama.cpp")
             assert (model.engine, model.rpc_layers) == ("", 0)
         assert spread is not None and not psutil.pid_exists(spread)
 
