@@ -20,10 +20,10 @@ from cpuchat.base.files import JsonCache, read_json
 from cpuchat.base.paths import shown
 from cpuchat.bench.results import Environment, read_environment
 from cpuchat.config.settings import Settings
+from cpuchat.hardware.knobs import THP, value_of
 from cpuchat.hardware.numa.residency import Residency, read_residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thread_cpus
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
-from cpuchat.hardware.tuning.knobs import THP, value_of
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.protocol.messages import Generate

@@ -39,12 +39,11 @@ _COMMANDS = {
     "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
     "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users, cost."),
-    "doctor": ("cpuchat.cli.system", "doctor", "Check what limits inference speed on this machine."),
-    "probe": ("cpuchat.cli.system", "probe", "Measure bandwidth and passes: the basis of all predictions."),
-    "counters": ("cpuchat.cli.system", "counters", "List hardware counters of memory traffic and power."),
+    "doctor": ("cpuchat.cli.machine", "doctor", "Check what limits inference speed on this machine."),
+    "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
+    "counters": ("cpuchat.cli.machine", "counters", "List hardware counters of memory traffic and power."),
     "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
     "why": ("cpuchat.cli.why", "why", "Prove which settings of a model work, and what each is worth."),
-    "system": ("cpuchat.cli.system", "system", "Plan, measure and revert settings that only root may change."),
 }
 
 _EPILOG = """\b

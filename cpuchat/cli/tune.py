@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -35,30 +35,13 @@ slower. What you have set yourself is left alone, except threads and cores: fast
 until you set others.
 
 The result is saved for this model, machine and engine, and used from the next load. Run it while nothing else computes.
-Machine settings that only root may change: `cpuchat system`.
+Machine settings that only root can change: `cpuchat doctor`.
 
 Exit codes: 2 wrong usage or settings, 3 no such model, 5 does not fit, {Interrupted.exit_code} stopped by Ctrl+C (what
 was adopted is kept)."""
 
-_MOVED = ("state", "plan", "measure", "list", "revert")
-"""Commands of `cpuchat system`, which had this name earlier."""
 
-
-class _Tune(click.Command):
-    """Runs the commands that moved to `cpuchat system` under their old names."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        if not args or args[0] not in _MOVED:
-            return super().make_context(info_name, args, parent, **extra)
-        from cpuchat.cli.system import system
-
-        click.echo(f"cpuchat tune {args[0]} is now: cpuchat system {args[0]}", err=True)
-        return system.make_context("system", args, parent, **extra)
-
-
-@click.command(cls=_Tune, epilog=_EPILOG)
+@click.command(epilog=_EPILOG)
 @click.argument("model", required=False)
 @click.option(
     "--prompt-share",

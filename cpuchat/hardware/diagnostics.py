@@ -28,6 +28,7 @@ from cpuchat.hardware.bandwidth.memory_modules import (
 from cpuchat.hardware.bandwidth.read_bandwidth import Survey, cached_survey, known_peak
 from cpuchat.hardware.counters.base import CounterRefusal
 from cpuchat.hardware.counters.perf_events import Kernel
+from cpuchat.hardware.knobs import BALANCING, CPUS, THP, Knob, container, read_knobs, value_of
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, worth_trying
@@ -35,7 +36,6 @@ from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, choose_policy, launc
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores, n_sharing_a_core
 from cpuchat.hardware.sysfs import read_number, read_text
 from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
-from cpuchat.hardware.tuning.knobs import BALANCING, CPUS, KNOBS, THP, container, limited, value_of
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import Peak
@@ -45,13 +45,16 @@ _PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WantedSetup:
-    """The machine settings as configured, and the model in use: its name and its size in bytes (0: none)."""
+    """The machine settings as configured, and the model in use: its name and its size in bytes (0: none).
+    `target_cpus`: CPUs of the target while the draft model has cores of its own.
+    """
 
     cores: str = "auto"
     threads: int = 0
     memory: str = "auto"
     model: str = ""
     model_bytes: int = 0
+    target_cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class DiagnosticFacts:
     boost: bool | None = None
     thp: str = ""
     balancing: int | None = None
+    knobs: tuple[Knob, ...] = ()
     counter: str = ""
     counter_refusals: tuple[CounterRefusal, ...] = ()
     power: str = ""
@@ -131,6 +135,7 @@ def gather_facts(
         settings=settings,
         load=_load(root),
         container=container(root),
+        knobs=read_knobs(topology, root, settings.target_cpus),
         modules=tuple(read_modules(root / SMBIOS_TABLE)),
         theoretical=limit,
         survey=cached_survey(topology, cpus=cpus, memory=setup["policy"], root=root),
@@ -234,12 +239,11 @@ class Finding:
     fix: str = ""
 
 
-def by_plan(facts: DiagnosticFacts, knob: str) -> str:
-    """Return the fix for a setting that a tuning plan can change, where it can."""
-    of_kernel = any(one.name == knob and one.of_kernel for one in KNOBS)
-    if facts.container or limited(facts.topology) or (facts.topology.virtual and not of_kernel):
-        return "Not changeable from here: ask the administrator of the machine."
-    return f"`cpuchat system plan --knob {knob}` writes a script; `cpuchat system measure` shows whether it helps."
+def by_knob(facts: DiagnosticFacts, name: str) -> str:
+    """Return the fix for a setting that only root can change, where it can be changed from here."""
+    if any(knob.change for knob in facts.knobs if knob.name == name):
+        return f"The line under `{name}` below sets it."
+    return "Not changeable from here: ask the administrator of the machine."
 
 
 _AUTO = "engine.cores auto, engine.threads 0"
@@ -341,14 +345,14 @@ def governor(facts: DiagnosticFacts) -> Iterator[Finding]:
     evidence = f"{words} of {n} CPUs (driver {facts.driver or 'unknown'})"
     lowest = any(name == "powersave" for name, _ in slow) and facts.driver not in _DYNAMIC
     title = "The governor holds the cores at their lowest frequency" if lowest else "The governor saves power"
-    yield Finding("warning" if lowest else "advice", title, evidence, by_plan(facts, "governor"))
+    yield Finding("warning" if lowest else "advice", title, evidence, by_knob(facts, "governor"))
 
 
 def boost(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report disabled boost (frequencies above the base clock)."""
     if facts.boost is False:
         evidence = "cpufreq/boost is 0, or intel_pstate/no_turbo is 1"
-        yield Finding("advice", "Boost is off", evidence, by_plan(facts, "boost"))
+        yield Finding("advice", "Boost is off", evidence, by_knob(facts, "boost"))
     elif facts.boost:
         yield Finding("ok", "boost", "on")
 
@@ -510,7 +514,7 @@ def balancing(facts: DiagnosticFacts) -> Iterator[Finding]:
         return
     evidence = f"/proc/sys/kernel/numa_balancing is {facts.balancing}, {len(facts.topology.nodes)} NUMA nodes"
     if facts.balancing:
-        yield Finding("warning", "NUMA balancing is on", evidence, by_plan(facts, "numa-balancing"))
+        yield Finding("warning", "NUMA balancing is on", evidence, by_knob(facts, "NUMA balancing"))
     else:
         yield Finding("ok", "NUMA balancing off", evidence)
 
@@ -539,7 +543,7 @@ def huge_pages(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report disabled huge pages: copied weights are in anonymous memory, where huge pages save page table walks."""
     if facts.thp == "never":
         evidence = "/sys/kernel/mm/transparent_hugepage/enabled is never"
-        yield Finding("advice", "Transparent huge pages are off", evidence, by_plan(facts, "thp"))
+        yield Finding("advice", "Transparent huge pages are off", evidence, by_knob(facts, "huge pages"))
     elif facts.thp:
         yield Finding("ok", "huge pages", facts.thp)
 

@@ -43,9 +43,9 @@ class MachineReader:
         """Read the machine; never raises for what is unknown. The survey is that under the memory policy of `spec`."""
         from cpuchat.hardware.bandwidth.memory_modules import theoretical
         from cpuchat.hardware.bandwidth.read_bandwidth import cached_survey, known_peak
+        from cpuchat.hardware.knobs import THP, value_of
         from cpuchat.hardware.placement.placement import PlacementSpec, place
         from cpuchat.hardware.topology import read_topology
-        from cpuchat.hardware.tuning.knobs import THP, value_of
 
         topology = read_topology(self.root)
         huge = value_of(self.root, f"{THP}/enabled")

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
     from cpuchat.hardware.diagnostics import DiagnosticFacts, Finding
+    from cpuchat.hardware.knobs import Knob
     from cpuchat.hardware.machine import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.placement.placement import Placement
@@ -335,6 +336,26 @@ def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH) ->
         lines += wrap(finding.fix, "  → ", "    ")
     if passed := [finding.title for finding in findings if finding.level == "ok"]:
         lines += ["", *wrap(f"ok: {', '.join(passed)}")]
+    if facts.knobs:
+        lines += ["", *_knobs(facts.knobs, wrap)]
+    return lines
+
+
+def _knobs(knobs: Iterable[Knob], wrap: Callable[..., list[str]]) -> list[str]:
+    """Format what only root can change. Shell lines stay whole, to be copied; those that cannot be changed from here
+    are one entry per reason.
+    """
+    lines = wrap("Only root can change these, until the next boot. → changes one, ← takes it back:")
+    fixed: dict[str, list[str]] = {}
+    for knob in knobs:
+        if knob.why_not:
+            fixed.setdefault(knob.why_not, []).append(f"{knob.name} ({knob.state})" if knob.state else knob.name)
+            continue
+        set_already = "" if knob.change or knob.back else ", as recommended"
+        lines += wrap(f"{knob.name}: {knob.state or 'not mounted'}{set_already}. {knob.worth} [{knob.source}]")
+        lines += [f"  {arrow} {clean_line(line)}" for arrow, line in (("→", knob.change), ("←", knob.back)) if line]
+    for why, names in fixed.items():
+        lines += wrap(f"{', '.join(names)}: not changeable, {why}")
     return lines
 
 
@@ -371,6 +392,7 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "power": facts.power or None,
         "engine": _engine_json(facts.engine) if facts.engine else None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
+        "knobs": [dataclasses.asdict(knob) for knob in facts.knobs],
     }
 
 

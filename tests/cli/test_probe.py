@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, Pass
-from cpuchat.cli import system
-from cpuchat.cli.system import probe
+from cpuchat.cli import machine
+from cpuchat.cli.machine import probe
 from cpuchat.hardware.bandwidth import read_bandwidth
 from cpuchat.hardware.bandwidth import read_bandwidth as surveying
 from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, known_peak
@@ -47,7 +47,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 
     def pretend(tree: str) -> None:
         root = make_tree(tmp_path, tree)
-        monkeypatch.setattr(system, "ROOT", root)
+        monkeypatch.setattr(machine, "ROOT", root)
 
     return pretend
 

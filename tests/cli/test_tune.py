@@ -77,14 +77,6 @@ def test_wrong_usage_is_a_sentence(arguments: tuple[str, ...], status: int, word
     assert words in done.stderr
 
 
-def test_the_old_names_of_the_system_commands_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run("tune", "list", "--json")
-    assert (done.returncode, done.stdout) == (0, "[]\n")
-    assert done.stderr == "cpuchat tune list is now: cpuchat system list\n"
-    assert run("system", "list", "--json").stdout == "[]\n"
-    assert run("tune", "plan", "--knob", "speed").returncode == 2
-
-
 def test_ctrl_c_stops_it(tiny_model: Path) -> None:
     settings.update({"engine": {"memory": "local"}})  # the first choice is made at once
     process = start("tune", str(tiny_model))

@@ -13,8 +13,8 @@ import pytest
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.sysfs import Node, efficient_cpus
 from cpuchat.hardware.topology import L3Group, Topology, read_topology
+from tests.hardware.knob_files import TOPOLOGY
 from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, write
-from tests.hardware.tuning.machine import TOPOLOGY
 
 MIB = 1 << 20
 Machine = Callable[[str], Topology]

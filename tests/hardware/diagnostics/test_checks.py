@@ -172,7 +172,7 @@ def test_a_governor_that_saves_power(root: Path) -> None:
         finding = found(facts_of(root), title)
         assert finding.level == level
         assert finding.evidence == f"powersave on 48 of 64 CPUs (driver {driver})"
-        assert "--knob governor" in finding.fix
+        assert "under `governor`" in finding.fix
 
 
 @pytest.mark.parametrize("file", [("cpufreq/boost", "0"), ("intel_pstate/no_turbo", "1")])
@@ -181,7 +181,7 @@ def test_boost_is_off(root: Path, file: tuple[str, str]) -> None:
     write(root, {f"sys/devices/system/cpu/{file[0]}": file[1]})
     finding = found(facts_of(root), "Boost is off")
     assert finding.level == "advice"
-    assert "--knob boost" in finding.fix
+    assert "under `boost`" in finding.fix
 
 
 @pytest.mark.parametrize(("load", "level"), [("40.1", "warning"), ("20.0", "advice"), ("16.0", "ok")])
@@ -235,7 +235,7 @@ def test_what_cannot_be_changed_from_here_is_not_said_to_be(tmp_path: Path) -> N
     root = write(
         make_tree(tmp_path, "vm"), {THP: "always madvise [never]", f"{CPUFREQ.format(0)}/scaling_governor": "x"}
     )
-    assert "system plan" in found(facts_of(root), "huge pages").fix
+    assert "under `huge pages`" in found(facts_of(root), "huge pages").fix
     assert "ask the administrator" in found(facts_of(root), "governor").fix
 
 

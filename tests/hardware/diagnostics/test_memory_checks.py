@@ -116,7 +116,7 @@ def test_numa_balancing(tmp_path: Path) -> None:
     finding = found(facts_of(root), "NUMA balancing is on")
     assert finding.level == "warning"
     assert finding.evidence == "/proc/sys/kernel/numa_balancing is 1, 2 NUMA nodes"
-    assert "cpuchat system plan --knob numa-balancing" in finding.fix
+    assert "under `NUMA balancing`" in finding.fix
 
 
 def test_balancing_between_one_node_is_nothing(root: Path) -> None:
@@ -158,7 +158,7 @@ def test_no_huge_pages(root: Path) -> None:
     finding = found(facts_of(root), "huge pages are off")
     assert finding.level == "advice"
     assert finding.evidence.endswith("enabled is never")
-    assert "--knob thp" in finding.fix
+    assert "under `huge pages`" in finding.fix
 
 
 def test_a_model_that_does_not_fit(root: Path) -> None:

@@ -1,6 +1,6 @@
-"""A simulated server below a temporary root, whose files the scripts of a plan really change.
+"""A simulated server below a temporary root, whose files the shell lines of the knobs really change.
 
-The kernel's part is played after each script: files that hold a choice show all words again with the chosen one in
+The kernel's part is played after each line: files that hold a choice show all words again with the chosen one in
 brackets, and `mkdir` and `rmdir` below resctrl make and remove a group with its files, as that file system does.
 """
 
@@ -56,7 +56,8 @@ def write(root: Path, files: dict[str, str]) -> Path:
 def server(root: Path) -> Path:
     """Write the files of `TOPOLOGY` as a distribution leaves them: set to save power."""
     files = {
-        "sys/devices/system/cpu/cpufreq/boost": "1",
+        "sys/devices/system/cpu/cpufreq/boost": "0",
+        "sys/devices/system/cpu/smt/control": "on",
         "proc/sys/kernel/numa_balancing": "1",
     }
     for name, words in CHOICES.items():
@@ -90,18 +91,23 @@ def snapshot(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-def run(script: Path, root: Path, shell: str = "sh") -> subprocess.CompletedProcess[str]:
-    """Run a script against `root`, then do the kernel's part."""
+def run(line: str, root: Path) -> subprocess.CompletedProcess[str]:
+    """Run a shell line against `root`, without its `sudo`, then do the kernel's part."""
     tools = root.parent / f"{root.name}-tools"
     tools.mkdir(exist_ok=True)
     for name, body in {
+        "sudo": 'exec "$@"',
         "mkdir": '/bin/mkdir "$1" && : > "$1/schemata" && : > "$1/cpus_list" && : > "$1/tasks"',
         "rmdir": 'rm "$1/schemata" "$1/cpus_list" "$1/tasks" && /bin/rmdir "$1"',
+        "sysctl": f'echo "${{1#*=}}" > "{root}/proc/sys/kernel/numa_balancing"',
     }.items():
         (tools / name).write_text(f"#!/bin/sh\n{body}\n")
         (tools / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
-    done = subprocess.run([shell, str(script)], capture_output=True, text=True, env=environment, timeout=HANG_GUARD)
+    line = line.replace("/sys/", f"{root}/sys/")
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment, timeout=HANG_GUARD, check=True
+    )
     for name, words in CHOICES.items():
         path = root / name
         text = path.read_text().strip() if path.exists() else "["

@@ -1,4 +1,4 @@
-"""The commands about the machine: `system`, `probe`, `counters` and `doctor`."""
+"""The commands about the machine: `probe`, `counters` and `doctor`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ import os
 import statistics
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.options import laid_over, model_option, model_path, overridden, placement_options, setting, stacked
-from cpuchat.cli.output import json_line, print_json
-from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
+from cpuchat.cli.options import laid_over, model_path, setting, stacked
+from cpuchat.cli.output import print_json
+from cpuchat.cli.terminal import Terminal, columns
 from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, theoretical_bandwidth, worth_trying
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.hardware.tuning.plan import effect, find_plan, knob_states, make_plan, save_plan, saved_plans
 from cpuchat.present.table import table
-from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
@@ -36,268 +31,11 @@ if TYPE_CHECKING:
     from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.hardware.monitor import Opener
     from cpuchat.hardware.topology import Topology
-    from cpuchat.hardware.tuning.knobs import KnobRefusal
-    from cpuchat.hardware.tuning.plan import SavedPlan, TuningPlan
-    from cpuchat.protocol.model_info import ModelInfo
-    from cpuchat.telemetry.answer import DecodeRate
     from cpuchat.telemetry.machine import MachineSample
-    from cpuchat.tune.trial import Label, Record
 
 
 ROOT = Path("/")
 """Root of the file system; tests replace it."""
-
-_SYSTEM_EPILOG = """\b
-Workflow:
-  cpuchat system plan          writes two scripts: one applies the settings, one reverts them
-  cpuchat system measure       measures decode speed before
-  sudo sh .../apply.sh         run it yourself; cpuchat never asks for root
-  cpuchat system measure       measures decode speed after, and whether the change is significant
-  sudo sh .../revert.sh        if it is not
-
-Nothing survives a reboot."""
-
-_PLAN_EPILOG = """\b
-Examples:
-  cpuchat system plan
-  cpuchat system plan --knob thp --knob governor
-
-The apply script checks every file first and changes nothing if one has changed since the plan was made. The revert
-script restores exactly the values from when the plan was made. Exit code 0, also when there is nothing to change."""
-
-
-@click.group(epilog=_SYSTEM_EPILOG, short_help="Settings that only root may change: plan, measure, revert.")
-def system() -> None:
-    """Plan changes of machine settings, and measure whether they help.
-
-    cpuchat plans, writes scripts and measures. It changes nothing itself.
-    """
-
-
-@system.command("state", short_help="Show the settings, and which of them a plan can change.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def show_state(as_json: bool) -> None:
-    """Show the current settings, and which of them a plan can change on this machine."""
-
-    states = knob_states(read_topology(ROOT), ROOT)
-    if as_json:
-        return print_json(msgspec.to_builtins(states))
-    rows = [("SETTING", "NOW", "EXPECTED EFFECT")]
-    rows += [(one.name, one.value or "n/a", "unavailable" if one.refusal else one.verdict) for one in states]
-    echo_table(rows)
-    _print_refusals([one.refusal for one in states if one.refusal])
-
-
-@system.command(epilog=_PLAN_EPILOG, short_help="Write the scripts that apply and revert settings.")
-@click.option(
-    "--knob", "knobs", multiple=True, metavar="NAME", help="Change this setting; default: all low-risk settings."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def plan(knobs: tuple[str, ...], as_json: bool) -> None:
-    """Write two scripts: one that changes settings, one that reverts them.
-
-    NAME is a setting listed by `cpuchat system state`.
-    """
-    topology = read_topology(ROOT)
-    made = make_plan(topology, ROOT, knobs, _target_cpus(topology, laid_over({})) if "l3" in knobs else ())
-    saved = None if made.empty else save_plan(made, ROOT)
-    if as_json:
-        files = {"name": saved.name, "apply": str(saved.apply), "revert": str(saved.revert)} if saved else {}
-        return print_json({**files, **msgspec.to_builtins(made)})
-    if saved is None:
-        click.echo("Nothing to change." if made.notes else "Nothing can be changed on this machine.")
-    else:
-        rows = _change_rows(made)
-        click.echo(f"Plan {saved.name}. Nothing has been changed yet.\n")
-        echo_table([row[:-1] for row in rows])
-        for row in dict.fromkeys((row[0].strip(), row[-1]) for row in rows):
-            _echo_item(": ".join(row))
-    for note in made.notes:
-        _echo_item(note)
-    _print_refusals(made.refusals)
-    if saved is not None:
-        click.echo(f"\n{saved.revert} reverts everything.\n{saved.apply}:\n")
-        click.echo("".join(f"    {line}".rstrip() + "\n" for line in saved.apply.read_text().splitlines()))
-        click.echo("Next steps:")
-        echo_table([
-            ("  1. measure", "cpuchat system measure"),
-            ("  2. apply", saved.command(saved.apply)),
-            ("  3. measure again", "cpuchat system measure"),
-            ("  4. revert, if it did not help", saved.command(saved.revert)),
-        ])  # fmt: skip
-
-
-def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
-    """Return the target's CPUs if the settings give the draft model its own cores; () otherwise."""
-    spec = PlacementSpec.of(chosen)
-    return place(topology, spec, with_draft=True).cpus if spec.names_draft_cores else ()
-
-
-def _change_rows(made: TuningPlan) -> list[tuple[str, ...]]:
-    """Return a row per knob with its change and description; identical changes share a row."""
-    from cpuchat.hardware.tuning.knobs import KNOBS
-    from cpuchat.hardware.tuning.plan import EXPERIMENTAL
-
-    about = {knob.name: knob.about for knob in KNOBS}
-    counts = Counter((change.knob, change.old, change.new) for change in made.changes)
-    rows = [
-        (f"  {knob}", f"{old} → {new}", f"{n} files" if n > 1 else "1 file", about[knob])
-        for (knob, old, new), n in counts.items()
-    ]
-    if made.group is not None:
-        rows.append(("  l3", made.group.schemata, f"CPUs {made.group.cpus}", EXPERIMENTAL))
-    return rows
-
-
-def _print_refusals(refusals: Sequence[KnobRefusal]) -> None:
-    """Group the reasons: each once, with everything that it applies to."""
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for refusal in refusals:
-        grouped.setdefault((refusal.why, refusal.how), []).append(refusal.knob)
-    if grouped:
-        click.echo("\nUnavailable on this machine:")
-    for (why, how), knobs in grouped.items():
-        _echo_item(f"{', '.join(knobs)}: {why}.{f' {how}' if how else ''}")
-
-
-def _echo_item(text: str) -> None:
-    echo_paragraph(clean_line(text), "  ", "    ")
-
-
-@system.command(short_help="Measure decode speed before and after.")
-@model_option()
-@placement_options()
-@click.option("--plan", "name", default="", metavar="NAME", help="The plan; default: the newest.")
-@click.option(
-    "--label", type=click.Choice(["before", "after"]), help="Label of the result; default: before, then after."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def measure(model: str | None, name: str, label: Label | None, as_json: bool, **values: Any) -> None:
-    """Measure decode speed: three times 64 tokens, greedy, without drafters.
-
-    The result is saved with the plan. Once before and after are measured, they are compared: a gain is significant if
-    it exceeds 2 % and twice the spread. Without a plan, it only measures.
-    """
-    import asyncio
-
-    from cpuchat.tune import trial
-
-    chosen = overridden(values)
-    path = model_path(model, chosen)
-    saved = find_plan(name) if name or label or saved_plans() else None
-    label = _label(saved, label) if saved is not None else None
-    terminal = Terminal()
-    info, measured = asyncio.run(decode_rate(path, chosen, terminal))
-    terminal.clear_progress()
-    result: dict[str, Any] = {"model": info.name, **msgspec.to_builtins(measured)}
-    lines = [f"{info.name or path.stem}: {units.rate(measured.tok_s)} tok/s (spread {units.rate(measured.spread)})"]
-    if saved is not None and label is not None:
-        record = trial.make(label, info, measured, effect(saved.plan, ROOT))
-        trial.save(saved.folder, record)
-        result |= {"plan": saved.name, "label": label, "effect": record.effect}
-        lines[0] = f"{label}: {lines[0]}"
-        lines += _what_next(saved, record, result)
-    for line in [json_line(result)] if as_json else lines:
-        terminal.line(line)
-
-
-async def decode_rate(path: Path, chosen: Settings, terminal: Terminal) -> tuple[ModelInfo, DecodeRate]:
-    """Load the model without a draft model, and measure it."""
-    from cpuchat.cli.session import Session
-    from cpuchat.telemetry.answer import measure_decode
-
-    chosen.speculation.draft_model, chosen.hardware.probe = "none", False
-    async with Session(chosen, terminal) as session:
-        info = await session.load(path, calibrate=False)
-        return info, await measure_decode(session.conversation.generate_detached)
-
-
-def _label(saved: SavedPlan, wanted: Label | None) -> Label:
-    """Return the label of the coming measurement. Raises UsageError where the plan's state contradicts it."""
-    from cpuchat.tune import trial
-
-    label: Label = wanted or ("before" if trial.load(saved.folder, "before") is None else "after")
-    some = any(now for now, _ in effect(saved.plan, ROOT).values())
-    if label == "before" and some:
-        raise UsageError(
-            f"Plan {saved.name} is in effect, so this would not measure the state before.",
-            f"Revert it first: {saved.command(saved.revert)}",
-        )
-    if label == "after" and not some:
-        raise UsageError(
-            f"Plan {saved.name} is not in effect yet.",
-            f"Apply it: {saved.command(saved.apply)}; or repeat the measurement before: --label before",
-        )
-    return label
-
-
-def _what_next(saved: SavedPlan, record: Record, result: dict[str, Any]) -> list[str]:
-    """Return what the measurement says about the plan; it is added to `result` as well."""
-    from cpuchat.hardware.tuning.resctrl import DRAFTING_ONLY
-    from cpuchat.tune import trial
-
-    if record.label == "before":
-        return [f"Now apply the plan: {saved.command(saved.apply)}", "Then measure again:  cpuchat system measure"]
-    lines = [f"in effect: {_effect_words(record.effect)}"]
-    verdict, why = trial.judged(trial.load(saved.folder, "before"), record)
-    result["verdict"] = msgspec.to_builtins(verdict) if verdict is not None else None
-    if verdict is None:
-        return [*lines, f"No comparison: {why}."]
-    lines.append(verdict.words)
-    if saved.plan.group is not None:
-        lines.append(DRAFTING_ONLY)
-    if not verdict.keep:
-        lines.append(f"To revert: {saved.command(saved.revert)}")
-    return lines
-
-
-def _effect_words(counts: dict[str, tuple[int, int]]) -> str:
-    """`epp, thp; in part: governor (0 of 8)`."""
-    done = [name for name, (now, of) in counts.items() if now == of]
-    missing = [f"{name} ({now} of {of})" for name, (now, of) in counts.items() if now < of]
-    return (", ".join(done) or "nothing") + (f"; in part: {', '.join(missing)}" if missing else "")
-
-
-@system.command("list", short_help="List plans, their changes in effect, and the measurements.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_plans(as_json: bool) -> None:
-    """List plans, which of their changes are in effect, and the measurements."""
-    from cpuchat.tune import trial
-
-    rows: list[dict[str, Any]] = []
-    for saved in saved_plans():
-        before, after = trial.load(saved.folder, "before"), trial.load(saved.folder, "after")
-        verdict, why = trial.judged(before, after)
-        rows.append({
-            "name": saved.name,
-            "effect": effect(saved.plan, ROOT),
-            "before": before.measured.tok_s if before else None,
-            "after": after.measured.tok_s if after else None,
-            "verdict": verdict.words if verdict else "",
-            "no_verdict": why,
-            "revert": str(saved.revert),
-        })  # fmt: skip
-    if as_json:
-        return print_json(rows)
-    if not rows:
-        click.echo("No tuning plans. Create one: cpuchat system plan")
-    for row in rows:
-        rates = " → ".join(units.rate(row[label]) if row[label] else "n/a" for label in ("before", "after"))
-        click.echo(f"{row['name']}  in effect: {_effect_words(row['effect'])}")
-        click.echo(f"  {rates} tok/s: {row['verdict'] or row['no_verdict']}")
-
-
-@system.command(short_help="Print the command that reverts a plan.")
-@click.argument("name", default="")
-def revert(name: str) -> None:
-    """Print the command that reverts the plan NAME (default: the newest)."""
-    saved = find_plan(name)
-    counts = effect(saved.plan, ROOT)
-    some = any(now for now, _ in counts.values())
-    state = f"is in effect: {_effect_words(counts)}. To revert" if some else "is not in effect; reverting is harmless"
-    click.echo(f"Plan {saved.name} {state}:", err=True)
-    click.echo(saved.command(saved.revert))
-
 
 _PROBE_EPILOG = """\b
 Examples:
@@ -579,7 +317,9 @@ Exit codes: 0 nothing worse than advice, 1 warnings or problems found, 2 wrong u
 @click.option("--probe", is_flag=True, help="Measure the read bandwidth first (up to 15 seconds).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(probe: bool, as_json: bool) -> int:
-    """Check what limits inference speed on this machine: each finding with its evidence and the fix."""
+    """Check what limits inference speed on this machine: each finding with its evidence and the fix; and the settings
+    that only root can change, with the lines that change them and take them back.
+    """
     import asyncio
 
     from cpuchat.cli.version import engine_info
@@ -593,7 +333,7 @@ def doctor(probe: bool, as_json: bool) -> int:
         engine = asyncio.run(engine_info(chosen.engine.cpu_module))
     except CpuchatError as error:
         engine_error = error
-    wanted = _wanted_setup(chosen)
+    wanted = _wanted_setup(topology, chosen)
     found = _measure_bandwidths(topology, wanted) if probe else {}
     facts = gather_facts(
         wanted, engine=engine, engine_error=engine_error, topology=topology, pid=os.getpid(), root=ROOT
@@ -608,7 +348,7 @@ def doctor(probe: bool, as_json: bool) -> int:
     return 1 if any(finding.level in ("problem", "warning") for finding in findings) else 0
 
 
-def _wanted_setup(chosen: Settings) -> WantedSetup:
+def _wanted_setup(topology: Topology, chosen: Settings) -> WantedSetup:
     from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.models.gguf.header import model_size
 
@@ -618,7 +358,15 @@ def _wanted_setup(chosen: Settings) -> WantedSetup:
             path = model_path(None, chosen)
             name, size = path.name, model_size(path)
     engine = chosen.engine
-    return WantedSetup(cores=engine.cores, threads=engine.threads, memory=engine.memory, model=name, model_bytes=size)
+    return WantedSetup(engine.cores, engine.threads, engine.memory, name, size, _target_cpus(topology, chosen))
+
+
+def _target_cpus(topology: Topology, chosen: Settings) -> tuple[int, ...]:
+    """Return the target's CPUs if the settings give the draft model its own cores; () otherwise."""
+    spec = PlacementSpec.of(chosen)
+    with contextlib.suppress(CpuchatError):  # settings that are not possible here are a finding
+        return place(topology, spec, with_draft=True).cpus if spec.names_draft_cores else ()
+    return ()
 
 
 def _measure_bandwidths(topology: Topology, wanted: WantedSetup) -> dict[str, Any]:
