@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +15,8 @@ from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import laid_over, model_path, setting, stacked
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import Terminal, columns
-from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, theoretical_bandwidth, worth_trying
+from cpuchat.cli.terminal import Terminal, columns, echo_paragraph
+from cpuchat.hardware.monitor import Monitor, counter_states
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.present.table import table
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
     from cpuchat.hardware.diagnostics import WantedSetup
-    from cpuchat.hardware.monitor import Opener
     from cpuchat.hardware.topology import Topology
     from cpuchat.telemetry.machine import MachineSample
 
@@ -176,9 +173,8 @@ def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None, me
 
 _COUNTERS_EPILOG = """\b
 Examples:
-  cpuchat counters                   list the counters
+  cpuchat counters                   what opens here, and why not
   cpuchat counters watch             memory traffic and power, once a second
-  cpuchat counters unit              the systemd service for counters that need privileges
 
 Without a counter, cpuchat shows the traffic estimated from the model, marked "estimated"."""
 
@@ -187,87 +183,29 @@ Without a counter, cpuchat shows the traffic estimated from the model, marked "e
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def counters(ctx: click.Context, as_json: bool) -> None:
-    """List the counters of memory traffic and power: which are available here, and why the others are not."""
+    """Show which counters of memory traffic and power open here, and why not."""
     if ctx.invoked_subcommand is not None:
         if as_json:
             hint = f"Put it after the command: cpuchat counters {ctx.invoked_subcommand} --json"
             raise UsageError("--json before the command is not supported.", hint)
         return
-    topology = read_topology()
-    bandwidth = counter_openers(topology, os.getpid(), theoretical=theoretical_bandwidth(topology))
-    found = {
-        "bandwidth": [_try_counter(opener, topology) for opener in bandwidth],
-        "power": [_try_counter(opener, topology) for opener in power_openers(topology)],
-    }
+    topology = read_topology(ROOT)
+    bandwidth, power = counter_states(topology, ROOT)
     if as_json:
-        return print_json({"virtual": topology.virtual, **found})
-    for title, rows in (("Memory traffic", found["bandwidth"]), ("Power", found["power"])):
-        click.echo(f"{title}:")
-        used = next((row["name"] for row in rows if row["opens"]), None)
-        for row in rows:
-            click.echo(_counter_line(row, used))
-        click.echo("")
-    if topology.virtual:
-        click.echo(f"Virtual machine ({topology.virtual}): most counters are available on the host only.")
-    if not any(row["opens"] for row in found["bandwidth"]):
-        click.echo("No counter is available; traffic is estimated from the model.")
-
-
-def _try_counter(opener: Opener[Any], topology: Topology) -> dict[str, Any]:
-    source, refusals = open_best([opener])
-    if source is None:
-        [refusal] = refusals
-        how = refusal.how if worth_trying(refusal, topology) else ""
-        return {"name": refusal.name, "opens": False, "why": refusal.why, "how": how}
-    source.close()
-    return {"name": opener[0], "opens": True, "why": "", "how": ""}
-
-
-def _counter_line(row: dict[str, Any], used: str | None) -> str:
-    if row["opens"]:
-        return f"  {row['name']:<25} available{', in use' if row['name'] == used else ''}"
-    how = f"\n  {'':<25} → {row['how']}" if row["how"] else ""
-    return f"  {row['name']:<25} n/a: {clean_line(row['why'])}{how}"
-
-
-@counters.command("unit", short_help="Print the systemd unit of the collector.")
-def print_unit() -> None:
-    """Print the systemd unit of the collector, which reads counters that need privileges.
-
-    Its first lines say how to install and remove it. cpuchat itself never asks for root.
-    """
-    from cpuchat.hardware.collector_unit import unit
-
-    click.echo(unit(), nl=False)
-
-
-@counters.command("program", short_help="Print the collector's program for root to install.")
-def print_program() -> None:
-    """Print the collector's program, a Python zip application, for root to install.
-
-    `cpuchat counters unit` says how to install it as a copy that only root can change.
-    """
-    from cpuchat.hardware.collector_unit import program_file
-
-    if sys.stdout.isatty():
-        how = "Redirect it to a file; `cpuchat counters unit` says how to install it."
-        raise UsageError("The program is binary: refusing to print it to a terminal.", how)
-    with os.fdopen(1, "wb", closefd=False) as out:  # sys.stdout takes clean text only
-        out.write(program_file())
+        states = {"bandwidth": dataclasses.asdict(bandwidth), "power": dataclasses.asdict(power)}
+        return print_json({"virtual": topology.virtual, **states})
+    for title, one in (("Memory traffic", bandwidth), ("Power", power)):
+        echo_paragraph(clean_line(f"{title}: {one}"), "", "  ")
+    if not bandwidth.name:
+        click.echo("Memory traffic is estimated from the model.")
 
 
 @counters.command("watch")
 @click.option("--seconds", type=click.IntRange(min=1), metavar="N", help="Stop after N seconds.")
-@click.option(
-    "--pid", type=click.IntRange(min=1), metavar="PID", help="The process to watch; used by per-process counters."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def watch(seconds: int | None, pid: int | None, as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, in bytes per second.")
+def watch(seconds: int | None, as_json: bool) -> None:
     """Print memory traffic and power once a second, until Ctrl+C."""
-    from cpuchat.hardware.counters.collector_file import content_of
-    from cpuchat.hardware.monitor import Monitor
-
-    monitor = Monitor(read_topology(), pid)
+    monitor = Monitor(read_topology(ROOT), ROOT)
     try:
         sample = monitor.sample()
         if not monitor.sources:
@@ -277,7 +215,7 @@ def watch(seconds: int | None, pid: int | None, as_json: bool) -> None:
             time.sleep(1)
             sample = monitor.sample()
             if as_json:
-                print_json(content_of(sample, time.time(), monitor.theoretical))
+                print_json({"ts": round(time.time(), 3), **dataclasses.asdict(sample)})
             else:
                 click.echo(_traffic_line(sample, monitor.theoretical))
             shown += 1
@@ -296,8 +234,6 @@ def _traffic_line(sample: MachineSample, theoretical: float | None) -> str:
         if bandwidth.read is not None and bandwidth.write is not None:
             split = f" (read {bandwidth.read / 1e9:.1f}, write {bandwidth.write / 1e9:.1f})"
         parts.append(f"memory {bandwidth.total / 1e9:.1f}{of} GB/s{split} [{bandwidth.source}]")
-        if bandwidth.per_l3:
-            parts.append("L3 groups " + " ".join(f"{value / 1e9:.0f}" for value in bandwidth.per_l3))
     parts.append(f"{power.watts:.0f} W [{power.source}]" if power is not None else f"power n/a: {sample.no_power}")
     return " · ".join(parts)
 
@@ -335,9 +271,7 @@ def doctor(probe: bool, as_json: bool) -> int:
         engine_error = error
     wanted = _wanted_setup(topology, chosen)
     found = _measure_bandwidths(topology, wanted) if probe else {}
-    facts = gather_facts(
-        wanted, engine=engine, engine_error=engine_error, topology=topology, pid=os.getpid(), root=ROOT
-    )
+    facts = gather_facts(wanted, engine=engine, engine_error=engine_error, topology=topology, root=ROOT)
     facts = dataclasses.replace(facts, **found)
     findings = examine(facts)
     if as_json:

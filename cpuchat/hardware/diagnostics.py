@@ -26,12 +26,11 @@ from cpuchat.hardware.bandwidth.memory_modules import (
     usual_memory,
 )
 from cpuchat.hardware.bandwidth.read_bandwidth import Survey, cached_survey, known_peak
-from cpuchat.hardware.counters.base import CounterRefusal
 from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.hardware.knobs import BALANCING, CPUS, THP, Knob, container, read_knobs, value_of
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
-from cpuchat.hardware.monitor import counter_openers, open_best, power_openers, worth_trying
+from cpuchat.hardware.monitor import UNTRIED, CounterState, counter_states
 from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, choose_policy, launch_command
 from cpuchat.hardware.placement.cores import CoreChoice, choose_cores, n_sharing_a_core
 from cpuchat.hardware.sysfs import read_number, read_text
@@ -63,8 +62,7 @@ class DiagnosticFacts:
 
     `cores_error` and `policy_error` are why the settings cannot be applied, `policy_refused` is why the kernel rejects
     the memory policy. `governors` counts CPUs by frequency governor, `driver` is the frequency driver. `load` is the
-    load average of the last minute. `counter` and `power` name the sources that open, the refusals say why better ones
-    do not. `engine_error` is why there is no engine.
+    load average of the last minute. `engine_error` is why there is no engine.
     """
 
     topology: Topology
@@ -90,10 +88,8 @@ class DiagnosticFacts:
     thp: str = ""
     balancing: int | None = None
     knobs: tuple[Knob, ...] = ()
-    counter: str = ""
-    counter_refusals: tuple[CounterRefusal, ...] = ()
-    power: str = ""
-    power_refusals: tuple[CounterRefusal, ...] = ()
+    counter: CounterState = UNTRIED
+    power: CounterState = UNTRIED
     engine: EngineInfo | None = None
     engine_error: CpuchatError | None = None
 
@@ -118,18 +114,17 @@ def gather_facts(
     engine_error: CpuchatError | None = None,
     topology: Topology | None = None,
     kernel: Kernel | None = None,
-    pid: int | None = None,
     refused: Callable[[str], str] = refused_policy,
     root: Path = ROOT,
 ) -> DiagnosticFacts:
-    """Read what can be read, without measuring anything. Never raises for what is unknown. `pid`: a process of this
-    user, to see whether counters of a single process open. `kernel`: replaces the kernel's calls in tests, as `refused`
-    does for memory policies.
+    """Read what can be read, without measuring anything. Never raises for what is unknown. `kernel`: replaces the
+    kernel's calls in tests, as `refused` does for memory policies.
     """
     topology = topology or read_topology(root)
     setup = _setup(topology, settings, refused)
     cpus = setup["choice"].cpus if setup["choice"] is not None else ()
     limit = theoretical(topology, root)
+    counter, power = counter_states(topology, root, kernel)
     return DiagnosticFacts(
         topology=topology,
         settings=settings,
@@ -140,12 +135,13 @@ def gather_facts(
         theoretical=limit,
         survey=cached_survey(topology, cpus=cpus, memory=setup["policy"], root=root),
         peak=known_peak(cpus, setup["policy"], root=root) if cpus else None,
+        counter=counter,
+        power=power,
         engine=engine,
         engine_error=engine_error,
         **setup,
         **_memory(root),
         **_frequencies(topology, root),
-        **_counters(topology, pid, root, kernel, limit.bytes_per_s if limit is not None else None),
     )
 
 
@@ -183,25 +179,6 @@ def _frequencies(topology: Topology, root: Path) -> dict[str, Any]:
         "governors": tuple((value, n) for value, n in governors.most_common() if value),
         "driver": value_of(root, f"{CPUS}/cpu{topology.online[0]}/cpufreq/scaling_driver") if topology.online else "",
         "boost": _boost(root),
-    }
-
-
-def _counters(
-    topology: Topology, pid: int | None, root: Path, kernel: Kernel | None, theoretical: float | None
-) -> dict[str, Any]:
-    """Return names of the counters that open, and why better ones do not; each is closed again."""
-    openers = counter_openers(topology, pid, root, kernel=kernel, theoretical=theoretical)
-    counter, counter_refusals = open_best(openers)
-    power, power_refusals = open_best(power_openers(topology, root, kernel=kernel))
-    names = [source.name if source is not None else "" for source in (counter, power)]
-    for source in (counter, power):
-        if source is not None:
-            source.close()
-    return {
-        "counter": names[0],
-        "counter_refusals": counter_refusals,
-        "power": names[1],
-        "power_refusals": power_refusals,
     }
 
 
@@ -405,20 +382,12 @@ def _module(engine: EngineInfo, has: str) -> Finding:
 
 def counters(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report missing counters: without one, memory traffic is only estimated from the model."""
-    if facts.counter:
-        yield Finding("ok", "memory counter", f"{facts.counter} available")
-        return
-    refusals = [one for one in facts.counter_refusals if worth_trying(one, facts.topology)]
-    if not refusals or facts.topology.virtual:
-        return
-    # A module to load is less trouble than a service to install.
-    helpful = min(refusals, key=lambda one: one.name == "collector")
-    evidence = f"{helpful.name}: {helpful.why}"
-    where = "On the host of this container: " if facts.container else ""
-    yield Finding(
-        "advice", "No counter of memory traffic is available; traffic is estimated from the model", evidence,
-        f"{where}{helpful.how} (`cpuchat counters` lists all)",
-    )  # fmt: skip
+    if facts.counter.name:
+        yield Finding("ok", "memory counter", f"{facts.counter.name} available")
+    elif facts.counter.how:
+        title = "No counter of memory traffic is available; traffic is estimated from the model"
+        where = "On the host of this container: " if facts.container else ""
+        yield Finding("advice", title, facts.counter.why, f"{where}{facts.counter.how}")
 
 
 _GOOD_SHARE = 0.65

@@ -45,7 +45,6 @@ READ_BANDWIDTH = "read bandwidth"
 _NOT_MEASURED = "not measured · press m (takes under 40 s)"
 _PASSES_NOT_MEASURED = "not measured: speeds are rough · m measures (under 40 s)"
 _COUNTERS_OFF = "counters are off in the settings (F2)"
-_SCOPES = {"machine": "whole machine", "socket": "sockets in use", "process": "worker process only"}
 
 
 @dataclass(frozen=True)
@@ -297,7 +296,7 @@ def _traffic(now: Now) -> str:
     found = now.sample.bandwidth
     if found is None:
         return f"estimated · {now.sample.no_bandwidth or 'no counter available'}"
-    return f"{gigabytes(found.total):>5} GB/s now · {found.source}, {_SCOPES[found.scope]}"
+    return f"{gigabytes(found.total):>5} GB/s now · {found.source}, whole machine"
 
 
 def _power(now: Now) -> str:
@@ -388,8 +387,8 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "peak_read": facts.peak.bytes_per_s if facts.peak is not None else None,
         "theoretical": facts.theoretical.bytes_per_s if facts.theoretical is not None else None,
         "memory_policy": facts.policy or None,
-        "counter": facts.counter or None,
-        "power": facts.power or None,
+        "counter": facts.counter.name or None,
+        "power": facts.power.name or None,
         "engine": _engine_json(facts.engine) if facts.engine else None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "knobs": [dataclasses.asdict(knob) for knob in facts.knobs],
@@ -436,11 +435,7 @@ def _numa(facts: DiagnosticFacts) -> str:
 
 
 def _counters(facts: DiagnosticFacts) -> str:
-    from cpuchat.hardware.monitor import advice
-
-    traffic = facts.counter or f"n/a: {advice(facts.counter_refusals, facts.topology)}"
-    power = facts.power or f"n/a: {advice(facts.power_refusals, facts.topology)}"
-    return f"memory traffic: {traffic} · power: {power}"
+    return f"memory traffic: {facts.counter} · power: {facts.power}"
 
 
 def _engine(facts: DiagnosticFacts) -> str:

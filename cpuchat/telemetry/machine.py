@@ -6,9 +6,6 @@ import sys
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
-from typing import Literal
-
-Scope = Literal["machine", "socket", "process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +22,16 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Memory traffic since the last sample, in bytes per second.
+    """Memory traffic of the whole machine since the last sample, in bytes per second.
 
-    `source` names the counter ("hsmp", "umc", "mbm", ...), `scope` what its figure covers: the whole machine, the
-    sockets in use, or the inference process alone. `read` and `write` are None where the counter knows only their
-    sum, `total`. `per_l3` is the share of each L3 group, in the order of the topology; () where not known.
+    `source` names the counter ("umc", "amd_df", "imc"). `read` and `write` are None where the counter knows only their
+    sum, `total`.
     """
 
     total: float
     source: str
-    scope: Scope
     read: float | None = None
     write: float | None = None
-    per_l3: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

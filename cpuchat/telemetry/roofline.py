@@ -83,8 +83,7 @@ class Roofline:
     together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; one that
     an answer exceeded is missing. `rough`: other programs ran while the peak was measured, or more was read than that.
     `bytes_per_pass` of the target. `limit` is what takes most of a pass. `advice` is one
-    measured sentence. `fits_cache`: the weights stay in L3, so memory is no limit. `l3_groups` of them have a share in
-    what the counter reads, also while nothing is written.
+    measured sentence. `fits_cache`: the weights stay in L3, so memory is no limit.
     """
 
     bandwidth: Metric[float] = _NO_FIGURE
@@ -105,7 +104,6 @@ class Roofline:
     watts: Metric[float] = _NO_FIGURE
     joules_per_token: Metric[float] = _NO_FIGURE
     fits_cache: bool = False
-    l3_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +182,9 @@ def roofline(
     read, no_power = machine.bandwidth, machine.no_power or "power not read"
     watts = Metric.of(machine.power.watts if machine.power is not None else None, no_power)
     joules = Metric.of(joules_per_token, no_power if watts.value is None else "answer too short")
-    groups = len(read.per_l3) if read is not None else 0
     no_counter = machine.no_bandwidth or "counters not read"
     if model is None:
-        return Roofline(watts=watts, joules_per_token=joules, l3_groups=groups, counted=missing(no_counter))
+        return Roofline(watts=watts, joules_per_token=joules, counted=missing(no_counter))
     peak, cached = peak_of(model), fits_cache(model)
     no_figure = NO_ANSWER if model.work is not None else NO_ESTIMATE
     of_target = bytes_read(model.work, now.whole.n_per_pass, now.n_past) if model.work is not None else None
@@ -226,7 +223,6 @@ def roofline(
         watts=watts,
         joules_per_token=joules,
         fits_cache=cached,
-        l3_groups=groups,
     )
 
 
@@ -275,7 +271,7 @@ def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: boo
 def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> str:
     if counted is None or not estimate:
         return ""
-    if counted.total > OTHER_LOAD * estimate and counted.scope != "process":
+    if counted.total > OTHER_LOAD * estimate:
         return "other load on this machine"
     if counted.total < IN_CACHE * estimate and not cached:
         return "cached, or the counter is wrong"
@@ -407,7 +403,7 @@ def _mean_bandwidth(samples: list[Bandwidth]) -> Bandwidth | None:
     if not samples:
         return None
     newest = samples[-1]
-    same = [one for one in samples if (one.source, len(one.per_l3)) == (newest.source, len(newest.per_l3))]
+    same = [one for one in samples if one.source == newest.source]
     reads = [one.read for one in same if one.read is not None]
     writes = [one.write for one in same if one.write is not None]
     return replace(
@@ -415,7 +411,6 @@ def _mean_bandwidth(samples: list[Bandwidth]) -> Bandwidth | None:
         total=_mean([one.total for one in same]),
         read=_mean(reads) if newest.read is not None else None,
         write=_mean(writes) if newest.write is not None else None,
-        per_l3=tuple(map(_mean, zip(*(one.per_l3 for one in same), strict=True))),
     )
 
 

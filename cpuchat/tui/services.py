@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from cpuchat.tools.config import Server
 
 
-MonitorOpener = Callable[[int | None], "Monitor"]
+MonitorOpener = Callable[[], "Monitor"]
 
 
-def open_monitor(pid: int | None) -> Monitor:
-    """Open the counters of the inference process `pid`, or those of the machine alone. Blocks for some milliseconds."""
+def open_monitor() -> Monitor:
+    """Open the machine's counters. Blocks for some milliseconds."""
     from cpuchat.hardware.monitor import Monitor
     from cpuchat.hardware.topology import read_topology
 
-    return Monitor(read_topology(), pid)
+    return Monitor(read_topology())
 
 
 class MachineWatch:
@@ -65,18 +65,13 @@ class MachineWatch:
 
     def __init__(self, opener: MonitorOpener = open_monitor) -> None:
         self._opener = opener
-        self._pid: int | None = None
-        self._watching = False
         self._look: asyncio.Task[tuple[Monitor, MachineSample]] | None = None
         self._monitor: Monitor | None = None
         self._newest: MachineSample | None = None
         self._failed = False
 
-    def sample(self, pid: int | None) -> MachineSample | None:
-        """Return the newest figures, None while there are none. `pid` None: of the machine alone."""
-        if pid != self._pid or not self._watching:
-            self.close()
-            self._pid, self._watching = pid, True
+    def sample(self) -> MachineSample | None:
+        """Return the newest figures, None while there are none."""
         if self._look is not None and self._look.done():
             look, self._look = self._look, None
             try:
@@ -85,22 +80,22 @@ class MachineWatch:
                 self._failed = True
         if self._look is None and not self._failed:
             opener, monitor = self._opener, self._monitor
-            self._look = asyncio.ensure_future(run_in_daemon_thread(lambda: _look(opener, pid, monitor)))
+            self._look = asyncio.ensure_future(run_in_daemon_thread(lambda: _look(opener, monitor)))
         return self._newest
 
     def close(self) -> None:
         """Close the counters; `sample` opens them again."""
         look, monitor = self._look, self._monitor
-        self._pid = self._look = self._monitor = self._newest = None
-        self._watching = self._failed = False
+        self._look = self._monitor = self._newest = None
+        self._failed = False
         if look is not None:
             look.add_done_callback(lambda look: _close(look, monitor))
         elif monitor is not None:
             monitor.close()
 
 
-def _look(opener: MonitorOpener, pid: int | None, monitor: Monitor | None) -> tuple[Monitor, MachineSample]:
-    monitor = monitor or opener(pid)
+def _look(opener: MonitorOpener, monitor: Monitor | None) -> tuple[Monitor, MachineSample]:
+    monitor = monitor or opener()
     return monitor, monitor.sample()
 
 

@@ -26,7 +26,7 @@ async def opened(app: RunningApp, reader: FixtureReader | None = None) -> Hardwa
     if reader is None:
         await app.press("f12")
     else:
-        app.app.services.machine_watch = MachineWatch(lambda pid: reader.counters)
+        app.app.services.machine_watch = MachineWatch(lambda: reader.counters)
         await app.app.push_screen(HardwareScreen(app.app.services, reader))
     await app.until(lambda: isinstance(app.app.screen, HardwareScreen) and app.app.screen.facts is not None)
     screen = app.app.screen

@@ -115,9 +115,9 @@ class Counters:
         self.closed = True
 
 
-SERVER_COUNTERS = MachineSample(bandwidth=Bandwidth(288e9, "hsmp", "machine"), power=Power(214.5, 90_000.0, "hsmp"))
+SERVER_COUNTERS = MachineSample(bandwidth=Bandwidth(288e9, "umc"), power=Power(214.5, 90_000.0, "rapl"))
 NO_COUNTERS = MachineSample(
-    no_bandwidth="no counter opens here; cpuchat counters says why", no_power="energy_uj is for root only"
+    no_bandwidth="no counter opens here; cpuchat counters says why", no_power="energy is counted for root only"
 )
 
 

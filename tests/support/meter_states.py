@@ -73,8 +73,8 @@ def drafted(figures: SpeculationFigures, predicted_n: int = 412) -> SpeculationU
 
 
 COUNTED = MachineSample(
-    bandwidth=Bandwidth(39e9, "hsmp", "socket", read=36e9, per_l3=(9e9, 11e9, 10.4e9, 4e9)),
-    power=Power(143.0, 9000.0, "hsmp"),
+    bandwidth=Bandwidth(39e9, "umc", read=36e9, write=3e9),
+    power=Power(143.0, 9000.0, "rapl"),
 )
 
 
@@ -168,7 +168,7 @@ MACHINES = {
     "other load": (
         counting(
             meter_after(*LOADED, *READING, *writing(10), drafted(DRAFTING)),
-            MachineSample(Bandwidth(49e9, "umc", "machine")),
+            MachineSample(Bandwidth(49e9, "umc")),
         ),
         MEMORY,
     ),

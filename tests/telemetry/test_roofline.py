@@ -179,13 +179,13 @@ def test_without_a_peak_there_is_a_figure_and_no_share():
     assert unknown.bandwidth.why == "no estimate for this model"
 
 
-def counted(total: float, read: float | None = None, scope: str = "machine") -> MachineSample:
-    return MachineSample(bandwidth=Bandwidth(total * GB, "hsmp", scope, read=None if read is None else read * GB))  # type: ignore[arg-type]
+def counted(total: float, read: float | None = None) -> MachineSample:
+    return MachineSample(bandwidth=Bandwidth(total * GB, "umc", read=None if read is None else read * GB))
 
 
 def test_a_counter_has_the_word_and_the_estimate_stays_beside_it():
     now = roofline(MODEL, decoding(20), machine=counted(44, 42))
-    assert (now.source, now.bandwidth.value, now.estimate.value) == ("hsmp", 42 * GB, pytest.approx(40 * GB))
+    assert (now.source, now.bandwidth.value, now.estimate.value) == ("umc", 42 * GB, pytest.approx(40 * GB))
     assert now.utilization.value == pytest.approx(0.84)
     assert now.remark == ""
     assert roofline(MODEL, decoding(20), machine=counted(44)).bandwidth.value == 44 * GB
@@ -209,7 +209,6 @@ def test_both_models_read_with_the_cores_that_were_measured():
 
 def test_counter_and_estimate_contradict_each_other():
     assert roofline(MODEL, decoding(20), machine=counted(53)).remark == "other load on this machine"
-    assert roofline(MODEL, decoding(20), machine=counted(53, scope="process")).remark == ""
     assert roofline(MODEL, decoding(20), machine=counted(9)).remark == "cached, or the counter is wrong"
     toy = with_(work=work_of_size(8_000_000))
     assert roofline(toy, decoding(9000), machine=counted(1)).remark == ""
@@ -319,31 +318,29 @@ def test_the_passes_of_the_last_second_count_while_writing():
 
 def test_counters_are_averaged_over_the_answer():
     meter = started()
-    meter.machine(MachineSample(Bandwidth(1e9, "umc", "machine"), Power(50, 100, "rapl")))  # reading the prompt
+    meter.machine(MachineSample(Bandwidth(1e9, "umc"), Power(50, 100, "rapl")))  # reading the prompt
     written(meter, 10, 1)
-    meter.machine(MachineSample(Bandwidth(20e9, "umc", "machine", per_l3=(1.0, 3.0)), Power(100, 200, "rapl")))
+    meter.machine(MachineSample(Bandwidth(20e9, "umc"), Power(100, 200, "rapl")))
     now = meter.figures().roofline
     assert (now.bandwidth.value, now.source, now.watts.value, now.joules_per_token.value) == (20e9, "umc", 100, None)
     assert now.joules_per_token.why == "answer too short"
     written(meter, 10, 1, start=11)
-    meter.machine(MachineSample(Bandwidth(30e9, "umc", "machine", per_l3=(3.0, 5.0)), Power(120, 233, "rapl")))
+    meter.machine(MachineSample(Bandwidth(30e9, "umc"), Power(120, 233, "rapl")))
     assert meter.figures().roofline.bandwidth.value == 30e9
     timings = Timings(predicted_n=22, predicted_ms=2100, n_past=122)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
-    meter.machine(MachineSample(Bandwidth(1e9, "umc", "machine"), Power(40, 999, "rapl")))
+    meter.machine(MachineSample(Bandwidth(1e9, "umc"), Power(40, 999, "rapl")))
     now = meter.figures().roofline
     assert (now.bandwidth.value, now.watts.value, now.joules_per_token.value) == (25e9, 110, pytest.approx(33 / 11))
-    assert now.counted.value is not None
-    assert now.counted.value.per_l3 == (2.0, 4.0)
 
 
 def test_why_there_is_no_counter_is_told():
     meter = started()
     assert meter.figures().roofline.counted.why == "counters not read"
-    meter.machine(MachineSample(no_bandwidth="needs cpuchat-bwd", no_power="needs root"))
+    meter.machine(MachineSample(no_bandwidth="needs a module", no_power="needs root"))
     written(meter, 10, 1)
     now = meter.figures().roofline
-    assert (now.counted.why, now.watts.why) == ("needs cpuchat-bwd", "needs root")
+    assert (now.counted.why, now.watts.why) == ("needs a module", "needs root")
     assert now.source == "estimated"
 
 

@@ -1,4 +1,4 @@
-"""Tests the counters of the chat screen: opened beside the event loop, given back when the worker changes."""
+"""Tests the counters of the screens: opened beside the event loop, and given back."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from cpuchat.tui.services import MachineWatch
 
 
 class Counters:
-    """Tells the process it was opened for."""
+    """Tells the threads that it is used in."""
 
-    def __init__(self, pid: int | None) -> None:
+    def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.pid = pid
         self.closed = threading.Event()
         self.threads: set[int] = set()
 
     def sample(self) -> MachineSample:
         self.threads.add(threading.get_ident())
-        return MachineSample(no_bandwidth=f"process {self.pid}")
+        return MachineSample(no_bandwidth="nothing opens")
 
     def close(self) -> None:
         self.closed.set()
@@ -34,14 +33,14 @@ class Machine:
     def __init__(self) -> None:
         self.opened: list[Counters] = []
 
-    def open(self, pid: int | None) -> Counters:
-        self.opened.append(Counters(pid))
+    def open(self) -> Counters:
+        self.opened.append(Counters())
         return self.opened[-1]
 
 
-async def first(watch: MachineWatch, pid: int | None) -> MachineSample:
+async def first(watch: MachineWatch) -> MachineSample:
     """Return the first report of the watch."""
-    while (sample := watch.sample(pid)) is None:
+    while (sample := watch.sample()) is None:
         await asyncio.sleep(0)
     return sample
 
@@ -55,9 +54,9 @@ async def given_back(counters: Counters) -> None:
 async def test_counters_are_opened_in_a_thread_and_asked_from_then_on() -> None:
     machine = Machine()
     watch = MachineWatch(machine.open)
-    assert watch.sample(7) is None  # being opened
-    assert (await first(watch, 7)).no_bandwidth == "process 7"
-    watch.sample(7)
+    assert watch.sample() is None  # being opened
+    assert (await first(watch)).no_bandwidth == "nothing opens"
+    watch.sample()
     [counters] = machine.opened
     assert counters.thread != threading.get_ident()
     assert threading.get_ident() not in counters.threads
@@ -75,36 +74,33 @@ async def test_a_kernel_that_takes_its_time_keeps_nobody() -> None:
             return super().sample()
 
     watch = MachineWatch(Slow)
-    sample = await first(watch, 7)
+    sample = await first(watch)
     while not asked.is_set():
-        assert watch.sample(7) == sample
+        assert watch.sample() == sample
         await asyncio.sleep(0)
-    assert watch.sample(7) == sample  # the last one, while the next is waited for
+    assert watch.sample() == sample  # the last one, while the next is waited for
     go.set()
     watch.close()
 
 
-async def test_another_process_means_other_counters() -> None:
+async def test_closed_counters_are_opened_again() -> None:
     machine = Machine()
     watch = MachineWatch(machine.open)
-    await first(watch, 7)
-    assert (await first(watch, 8)).no_bandwidth == "process 8"
-    await given_back(machine.opened[0])
-    assert (await first(watch, None)).no_bandwidth == "process None"
-    await given_back(machine.opened[1])
-    watch.close()
-    await given_back(machine.opened[2])
+    for number in range(2):
+        await first(watch)
+        watch.close()
+        await given_back(machine.opened[number])
 
 
 async def test_counters_that_come_too_late_are_given_back() -> None:
     go, opened = threading.Event(), Machine()
 
-    def slowly(pid: int | None) -> Counters:
+    def slowly() -> Counters:
         go.wait(180)
-        return opened.open(pid)
+        return opened.open()
 
     watch = MachineWatch(slowly)
-    watch.sample(7)
+    watch.sample()
     watch.close()
     go.set()
     while not (opened.opened and opened.opened[0].closed.is_set()):
@@ -114,12 +110,12 @@ async def test_counters_that_come_too_late_are_given_back() -> None:
 async def test_a_machine_that_cannot_be_read_has_no_counters() -> None:
     tried = threading.Event()
 
-    def fails(pid: int | None) -> Counters:
+    def fails() -> Counters:
         tried.set()
         raise OSError("no")
 
     watch = MachineWatch(fails)
     for _ in range(3):
-        assert watch.sample(7) is None
+        assert watch.sample() is None
         await asyncio.to_thread(tried.wait, 60)
     watch.close()

@@ -1,4 +1,4 @@
-"""perf_event_open without a library (one counting event per file descriptor), and the core counters of one process.
+"""perf_event_open without a library: one counting event per file descriptor.
 
 Layout of `struct perf_event_attr` and of what is read: include/uapi/linux/perf_event.h. Who may open what:
 Documentation/admin-guide/perf-security.rst. PMUs describe themselves in /sys/bus/event_source/devices
@@ -12,22 +12,27 @@ import math
 import os
 import platform
 import struct
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from cpuchat.hardware.counters.base import ROOT, UNIT_COMMAND, CannotCount, Counter
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.sysfs import entries, numbered, read_number, read_text
-from cpuchat.telemetry.machine import Bandwidth, Scope
 
-if TYPE_CHECKING:
-    from cpuchat.hardware.topology import Topology
-
-
+ROOT = Path("/")
 _SYSTEM_CALLS = {"x86_64": 298, "aarch64": 241}
+
+
+class CannotCount(Exception):
+    """Raised when a counter does not open, or fails later: `why`, and `how` to make it readable ("" if impossible)."""
+
+    def __init__(self, why: str, how: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+        self.how = how
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.how}" if self.how else self.why
 
 
 def perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
@@ -47,54 +52,33 @@ def perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
     return fd
 
 
-def _ioctl(fd: int, request: int, buffer: bytearray) -> None:
-    import fcntl
-
-    fcntl.ioctl(fd, request, buffer, True)
-
-
-def _open_for_reading(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-
-
 @dataclass(frozen=True)
 class Kernel:
     """Calls into the system; every one raises OSError when refused.
 
-    `perf_event_open(attr, pid, cpu, flags)` returns a file descriptor. `ioctl` fills its buffer. `wall` is the clock
-    that time stamps in files are of, in seconds since 1970.
+    `perf_event_open(attr, pid, cpu, flags)` returns a file descriptor.
     """
 
     perf_event_open: Callable[[bytes, int, int, int], int] = perf_event_open
-    open: Callable[[Path], int] = _open_for_reading
-    ioctl: Callable[[int, int, bytearray], None] = _ioctl
     read: Callable[[int, int], bytes] = os.read
     close: Callable[[int], None] = os.close
-    wall: Callable[[], float] = time.time
 
-
-TYPE_SOFTWARE, TYPE_RAW = 1, 4
-TASK_CLOCK = 1
-"""Software event: nanoseconds that the task ran."""
 
 _CLOSE_ON_EXEC = 8
 _ATTR_BYTES = 128
 _TIMES_ENABLED_AND_RUNNING = 0b11
-_EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 5, 1 << 6
 
 
-def attributes(type_: int, configs: tuple[int, int, int], *, user_only: bool = False) -> bytes:
+def attributes(type_: int, configs: tuple[int, int, int]) -> bytes:
     """`struct perf_event_attr` of a counting event.
 
     Args:
         type_: PERF_TYPE_*, or the number in the PMU's `type` file.
         configs: config, config1, config2.
-        user_only: leave the kernel's own work out, which needs fewer rights. Uncore PMUs cannot do that.
     """
     attr = bytearray(_ATTR_BYTES)
     struct.pack_into("=IIQ", attr, 0, type_, _ATTR_BYTES, configs[0])
-    left_out = _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR if user_only else 0
-    struct.pack_into("=QQ", attr, 32, _TIMES_ENABLED_AND_RUNNING, left_out)
+    struct.pack_into("=Q", attr, 32, _TIMES_ENABLED_AND_RUNNING)
     struct.pack_into("=QQ", attr, 56, configs[1], configs[2])
     return bytes(attr)
 
@@ -109,8 +93,7 @@ class PerfEvent:
 
     def growth(self) -> float | None:
         """Return the count since the last call (at first: since the start), extrapolated where events take turns on the
-        hardware counter. None: the event was never scheduled, or the count went back. A thread that did not run counts
-        0. Raises OSError: the event is gone.
+        hardware counter. None: the event was never scheduled, or the count went back. Raises OSError: it is gone.
         """
         data = self._kernel.read(self._fd, 24)
         if len(data) != 24:
@@ -120,45 +103,50 @@ class PerfEvent:
         self._last = now
         if counted < 0 or running < 0 or (running == 0 < enabled):
             return None
-        if running == 0:
-            return 0.0
-        return counted * max(enabled / running, 1.0)
+        return counted * max(enabled / running, 1.0) if running else 0.0
 
     def close(self) -> None:
-        self._kernel.close(self._fd)
-
-
-def open_event(
-    kernel: Kernel, type_: int, configs: tuple[int, int, int], *, pid: int = -1, cpu: int = -1, user_only: bool = False
-) -> PerfEvent:
-    """Open and start one event: of a task (`pid`, or a thread's id) or of everything on `cpu`. Raises OSError."""
-    attr = attributes(type_, configs, user_only=user_only)
-    return PerfEvent(kernel.perf_event_open(attr, pid, cpu, _CLOSE_ON_EXEC), kernel)
-
-
-def close_all(events: Iterable[PerfEvent]) -> None:
-    for event in events:
         try:
-            event.close()
+            self._kernel.close(self._fd)
         except OSError:  # it is gone, which is what we want
             pass
 
 
-def open_failure(error: OSError, root: Path = ROOT, *, own_process: bool = False) -> CannotCount:
-    """Explain why perf_event_open failed, and what to do about it. `own_process`: the event was to count one of the
-    user's processes, which needs fewer rights.
-    """
+class EventGroup:
+    """Reads events together; each count stands for an amount (bytes, joules)."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._events: list[tuple[PerfEvent, float]] = []
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, pmu: Pmu, configs: tuple[int, int, int], each: float) -> None:
+        """Open the event on every unit of the PMU. Raises OSError: refused."""
+        attr = attributes(pmu.type, configs)
+        for cpu in pmu.cpus:
+            fd = self._kernel.perf_event_open(attr, -1, cpu, _CLOSE_ON_EXEC)
+            self._events.append((PerfEvent(fd, self._kernel), each))
+
+    def growth(self) -> float | None:
+        """Return the amount counted since the last call; None when one of the events had no count."""
+        grown = [(event.growth(), each) for event, each in self._events]
+        return None if any(value is None for value, _ in grown) else sum((value or 0.0) * each for value, each in grown)
+
+    def close(self) -> None:
+        for event, _ in self._events:
+            event.close()
+
+
+def open_failure(error: OSError, root: Path = ROOT) -> CannotCount:
+    """Explain why perf_event_open failed, and what to do about it."""
     level = read_number(root / "proc/sys/kernel/perf_event_paranoid")
-    wanted = 2 if own_process else 0
     if error.errno in (errno.EACCES, errno.EPERM):
-        if level is not None and level > wanted:
-            means = f"run `sudo sysctl kernel.perf_event_paranoid={wanted}` (until the next reboot)"
-            means = means if own_process else f"install the collector (`{UNIT_COMMAND}`), or {means}"
-            return CannotCount(f"the kernel restricts it to root (perf_event_paranoid is {level})", means)
-        return CannotCount(
-            "performance counters are blocked for this process",
-            f"containers often block them; on the host, install the collector (`{UNIT_COMMAND}`)",
-        )
+        if level is not None and level > 0:
+            how = f"`sudo sysctl kernel.perf_event_paranoid=0`, which `={level}` takes back"
+            return CannotCount(f"the kernel restricts it to root (perf_event_paranoid is {level})", how)
+        return CannotCount("performance counters are blocked for this process, as containers often do")
     if error.errno == errno.ENOSYS:
         return CannotCount("this kernel has no performance counters")
     if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENXIO):
@@ -167,9 +155,7 @@ def open_failure(error: OSError, root: Path = ROOT, *, own_process: bool = False
         return CannotCount("another program uses the counters", "stop other monitoring programs such as perf or pcm")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return CannotCount("too many open files", "raise the limit: `ulimit -n 4096`")
-    if error.errno == errno.ESRCH:
-        return CannotCount("the inference process has exited")
-    return CannotCount((error.strerror or str(error)).lower())
+    return CannotCount((error.strerror or str(error) or type(error).__name__).lower())
 
 
 _PMUS = "sys/bus/event_source/devices"
@@ -254,85 +240,3 @@ def read_pmus(prefix: str, root: Path = ROOT) -> list[Pmu]:
     """PMUs whose names are `prefix` and a number, in the order of the numbers."""
     folders = numbered(root / _PMUS, prefix)
     return [pmu for _, folder in folders if (pmu := read_pmu(folder.name, root)) is not None]
-
-
-LINE = 64
-"""Bytes of a cache line."""
-EVENTS = (0x4844, 0x1F72)
-
-
-class CoreCounters(Counter[Bandwidth]):
-    """Counts the memory reads of one process, by an event of each kind for each thread; threads come and go.
-
-    Needs no rights where perf_event_paranoid is 2 or less. AMD Zen 3 and newer: fills of the L1 data cache from memory
-    (event 0x44 umask 0x48) and L2 prefetches that missed the L3 (0x72 umask 0x1f), 64 bytes each
-    (tools/perf/pmu-events/arch/x86/amdzen{3,4,5}). An estimate: unused prefetches into the L2 count as well.
-    """
-
-    name = "core counters, estimated"
-    scope: Scope = "process"
-
-    def __init__(self, topology: Topology, pid: int | None, root: Path = ROOT, kernel: Kernel | None = None) -> None:
-        if pid is None:
-            raise CannotCount("no model is loaded")
-        if "amd" not in topology.vendor.lower() or (topology.family or 0) < 0x19:
-            raise CannotCount("AMD Zen 3 and newer only")
-        self._tasks = root / "proc" / str(pid) / "task"
-        self._kernel = kernel or Kernel()
-        self._root = root
-        self._events: dict[int, list[PerfEvent]] = {}
-        try:
-            self._follow()
-        except OSError as error:
-            self.close()
-            raise open_failure(error, root, own_process=True) from None
-        if not self._events:
-            raise CannotCount("the inference process has exited")
-
-    def _threads(self) -> set[int]:
-        return {int(entry.name) for entry in entries(self._tasks) if entry.name.isdigit()}
-
-    def _follow(self) -> float:
-        """Open events of new threads and close those of ended ones; returns the last counts of the latter."""
-        threads = self._threads()
-        rest = 0.0
-        for ended in self._events.keys() - threads:
-            events = self._events.pop(ended)
-            try:
-                rest += sum(event.growth() or 0.0 for event in events)
-            except OSError:  # what it counted at the very end is lost
-                pass
-            finally:
-                close_all(events)
-        for new in sorted(threads - self._events.keys()):
-            opened: list[PerfEvent] = []
-            try:
-                for config in EVENTS:
-                    opened.append(open_event(self._kernel, TYPE_RAW, (config, 0, 0), pid=new, user_only=True))
-            except OSError as error:
-                close_all(opened)
-                if error.errno == errno.ESRCH:  # it ended in the meantime
-                    continue
-                raise
-            self._events[new] = opened
-        return rest
-
-    def sample(self, now: float) -> Bandwidth | None:
-        seconds = self._elapsed(now)
-        try:
-            lines = self._follow()
-        except OSError as error:
-            raise open_failure(error, self._root, own_process=True) from None
-        if not self._events:
-            raise CannotCount("the inference process has exited")
-        grown = [event.growth() for events in self._events.values() for event in events]
-        if seconds is None or any(value is None for value in grown):
-            return None
-        lines += sum(value or 0.0 for value in grown)
-        read = lines * LINE / seconds
-        return Bandwidth(read, self.name, self.scope, read)
-
-    def close(self) -> None:
-        for events in self._events.values():
-            close_all(events)
-        self._events.clear()

@@ -214,8 +214,7 @@ LIMITS = (
 
 def roofline(frame: Frame) -> list[Line]:
     """Draw seven rows: bandwidth, its bar against the peak, its source and the bottleneck (or what is wrong with the
-    figure), and the limits in tok/s; one more for the L3 groups and one for power, if known. Memory limits nothing
-    where the model fits in L3.
+    figure), and the limits in tok/s; one more for power, if known. Memory limits nothing where the model fits in L3.
     """
     if frame.figures.server is not None:  # its memory is not this machine's
         return []
@@ -228,7 +227,6 @@ def roofline(frame: Frame) -> list[Line]:
         _bandwidth(frame, now),
         _bandwidth_bar(frame, now),
         *_remarks(frame, now),
-        *([_per_l3(frame, now)] if now.l3_groups else []),
         *(_row(frame, row) for row in limits),
         *power,
     ]
@@ -265,17 +263,6 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
         return drawn if len(drawn) == _REMARK_ROWS else [source, *drawn]
     text = now.advice or _LIMITED.get(now.limit, "")
     return [source, [frame.text("value" if now.advice else "label", fit(text, frame.width))]]
-
-
-def _per_l3(frame: Frame, now: Roofline) -> Line:
-    """Draw one bar per L3 group, from zero to the largest."""
-    if now.counted.value is None or not now.counted.value.per_l3:
-        return []
-    values = now.counted.value.per_l3
-    most = max(values)
-    label = f" ≤ {units.bandwidth(most)} GB/s"
-    levels = _levels([value / most if most > 0 else None for value in values[: max(1, frame.width - 3 - len(label))]])
-    return [frame.text("label", "L3 "), frame.text("fill", levels), frame.text("label", label)]
 
 
 def _power(frame: Frame, watts: float, joules: float | None) -> Line:

@@ -192,7 +192,7 @@ class LiveFigures:
         pid, model = conversation.backend.pid, conversation.model
         if not conversation.settings.hardware.counters:
             watch.close()
-        elif pid is not None and (sample := watch.sample(pid)) is not None:
+        elif pid is not None and (sample := watch.sample()) is not None:
             conversation.meter.machine(sample)
         figures = replace(conversation.figures(), speech=self.speech())
         self._status.show_drafting(figures.drafting)

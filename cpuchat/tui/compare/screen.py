@@ -298,7 +298,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
                 continue  # what waits is not drawn
             pid = runner.conversation.backend.pid
             alone = writes and counting and len(comparison.writing) == 1 and pid is not None
-            if alone and (sample := watch.sample(pid)) is not None:
+            if alone and (sample := watch.sample()) is not None:
                 runner.conversation.meter.machine(sample)
             memory = process_memory(pid) if pid is not None else None
             pane.show_figures(compare.live(runner.conversation.figures(), memory))

@@ -13,8 +13,6 @@ from textual.geometry import Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from cpuchat.tui.widgets.charts import LEVELS
-
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Core, L3Group, Topology
 
@@ -54,14 +52,11 @@ def picture(
     topology: Topology,
     use: Use,
     width: int,
-    per_l3: Sequence[float] = (),
-    top: float = 0.0,
     roomy_rows: int = ROOMY_ROWS,
 ) -> list[Line]:
     """Draw the rows, at most `width` cells wide if that is 24 or more.
 
-    `per_l3` is memory traffic by L3 group (any unit), drawn as a level from 0 to `top` behind its cores. Where cells
-    drawn apart would take more than `roomy_rows` rows they stand close together.
+    Where cells drawn apart would take more than `roomy_rows` rows they stand close together.
     """
     allowed = frozenset(topology.allowed)
     blocks = _blocks(topology)
@@ -72,7 +67,7 @@ def picture(
     for spaced in (True, False):
         rows = []
         for index, block in enumerate(blocks):
-            lines = _group_rows(block, use, allowed, room, label, spaced, per_l3, top)
+            lines = _group_rows(block, use, allowed, room, label, spaced)
             if gutter:
                 names = [*block.names, *[""] * (len(lines) - len(block.names))]
                 lines += [[] for _ in range(len(names) - len(lines))]
@@ -148,8 +143,6 @@ def _group_rows(
     room: int,
     label: int,
     spaced: bool,
-    per_l3: Sequence[float],
-    top: float,
 ) -> list[Line]:
     step = 2 if spaced else 1
     drawn: list[tuple[list[Line], int]] = []  # the lines of each group, and how wide they are
@@ -167,9 +160,6 @@ def _group_rows(
         head: Line = [(f"{group.name:<{label}}  ", "label")]
         lines = [[*(head if number == 0 else [(" " * (label + 2), "label")]), *line] for number, line in
                  enumerate(lines)]  # fmt: skip
-        if 0 <= group.index < len(per_l3) and top > 0:
-            share = min(max(per_l3[group.index] / top, 0.0), 1.0)
-            lines[0].append((" " * (step % 2) + LEVELS[round(share * (len(LEVELS) - 1))], "now"))
         drawn.append((lines, max(_width(line) for line in lines)))
     widest = max((width for _, width in drawn), default=0)
     linked = max(Counter(group.fabric_link for group in block.groups if group.fabric_link >= 0).values(), default=1)
@@ -213,15 +203,13 @@ def _width(line: Line) -> int:
     return sum(len(text) for text, _ in line)
 
 
-def legend(topology: Topology, use: Use, levels: bool = False) -> list[Line]:
+def legend(topology: Topology, use: Use) -> list[Line]:
     """Return one line for each kind of cell that occurs."""
     allowed = frozenset(topology.allowed)
     found = {use.part(core, allowed) for core in topology.cores}
     items: list[Line] = [[(f"{cell} ", part), (NAMES[part], "label")] for part, cell in CELLS.items() if part in found]
     if any(len(link) > 1 for link in topology.fabric_links):
         items.append([("── ", "link"), ("shared fabric link", "label")])
-    if levels:
-        items.append([("▆ ", "now"), ("memory traffic", "label")])
     return items
 
 
@@ -245,7 +233,7 @@ def with_legend(rows: list[Line], items: list[Line], width: int) -> list[Line]:
 class MachinePicture(Widget):
     """Shows the picture with its legend, as high as its width requires."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in (*CELLS, "label", "link", "now")}
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in (*CELLS, "label", "link")}
     DEFAULT_CSS = """
     MachinePicture {
         width: 100%;
@@ -256,7 +244,6 @@ class MachinePicture(Widget):
         & > .machine--off { color: $foreground 40%; }
         & > .machine--label { color: $hint; }
         & > .machine--link { color: $foreground 40%; }
-        & > .machine--now { color: $now; }
     }
     """
 
@@ -264,8 +251,6 @@ class MachinePicture(Widget):
         super().__init__(id=id)
         self._topology: Topology | None = None
         self._use = Use()
-        self._per_l3: tuple[float, ...] = ()
-        self._top = 0.0
         self._roomy_rows = ROOMY_ROWS
         self._rows: list[Strip] | None = None  # drawn, until the figures or the size change
 
@@ -283,20 +268,11 @@ class MachinePicture(Widget):
             if higher:
                 self.refresh(layout=True)
 
-    def show_traffic(self, per_l3: Sequence[float], top: float) -> None:
-        """Show memory traffic by L3 group, of at most `top`; () without a counter."""
-        if tuple(per_l3) != self._per_l3 or top != self._top:
-            taller = bool(per_l3) != bool(self._per_l3)
-            self._per_l3, self._top = tuple(per_l3), top
-            self._redraw()
-            if taller:
-                self.refresh(layout=True)
-
     def _lines(self, width: int) -> list[Line]:
         if self._topology is None:
             return [[("Reading the machine…", "label")]]
-        rows = picture(self._topology, self._use, width, self._per_l3, self._top, self._roomy_rows)
-        return with_legend(rows, legend(self._topology, self._use, bool(self._per_l3)), width)
+        rows = picture(self._topology, self._use, width, self._roomy_rows)
+        return with_legend(rows, legend(self._topology, self._use), width)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self._lines(width))

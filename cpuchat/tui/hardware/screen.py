@@ -139,7 +139,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _sample(self) -> None:
         if self.facts is None or not self.now.counting:
             return
-        sample = self._services.machine_watch.sample(self._conversation.backend.pid)
+        sample = self._services.machine_watch.sample()
         if sample is not None and sample != self.now.sample:
             self.now = dataclasses.replace(self.now, sample=sample)
             self._show()
@@ -152,11 +152,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self.query_one(MachinePicture).show(None, Use())
             return
         self._show_picture()
-        bandwidth = now.sample.bandwidth if now.sample is not None else None
-        per_l3 = bandwidth.per_l3 if bandwidth is not None else ()
-        group = facts.survey.l3_group if facts.survey is not None else None
-        top = max([*per_l3, group.bytes_per_s if group is not None else 0.0]) if per_l3 else 0.0
-        self.query_one(MachinePicture).show_traffic(per_l3, top)
         table = self.query_one(FactsTable)
         table.set_class(self.has_class("-high"), "-bars")
         measuring = f"{self._told} · Esc stops" if self._measuring else ""

@@ -1,8 +1,7 @@
-"""A simulated kernel: perf events that count at a given rate, an HSMP mailbox with given answers, and their files."""
+"""A simulated kernel: perf events that count at a given rate, and the files that describe them."""
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 from collections.abc import Callable
@@ -43,19 +42,14 @@ class Opened:
 
 @dataclass
 class Simulated:
-    """What the kernel was asked, and what it answers."""
+    """The events that the kernel was asked for; `refuse` returns why it does not open one."""
 
     events: dict[int, Opened] = field(default_factory=dict)
     refuse: Callable[[Opened], OSError | None] = lambda _: None
-    answers: dict[tuple[int, int], int | OSError] = field(default_factory=dict)
-    sent: list[bytes] = field(default_factory=list)
-    opened_files: list[Path] = field(default_factory=list)
-    closed_files: list[int] = field(default_factory=list)
-    wall: float = 1_700_000_000.0
 
     @property
     def calls(self) -> Kernel:
-        return Kernel(self._perf, self._open, self._ioctl, self._read, self._close, lambda: self.wall)
+        return Kernel(self._perf, self._read, self._close)
 
     def _perf(self, attr: bytes, pid: int, cpu: int, flags: int) -> int:
         event = Opened(attr, pid, cpu, flags)
@@ -66,31 +60,13 @@ class Simulated:
         self.events[fd] = event
         return fd
 
-    def _open(self, path: Path) -> int:
-        if not path.exists():
-            raise refused(errno.ENOENT)
-        self.opened_files.append(path)
-        return 7
-
-    def _ioctl(self, fd: int, request: int, buffer: bytearray) -> None:
-        assert request == 0xC02CF800
-        self.sent.append(bytes(buffer))
-        message, socket = struct.unpack_from("=I", buffer, 0)[0], struct.unpack_from("=H", buffer, 40)[0]
-        answer = self.answers.get((message, socket), refused(errno.ENOMSG))
-        if isinstance(answer, OSError):
-            raise answer
-        struct.pack_into("=I", buffer, 8, answer)
-
     def _read(self, fd: int, size: int) -> bytes:
         event = self.events[fd]
         return struct.pack("=QQQ", event.count, event.enabled, event.running)[:size]
 
     def _close(self, fd: int) -> None:
-        if fd in self.events:
-            assert not self.events[fd].closed, "closed twice"
-            self.events[fd].closed = True
-        else:
-            self.closed_files.append(fd)
+        assert not self.events[fd].closed, "closed twice"
+        self.events[fd].closed = True
 
     def run(self, seconds: float, count: Callable[[Opened], float], share: float = 1.0) -> None:
         """Let time pass: each event counts that much, with a hardware counter for `share` of the time."""
@@ -127,3 +103,10 @@ def old_fabric(root: Path, cpus: str = "0") -> None:
 def new_fabric(root: Path, cpus: str = "0") -> None:
     """Write the data fabric of Zen 4 and newer."""
     pmu(root, "amd_df", 10, cpus, {"event": "config:0-7,32-37", "umask": "config:8-15,24-27"})
+
+
+def energy(root: Path, cpus: str = "0,32", unit: str = "Joules") -> None:
+    """Write the energy counters of the packages: 2**-32 joules per count."""
+    scale = "2.3283064365386962890625e-10"
+    events = {"energy-pkg": "event=0x02", "energy-pkg.scale": scale, "energy-pkg.unit": unit}
+    pmu(root, "power", 8, cpus, {"event": "config:0-7"}, events)

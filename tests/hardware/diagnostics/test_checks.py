@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import errno
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from cpuchat.base.errors import CpuchatError
 from cpuchat.hardware.diagnostics import ORDER, Finding, WantedSetup, examine, gather_facts, refused_policy
 from cpuchat.protocol.model_info import EngineInfo
-from tests.hardware.counters.simulated import Simulated
+from tests.hardware.counters.simulated import Simulated, refused
 from tests.hardware.diagnostics.servers import ENGINE, facts_of, found
 from tests.hardware.trees import NAMES, make_tree, write
 
@@ -25,7 +25,7 @@ def test_a_machine_with_nothing_wrong(root: Path) -> None:
     assert [finding for finding in findings if finding.level != "ok"] == []
     assert {finding.title: finding.evidence for finding in findings} == {
         "engine built for this CPU": "AVX, AVX2, F16C, FMA, AVX512, AVX512_VNNI, AVX512_BF16, LLAMAFILE",
-        "memory counter": "hsmp available",
+        "memory counter": "umc available",
         "one thread per core": "32 threads on 32 cores",
         "other load": "load average 0.5 over the last minute, 32 cores",
         "governor": "performance on 64 CPUs",
@@ -213,19 +213,21 @@ def test_a_virtual_machine(tmp_path: Path) -> None:
     assert "2 L3 groups × 4 cores" in finding.evidence
 
 
-def test_no_counter_opens(root: Path) -> None:
-    shutil.rmtree(root / "sys/devices/platform")
+def test_a_counter_that_would_open_with_more_rights(root: Path) -> None:
     write(root, {"proc/sys/kernel/perf_event_paranoid": "4"})
-    finding = found(facts_of(root), "No counter of memory traffic is available")
+    kernel = Simulated(refuse=lambda _: refused(errno.EACCES)).calls
+    facts = gather_facts(WantedSetup(), engine=ENGINE, kernel=kernel, refused=lambda words: "", root=root)
+    finding = found(facts, "No counter of memory traffic is available")
     assert finding.level == "advice"
-    assert finding.evidence == "HSMP mailbox: /dev/hsmp does not exist"  # paranoid has no say there
-    assert finding.fix.startswith("`sudo modprobe")
-    assert "cpuchat counters" in finding.fix
+    assert finding.evidence == "the kernel restricts it to root (perf_event_paranoid is 4)"
+    assert finding.fix == "`sudo sysctl kernel.perf_event_paranoid=0`, which `=4` takes back"
 
 
 def test_a_container_cannot_load_drivers(tmp_path: Path) -> None:
-    finding = found(facts_of(make_tree(tmp_path, "container")), "No counter of memory traffic is available")
-    assert finding.fix.startswith("On the host of this container: `sudo modprobe")
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    (root / ".dockerenv").touch()
+    finding = found(facts_of(root), "No counter of memory traffic is available")
+    assert finding.fix == "On the host of this container: `sudo modprobe amd_uncore`"
 
 
 def test_what_cannot_be_changed_from_here_is_not_said_to_be(tmp_path: Path) -> None:

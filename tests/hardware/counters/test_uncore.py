@@ -1,0 +1,229 @@
+"""Tests the counters of memory traffic and power on simulated machines: which events are opened, and what they mean."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cpuchat.hardware.counters.perf_events import CannotCount
+from cpuchat.hardware.counters.uncore import open_power, open_traffic
+from cpuchat.hardware.topology import Topology, read_topology
+from tests.hardware.counters.simulated import (
+    DEVICES,
+    Opened,
+    Simulated,
+    energy,
+    new_fabric,
+    old_fabric,
+    pmu,
+    refused,
+    umc,
+)
+from tests.hardware.trees import make_tree
+
+GB = 1e9
+READ, WRITE = 0x10A, 0x20A
+XEON = Topology(vendor="GenuineIntel")
+SERVER = {"event": "config:0-7", "umask": "config:8-15"}
+SCALE = {"scale": "6.103515625e-5", "unit": "MiB"}
+
+
+def aliases(**events: str) -> dict[str, str]:
+    found = dict(events)
+    for name in events:
+        found |= {f"{name}.{key}": text for key, text in SCALE.items()}
+    return found
+
+
+def genoa(tmp_path: Path, name: str = "epyc-9354") -> tuple[Path, Topology]:
+    root = make_tree(tmp_path, name)
+    for channel in range(12):
+        umc(root, channel, "0")
+    return root, read_topology(root)
+
+
+def amounts(topology: Topology, root: Path, machine: Simulated, count: Callable[[Opened], float]) -> list[float | None]:
+    """Return the gigabytes of a second, and close the counter."""
+    counter = open_traffic(topology, root, machine.calls)
+    assert all(amount == 0 for amount in counter.growth())
+    machine.run(1, count)
+    found = [None if amount is None else amount / GB for amount in counter.growth()]
+    counter.close()
+    assert machine.events and machine.open_events == []
+    return found
+
+
+def test_every_channel_is_counted_in_both_directions(tmp_path: Path) -> None:
+    root, topology = genoa(tmp_path)
+    machine = Simulated()
+    found = amounts(topology, root, machine, lambda event: {READ: 20 * GB / 64, WRITE: 5 * GB / 64}[event.config])
+    assert found == [pytest.approx(240), pytest.approx(60)]
+    assert {event.type for event in machine.events.values()} == set(range(20, 32))
+    assert open_traffic(topology, root, machine.calls).name == "umc"
+
+
+def test_both_sockets_are_counted(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    for channel in range(4):
+        umc(root, channel, "0" if channel < 2 else "32")
+    machine = Simulated()
+    open_traffic(read_topology(root), root, machine.calls)
+    assert [event.cpu for event in machine.events.values()] == [0, 0, 0, 0, 32, 32, 32, 32]
+
+
+def test_the_fabric_of_milan_counts_eight_channels_per_socket(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    old_fabric(root, "0,32")
+    machine = Simulated()
+    counter = open_traffic(read_topology(root), root, machine.calls)
+    configs = [(event.config, event.cpu) for event in machine.events.values()]
+    # event 0x07, 0x47, ... 0x1c7 and umask 0x38; the event's high bits are at 32
+    wanted = [0x3807, 0x3847, 0x3887, 0x38C7, 0x1_0000_3807, 0x1_0000_3847, 0x1_0000_3887, 0x1_0000_38C7]
+    assert configs == [(config, cpu) for config in wanted for cpu in (0, 32)]
+    machine.run(1, lambda _: 15 * GB / 64, share=0.5)  # eight events take turns on four counters
+    assert counter.name == "amd_df"
+    assert counter.growth() == (pytest.approx(16 * 15 * GB, rel=1e-6),)
+
+
+def test_the_fabric_is_not_trusted_with_several_nodes_per_socket(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "epyc-9354p-nps4")
+    old_fabric(root)
+    with pytest.raises(CannotCount, match="several NUMA nodes") as caught:
+        open_traffic(read_topology(root), root, Simulated().calls)
+    assert "NPS1" in caught.value.how
+
+
+def test_the_fabric_of_zen_4_is_no_old_one(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "epyc-9354")
+    new_fabric(root)
+    with pytest.raises(CannotCount, match="memory controllers") as caught:
+        open_traffic(read_topology(root), root, Simulated().calls)
+    assert "6.8" in caught.value.how
+
+
+@pytest.mark.parametrize(("name", "how"), [("2x-epyc-7543", "amd_uncore"), ("xeon-6430", "intel_uncore"), ("vm", "")])
+def test_without_the_module(tmp_path: Path, name: str, how: str) -> None:
+    root = make_tree(tmp_path, name)
+    topology = read_topology(root)
+    for opener in (open_traffic, open_power):
+        with pytest.raises(CannotCount) as caught:
+            opener(topology, root, Simulated().calls)
+        assert ("modprobe" in caught.value.how) == bool(how)
+        assert how in caught.value.how or opener is open_power
+        assert ("virtual" in caught.value.why) == (not how)
+
+
+def test_other_cpus_have_no_counters(tmp_path: Path) -> None:
+    arm = Topology(vendor="0x41", architecture="aarch64")
+    with pytest.raises(CannotCount, match="AMD and Intel CPUs only"):
+        open_traffic(arm, tmp_path, Simulated().calls)
+    with pytest.raises(CannotCount, match="x86 CPUs only"):
+        open_power(arm, tmp_path, Simulated().calls)
+
+
+def test_a_refusal_leaves_nothing_open(tmp_path: Path) -> None:
+    root, topology = genoa(tmp_path)
+    machine = Simulated(refuse=lambda event: refused(errno.EACCES) if event.type == 25 else None)
+    with pytest.raises(CannotCount, match="perf_event_paranoid is 2") as caught:
+        open_traffic(topology, root, machine.calls)
+    assert "sysctl kernel.perf_event_paranoid=0" in caught.value.how
+    assert machine.events and machine.open_events == []
+
+
+def test_events_that_the_kernel_describes_otherwise_leave_nothing_open(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, "2x-epyc-7543")
+    pmu(root, "amd_df", 10, "0,32", {"event": "config:0-7", "umask": "config:8-15"})
+    machine = Simulated()
+    with pytest.raises(CannotCount, match="event=0x107"):
+        open_traffic(read_topology(root), root, machine.calls)
+    assert machine.events and machine.open_events == []
+    root, topology = genoa(tmp_path)
+    (root / DEVICES / "amd_umc_11/format/rdwrmask").unlink()
+    with pytest.raises(CannotCount, match="rdwrmask"):
+        open_traffic(topology, root, machine.calls)
+    assert machine.open_events == []
+
+
+def intel(event: Opened) -> float:
+    """Simulate 10 GB/s read and 2 GB/s written on each channel, by the events of three kinds of controllers."""
+    read, written = 10 * GB / 64, 2 * GB / 64
+    return {0x0304: read, 0x20FF: read, 1: read, 0x0C04: written, 0x30FF: written, 2: written}.get(event.config, 0)
+
+
+def test_column_accesses_of_every_channel_and_socket(tmp_path: Path) -> None:
+    for number in range(6):
+        pmu(tmp_path, f"uncore_imc_{number}", 30 + number, "0,28", SERVER,
+            aliases(cas_count_read="event=0x04,umask=0x03", cas_count_write="event=0x04,umask=0x0c"))  # fmt: skip
+    machine = Simulated()
+    assert amounts(XEON, tmp_path, machine, intel) == [pytest.approx(120), pytest.approx(24)]
+    assert {event.cpu for event in machine.events.values()} == {0, 28}
+
+
+def test_two_schedulers_per_channel(tmp_path: Path) -> None:
+    pmu(tmp_path, "uncore_imc_0", 30, "0", SERVER, aliases(
+        cas_count_read_sch0="event=0x05,umask=0xcf", cas_count_read_sch1="event=0x06,umask=0xcf",
+        cas_count_write_sch0="event=0x05,umask=0xf0", cas_count_write_sch1="event=0x06,umask=0xf0",
+    ))  # fmt: skip
+    machine = Simulated()
+    assert open_traffic(XEON, tmp_path, machine.calls).name == "imc"
+    assert [event.config for event in machine.events.values()] == [0xCF05, 0xCF06, 0xF005, 0xF006]
+
+
+def test_clients_count_all_the_time(tmp_path: Path) -> None:
+    for number in range(2):
+        pmu(tmp_path, f"uncore_imc_free_running_{number}", 40 + number, "0", SERVER, aliases(
+            data_read="event=0xff,umask=0x20", data_write="event=0xff,umask=0x30", data_total="event=0xff,umask=0x10"
+        ))  # fmt: skip
+    assert amounts(XEON, tmp_path, Simulated(), intel) == [pytest.approx(20), pytest.approx(4)]
+
+
+def test_old_clients_have_one_controller(tmp_path: Path) -> None:
+    pmu(tmp_path, "uncore_imc", 12, "0", {"event": "config:0-7"},
+        aliases(data_reads="event=0x01", data_writes="event=0x02"))  # fmt: skip
+    assert amounts(XEON, tmp_path, Simulated(), intel) == [pytest.approx(10), pytest.approx(2)]
+
+
+def test_free_running_counters_are_not_counted_twice(tmp_path: Path) -> None:
+    pmu(tmp_path, "uncore_imc_0", 30, "0", SERVER,
+        aliases(cas_count_read="event=0x04,umask=0x0f", cas_count_write="event=0x04,umask=0x30"))  # fmt: skip
+    pmu(tmp_path, "uncore_imc_free_running_0", 40, "0", SERVER,
+        aliases(read="event=0xff,umask=0x20", write="event=0xff,umask=0x30"))  # fmt: skip
+    machine = Simulated()
+    open_traffic(XEON, tmp_path, machine.calls)
+    assert {event.type for event in machine.events.values()} == {30}
+
+
+def test_controllers_without_names_of_both_directions(tmp_path: Path) -> None:
+    pmu(tmp_path, "uncore_imc_free_running_0", 30, "0", SERVER, aliases(data_read="event=0xff,umask=0x20"))
+    machine = Simulated()
+    with pytest.raises(CannotCount, match="no events for reads and writes"):
+        open_traffic(XEON, tmp_path, machine.calls)
+    assert machine.events and machine.open_events == []
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.EPERM])
+def test_the_second_socket_that_refuses_leaves_nothing_open(tmp_path: Path, code: int) -> None:
+    pmu(tmp_path, "uncore_imc_0", 30, "0,28", SERVER,
+        aliases(cas_count_read="event=0x04,umask=0x0f", cas_count_write="event=0x04,umask=0x30"))  # fmt: skip
+    machine = Simulated(refuse=lambda event: refused(code) if event.cpu == 28 else None)
+    with pytest.raises(CannotCount, match=r"another program|blocked"):
+        open_traffic(XEON, tmp_path, machine.calls)
+    assert machine.events and machine.open_events == []
+
+
+def test_energy_of_all_packages(tmp_path: Path) -> None:
+    energy(tmp_path)
+    machine = Simulated()
+    counter = open_power(XEON, tmp_path, machine.calls)
+    assert [(e.type, e.config, e.cpu) for e in machine.events.values()] == [(8, 2, 0), (8, 2, 32)]
+    machine.run(1, lambda _: 100 * 2**32)
+    assert (counter.name, counter.growth()) == ("rapl", (200.0,))
+
+
+def test_energy_in_other_units(tmp_path: Path) -> None:
+    energy(tmp_path, unit="BTU")
+    with pytest.raises(CannotCount, match="BTU"):
+        open_power(XEON, tmp_path, Simulated().calls)
