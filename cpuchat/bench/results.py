@@ -29,7 +29,7 @@ from cpuchat.base.paths import shown
 from cpuchat.bench.matrix import OFF, Cell
 from cpuchat.bench.sample import Sample
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.bandwidth.memory_modules import theoretical
+from cpuchat.hardware.bandwidth.theoretical import theoretical
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint

@@ -24,8 +24,8 @@ from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
+    from cpuchat.hardware.bandwidth.theoretical import Theoretical
     from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.hardware.topology import Topology
     from cpuchat.telemetry.machine import MachineSample
@@ -64,8 +64,8 @@ def probe(as_json: bool, **values: Any) -> None:
     import asyncio
 
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
-    from cpuchat.hardware.bandwidth.memory_modules import theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import survey
+    from cpuchat.hardware.bandwidth.theoretical import theoretical
     from cpuchat.present.machine import costs_measured
 
     chosen = laid_over(values)

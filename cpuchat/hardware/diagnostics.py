@@ -16,16 +16,8 @@ from typing import Any, Final, Literal
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import child_environment, python_command
-from cpuchat.hardware.bandwidth.memory_modules import (
-    SMBIOS_TABLE,
-    Module,
-    Theoretical,
-    channel_of,
-    read_modules,
-    theoretical,
-    usual_memory,
-)
 from cpuchat.hardware.bandwidth.read_bandwidth import Survey, cached_survey, known_peak
+from cpuchat.hardware.bandwidth.theoretical import MODULES, Theoretical, theoretical
 from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.hardware.knobs import BALANCING, CPUS, THP, Knob, container, read_knobs, value_of
 from cpuchat.hardware.lists import format_cpu_list
@@ -78,7 +70,6 @@ class DiagnosticFacts:
     swap_used: int = 0
     load: float | None = None
     container: str = ""
-    modules: tuple[Module, ...] = ()
     theoretical: Theoretical | None = None
     survey: Survey | None = None
     peak: Peak | None = None
@@ -123,7 +114,6 @@ def gather_facts(
     topology = topology or read_topology(root)
     setup = _setup(topology, settings, refused)
     cpus = setup["choice"].cpus if setup["choice"] is not None else ()
-    limit = theoretical(topology, root)
     counter, power = counter_states(topology, root, kernel)
     return DiagnosticFacts(
         topology=topology,
@@ -131,8 +121,7 @@ def gather_facts(
         load=_load(root),
         container=container(root),
         knobs=read_knobs(topology, root, settings.target_cpus),
-        modules=tuple(read_modules(root / SMBIOS_TABLE)),
-        theoretical=limit,
+        theoretical=theoretical(topology),
         survey=cached_survey(topology, cpus=cpus, memory=setup["policy"], root=root),
         peak=known_peak(cpus, setup["policy"], root=root) if cpus else None,
         counter=counter,
@@ -400,42 +389,6 @@ _LITTLE_SHARE, _LITTLE_BYTES, _ENOUGH_BYTES = 0.1, 1 << 30, 4 << 30
 _SWAP_BYTES = 256 << 20
 
 
-def channels(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report channels without a module, which add no bandwidth."""
-    limit = facts.theoretical
-    if facts.topology.virtual or limit is None or limit.possible is None:
-        return
-    used, possible = limit.channels, limit.possible
-    evidence = f"{used} of {possible} channels populated ({limit.source}), theoretical peak {_gb(limit.bytes_per_s)}/s"
-    if used < possible:
-        fix = f"Install equal modules in all {possible} channels: bandwidth and tok/s grow with their number."
-        title = "Only one memory channel is populated" if used == 1 else "Some memory channels are empty"
-        yield Finding("problem" if used == 1 else "warning", title, evidence, fix)
-    elif not limit.assumed:
-        yield Finding("ok", "memory channels", evidence)
-
-
-def speeds(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report modules that run below the speed that the CPU supports; all run at the speed of the slowest."""
-    found = Counter(module.speed_mt for module in facts.modules if module.speed_mt)
-    if len(found) > 1:
-        evidence = ", ".join(f"{n} at {speed} MT/s" for speed, n in sorted(found.items()))
-        fix = "Use identical modules: the slowest one sets the speed of its channel."
-        yield Finding("warning", "Memory modules differ in speed", evidence, fix)
-        return
-    usual = usual_memory(facts.topology)
-    if found and usual is not None:
-        [speed] = found
-        doubled = len({channel_of(module) for module in facts.modules} - {""}) < len(facts.modules)
-        evidence = f"{sum(found.values())} modules at {speed} MT/s, {facts.topology.cpu_name} supports {usual[1]} MT/s"
-        if speed < 0.95 * usual[1]:
-            more = " Two modules per channel lower the speed of all." if doubled else ""
-            fix = f"Check the memory speed in the firmware setup and the rating of the modules.{more}"
-            yield Finding("advice", "Memory runs below the speed that the CPU supports", evidence, fix)
-        else:
-            yield Finding("ok", "memory speed", evidence)
-
-
 def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Compare the read bandwidth with the theoretical peak of the modules."""
     if facts.peak is None:
@@ -459,10 +412,10 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
         words = f"the {n} fabric links of its L3 groups carry" if n > 1 else "the fabric link of its L3 group carries"
         yield Finding("ok", "read bandwidth", f"{evidence}; {words} {links / 1e9:.0f} GB/s at most")
     elif whole and share < _GOOD_SHARE:
-        fix = "Measure on an idle machine; then check for empty channels and NPS1 in the firmware setup."
+        fix = f"Measure on an idle machine; then look for empty channels and slow modules (`{MODULES}`) and for NPS1."
         yield Finding("advice", "The read bandwidth is far below the theoretical peak", evidence, fix)
     elif share > 1.05:
-        fix = "One of the two is wrong: list the modules with sudo dmidecode -t memory."
+        fix = f"One of the two is wrong: list the modules with `{MODULES}`."
         yield Finding("advice", "The read bandwidth exceeds the theoretical peak", evidence, fix)
     else:
         yield Finding("ok", "read bandwidth", evidence)
@@ -549,7 +502,7 @@ def _gb(n_bytes: float | None) -> str:
 
 _CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
     engine, counters, settings, siblings, quota, others, isolated, virtual, governor, boost,
-    channels, speeds, bandwidth, balancing, nodes, huge_pages, room, swap,
+    bandwidth, balancing, nodes, huge_pages, room, swap,
 )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from cpuchat.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import Survey
+    from cpuchat.hardware.bandwidth.theoretical import Theoretical
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.placement.placement import PlacementSpec
     from cpuchat.hardware.topology import Topology
@@ -41,8 +41,8 @@ class MachineReader:
 
     def facts(self, spec: PlacementSpec | None = None) -> MachineFacts:
         """Read the machine; never raises for what is unknown. The survey is that under the memory policy of `spec`."""
-        from cpuchat.hardware.bandwidth.memory_modules import theoretical
         from cpuchat.hardware.bandwidth.read_bandwidth import cached_survey, known_peak
+        from cpuchat.hardware.bandwidth.theoretical import theoretical
         from cpuchat.hardware.knobs import THP, value_of
         from cpuchat.hardware.placement.placement import PlacementSpec, place
         from cpuchat.hardware.topology import read_topology
@@ -56,7 +56,7 @@ class MachineReader:
                 meant = place(topology, spec, with_draft=spec.names_draft_cores)
         survey = cached_survey(topology, memory=meant.memory.words, root=self.root)
         peak = known_peak(usual.cpus, usual.memory.words, root=self.root)
-        return MachineFacts(topology, theoretical(topology, self.root), survey, huge, peak)
+        return MachineFacts(topology, theoretical(topology), survey, huge, peak)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         """Return where the worker's memory is; None where the kernel does not report it."""

@@ -156,9 +156,9 @@ class Monitor:
         self._joules = 0.0
 
     def _open_traffic(self, kernel: Kernel | None) -> Counter:
-        from cpuchat.hardware.bandwidth.memory_modules import theoretical
+        from cpuchat.hardware.bandwidth.theoretical import theoretical
 
-        if self.theoretical is None and (found := theoretical(self._topology, self._root)) is not None:
+        if self.theoretical is None and (found := theoretical(self._topology)) is not None:
             self.theoretical = found.bytes_per_s
         return open_traffic(self._topology, self._root, kernel)
 

@@ -22,8 +22,8 @@ from cpuchat.telemetry.units import ago, gigabytes, plural, size
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
+    from cpuchat.hardware.bandwidth.theoretical import Theoretical
     from cpuchat.hardware.diagnostics import DiagnosticFacts, Finding
     from cpuchat.hardware.knobs import Knob
     from cpuchat.hardware.machine import MachineFacts
@@ -73,7 +73,7 @@ def title(facts: MachineFacts) -> str:
     if len(topology.cpu_nodes) > 1 or topology.nps_words.startswith("NPS"):
         parts.append(topology.nps_words)
     if memory is not None and memory.channels and memory.speed_mt:
-        parts.append(f"{'≈ ' if memory.assumed else ''}{memory.channels} × {memory.speed_mt} MT/s")
+        parts.append(f"≈ {memory.channels} × {memory.speed_mt} MT/s")
     if topology.virtual:
         parts.append("virtual machine")
     return " · ".join(parts)
@@ -247,12 +247,13 @@ def _probed(measured: CostEntry) -> str:
 
 def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str:
     """Format the theoretical peak bandwidth and its source, or why it is unknown."""
+    from cpuchat.hardware.bandwidth.theoretical import MODULES
+
     if theoretical is not None:
-        words = f"{gigabytes(theoretical.bytes_per_s)} GB/s · {theoretical.source}"
-        return f"{words} ({theoretical.note})" if theoretical.note else words
+        return f"{gigabytes(theoretical.bytes_per_s)} GB/s · {theoretical.source} (installed modules: {MODULES})"
     if topology.virtual:
         return "n/a: memory modules are not visible in a virtual machine"
-    return "n/a: only root can read the memory modules (sudo dmidecode -t memory)"
+    return f"n/a: only root can read the memory modules ({MODULES})"
 
 
 def _nodes(survey: Survey | None) -> list[Row]:
@@ -410,9 +411,6 @@ def _memory(facts: DiagnosticFacts) -> str:
     parts = [f"{gigabytes(facts.topology.memory_total)} GB, {gigabytes(facts.available)} GB available"]
     if limit is not None:
         parts.append(f"cgroup memory limit: {gigabytes(limit)} GB")
-    if facts.modules:
-        speeds = sorted({module.speed_mt for module in facts.modules if module.speed_mt})
-        parts.append(f"{len(facts.modules)} modules at {'/'.join(map(str, speeds)) or 'n/a'} MT/s")
     parts.append(f"theoretical peak: {theoretical_peak(facts.topology, facts.theoretical)}")
     return " · ".join(parts)
 

@@ -53,8 +53,8 @@ from cpuchat.telemetry.roofline import OFF, fits_cache
 from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import Survey
+    from cpuchat.hardware.bandwidth.theoretical import Theoretical
 
 
 UBATCHES: Final = (128, 256, 512, 1024)

@@ -19,7 +19,6 @@ from cpuchat.hardware.topology import Topology
 from cpuchat.present.machine import page, page_json
 from cpuchat.protocol.model_info import EngineInfo
 from tests.cli.program import run
-from tests.hardware.bandwidth.test_memory_modules import device, table
 from tests.hardware.counters.simulated import Simulated
 from tests.hardware.trees import make_tree, write
 
@@ -34,11 +33,6 @@ def facts_of(root: Path, **settings: str | int) -> DiagnosticFacts:
 def everything_wrong(tmp_path: Path) -> DiagnosticFacts:
     """Return a machine of two sockets with as many problems as possible."""
     root = make_tree(tmp_path, "2x-epyc-7543")
-    names = ("DIMM_A1", "DIMM_B1", "DIMM_C1")
-    dmi = root / "sys/firmware/dmi/tables/DMI"
-    dmi.parent.mkdir(parents=True)
-    speeds = (2666, 2933, 3200)
-    dmi.write_bytes(table(*(device(name, configured=speed) for name, speed in zip(names, speeds, strict=True))))
     write(root, {
         "proc/loadavg": "180.25 1 1 2/3 4",
         "proc/meminfo": "MemTotal: 536870912 kB\nMemAvailable: 9000000 kB\nSwapTotal: 8388608 kB\nSwapFree: 0 kB",

@@ -103,7 +103,6 @@ def test_json_of_a_server(on: Callable[[str], None]) -> None:
     found = json.loads(run("--json", "--memory-policy", "interleave").stdout)
     assert found["memory"] == "interleave:0-1"
     assert found["share"] == pytest.approx(360 / 409.6)
-    assert found["theoretical"]["assumed"] is True
     assert found["theoretical"]["channels"] == 16
     assert found["per_core_counts"]["1"]["cpus"] == list(range(0, 64, 4))
     assert found["knee"] == 1

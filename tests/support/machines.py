@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.hardware.bandwidth.memory_modules import Theoretical
 from cpuchat.hardware.bandwidth.read_bandwidth import Cell, ReadBandwidth, Survey, default_cpus
 from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
@@ -134,19 +133,17 @@ class FixtureReader(MachineReader):
         known: bool = False,
         placed: Residency | None = None,
         sample: MachineSample = NO_COUNTERS,
-        theoretical: Theoretical | None = None,
     ) -> None:
         super().__init__(root)
         self._measured = measured
         self._known = known
         self._placed = placed
-        self._theoretical = theoretical
         self.counters = Counters(sample)
 
     def facts(self, spec: PlacementSpec | None = None) -> MachineFacts:
         found = super().facts(spec)
         survey = self._measured(found.topology) if self._known else None
-        return replace(found, theoretical=self._theoretical or found.theoretical, survey=survey)
+        return replace(found, survey=survey)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         return self._placed

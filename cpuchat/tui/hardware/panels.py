@@ -35,8 +35,8 @@ from cpuchat.tui.settings import Field
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.hardware.bandwidth.memory_modules import Theoretical
     from cpuchat.hardware.bandwidth.read_bandwidth import Survey
+    from cpuchat.hardware.bandwidth.theoretical import Theoretical
     from cpuchat.hardware.machine import MachineReader
     from cpuchat.hardware.placement.placement import Placement
     from cpuchat.models.prediction import Prediction

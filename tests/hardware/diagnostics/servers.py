@@ -17,12 +17,6 @@ ENGINE = EngineInfo(
 )
 
 
-def modules(root: Path, dmi: bytes) -> None:
-    file = root / "sys/firmware/dmi/tables/DMI"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(dmi)
-
-
 def read_rate(root: Path, gigabytes: float, cpus: Sequence[int] = range(32)) -> None:
     """Set the measured read bandwidth."""
     rate = gigabytes * 1e9

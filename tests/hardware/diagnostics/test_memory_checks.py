@@ -10,58 +10,11 @@ import pytest
 
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
 from cpuchat.hardware.diagnostics import examine
-from tests.hardware.bandwidth.test_memory_modules import device, genoa, table
-from tests.hardware.diagnostics.servers import facts_of, found, modules, read_rate
+from tests.hardware.diagnostics.servers import facts_of, found, read_rate
 from tests.hardware.trees import make_tree, status, write
 
 GIB = 1 << 30
 THP = "sys/kernel/mm/transparent_hugepage/enabled"
-
-
-@pytest.mark.parametrize(
-    ("channels", "level", "title", "evidence"),
-    [
-        ("A", "problem", "Only one memory channel is populated", "1 of 12 channels populated"),
-        ("ABCDEF", "warning", "Some memory channels are empty", "6 of 12 channels populated"),
-    ],
-)
-def test_empty_channels(root: Path, channels: str, level: str, title: str, evidence: str) -> None:
-    modules(root, genoa(channels))
-    finding = found(facts_of(root), title)
-    assert finding.level == level
-    assert evidence in finding.evidence
-    assert f"{len(channels) * 38.4:.3g} GB/s" in finding.evidence
-    assert "all 12 channels" in finding.fix
-
-
-def test_channels_that_only_edac_tells(root: Path) -> None:
-    (root / "sys/firmware/dmi/tables/DMI").unlink()
-    for channel in range(8):
-        base = f"sys/devices/system/edac/mc/mc0/dimm{channel}"
-        write(root, {f"{base}/dimm_location": f"channel {channel} slot 0", f"{base}/size": "65536"})
-    assert "8 of 12 channels populated (8 channels populated (EDAC)" in found(facts_of(root), "empty").evidence
-
-
-def test_what_is_only_assumed_is_not_praised(root: Path) -> None:
-    (root / "sys/firmware/dmi/tables/DMI").unlink()
-    assert not [f for f in examine(facts_of(root)) if "channel" in f.title.lower() or "speed" in f.title]
-
-
-def test_modules_of_different_speeds(root: Path) -> None:
-    slow = device("DIMM 0", "P0 CHANNEL L", configured=4000)
-    modules(root, table(*(device("DIMM 0", f"P0 CHANNEL {letter}") for letter in "ABCDEFGHIJK"), slow))
-    finding = found(facts_of(root), "differ in speed")
-    assert finding.level == "warning"
-    assert finding.evidence == "1 at 4000 MT/s, 11 at 4800 MT/s"
-
-
-def test_modules_below_the_speed_of_the_cpu(root: Path) -> None:
-    both = [device(f"DIMM {n}", f"P0 CHANNEL {letter}", configured=3600) for letter in "ABCDEFGHIJKL" for n in (0, 1)]
-    modules(root, table(*both))
-    finding = found(facts_of(root), "below the speed")
-    assert finding.level == "advice"
-    assert finding.evidence == "24 modules at 3600 MT/s, EPYC 9354 supports 4800 MT/s"
-    assert "Two modules per channel" in finding.fix
 
 
 def test_a_bandwidth_that_is_too_low_or_too_high(root: Path) -> None:
@@ -69,6 +22,7 @@ def test_a_bandwidth_that_is_too_low_or_too_high(root: Path) -> None:
     finding = found(facts_of(root), "far below the theoretical peak")
     assert finding.level == "advice"
     assert finding.evidence.startswith("230.4 of 460.8 GB/s (50 %, measured, 32 cores)")
+    assert "`sudo dmidecode -t memory`" in finding.fix
     read_rate(root, 500)
     assert "(109 %" in found(facts_of(root), "exceeds the theoretical peak").evidence
 
