@@ -13,7 +13,6 @@ import pytest
 
 from cpuchat.cli.main import cli
 from cpuchat.tui import keys
-from cpuchat.tui.help import key_sections
 
 DOCS = Path(__file__).parents[1] / "docs"
 _COMMANDS = """# Commands
@@ -24,7 +23,7 @@ _COMMANDS = """# Commands
 _KEYS = """# Keys
 
 The keys of every screen. `F1` shows those of the screen it is opened on; `Ctrl+P` runs any action by its name, also
-those without a key. [Settings](settings.md) says how to change them.
+those without a key. [`keymap.toml`](settings.md#keys) changes them, by the names in the last column.
 """
 
 
@@ -59,11 +58,16 @@ def commands_page() -> str:
 
 
 def keys_page() -> str:
-    """Return docs/keys.md."""
+    """Return docs/keys.md. A line that several screens share appears once."""
     parts = [_KEYS]
-    for title, rows in key_sections(keys.KEYS):
-        lines = [f"| {key if key == 'palette' else f'`{key}`'} | {text} |" for key, text, _ in rows]
-        parts.append(f"## {title}\n\n| key | does |\n|---|---|\n" + "\n".join(lines).replace("\\", "\\\\") + "\n")
+    for group in dict.fromkeys(map(keys.heading, keys.KEYS)):
+        rows: dict[str, list[str]] = {}
+        for key in (one for one in keys.KEYS if keys.heading(one) == group):
+            shown = f"`{keys.display_all(key.keys)}`" if key.keys else "palette"
+            rows.setdefault(f"| {shown} | {key.help} |", []).append(f"`{key.id}`")
+        lines = [f"{row} {', '.join(ids)} |" for row, ids in rows.items()]
+        head = f"## {group}\n\n| key | does | in keymap.toml |\n|---|---|---|\n"
+        parts.append(head + "\n".join(lines).replace("\\", "\\\\") + "\n")
     return "\n".join(parts)
 
 

@@ -266,9 +266,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             if self._exit:  # nothing opens any more, for which each key would wait
                 return
             self.services.on_input()
-        if isinstance(event, events.Key) and (capture := getattr(self.screen, "capture_key", None)) is not None:
-            capture(event.key)
-            return
         await super().on_event(event)
 
     # Commands and themes
@@ -281,9 +278,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def action_command_palette(self) -> None:
         if not isinstance(self.screen, CommandPalette):
             self.push_screen(commands.Palette())
-
-    def action_keys(self) -> None:
-        self.services.navigation.keys()
 
     def get_key_display(self, binding: Binding) -> str:
         return binding.key_display or keys.display(binding.key)

@@ -184,7 +184,6 @@ KEYS: tuple[Key, ...] = (
     Key("chats.search", "slash", "search", "search", "In the chat list: search", CHATS, footer=True, palette=False),
     Key("app.plan", "", "plan", "plan", "Plan models for this and other machines", HARDWARE),
     Key("app.theme", "", "change_theme", "theme", "Change theme", VIEW, words="dark light mode colors appearance"),
-    Key("app.keys", "", "keys", "keys", "Change keys…", APP, words="shortcuts keyboard keybindings remap"),
     Key("app.tune", "", "tune", "tune", "Tune the settings for the loaded model (3 minutes)", APP,
         words="optimize benchmark faster fastest threads"),
     Key("app.screenshot", "", "screenshot", "screenshot", "Save a screenshot (SVG)", APP),
@@ -323,11 +322,6 @@ KEYS: tuple[Key, ...] = (
     Key("settings.previous_tab", "ctrl+pageup,f5", "tab(-1)", "previous tab", "Show the previous tab", SETTINGS,
         priority=True, palette=False),
     Key("settings.close", "escape", "close", "back", "Back to the chat", SETTINGS, footer=True),
-    Key("keys.change", "enter", "change", "change", "Change the key of the action", SETTINGS, footer=True,
-        priority=True),
-    Key("keys.reset", "delete", "reset", "reset", "Reset the action to its default key", SETTINGS, footer=True),
-    Key("keys.none", "backspace", "none", "no key", "Leave the action without a key", SETTINGS, footer=True),
-    Key("keys.close", "escape", "close", "back", "Back", SETTINGS, footer=True),
     Key("help.close", "escape,f1", "close", "back", "Back", DIALOG, footer=True, palette=False),
     Key("help.next", "tab", "page(1)", "next page", "In help: show the next page", DIALOG, footer=True, palette=False),
     Key("help.previous", "shift+tab", "page(-1)", "previous page", "In help: show the previous page", DIALOG,
@@ -354,7 +348,6 @@ _SCREENS = {
     "replay": "Recording",
     "repository": "Repository",
     "quantize": "Quantize",
-    "keys": "Keys",
 }
 """Screens whose keys have a heading of their own: most of them are keys of the list of models, too."""
 
@@ -560,22 +553,3 @@ def _without_conflicts(moved: dict[str, str]) -> list[str]:
             problems.append(f"{id}: {problem}")
             del moved[id]
     return problems
-
-
-def save_keys(key: Key, wanted: str | None) -> None:
-    """Write the keys of an action, None: its default. Comments and all other lines stay.
-
-    Raises:
-        SettingsError: the file is not valid TOML.
-        OSError: it cannot be written.
-    """
-    place, _, name = key.id.partition(".")
-
-    def edit(document: Any) -> None:
-        if wanted is not None:
-            document.setdefault(place, {})[name] = wanted
-        elif place in document:
-            document[place].pop(name, None)
-
-    file = paths.keymap_file()
-    toml.change(file, edit, lambda text: toml.parse(text, file.name))

@@ -90,12 +90,6 @@ class Navigator:
         if not isinstance(self._app.screen, PlanScreen):
             self.show(PlanScreen(self._services))
 
-    def keys(self) -> None:
-        from cpuchat.tui.settings import KeysScreen
-
-        if not isinstance(self._app.screen, KeysScreen):
-            self.show(KeysScreen(self._services))
-
     async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
         from cpuchat.tui.compare.screen import CompareScreen
 

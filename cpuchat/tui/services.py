@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from textual.app import App
-from textual.signal import Signal
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
@@ -162,8 +161,6 @@ class Navigation(Protocol):
 
     def plan(self) -> None: ...
 
-    def keys(self) -> None: ...
-
     async def replay(self, name: str) -> bool: ...
     async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
         """`kept`: one that was saved, to continue."""
@@ -212,7 +209,6 @@ class Services:
         """Inside, what is typed waits for what is being opened."""
         self.keymap: dict[str, str] = {}
         """Keys that the user moved, by action."""
-        self.keys_changed = Signal[None](app, "keys_changed")
         self.describe_machine = welcome
         """Describes the machine for an empty chat. Slow: call it in a thread."""
         self.first_run = not paths.state_file().exists()
@@ -252,7 +248,6 @@ class Services:
         """Use these keys, by action, from now on."""
         self.keymap = keymap
         self._app.set_keymap({id: moved or keys.unbound(id) for id, moved in keymap.items()})
-        self.keys_changed.publish(None)
 
     def set_folders(self, folders: list[str]) -> None:
         """Search these folders for models from now on."""

@@ -29,100 +29,10 @@ from cpuchat.config.presets import load_presets
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import DECLARED, DeclaredSetting, Settings, value_of, with_changes
 from cpuchat.models.machine import TunedSettings
-from cpuchat.present.table import ListRow
 from cpuchat.telemetry.answer import percent
-from cpuchat.tui import keys
-from cpuchat.tui.keys import load_keymap, problem_with, save_keys
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import Dialog, Dismissable
+from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tui.widgets.model_list import ListScreen, ModelList
-
-
-class PressKeyScreen(Dialog[str]):
-    """Returns the next key that is pressed, "" for Esc."""
-
-    def __init__(self, action: str) -> None:
-        super().__init__("Press the new key", action, "Esc cancels")
-
-    def capture_key(self, key: str) -> None:
-        """Take a key before any binding does."""
-        self.dismiss("" if key == "escape" else key)
-
-
-class KeysScreen(ListScreen[None], keys="keys"):
-    """Changes `keymap.toml`."""
-
-    CSS_PATH = "keys.tcss"
-
-    list_title = "Keys"
-
-    def __init__(self, services: Services) -> None:
-        super().__init__()
-        self._services = services
-
-    def on_mount(self) -> None:
-        self.query_one("#list").border_subtitle = paths.shown(paths.keymap_file())
-        self._show()
-        self._services.keys_changed.subscribe(self, lambda _: self._show())
-
-    def _show(self) -> None:
-        self.listed.show(rows(self._services.keymap), self.marked_key)
-
-    @property
-    def _selected(self) -> keys.Key:
-        key = keys.find(self.marked_key)
-        assert key is not None  # every line that can be selected is one
-        return key
-
-    @on(ModelList.Chosen)
-    @work(exclusive=True, group="change")
-    async def action_change(self) -> None:
-        key = self._selected
-        if pressed := await self.app.push_screen_wait(PressKeyScreen(key.help)):
-            await self._save(key, pressed)
-
-    @work(exclusive=True, group="change")
-    async def action_reset(self) -> None:
-        await self._save(self._selected, None)
-
-    @work(exclusive=True, group="change")
-    async def action_none(self) -> None:
-        await self._save(self._selected, "")
-
-    async def _save(self, key: keys.Key, wanted: str | None) -> None:
-        others = {id: moved for id, moved in self._services.keymap.items() if id != key.id}
-        if problem := problem_with(key, key.keys if wanted is None else wanted, others):
-            self.notify(f"{problem}.", title="Not changed", severity="warning", timeout=10, markup=False)
-            return
-        try:
-            await asyncio.to_thread(save_keys, key, None if wanted == key.keys else wanted)
-            self._services.use_keymap((await asyncio.to_thread(load_keymap)).moved)
-        except (CpuchatError, OSError) as error:
-            self.notify(str(error), title="Not saved", severity="error", timeout=10, markup=False)
-            return
-        self.refresh_bindings()
-
-
-def rows(keymap: dict[str, str]) -> list[ListRow]:
-    """Return all actions under the headings of the help screen; those that were moved are marked."""
-    table = keys.moved(keymap)
-    listed: list[ListRow] = []
-    for group in dict.fromkeys(map(keys.heading, table)):
-        listed.append(ListRow(name=group))
-        listed += [
-            ListRow(
-                key=key.id,
-                mark="●" if key.id in keymap else " ",
-                name=key.help,
-                note=keys.display_all(key.keys) or "none",
-                strong=key.id in keymap,
-            )
-            for key in table
-            if keys.heading(key) == group
-        ]
-    return listed
-
 
 Kind = Literal["switch", "choice", "theme", "preset", "whole", "number", "line", "text", "lines"]
 
@@ -132,7 +42,7 @@ TABS: dict[str, str] = {
     "Speculation": "Takes effect with the next answer unless noted.",
     "Engine": "Takes effect on the next load.",
     "Speech": "Without a sound device, answers are written to WAV files.",
-    "Appearance": "Keys: Ctrl+P, Change keys. Your own themes: .toml files in themes, beside config.toml.",
+    "Appearance": "Keys: keymap.toml, your own themes: .toml files in themes, both beside config.toml.",
 }
 """Tabs in order, each with a note ("" for none)."""
 _TAB_OF_SECTION = {
