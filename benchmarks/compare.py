@@ -1,14 +1,13 @@
 """What comparing costs: memory of two workers that map the same file, and decoding while the compare screen shows it.
 
-    python benchmarks/compare.py [--quick] [--rounds 5] [--only memory,screen,race]
+    python benchmarks/compare.py [--quick] [--rounds 5] [--only memory,screen]
 
 Memory: two sides of one file against one worker of it; what the second adds must be its KV cache, its buffers and 60 MB
 for the process, as the weights are mapped once. Screen: decode tok/s of the side that writes on the compare screen
-(sequential, 120×40) with the same file and prompt on the chat screen. Race: what the screen says both read together,
-with tok/s × bytes per token of each, computed here from the header and the timings.
+(120×40) with the same file and prompt on the chat screen.
 
 The model is one of benchmarks/models.py (0.5B shape, Q4_K_M), which never ends by itself; with --quick it is the demo
-model, whose answers are too short for a race.
+model.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Round, Side
 from cpuchat.config.settings import Settings
-from cpuchat.costs.model import bytes_read
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
@@ -43,7 +41,7 @@ from cpuchat.session.conversation import Conversation
 SIZE = (120, 40)
 PROMPT = "Why does a CPU write slower than it reads the prompt?"
 PROCESS_ALLOWANCE = 60e6
-PARTS = ("memory", "screen", "race")
+PARTS = ("memory", "screen")
 
 
 def settings(n_tokens: int) -> Settings:
@@ -54,11 +52,11 @@ def settings(n_tokens: int) -> Settings:
     return chosen
 
 
-async def one_round(file: Path, n_tokens: int, *, race: bool = False) -> tuple[Round, Comparison]:
+async def one_round(file: Path, n_tokens: int) -> tuple[Round, Comparison]:
     """Two sides of the same file."""
     comparison = Comparison((Side.of(file), Side.of(file)), settings(n_tokens))
     try:
-        done = await comparison.ask(PROMPT, race=race)
+        done = await comparison.ask(PROMPT)
     finally:
         await comparison.close()
     if not done.complete:
@@ -77,21 +75,6 @@ def memory_over_one(file: Path, n_tokens: int) -> dict[str, float]:
     need = required_memory(read_model(file), options, model.n_ctx)
     allowed = need.kv + need.repack + need.compute + PROCESS_ALLOWANCE
     return {"added": (done.memory.total - a.total) / 1e6, "allowed": allowed / 1e6}
-
-
-def race_by_hand(file: Path, n_tokens: int) -> dict[str, float]:
-    """GB/s that both read together: as the table tells it, and from tok/s × bytes per token of each answer."""
-    done, _ = asyncio.run(one_round(file, n_tokens, race=True))
-    if done.race_bytes is None:
-        raise MeasureError("the sides did not write at the same time")
-    by_hand = 0.0
-    for answer in done.answers:
-        timings, model = answer.timings, answer.model
-        if timings is None or model is None or model.work is None or not timings.predicted_per_second:
-            raise MeasureError("the bytes of the model are not known")
-        n_past = timings.n_past - timings.predicted_n // 2
-        by_hand += timings.predicted_per_second * bytes_read(model.work, 1, n_past)
-    return {"shown": sum(done.race_bytes) / 1e9, "by hand": by_hand / 1e9}
 
 
 @asynccontextmanager
@@ -130,31 +113,20 @@ async def on_compare_screen(file: Path, n_tokens: int) -> float:
 
 
 def measure(part: str, file: Path, n_tokens: int, rounds: int) -> Row:
-    match part:
-        case "memory":
-            found = [memory_over_one(file, n_tokens) for _ in range(rounds)]
-            added, allowed = ([one[name] for one in found] for name in ("added", "allowed"))
-            return Row(
-                "second worker of the same file, of KV + buffers + 60 MB", "MB", added, allowed, Target(1, False)
-            )
-        case "screen":
-            runs = alternate(
-                rounds,
-                {
-                    "chat": lambda: asyncio.run(on_chat_screen(file, n_tokens)),
-                    "compare": lambda: asyncio.run(on_compare_screen(file, n_tokens)),
-                },
-            )
-            return Row(
-                "decode on the compare screen, of the chat screen", "tok/s", runs["compare"], runs["chat"], Target(0.98)
-            )
-    found = [race_by_hand(file, n_tokens) for _ in range(rounds)]
-    shown, by_hand = ([one[name] for one in found] for name in ("shown", "by hand"))
-    return Row("what both read in a race, of by hand (0.95–1.05)", "GB/s", shown, by_hand, Target(0.95))
+    if part == "memory":
+        found = [memory_over_one(file, n_tokens) for _ in range(rounds)]
+        added, allowed = ([one[name] for one in found] for name in ("added", "allowed"))
+        return Row("second worker of the same file, of KV + buffers + 60 MB", "MB", added, allowed, Target(1, False))
+    screens = {
+        "chat": lambda: asyncio.run(on_chat_screen(file, n_tokens)),
+        "compare": lambda: asyncio.run(on_compare_screen(file, n_tokens)),
+    }
+    runs = alternate(rounds, screens)
+    return Row("decode on the compare screen, of the chat screen", "tok/s", runs["compare"], runs["chat"], Target(0.98))
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", default=",".join(PARTS), help="memory,screen,race")
+    parser.add_argument("--only", default=",".join(PARTS), help="memory,screen")
 
 
 def main() -> None:
@@ -165,8 +137,7 @@ def main() -> None:
         for kind in ("CONFIG", "DATA", "CACHE"):
             os.environ[f"CPUCHAT_{kind}_DIR"] = str(Path(home) / kind.lower())
         file = Library([]).resolve("demo") if options.quick else models.model("0.5b", "Q4_K_M")
-        parts = [part for part in options.only.split(",") if not options.quick or part != "race"]
-        rows = [measure(part, file, 48 if options.quick else 192, rounds) for part in parts]
+        rows = [measure(part, file, 48 if options.quick else 192, rounds) for part in options.only.split(",")]
     report("compare", where, rows, quick=options.quick)
 
 

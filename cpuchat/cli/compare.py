@@ -57,10 +57,6 @@ if one side failed, its exit code as in `cpuchat ask --help`, and the other side
 @click.argument("a")
 @click.argument("b")
 @click.argument("prompt", nargs=-1)
-@click.option(
-    "--concurrent", is_flag=True,
-    help="Race: both answer at the same time, each on half of the cores, sharing the memory bus.",
-)  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1, 100), default=1, metavar="N", help="Rounds, 1 to 100. Default: 1.")
 @setting("chat.max_tokens")
 @click.option(
@@ -74,7 +70,6 @@ def compare(
     a: str,
     b: str,
     prompt: tuple[str, ...],
-    concurrent: bool,
     rounds: int,
     agreement: bool | None,
     system: str | None,
@@ -97,15 +92,15 @@ def compare(
         side.settings(chosen)  # refuses wrong values before anything is loaded
     text = " ".join(prompt)
     if not text and sys.stdin is not None and sys.stdin.isatty():
-        if as_json or export is not None or rounds > 1 or concurrent:
+        if as_json or export is not None or rounds > 1:
             raise UsageError("No prompt given.", 'Give one, as in: cpuchat compare demo demo-q4 "Hello".')
         from cpuchat.cli.app import open_app
 
         return open_app(None, values, sides=sides)
     text = compose(text, standard_input(as_json), raw=False)
     terminal = Terminal(quiet=as_json)
-    return asyncio.run(_Run(sides, chosen, terminal, stream=not (as_json or concurrent)).run(
-        text, rounds, race=concurrent, agreement=agreement, as_json=as_json, export=export
+    return asyncio.run(_Run(sides, chosen, terminal, stream=not as_json).run(
+        text, rounds, agreement=agreement, as_json=as_json, export=export
     ))  # fmt: skip
 
 
@@ -122,28 +117,26 @@ class _Run:
         self._shown: int | None = None  # whose text is being printed
         self._stopping: asyncio.Task[None] | None = None
 
-    async def run(
-        self, prompt: str, rounds: int, *, race: bool, agreement: bool | None, as_json: bool, export: Path | None
-    ) -> int:
+    async def run(self, prompt: str, rounds: int, *, agreement: bool | None, as_json: bool, export: Path | None) -> int:
         from cpuchat.cli.session import each_interrupt
 
         comparison = self._comparison
         watching = asyncio.ensure_future(self._watch())
         try:
             with each_interrupt(self._interrupt):
-                await comparison.ask(prompt, race=race)
+                await comparison.ask(prompt)
                 self._end_text()
                 self._stream = False
                 for _ in range(1, rounds):
                     if not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
-                        await comparison.repeat(race=race)
+                        await comparison.repeat()
                 if agreement if agreement is not None else not comparison.in_turn:
                     await self._agree(wanted=agreement is True)
         finally:
             watching.cancel()
             self._terminal.clear_progress()
             await comparison.close()
-        self._print(as_json, streamed=not race)
+        self._print(as_json)
         if export is not None:
             from cpuchat.present.compare import markdown
 
@@ -210,7 +203,7 @@ class _Run:
             self._terminal.line()
         self._shown = None
 
-    def _print(self, as_json: bool, *, streamed: bool) -> None:
+    def _print(self, as_json: bool) -> None:
         from cpuchat.compare.figures import figures_of
         from cpuchat.present import compare as words
 
@@ -219,12 +212,6 @@ class _Run:
             terminal.line(json_line(words.as_json(comparison)))
             return
         turn = comparison.turns[-1]
-        if not streamed and turn.rounds:
-            for letter, name, answer in zip("AB", comparison.names, turn.rounds[0].answers, strict=True):
-                terminal.line(f"── {letter} {name} ──")
-                terminal.answer(answer.content)
-                terminal.end_answer()
-                terminal.line()
         figures = figures_of(turn.counted())
         for line in table(words.rows(figures, comparison.names), right=(1, 2, 3)):
             terminal.line(line)

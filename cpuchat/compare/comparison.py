@@ -1,8 +1,7 @@
-"""Two models answer the same prompts, one after the other or at the same time.
+"""Two models answer the same prompts, one after the other.
 
-Each has a worker process and a history of its own. Sequentially (fair) each side has the whole machine while the other
-waits in memory, or on disk where memory is not enough for both. Concurrently each has half of the cores, and both share
-the memory bus. In the chat database a comparison is a chat with two answers to each prompt.
+Each has a worker process and a history of its own, and the whole machine while the other waits in memory, or on disk
+where memory is not enough for both. In the chat database a comparison is a chat with two answers to each prompt.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ from cpuchat.compare.runner import (
     worker_memory,
 )
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.placement.cores import allowed_part, choose_cores
-from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.drafts.candidates import expected_pair, target_costs
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
@@ -46,41 +42,9 @@ from cpuchat.models.library.places import is_demo, is_same_model
 from cpuchat.models.machine import machine_for
 from cpuchat.protocol.messages import AnyEvent, Score, TokensScored
 from cpuchat.quality.measure import require_same_vocabulary
-from cpuchat.telemetry.machine import Peak
 
 if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore
-
-
-def halves(topology: Topology, cores: str = "auto") -> tuple[str, str]:
-    """Split the cores that `cores` names into two halves of as many cores, as lists of CPUs.
-
-    By whole L3 groups where there are several, so that the halves share neither a cache nor a link to memory.
-
-    Raises:
-        UsageError: fewer than two cores.
-    """
-    cpus = choose_cores(topology, allowed_part(topology, cores) or "auto").cpus
-    if len(cpus) < 2:
-        raise UsageError("Two models cannot answer at the same time on one core.", "Compare them one after the other.")
-
-    def place(cpu: int) -> tuple[int, int, int]:
-        core, group = topology.core_of(cpu), topology.l3_of(cpu)
-        return (core.node if core is not None else -1, group.index if group is not None else -1, cpu)
-
-    ordered = sorted(cpus, key=place)
-    half = len(ordered) // 2
-    cut = next((at for at in (half, half + 1) if at < len(ordered) and _group_begins(topology, ordered, at)), half)
-    first, second = ordered[:cut], ordered[cut:]
-    if len(first) != len(second):  # an odd number of cores, or of groups: nobody gets more
-        fewest = min(len(first), len(second))
-        first, second = first[:fewest], second[:fewest]
-    return format_cpu_list(sorted(first)), format_cpu_list(sorted(second))
-
-
-def _group_begins(topology: Topology, ordered: list[int], at: int) -> bool:
-    before, after = topology.l3_of(ordered[at - 1]), topology.l3_of(ordered[at])
-    return before is not None and after is not None and before.index != after.index
 
 
 Tell = Callable[[int, AnyEvent], None]
@@ -115,8 +79,6 @@ class Comparison:
         self.runners = tuple(Runner(side, side.settings(settings), backend(), self._library) for side in sides)
         self.turns: list[Turn] = []
         self.in_turn = ""
-        self.peak: Peak | None = None
-        """The read bandwidth of both halves together, once a race began."""
         self.tell: Tell = lambda side, event: None
         """Called with every event of a side."""
         self.busy = False
@@ -131,23 +93,23 @@ class Comparison:
         """The sides that are being loaded or answer now."""
         return frozenset(self._writing)
 
-    async def ask(self, prompt: str, *, race: bool = False) -> Round:
+    async def ask(self, prompt: str) -> Round:
         """Let both sides answer a new prompt; it continues what was asked before.
 
         Raises:
-            UsageError: something is running, or a race is not possible.
+            UsageError: something is running.
         """
         self._refuse_while_busy()
         self.turns.append(Turn(prompt))
         try:
-            return await self._round(race)
+            return await self._round()
         except UsageError:  # refused
             self.turns.pop()
             raise
 
-    async def repeat(self, *, race: bool = False) -> Round:
-        """Let both answer the last prompt again, with the sides swapped: the other one first, or on the other cores. A
-        round that is stopped is left out of the turn, if that has a complete one.
+    async def repeat(self) -> Round:
+        """Let both answer the last prompt again, the other side first. A round that is stopped is left out of the turn,
+        if that has a complete one.
 
         Raises:
             UsageError: nothing was asked; as `ask`.
@@ -155,7 +117,7 @@ class Comparison:
         self._refuse_while_busy()
         if not self.turns:
             raise UsageError("There is no prompt to repeat.", "Write one first.")
-        return await self._round(race)
+        return await self._round()
 
     def agreement_refused(self) -> str:
         """Return why the agreement on the last answers cannot be had, "" when it can. Blocks: use in a thread."""
@@ -279,36 +241,25 @@ class Comparison:
             runner.conversation.history.restore(messages, runner.settings.chat.system_prompt)
             runner.n_prompts = len(turns)
 
-    def race_bandwidth(self) -> float | None:
-        """Return what both sides read per second together now; None while not both write."""
-        rates = [runner.conversation.figures().roofline.estimate.value for runner in self.runners]
-        if len(self._writing) < 2 or None in rates:
-            return None
-        return sum(rate or 0.0 for rate in rates)
-
     def _refuse_while_busy(self) -> None:
         if self.busy:
             raise UsageError("Both sides are still answering.", "Stop them with Esc first.")
 
-    async def _round(self, race: bool) -> Round:
+    async def _round(self) -> Round:
         self.busy, self.stopped = True, False
         turn = self.turns[-1]
         try:
             await self._check_memory()
-            first = sum(one.race == race for one in turn.rounds) % 2
-            specs = await asyncio.to_thread(self._race_specs, first) if race else self._own_specs()
-            new = self.running = Round(first=first, race=race)
+            first = len(turn.rounds) % 2
+            specs = self._own_specs()
+            new = self.running = Round(first=first)
             order = (first, 1 - first)
             turn.rounds.append(new)
             if not self.in_turn:
                 for side in order:  # one after the other: they read the same disk
                     await self._load(side, specs[side], new)
-            if race:
-                self._writing = {side for side in order if self.runners[side].failed is None}
-                await asyncio.gather(*(self._answer(side, new) for side in order))
-            else:
-                for side in order:
-                    await self._answer_alone(side, specs[side], new)
+            for side in order:
+                await self._answer(side, specs[side], new)
             await self._read_memory(new)
             if self.stopped:
                 for answer in new.answers:
@@ -337,61 +288,25 @@ class Comparison:
         if self.stopped:
             return False
         runner, self._writing = self.runners[side], {side}
-        loaded = await runner.load(spec, not new.race, self._teller(side))
+        loaded = await runner.load(spec, self._teller(side))
         new.answers[side].failed = runner.failed
         self._writing = set()
         return loaded and not self.stopped
 
-    async def _answer_alone(self, side: int, spec: PlacementSpec, new: Round) -> None:
+    async def _answer(self, side: int, spec: PlacementSpec, new: Round) -> None:
         if self.in_turn:
             await self.runners[1 - side].conversation.backend.unload()
         if self.runners[side].failed is not None and not self.in_turn:
             return
         if await self._load(side, spec, new):
             self._writing = {side}
-            await self._answer(side, new)
+            await self.runners[side].answer(self.turns, new.answers[side], self._teller(side), lambda: self.stopped)
+            self._writing = set()
             if self.in_turn:
                 await self._read_memory(new)
 
-    async def _answer(self, side: int, new: Round) -> None:
-        runner = self.runners[side]
-        if runner.failed is None and not self.stopped:
-            await runner.answer(self.turns, new.answers[side], self._teller(side), lambda: self.stopped)
-        if len(self._writing) == 2:  # the other one has the memory to itself from now on
-            new.race_bytes = _bytes_so_far(self.runners)
-        self._writing.discard(side)
-
     def _teller(self, side: int) -> Callable[[AnyEvent], None]:
         return lambda event: self.tell(side, event)
-
-    def _race_specs(self, first: int) -> tuple[PlacementSpec, PlacementSpec]:
-        """Choose the cores of both. `first` is the side that has the first half. Measures their read bandwidth.
-
-        Raises:
-            UsageError: a race is not possible.
-        """
-        if self.in_turn:
-            raise UsageError("Not enough memory to load both models at the same time.", self.in_turn)
-        topology = read_topology()
-        own = self._own_specs()
-        cores = (own[0].cores, own[1].cores)
-        if cores[0] == cores[1] or set(place(topology, own[0]).cpus) & set(place(topology, own[1]).cpus):
-            cores = halves(topology, cores[0] if cores[0] == cores[1] else "auto")
-            cores = cores if first == 0 else (cores[1], cores[0])
-        specs, cpus = [], []
-        for part, spec in zip(cores, own, strict=True):
-            most = len(place(topology, PlacementSpec(part)).cpus)
-            specs.append(PlacementSpec(part, "shared", spec.memory, min(spec.threads, most)))
-            cpus += place(topology, specs[-1]).cpus
-        self.peak = self._peak_of(tuple(sorted(cpus)), place(topology, specs[0]).memory.words)
-        return specs[0], specs[1]
-
-    def _peak_of(self, cpus: tuple[int, ...], memory: str) -> Peak | None:
-        from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of
-
-        if self.runners[0].settings.hardware.probe:
-            return peak_of(cpus, memory, cancelled=lambda: self.stopped)
-        return known_peak(cpus, memory)
 
     async def _read_memory(self, new: Round) -> None:
         pids = [runner.conversation.backend.pid for runner in self.runners]
@@ -404,30 +319,16 @@ class Comparison:
             new.memory = together(a, b)
 
 
-def _bytes_so_far(runners: Sequence[Runner]) -> tuple[float, float] | None:
-    """Bytes per second of both from the first token of each until now; None where they are not known."""
-    found: list[float] = []
-    for runner in runners:
-        figures = runner.conversation.figures()
-        read, average = figures.roofline.estimate.value, figures.decode_tok_s.value
-        rate = figures.live_tok_s.value or average
-        if read is None or not rate or average is None:
-            return None
-        found.append(read / rate * average)
-    return found[0], found[1]
-
-
 Sides = tuple[Side, Side]
 Opened = tuple[str, list[Turn], int | None]
 """A comparison that was kept: its chat, its turns, and which of them is shown; None: the last."""
 
 
 class _Kept(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the database has of a comparison beside its messages. `races` are the turns whose round was one, from 0;
-    whether a round was stopped or disturbed is in its answers."""
+    """What the database has of a comparison beside its messages; whether a round was stopped or disturbed is in its
+    answers."""
 
     sides: Sides
-    races: tuple[int, ...] = ()
 
 
 class KeptComparison:
@@ -450,9 +351,7 @@ class KeptComparison:
             ChatsError: it cannot be saved; ChatsChanged: it was deleted meanwhile.
         """
         turn, store = turns[-1], self._store
-        shown = [one.counted()[-1:] for one in turns]
-        races = tuple(number for number, rounds in enumerate(shown) if rounds and rounds[0].race)
-        sides, answers = column(_Kept(self._sides, races)), _rows(shown[-1][0])
+        sides, answers = column(_Kept(self._sides)), _rows(turn.counted()[-1])
         with store.transaction():
             if self.chat_id:
                 store.set_options(self.chat_id, {"sides": sides})
@@ -526,10 +425,9 @@ def turns_of(chat: Chat, messages: list[StoredMessage]) -> list[Turn]:
     """
     turns: list[Turn] = []
     agreed: list[AnswerAgreement | None] = []
-    races = _kept(chat).races
     for message in messages:
         if message.role == "user":
-            turns.append(Turn(message.content, [Round(race=len(turns) in races)]))
+            turns.append(Turn(message.content, [Round()]))
         elif message.role == "assistant" and turns:
             answers = turns[-1].rounds[0].answers
             into = next((one for one in answers if not one.stop_reason), answers[1])

@@ -94,7 +94,6 @@ class Figures:
     rows: dict[Name, Row] = field(default_factory=dict)
     verdict: Verdict = Verdict("incomplete")
     n_rounds: int = 0
-    race: bool = False
     ratios: tuple[float, float] | None = None
     """The smallest and the largest B ÷ A of the rates in a round; None before there are medians."""
 
@@ -114,15 +113,15 @@ def figures_of(rounds: Sequence[Round]) -> Figures:
     rows = {name: row for name, row in rows.items() if row.a is not None or row.b is not None}
     ratios = [one.ratio for one in counted if one.ratio is not None]
     spread = (min(ratios), max(ratios)) if len(ratios) >= MIN_ROUNDS else None
-    return Figures(rows, _verdict(rows, counted), len(complete), rounds[-1].race, spread)
+    return Figures(rows, _verdict(rows, counted), len(complete), spread)
 
 
 def _value(name: Name, rounds: Sequence[Round], side: int) -> Value | None:
-    found = [value for one in rounds if (value := figure(name, one.answers[side], race=one.race)) is not None]
+    found = [value for one in rounds if (value := figure(name, one.answers[side])) is not None]
     return Value.of(found) if found else None
 
 
-def figure(name: Name, answer: SideAnswer, *, race: bool) -> float | None:
+def figure(name: Name, answer: SideAnswer) -> float | None:
     """Return one figure of one answer; None where it is not known."""
     timings, roofline = answer.timings, answer.roofline
     if name == "memory":
@@ -147,11 +146,11 @@ def figure(name: Name, answer: SideAnswer, *, race: bool) -> float | None:
             return roofline.estimate.value / rate if roofline and roofline.estimate.value and rate else None
         case "bandwidth":
             return roofline.estimate.value if roofline else None
-        case "utilization":  # of a race, nobody knows which part of the bandwidth was to be had
-            share = roofline.utilization.value if roofline and not race else None
+        case "utilization":
+            share = roofline.utilization.value if roofline else None
             return None if share is None or share > 1 else share  # a peak that was beaten is none
-        case "joules":  # the counters see both
-            return roofline.joules_per_token.value if roofline and not race else None
+        case "joules":
+            return roofline.joules_per_token.value if roofline else None
 
 
 def _noise_of_one(measured: Round) -> float:

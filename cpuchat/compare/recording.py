@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -80,7 +80,7 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Both answers to one prompt. `how`: one after the other with the whole machine for each, or both at once.
+    """Both answers to one prompt, one after the other with the whole machine for each.
 
     `stopped`: the user has stopped it; there is no verdict then. `n_rounds` count: from three on, rates are their
     medians, of fewer those of the last one. `ratios` are the smallest and the largest B ÷ A of the rates of a round.
@@ -91,7 +91,6 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sides: tuple[RecordedSide, RecordedSide]
     machine: str = ""
     prompt: str = ""
-    how: Literal["sequential", "race"] = "sequential"
     verdict: Verdict = Verdict("incomplete")
     n_rounds: int = 1
     ratios: tuple[_Ratio, _Ratio] | None = None
@@ -103,9 +102,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Record the round of `turn` that counts, or what there is of the one that is `running`."""
         figures = figures_of(turn.counted()) if running is None else Figures()
         shown = running or _typical(turn.counted(), figures.verdict.speed)
-        peak = comparison.peak.bytes_per_s if shown.race and comparison.peak is not None else None
         a, b = (
-            _side(name, answer, _medians(figures, index), peak)
+            _side(name, answer, _medians(figures, index))
             for index, (name, answer) in enumerate(zip(comparison.names, shown.answers, strict=True))
         )
         return cls(
@@ -113,7 +111,6 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             sides=(a, b),
             machine=_machine(shown.answers) if running is None else "",
             prompt=turn.prompt,
-            how="race" if shown.race else "sequential",
             verdict=figures.verdict,
             n_rounds=max(figures.n_rounds, 1),
             ratios=figures.ratios,
@@ -183,13 +180,11 @@ def _medians(figures: Figures, index: int) -> dict[Name, float]:
     return found
 
 
-def _side(name: str, answer: SideAnswer, medians: dict[Name, float], shared: float | None) -> RecordedSide:
-    """Return the record of an answer; `shared` is the peak of a bus that both used at the same time."""
+def _side(name: str, answer: SideAnswer, medians: dict[Name, float]) -> RecordedSide:
+    """Return the record of an answer."""
     roofline, size, tokens = answer.roofline, medians.get("bytes"), _timed(answer)
-    peak, utilization = shared, medians.get("utilization")
-    if shared is not None:
-        utilization = medians["bandwidth"] / shared if "bandwidth" in medians else None
-    elif roofline is not None and roofline.peak.value is not None:
+    peak, utilization = None, medians.get("utilization")
+    if roofline is not None and roofline.peak.value is not None:
         peak = roofline.peak.value.bytes_per_s
     if roofline is not None and (roofline.off or roofline.fits_cache):
         utilization = None

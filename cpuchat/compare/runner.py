@@ -406,18 +406,15 @@ class DraftOffer:
 
 @dataclass
 class Round:
-    """Both answers to one prompt. `first` (0 or 1) is the side that answered first, or has the first half of the cores.
+    """Both answers to one prompt. `first` (0 or 1) is the side that answered first.
 
-    `race`: both answered at the same time; `race_bytes` is what each read per second while both did, None where that
-    is not known. `agreement` is None before it is known; `agreement_note` is why it never will be.
+    `agreement` is None before it is known; `agreement_note` is why it never will be.
     `draft_offer` comes with it, None where no gain can be predicted.
     """
 
     first: int = 0
-    race: bool = False
     answers: tuple[SideAnswer, SideAnswer] = field(default_factory=lambda: (SideAnswer(), SideAnswer()))
     memory: MemoryTogether | None = None
-    race_bytes: tuple[float, float] | None = None
     agreement: Agreement | None = None
     agreement_note: str = ""
     draft_offer: DraftOffer | None = None
@@ -460,10 +457,8 @@ class Turn:
     rounds: list[Round] = field(default_factory=list)
 
     def counted(self) -> list[Round]:
-        """Return the rounds that count: the complete and undisturbed ones that were measured like the last of them.
-        Without one, the last round."""
-        fair = [one for one in self.rounds if one.complete and not one.disturbed]
-        return [one for one in fair if one.race == fair[-1].race] or self.rounds[-1:]
+        """Return the rounds that count: the complete and undisturbed ones. Without one, the last round."""
+        return [one for one in self.rounds if one.complete and not one.disturbed] or self.rounds[-1:]
 
 
 class Runner:
@@ -475,17 +470,16 @@ class Runner:
         self.settings = settings
         self.conversation = Conversation(settings=settings, backend=backend, store=None, library=library)
         self.conversation.tells_tokens = True
-        self.conversation.logs_speed = False  # on half of the cores, or with other settings than the user's
+        self.conversation.logs_speed = False  # with other settings than the user's
         self.failed: Failed | None = None
         self.model: ModelInfo | None = None
         self.n_prompts = 0
         """The number of prompts in its history."""
         self._loaded: Settings | None = None
 
-    async def load(self, spec: PlacementSpec, probe: bool, tell: Callable[[AnyEvent], None]) -> bool:
+    async def load(self, spec: PlacementSpec, tell: Callable[[AnyEvent], None]) -> bool:
         """Load with this placement, unless it is already; returns whether it can answer."""
         wanted = spec.applied_to(self.settings)
-        wanted.hardware = msgspec.structs.replace(wanted.hardware, probe=probe and wanted.hardware.probe)
         if self.conversation.model is not None and self._loaded == wanted:
             return True
         self.conversation.settings, self._loaded, self.failed = wanted, wanted, None

@@ -18,13 +18,8 @@ from cpuchat.present.answers import roofline_json, stop_reason, timings_json
 from cpuchat.present.quality import token
 from cpuchat.present.table import markdown_table
 from cpuchat.telemetry import units
-from cpuchat.telemetry.machine import Peak, ProcessMemory
+from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import Figures as MeterFigures
-
-RACE_NOTE = (
-    "Race: each side has half of the cores, and both share the memory bus. Compare only which one is faster; decode, "
-    "first token and bandwidth would differ on the whole machine."
-)
 
 
 class _Shown(NamedTuple):
@@ -153,13 +148,11 @@ def _other_limit(found: Verdict, fast: str, speed: str, share: float) -> str:
 
 def label(recording: Recording) -> str:
     """Say what the stage shows: `replay of two fair runs · 1.74× (1.69–1.80, 3 rounds)`."""
-    race = recording.how == "race"
     if recording.stopped or not recording.complete:
-        mode = "both at once" if race else "one after the other"
-        return f"{mode} · {'stopped' if recording.stopped else 'not complete'}"
-    parts = ["both at once, half the cores each" if race else "replay of two fair runs"]
+        return f"one after the other · {'stopped' if recording.stopped else 'not complete'}"
     if recording.verdict.kind == "disturbed":
-        return " · ".join([parts[0].replace("fair", "disturbed"), "too noisy"])
+        return "replay of two disturbed runs · too noisy"
+    parts = ["replay of two fair runs"]
     if not recording.known_times:
         parts.append("at their mean rates")
     if recording.ratios is not None and recording.leader is not None:
@@ -262,16 +255,6 @@ def shared_memory(found: MemoryTogether | None) -> str:
     return f"Together {units.size(found.total)}: {units.size(found.shared)} of weights are shared and counted once."
 
 
-def race_bandwidth(bytes_per_s: float | None, peak: Peak | None) -> str:
-    """Format what both read together, against the probe if that was not less: `both 43 of 51 GB/s (84 %)`."""
-    if bytes_per_s is None:
-        return ""
-    if peak is None or peak.bytes_per_s < bytes_per_s:
-        return f"both {units.bandwidth(bytes_per_s)} GB/s"
-    share = 100 * bytes_per_s / peak.bytes_per_s
-    return f"both {units.bandwidth(bytes_per_s)} of {units.bandwidth(peak.bytes_per_s)} GB/s ({share:.0f} %)"
-
-
 def failures(done: Round, names: Sequence[str]) -> list[str]:
     """Say which side failed, and why."""
     found = zip(names, done.answers, strict=True)
@@ -283,15 +266,12 @@ def sentences(comparison: Comparison, turn: Turn, repeat: str = "") -> list[str]
     if not turn.rounds:
         return []
     shown, figures = turn.counted()[-1], figures_of(turn.counted())
-    race = race_bandwidth(sum(shown.race_bytes), comparison.peak) if shown.race_bytes is not None else ""
     found = [
         *failures(turn.rounds[-1], comparison.names),
         verdict(figures.verdict, comparison.names, repeat),
         difference(shown.difference(), shown),
         agreement(shown.agreement, comparison.names) if shown.agreement is not None else shown.agreement_note,
         draft_offer(shown.draft_offer, comparison.names) if shown.draft_offer is not None else "",
-        f"While both decoded: {race.removeprefix('both ')}." if race else "",
-        RACE_NOTE if shown.race else "",
         shared_memory(shown.memory),
         comparison.in_turn,
     ]
@@ -329,10 +309,8 @@ def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
 def _round_json(one: Round) -> dict[str, Any]:
     return {
         "first": "AB"[one.first],
-        "mode": "concurrent" if one.race else "sequential",
         "stopped": one.stopped,
         "disturbed": one.disturbed,
-        "race_bytes_per_s": list(one.race_bytes) if one.race_bytes is not None else None,
         "memory": one.memory and asdict(one.memory),
         "answers": [_answer_json(answer) for answer in one.answers],
         "agreement": _agreement_json(one.agreement) if one.agreement is not None else None,

@@ -249,7 +249,6 @@ KEYS: tuple[Key, ...] = (
     Key("compare.next", "n", "next", "next prompt", "Send the next prompt to both", COMPARE, footer=True),
     Key("compare.repeat", "ctrl+r", "repeat", "repeat",
         "Repeat with sides swapped (from three rounds on: medians and ranges)", COMPARE, footer=True, priority=True),
-    Key("compare.race", "r", "race", "race", "Repeat as a race, both at the same time", COMPARE, footer=True),
     Key("compare.quality", "q", "quality", "quality", "Measure the quality loss of B (again: show the answers)",
         COMPARE, footer=True),
     Key("compare.table", "t", "table", "table", "Show all figures as a table, or the stage again", COMPARE),

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base import paths
-from cpuchat.base.errors import UsageError
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Side
 from cpuchat.config.settings import Settings
@@ -68,7 +67,7 @@ async def test_one_answers_after_the_other_a_repeat_swaps_them_and_a_stop_keeps_
     first = await comparison.ask(PROMPT)
     assert watched.order(TextDelta) == [0, 1]
     a, b = first.answers
-    assert first.complete and not first.race
+    assert first.complete
     assert a.content and b.content and a.model is not None and b.model is not None
     assert (a.model.quantization, b.model.quantization) == ("Q8_0", "Q4_K_M")
     assert a.written.text == a.content and a.timings is not None
@@ -127,21 +126,10 @@ async def test_weights_that_both_map_are_counted_once(watched: Watched) -> None:
     assert found.answers[1].model is not None and found.answers[1].model.n_threads == 1
 
 
-async def test_a_race_is_on_disjoint_cores_and_a_side_that_is_killed_keeps_the_other(watched: Watched) -> None:
-    watched.load_on("auto")
+async def test_a_side_that_is_killed_keeps_the_other(watched: Watched) -> None:
     comparison = watched.comparison
-    has_two_cores = len(os.sched_getaffinity(0)) > 1
-    found = await comparison.ask(PROMPT, race=has_two_cores)
-    assert found.race == has_two_cores and found.complete
-    if has_two_cores:
-        cpus = [set(answer.model.cpus) for answer in found.answers if answer.model is not None]
-        assert len(cpus) == 2 and not cpus[0] & cpus[1]
-        again = await comparison.repeat(race=True)
-        swapped = [set(answer.model.cpus) for answer in again.answers if answer.model is not None]
-        assert swapped == [cpus[1], cpus[0]]
-
     comparison.tell = lambda side, event: side == 0 and isinstance(event, TextDelta) and _kill(comparison, 0)
-    found = await comparison.repeat(race=has_two_cores)
+    found = await comparison.ask(PROMPT)
     a, b = found.answers
     assert a.failed is not None and a.failed.code == "worker_died"
     assert a.content  # what it wrote stays
@@ -183,6 +171,4 @@ async def test_what_does_not_fit_together_is_loaded_in_turn(watched: Watched, mo
     found = await comparison.ask(PROMPT)
     assert found.complete and running == [1, 1]
     assert comparison.in_turn
-    with pytest.raises(UsageError, match="Not enough memory to load both"):
-        await comparison.repeat(race=True)
     assert (await comparison.repeat()).complete

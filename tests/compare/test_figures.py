@@ -11,7 +11,6 @@ from cpuchat.present import compare
 from cpuchat.protocol.messages import Failed, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures, Timings
-from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.roofline import after_answer
 from tests.support.costs import work_of_size
 from tests.support.scripted_backend import MODEL
@@ -34,8 +33,8 @@ def answered(
     return answer
 
 
-def a_round(a: SideAnswer, b: SideAnswer, *, race: bool = False) -> Round:
-    return Round(race=race, answers=(a, b))
+def a_round(a: SideAnswer, b: SideAnswer) -> Round:
+    return Round(answers=(a, b))
 
 
 def said(*rounds: Round) -> str:
@@ -83,7 +82,7 @@ def test_the_faster_side_is_the_subject_whichever_it_is() -> None:
 
 def test_a_stopped_or_disturbed_round_has_no_verdict_and_takes_no_place() -> None:
     fair = a_round(answered(Q8, 25.0), answered(Q4, 37.0))
-    stopped = a_round(answered(Q8, 25.0), answered(Q4, 50.0, stop="cancelled"), race=True)
+    stopped = a_round(answered(Q8, 25.0), answered(Q4, 50.0, stop="cancelled"))
     disturbed = a_round(answered(Q8, 25.0), answered(Q4, 70.0, cpu_wait=0.4))
     assert said(stopped) == "" and stopped.stopped and not fair.stopped
     assert said(disturbed) == "Too noisy for a verdict: other programs had the cores. Repeat it."
@@ -147,11 +146,6 @@ def test_drafts_show_acceptance_and_are_not_explained_by_bytes() -> None:
     assert "bytes" not in said(a_round(answered(Q8, 25.0), fast))
 
 
-def test_a_race_tells_no_utilization() -> None:
-    figures = figures_of([a_round(answered(Q8, 25.0), answered(Q4, 37.0), race=True)])
-    assert "utilization" not in figures.rows and figures.race
-
-
 def test_a_side_that_failed_leaves_the_figures_of_the_other() -> None:
     failed = SideAnswer(failed=Failed(code="worker_died", message="The worker crashed.", hint="Try again."))
     done = a_round(answered(Q8, 25.0), failed)
@@ -168,12 +162,10 @@ def test_where_the_texts_part() -> None:
     assert compare.difference(other.difference(), other) == "First difference at token 26."
 
 
-def test_shared_memory_and_the_bandwidth_of_a_race_in_words() -> None:
+def test_shared_memory_in_words() -> None:
     assert compare.shared_memory(MemoryTogether(1_200_000_000, 800_000_000)) == (
         "Together 1.2 GB: 800 MB of weights are shared and counted once."
     )
-    assert compare.race_bandwidth(43e9, Peak(51e9, "measured, 8 cores")) == "both 43 of 51 GB/s (84 %)"
-    assert compare.race_bandwidth(None, None) == ""
 
 
 def test_memory_is_that_of_the_worker_alone() -> None:

@@ -135,15 +135,14 @@ def test_chats_of_the_version_before_are_chats(tmp_path: Path) -> None:
     assert not store.take_notices()
 
 
-def test_a_finished_round_stays_and_what_kind_it_was_is_kept(tmp_path: Path) -> None:
+def test_a_finished_round_stays_and_how_it_ended_is_kept(tmp_path: Path) -> None:
     store = ChatStore(tmp_path / "chats.db")
     kept = KeptComparison(store, SIDES)
-    race, stopped, disturbed = a_round("Fast.", "Faster."), a_round("Half", "an"), a_round("Slow.", "Slower.")
-    race.race = True
+    fair, stopped, disturbed = a_round("Fast.", "Faster."), a_round("Half", "an"), a_round("Slow.", "Slower.")
     stopped.answers[1].stop_reason = "cancelled"
     for answer in disturbed.answers:
         answer.timings = msgspec.structs.replace(timings(1), predicted_ms=400.0, cpu_wait=0.5)
-    turn = Turn("Why?", [race])
+    turn = Turn("Why?", [fair])
     kept.keep([turn])
     for later in (stopped, disturbed):
         turn.rounds.append(later)
@@ -154,10 +153,9 @@ def test_a_finished_round_stays_and_what_kind_it_was_is_kept(tmp_path: Path) -> 
 
     (found,) = opened()
     assert [answer.content for answer in found.rounds[0].answers] == ["Fast.", "Faster."]
-    assert found.rounds[0].race and found.rounds[0].complete
+    assert found.rounds[0].complete
     kept.keep([turn, Turn("And?", [stopped])])
     kept.keep([turn, Turn("And?", [stopped]), Turn("Then?", [disturbed])])
-    assert [one.rounds[0].race for one in opened()] == [True, False, False]
     assert [one.rounds[0].stopped for one in opened()] == [False, True, False]
     assert [one.rounds[0].disturbed for one in opened()] == [False, False, True]
 

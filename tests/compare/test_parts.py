@@ -1,4 +1,4 @@
-"""Tests sides, halves of the cores, first difference and memory of two workers."""
+"""Tests sides, first difference and memory of two workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.compare.agreement import Agreement, AnswerAgreement
-from cpuchat.compare.comparison import Comparison, halves
+from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import (
     Difference,
     Side,
@@ -23,8 +23,6 @@ from cpuchat.compare.runner import (
 )
 from cpuchat.config.settings import Settings
 from cpuchat.costs.calibrations import Calibration, Calibrations
-from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
@@ -32,7 +30,6 @@ from cpuchat.models.library.library import Library
 from cpuchat.present.compare import draft_offer
 from cpuchat.protocol.messages import TextDelta
 from cpuchat.quality.statistics import wilson
-from tests.hardware.trees import make_tree
 from tests.models.drafts.files import header_file
 from tests.support.scripted_backend import ScriptedBackend
 
@@ -115,24 +112,6 @@ def test_two_files_of_one_quantization_are_told_apart_by_their_names(tmp_path: P
     copy = tmp_path / "mine.gguf"
     copy.write_bytes(resolve("demo").read_bytes())
     assert short_names(Side.of(resolve("demo")), Side.of(copy))[1] == "mine"
-
-
-def test_halves_are_whole_l3_groups(tmp_path: Path) -> None:
-    topology = read_topology(make_tree(tmp_path, "epyc-9354"))
-    first, second = (parse_cpu_list(words) for words in halves(topology))
-    groups = [{group.index for cpu in half if (group := topology.l3_of(cpu))} for half in (first, second)]
-    assert len(first) == len(second) == 16
-    assert not groups[0] & groups[1]
-
-
-def test_halves_have_as_many_cores_each(tmp_path: Path) -> None:
-    first, second = (parse_cpu_list(words) for words in halves(read_topology(make_tree(tmp_path, "hybrid-desktop"))))
-    assert len(first) == len(second) and not set(first) & set(second)
-
-
-def test_one_core_has_no_halves(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one core"):
-        halves(read_topology(make_tree(tmp_path, "epyc-9354")), "0")
 
 
 def written(*deltas: tuple[str, tuple[int, ...]]) -> TokenText:

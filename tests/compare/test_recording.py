@@ -45,7 +45,7 @@ def test_a_fair_round_is_recorded_with_what_was_measured() -> None:
     stopped = a_round(answered(Q8, 25.0, stop="cancelled"), answered(Q4, 37.0))
     recording = Recording.of(comparison(), Turn("Why?", [fair, stopped]))
     a, b = recording.sides
-    assert (recording.title, recording.prompt, recording.how) == ("Q8_0 against Q4_K_M", "Why?", "sequential")
+    assert (recording.title, recording.prompt) == ("Q8_0 against Q4_K_M", "Why?")
     assert (a.name, a.tok_s, a.first_s, a.ended) == ("Q8_0", 25.0, 0.22, True)
     assert a.tokens == (("One ", 0.0), ("two ", 40.0), ("three ", 80.0), ("four.", 120.0))
     assert a.bytes_per_token == pytest.approx(1.6e9) and a.peak == 51e9
@@ -63,11 +63,8 @@ def test_the_clock_says_how_far_each_is() -> None:
     assert STOPPED.finish_ms == float("inf")
 
 
-def test_a_race_shares_the_bus_and_what_was_kept_has_no_times() -> None:
+def test_what_was_kept_has_no_times() -> None:
     both = comparison()
-    race = Recording.of(both, Turn("Why?", [a_round(answered(Q8, 25.0), answered(Q4, 37.0), race=True)]))
-    assert compare.label(race) == "both at once, half the cores each"
-    assert race.sides[0].utilization is None  # the peak of both halves is not known
     kept = [answered(model, rate) for model, rate in ((Q8, 25.0), (Q4, 37.0))]
     for answer in kept:
         answer.written, answer.model, answer.roofline = TokenText(), None, None

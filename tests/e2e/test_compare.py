@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
@@ -50,9 +49,6 @@ def test_the_command_opens_the_comparison_the_chat_follows_and_one_key_compares_
         terminal.type("t")
         terminal.wait_for("0.59×")  # of the bytes per token; whether a speed differs is up to the machine
         terminal.type("t")
-        if len(os.sched_getaffinity(0)) > 1:
-            # The key has no effect while a round that other programs disturbed is repeated.
-            terminal.insist("r", lambda text: "both at once, half the cores each" in text, "a race")
         leave(terminal)
         terminal.wait_until(lambda text: "demo 8M Q8_0" in text and "ctx" in text, "the chat with its model")
         terminal.press("ctrl+l")

@@ -335,4 +335,4 @@ class TablePane(VerticalScroll):
         rounds = f"medians of {figures.n_rounds} rounds" if figures.medians else f"round {max(figures.n_rounds, 1)}"
         shown = turn.counted()[-1]
         state = "stopped" if shown.stopped else "disturbed" if shown.disturbed else rounds
-        self.border_subtitle = f"{'race' if figures.race else 'sequential'} · {state}"
+        self.border_subtitle = state

@@ -121,16 +121,13 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         self._hide_prompt()
         self._run(text, lambda: self.comparison.ask(text))
 
-    def action_repeat(self, race: bool = False) -> None:
+    def action_repeat(self) -> None:
         if self._refuse_while_busy():
             return
         if not (turns := self.comparison.turns):
             self.notify("Nothing to repeat yet. Write a prompt first.")
             return
-        self._run(turns[-1].prompt, lambda: self.comparison.repeat(race=race), repeats=True)
-
-    def action_race(self) -> None:
-        self.action_repeat(race=True)
+        self._run(turns[-1].prompt, self.comparison.repeat, repeats=True)
 
     @work(exclusive=True, group="round")
     async def _run(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool = False) -> None:
@@ -138,8 +135,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         done = await self._one_round(prompt, start, repeats)
         if done is not None and done.complete and done.disturbed and not (self._left or self.comparison.stopped):
             self._noise = "Too noisy, other programs had the cores: repeating. "
-            race = done.race
-            done = await self._one_round(prompt, lambda: self.comparison.repeat(race=race), repeats=True)
+            done = await self._one_round(prompt, self.comparison.repeat, repeats=True)
             self._noise = ""
         if done is not None and done.complete and not self.comparison.in_turn and self.has_widgets:
             self._agreeing = self._agree()
@@ -245,8 +241,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             self._put_in_front(side)
         if isinstance(event, ModelLoaded):
             yield_to_inference()
-            running = self.comparison.running
-            pace = pace_beside(event.model.n_threads * (2 if running is not None and running.race else 1))
+            pace = pace_beside(event.model.n_threads)
             pane.min_interval = pace.interval
             self.comparison.runners[side].conversation.frame_seconds = pace.text
             self._timer.stop()
@@ -305,17 +300,14 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         if (running := comparison.running) is not None:
             self.add_class("-staged")
             self._stage.live(Recording.of(comparison, comparison.turns[-1], running), self._noise + self._status())
-            both = compare.race_bandwidth(comparison.race_bandwidth(), comparison.peak)
-            self._stage.border_subtitle = f"{both} · shared memory bus" if both else ""
+            self._stage.border_subtitle = ""
 
     def _status(self) -> str:
         running, names = self.comparison.running, self.comparison.names
         if running is None or not any(running.answers[side].written.n_tokens for side in self.comparison.writing):
             return "Loading, or reading the prompt."
-        if len(self.comparison.writing) == 2:
-            return "Both answer at once."
         (side,) = self.comparison.writing
-        waits = not running.race and running.answers[1 - side].timings is None
+        waits = running.answers[1 - side].timings is None
         return f"{names[side]} answers{f'; {names[1 - side]} waits' if waits else ''}."
 
     def _show_result(self, replay: bool = False) -> None:
@@ -383,7 +375,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in ("next", "repeat", "race", "export", "agreement") and self.is_mounted and hasattr(self, "_prompt"):
+        if action in ("next", "repeat", "export", "agreement") and self.is_mounted and hasattr(self, "_prompt"):
             return None if self.busy else True
         return True
 

@@ -35,6 +35,7 @@ Line = list[tuple[str, str]]
 
 WIDE = 92
 """Columns from which on the ratio is in large digits, and bytes and bandwidth have a row."""
+_LIVE_TITLE = "one after the other"
 _FLAG, _TRACK, _AFTER = "⚑", "▆", "┄"
 _MARKS = {"same": ("▮", "same"), "differs": ("▯", "differs"), "agrees": ("▮", "same"), "close": ("▯", "changed"),
           "matters": ("◆", "parted")}  # fmt: skip
@@ -315,9 +316,8 @@ class Stage(Widget):
     def live(self, recording: Recording, status: str) -> None:
         """Show what is written so far; `status` says what runs."""
         self._take(Scene(recording, clean_line(status)), inf)
-        title = "both at once, half the cores each" if recording.how == "race" else "one after the other"
-        if str(self.border_title or "") != title:
-            self.border_title = Content(title)
+        if str(self.border_title or "") != _LIVE_TITLE:
+            self.border_title = Content(_LIVE_TITLE)
 
     def agree(self, agreement: Agreement, offer: str = "") -> None:
         """Show the agreement in place of the equal words, and say `offer` behind the sentence."""

@@ -51,10 +51,6 @@ async def test_snapshots_and_a_tiny_terminal_that_shows_one_side_and_the_table()
 async def test_the_table_says_why_is_exported_and_the_chat_that_gave_its_memory_back_is_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> tuple[str, str]:
-        raise UsageError("Two models cannot answer at the same time on one core.", "Compare them in turn.")
-
-    monkeypatch.setattr("cpuchat.compare.comparison.halves", refuse)
     monkeypatch.chdir(tmp_path)
     async with comparing() as app:
         await app.done()
@@ -66,9 +62,6 @@ async def test_the_table_says_why_is_exported_and_the_chat_that_gave_its_memory_
         await app.press("t")
         assert "First difference" not in app.screen_text
         assert "▸every" in shown and "▸all tokens." in shown
-        await app.press("r")  # a race
-        await app.until(lambda: any("one core" in notice for notice in app.notices))
-        assert "sets the pace" in app.screen_text  # what was there stays
         await app.press("e", "enter")
         file = tmp_path / "Q8_0-against-Q4_K_M.md"
         await app.until(lambda: any("written" in notice for notice in app.notices))
@@ -305,12 +298,12 @@ async def test_a_comparison_is_kept_and_opens_again() -> None:
         assert [message.content for message in stored] == [PROMPT, *TEXTS]
 
 
-async def test_a_stopped_race_is_one_when_it_opens_again() -> None:
+async def test_a_stopped_round_is_one_when_it_opens_again() -> None:
     def prepare(conversation: Conversation) -> None:
         kept = KeptComparison(conversation.history.store, SIDES)
         a, b = (SideAnswer(content=text, stop_reason="end", timings=timings(36)) for text in TEXTS)
         b.stop_reason = "cancelled"
-        kept.keep([Turn(PROMPT, [Round(race=True, answers=(a, b))])])
+        kept.keep([Turn(PROMPT, [Round(answers=(a, b))])])
 
     async with running(prepare=prepare) as app:
         await app.ready()
@@ -318,8 +311,9 @@ async def test_a_stopped_race_is_one_when_it_opens_again() -> None:
         app.app.services.new_backend = lambda: more.pop(0)
         (chat,) = app.conversation.history.store.chats()
         app.chat.open_chat(chat.id)
-        await app.until(lambda: "both at once · stopped" in app.screen_text)
-        assert "Stopped: no verdict." in app.screen_text and "×" not in app.screen_text.partition("both at once")[2]
+        await app.until(lambda: "one after the other · stopped" in app.screen_text)
+        shown = app.screen_text
+        assert "Stopped: no verdict." in shown and "×" not in shown.partition("one after the other")[2]
 
 
 async def test_linked_sides_scroll_together() -> None:
