@@ -16,7 +16,6 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.base.files import JsonCache, atomic_writer, file_lock, is_locked, write_atomically
 from cpuchat.config import servers, settings
-from cpuchat.tune import trial
 
 
 def cache(file: Path, max_entries: int = 9, version: int = 1) -> JsonCache[int]:
@@ -138,13 +137,11 @@ def test_a_pipe_or_deep_nesting_in_place_of_a_file_of_the_apps_own_is_no_file(
     for kind in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path))
     cache = JsonCache(tmp_path / "cache.json", dict[str, Any], version=1, max_entries=9)
-    record = tmp_path / "before.json"
-    for file in (cache.file, paths.state_file(), record, paths.servers_dir() / "1.json"):
+    for file in (cache.file, paths.state_file(), paths.servers_dir() / "1.json"):
         file.parent.mkdir(exist_ok=True)
         damage(file)
     assert cache.read() == {}
     assert settings.read_state() == settings.AppState()
-    assert trial.load(tmp_path, "before") is None
     assert servers.running_servers() == []
     cache.put("a", {})
     settings.update_state({"last": "x"})

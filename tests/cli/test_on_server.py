@@ -87,7 +87,7 @@ async def test_a_player_that_fails_leaves_the_answer_and_an_exit_code(
     assert program.seconds() > 0.5
 
 
-@pytest.mark.parametrize("command", [("tune",), ("system", "measure"), ("bench",)])
+@pytest.mark.parametrize("command", [("tune",), ("bench",)])
 def test_what_computes_here_wants_a_model_of_this_machine(command: tuple[str, ...]) -> None:
     settings.update({"model": {"last": "http://127.0.0.1:9#name"}})
     done = run(*command)
