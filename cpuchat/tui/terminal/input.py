@@ -74,7 +74,8 @@ class InputParser:
                 yield self._end_paste()
         else:
             self._pasted_at = now
-        if now - self._escaped_at < _SECONDS and _goes_on(f"\x1b{text}"):
+        # A whole sequence is a key of its own: F2 soon after Esc is no Alt+F2.
+        if now - self._escaped_at < _SECONDS and text[:1] != "\x1b" and _goes_on(f"\x1b{text}"):
             text = f"\x1b{text}"
         self._read_at, self._escaped_at = now, float("-inf")
         if not self.held:

@@ -231,6 +231,7 @@ def test_escape_acts_quickly_and_what_is_typed_after_it_is_text() -> None:
     assert "".join(map(named, parser.pass_time(0.16))) == "<escape>"
     assert parser.read("[", "A", "b", after=0.1) == "[Ab"
     assert parser.read("\x1b", "[hello", "OK", after=0.2) == "<escape>[helloOK"
+    assert Parser().read("\x1b", "\x1bOQ", "\x1b[A", after=0.2) == "<escape><f2><up>"
     assert Parser().read("\x1b\x1b", after=0.6) == "<escape>"  # as Windows sends it
     for begun, key in (("[", "alt+left_square_bracket"), ("O", "alt+shift+o"), ("]", "alt+right_square_bracket")):
         assert Parser().read(f"\x1b{begun}", after=0.6) == f"<{key}>"
