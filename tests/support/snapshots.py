@@ -21,6 +21,7 @@ from cpuchat.tui.themes import OWN_VARIABLES
 
 FOLDER = Path(__file__).parents[1] / "tui" / "snapshots"
 FAILED = FOLDER.parents[2] / ".pytest_cache" / "snapshots"
+UNCHANGED = 1.0  # s
 SETTLED = 10.0  # s; a screen under load may be drawn late: the footer and scrollbars follow the content
 
 
@@ -53,6 +54,7 @@ async def snapshot(app: App[Any], name: str) -> None:
     """Assert that the screen of `app` becomes that of `name`.svg; one that is settled and differs fails."""
     file = FOLDER / f"{name}.svg"
     if os.environ.get("UPDATE_SNAPSHOTS"):
+        await asyncio.sleep(UNCHANGED)  # what follows the content, as the thumb of a scrollbar, is drawn after it
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(svg_of(app), encoding="utf-8")
         return
