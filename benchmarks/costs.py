@@ -59,7 +59,7 @@ async def probe(threads: int) -> Probed:
     """Measure the bandwidth and the passes of the probe."""
     spec = PlacementSpec(threads=threads)
     cpus = place(read_topology(), spec).cpus
-    peak = measure(cpus, rounds=3).bytes_per_s
+    peak = measure(cpus).bytes_per_s
     seen = await CostProbe(spec, lambda done, of, what: say(f"probe: {what}, {done + 1} of {of}")).run()
     probed = Probed(usual_here(cpus, peak), tuple(seen))
     say(f"{peak / 1e9:.1f} GB/s; {len(seen)} passes: {fit(probed.start, probed.seen)}")

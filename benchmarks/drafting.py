@@ -182,6 +182,7 @@ def compare(
         number = len(runs.answers[name])
         sampling = msgspec.structs.replace(side.sampling, seed=number + 1)
         prompt = texts[number].prompt_text
+        workers.run(side.backend.forget(""))  # else drafts are copied from the answer of the side before
         done = workers.run(
             answer(
                 side.backend,

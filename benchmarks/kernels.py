@@ -4,9 +4,10 @@
 
 Both sides are the same engine and file, loaded twice in one process, on the same cores, pass by pass in turn. A pass
 stands at a depth of 64 tokens, and the best of a round counts. GB/s are the bytes that decoding reads; the read
-bandwidth is probed in each round. The parts (`--only`) are kept one by one in results/kernels.json: the Coder 1.5B
-in Q4_K_M, Q8_0, Q4_K and Q6_K (every matrix in that type), its 0.5B draft, "experts" (six layers of the 30B-A3B shape),
-and "attention": what 4,096 and 16,384 tokens before add to a pass of the 1.5B shape.
+bandwidth is probed after each pass of one token, and its best of a round counts too. The parts (`--only`) are kept one
+by one in results/kernels.json: the Coder 1.5B in Q4_K_M, Q8_0, Q4_K and Q6_K (every matrix in that type), its 0.5B
+draft, "experts" (six layers of the 30B-A3B shape), and "attention": what 4,096 and 16,384 tokens before add to a pass
+of the 1.5B shape.
 """
 
 from __future__ import annotations
@@ -71,10 +72,14 @@ def passed(model: Model, n: int, depth: int = DEPTH) -> float:
     return 1e3 * seconds
 
 
-def one_round(models: dict[Kernels, Model], repeats: int) -> dict[Kernels, dict[int, float]]:
-    """Return the milliseconds of passes by their tokens, each the best of `repeats`, and of a prompt: pass by pass in
-    turn, so that what else the machine does meets both sides."""
+def one_round(
+    models: dict[Kernels, Model], repeats: int, cpus: tuple[int, ...]
+) -> tuple[dict[Kernels, dict[int, float]], float]:
+    """Return the milliseconds of passes by their tokens, each the best of `repeats`, and of a prompt, and the GB/s of
+    the probe: pass by pass in turn, windows of the probe as long as a pass, so that what else the machine does meets
+    all of them."""
     found: dict[Kernels, dict[int, float]] = {side: {} for side in models}
+    peak = 0.0
     for model in models.values():
         model.sequence.clear()
         model.sequence.extend(tokens(DEPTH), n_outputs=1)
@@ -82,9 +87,11 @@ def one_round(models: dict[Kernels, Model], repeats: int) -> dict[Kernels, dict[
         for _ in range(repeats if n < 16 else 2):
             for side, model in models.items():
                 found[side][n] = min(passed(model, n), found[side].get(n, math.inf))
+            if n == 1:
+                peak = max(probe(cpus, seconds=0.06, rounds=1).bytes_per_s / 1e9, peak)
     for side, model in models.items():
         found[side][PROMPT] = passed(model, PROMPT, 0)
-    return found
+    return found, peak
 
 
 def others_seconds() -> float:
@@ -104,9 +111,10 @@ def measure(name: str, file: Path, rounds: int, cpus: tuple[int, ...], repeats: 
     loads: dict[Kernels, list[float]] = {side: [] for side in SIDES}
     peaks: list[float] = []
     for number in range(rounds):
-        peaks.append(probe(cpus, seconds=0.3, rounds=2).bytes_per_s / 1e9)
         order = SIDES if number % 2 == 0 else SIDES[::-1]
-        for side, one in one_round({side: models[side] for side in order}, repeats).items():
+        ms, peak = one_round({side: models[side] for side in order}, repeats, cpus)
+        peaks.append(peak)
+        for side, one in ms.items():
             found[side].append(one)
             say(f"  round {number + 1}/{rounds} {name} {side}: " + ", ".join(f"{n}: {ms:.1f}" for n, ms in one.items()))
     size = bytes_per_token(models["auto"].header)
@@ -219,7 +227,7 @@ def main() -> None:
     if unknown := set(names) - set(parts):
         raise MeasureError(f"there is no part {', '.join(unknown)}; choose of {', '.join(parts)}")
     cpus = tuple(sorted(os.sched_getaffinity(0)))[: given.threads]
-    rounds, repeats = (1, 2) if given.quick else (given.rounds or 3, 5)
+    rounds, repeats = (1, 2) if given.quick else (given.rounds or 3, 7)
     bindings.start()
     for name in (names or [*parts])[: 1 if given.quick and not given.only else None]:
         start, used_before = time.perf_counter(), others_seconds()

@@ -50,6 +50,11 @@ PROBE_MODULE = "cpuchat.hardware.bandwidth.read_probe"
 _POLL_SECONDS: Final = 0.05
 _PATIENCE: Final = 45.0
 
+WINDOW_SECONDS: Final = 0.1
+"""Length of a window in seconds. The best of many short ones is the peak: what shares the memory with this system, a
+host's other guests too, rarely leaves it alone for half a second, and decoding would come above the peak then."""
+WINDOWS: Final = 15
+
 Cancelled = Callable[[], bool]
 
 
@@ -88,8 +93,8 @@ class ReadBandwidth:
 def measure(
     cpus: Sequence[int],
     *,
-    seconds: float = 0.5,
-    rounds: int = 3,
+    seconds: float = WINDOW_SECONDS,
+    rounds: int = WINDOWS,
     node: int | None = None,
     memory: str = "",
     cancelled: Cancelled | None = None,
@@ -409,8 +414,7 @@ def survey(
     begin = monotonic()
     chosen = tuple(sorted(set(cpus))) or default_cpus(topology)
     plan = _Schedule(topology, chosen)
-    rounds = 3 if len(plan.steps) <= 4 else 2
-    seconds = min(max((BUDGET_SECONDS / len(plan.steps) - _STARTING) / rounds, 0.1), 0.5)
+    rounds = min(max(int((BUDGET_SECONDS / len(plan.steps) - _STARTING) / WINDOW_SECONDS), 2), WINDOWS)
     found: Found = {}
     notes: list[str] = []
     for number, step in enumerate(plan.steps):
@@ -422,9 +426,8 @@ def survey(
         try:
             found[step.cpus, step.node] = measure(
                 step.cpus,
-                # This one is the denominator of utilization: as good as `peak_of` does it.
-                seconds=0.5 if step.cpus == chosen and step.node is None else seconds,
-                rounds=3 if step.cpus == chosen and step.node is None else rounds,
+                # That of all is the denominator of utilization: as good as `peak_of` does it.
+                rounds=WINDOWS if step.cpus == chosen and step.node is None else rounds,
                 node=step.node,
                 memory=memory,
                 cancelled=cancelled,
