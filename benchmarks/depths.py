@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common import Row, Target, say
@@ -31,7 +31,6 @@ ALPHAS = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 23, 31)
 N_TOKENS = {"Q4_K_M": 129, "Q8_0": 97, "F16": 65}
 """Length of an answer: about equal in seconds, and one more than a multiple of 32 (one comes with the prompt)."""
-LONGER = 257
 MOST_DEPTHS = 3
 WORTH_MEASURING = 0.85
 """Of the best predicted speed: depths that are predicted below it are not measured."""
@@ -235,42 +234,15 @@ def _section(found: list[Found], draft: str, most: int) -> Section:
     )
 
 
-def _all_pairs(
-    setup: Setup,
-    shapes: Shapes,
-    grid: dict[str, Sequence[float]],
-    rounds: int,
-    most: int,
-    n_tokens: int = 0,
-) -> Section:
+def adaptive_depth(setup: Setup) -> Section:
+    """Every quantization, every alpha."""
+    shapes, rounds, most = setup.shapes, setup.choose(3, 2), setup.depths or MOST_DEPTHS
+    grid: dict[str, Sequence[float]] = {"Q8_0": (0.6, 1.0)} if setup.quick else dict.fromkeys(N_TOKENS, ALPHAS)
     found = []
     for quantization, alphas in grid.items():
         target = shapes.target_file(quantization)
-        n = 33 if setup.quick else n_tokens or N_TOKENS[quantization]
+        n = 33 if setup.quick else N_TOKENS[quantization]
         for alpha in alphas:
             with workers(setup.threads) as loaded:
                 found.append(measure_pair(loaded, target, quantization, shapes, alpha, rounds=rounds, most=most, n=n))
     return _section(found, shapes.draft, most)
-
-
-def small_draft(setup: Setup) -> Section:
-    """The 0.05B draft: every quantization, every alpha."""
-    grid: dict[str, Sequence[float]] = dict.fromkeys(N_TOKENS, ALPHAS)
-    if setup.quick:
-        grid = {"Q8_0": (0.6, 1.0)}
-    return _all_pairs(setup, setup.shapes, grid, setup.choose(3, 2), setup.depths or MOST_DEPTHS)
-
-
-def longer(setup: Setup) -> Section:
-    """Answers of 257 tokens: what there is to learn and to begin with weighs less than in short ones."""
-    grid: dict[str, Sequence[float]] = {"Q8_0": (1.0,)} if setup.quick else {"Q8_0": (0.95, 1.0), "Q4_K_M": (0.95,)}
-    return _all_pairs(setup, setup.shapes, grid, setup.choose(3, 2), 1, n_tokens=LONGER)
-
-
-def large_draft(setup: Setup) -> Section:
-    """The 0.5B draft, a third of the target's size: Q8_0 at every alpha, the other quantizations at 0.9."""
-    shapes = setup.shapes if setup.quick else replace(setup.shapes, draft="0.5b")
-    grid: dict[str, Sequence[float]] = {"Q8_0": ALPHAS, "Q4_K_M": (0.9,), "F16": (0.9,)}
-    if setup.quick:
-        grid = {"Q8_0": (0.9,)}
-    return _all_pairs(setup, shapes, grid, setup.choose(2), setup.depths or 1)

@@ -62,7 +62,7 @@ class Table:
 
 @dataclass
 class Section:
-    """What one part of the benchmark found. `data` is for the file and the plot."""
+    """What one part of the benchmark found. `data` is for the file."""
 
     rows: list[Row] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
@@ -82,9 +82,7 @@ class Workers:
         self,
         model: Path,
         draft: Path | None = None,
-        cores: str = "shared",
         *,
-        n_ctx: int = N_CTX,
         calibrate: bool = True,
     ) -> LocalBackend:
         """`calibrate`: adaptive depths need it, fixed ones do not.
@@ -93,13 +91,13 @@ class Workers:
             MeasureError: it did not load.
         """
         options = LoadOptions(
-            n_ctx=n_ctx,
+            n_ctx=N_CTX,
             draft_path=str(draft) if draft else "",
             calibrate=calibrate,
         )
         _forget_pairs()
-        say(f"loading {model.name}" + (f" with {draft.name}, draft cores: {cores}" if draft else ""))
-        spec = PlacementSpec(threads=self._threads, draft_cores=cores)
+        say(f"loading {model.name}" + (f" with {draft.name}" if draft else ""))
+        spec = PlacementSpec(threads=self._threads, draft_cores="shared")
         return self._runner.run(self._stack.enter_async_context(worker(model, options, spec)))
 
     def run(self, request: Any) -> Answer:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from build_llama import ROOT, installed_version, tool
+from build_llama import ROOT, installed_version, libraries
 from common import HERE, MeasureError, say
 
 SOURCE = ROOT / f"llama_cpp_python-{installed_version()}" / "vendor" / "llama.cpp"
@@ -19,12 +19,9 @@ class Reference:
     """llama.cpp's parser, in a process."""
 
     def __init__(self) -> None:
-        libraries = tool("llama-bench").parent
-        if (
-            not _PROGRAM.is_file()
-            or _PROGRAM.stat().st_mtime < Path(__file__).with_name("llama_calls.cpp").stat().st_mtime
-        ):
-            _compile(libraries)
+        built = libraries()
+        if not _PROGRAM.is_file() or _PROGRAM.stat().st_mtime < _CODE.stat().st_mtime:
+            _compile(built)
         self._process = subprocess.Popen(
             [_PROGRAM], cwd=SOURCE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -54,7 +51,7 @@ class Reference:
         self._process.wait()
 
 
-def _compile(libraries: Path) -> None:
+def _compile(built: Path) -> None:
     say("compiling llama_calls.cpp, a minute")
     tests = (SOURCE / "tests/test-chat.cpp").read_text(encoding="utf-8")
     begin = "    void run() {\n"
@@ -67,5 +64,5 @@ def _compile(libraries: Path) -> None:
     names = ("llama-server-impl", "llama-common", "llama", "ggml", "ggml-cpu", "ggml-base")
     command = ["c++", "-std=c++17", "-O0", "-w", str(_CODE), "-o", str(_PROGRAM)]
     command += [f"-I{folder}" for folder in folders]
-    command += [f"-L{libraries}", f"-Wl,-rpath,{libraries}", *(f"-l{name}" for name in names)]
+    command += [f"-L{built}", f"-Wl,-rpath,{built}", *(f"-l{name}" for name in names)]
     subprocess.run(command, check=True)

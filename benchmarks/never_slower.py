@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 from common import MeasureError, Row, Target, say
 from drafting import Section, Setup, Table, adaptive, figures, workers
-from free_drafters import DRAWN
 from pairs import Shapes, Text, text_at
 from product import GREEDY, PLAIN, Answer, answer
 
@@ -24,6 +23,8 @@ from cpuchat.protocol.messages import Sampling, Speculation
 QUANTIZATION = "Q8_0"
 ALPHA = 0.3
 PAIRS, N_TOKENS = 60, 41
+DRAWN = Sampling(temperature=1.0, top_k=40, top_p=1.0, min_p=0.0)
+"""At random from 40 nearly equal tokens each time; both sides of a pair draw with the same seed."""
 WHOLE, SURE = Target(0.99), Target(0.98)
 DRAWS = 4000
 EVERYTHING, FREE = adaptive("draft", "suffix"), adaptive("suffix")  # what `auto` and `free` use

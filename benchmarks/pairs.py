@@ -199,35 +199,3 @@ def known(text: Text, depth: int) -> Known:
         passes, accepted, compared = passes + 1, accepted + run, compared + min(run + 1, drafted)
         written += run + 1
     return Known(passes, compared, accepted)
-
-
-def copied_text(n_vocab: int, salt: int, n_tokens: int, n_source: int, changed: float = 0.0) -> Text:
-    """The prompt holds its own future: `n_source` words of the cycle and then, again, one from near their beginning.
-
-    Of the words in the prompt the share `changed` is replaced, as in a text that is to be corrected while it is
-    copied: the target goes on with what would have stood there.
-    """
-    behind = 16
-    if behind + 1 + n_tokens > n_source:
-        raise MeasureError("the source is too short to be copied from")
-    rng = np.random.default_rng([n_vocab, salt, n_tokens])
-    order = walk(n_vocab)
-    start = int(rng.integers(0, len(order) - n_source))
-    source = order[start : start + n_source]
-    given = np.where(rng.random(n_source) < changed, rng.choice(order, n_source), source)
-    future = source[behind + 1 : behind + 1 + n_tokens]
-    return Text((*given.tolist(), int(source[behind])), tuple(future.tolist()))
-
-
-def decoy_text(n_vocab: int, salt: int, n_tokens: int, run: int = 3, wrong: int = 8) -> Text:
-    """The prompt holds every `run` words of its future, in random order, each time followed by `wrong` other ones.
-
-    The worst case of a drafter that looks for repetitions: it always finds one, and is never right for long.
-    """
-    rng = np.random.default_rng([n_vocab, salt, n_tokens, run])
-    order = walk(n_vocab)
-    start = int(rng.integers(0, len(order) - n_tokens - 1))
-    future = order[start + 1 : start + 1 + n_tokens]
-    runs = [np.concatenate([future[i : i + run], rng.choice(order, wrong)]) for i in range(0, n_tokens, run)]
-    prompt = np.concatenate([runs[i] for i in rng.permutation(len(runs))])
-    return Text((*prompt.tolist(), int(order[start])), tuple(future.tolist()))

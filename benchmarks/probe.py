@@ -2,7 +2,7 @@
 
 All pin one thread per core, read memory of the same size in huge pages, and count in windows of the same length; the
 best window of each run is compared, as the probe reports it. Needs gcc. The library reads several streams: it may be
-faster than the kernel, and a model must not be faster than it, which `reach.py` and `kernels.py` measure.
+faster than the kernel, and a model must not be faster than it, which `kernels.py` measures.
 """
 
 from __future__ import annotations

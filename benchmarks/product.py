@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +37,11 @@ def default_threads() -> int:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: the worker's figures; ms from our request to the first text and to the end as this process saw it."""
+    """One answer, with the worker's figures."""
 
     timings: Timings
-    first_ms: float
     text: str
     stop_reason: str
-    total_ms: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -57,9 +54,6 @@ async def worker(
     model: Path,
     options: LoadOptions,
     spec: PlacementSpec = DEFAULT_PLACEMENT,
-    *,
-    state_dir: Path | None = None,
-    state_limit: int = 2 << 30,
 ) -> AsyncGenerator[LocalBackend, None]:
     """A worker process with the model loaded; ended at the end.
 
@@ -67,7 +61,7 @@ async def worker(
         MeasureError: it did not load.
     """
     with tempfile.TemporaryDirectory(prefix="cpuchat-bench-") as logs:
-        backend = LocalBackend(state_dir=state_dir, state_limit=state_limit, log_dir=Path(logs))
+        backend = LocalBackend(log_dir=Path(logs))
         try:
             async for event in backend.load(model, options, spec):
                 if isinstance(event, Failed):
@@ -85,7 +79,6 @@ async def answer(
     max_tokens: int,
     *,
     sampling: Sampling = GREEDY,
-    chat_id: str = "",
     to_the_end: bool = True,
     speculation: Speculation = PLAIN,
 ) -> Answer:
@@ -94,10 +87,8 @@ async def answer(
     Raises:
         MeasureError: the worker failed, or (`to_the_end`) the model ended before `max_tokens`.
     """
-    done = await ask(
-        backend,
-        Generate(prompt=prompt, sampling=sampling, max_tokens=max_tokens, chat_id=chat_id, speculation=speculation),
-    )
+    request = Generate(prompt=prompt, sampling=sampling, max_tokens=max_tokens, speculation=speculation)
+    done = await ask(backend, request)
     if to_the_end and done.timings.predicted_n < max_tokens:
         raise MeasureError(f"ended after {done.timings.predicted_n} tokens ({done.stop_reason})")
     return done
@@ -109,13 +100,10 @@ async def ask(backend: Backend, request: Generate) -> Answer:
     Raises:
         MeasureError: the worker failed.
     """
-    first_ms, text = 0.0, []
-    start = time.perf_counter()
+    text: list[str] = []
     finished: GenerationFinished | None = None
     async for event in backend.generate(request):
         if isinstance(event, TextDelta):
-            if not text:
-                first_ms = 1e3 * (time.perf_counter() - start)
             text.append(event.text)
         elif isinstance(event, Failed):
             raise MeasureError(f"{event.message} {event.hint}")
@@ -123,7 +111,6 @@ async def ask(backend: Backend, request: Generate) -> Answer:
             finished = event
         elif isinstance(event, ModelLoaded):
             raise MeasureError("the worker was started again in the middle of a measurement")
-    total_ms = 1e3 * (time.perf_counter() - start)
     if finished is None:
         raise MeasureError("the answer has no end")
-    return Answer(finished.timings, first_ms, "".join(text), finished.stop_reason, total_ms)
+    return Answer(finished.timings, "".join(text), finished.stop_reason)

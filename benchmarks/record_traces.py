@@ -3,7 +3,7 @@ token by token, and real texts as token ids, which lookup and suffix decoding dr
 timed.
 
 From the project's root: .venv/bin/python benchmarks/record_traces.py TARGET.gguf DRAFT.gguf
-(recorded: Gemma 3 270M Q4_K_M, drafted by its Q2_K, and the demo pair)
+(recorded: Gemma 3 270M Q4_K_M, drafted by a Q2_K that `cpuchat models quantize` made of it, and the demo pair)
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Scores the depth controller in simulated time: its speed against the best fixed depth and against plain decoding.
 
 Nothing is measured: the times of passes and the acceptance are known (tests/speculation/depth/simulator.py), only the
-controller is real. Three tables: every cell (pass times of a quantization, text, length of the answers), what each part
-of the controller is worth (--ablate), and a 96-core server on paper (--epyc).
+controller is real. Two tables: every cell (pass times of a quantization, text, length of the answers), and what each
+part of the controller is worth (--ablate).
 
-    python benchmarks/simulate.py [--quick] [--rounds CHATS] [--ablate] [--epyc] [--cells] [--jobs N]
+    python benchmarks/simulate.py [--quick] [--rounds CHATS] [--ablate] [--cells] [--jobs N]
 
 2 minutes for the cells on two cores, 15 with --ablate.
 """
@@ -16,7 +16,6 @@ import json
 import random
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -44,7 +43,6 @@ from tests.speculation.depth.simulator import (
     miscalibrated,
     oracle_answer,
     real_texts,
-    server_costs,
     text,
     text_answer,
     true_costs,
@@ -229,36 +227,6 @@ def ablation(name: str, listed: Sequence[Case]) -> list[str]:
     return summary(name, [score(case) for case in listed])
 
 
-# --- a large server -------------------------------------------------------------------------------------------------
-
-SERVER_RATES = (0.6, 0.7, 0.8, 0.9, 1.0)
-UI_CORES = 0.05
-"""Cores that the app takes while it shows an answer (ui.py, 20 tok/s)."""
-SERVER_HEADS = (
-    "target", "plain", "T(4), T(8), T(16)", *(f"α {rate:g}" for rate in SERVER_RATES), "app, shared core", "spare core",
-)  # fmt: skip
-
-
-def server_line(target: str) -> list[str]:
-    """What the controller chooses on a 96-core server, and gains, per acceptance rate."""
-    costs = server_costs(target)
-    times = [ms / costs.verify_ms[0] for ms in costs.verify_ms]
-    cells = []
-    for rate in SERVER_RATES:
-        rng, one, depths = random.Random(1), DepthController(costs, has_draft_model=True), Counter[int]()
-        ms = n = 0
-        for turn in range(6):
-            right = text(rng, rate, 257)
-            done = adaptive_answer(one, costs, right, after_read=AFTER_READ)
-            if turn:
-                ms, n = ms + done.ms, n + len(right)
-                depths.update(depth for _, depth in done.plans)
-        cells.append(f"{n * costs.verify_ms[0] / ms:.2f}× (depth {depths.most_common(1)[0][0]})")
-    widths = ", ".join(f"{times[n - 1]:.2f}" for n in (4, 8, 16))
-    shared = f"{UI_CORES / 96:.2%} to {UI_CORES:.0%}"
-    return [target, f"{1e3 / costs.verify_ms[0]:.1f} tok/s", widths, *cells, shared, "0 to 1.0%"]
-
-
 # --- free drafters --------------------------------------------------------------------------------------------------
 
 
@@ -289,17 +257,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--curves", default=",".join(CURVES))
     parser.add_argument("--draft", default="0.05B")
     parser.add_argument("--ablate", action="store_true", help="what each part of the controller is worth")
-    parser.add_argument("--epyc", action="store_true", help="only a 96-core server")
     parser.add_argument("--cells", action="store_true", help="show every cell")
     parser.add_argument("--jobs", type=int, default=2)
 
 
 def main() -> None:
     options = arguments(__doc__, _options)
-    if options.epyc:
-        targets = [f"{size} {kind}" for size in ("8B", "70B") for kind in TARGETS]
-        print(table([server_line(target) for target in targets], SERVER_HEADS))
-        return
     chats = options.rounds or (1 if options.quick else 4)
     curves = options.curves.split(",")
     # Each ablation changes the modules of a process of its own.

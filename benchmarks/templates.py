@@ -4,9 +4,8 @@
 
 For all chat templates in llama.cpp's models/templates that render calls. The answers: fixed calls, as the template
 writes them (rendered by llama.cpp), and all answers with tools in llama.cpp's own tests of its parser
-(tests/test-chat.cpp). Both come from the source distribution that build_llama.py unpacked; llama.cpp's side is
-llama_calls.cpp on the libraries that it built (compiled once, a minute). `--record` writes what tests/tools reads,
-`--show` prints each answer that is read otherwise.
+(tests/test-chat.cpp). llama.cpp's side is llama_calls.cpp on libraries that are built the first time (build_llama.py).
+`--record` writes what tests/tools reads, `--show` prints each answer that is read otherwise.
 """
 
 from __future__ import annotations

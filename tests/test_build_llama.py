@@ -1,4 +1,4 @@
-"""Tests how the benchmarks build llama.cpp's own tools."""
+"""Tests how the benchmarks build llama.cpp's own libraries."""
 
 from __future__ import annotations
 

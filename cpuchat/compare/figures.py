@@ -12,8 +12,8 @@ from cpuchat.compare.runner import Round, SideAnswer
 MIN_ROUNDS = 3
 """Rounds from which on medians and the spread are shown."""
 NOISE, MOST_NOISE = 0.03, 1.5
-"""Share by which two identical answers of a second differ on an idle machine (benchmarks/README.md, compare.py). What
-interrupts has a length of its own, so shorter answers differ more: those of the demo, 0.03 s, by a factor of 2."""
+"""Share by which two identical answers of a second differ on an idle machine. What interrupts has a length of its own,
+so shorter answers differ more: those of the demo, 0.03 s, by a factor of 2."""
 SAME_BYTES = 0.02
 MEMORY_BUSY, MOST_REACHED = 0.4, 1.1
 """Utilization of the memory below which it is not the limit of decoding; and the share of what the bytes allow above

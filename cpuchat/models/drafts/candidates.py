@@ -46,7 +46,8 @@ Kind = Literal["measured", "prose", "code", "same model"]
 TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
 """Acceptance rate per token with a small model of the same family: open chat 0.6 to 0.75, code 0.8 to 0.95."""
 SAME_MODEL: tuple[tuple[Kind, float], ...] = (("same model", 0.9),)
-"""...and with a smaller quantization of the target itself: the share of equal next tokens (benchmarks/README.md)."""
+"""...and with a smaller quantization of the target itself: the share of equal next tokens, 0.91 and more of Q4_K_M
+(docs/compare.md)."""
 WORTH = 1.1
 """Smallest speed-up that is worth a second model."""
 NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"

@@ -16,7 +16,6 @@ import msgspec
 import psutil
 import pytest
 
-from benchmarks.eagle3 import write_eagle3
 from cpuchat.backend.heads.server import MODULE, Drafting, ServerOptions, free_port
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
@@ -32,6 +31,7 @@ from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.speculation import SpeculationMeter
 from tests.support import head_server
 from tests.support.chatting import chat, collect, load
+from tests.support.eagle3 import write_eagle3
 from tests.support.head_files import tap_head_file
 
 pytestmark = [

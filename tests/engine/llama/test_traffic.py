@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tensor_reads import Watched
 from cpuchat.costs.model import bytes_read
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.synthetic.model import Shape, write_model
 from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.options import EngineOptions
+from tests.support.tensor_reads import Watched
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 PASSES = [(1, 1), (100, 1), (300, 1), (300, 4)]

@@ -32,7 +32,7 @@ from tests.hardware.trees import make_tree, write
 MIB = 1 << 20
 SIZE = 8 * MIB
 
-# Recorded on Linux 6.12 with two nodes and weights 3:1 (benchmarks/numa.py): a heap, 72 MiB that asked for huge pages,
+# Recorded on Linux 6.12 in QEMU with two nodes and weights 3:1: a heap, 72 MiB that asked for huge pages,
 # 8 MiB of huge page files, 8 MiB, a deleted file called "/odd name=<tab>1.gguf", the C library, and the stack.
 RECORDED = r"""
 562d89e6b000 weighted interleave:0-1 heap anon=822 dirty=822 active=0 N0=616 N1=206 kernelpagesize_kB=4
