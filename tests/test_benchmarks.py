@@ -1,10 +1,11 @@
-"""Tests that the benchmarks find what they import from cpuchat, and the tests that they name: nothing else notices when
-one moves."""
+"""Tests that the benchmarks find what they import from cpuchat, and the tests that they name, and that what names a
+benchmark finds it: nothing else notices when one moves."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -12,11 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
+WORK = BENCHMARKS / "work"
 sys.path.append(str(BENCHMARKS / "hostile"))
 
 from reports import Report, page, reports  # noqa: E402
 
 LISTS = reports([])
+PATH = re.compile(r"\bbenchmarks/((?!work/)[\w/-]+\.(?:py|toml|json|md))(?:#([\w-]+))?")
+IN_CODE = re.compile(r"`((?:hostile/)?\w+\.(?:py|cpp))`")
+LINK = re.compile(r"\]\(((?:\.\./|results/)[\w/.-]+|)(?:#([\w-]+))?\)")
 
 
 def test_what_benchmarks_import_exists() -> None:
@@ -36,6 +41,45 @@ def _exists(node: ast.ImportFrom, name: ast.alias) -> bool:
     except ImportError:
         return False
     return True
+
+
+def test_benchmarks_that_are_named_exist() -> None:
+    places = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *BENCHMARKS.rglob("*.toml")]
+    for folder in ("cpuchat", "tests", "screenshots", "benchmarks"):
+        places += (ROOT / folder).rglob("*.py")
+    named = {(place, *found) for place in places if WORK not in place.parents for found in PATH.findall(_text(place))}
+    assert {place.name for place, _, _ in named} > {"machine.md", "controller.py", "simulator.py"}
+    missing = [f"{place}: {file}" for place, file, _ in named if not (BENCHMARKS / file).is_file()]
+    missing += [f"{place}: #{name}" for place, file, name in named if name and name not in _anchors(BENCHMARKS / file)]
+    assert missing == []
+
+
+def test_the_list_of_benchmarks_names_every_script_and_finds_what_each_guards() -> None:
+    page = BENCHMARKS / "README.md"
+    files = (*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("hostile/*.py"))
+    scripts = {file.relative_to(BENCHMARKS).as_posix() for file in files if '"__main__"' in _text(file)}
+    rows = re.findall(r"^\| `([\w/]+\.py)`", _text(page).partition("## What is compared")[0], re.MULTILINE)
+    assert sorted(rows) == sorted(scripts - {"paced_worker.py"})  # the process that ui.py starts
+    for target, anchor in LINK.findall(_text(page)):
+        file = (BENCHMARKS / target).resolve() if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in _anchors(file), f"{target}#{anchor}"
+
+
+def test_the_list_of_benchmarks_names_files_that_exist() -> None:
+    own, _, gone = _text(BENCHMARKS / "README.md").partition("## Cited figures whose scripts are in git's history")
+    assert gone
+    assert [file for file in IN_CODE.findall(own) if not (BENCHMARKS / file).is_file()] == []
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the names by which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("area", LISTS)
