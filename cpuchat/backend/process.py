@@ -52,6 +52,10 @@ ANSWER_SECONDS = 1.5
 """Seconds after which a worker that has not confirmed the shutdown counts as hung (stopped, or waiting for a disk)."""
 _DYING_SECONDS = 3.0
 _READ_BYTES = 1 << 16  # what a pipe holds
+_NO_INSTRUCTION = (
+    "This CPU, or the virtual machine, lacks an instruction that was used: set engine.kernels to llama.cpp, or "
+    "engine.cpu_module to an older one. "
+)
 WORKER_CLOSED = Failed(code=Interrupted.code, message="The inference worker was closed.")
 
 
@@ -180,7 +184,7 @@ class ChildProcess:
             request_id=request_id,
             code=WorkerDied.code,
             message=f"{self.title} crashed: {exit_reason(self._status or 0, tail, broken or self._last_words(tail))}.",
-            hint=f"Log: {self.log}",
+            hint=f"{_NO_INSTRUCTION if self._status == -signal.SIGILL else ''}Log: {self.log}",
         )
 
     def _last_words(self, tail: str) -> str:

@@ -24,6 +24,7 @@ from cpuchat.hardware.knobs import THP, value_of
 from cpuchat.hardware.numa.residency import Residency, read_residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thread_cpus
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
+from cpuchat.models.cpu_modules import AUTO, engine_cpu
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.protocol.messages import Generate
@@ -88,7 +89,7 @@ def gather(chosen: Settings, model: ModelInfo, engine: EngineInfo, timings: Timi
         pages=memory_pages(engine.pid, root),
         threads=thread_cpus(engine.pid, thread_ids, root),
         huge_pages=value_of(root, f"{THP}/enabled"),
-        products=ProductLog(model.cpus, engine.memory).read(),
+        products=ProductLog(model.cpus, engine.memory, engine_cpu(engine.module or AUTO)).read(),
     )
 
 

@@ -15,12 +15,17 @@ Points = tuple[tuple[float, float], ...]
 class ProductRate(msgspec.Struct, frozen=True):
     """The speed of one tensor type ("Q4_K") with one set of kernels on the threads of a placement.
 
-    `points` are pairs of tokens in a pass and bytes of weights per second, by rising tokens.
+    `points` are pairs of tokens in a pass and bytes of weights per second, by rising tokens. A saved one without any,
+    or with others than positive numbers, is damaged (ValueError).
     """
 
     type: str
     kernels: Kernels
     points: Points
+
+    def __post_init__(self) -> None:
+        if not self.points or not all(0 < value < math.inf for point in self.points for value in point):
+            raise ValueError(f"no rates of {self.type}: {self.points}")
 
     def rate(self, n_tokens: float) -> float:
         """Return bytes of weights per second in a pass: straight lines between the points on logarithmic scales. Longer

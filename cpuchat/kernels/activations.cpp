@@ -5,19 +5,24 @@
 namespace cpuchat {
 namespace {
 
-constexpr float least = 1e-30f;  // below, 127 / x is infinite or nearly; such a block is zero
+constexpr float least = 1e-30f;  // up to here 127 / x is infinite or nearly; such a block is zero
 
-// The greatest absolute value of 32 floats, in each lane of one column.
-__m256 greatest(const float* x) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    auto load = [&](int i) { return _mm256_andnot_ps(sign, _mm256_loadu_ps(x + 8 * i)); };
-    return _mm256_max_ps(_mm256_max_ps(load(0), load(1)), _mm256_max_ps(load(2), load(3)));
+// The greatest absolute value of 32 floats, in each lane of one column. The bits of floats have their order as integers,
+// and a NaN is above all numbers: so a block that has one becomes NaN, and the results do.
+__m256i greatest(const float* x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    auto load = [&](int i) { return _mm256_and_si256(magnitude, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 8 * i))); };
+    return _mm256_max_epi32(_mm256_max_epi32(load(0), load(1)), _mm256_max_epi32(load(2), load(3)));
 }
 
-float greatest_lane(__m256 v) {
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+float greatest_lane(__m256i v) {
+    v = _mm256_max_epi32(v, _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(4, 5, 6, 7, 0, 1, 2, 3)));
+    v = _mm256_max_epi32(v, _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(2, 3, 0, 1, 6, 7, 4, 5)));
+    v = _mm256_max_epi32(v, _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(1, 0, 3, 2, 5, 4, 7, 6)));
+    const int32_t bits = _mm256_extract_epi32(v, 0);
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 // Quantizes 32 floats; returns their sums in fours: lane i of those from 4 i on.
@@ -40,11 +45,11 @@ void halves(__m256i fours, int32_t* low, int32_t* high) {
 int32_t pair(int32_t low, int32_t high) { return (low & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(high) << 16); }
 
 void quantize_256(const float* x, int8_t* to, Block256* block) {
-    __m256 most = greatest(x);
-    for (int i = 1; i < 8; i++) most = _mm256_max_ps(most, greatest(x + 32 * i));
+    __m256i most = greatest(x);
+    for (int i = 1; i < 8; i++) most = _mm256_max_epi32(most, greatest(x + 32 * i));
     const float top = greatest_lane(most);
-    const float inverse = top > least ? 127.0f / top : 0.0f;
-    block->d = top > least ? top / 127.0f : 0.0f;
+    const float inverse = top <= least ? 0.0f : 127.0f / top;
+    block->d = top <= least ? 0.0f : top / 127.0f;
     int32_t sums[16];
     for (int i = 0; i < 8; i++) halves(quantize_32(x + 32 * i, inverse, to + 32 * i), &sums[2 * i], &sums[2 * i + 1]);
     for (int k = 0; k < 4; k++) {
@@ -70,8 +75,8 @@ void quantize(Format format, int64_t n_values, const float* x, int8_t* quants, v
     for (int64_t at = 0; at < n_values; at += 32, block++) {
         const float top = greatest_lane(greatest(x + at));
         int32_t low, high;
-        halves(quantize_32(x + at, top > least ? 127.0f / top : 0.0f, quants + at), &low, &high);
-        *block = {top > least ? top / 127.0f : 0.0f, low + high};
+        halves(quantize_32(x + at, top <= least ? 0.0f : 127.0f / top, quants + at), &low, &high);
+        *block = {top <= least ? 0.0f : top / 127.0f, low + high};
     }
 }
 

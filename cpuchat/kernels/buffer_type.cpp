@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -378,8 +379,10 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, si
         });
     };
     std::vector<std::thread> threads;
-    for (int i = 0; n_threads > 1 && i < n_threads; i++) threads.emplace_back([&, i] { pin(i), lay_out_share(i); });
-    if (n_threads == 1) lay_out_share(0);
+    try {
+        for (int i = 0; n_threads > 1 && i < n_threads; i++) threads.emplace_back([&, i] { pin(i), lay_out_share(i); });
+    } catch (const std::system_error&) {}  // the limit of threads: those that run take the shares of the others
+    if (threads.empty()) lay_out_share(0);
     for (std::thread& thread : threads) thread.join();
     if (is_mapped) give_back(data, size);
 }

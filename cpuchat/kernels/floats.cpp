@@ -66,10 +66,10 @@ float sum_of(__m256 v) {
     return _mm_cvtss_f32(_mm_hadd_ps(s, s));
 }
 
-// e to the power of up to 0, within 2e-7; 0 below -87. Range reduction and polynomial as in Cephes' expf.
+// e to the power of up to 0, within 2e-7; 0 below -87, and NaN of a NaN, which the maximum has as its second. Range reduction and polynomial as in Cephes' expf.
 __m256 exponential(__m256 x) {
     const __m256 low = _mm256_set1_ps(-87.0f), is_zero = _mm256_cmp_ps(x, low, _CMP_LT_OQ);
-    x = _mm256_max_ps(x, low);
+    x = _mm256_max_ps(low, x);
     const __m256 k = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(k, _mm256_set1_ps(0.693359375f), x);
     r = _mm256_fnmadd_ps(k, _mm256_set1_ps(-2.12194440e-4f), r);
@@ -180,7 +180,7 @@ void run_tile(const Shape& s, int64_t part, int64_t kv_head, int64_t tile, float
 // Adds what the rows of a tile have found in the next part to what they have found before.
 void add_part(const Shape& s, int64_t n_rows, float* total, const float* found) {
     for (int64_t row = 0; row < n_rows; row++, total += s.found_floats(), found += s.found_floats()) {
-        if (found[0] == -INFINITY) continue;
+        if (found[1] == 0) continue;
         const float top = std::max(total[0], found[0]);
         const float before = total[0] == -INFINITY ? 0.0f : std::exp(total[0] - top), now = std::exp(found[0] - top);
         total[0] = top, total[1] = before * total[1] + now * found[1];
@@ -191,7 +191,7 @@ void add_part(const Shape& s, int64_t n_rows, float* total, const float* found) 
 void write_results(const Shape& s, int64_t kv_head, int64_t tile, const float* total, float* results) {
     for (int64_t row = tile * most_rows; row < std::min(s.n_rows, (tile + 1) * most_rows); row++, total += s.found_floats()) {
         float* out = results + (s.token(row) * s.n_heads + s.head(kv_head, row)) * s.n_values;
-        for (int64_t d = 0; d < s.n_values; d++) out[d] = total[1] > 0 ? total[8 + d] / total[1] : 0.0f;
+        for (int64_t d = 0; d < s.n_values; d++) out[d] = total[1] == 0 ? 0.0f : total[8 + d] / total[1];
     }
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "ggml-backend-impl.h"
@@ -98,16 +99,7 @@ struct Side {
     }
 };
 
-}  // namespace
-}  // namespace cpuchat
-
-using namespace cpuchat;
-
-// Measures `type` ("Q4_K") with `bytes` of weights in passes of `n` numbers of `tokens`, for about `seconds` (0: compares).
-// `found`: for each pass the bytes of weights per second of cpuchat's products, then those of llama.cpp's, then by what
-// share the results differ. Returns 0, or -1 where cpuchat has no products for it or memory is short.
-extern "C" __attribute__((visibility("default"))) int cpuchat_kernels_measure(
-    const char* type, ggml_threadpool* pool, int n_threads, size_t bytes, double seconds, const int* tokens, int n, double* found) {
+int measure(const char* type, ggml_threadpool* pool, int n_threads, size_t bytes, double seconds, const int* tokens, int n, double* found) {
     int kind = 0;
     while (kind < GGML_TYPE_COUNT && (!ggml_type_name(ggml_type(kind)) || strcasecmp(type, ggml_type_name(ggml_type(kind))))) kind++;
     if (kind == GGML_TYPE_COUNT || ggml_quantize_requires_imatrix(ggml_type(kind))) return -1;
@@ -134,4 +126,19 @@ extern "C" __attribute__((visibility("default"))) int cpuchat_kernels_measure(
         }
     }
     return 0;
+}
+
+}  // namespace
+}  // namespace cpuchat
+
+// Measures `type` ("Q4_K") with `bytes` of weights in passes of `n` numbers of `tokens`, for about `seconds` (0: compares).
+// `found`: for each pass the bytes of weights per second of cpuchat's products, then those of llama.cpp's, then by what
+// share the results differ. Returns 0, or -1 where cpuchat has no products for it or memory is short.
+extern "C" __attribute__((visibility("default"))) int cpuchat_kernels_measure(
+    const char* type, ggml_threadpool* pool, int n_threads, size_t bytes, double seconds, const int* tokens, int n, double* found) {
+    try {
+        return cpuchat::measure(type, pool, n_threads, bytes, seconds, tokens, n, found);
+    } catch (const std::bad_alloc&) {
+        return -1;
+    }
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -48,7 +49,7 @@ struct Reader {
     char* mapped = nullptr;
     char* memory = nullptr;
     size_t offset = 0;
-    bool is_pinned = true;
+    bool is_started = true, is_pinned = true;
     std::vector<double> rates{}, shares{};  // of each window: bytes a second, and the part of the CPU that it got
     uint64_t seen = 0;                      // without which nothing need be read
 
@@ -103,10 +104,14 @@ struct Reader {
 void in_threads(std::vector<Reader>& readers, const std::function<void(Reader&)>& what) {
     std::vector<std::thread> threads;
     for (Reader& reader : readers) {
-        threads.emplace_back([&] {
-            reader.pin();
-            if (reader.is_pinned) what(reader);
-        });
+        try {
+            threads.emplace_back([&] {
+                reader.pin();
+                if (reader.is_pinned) what(reader);
+            });
+        } catch (const std::system_error&) {
+            reader.is_started = false;
+        }
     }
     for (std::thread& thread : threads) thread.join();
 }
@@ -121,31 +126,38 @@ double rate_of(const std::vector<Reader>& readers, size_t window) {
 
 // Read `bytes` (a multiple of 2 MiB) a thread, pinned to each of `n` CPUs, in `n_windows` windows of `seconds`. Writes
 // bytes a second of all threads, and the part of its CPU that the thread got which got least, for each window. Returns
-// 0; 1 + i if CPU i may not be used, -(1 + i) if there is no memory for it.
+// 0; 1 + i if CPU i may not be used, -(1 + i) if there is no memory for it, -(1 + i + n) if no thread.
 extern "C" __attribute__((visibility("default"))) int cpuchat_read(
     const int* cpus, int n, size_t bytes, double seconds, int n_windows, double* rates, double* shares) {
     std::vector<Reader> readers;
     for (int i = 0; i < n; i++) readers.push_back(Reader{cpus[i]});
-    in_threads(readers, [&](Reader& reader) { reader.fill(bytes); });
-    int failed = 0;
-    for (int i = n - 1; i >= 0; i--) failed = !readers[i].is_pinned ? 1 + i : !readers[i].memory ? -1 - i : failed;
+    auto in_all = [&](auto what) {
+        in_threads(readers, what);
+        for (int i = 0; i < n; i++) {
+            if (!readers[i].is_started) return -1 - i - n;
+            if (!readers[i].is_pinned) return 1 + i;
+            if (!readers[i].memory) return -1 - i;
+        }
+        return 0;
+    };
+    auto measure = [&](const std::vector<Scan>& windows, double each) {
+        const double start = seconds_of(CLOCK_MONOTONIC) + warm_up;
+        return in_all([&](Reader& reader) { reader.read_windows(bytes, windows, start, each); });
+    };
+    const std::vector<Scan> all(std::begin(scans), std::end(scans));
+    int failed = in_all([&](Reader& reader) { reader.fill(bytes); });
+    failed = failed ? failed : measure(all, trial);
     if (!failed) {
-        auto measure = [&](const std::vector<Scan>& windows, double each) {
-            const double start = seconds_of(CLOCK_MONOTONIC) + warm_up;
-            in_threads(readers, [&](Reader& reader) { reader.read_windows(bytes, windows, start, each); });
-        };
-        const std::vector<Scan> all(std::begin(scans), std::end(scans));
-        measure(all, trial);
         size_t best = 0;
         for (size_t i = 1; i < all.size(); i++) best = rate_of(readers, i) > rate_of(readers, best) ? i : best;
-        measure(std::vector<Scan>(n_windows, all[best]), seconds);
-        for (int window = 0; window < n_windows; window++) {
-            rates[window] = rate_of(readers, window);
-            shares[window] = 1;
-            for (const Reader& reader : readers) shares[window] = std::min(shares[window], reader.shares[window]);
-        }
-        for (const Reader& reader : readers) failed = reader.seen == 0x0101010101010101 ? failed : -1;
+        failed = measure(std::vector<Scan>(n_windows, all[best]), seconds);
     }
+    for (int window = 0; !failed && window < n_windows; window++) {
+        rates[window] = rate_of(readers, window);
+        shares[window] = 1;
+        for (const Reader& reader : readers) shares[window] = std::min(shares[window], reader.shares[window]);
+    }
+    for (const Reader& reader : readers) failed = reader.seen & ~uint64_t{0x0101010101010101} ? -1 : failed;
     for (const Reader& reader : readers) {
         if (reader.mapped) munmap(reader.mapped, bytes + huge_page);
     }

@@ -21,6 +21,7 @@ from cpuchat.costs.calibrations import KEPT_SECONDS, UNSTEADY_SECONDS
 from cpuchat.costs.measured_on import MeasuredOn
 from cpuchat.costs.products import ProductRate
 from cpuchat.hardware.bandwidth.read_bandwidth import measured_on
+from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import engine_fingerprint
 from cpuchat.protocol.options import Kernels
 
@@ -41,7 +42,7 @@ def library() -> Path | None:
 
 def instructions_used(cpu: Instructions) -> str:
     """Return the instruction set that the kernels use on `cpu`; "" where they do not run, or are not installed."""
-    if library() is None or not {"AVX2", "FMA"} <= cpu.features:
+    if library() is None or not {"AVX2", "FMA", "F16C"} <= cpu.features:
         return ""
     if {"AVX512", "AVX512_VNNI"} <= cpu.features:
         return "AVX-512 VNNI, AMX" if "AMX_INT8" in cpu.features else "AVX-512 VNNI"
@@ -68,6 +69,10 @@ class MeasuredProducts(msgspec.Struct, frozen=True, kw_only=True):
     difference: float = 0.0
     disturbed: bool = False
     made: float = 0.0
+
+    def __post_init__(self) -> None:
+        if [n for n, _ in self.cpuchat.points] != [n for n, _ in self.llama_cpp.points]:
+            raise ValueError(f"rates of {self.cpuchat.type} in different passes")  # damaged
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -101,10 +106,12 @@ class _OnCores(msgspec.Struct, frozen=True):
 
 
 class ProductLog:
-    """What was measured on a set of cores of this machine, with this build of the engine: `kernels.json`."""
+    """What was measured on a set of cores of this machine, with this build of the engine and the instruction set that
+    its kernels use on `cpu` (None: as far as the engine does): `kernels.json`."""
 
-    def __init__(self, cpus: Collection[int], memory_words: str = "") -> None:
-        self._on = _with_build(measured_on(cpus, memory_words))
+    def __init__(self, cpus: Collection[int], memory_words: str = "", cpu: Instructions | None = None) -> None:
+        used = instructions_used(engine_cpu() if cpu is None else cpu)
+        self._on = _with_build(measured_on(cpus, memory_words), used)
 
     def read(self) -> dict[str, MeasuredProducts]:
         """Return what was measured, by tensor type."""
@@ -114,29 +121,41 @@ class ProductLog:
     def put(self, found: Mapping[str, MeasuredProducts]) -> None:
         """Keep what was `found` now, if anything. Forecasts are for these cores until a model is loaded on others."""
         key, entries = self._on.key(), _entries()
+
+        def add(entries: dict[str, _OnCores]) -> None:
+            before = entries.pop(key, None)
+            entries[key] = _OnCores(self._on, (before.products if before is not None else {}) | dict(found))
+
         if found or (key in entries and key != next(reversed(entries))):
-            _cache().put(key, _OnCores(self._on, self.read() | dict(found)))
+            _cache().update(add)
             _read.cache_clear()  # the clock of the file system may stand still meanwhile
 
 
-def chosen_types(cpu: Instructions, kernels: Kernels = "auto", cpus: Collection[int] = ()) -> frozenset[str]:
-    """Return the tensor types that cpuchat's kernels multiply on `cpu`: all but those measured to be slower or to
-    differ, on `cpus` (default: on the cores of the last load); none where they do not run, or are not wanted."""
-    if kernels == "llama.cpp" or not instructions_used(cpu):
-        return frozenset()
-    products = ProductLog(cpus).read() if cpus else _of_last_load()
+def chosen_by(products: Mapping[str, MeasuredProducts]) -> frozenset[str]:
+    """Return the tensor types that cpuchat's kernels multiply: all but those measured to be slower or to differ."""
     return frozenset(TYPES) - {kind for kind, one in products.items() if not one.is_chosen}
 
 
-def _of_last_load() -> dict[str, MeasuredProducts]:
+def chosen_types(cpu: Instructions, kernels: Kernels = "auto", cpus: Collection[int] = ()) -> frozenset[str]:
+    """Return what `chosen_by` does on `cpu`, by what was measured on `cpus` (default: on the cores of the last load);
+    none where the kernels do not run, or are not wanted."""
+    instructions = instructions_used(cpu)
+    if kernels == "llama.cpp" or not instructions:
+        return frozenset()
+    return chosen_by(ProductLog(cpus, cpu=cpu).read() if cpus else _of_last_load(instructions))
+
+
+def _of_last_load(instructions: str) -> dict[str, MeasuredProducts]:
     entries = _entries()
-    here = _with_build(measured_on(())) if entries else MeasuredOn()
-    same = (one for one in reversed(entries.values()) if (one.on.machine, one.on.build) == (here.machine, here.build))
+    here = _with_build(measured_on(()), instructions) if entries else MeasuredOn()
+    of_here = (here.machine, here.build, here.options)
+    same = (one for one in reversed(entries.values()) if (one.on.machine, one.on.build, one.on.options) == of_here)
     return next((one.products for one in same), {})
 
 
-def _with_build(on: MeasuredOn) -> MeasuredOn:
-    return msgspec.structs.replace(on, build=engine_fingerprint())
+def _with_build(on: MeasuredOn, instructions: str) -> MeasuredOn:
+    # A virtual machine may hide some instructions of the CPU that it names, and modules of the engine do without some.
+    return msgspec.structs.replace(on, build=engine_fingerprint(), options={"instructions": instructions})
 
 
 def _cache() -> JsonCache[_OnCores]:

@@ -40,6 +40,7 @@ from cpuchat.hardware.placement.placement import (
 )
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
+from cpuchat.models.cpu_modules import AUTO, engine_cpu
 from cpuchat.models.drafts.candidates import TYPICAL, gain, measured_acceptance, measured_draft_ms, target_costs
 from cpuchat.models.kernels import TYPES, ProductLog
 from cpuchat.models.machine import GROUPS, MEASURED, costs_here, differences, set_keys
@@ -174,7 +175,7 @@ def kernel_choice(chosen: Settings, engine: EngineInfo, model: ModelInfo) -> Cho
     kinds = [one.type.upper() for one in weights if one.type.upper() in TYPES]
     if not engine.kernels or not kinds:
         return Choice("kernels", keys, here, skipped="cpuchat has none for this CPU or these types")
-    products = ProductLog(model.cpus, engine.memory).read()
+    products = ProductLog(model.cpus, engine.memory, engine_cpu(engine.module or AUTO)).read()
     known = [kind for kind in dict.fromkeys(kinds) if kind in products and not products[kind].disturbed]
     if kinds[0] in known:
         words = ", ".join(f"{'cpuchat' if products[kind].is_chosen else 'llama.cpp'} for {kind}" for kind in known)

@@ -242,6 +242,14 @@ async def test_every_signal_is_a_death_that_is_told(tmp_path: Path, number: int,
         assert not worker.alive
 
 
+async def test_an_instruction_that_is_missing_is_told_with_what_to_do(tmp_path: Path) -> None:
+    async with started(tmp_path) as worker:
+        os.kill(worker.pid, signal.SIGILL)
+        died = await worker.events.get()
+        assert isinstance(died, Failed) and "killed by SIGILL" in died.message
+        assert "engine.kernels to llama.cpp" in died.hint and "engine.cpu_module" in died.hint
+
+
 async def test_a_cache_folder_that_cannot_be_written_is_a_note(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "in the way").touch()
     backend = LocalBackend(log_dir=tmp_path / "in the way" / "log", state_dir=tmp_path / "in the way" / "kv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -262,6 +263,23 @@ def test_a_bug_is_one_line_and_a_traceback_only_on_request(monkeypatch: pytest.M
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
+
+
+def test_a_limit_of_threads_is_told_with_what_to_do() -> None:
+    """Stacks that find no room are refused as threads beyond a limit are."""
+    code = (
+        "import sys, threading, cpuchat.cli.main as m\n"
+        "m.cli.main = lambda *a, **k: threading.Thread(target=print).start()\n"
+        "sys.exit(m.main([]))"
+    )
+
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 47, resource.RLIM_INFINITY))
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, preexec_fn=no_room)
+    assert done.returncode == 1
+    assert "refuses to start another thread" in done.stderr
+    assert "ulimit -u" in done.stderr
 
 
 def test_version_names_program_python_and_engine() -> None:

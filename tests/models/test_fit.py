@@ -122,7 +122,7 @@ def test_repacked_weights_count_once_unless_locked(models: dict[str, Path], monk
 def test_what_cpuchat_lays_out_exists_once_unless_it_is_locked(
     models: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(frozenset({"AVX2", "FMA"})))
+    monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(frozenset({"AVX2", "FMA", "F16C"})))
     monkeypatch.setattr(fit, "instructions_used", lambda _: "AVX-512 VNNI")
     header = read_header(models[name])
     plain = fit.required_memory(header, LoadOptions(use_repack=False), 512)

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cpuchat.base import paths
+from cpuchat.base.files import JsonCache
 from cpuchat.costs.products import ProductRate
-from cpuchat.hardware.topology import Instructions
+from cpuchat.hardware.topology import Instructions, instructions
 from cpuchat.models import fit, kernels
 from cpuchat.models.kernels import TYPES, MeasuredProducts, ProductLog, chosen_types
 from cpuchat.models.synthetic.model import SHAPES, header_of
 from cpuchat.protocol.messages import LoadOptions
+from tests.hardware.trees import write
 
-CPU = Instructions(frozenset({"AVX2", "FMA"}))
+INSTRUCTIONS_USED = kernels.instructions_used
+CPU, OTHER = Instructions(frozenset({"AVX2", "FMA"})), Instructions(frozenset({"AVX2", "FMA", "AVX_VNNI"}))
 
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "instructions_used", lambda cpu: "AVX2" if cpu is CPU else "")
+    names = {CPU: "AVX2", OTHER: "AVX-VNNI"}
+    monkeypatch.setattr(kernels, "instructions_used", lambda cpu: names.get(cpu, ""))
+
+
+def log(cpu: Instructions = CPU) -> ProductLog:
+    return ProductLog((0,), cpu=cpu)
 
 
 def measured(*ratios: float, difference: float = 1e-3, disturbed: bool = False, age: float = 0.0) -> MeasuredProducts:
@@ -45,7 +59,7 @@ def measured(*ratios: float, difference: float = 1e-3, disturbed: bool = False, 
     ],
 )
 def test_a_type_is_chosen_by_its_rates_unless_results_differ(found: MeasuredProducts, is_chosen: bool) -> None:
-    ProductLog((0,)).put({"Q4_K": found})
+    log().put({"Q4_K": found})
     assert ("Q4_K" in chosen_types(CPU, cpus=(0,))) is is_chosen
     assert chosen_types(CPU, cpus=(0,)) >= {*TYPES} - {"Q4_K"}
 
@@ -58,12 +72,12 @@ def test_nothing_is_chosen_where_the_kernels_do_not_run_or_are_not_wanted() -> N
 
 def test_a_forecast_is_for_the_cores_of_the_last_load() -> None:
     slower, faster = {"Q4_K": measured(0.5, 0.5, 0.5)}, {"Q4_K": measured(2.0, 2.0, 2.0)}
-    ProductLog((0,)).put(slower)
+    log().put(slower)
     assert "Q4_K" not in chosen_types(CPU)
-    ProductLog((0, 1)).put(faster)
+    ProductLog((0, 1), cpu=CPU).put(faster)
     assert "Q4_K" in chosen_types(CPU)
     assert "Q4_K" not in chosen_types(CPU, cpus=(0,))
-    ProductLog((0,)).put({})
+    log().put({})
     assert "Q4_K" not in chosen_types(CPU)
 
 
@@ -79,5 +93,69 @@ def test_a_forecast_counts_no_copy_for_types_that_stay_with_llama_cpp(monkeypatc
     header, options = header_of(SHAPES["0.5b"], "Q8_0"), LoadOptions()  # llama.cpp repacks no Q8_0 with AVX2
     ours = fit.required_memory(header, options, 512)
     assert ours.repack > 0
-    ProductLog((0,)).put({"Q8_0": measured(0.5, 0.5, 0.5)})
+    log().put({"Q8_0": measured(0.5, 0.5, 0.5)})
     assert fit.required_memory(header, options, 512).repack == 0
+
+
+def test_what_was_measured_is_for_its_instruction_set_only() -> None:
+    log().put({"Q4_K": measured(0.5, 0.5, 0.5)})
+    assert "Q4_K" not in chosen_types(CPU, cpus=(0,))
+    assert chosen_types(OTHER, cpus=(0,)) == chosen_types(OTHER) == {*TYPES}
+    log(OTHER).put({"Q4_K": measured(2.0, 2.0, 2.0)})
+    assert "Q4_K" not in chosen_types(CPU)
+    assert "Q4_K" in chosen_types(OTHER)
+
+
+DAMAGED = {
+    "cut": lambda data: data[:-40],
+    "zeros": lambda data: bytes(len(data)),
+    "another form": lambda data: b"[1, 2]",
+    "another version": lambda data: data.replace(b'"version":1', b'"version":2'),
+    "no rates": lambda data: re.sub(rb'"points":\[\[.*?\]\]', b'"points":[]', data),
+    "no rates of one": lambda data: re.sub(rb'"points":\[\[.*?\]\]', b'"points":[]', data, count=1),
+    "other passes": lambda data: re.sub(rb'"points":\[\[1.0,', b'"points":[[2.0,', data, count=1),
+    "rates of zero": lambda data: re.sub(rb",[0-9.]+\]", b",0.0]", data),
+    "negative rates": lambda data: re.sub(rb",([0-9.]+\])", rb",-\1", data),
+    "endless rates": lambda data: re.sub(rb",[0-9.]+\]", b",1e999]", data),
+    "nothing": lambda data: re.sub(rb",[0-9.]+\]", b",null]", data),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_file_counts_as_none_and_is_made_anew(damage: str) -> None:
+    log().put({"Q4_K": measured(0.5, 0.5, 0.5)})
+    file = paths.kernels_file()
+    before = file.read_bytes()
+    file.write_bytes(DAMAGED[damage](before))
+    assert file.read_bytes() != before
+    os.utime(file, (1, 1))
+    assert log().read() == {}
+    assert chosen_types(CPU) == chosen_types(CPU, cpus=(0,)) == {*TYPES}
+    log().put({"Q6_K": measured(0.5, 0.5, 0.5)})
+    assert {*log().read()} == {"Q6_K"}
+
+
+def test_what_another_process_measures_meanwhile_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    log().put({"Q8_0": measured(2.0, 2.0, 2.0)})
+    update = JsonCache.update
+
+    def meanwhile(cache: JsonCache[Any], change: Callable[[dict[str, Any]], object]) -> None:
+        monkeypatch.setattr(JsonCache, "update", update)
+        log().put({"Q4_K": measured(0.5, 0.5, 0.5)})
+        update(cache, change)
+
+    monkeypatch.setattr(JsonCache, "update", meanwhile)
+    log().put({"Q6_K": measured(0.5, 0.5, 0.5)})
+    assert {*log().read()} == {"Q4_K", "Q6_K", "Q8_0"}
+
+
+@pytest.mark.parametrize("hidden", ["avx2", "fma", "f16c"])
+def test_instructions_that_the_system_hides_are_not_used(
+    hidden: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "library", lambda: tmp_path)
+    flags = {"avx", "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512_vnni"}
+    for root, names in (("all", flags), ("hidden", flags - {hidden})):
+        write(tmp_path / root, {"proc/cpuinfo": f"flags: {' '.join(sorted(names))}"})
+    assert INSTRUCTIONS_USED(instructions(tmp_path / "all")) == "AVX-512 VNNI"
+    assert not INSTRUCTIONS_USED(instructions(tmp_path / "hidden"))

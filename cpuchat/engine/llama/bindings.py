@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -187,6 +188,9 @@ _grammar_stacks = _function(
 tensor_bytes = _function("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
 tensor_type_name = _function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
 buffer_name = _function("ggml_backend_buffer_name", ctypes.c_char_p, ctypes.c_void_p)
+_buffer_is_host = _function("ggml_backend_buffer_is_host", ctypes.c_bool, ctypes.c_void_p)
+_buffer_base = _function("ggml_backend_buffer_get_base", ctypes.c_void_p, ctypes.c_void_p)
+_buffer_size = _function("ggml_backend_buffer_get_size", ctypes.c_size_t, ctypes.c_void_p)
 _set_abort_hook = _function("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)
 _ggml_commit = _function("ggml_commit", ctypes.c_char_p)
 ggml_version = _function("ggml_version", ctypes.c_char_p)
@@ -213,6 +217,9 @@ def _open_kernels() -> Any:
         version = _function("cpuchat_kernels_version", ctypes.c_char_p, library=library)
         formats = _function("cpuchat_kernels_formats", ctypes.c_int, library=library)
         is_known = version() == ggml_version() and formats() == len(kernels.TYPES)
+        is_known = is_known and all(
+            hasattr(library, f"cpuchat_kernels_{one}") for one in ("select", "prepare", "measure")
+        )
         return library if is_known and _register(library, instructions.encode()) else None
     except (OSError, EngineMismatch):
         return None
@@ -242,19 +249,32 @@ class _Tensor(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p))
 
 
-def weights_of(model: Any) -> list[tuple[str, str, int]]:
-    """Return the buffer, the type and the bytes of each weight tensor; [] where this build does not export them."""
+def _weights(model: Any) -> Iterator[tuple[int, _Tensor]]:
+    """Yield the address of each weight tensor, and the tensor; nothing where this build does not export them."""
     if not has_function(_TENSOR_MAP):
-        return []
+        return
     begin, end = _function(_TENSOR_MAP, ctypes.POINTER(ctypes.c_size_t * 2), ctypes.c_void_p)(model).contents
-    weights: list[tuple[str, str, int]] = []
     for pair in range(begin, end, _PAIR):
         address = ctypes.c_size_t.from_address(pair + _PAIR - ctypes.sizeof(ctypes.c_void_p)).value
         tensor = _Tensor.from_address(address)
         if tensor.buffer:
-            names = buffer_name(tensor.buffer), tensor_type_name(tensor.type)
-            weights.append((names[0].decode(), names[1].decode(), tensor_bytes(address)))
-    return weights
+            yield address, tensor
+
+
+def weights_of(model: Any) -> list[tuple[str, str, int]]:
+    """Return the buffer, the type and the bytes of each weight tensor; [] where this build does not export them."""
+    return [
+        (buffer_name(tensor.buffer).decode(), tensor_type_name(tensor.type).decode(), tensor_bytes(address))
+        for address, tensor in _weights(model)
+    ]
+
+
+def lock_copies(model: Any) -> bool:
+    """Lock the weights that were repacked or laid out anew into memory, which llama.cpp's mlock leaves out; returns
+    whether the system allowed that. They are locked until they are freed."""
+    copies = {tensor.buffer for _, tensor in _weights(model) if not _buffer_is_host(tensor.buffer)}
+    lock = _function("mlock", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, library=_libc)
+    return not any([lock(_buffer_base(one), _buffer_size(one)) for one in copies])
 
 
 def kv_overrides(values: dict[str, str | int]) -> Any:

@@ -14,10 +14,10 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.threads import ThreadPool, cpu_wait_seconds, cpu_wait_share
 from cpuchat.hardware.memory import available_bytes
-from cpuchat.hardware.topology import instructions, read_topology
+from cpuchat.hardware.topology import read_topology
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.models.kernels import TYPES, MeasuredProducts, ProductLog, chosen_types, instructions_used
+from cpuchat.models.kernels import TYPES, MeasuredProducts, ProductLog, chosen_by, instructions_used
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.timings import MAX_CPU_WAIT
 
@@ -96,13 +96,13 @@ def choose(
             if pool is not threads:
                 pool.free()
     log.put(found)
-    products = log.read() | found
+    products = log.read() | found  # which may be all there is, where nothing can be saved
     wrong = [kind for kind in sizes if (products[kind].is_wrong if kind in products else _differs(kind, cpus[0]))]
     notes = [
         f"cpuchat's kernels of {kind} weights differ from llama.cpp's on this CPU, so llama.cpp's are used."
         for kind in wrong
     ]
-    return chosen_types(instructions(), cpus=cpus).difference(wrong), notes
+    return chosen_by(products).difference(wrong), notes
 
 
 @functools.cache

@@ -115,7 +115,7 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
     n_ctx, n_batch = need.n_ctx, min(options.n_batch, need.n_ctx)
     check_fit(need, available, header, options)
     if options.mlock:
-        _check_lock(header.file_size)
+        _check_lock(need.weights + need.repack)
     if header.n_ctx_train and n_ctx > header.n_ctx_train:
         notes.append(
             f"The context of {n_ctx:,} tokens is longer than the {header.n_ctx_train:,} that this model was trained "
@@ -326,7 +326,7 @@ def throttled(on_progress: Progress) -> Progress:
     return pass_on
 
 
-_NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory")
+_NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory", "Cannot allocate memory", "bad_alloc")
 
 
 class Model:
@@ -554,8 +554,10 @@ class Model:
             notes.append(refusal)
         if self.sequence.rollback.note:
             notes.append(self.sequence.rollback.note)
-        if self.options.mlock and any("failed to mlock" in line for line in bindings.log.lines()):
-            notes.append("mlock failed: the model is not fully locked in memory.")
+        if self.options.mlock:
+            is_locked = bindings.lock_copies(self._model)
+            if not is_locked or any("failed to mlock" in line for line in bindings.log.lines()):
+                notes.append("mlock failed: the model is not fully locked in memory.")
         self.info = ModelInfo(
             path=str(header.path),
             name=header.name,

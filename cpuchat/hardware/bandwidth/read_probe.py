@@ -5,9 +5,10 @@ puts them), reads that memory over and over. Time is cut into windows of equal l
 thread reports for each window what it read and how long that took it, so that threads which are slower or end later
 distort nothing. The first stretch, before the windows, is not counted.
 
-The engine's build has a library that does all of it (`cpuchat/kernels/read.cpp`). Without it `memchr` reads, for a
-byte that is not there: that stores nothing, and ctypes lets go of the interpreter lock while it runs. It comes to 60 to
-90 % of the library's figures: one stream does not use up the memory, and hundreds of threads wait for Python's lock.
+The engine's build has a library that does all of it (`cpuchat/kernels/read.cpp`). Where that is missing or cannot be
+opened, `memchr` reads, for a byte that is not there: that stores nothing, and ctypes lets go of the interpreter lock
+while it runs. It comes to 60 to 90 % of the library's figures: one stream does not use up the memory, and hundreds of
+threads wait for Python's lock.
 
 Standard library only, so that the process is small and starts at once. Prints one line of JSON.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -143,15 +145,23 @@ _REFUSED = "CPU {} may not be used by this process"
 def read_with_library(
     library: str, cpus: list[int], size: int, seconds: float, rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Return rounds and shares as `Probe` has them. Raises RuntimeError as it does; OSError: there is no library."""
-    numbers, windows = (ctypes.c_int * len(cpus))(*cpus), ctypes.c_double * rounds
+    """Return rounds and shares as `Probe` has them. Raises RuntimeError as it does; OSError and AttributeError: there
+    is no such library, or it is damaged or of another kind."""
+    n, windows = len(cpus), ctypes.c_double * rounds
     rates, shares = windows(), windows()
     read = ctypes.CDLL(library).cpuchat_read
-    failed = read(numbers, len(cpus), ctypes.c_size_t(size), ctypes.c_double(seconds), rounds, rates, shares)
+    failed = read((ctypes.c_int * n)(*cpus), n, ctypes.c_size_t(size), ctypes.c_double(seconds), rounds, rates, shares)
     if failed:
-        cpu = cpus[abs(failed) - 1]
-        raise RuntimeError(_REFUSED.format(cpu) if failed > 0 else f"CPU {cpu}: {os.strerror(12)}")
+        cpu = cpus[(abs(failed) - 1) % n]
+        why = os.strerror(errno.ENOMEM) if failed >= -n else "no more threads may be started"
+        raise RuntimeError(_REFUSED.format(cpu) if failed > 0 else f"CPU {cpu}: {why}")
     return list(rates), list(shares)
+
+
+def _read_without(cpus: list[int], size: int, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
+    probe = Probe(cpus, size, seconds, rounds)
+    probe.run()
+    return probe.rounds, probe.shares
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -169,14 +179,13 @@ def main(arguments: list[str] | None = None) -> int:
             os.sched_setaffinity(0, cpus)
         except OSError:
             pass  # The threads will say which CPU it is.
+    asked = (cpus, given.bytes, given.seconds, given.rounds)
     try:
-        if given.library:
-            rounds, shares = read_with_library(given.library, cpus, given.bytes, given.seconds, given.rounds)
-        else:
-            probe = Probe(cpus, given.bytes, given.seconds, given.rounds)
-            probe.run()
-            rounds, shares = probe.rounds, probe.shares
-    except (RuntimeError, OSError) as error:
+        try:
+            rounds, shares = read_with_library(given.library, *asked) if given.library else _read_without(*asked)
+        except (OSError, AttributeError):
+            rounds, shares = _read_without(*asked)
+    except RuntimeError as error:
         print(json.dumps({"error": str(error)}))
         return 1
     refused = os.environ.get("CPUCHAT_MEMORY_REFUSED", "")

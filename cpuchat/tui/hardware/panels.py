@@ -166,6 +166,7 @@ async def read_costs(
 ) -> tuple[LoadedCosts | None, dict[str, str]]:
     """Return what passes of the loaded `model` cost, and the fields of `Now` about passes, CPU modules and kernels on
     the cores of the settings."""
+    from cpuchat.models.cpu_modules import AUTO, engine_cpu
     from cpuchat.models.kernels import ProductLog
     from cpuchat.tune.candidates import loaded_costs
 
@@ -179,7 +180,8 @@ async def read_costs(
             placement = place(read_topology(root), PlacementSpec.of(settings))
         kernels = ""
         if model is not None and engine is not None and model.evidence is not None:
-            kernels = kernels_used(model, engine, ProductLog(model.cpus, memory).read())
+            products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
+            kernels = kernels_used(model, engine, products)
         return costs, {
             "passes": passes_measured(settings, root),
             "cpu_module": cpu_module(settings, in_effect, model, engine, placement),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -157,6 +158,35 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_bandwidth, "buffer_bytes", lambda cpus, root: 1 << 55)
     with pytest.raises(ProbeFailed, match=rf"CPU {CPU}: Cannot allocate memory"):
         short((CPU,))
+
+
+@pytest.mark.parametrize("content", ["damaged", "another library"])
+def test_a_library_that_is_none_of_ours_is_not_missed(
+    content: str, monkeypatch: pytest.MonkeyPatch, small: Path
+) -> None:
+    file = small / "libcpuchat-read.so"
+    base = paths.engine_library("ggml-base")
+    assert base is not None
+    file.write_bytes(b"\x7fELF" * 99) if content == "damaged" else file.symlink_to(base)
+    monkeypatch.setattr(paths, "engine_library", lambda name: file)
+    assert short(root=small).bytes_per_s > 1e8
+
+
+@pytest.mark.usefixtures("by")
+def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
+    """They take the limit at the start of the process for their stacks."""
+
+    def limited(*command: Any, **more: Any) -> subprocess.Popen[Any]:
+        return popen(*command, preexec_fn=no_stacks, **more)
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    with pytest.raises(ProbeFailed, match=r"no more threads may be started|can't start new thread"):
+        short(root=small)
+
+
+def no_stacks() -> None:
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 47, resource.RLIM_INFINITY))
 
 
 def test_no_core() -> None:
