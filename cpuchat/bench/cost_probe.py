@@ -36,8 +36,7 @@ BUDGET_SECONDS = 16.0
 _ROUNDS = 3
 _SHORT_SECONDS = 0.5  # what takes less is measured after the warm-up in any case
 _MUCH_WAIT = 0.05
-"""Share of a pass for which threads waited at which it counts half."""
-_DISTURBED = 0.5
+"""Share of a pass for which threads waited for other programs, from which on it is disturbed."""
 _STEPS = 8  # tokens decoded one by one
 _LONG = 1536  # tokens of context in which attention is measured
 _PREFIX = "probe."  # of the folder of its models, in the cache folder
@@ -192,10 +191,9 @@ class CostProbe:
 
 
 def _observation(work: ModelWork, one: Pass, took: Took) -> Observation:
-    weight = 1 / (1 + (took.cpu_wait / _MUCH_WAIT) ** 2)
     n_past, n_outputs = (one.depth + _STEPS / 2, None) if one.n == 1 else (one.depth, 1)
     return Observation(
-        work=work, n_tokens=one.n, n_past=n_past, n_outputs=n_outputs, seconds=took.seconds, weight=weight
+        work=work, n_tokens=one.n, n_past=n_past, n_outputs=n_outputs, seconds=took.seconds, cpu_wait=took.cpu_wait
     )
 
 
@@ -214,7 +212,7 @@ def probe_folder() -> Iterator[Path]:
 
 def is_disturbed(found: Sequence[Observation]) -> bool:
     """Return whether other programs ran during most of the passes."""
-    return statistics.median(one.weight for one in found) < _DISTURBED
+    return statistics.median(one.cpu_wait for one in found) > _MUCH_WAIT
 
 
 async def probe_costs(probe: CostProbe, placement: Placement) -> int:

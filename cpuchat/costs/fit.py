@@ -18,8 +18,6 @@ from cpuchat.costs.model import ACTIVATIONS, KV, CostProfile, PassPart, parts, p
 from cpuchat.costs.products import Points, ProductRate
 from cpuchat.protocol.model_info import ModelWork
 
-KNOTS = (1, 2, 4, 8, 16, 32, 128)
-"""Tokens of the passes to measure: kernels change between 1 and 32, and hardly beyond."""
 _LONG = 1000  # tokens of context from which a pass tells what attention takes
 _LEAST = 0.2  # share of a pass that its largest part takes at least: measurements scatter
 _ROUNDS = 2  # in which the parts of a pass are told from each other
@@ -29,7 +27,7 @@ _CACHES = 1e9  # more than a narrow model has: it stays in caches, also where th
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """A measured pass: `seconds` for `n_tokens` tokens after `n_past`; the other fields are those of `parts`.
 
-    `weight` 1: nothing else ran; less, the longer its threads waited for other programs.
+    `cpu_wait`: share of them for which its threads waited for other programs.
     """
 
     work: ModelWork
@@ -37,7 +35,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     n_past: float = 0.0
     n_outputs: float | None = None
-    weight: float = 1.0
+    cpu_wait: float = 0.0
 
     @property
     def parts(self) -> list[PassPart]:
@@ -88,7 +86,7 @@ def _products(profile: CostProfile, seen: Sequence[Observation]) -> list[Product
             if one.work.weight_bytes == largest:
                 most = min(most, _seconds_of_main(profile, one) / one.main.nbytes)
                 points[one.main.batch] = 1 / most
-        found.append(ProductRate(kind, profile.product(kind).kernels, tuple(sorted(points.items()))))
+        found.append(ProductRate(kind, tuple(sorted(points.items()))))
     return found
 
 

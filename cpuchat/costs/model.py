@@ -9,6 +9,7 @@ its source.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,7 +20,7 @@ import msgspec
 
 from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
-from cpuchat.costs.products import Kernels, Points, ProductRate, interpolated
+from cpuchat.costs.products import Points, ProductRate, interpolated
 from cpuchat.protocol.model_info import ModelWork, Weights
 
 COST_MODEL = 4
@@ -316,14 +317,8 @@ def most_users(profile: CostProfile, work: ModelWork, tok_s: float, n_past: floa
     low = max((n for n in range(1, few + 1) if batch_rate(profile, work, n, n_past) >= tok_s), default=0)
     if low < few:
         return low
-    high = limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if batch_rate(profile, work, middle, n_past) >= tok_s:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    more = range(few + 1, limit + 1)
+    return few + bisect_left(more, True, key=lambda n: batch_rate(profile, work, n, n_past) < tok_s)
 
 
 def compute_ceiling(profile: CostProfile, work: ModelWork, n_past: float = 0) -> float:
@@ -379,9 +374,6 @@ class _CPU(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     int8: Figure
     own: Figure | None = None
 
-    def rate(self, kernels: Kernels) -> Figure:
-        return self.own if self.own is not None and kernels == "cpuchat" else self.int8
-
 
 class Usual(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of cpus.toml."""
@@ -416,12 +408,15 @@ def int8_tops(
     *,
     sockets: int = 1,
     scenario: Scenario = "value",
-    kernels: Kernels = "cpuchat",
+    own: bool = True,
 ) -> float:
-    """Return tera-operations per second in products of quantized matrices, all cores together."""
+    """Return tera-operations per second in products of quantized matrices, all cores together; `own`: with cpuchat's
+    kernels where they run."""
     found, each = usual(), cores / sockets
     beyond = min(max(math.log(each / _FULL) / math.log(_MANY / _FULL), 0.0), 1.0) if each > _FULL else 0.0
-    return cores * found.scaling.value**beyond * clock_ghz * found.cpu[cpu].rate(kernels).at(scenario) / 1e3
+    rates = found.cpu[cpu]
+    rate = rates.own if own and rates.own is not None else rates.int8
+    return cores * found.scaling.value**beyond * clock_ghz * rate.at(scenario) / 1e3
 
 
 def usual_profile(
@@ -446,23 +441,19 @@ def usual_profile(
     tops = partial(int8_tops, cpu, cores, clock_ghz, sockets=sockets, scenario=scenario)
     barrier = found.barrier_us.value * 1e-6 * math.log2(2 * cores) * sockets
 
-    def kernels_of(kind: str) -> Kernels:
-        return "cpuchat" if kind in own and found.cpu[cpu].own is not None else "llama.cpp"
-
     def rate(kind: str, n: int) -> float:
-        single = found.few_own if kernels_of(kind) == "cpuchat" else found.few
+        is_own = kind in own and found.cpu[cpu].own is not None
+        single = found.few_own if is_own else found.few
         few = single.value ** (1 - math.log(n) / math.log(_TOKENS[-1]))
         is_float = BITS[kind] >= BITS["F16"]
-        full = tops(kernels=kernels_of(kind)) * (found.f16.value if is_float else 1.0)
+        full = tops(own=is_own) * (found.f16.value if is_float else 1.0)
         computing = n * 8 / BITS[kind] / (few * full * 1e12 / 2)
         return (decode**-_OVERLAP + computing**_OVERLAP) ** (-1 / _OVERLAP)
 
     return CostProfile(
         bandwidth=decode,
-        products=tuple(
-            ProductRate(kind, kernels_of(kind), tuple((float(n), rate(kind, n)) for n in _TOKENS)) for kind in BITS
-        ),
-        attention=((1.0, found.attention.value * tops(kernels="llama.cpp") * 1e12 / 2),),
+        products=tuple(ProductRate(kind, tuple((float(n), rate(kind, n)) for n in _TOKENS)) for kind in BITS),
+        attention=((1.0, found.attention.value * tops(own=False) * 1e12 / 2),),
         layer_s=_BARRIERS * barrier,
         l3_bytes=l3_bytes,
     )

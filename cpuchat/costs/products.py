@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Literal
 
 import msgspec
 
-Kernels = Literal["cpuchat", "llama.cpp"]
 Points = tuple[tuple[float, float], ...]
 
 
 class ProductRate(msgspec.Struct, frozen=True):
-    """The speed of one tensor type ("Q4_K") with one set of kernels on the threads of a placement.
+    """The speed of one tensor type ("Q4_K") on the threads of a placement.
 
     `points` are pairs of tokens in a pass and bytes of weights per second, by rising tokens. A saved one without any,
     or with others than positive numbers, is damaged (ValueError).
     """
 
     type: str
-    kernels: Kernels
     points: Points
 
     def __post_init__(self) -> None:

@@ -149,7 +149,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return tera-operations per second in products of quantized matrices, all cores together."""
         return int8_tops(
             self.cpu, self.cores.value, self.clock_ghz.value, sockets=self.sockets, scenario=scenario,
-            kernels="cpuchat" if self._own_types else "llama.cpp",
+            own=bool(self._own_types),
         )  # fmt: skip
 
     @property

@@ -18,7 +18,7 @@ from cpuchat.base.errors import Interrupted, MeasureFailed
 from cpuchat.base.files import JsonCache
 from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, CostProbe, Pass, cases, is_disturbed, probe_costs
-from cpuchat.costs.fit import KNOTS, Observation
+from cpuchat.costs.fit import Observation
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
@@ -85,8 +85,8 @@ async def test_what_cannot_be_saved_is_returned_all_the_same(monkeypatch: pytest
 
 def test_passes_whose_threads_waited_count_less() -> None:
     one = Observation(work=work("tiny"), n_tokens=1, seconds=1.0)
-    assert not is_disturbed([one, one, msgspec.structs.replace(one, weight=0.1)])
-    assert is_disturbed([one, *[msgspec.structs.replace(one, weight=0.1)] * 2])
+    assert not is_disturbed([one, one, msgspec.structs.replace(one, cpu_wait=0.2)])
+    assert is_disturbed([one, *[msgspec.structs.replace(one, cpu_wait=0.2)] * 2])
 
 
 @pytest.mark.parametrize("when", ["writing", "measuring"])
@@ -146,7 +146,7 @@ def test_every_type_of_usual_files_is_measured() -> None:
         for quantization in ("Q4_K_M", "Q4_K_S", "Q8_0", "F16", "Q6_K"):
             assert {tensor_type(SHAPES[shape], quantization, *name) for name in names} <= measured
     assert {quant_type(name).tensor for name in ("Q4_K_M", "Q5_K_S", "IQ4_XS", "MXFP4", "Q3_K_M")} <= measured
-    assert all({one.n for one in case.passes} >= {*KNOTS} for case in cases() if case.what != "attention")
+    assert all({one.n for one in case.passes} >= {*made_up.KNOTS} for case in cases() if case.what != "attention")
     assert sum(case.share for case in cases()) <= 1.0
 
 

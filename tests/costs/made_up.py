@@ -6,7 +6,7 @@ import math
 import random
 
 from cpuchat.bench.cost_probe import TYPES, cases
-from cpuchat.costs.fit import KNOTS, Observation
+from cpuchat.costs.fit import Observation
 from cpuchat.costs.model import BITS, CostProfile, pass_cost
 from cpuchat.costs.products import ProductRate
 from cpuchat.models.synthetic.model import header_of
@@ -14,6 +14,8 @@ from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork
 
 QUANTIZATIONS = ("Q4_K_M", "Q8_0", "F16")
+KNOTS = (1, 2, 4, 8, 16, 32, 128)
+"""Tokens of the passes to measure: kernels change between 1 and 32, and hardly beyond."""
 
 
 def work(shape: str, quantization: str = "Q8_0", layers: int | None = None) -> ModelWork:
@@ -28,7 +30,7 @@ def decode_rate(profile: CostProfile, work: ModelWork, n_past: float = 0) -> flo
 def product(kind: str, bandwidth: float, madds: float) -> ProductRate:
     """Return the rate of cores that read and compute so much per second, at the same time."""
     each = 8 / BITS[kind]  # multiply-adds per byte and token
-    return ProductRate(kind, "cpuchat", tuple((n, min(bandwidth, madds / each / n)) for n in KNOTS))
+    return ProductRate(kind, tuple((n, min(bandwidth, madds / each / n)) for n in KNOTS))
 
 
 def two_cores(**madds: float) -> CostProfile:

@@ -104,7 +104,7 @@ def test_the_curve_of_a_xeon_is_met_within_a_tenth() -> None:
     model = work("70b", "Q4_0")
     one, each = MEASURED_70B[1] / 128, 1 / 6.1
     points = tuple((n, model.weight_bytes / max(one, n * each)) for n in (1, 4, 5, 6, 8, 16))
-    machine = CostProfile(bandwidth=points[0][1], products=(ProductRate("Q4_0", "llama.cpp", points),))
+    machine = CostProfile(bandwidth=points[0][1], products=(ProductRate("Q4_0", points),))
     for n, seconds in MEASURED_70B.items():
         assert pass_cost(machine, model, n).seconds == pytest.approx(seconds / 128, rel=0.1)
 
@@ -113,7 +113,7 @@ def test_rates_between_points_beyond_the_last_and_of_unknown_types() -> None:
     assert interpolated(((1, 10), (100, 1000)), 10) == pytest.approx(100)
     assert interpolated(((1, 10), (100, 1000)), 0.5) == 10
     assert interpolated(((1, 10), (100, 1000)), 1e6) == 1000
-    rate = ProductRate("Q8_0", "cpuchat", ((1.0, 30e9), (64.0, 3e9)))
+    rate = ProductRate("Q8_0", ((1.0, 30e9), (64.0, 3e9)))
     assert rate.rate(640) == pytest.approx(0.3e9), "twice the tokens take twice as long"
     machine = two_cores()
     assert machine.product("BF16").type == "F16"
@@ -143,7 +143,7 @@ def test_activations_count_more_where_matrices_are_small() -> None:
 
 def test_nothing_is_read_faster_than_the_memory_allows() -> None:
     """Also where a probe measured weights that stayed in large caches."""
-    machine = msgspec.structs.replace(simple(), products=(ProductRate("Q8_0", "cpuchat", ((1.0, 9e10), (64.0, 5e9))),))
+    machine = msgspec.structs.replace(simple(), products=(ProductRate("Q8_0", ((1.0, 9e10), (64.0, 5e9))),))
     assert pass_cost(machine, work("8b")).seconds == pytest.approx(work("8b").weight_bytes / 4e10, rel=1e-3)
 
 

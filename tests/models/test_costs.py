@@ -80,8 +80,8 @@ def test_nothing_measured_leaves_what_is_usual() -> None:
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_before_a_probe_products_count_that_a_load_measured(disturbed: bool) -> None:
     start = usual_here(CPUS, 30e9)
-    fast = ProductRate("Q4_K", "cpuchat", ((1.0, 8e9), (64.0, 1e9)))
-    slow = ProductRate("Q4_K", "llama.cpp", ((1.0, 4e9), (64.0, 1e9)))
+    fast = ProductRate("Q4_K", ((1.0, 8e9), (64.0, 1e9)))
+    slow = ProductRate("Q4_K", ((1.0, 4e9), (64.0, 1e9)))
     measured = MeasuredProducts(cpuchat=fast, llama_cpp=slow, disturbed=disturbed, made=time.time())
     ProductLog(CPUS).put({"Q4_K": measured})
     now = usual_here(CPUS, 30e9)

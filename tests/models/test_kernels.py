@@ -39,8 +39,8 @@ def measured(*ratios: float, difference: float = 1e-3, disturbed: bool = False, 
     """Return a measurement of passes of 1, 8 and 64 tokens."""
     tokens = (1.0, 8.0, 64.0)
     return MeasuredProducts(
-        cpuchat=ProductRate("Q4_K", "cpuchat", tuple((n, r * 1e9) for n, r in zip(tokens, ratios, strict=True))),
-        llama_cpp=ProductRate("Q4_K", "llama.cpp", tuple((n, 1e9) for n in tokens)),
+        cpuchat=ProductRate("Q4_K", tuple((n, r * 1e9) for n, r in zip(tokens, ratios, strict=True))),
+        llama_cpp=ProductRate("Q4_K", tuple((n, 1e9) for n in tokens)),
         difference=difference,
         disturbed=disturbed,
         made=time.time() - age,

@@ -77,8 +77,8 @@ def test_kernels_are_named_with_what_they_read_and_how_llama_cpp_s_compare(tmp_p
 
     def products(kind: str, ours: float, theirs: float) -> MeasuredProducts:
         return MeasuredProducts(
-            cpuchat=ProductRate(kind, "cpuchat", ((1.0, ours),)),
-            llama_cpp=ProductRate(kind, "llama.cpp", ((1.0, theirs),)),
+            cpuchat=ProductRate(kind, ((1.0, ours),)),
+            llama_cpp=ProductRate(kind, ((1.0, theirs),)),
         )
 
     both = {"Q4_K": products("Q4_K", 25.2e9, 12.6e9), "Q8_0": products("Q8_0", 20e9, 24e9)}

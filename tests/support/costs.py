@@ -9,7 +9,7 @@ from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 
 def reading(bytes_per_s: float) -> CostProfile:
     """Return a machine on which only reading takes time."""
-    at_once = ProductRate("Q8_0", "llama.cpp", ((1.0, 1e18), (1e6, 1e18)))
+    at_once = ProductRate("Q8_0", ((1.0, 1e18), (1e6, 1e18)))
     return CostProfile(bandwidth=bytes_per_s, products=(at_once,))
 
 

@@ -155,8 +155,8 @@ def measure(
     share = cpu_wait_share(waited, time.perf_counter() - begun, pool.n_active)
     ours, theirs = (tuple(zip(map(float, tokens), rates, strict=True)) for rates in (found[:n], found[n : 2 * n]))
     return MeasuredProducts(
-        cpuchat=ProductRate(kind, "cpuchat", ours),
-        llama_cpp=ProductRate(kind, "llama.cpp", theirs),
+        cpuchat=ProductRate(kind, ours),
+        llama_cpp=ProductRate(kind, theirs),
         difference=found[2 * n],
         disturbed=(share or 0.0) > MAX_CPU_WAIT,
         made=time.time(),

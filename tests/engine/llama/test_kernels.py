@@ -328,8 +328,8 @@ def of_cpuchat(model: Model) -> set[str]:
 def products(ours: float, *, difference: float = 0.0, kind: str = "Q6_K") -> MeasuredProducts:
     """Return a measurement just now in which cpuchat's kernels are `ours` times as fast."""
     return MeasuredProducts(
-        cpuchat=ProductRate(kind, "cpuchat", ((1.0, ours * 1e10),)),
-        llama_cpp=ProductRate(kind, "llama.cpp", ((1.0, 1e10),)),
+        cpuchat=ProductRate(kind, ((1.0, ours * 1e10),)),
+        llama_cpp=ProductRate(kind, ((1.0, 1e10),)),
         difference=difference,
         made=time.time(),
     )

@@ -40,7 +40,7 @@ class MadeUp(CostProbe):
             raise Interrupted("Stopped.")
         if self.failure:
             raise MeasureFailed(self.failure)
-        return [msgspec.structs.replace(one, weight=self.weight) for one in probe(two_cores())[:12]]
+        return [msgspec.structs.replace(one, cpu_wait=self.cpu_wait) for one in probe(two_cores())[:12]]
 
     def stop(self) -> None:
         self.stopped.set()
@@ -73,7 +73,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     monkeypatch.setattr(BusyCores, "since_last", lambda self, cpus: others.since_last(self, cpus))
     monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda: others.available)
     monkeypatch.setattr("cpuchat.bench.cost_probe.CostProbe", MadeUp)
-    MadeUp.runs, MadeUp.long, MadeUp.weight, MadeUp.failure = [], False, 1.0, ""
+    MadeUp.runs, MadeUp.long, MadeUp.cpu_wait, MadeUp.failure = [], False, 0.0, ""
     return others
 
 
@@ -109,7 +109,7 @@ async def test_it_waits_for_programs_that_compute_for_servers_and_for_memory(oth
 
 
 async def test_a_disturbed_measurement_is_repeated_later_and_a_failed_one_is_not() -> None:
-    MadeUp.weight = 0.1
+    MadeUp.cpu_wait = 0.2
     async with running() as app:
         passes = app.chat.pass_probe
         # The first runs may have given way to the load.
