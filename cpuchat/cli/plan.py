@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +20,9 @@ from cpuchat.present import plan as words
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.planner.fleet import Service
     from cpuchat.planner.plan import MachineFor, Plan, Workload
     from cpuchat.planner.specs import MachineSpec, PlannedModel, ThisMachine
+    from cpuchat.planner.users import UserPlan
 
 _EPILOG = """\b
 Examples:
@@ -31,9 +30,8 @@ Examples:
   cpuchat plan --on 9354 --tok-s 10                 what runs at 10 tok/s there
   cpuchat plan 70b:Q4_K_M --on 9754                 one model: fit, speed, users, cost
   cpuchat plan 70b --on 9754 --draft llama-3.2-1b-instruct
-  cpuchat plan 70b:Q4_K_M --cheapest --tok-s 15     the model on every machine, the cheapest first
+  cpuchat plan 70b:Q4_K_M --on all                  the model on every machine, the fastest first
   cpuchat plan qwen3-30b-a3b-instruct-2507 --on 9655 --users 200 --tok-s 8
-  cpuchat plan 70b:Q8_0 --on 7950x --spread 2 --gbit 10     over the memory of two machines (RPC)
   cpuchat plan 8b --like server.toml --json         a machine of your own
   cpuchat plan 8b --price 1700 --watts 120          what it costs on this machine
   cpuchat plan --machines                           the machines, each figure with its source
@@ -42,6 +40,8 @@ MODEL is a GGUF file, an id of `cpuchat models catalog`, or a usual size (0.5b t
 colon. A figure is given as expected (low–high): an untuned and a tuned setup.
 
 Exit codes: 0 success, 2 wrong usage, unknown names, or a plan that is impossible."""
+
+_ALL = "all"  # machines, for --on
 
 
 class _Positive(click.FloatRange):
@@ -53,17 +53,14 @@ class _Positive(click.FloatRange):
 
 @click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users, cost.")
 @click.argument("model", required=False)
-@click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines; default: this one.")
+@click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines, or all; default: this one.")
 @click.option("--like", type=click.Path(path_type=Path), metavar="FILE.toml", help="Machine profile (TOML).")
 @click.option("--draft", metavar="MODEL", help="A draft model.")
 @click.option("--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: 8192.")
 @click.option("--prompt", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of a prompt; default: 500.")
 @click.option("--answer", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of an answer; default: 300.")
-@click.option("--users", type=click.IntRange(1, 1_000_000), metavar="N", help="Simulate this many users.")
+@click.option("--users", type=click.IntRange(1, 1_000_000), metavar="N", help="How many machines so many users need.")
 @click.option("--tok-s", type=_Positive(1e6), metavar="X", help="Target tok/s per user; default: 5 (reading speed).")
-@click.option("--cheapest", is_flag=True, help="Compare all machines, the cheapest first.")
-@click.option("--spread", type=click.IntRange(2, 64), metavar="N", help="Spread the model over N such machines (RPC).")
-@click.option("--gbit", type=_Positive(10_000), metavar="X", help="Network of --spread in Gbit/s; default: 1.")
 @click.option("--price", type=_Positive(1e9), metavar="USD", help="Price of the machine.")
 @click.option("--watts", type=_Positive(1e6), metavar="W", help="Power of the machine at the wall, under load.")
 @click.option("--usd-per-kwh", type=click.FloatRange(0, 100), metavar="X", help="Price of power; default: 0.15.")
@@ -75,7 +72,6 @@ def plan(
     machine: str | None,
     like: Path | None,
     draft: str | None,
-    cheapest: bool,
     list_machines: bool,
     as_json: bool,
     **values: Any,
@@ -84,17 +80,15 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.planner.plan import Network, Prices, catalog_models, usual_draft
+    from cpuchat.planner.plan import Prices, catalog_models, machine_plans, make_plan, usual_draft
     from cpuchat.planner.specs import find_model, models_here
+    from cpuchat.planner.users import plan_users
 
+    _check(model, machine, like, draft, list_machines, values)
     if list_machines:
-        if cheapest or any(one is not None for one in (model, machine, like, draft, *values.values())):
-            raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
         return _show_machines(as_json)
-    _check(model, machine, like, draft, cheapest, values)
     chosen, catalog = settings.load(), load_catalog()
     workload = _workload(values)
-    prices = Prices(**{name: values[name] for name in ("usd_per_kwh", "years") if values[name] is not None})
     folders = chosen.model.folders
     here = models_here(catalog, folders)
     if model is None:
@@ -103,60 +97,45 @@ def plan(
             values["tok_s"],
         )  # fmt: skip
     wanted = find_model(model, catalog, folders)
-    network = Network(machines=values["spread"], gbit=values["gbit"] or 1.0) if values["spread"] else None
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
-    if cheapest:
-        from cpuchat.planner.plan import machine_plans
-        from cpuchat.planner.specs import all_machines
-
-        known, problems = all_machines()
-        for problem in problems:
-            click.echo(f"cpuchat: {problem}", err=True)
-        plans = machine_plans(known, wanted, workload, draft=drafting, prices=prices)
-        return _show_machine_plans(plans, as_json, values["tok_s"])
-    from cpuchat.planner.fleet import simulate_service
-    from cpuchat.planner.plan import make_plan
-
+    if machine == _ALL:
+        return _show_machine_plans(machine_plans(_every_machine(), wanted, workload, draft=drafting), as_json)
     on = _machine(machine, like, chosen, values)(wanted, drafting)
-    planned = make_plan(on, wanted, workload, draft=drafting, prices=prices, network=network)
-    return _show_plan(planned, simulate_service(planned) if values["users"] else None, as_json)
+    prices = Prices(**{name: values[name] for name in ("usd_per_kwh", "years") if values[name] is not None})
+    planned = make_plan(on, wanted, workload, draft=drafting, prices=prices)
+    _show_plan(planned, plan_users(planned, values["users"]) if values["users"] else None, as_json)
 
 
 def _check(
-    model: str | None, machine: str | None, like: Path | None, draft: str | None, cheapest: bool, values: dict[str, Any]
+    model: str | None,
+    machine: str | None,
+    like: Path | None,
+    draft: str | None,
+    list_machines: bool,
+    values: dict[str, Any],
 ) -> None:
+    """Check that the arguments go together. Raises UsageError."""
+    if list_machines and any(one is not None for one in (model, machine, like, draft, *values.values())):
+        raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
     if machine is not None and like is not None:
         raise UsageError("--on and --like name two machines.", "Use one of them.")
     if model is None:
-        given = {"--draft": draft, "--cheapest": cheapest, "--users": values["users"], "--spread": values["spread"]}
-        for flag, value in given.items():
+        for flag, value in {"--draft": draft, "--on all": machine == _ALL, "--users": values["users"]}.items():
             if value:
-                raise UsageError(f"{flag} needs a MODEL.", "Example: cpuchat plan 70b:Q4_K_M --cheapest")
-    if cheapest and (machine is not None or like is not None):
-        raise UsageError("--cheapest compares all machines.", "Drop --on and --like.")
-    if cheapest and values["users"]:
-        raise UsageError("--cheapest compares one chat on all machines.", "Use --users with --on MACHINE.")
-    if cheapest and (values["price"] or values["watts"]):
-        raise UsageError("--price and --watts are those of one machine.", "Use them without --cheapest.")
-    if values["gbit"] and not values["spread"]:
-        raise UsageError("--gbit is the network of --spread.", "Example: cpuchat plan 70b --spread 2 --gbit 10")
-    if values["spread"]:
-        if cheapest or values["users"]:
-            raise UsageError("--spread plans one chat on machines of one kind.", "Drop --cheapest and --users.")
-        if draft is not None:
-            raise UsageError("RPC workers and a draft model cannot be combined.", "Drop --draft.")
+                raise UsageError(f"{flag} needs a MODEL.", "Example: cpuchat plan 70b:Q4_K_M --on all")
+    for flag in ("users", "price", "watts"):
+        if machine == _ALL and values[flag]:
+            raise UsageError(f"--{flag} is for one machine.", "Name it with --on MACHINE.")
 
 
 def _workload(values: dict[str, Any]) -> Workload:
     from cpuchat.planner.plan import Workload
 
-    names = {"ctx": "n_ctx", "prompt": "n_prompt", "answer": "n_answer", "users": "users", "tok_s": "tok_s"}
+    names = {"ctx": "n_ctx", "prompt": "n_prompt", "answer": "n_answer", "tok_s": "tok_s"}
     given = {name: values[key] for key, name in names.items() if values[key] is not None}
-    if "n_ctx" not in given:  # long prompts and answers make the default context longer
-        usual = Workload.__struct_defaults__
-        fields = dict(zip(Workload.__struct_fields__[-len(usual) :], usual, strict=True)) | given
-        given["n_ctx"] = max(fields["n_ctx"], fields["n_prompt"] + fields["n_answer"])
-    return Workload(**given)
+    usual = Workload()  # long prompts and answers make the default context longer
+    longest = given.get("n_prompt", usual.n_prompt) + given.get("n_answer", usual.n_answer)
+    return Workload(**{"n_ctx": max(usual.n_ctx, longest), **given})
 
 
 def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any]) -> MachineFor:
@@ -164,8 +143,7 @@ def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict
     from cpuchat.planner.specs import HERE, find_machine, read_machine, with_costs
 
     def priced(found: MachineSpec) -> MachineSpec:
-        found = with_costs(found, "--price", price_usd=values["price"])
-        return with_costs(found, "--watts", watts=values["watts"])
+        return with_costs(found, "on the command line", price_usd=values["price"], watts=values["watts"])
 
     if like is None and name in (None, HERE):
         here = _this_machine(chosen)
@@ -193,31 +171,31 @@ def _this_machine(chosen: Settings) -> ThisMachine:
     return ThisMachine(chosen)
 
 
-def _show_plan(planned: Plan, service: Service | None, as_json: bool) -> None:
+def _show_plan(planned: Plan, users: UserPlan | None, as_json: bool) -> None:
     if as_json:
-        return print_json({"plan": _plain(planned), "service": _plain(service) if service is not None else None})
+        return print_json(msgspec.to_builtins({"plan": planned, "users": users}))
     click.echo(clean_line(words.title(planned)))
     for label, text in words.lines(planned):
         echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
     if not planned.model.exact:
         echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
-    if service is not None:
+    if users is not None:
         click.echo()
-        echo_table([words.SERVICE_HEADS, *words.service_rows(service)], right=range(8))
-        for line in words.service_lines(service, planned):
+        echo_table([words.USER_HEADS, *words.user_rows(users)], right=range(7))
+        for line in words.user_lines(users, planned):
             echo_paragraph(line)
 
 
 def _show_catalog(
     machine_for: MachineFor, models: Sequence[PlannedModel], workload: Workload, as_json: bool, target: float | None
 ) -> None:
-    from cpuchat.planner.plan import catalog_plans, reaches
+    from cpuchat.planner.plan import catalog_plans
 
     found = catalog_plans(machine_for, models, workload)
     if target is not None:
-        found = [one for one in found if reaches(one, target)]
+        found = [one for one in found if one.tok_s is not None and one.tok_s.value >= target]
     if as_json:
-        return print_json([_plain(one) for one in found])
+        return print_json(msgspec.to_builtins(found))
     limit = f" at {target:g} tok/s or more" if target is not None else ""
     click.echo(f"{machine_for(None, None).name}: {len(found)} models of the catalog run{limit}.\n")
     echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
@@ -226,50 +204,31 @@ def _show_catalog(
     )
 
 
-def _show_machine_plans(plans: Sequence[Plan], as_json: bool, target: float | None) -> None:
-    from cpuchat.planner.plan import cheapest
-
-    best = {
-        "plain": cheapest(plans, target) if target is not None else None,
-        "drafted": cheapest(plans, target, 0.8) if target is not None else None,
-    }
+def _show_machine_plans(plans: Sequence[Plan], as_json: bool) -> None:
     if as_json:
-        ids = {name: one.machine.id if one is not None else None for name, one in best.items()}
-        return print_json({"plans": [_plain(one) for one in plans], "cheapest": ids})
+        return print_json(msgspec.to_builtins(plans))
     first = plans[0]
-    click.echo(f"{first.model.name} {first.model.quantization}, the cheapest machine first\n")
-    echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 9))
-    click.echo()
-    if target is not None:
-        for line in words.cheapest_lines(target, best["plain"], best["drafted"], first.draft):
-            echo_paragraph(line)
-    echo_paragraph("Prices are estimates of whole machines; `cpuchat plan --machines` has their sources.")
+    click.echo(f"{first.model.name} {first.model.quantization}, the fastest machine first\n")
+    echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 6))
 
 
-def _show_machines(as_json: bool) -> None:
+def _every_machine() -> list[MachineSpec]:
+    """Return the machines to plan for, and print what is wrong with files of the user's."""
     from cpuchat.planner.specs import all_machines
 
     known, problems = all_machines()
     for problem in problems:
         click.echo(f"cpuchat: {problem}", err=True)
+    return known
+
+
+def _show_machines(as_json: bool) -> None:
+    known = _every_machine()
     if as_json:
-        tables = (msgspec.to_builtins(one) for one in known)
+        tables = msgspec.to_builtins(known)
         return print_json([{key: one[key] for key in one if one[key] is not None} for one in tables])
     for one in known:
         click.echo(f"{one.id}: {one.name}")
         for label, text in words.machine_figures(one):
             echo_paragraph(text, f"  {label:<17}", " " * 19)
         click.echo()
-
-
-def _plain(value: Any) -> Any:
-    """Return plain data; infinite numbers become null."""
-
-    def finite(one: Any) -> Any:
-        if isinstance(one, dict):
-            return {key: finite(part) for key, part in one.items()}
-        if isinstance(one, list | tuple):
-            return [finite(part) for part in one]
-        return None if isinstance(one, float) and not math.isfinite(one) else one
-
-    return finite(msgspec.to_builtins(value))

@@ -289,16 +289,10 @@ class SpeculationSection(DraftOptions, Section):
 
 
 class HardwareSection(Section):
-    """Measurements, and what plans need to know of this machine."""
+    """Measurements."""
 
     probe: Annotated[bool, Setting("Probe", "measure read bandwidth and passes, once for each set of cores")] = True
     counters: Annotated[bool, Setting("Counters", "read memory traffic and power while answering")] = True
-    price_usd: Annotated[
-        float, Meta(ge=0, le=1e9), Setting("Price", "USD, of this machine, for plans; 0 = not known")
-    ] = 0.0
-    watts: Annotated[
-        float, Meta(ge=0, le=1e6), Setting("Power", "W at the wall under load, for plans; 0 = not known")
-    ] = 0.0
 
 
 class SpeechSection(Section):

@@ -225,7 +225,7 @@ def _judged(
     if verdict == "too large":
         tok_s, basis = None, "does not fit: weights would be read from disk"
     elif verdict == "with RPC":
-        tok_s, basis = None, "`cpuchat plan MODEL --spread N` predicts it"
+        tok_s, basis = None, "not predicted over a network"
     return Prediction(
         need=need,
         draft_need=draft_need,

@@ -1,9 +1,4 @@
-"""Plans a model on a machine (does it fit, how fast, for how many users, at what cost), and compares plans.
-
-Over several machines by llama.cpp's RPC, the machine with the chat holds the first layers, the embedding and the
-output; each worker some of the others. They compute one after the other, so a pass takes as long as on one machine that
-holds all of it, and the network on top.
-"""
+"""Plans a model on a machine (does it fit, how fast, for how many chats at once, at what cost), and compares plans."""
 
 from __future__ import annotations
 
@@ -15,10 +10,8 @@ import msgspec
 from cpuchat.base.errors import UsageError
 from cpuchat.costs.calibrations import MAX_TOKENS
 from cpuchat.costs.model import (
-    MICRO_BATCH,
     SCENARIOS,
     CostProfile,
-    Figure,
     batch_rate,
     bytes_read,
     compute_ceiling,
@@ -34,54 +27,6 @@ from cpuchat.models.prediction import Fit, spare_bytes
 from cpuchat.models.support import scalar_type_of, why_slow
 from cpuchat.planner.specs import MachineSpec, PlannedModel, from_catalog
 
-ROUND_TRIP_S = 2e-4
-"""Of a request in a wired network, switch and both kernels included; 10 GbE takes half of it."""
-_REQUESTS = 5120
-"""Bytes of a pass's requests to a worker. Measured with llama.cpp 0.5.0-dev through a proxy that counts, beside the
-rest: 3.2 kB for a token of a model of width 256, 4.7 kB for one of width 896 (12 layers there)."""
-_STATE_BYTES = 4
-_MASK_BYTES = 2
-
-
-class Network(msgspec.Struct, frozen=True, kw_only=True):
-    """`machines` alike that hold one model, and `gbit` per second between them."""
-
-    machines: int
-    gbit: float = 1.0
-
-    @property
-    def workers(self) -> int:
-        return self.machines - 1
-
-    def seconds(self, width: int, n_tokens: float, n_past: float) -> float:
-        """Return what it adds to a pass over `n_tokens` tokens of a model with hidden states of `width` values."""
-        return self.workers * (ROUND_TRIP_S + 8 * traffic(width, n_tokens, n_past) / (1e9 * self.gbit))
-
-    def prompt_seconds(self, width: int, n_prompt: int) -> float:
-        """Return what it adds to the evaluation of a prompt, in micro-batches."""
-        starts = range(0, n_prompt, MICRO_BATCH)
-        return sum(self.seconds(width, min(MICRO_BATCH, n_prompt - start), start) for start in starts)
-
-
-def traffic(width: int, n_tokens: float, n_past: float) -> float:
-    """Return the bytes between the machine with the chat and one worker in a pass: a hidden state for each token there
-    and back, the attention mask, and requests."""
-    each = 2 * _STATE_BYTES * width + _MASK_BYTES * (n_past + n_tokens)
-    return n_tokens * each + _REQUESTS
-
-
-def combined(machine: MachineSpec, network: Network) -> MachineSpec:
-    """Return the machines as one with the memory and the price of all of them. Their power is not known: one computes
-    while the others wait."""
-    n = network.machines
-
-    def times(one: Figure | None) -> Figure | None:
-        return one and msgspec.structs.replace(one, value=n * one.value, low=n * one.low, high=n * one.high)
-
-    summed = {name: times(getattr(machine, name)) for name in ("memory_gb", "free_gb", "price_usd", "usd_per_hour")}
-    return msgspec.structs.replace(machine, name=f"{n} × {machine.name}", watts=None, **summed)
-
-
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 """Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""
 MOST_USERS = 1024
@@ -92,13 +37,12 @@ _HOURS_PER_YEAR = 8766
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """The work to plan for: tokens of context per chat, of a prompt, and of an answer; concurrent `users`, and the
-    target `tok_s` of each."""
+    """The work to plan for: tokens of context per chat, of a prompt, and of an answer, and the target `tok_s` of each
+    user."""
 
     n_ctx: int = 8192
     n_prompt: int = 500
     n_answer: int = 300
-    users: int = 1
     tok_s: float = PACE
 
     def __post_init__(self) -> None:
@@ -115,10 +59,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Money: a machine is written off over `years`, of which it works `busy`, at `usd_per_kwh`."""
+    """Money: a machine is written off over `years`, at `usd_per_kwh`."""
 
     years: float = 4.0
-    busy: float = 1.0
     usd_per_kwh: float = 0.15
 
 
@@ -174,15 +117,12 @@ class Drafted(msgspec.Struct, frozen=True, kw_only=True):
 class Pricing(msgspec.Struct, frozen=True, kw_only=True):
     """Prices of the machine per hour, and per million generated tokens: of one chat, and of `Plan.users` together.
 
-    `tok_s_per_1000_usd` of one chat. `joules` per token of one chat. `prices` is what the hour rests on. The first and
-    the last are None where the machine is rented.
+    `prices` is what the hour rests on; None where the machine is rented.
     """
 
     usd_per_hour: float
     usd_per_million: Range
     usd_per_million_shared: Range | None
-    tok_s_per_1000_usd: Range | None
-    joules: Range | None
     prices: Prices | None
 
 
@@ -192,11 +132,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `tok_s` of one chat in the middle of an answer; None when it does not fit. `limit` takes most of a pass, with
     `limit_share` of it. `ttft_s` of the prompt on an idle machine. Ceilings in tok/s: if only reading took time, and if
     only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the target rate each,
-    at most what memory holds (`users_by_memory`); `machines` for the users of the workload.
+    at most what memory holds (`users_by_memory`). `joules` per token of one chat.
 
     `scalar_type`: as of `Prediction`; then no speed is planned.
-
-    Over a `network` of machines: `network_s` of the time of each token are the network's. No drafts, and one chat.
     """
 
     machine: MachineSpec
@@ -217,10 +155,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     draft_ceiling: Range | None = None
     users: Range | None = None
     shared_tok_s: Range | None = None
-    machines: Range | None = None
+    joules: Range | None = None
     costs: Pricing | None = None
-    network: Network | None = None
-    network_s: float = 0.0
     scalar_type: str = ""
 
     @property
@@ -243,11 +179,8 @@ def make_plan(
     *,
     draft: PlannedModel | None = None,
     prices: Prices | None = None,
-    network: Network | None = None,
 ) -> Plan:
-    """Plan `model` on `machine`, or over a `network` of such machines, without a draft model then."""
-    if network is not None:
-        machine, draft = combined(machine, network), None
+    """Plan `model` on `machine`."""
     memory = _memory(machine, model, draft, workload, users=1)
     plan = Plan(
         machine=machine,
@@ -262,56 +195,32 @@ def make_plan(
     if plan.why_not:
         return plan
     work, past = model.work, workload.n_past
-    costs = {name: pass_cost(machine.profile(name), work, 1, past) for name in SCENARIOS}
-    middle = costs["value"]
+    middle, watts = pass_cost(machine.profile(), work, 1, past), machine.watts
+    tok_s = _over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds)
+    ttft_s = _over(machine, lambda profile: prefill_cost(profile, work, workload.n_prompt).seconds)
     by_memory = min(plan.users_by_memory, MOST_USERS)
     chats = [most_users(machine.profile(name), work, workload.tok_s, past, by_memory) for name in SCENARIOS]
     together = [
         n * batch_rate(machine.profile(name), work, n, past) if n else 0.0
         for name, n in zip(SCENARIOS, chats, strict=True)
     ]
-    users = _ordered(chats)
     plan = msgspec.structs.replace(
         plan,
-        tok_s=_over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds),
+        tok_s=tok_s,
         limit=middle.limit,
         limit_share=middle.limit_share,
-        prefill_tok_s=_over(
-            machine, lambda profile: workload.n_prompt / prefill_cost(profile, work, workload.n_prompt).seconds
-        ),
-        ttft_s=_over(machine, lambda profile: prefill_cost(profile, work, workload.n_prompt).seconds),
+        prefill_tok_s=ttft_s.map(lambda seconds: workload.n_prompt / seconds),
+        ttft_s=ttft_s,
         memory_ceiling=_memory_ceiling(machine, plan),
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
-        users=users,
+        users=_ordered(chats),
         shared_tok_s=_ordered(together),
-        machines=users.map(lambda one: -(-workload.users // int(one)) if one >= 1 else float("inf")),
+        joules=tok_s.map(lambda rate: watts.value / rate) if watts is not None else None,
     )
-    if network is not None:
-        plan = _over_network(plan, network)
     if draft is not None and not scalar_type_of(draft.work, machine.scalar_types):
         *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0))
         plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
     return msgspec.structs.replace(plan, costs=_costs(machine, plan, prices or Prices()))
-
-
-def _over_network(plan: Plan, network: Network) -> Plan:
-    """Return the plan with what the network adds to each pass. RPC decodes one chat: there are no other users."""
-    width, workload = plan.model.work.width, plan.workload
-    token_s = network.seconds(width, 1, workload.n_past)
-    prompt_s = network.prompt_seconds(width, workload.n_prompt)
-    assert plan.tok_s is not None and plan.ttft_s is not None
-    ttft_s = plan.ttft_s.map(lambda seconds: seconds + prompt_s)
-    return msgspec.structs.replace(
-        plan,
-        network=network,
-        network_s=token_s,
-        tok_s=plan.tok_s.map(lambda rate: 1 / (1 / rate + token_s)),
-        ttft_s=ttft_s,
-        prefill_tok_s=ttft_s.map(lambda seconds: workload.n_prompt / seconds),
-        users=None,
-        shared_tok_s=None,
-        machines=None,
-    )
 
 
 def require_fit(plan: Plan) -> None:
@@ -405,25 +314,22 @@ def hourly(machine: MachineSpec, prices: Prices) -> float | None:
     if machine.price_usd is None:
         return None
     power = machine.watts.value / 1e3 * prices.usd_per_kwh if machine.watts is not None else 0.0
-    return machine.price_usd.value / (prices.years * _HOURS_PER_YEAR * prices.busy) + power
+    return machine.price_usd.value / (prices.years * _HOURS_PER_YEAR) + power
 
 
 def _costs(machine: MachineSpec, plan: Plan, prices: Prices) -> Pricing | None:
     per_hour = hourly(machine, prices)
     if plan.tok_s is None or per_hour is None:
         return None
-    tok_s, shared, watts = plan.tok_s, plan.shared_tok_s, machine.watts
-    price = machine.price_usd if machine.usd_per_hour is None else None
+    shared = plan.shared_tok_s
 
     def per_million(rates: Range) -> Range:
         return rates.map(lambda rate: 1e6 * per_hour / (3600 * rate))
 
     return Pricing(
         usd_per_hour=per_hour,
-        usd_per_million=per_million(tok_s),
+        usd_per_million=per_million(plan.tok_s),
         usd_per_million_shared=per_million(shared) if shared is not None and shared.low > 0 else None,
-        tok_s_per_1000_usd=tok_s.map(lambda rate: 1e3 * rate / price.value) if price is not None else None,
-        joules=tok_s.map(lambda rate: watts.value / rate) if watts is not None else None,
         prices=prices if machine.usd_per_hour is None else None,
     )
 
@@ -444,13 +350,14 @@ def catalog_models(
     return [here.get(entry.id) or from_catalog(entry, kind) for entry, kind in zip(chat, kinds, strict=True)]
 
 
-def catalog_plans(
-    machine_for: MachineFor, models: Iterable[PlannedModel], workload: Workload, *, network: Network | None = None
-) -> list[Plan]:
-    """Return a plan for each of the models that fits the machine, or a network of such, the fastest first."""
-    plans = [make_plan(machine_for(model, None), model, workload, network=network) for model in models]
-    fitting = [plan for plan in plans if plan.tok_s is not None]
-    return sorted(fitting, key=lambda plan: plan.tok_s.value if plan.tok_s is not None else 0.0, reverse=True)
+def catalog_plans(machine_for: MachineFor, models: Iterable[PlannedModel], workload: Workload) -> list[Plan]:
+    """Return a plan for each of the models that fits the machine, the fastest first."""
+    plans = [make_plan(machine_for(model, None), model, workload) for model in models]
+    return _fastest_first(plan for plan in plans if plan.tok_s is not None)
+
+
+def _fastest_first(plans: Iterable[Plan]) -> list[Plan]:
+    return sorted(plans, key=lambda plan: plan.tok_s.value if plan.tok_s is not None else 0.0, reverse=True)
 
 
 def catalog_drafts(
@@ -471,33 +378,7 @@ def usual_draft(
 
 
 def machine_plans(
-    machines: Sequence[MachineSpec],
-    model: PlannedModel,
-    workload: Workload,
-    *,
-    draft: PlannedModel | None,
-    prices: Prices,
-    network: Network | None = None,
+    machines: Iterable[MachineSpec], model: PlannedModel, workload: Workload, *, draft: PlannedModel | None
 ) -> list[Plan]:
-    """Return a plan on every machine (a `network` of each), the cheapest machine first; those without a price last."""
-    plans = [make_plan(machine, model, workload, draft=draft, prices=prices, network=network) for machine in machines]
-
-    def price(plan: Plan) -> tuple[bool, float]:
-        per_hour = hourly(plan.machine, prices)
-        return per_hour is None, per_hour or 0.0
-
-    return sorted(plans, key=price)
-
-
-def reaches(plan: Plan, tok_s: float, acceptance: float | None = None) -> bool:
-    """Return whether one chat is expected to reach `tok_s`, plain or with its draft model at an acceptance rate."""
-    if plan.tok_s is None:
-        return False
-    if acceptance is None:
-        return plan.tok_s.value >= tok_s
-    return any(one.tok_s.value >= tok_s for one in plan.drafted if one.acceptance == acceptance)
-
-
-def cheapest(plans: Sequence[Plan], tok_s: float, acceptance: float | None = None) -> Plan | None:
-    """Return the first of `machine_plans` that has a price and reaches `tok_s`; None when none does."""
-    return next((plan for plan in plans if plan.costs is not None and reaches(plan, tok_s, acceptance)), None)
+    """Return a plan on every machine, the fastest first; those that do not run the model last."""
+    return _fastest_first(make_plan(machine, model, workload, draft=draft) for machine in machines)

@@ -465,15 +465,9 @@ class ThisMachine:
             l3_mb=Figure(found.cache_bytes / 1e6, basis="measured", source="of the cores in use")
             if found.cache_bytes and not topology.virtual  # as `usual_here`
             else None,
-            watts=_given(settings.hardware.watts),
-            price_usd=_given(settings.hardware.price_usd),
             fitted=scaled(found.profile, 1 / factor) if found.fitted else None,
             draft_factor=draft_factor / factor if found.fitted else None,
         )
-
-
-def _given(value: float) -> Figure | None:
-    return Figure(value, basis="given", source="in the settings") if value else None
 
 
 def measure_here(settings: Settings) -> None:

@@ -13,9 +13,9 @@ from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.costs.model import Figure
-    from cpuchat.planner.fleet import Outcome, Service
-    from cpuchat.planner.plan import Drafted, Network, Plan, Range, Workload
-    from cpuchat.planner.specs import MachineSpec, PlannedModel
+    from cpuchat.planner.plan import Drafted, Plan, Range, Workload
+    from cpuchat.planner.specs import MachineSpec
+    from cpuchat.planner.users import Occupancy, UserPlan
 
 
 OTHER_ENGINE = (
@@ -23,10 +23,8 @@ OTHER_ENGINE = (
     "balancer: cpuchat decodes one chat at a time."
 )
 CATALOG_HEADS = ("MODEL", "QUANT", "SIZE", "TOK/S", "RANGE", "FIRST TOKEN")
-MACHINE_HEADS = (
-    "MACHINE", "BANDWIDTH", "TOK/S", "RANGE", "CODE, DRAFT", "USERS", "$/HOUR", "$/M TOKENS", "TOK/S/$1000",
-)  # fmt: skip
-SERVICE_HEADS = ("MACHINES", "BUSY", "CHATS EACH", "FIRST TOKEN P50", "P95", "TOK/S P50", "P95", "ALL TOK/S", "")
+MACHINE_HEADS = ("MACHINE", "BANDWIDTH", "TOK/S", "RANGE", "CODE, DRAFT", "USERS")
+USER_HEADS = ("MACHINES", "BUSY", "CHATS EACH", "AT ONCE", "FIRST TOKEN", "TOK/S", "ALL TOK/S", "")
 CODE = 0.8
 """The acceptance rate per token at which a draft model is compared: that of code."""
 Lines = list[tuple[str, str]]
@@ -35,9 +33,7 @@ Lines = list[tuple[str, str]]
 
 def rates(figure: Range | None) -> str:
     """`6.3 (5.3–7.2)`; "n/a" when unknown."""
-    if figure is None or math.isinf(figure.value):
-        return "n/a"
-    return f"{units.about(figure.value)} ({_span(figure)})"
+    return "n/a" if figure is None else f"{units.about(figure.value)} ({_span(figure)})"
 
 
 def _span(figure: Range) -> str:
@@ -74,28 +70,10 @@ def lines(plan: Plan) -> Lines:
         ),
         ("ceilings", f"reading ≤ {rates(plan.memory_ceiling)}, computing ≤ {rates(plan.compute_ceiling)} tok/s"),
     ]
-    if plan.network is not None:
-        found.append(("network", _network(plan, plan.network)))
     return [*found, *_draft_lines(plan), *_shared(plan), *_costs(plan)]
 
 
-def _network(plan: Plan, network: Network) -> str:
-    """`2 workers × (0.2 ms round trip + 70.9 kB at 1 Gbit/s) = 1.5 ms, 0.4 % of a token's time`."""
-    from cpuchat.planner.plan import ROUND_TRIP_S, traffic
-
-    assert plan.tok_s is not None
-    size = units.size(round(traffic(plan.model.work.width, 1, plan.workload.n_past)))
-    each = f"{1e3 * ROUND_TRIP_S:g} ms round trip + {size} at {network.gbit:g} Gbit/s"
-    share = 100 * plan.network_s * plan.tok_s.value
-    return (
-        f"{units.plural(network.workers, 'worker')} × ({each}) = {1e3 * plan.network_s:.1f} ms, "
-        f"{units.about(share)} % of a token's time"
-    )
-
-
 def _draft_lines(plan: Plan) -> Lines:
-    if plan.network is not None:
-        return [("draft model", "none: with RPC workers, llama-server drafts with heads only")]
     if plan.draft is None:
         why = "rarely pays: a verify pass reads the experts of all of its tokens"
         return [("draft model", why)] if plan.model.work.is_moe else []
@@ -136,49 +114,40 @@ def _drafted(drafted: Drafted) -> str:
 
 
 def _shared(plan: Plan) -> Lines:
-    workload, users = plan.workload, plan.users
+    tok_s, users = plan.workload.tok_s, plan.users
     if users is None or plan.shared_tok_s is None:
         return []
     if users.value < 1:
-        return [("users", f"0 at {workload.tok_s:g} tok/s each: one chat alone does not reach that")]
+        return [("users", f"0 at {tok_s:g} tok/s each: one chat alone does not reach that")]
     span = f"{users.low:.0f}–{users.high:.0f}"
     limit = f", memory for {plan.users_by_memory}" if plan.users_by_memory <= users.high else ""
     together = f"{rates(plan.shared_tok_s)} tok/s together"
-    found = [("users", f"{users.value:.0f} ({span}) at {workload.tok_s:g} tok/s each, {together}{limit}")]
+    found = [("users", f"{users.value:.0f} ({span}) at {tok_s:g} tok/s each, {together}{limit}")]
     if users.value >= 2:
         found.append(("", "with llama-server or vLLM: cpuchat decodes one chat at a time"))
-    if workload.users > 1 and plan.machines is not None:
-        ends = f"{plan.machines.low:.0f}–" + ("?" if math.isinf(plan.machines.high) else f"{plan.machines.high:.0f}")
-        found.append(("machines", f"{plan.machines.value:.0f} ({ends}) with all {workload.users:,} users active"))
     return found
 
 
 def _costs(plan: Plan) -> Lines:
     costs, watts = plan.costs, plan.machine.watts
+    joules = f", {units.about(plan.joules.value)} J per token" if plan.joules is not None else ""
     if costs is None:
-        how = "set it with --price, with $ on the plan screen, or for this machine in the settings"
-        return [("cost", f"n/a: unknown price; {how}")]
+        return [("cost", f"price unknown{joules}; set it with --price, or with $ on the plan screen")]
     power = f", {watts.value:.0f} W" if watts is not None else ", power not counted"
     if costs.prices is not None:
         rate = f" at ${costs.prices.usd_per_kwh:g} per kWh" if watts is not None else ""
         power = f" over {costs.prices.years:g} years{power}{rate}"
-    joules = f", {units.about(costs.joules.value)} J per token" if costs.joules is not None else ""
     per = f"${costs.usd_per_million.value:.2f} per million tokens for one chat"
     if costs.usd_per_million_shared is not None:
         per += f", ${costs.usd_per_million_shared.value:.2f} with all of these users"
-    found = [("cost", f"${costs.usd_per_hour:.2f} an hour{power}{joules}; {per}")]
-    if costs.tok_s_per_1000_usd is not None:
-        found.append(("", f"{rates(costs.tok_s_per_1000_usd)} tok/s for each $1,000 of its price"))
-    return found
+    return [("cost", f"${costs.usd_per_hour:.2f} an hour{power}{joules}; {per}")]
 
 
-def workload_words(workload: Workload, quantization: str, network: Network | None = None) -> str:
-    """`Q8_0 · ctx 8,192 · prompt 500 · answer 300 · 200 users at 5 tok/s · 1 Gbit/s`, without what is usual."""
+def workload_words(workload: Workload, quantization: str = "") -> str:
+    """`Q8_0 · ctx 8,192 · prompt 500 · answer 300 · 5 tok/s`; without a quantization that is usual."""
     kind = f"{quantization} · " if quantization else ""
-    target = f"{f'{workload.users:,} users at ' if workload.users > 1 else ''}{workload.tok_s:g} tok/s"
     lengths = f"prompt {workload.n_prompt:,} · answer {workload.n_answer:,}"
-    between = f" · {network.gbit:g} Gbit/s" if network is not None else ""
-    return f"{kind}ctx {workload.n_ctx:,} · {lengths} · {target}{between}"
+    return f"{kind}ctx {workload.n_ctx:,} · {lengths} · {workload.tok_s:g} tok/s"
 
 
 def catalog_row(plan: Plan) -> tuple[str, ...]:
@@ -201,31 +170,17 @@ def code_draft(plan: Plan) -> Drafted | None:
 
 def machine_row(plan: Plan) -> tuple[str, ...]:
     """Return a line of a model on all machines, as of `MACHINE_HEADS`."""
-    machine, costs = plan.machine, plan.costs
     code = code_draft(plan)
-    cells = (machine.name, f"{machine.read_gbs.value:.0f} GB/s")
+    cells = (plan.machine.name, f"{plan.machine.read_gbs.value:.0f} GB/s")
     if plan.tok_s is None or plan.users is None:
-        return (*cells, plan.verdict, "", "", "", "", "", "")
+        return (*cells, plan.verdict, "", "", "")
     return (
         *cells,
         units.about(plan.tok_s.value),
         _span(plan.tok_s),
         units.about(code.tok_s.value) if code is not None else "",
         f"{plan.users.value:.0f}",
-        f"{costs.usd_per_hour:.2f}" if costs is not None else "n/a",
-        f"{costs.usd_per_million.value:.2f}" if costs is not None else "n/a",
-        units.about(costs.tok_s_per_1000_usd.value) if costs is not None and costs.tok_s_per_1000_usd else "",
     )
-
-
-def cheapest_lines(tok_s: float, plain: Plan | None, drafted: Plan | None, draft: PlannedModel | None) -> list[str]:
-    """Return which machine is the cheapest that reaches `tok_s`, plain and with a draft model, in sentences."""
-    name = plain.machine.name if plain is not None else "none of them"
-    found = [f"{tok_s:g} tok/s, plain decoding: {name}."]
-    if draft is not None:
-        name = drafted.machine.name if drafted is not None else "none of them"
-        found.append(f"{tok_s:g} tok/s in code (acceptance {CODE:g}), drafted by {draft.name}: {name}.")
-    return found
 
 
 def machine_figures(machine: MachineSpec) -> Lines:
@@ -260,39 +215,35 @@ def _figure(figure: Figure, unit: str) -> str:
     return f"{value}{unit}{span}, {basis}{figure.source}"
 
 
-def service_rows(service: Service) -> list[tuple[str, ...]]:
-    """Return a line for each number of machines, as of `SERVICE_HEADS`."""
-    rows: list[tuple[str, ...]] = []
-    for one in service.outcomes:
-        first = (f"{one.machines:,}", f"{100 * one.busy:.0f} %", f"{one.mean_chats:.1f}")
-        if one.saturated:
-            rows.append((*first, "", "", "", "", units.about(one.total_tok_s), "saturated: users wait in a queue"))
-            continue
-        times = (f"{time_of(one.ttft_s.p50)} s", f"{time_of(one.ttft_s.p95)} s")
-        note = "enough" if one.machines == service.enough else ""
-        tok_s = (units.about(one.tok_s.p50), units.about(one.tok_s.p95))
-        rows.append((*first, *times, *tok_s, units.about(one.total_tok_s), note))
-    return rows
-
-
-def service_lines(service: Service, plan: Plan) -> list[str]:
-    """Return what the simulation says, in sentences."""
-    from cpuchat.planner.fleet import PAUSE_S
-
-    workload = plan.workload
-    sentences = [
-        f"{service.users:,} users, each with {PAUSE_S:.0f} s between an answer and the next message. A machine with "
-        f"{units.plural(service.chats, 'chat')} at once saturates at {units.about(60 * service.machine_rate)} requests "
-        f"a minute, which is {service.saturates_at:.0f} users."
-    ]
-    if service.enough is None:
-        sentences.append(f"None of these gives 95 % of the answers {workload.tok_s:g} tok/s.")
-    else:
-        give = "gives" if service.enough == 1 else "give"
-        sentences.append(
-            f"{units.plural(service.enough, 'machine')} {give} 95 % of the answers {workload.tok_s:g} tok/s."
+def user_rows(found: UserPlan) -> list[tuple[str, ...]]:
+    """Return a line for each number of machines, as of `USER_HEADS`."""
+    return [
+        (
+            f"{one.machines:,}",
+            f"{100 * one.busy:.0f} %",
+            f"{one.chats:.1f}",
+            f"{100 * one.at_once:.0f} %",
+            f"{time_of(one.ttft_s)} s",
+            units.about(one.tok_s),
+            units.about(one.total_tok_s),
+            "enough" if one.machines == found.enough else "",
         )
-    return [*sentences, OTHER_ENGINE]
+        for one in found.numbers
+    ]
+
+
+def user_lines(found: UserPlan, plan: Plan) -> list[str]:
+    """Return what the users of a plan need, in sentences."""
+    from cpuchat.planner.users import AT_ONCE, PAUSE_S
+
+    tok_s = plan.workload.tok_s
+    return [
+        f"{found.users:,} users, each with {PAUSE_S:.0f} s between an answer and the next message. With the prompts of "
+        f"the others in between, a machine gives {units.plural(found.chats, 'chat')} at once {tok_s:g} tok/s or more. "
+        f"It saturates at {units.about(60 * found.messages_per_s)} messages a minute: {found.saturates_at:,.0f} users.",
+        f"On {units.plural(found.enough, 'machine')} {100 * AT_ONCE:.0f} % of the messages begin at once.",
+        OTHER_ENGINE,
+    ]
 
 
 def catalog_rows(plans: Sequence[Plan], target: float) -> list[ListRow]:
@@ -342,41 +293,32 @@ def machine_rows(plans: Sequence[Plan]) -> list[ListRow]:
 
 
 def _machine_row(plan: Plan, tok_s: Range | None) -> ListRow:
-    machine, costs = plan.machine, plan.costs
-    price = f"${costs.usd_per_hour:.2f}/h" if costs is not None else ""
+    machine = plan.machine
     speed = _speed(tok_s.value) if tok_s is not None else ""
-    columns = (f"{machine.read_gbs.value:.0f} GB/s", price, plan.verdict, speed)
+    columns = (f"{machine.read_gbs.value:.0f} GB/s", f"{machine.memory_gb.value:.0f} GB", plan.verdict, speed)
     return ListRow(key=machine.id, name=machine.name, columns=columns, dim=tok_s is None)
 
 
-def service_list(service: Service) -> list[ListRow]:
-    """Return the lines of a simulation, the key is the number of machines."""
-    return [_outcome_row(one, one.machines == service.enough) for one in service.outcomes]
+def user_list(found: UserPlan) -> list[ListRow]:
+    """Return the lines of a list of numbers of machines, the key is the number."""
+    rows: list[ListRow] = []
+    for one in found.numbers:
+        state = "enough" if one.machines == found.enough else "users wait" if one.machines < found.enough else ""
+        columns = (f"{100 * one.busy:.0f} % busy", f"{one.chats:.0f} chats", state, _speed(one.tok_s))
+        name = units.plural(one.machines, "machine")
+        rows.append(
+            ListRow(
+                key=str(one.machines), name=name, columns=columns, strong=state == "enough", dim=state == "users wait"
+            )
+        )
+    return rows
 
 
-def _outcome_row(outcome: Outcome, enough: bool) -> ListRow:
-    state = "saturated" if outcome.saturated else "enough" if enough else ""
-    speed = "" if outcome.saturated else _speed(outcome.tok_s.p50)
-    chats = f"{outcome.mean_chats:.0f} chats"
-    return ListRow(
-        key=str(outcome.machines),
-        name=units.plural(outcome.machines, "machine"),
-        columns=(f"{100 * outcome.busy:.0f} % busy", chats, state, speed),
-        strong=enough,
-        dim=outcome.saturated,
-    )
-
-
-def outcome_lines(outcome: Outcome) -> Lines:
+def occupancy_lines(one: Occupancy) -> Lines:
     """Return what users of so many machines get, as labels and texts."""
-    busy = ("busy", f"{100 * outcome.busy:.0f} %, with {outcome.mean_chats:.1f} chats on a machine")
-    together = ("all users", f"{units.about(outcome.total_tok_s)} tok/s")
-    if outcome.saturated:
-        return [busy, together, ("", "Saturated: users wait in a queue.")]
-    first, tok_s = outcome.ttft_s, outcome.tok_s
     return [
-        busy,
-        ("first token", f"{time_of(first.p50)} s (p50), {time_of(first.p95)} s (p95)"),
-        ("tok/s", f"{units.about(tok_s.p50)} (p50); 95 % of the answers {units.about(tok_s.p95)} or more"),
-        together,
+        ("busy", f"{100 * one.busy:.0f} %, with {one.chats:.1f} chats on a machine"),
+        ("at once", f"{100 * one.at_once:.0f} % of the messages find a free place"),
+        ("first token", f"{time_of(one.ttft_s)} s, with the wait for a place"),
+        ("tok/s", f"{units.about(one.tok_s)} each, {units.about(one.total_tok_s)} together"),
     ]

@@ -16,21 +16,18 @@ from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.models.catalog import Catalog, load_catalog
-from cpuchat.planner.fleet import simulate_service
 from cpuchat.planner.plan import (
     MachineFor,
-    Network,
     Plan,
-    Prices,
     Workload,
     catalog_drafts,
     catalog_models,
     catalog_plans,
-    combined,
     machine_plans,
     make_plan,
 )
 from cpuchat.planner.specs import HERE, MachineSpec, PlannedModel, ThisMachine, all_machines, models_here, with_costs
+from cpuchat.planner.users import plan_users
 from cpuchat.present import plan as words
 from cpuchat.present.table import ListRow
 from cpuchat.tui.services import Services
@@ -90,7 +87,7 @@ class PlanPage(PlanPanes[str | None], keys="plan_page"):
 
 
 class MachinesPage(PlanPage, keys="plan_machines"):
-    """Lists one model on all machines, the cheapest first. Returns the id of the one that was chosen."""
+    """Lists one model on all machines, the fastest first. Returns the id of the one that was chosen."""
 
     @on(ModelList.Chosen)
     def action_choose(self) -> None:
@@ -109,22 +106,21 @@ def machines_page(plans: list[Plan]) -> Page:
     def details(machine: str) -> tuple[words.Lines, str]:
         return _plan_lines(by_id[machine]), by_id[machine].machine.name
 
-    title = f"{first.model.name} {first.model.quantization}, the cheapest machine first"
-    return Page(title, words.workload_words(first.workload, "", first.network), words.machine_rows(plans), details)
+    title = f"{first.model.name} {first.model.quantization}, the fastest machine first"
+    return Page(title, words.workload_words(first.workload), words.machine_rows(plans), details)
 
 
-def users_page(plan: Plan) -> Page:
-    """Simulate the users of a plan. Raises UsageError: as of `simulate_service`."""
-    service = simulate_service(plan)
-    by_key = {str(one.machines): one for one in service.outcomes}
-    sentences = [("", line) for line in words.service_lines(service, plan)]
+def users_page(plan: Plan, users: int) -> Page:
+    """Return the page of so many users of a plan. Raises UsageError: as of `plan_users`."""
+    found = plan_users(plan, users)
+    by_key = {str(one.machines): one for one in found.numbers}
+    sentences = [("", line) for line in words.user_lines(found, plan)]
 
     def details(machines: str) -> tuple[words.Lines, str]:
-        return [*words.outcome_lines(by_key[machines]), ("", ""), *sentences], words.title(plan)
+        return [*words.occupancy_lines(by_key[machines]), ("", ""), *sentences], words.title(plan)
 
-    mark = str(service.enough or service.outcomes[-1].machines)
-    title = f"{plan.machine.name}: simulation of {service.users:,} users"
-    return Page(title, words.workload_words(plan.workload, ""), words.service_list(service), details, mark)
+    title = f"{plan.machine.name}: {users:,} users"
+    return Page(title, words.workload_words(plan.workload), words.user_list(found), details, str(found.enough))
 
 
 class Question(NamedTuple):
@@ -151,13 +147,9 @@ WORKLOAD = {
     "n_ctx": Question("Context per chat (tokens)", 256, 10_000_000),
     "n_prompt": Question("Prompt length (tokens)", 1, 9_000_000),
     "n_answer": Question("Answer length (tokens)", 1, 9_000_000),
-    "users": Question("Concurrent users", 1, 1_000_000),
     "tok_s": Question("Target tok/s per user", 0.1, 1_000_000, whole=False),
 }
-NETWORK = {
-    "machines": Question("Machines of this kind, by RPC (1: no network)", 1, 64),
-    "gbit": Question("Network between them (Gbit/s)", 0.1, 10_000, whole=False),
-}
+USERS = Question("Concurrent users", 1, 1_000_000)
 COSTS = {
     "price_usd": Question("price (USD)", 1, 1e9, whole=False),
     "watts": Question("power at the wall, under load (W)", 1, 1e6, whole=False),
@@ -169,19 +161,13 @@ _QUANTIZATIONS = ("", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "F16")
 
 
 class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The list that is asked for: number of the machine (0: this one, then the others), over how many of its kind,
-    workload, quantization; and by the id of a machine what the user says of its price and power, as of `with_costs`."""
+    """The list that is asked for: number of the machine (0: this one, then the others), workload, quantization; and by
+    the id of a machine what the user says of its price and power, as of `with_costs`."""
 
     machine: int = 0
     workload: Workload = Workload()
     quantization: str = ""
     costs: Mapping[str, Mapping[str, float]] = {}
-    spread: Network = Network(machines=1)
-
-    @property
-    def network(self) -> Network | None:
-        """Return the machines and the network between them; None for one machine."""
-        return self.spread if self.spread.workers else None
 
 
 class PlanScreen(PlanPanes[None], keys="plan"):
@@ -230,9 +216,7 @@ class PlanScreen(PlanPanes[None], keys="plan"):
             return with_costs(machine, "on this screen", **wanted.costs.get(machine.id, {}))
 
         models = catalog_models(self._catalog, wanted.quantization, self._files[wanted.quantization])
-        plans = catalog_plans(machine_for, models, wanted.workload, network=wanted.network)
-        machine = machine_for(None, None)
-        return machine_for, combined(machine, wanted.network) if wanted.network is not None else machine, plans
+        return machine_for, machine_for(None, None), catalog_plans(machine_for, models, wanted.workload)
 
     def _here(self) -> ThisMachine:
         return ThisMachine(self._services.settings, self._services.conversation.model)
@@ -242,7 +226,7 @@ class PlanScreen(PlanPanes[None], keys="plan"):
         wanted, name = self._wanted, machine.name if machine is not None else "This machine"
         self.show_list(
             f"{name} · {wanted.machine + 1} of {len(self._machines) + 1}",
-            words.workload_words(wanted.workload, wanted.quantization, wanted.network),
+            words.workload_words(wanted.workload, wanted.quantization),
             words.catalog_rows(plans, wanted.workload.tok_s),
             self.marked_key,
         )
@@ -268,10 +252,8 @@ class PlanScreen(PlanPanes[None], keys="plan"):
             hint = [("", self._problem), ("", "Meanwhile, plan for another machine.")]
             self.show_details(hint if self._problem else [], "Plan")
             return
-        model, workload, draft, network = plan.model, plan.workload, self._draft(plan.model), plan.network
-        plan = await run_in_daemon_thread(
-            lambda: make_plan(machine_for(model, draft), model, workload, draft=draft, network=network)
-        )
+        model, workload, draft = plan.model, plan.workload, self._draft(plan.model)
+        plan = await run_in_daemon_thread(lambda: make_plan(machine_for(model, draft), model, workload, draft=draft))
         self.show_details(_plan_lines(plan), f"{model.name} {model.quantization}")
 
     def _change(self, **changes: Any) -> None:
@@ -288,9 +270,6 @@ class PlanScreen(PlanPanes[None], keys="plan"):
     def action_draft(self) -> None:
         if (plan := self._selected) is None:
             return
-        if plan.network is not None:
-            self.warn("RPC workers and a draft model cannot be combined.")
-            return
         if not catalog_drafts(plan.model, self._catalog):
             self.warn(f"The catalog has no draft model for {plan.model.name}.")
             return
@@ -299,20 +278,15 @@ class PlanScreen(PlanPanes[None], keys="plan"):
 
     @work(exclusive=True, group="ask")
     async def action_ask(self, name: str) -> None:
-        await self._ask(name)
-
-    async def _ask(self, name: str) -> bool:
-        """Ask for a figure, and plan with it; False when it was not given."""
+        """Ask for a figure of the workload, and plan with it."""
         question, now = WORKLOAD[name], getattr(self._wanted.workload, name)
         value = await self._answer(question, question.title, f"{now:.10g}")
         if value is None:
-            return False
+            return
         try:
             self._change(workload=_changed(self._wanted.workload, name, value))
         except UsageError as error:
             self.warn(error.message)
-            return False
-        return True
 
     @work(exclusive=True, group="ask")
     async def action_cost(self, name: str) -> None:
@@ -347,10 +321,7 @@ class PlanScreen(PlanPanes[None], keys="plan"):
             with contextlib.suppress(CpuchatError):  # this machine was not measured yet
                 machines.append(self._here().of(plan.model, draft))
             priced = [with_costs(one, "on this screen", **wanted.costs.get(one.id, {})) for one in machines]
-            plans = machine_plans(
-                priced, plan.model, wanted.workload, draft=draft, prices=Prices(), network=wanted.network
-            )
-            return machines_page(plans)
+            return machines_page(machine_plans(priced, plan.model, wanted.workload, draft=draft))
 
         chosen = await self.app.push_screen_wait(MachinesPage(f"{plan.model.name} {plan.model.quantization}", make))
         if chosen is not None:
@@ -358,28 +329,12 @@ class PlanScreen(PlanPanes[None], keys="plan"):
 
     @work(exclusive=True, group="ask")
     async def action_users(self) -> None:
-        """Ask for a number of users of the selected model, and simulate them."""
-        if self._wanted.network is not None:
-            self.warn("With RPC there is one chat at a time. s: one machine.")
-            return
-        if (plan := self._selected) is None or not await self._ask("users"):
+        """Ask for a number of users of the selected model, and show how many machines they need."""
+        if (plan := self._selected) is None or (users := await self._answer(USERS, USERS.title, "")) is None:
             return
         machine, model, workload = plan.machine, plan.model, self._wanted.workload
-        page = PlanPage(machine.name, lambda: users_page(make_plan(machine, model, workload)))
+        page = PlanPage(machine.name, lambda: users_page(make_plan(machine, model, workload), int(users)))
         await self.app.push_screen_wait(page)
-
-    @work(exclusive=True, group="ask")
-    async def action_spread(self) -> None:
-        """Ask over how many machines of the kind to plan, and for the network between them."""
-        spread = self._wanted.spread
-        for name, question in NETWORK.items():
-            value = await self._answer(question, question.title, f"{getattr(spread, name):.10g}")
-            if value is None:
-                return
-            spread = msgspec.structs.replace(spread, **{name: value})
-            if not spread.workers:
-                break
-        self._change(spread=spread)
 
 
 def _changed(workload: Workload, name: str, value: float) -> Workload:
