@@ -53,8 +53,8 @@ STRETCHES = (((0.95, 0.3), 32), ((0.9, 0.1), 64))
 LENGTHS = (41, 129, 257)
 CURVES = (*TARGETS, "recorded Q4_K_M", "recorded Q8_0", "recorded F16", AMX)
 AFTER_READ = 0.1
-"""The plain step after the draft model has read along is slower by this share: paired answers of 41 tokens lost one
-token to reading along, three times what its own time explains."""
+"""The plain step after a shadow draft is slower by this share: paired answers of 41 tokens lost one
+token to shadow drafting, three times what its own time explains."""
 PAYS = 1.02
 """Gain of the best fixed depth from which drafting pays in a cell."""
 
@@ -208,14 +208,14 @@ ABLATIONS: dict[str, Change] = {
     "all parts": lambda: None,
     "no budget": _set(controller, _START=1e6, _MOST=1e6, _SHARE=1.0),
     "nothing for a new pair": _set(controller, _START=0.0, _LOAN=0.0),
-    "no loan to read along": _set(controller, _LOAN=0.0),
+    "no loan for shadow drafting": _set(controller, _LOAN=0.0),
     "gains fill the budget to one step only": _set(controller, _MOST=1.0),
     "bad luck leaves a debt": _set(controller, _LEAST=-1e6),
     "what a draft accepted is booked": _set(controller, _BELIEF=0.0),
     "what a draft promised is booked": _set(controller, _BELIEF=1.0),
     "nothing kept of the last answer": _set(controller, _KEPT=0.0),
     "all texts count alike": _set(controller, _DRAFT=(2.0, 1000.0), _KEPT=1000.0),
-    "losses and reading along do not shorten the memory": _set(controller, _NEWEST=inf),
+    "losses and shadow drafting do not shorten the memory": _set(controller, _NEWEST=inf),
     "every loss shortens it": _set(controller, _WON=0.0),
     "costs as calibrated": _set(current_costs, _FOLLOW=0.0, _QUICK=0.0),
 }

@@ -190,8 +190,8 @@ class Comparison:
         return DraftOffer(target, expected.gains[0]) if expected.gains and not expected.scalar_type else None
 
     async def continue_with(self, side: int, place: Place) -> Branch:
-        """Let `side` continue its last answer from `place` with the other's choice; the last round has the branch. What
-        it writes is told as an answer's, and the next prompt continues the answer that was there before.
+        """Let `side` continue its last answer from `place` with the other model's token; the last round has the
+        branch. What it writes is told as an answer's, and the next prompt continues the answer that was there before.
 
         Raises:
             UsageError: something is running. MeasureFailed: the side does not load.

@@ -61,7 +61,7 @@ class Row:
 
 Kind = Literal[
     "incomplete",  # a side has no speed, or was stopped
-    "disturbed",  # other programs had the cores
+    "disturbed",  # other programs were using the cores
     "cached",  # the weights of both stay in L3: bytes do not decide
     "noise",  # the difference is within the spread
     "settings",  # both read the same bytes
@@ -148,7 +148,7 @@ def figure(name: Name, answer: SideAnswer) -> float | None:
             return roofline.estimate.value if roofline else None
         case "utilization":
             share = roofline.utilization.value if roofline else None
-            return None if share is None or share > 1 else share  # a peak that was beaten is none
+            return None if share is None or share > 1 else share  # a value above the peak means the peak was wrong
         case "joules":
             return roofline.joules_per_token.value if roofline else None
 

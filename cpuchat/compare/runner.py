@@ -387,8 +387,8 @@ class SideAnswer:
 
 @dataclass(frozen=True)
 class Branch:
-    """How a side goes on when it writes the other's choice at a place. `answer` has the whole text, and the figures of
-    its new part."""
+    """How a side goes on when it writes the other model's token at a place. `answer` has the whole text, and the
+    figures of its new part."""
 
     side: int
     place: Place
@@ -432,7 +432,7 @@ class Round:
 
     @property
     def disturbed(self) -> bool:
-        """Other programs had the cores for a part of it, so that its speeds are not those of the sides."""
+        """Other programs were using the cores for a part of it, so that its speeds are not those of the sides."""
         waits = [(one.timings.cpu_wait or 0.0, one.timings.predicted_ms) for one in self.answers if one.timings]
         return any(share > MAX_CPU_WAIT and share * ms > _LEAST_WAIT_MS for share, ms in waits)
 
@@ -568,8 +568,8 @@ class Runner:
     async def continue_from(
         self, answer: SideAnswer, place: Place, tell: Callable[[AnyEvent], None], stopped: Callable[[], bool]
     ) -> SideAnswer:
-        """Let the model continue its last answer up to `place`, followed by the other's choice there. The history keeps
-        the answer that it has."""
+        """Let the model continue its last answer up to `place`, followed by the other model's token there. The history
+        keeps the answer that it has."""
         history = self.conversation.history
         kept, n_reasoning = list(history.messages), len(answer.reasoning)
         text = answer.written.text[: place.character] + place.top

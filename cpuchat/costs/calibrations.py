@@ -50,7 +50,8 @@ class PassCosts(msgspec.Struct, frozen=True):
         overlap: the concurrent costs, where that is possible.
         rollback_ms: extra after a pass in which a token was rejected.
         steady: False when the measurements scattered so much that they should be repeated.
-        disturbed: True when other programs had the cores for part of the passes, which tell little of plain decoding.
+        disturbed: True when other programs were using the cores for part of the passes, which tell little of plain
+            decoding.
 
     Raises:
         ValueError: not 32 positive times, or a negative one.

@@ -120,7 +120,7 @@ class Answer:
         self._reuse: Reuse | None = None
         self._prompt_tokens: list[int] = []
         self._calls: CallSplitter | None = None
-        self._is_disturbed = False  # other programs had the cores for part of the decoding
+        self._is_disturbed = False  # other programs were using the cores for part of the decoding
         self._waited: float | None = None
         self._continued = ""  # what the prompt has of the answer already, at its end
         self._decoding_since = self._next_look = 0.0

@@ -41,16 +41,16 @@ def restored(reuse: Reuse) -> str:
 
 
 def reasons(reuse: Reuse) -> list[str]:
-    """Say why not more was reused: `evaluated anew: message 2 was edited`."""
-    found = [f"evaluated anew: {_CHANGED[reuse.changed][0].format(reuse.message)}"] if reuse.changed else []
+    """Say why not more was reused: `re-evaluated: message 2 was edited`."""
+    found = [f"re-evaluated: {_CHANGED[reuse.changed][0].format(reuse.message)}"] if reuse.changed else []
     if reuse.again:
-        found.append(f"no checkpoint nearer: {plural(reuse.again, 'token')} evaluated again")
+        found.append(f"no checkpoint nearer: {plural(reuse.again, 'token')} re-evaluated")
     return found
 
 
 def brief_reasons(reuse: Reuse) -> list[str]:
-    """Say the same in about 28 characters each: `anew: message 2 was edited`, `210 tokens re-evaluated`."""
-    found = [f"anew: {_CHANGED[reuse.changed][1].format(reuse.message)}"] if reuse.changed else []
+    """Say the same in about 28 characters each: `message 2 was edited`, `210 tokens re-evaluated`."""
+    found = [_CHANGED[reuse.changed][1].format(reuse.message)] if reuse.changed else []
     return [*found, *([f"{plural(reuse.again, 'token')} re-evaluated"] if reuse.again else [])]
 
 

@@ -109,7 +109,7 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "") -> str:
         return ""
     if found.kind == "disturbed":
         again = f"{repeat} repeats." if repeat else "Repeat it."
-        return f"Too noisy for a verdict: other programs had the cores. {again}"
+        return f"Too noisy for a verdict: other programs were using the cores. {again}"
     b_leads = found.speed > 1
     fast, slow = (names[1], names[0]) if b_leads else (names[0], names[1])
     speed = units.factor(found.speed if b_leads else 1 / found.speed)

@@ -37,8 +37,8 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding),
     `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of
     which reads all its weights. `draft_ms` is time spent drafting that verification waited for.
-    `plain_ms` is what one plain token costs here now (None: not known, or `disturbed`: other programs had the cores
-    for part of the answer, and plain decoding was timed without them). `reason` says in one plain sentence why
+    `plain_ms` is what one plain token costs here now (None: not known, or `disturbed`: other programs were using the
+    cores for part of the answer, and plain decoding was timed without them). `reason` says in one plain sentence why
     speculation is off; "" while it is on. `source`: "" when the engine of this machine counted, else who counted
     at a server ("server", or "server-wide" where other requests are in the counts); the depth is not known.
     """
@@ -112,7 +112,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     (the system prompt), "trimmed" (oldest messages were left out), "message" (the content of
     message number `message`, the first one after the system prompt is 1), "template" (the template renders that message
     otherwise, for instance without its reasoning). `again` tokens are as before, but no state was kept so near: they
-    were evaluated again. `note` says once what is not kept, and which setting helps.
+    were re-evaluated. `note` says once what is not kept, and which setting helps.
     """
 
     source: Literal["", "memory", "disk"] = ""

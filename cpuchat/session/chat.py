@@ -549,7 +549,7 @@ class ChatSession:
     def tell_offered(self, text: str) -> None:
         """Tell that other tools are offered, which stand at the beginning of the prompt, and what that costs."""
         n_past = self.history.n_past
-        self.tell(f"{text} The prompt changes: {n_past:,} tokens are evaluated again." if n_past else text)
+        self.tell(f"{text} The prompt changed; {n_past:,} tokens will be re-evaluated." if n_past else text)
 
     # Chats
 
@@ -595,7 +595,7 @@ class ChatSession:
             return 0
         if not 0 <= at < len(siblings):
             which = "last" if step > 0 else "first"
-            select = "Select another ‹ › (Shift+Tab, then k or j) to switch it."
+            select = "Select a message marked ‹ › (Shift+Tab, then k or j) to switch versions."
             self.tell(f"This is the {which} of {len(siblings)}. {select}")
             return 0
         await self.conversation.open_chat(self.chat_id, siblings[at])

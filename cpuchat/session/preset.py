@@ -1,4 +1,4 @@
-"""What the open chat, or the next one, is answered with beside the settings: its preset, and how it reasons."""
+"""Overrides of the open chat, or of the next one: its preset, and how it reasons."""
 
 from __future__ import annotations
 

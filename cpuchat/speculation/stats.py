@@ -18,7 +18,7 @@ class PassRecord:
 
     Attributes:
         verify_ms: duration of the pass, without a rollback.
-        drafter: whose draft was verified, or who was asked in vain; None for a plain step.
+        drafter: whose draft was verified, or who proposed nothing; None for a plain step.
         buckets: confidence bucket of each drafted token.
         accepted: how many drafted tokens, from the first on, the target's sampler chose too.
         compared: drafted tokens looked at; fewer than `drafted` when the answer ended inside the draft.
@@ -26,7 +26,7 @@ class PassRecord:
         unread: tokens of the text that the draft model had to read before it drafted.
         overlap: both models computed at the same time.
         rollback_ms: duration of the rollback after it.
-        again: passes of that rollback, in which accepted tokens were evaluated again.
+        again: passes of that rollback, in which accepted tokens were re-evaluated.
     """
 
     verify_ms: float

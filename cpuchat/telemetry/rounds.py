@@ -132,7 +132,7 @@ _Z: Final = 3.2
 """Normal quantile of a gain that is believed. Six choices of two figures each, looked at after each of six rounds, are
 together to be wrong in at most 2 % of all runs of `tune` (benchmarks/tune_noise.py)."""
 _HOPE: Final = 1.5
-"""Standard errors by which a gain may be larger than it seems, or more rounds are in vain."""
+"""Standard errors by which a gain may exceed its estimate; where even that is too little, measuring stops early."""
 
 
 class Gain(NamedTuple):

@@ -27,7 +27,7 @@ FIGURES = (
     (
         "reused",
         "prompt tokens found in a KV cache, the current or a saved one; the lowest rows say why not more. Models "
-        "whose KV cache cannot be cut anywhere continue from a checkpoint; tokens after it are evaluated again",
+        "whose KV cache cannot be cut anywhere continue from a checkpoint; tokens after it are re-evaluated",
     ),
     ("context", "tokens in the context; older messages that no longer fit stay in the chat"),
     ("private mem", "memory of the worker alone: KV cache, buffers, repacked weights"),

@@ -562,8 +562,8 @@ def _predicted(
 
 def _scale(predicted: float, figures: Figures) -> float:
     """Return the measured speed of the last answer by that predicted for the placement in use; 1 where it was not
-    slower, no answer was long enough, or other programs had the cores. Of very small models much of a token's time is
-    spent outside of passes.
+    slower, no answer was long enough, or other programs were using the cores. Of very small models much of a
+    token's time is spent outside of passes.
     """
     measured = 0.0 if figures.drafting.counts.disturbed else _measured(figures)
     return measured / predicted if 0 < measured < predicted else 1.0

@@ -85,7 +85,7 @@ def test_a_stopped_or_disturbed_round_has_no_verdict_and_takes_no_place() -> Non
     stopped = a_round(answered(Q8, 25.0), answered(Q4, 50.0, stop="cancelled"))
     disturbed = a_round(answered(Q8, 25.0), answered(Q4, 70.0, cpu_wait=0.4))
     assert said(stopped) == "" and stopped.stopped and not fair.stopped
-    assert said(disturbed) == "Too noisy for a verdict: other programs had the cores. Repeat it."
+    assert said(disturbed) == "Too noisy for a verdict: other programs were using the cores. Repeat it."
     verdict = figures_of([disturbed]).verdict
     assert "F9 repeats" in compare.verdict(verdict, NAMES, "F9")
     assert Turn("Why?", [fair, stopped, disturbed]).counted() == [fair]

@@ -1,4 +1,4 @@
-"""Tests what of a chat is evaluated again: after the next turn, an edit, another chat, a restart."""
+"""Tests what of a chat is re-evaluated: after the next turn, an edit, another chat, a restart."""
 
 from __future__ import annotations
 

@@ -43,13 +43,13 @@ def progress(reuse: Reuse | None, cache_n: int = 3102) -> str:
 )
 def test_why_not_more_was_reused(changed: dict[str, Any], words: str, brief: str) -> None:
     reuse = Reuse(**changed)
-    assert reasons(reuse) == [f"evaluated anew: {words}"]
-    assert brief_reasons(reuse) == [f"anew: {brief}"]
-    assert len(f"anew: {brief}") <= 28  # the columns of the panel
+    assert reasons(reuse) == [f"re-evaluated: {words}"]
+    assert brief_reasons(reuse) == [brief]
+    assert len(brief) <= 28  # the columns of the panel
 
 
 def test_tokens_without_a_checkpoint_near_them_are_a_reason() -> None:
-    assert reasons(Reuse(again=210)) == ["no checkpoint nearer: 210 tokens evaluated again"]
+    assert reasons(Reuse(again=210)) == ["no checkpoint nearer: 210 tokens re-evaluated"]
     assert brief_reasons(Reuse(again=1)) == ["1 token re-evaluated"]
 
 
@@ -61,17 +61,17 @@ def test_nothing_is_said_of_a_prompt_that_goes_on() -> None:
 
 
 def test_the_prefill_line_has_the_source_and_the_main_reason() -> None:
-    assert progress(EDITED) == ", 3,102 from disk · 6 s left · anew: message 2 was edited"
+    assert progress(EDITED) == ", 3,102 from disk · 6 s left · message 2 was edited"
     assert progress(Reuse(source="memory")) == ", 3,102 from memory · 6 s left"
     assert progress(Reuse(again=210)) == ", 3,102 cached · 6 s left · 210 tokens re-evaluated"
-    assert progress(Reuse(changed="system"), cache_n=0) == " · 6 s left · anew: system prompt changed"
+    assert progress(Reuse(changed="system"), cache_n=0) == " · 6 s left · system prompt changed"
 
 
 def test_the_full_summary_says_all_and_the_line_under_an_answer_nothing() -> None:
     timings = msgspec.structs.replace(FULL, reuse=EDITED)
     assert full_summary(timings, "cancelled").endswith(
-        "(38 new, 3,102 cached) · restored from disk in 40 ms · evaluated anew: message 2 was edited"
-        " · no checkpoint nearer: 210 tokens evaluated again · stopped"
+        "(38 new, 3,102 cached) · restored from disk in 40 ms · re-evaluated: message 2 was edited"
+        " · no checkpoint nearer: 210 tokens re-evaluated · stopped"
     )
     assert summary(timings, "end") == summary(FULL, "end")
 

@@ -180,7 +180,7 @@ def assert_same(model: Model, plain: Said, drafted: Said, sampling: Sampling = G
     """Assert that the answers are equal, or differ from a token on at which rounding decides.
 
     A row of logits from a pass over several tokens differs by rounding from the row of a plain step. Where the plain
-    row (evaluated again here) puts the choice further than `ROUNDING` from the other token, a difference is a bug.
+    row (re-evaluated here) puts the choice further than `ROUNDING` from the other token, a difference is a bug.
     """
     if drafted.tokens == plain.tokens:
         assert drafted.text == plain.text

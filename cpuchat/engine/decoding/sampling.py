@@ -94,7 +94,7 @@ class _Shortlist:
         return [ids[i] for i in order], [logits[i] for i in order], limit + 0.001
 
     def all(self, row: Row, peak: float) -> tuple[list[int], list[float], float]:
-        """Return the same of all the `k` largest entries."""
+        """Like `near`, for all `k` largest entries."""
         k = self.k
         ids = largest(row, min(2 * k, row.size))
         logits = row[ids].tolist()

@@ -83,7 +83,7 @@ class Speculator:
         self._cascade: Cascade | None = None
         self._stats = SpeculationStats()
         self._n_reported = self._n_indexed = 0  # tokens of the answer that the draft model and the free drafters know
-        self._lookup_debt = 0.0  # seconds spent on looking for drafts in vain, less what may be
+        self._lookup_debt = 0.0  # seconds of lookups that proposed nothing, less what may be
         self._lookup_seconds = 0.0  # before the next pass, without waiting for the draft model
         self._was_asked = False
         self._unasked_ms, self._n_unasked = 0.0, 0  # plain steps without a lookup
@@ -204,7 +204,7 @@ class Speculator:
             if self._n_unasked:  # undisturbed steps tell better what plain decoding costs than the one after a lookup
                 ms, self._unasked_ms, self._n_unasked = self._unasked_ms / self._n_unasked, 0.0, 0
             record = PassRecord(ms)
-            if self._model is not None and (waited := self._model.take_wait_ms()):  # it was asked in vain
+            if self._model is not None and (waited := self._model.take_wait_ms()):  # it proposed nothing
                 record = PassRecord(
                     ms, "draft", draft_ms=waited, unread=self._model.unread, overlap=self._model.overlap
                 )

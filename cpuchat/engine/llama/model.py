@@ -271,8 +271,8 @@ def read_ahead(
     were any.
 
     llama.cpp would do the same inside one mmap call that neither reports progress nor can be cancelled. A page goes to
-    the NUMA node of the CPU that reads it: with a set of CPUs per node in `readers`, each reads every n-th chunk, so
-    that all nodes get the same share however fast they read.
+    the NUMA node of the CPU that reads it: with a set of CPUs per node in `readers`, they read
+    interleaved chunks, so that all nodes get the same share however fast they read.
     """
     parts = model_files(header.path)
     total, n_readers = header.file_size, len(readers)

@@ -12,7 +12,7 @@ back to an earlier one:
   n tokens, and `llama_memory_seq_rm` chooses one. Valid for the pass that wrote them only: llama.cpp checks the
   distance but not which pass, and would continue from whatever an earlier one left there.
 - a second sequence, which shares the state until the first one continues (`llama_memory_seq_cp`): neither
-  checkpoint nor rollback copies anything, but the accepted tokens after it have to be evaluated again.
+  checkpoint nor rollback copies anything, but the accepted tokens after it have to be re-evaluated.
 
 (Sources: src/llama-memory-recurrent.cpp, src/llama-memory-hybrid.cpp, src/llama-arch.cpp and src/llama-kv-cache.cpp
 of the pinned llama.cpp.) Which way works is found out by doing it (`detect_rollback`).
@@ -98,7 +98,7 @@ class Checkpoint(Rollback):
     """Holds on to the state at the checkpoint in a second sequence."""
 
     kind: RollbackKind = "checkpoint"
-    note = "Drafting costs more with this model: after a rejection, the accepted tokens are evaluated again."
+    note = "Drafting costs more with this model: after a rejection, the accepted tokens are re-evaluated."
 
     def forget(self) -> None:
         llama.llama_memory_seq_rm(self._memory, CHECKPOINT, -1, -1)
@@ -374,7 +374,7 @@ class Sequence:
         """Keep the first `n` tokens, as if no other had been evaluated since `checkpoint`. Drops the logits.
 
         Cheap for the batch that follows the checkpoint while its first token is kept. What cannot be restored is
-        evaluated again: the kept tokens after the checkpoint ("checkpoint"), or all `n` (anything else).
+        re-evaluated: the kept tokens after the checkpoint ("checkpoint"), or all `n` (anything else).
 
         Returns:
             In how many passes that was.

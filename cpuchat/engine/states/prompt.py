@@ -1,7 +1,7 @@
 """What the store of states compares: a prompt, the tokens of a conversation so far, and one kept state.
 
 A model's answer, rendered into the next prompt and tokenized again, often gives other tokens than the model generated
-("t", "he" comes back as "the"), and everything after the first difference would have to be evaluated again. So the
+("t", "he" comes back as "the"), and everything after the first difference would have to be re-evaluated. So the
 text of the last prompt and answer is kept together with its tokens and the places where it may be cut: between the
 tokens that the model generated (`TokenHistory`). A new prompt reuses tokens up to the last cut in the common text, and
 only the rest is tokenized.

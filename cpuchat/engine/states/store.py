@@ -1,4 +1,4 @@
-"""The one store of states: what was evaluated before is not evaluated again.
+"""The one store of states: what was evaluated before is not re-evaluated.
 
 A state is what the model's memory held after some tokens. It is kept where going back is likely: at a user's message,
 before the answer, every so many tokens of a long prompt, and where a conversation is left for another one. Attention
@@ -15,7 +15,7 @@ An example, with window-sized caches: some layers see the last 1,024 tokens, and
   is cut.
 - A prompt shares 4,000 tokens. Positions 2,977 on are needed, and gone. The newest checkpoint before is at the user's
   message at 3,900: its partial state, the windows of positions 2,876 to 3,899, is set over the memory, which is cut to
-  3,900. The 100 tokens up to 4,000 are evaluated again (`Reuse.again`), and what is new.
+  3,900. The 100 tokens up to 4,000 are re-evaluated (`Reuse.again`), and what is new.
 - A prompt shares 40 tokens with the memory, but 3,000 with another conversation that is kept whole: that one replaces
   the memory, which is kept before.
 """
@@ -622,7 +622,7 @@ class StateStore:
         return True
 
     def _worth(self, state: State, held: bytes) -> float:
-        """Return the tokens that would be evaluated again without a state, by its age; 0: it is of no use."""
+        """Return the tokens that would be re-evaluated without a state, by its age; 0: it is of no use."""
         others = [one for one in self._states if one is not state and one.owner == state.owner]
         is_partial = not state.is_whole and state.restored_bytes > 0
         holders = (held, *(one.tokens for one in others if one.is_whole))

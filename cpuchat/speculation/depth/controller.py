@@ -5,9 +5,9 @@ Three parts: acceptance is learned and the depth with the best expected rate cho
 are calibrated and followed (costs.py). A free drafter's proposal is verified to the depth g with
 the largest E(g) - rate * T(g + 1), if that is more than the next step is worth without it (renewal reward).
 
-One budget holds from the first token on. It earns a share of the time, and what drafts gain or lose against plain
-decoding is booked in it. What the draft model reads only to be judged is paid from it. While speculation is off,
-`DepthController.reason` says why.
+One budget holds from the first token on. It accrues at a share of elapsed time, and what drafts gain or lose against
+plain decoding is booked in it. Shadow drafting, which only judges the draft model, is paid from it. While speculation
+is off, `DepthController.reason` says why.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _DRAFT, _FREE = (2.0, 240.0), (4.0, 64.0)
 _KEPT: Final = 60.0
 """Compared tokens of earlier answers that still count in the next."""
 _NEWEST, _NEWEST_FREE = 20.0, 10.0
-"""...and tokens that still count when drafts have lost what they had gained, or the draft model has read along. (Free
+"""...and tokens that still count when drafts have lost what they had gained, or after shadow drafting. (Free
 drafters in benchmarks/replay.py, JSON with Q4_K_M: 0.86 without, 0.94 with 20, 0.99 with 10.)"""
 _WON, _WON_FREE = 2.0, 1.0
 """Most that drafts may have gained before such a loss, in plain steps."""
 _SHARE, _START, _LOAN, _MOST, _LEAST = 0.007, 0.6, 0.8, 6.0, -0.2
-"""The budget: a share of the time; in plain steps, what a new pair has at first, what it may owe for reading along
-until it is known, the most that is saved up, and the least after bad luck."""
+"""The budget: a share of the time; in plain steps, what a new pair has at first, what it may owe for shadow
+drafting until it is known, the most that is saved up, and the least after bad luck."""
 _BELIEF: Final = 0.5
 """Share of what is booked of a draft that is expected at the acceptance known by then; the rest is what it accepted.
 (Accepted alone is mostly chance, expected alone does not see that it is too hopeful.)"""
@@ -55,7 +55,7 @@ _HORIZON: Final = 128
 """A catch-up must pay within as many tokens (or as many again as were written)."""
 _RECENT: Final = 16
 _CHUNK, _FIRST = 12, 6
-"""Tokens that the draft model reads along at a time, and at first."""
+"""Tokens of a shadow draft, and of the first one."""
 _TIMED: Final = 5
 """Plain steps after which a calibrated time of twice or three times theirs is corrected to within 2 %."""
 
@@ -94,7 +94,7 @@ class DepthController:
         }
         self._budget = 0.0 if self._is_known else _START * (self.plain_ms or 0.0)
         self._won: dict[DrafterName, float] = {}
-        self._after_read = Following([0.0])  # how much slower the plain step after reading along is
+        self._after_read = Following([0.0])  # how much slower the plain step after a shadow draft is
         self._has_read = False
         self._was_plain = True
         self._last_depth = 0

@@ -216,7 +216,7 @@ class Composer(Prompt):
         self._drafts: dict[str | None, Draft] = {}  # of the chats that are not open
         self._pasted: dict[str, Attachment] = {}  # in this chat, by mark
         self._resent: dict[str, Attachment] = {}  # of the message that is being edited, by mark
-        self._options = ""  # what the chat is answered with beside the settings
+        self._options = ""  # per-chat overrides
         self._is_command = False  # what is typed is one
         self._attached = ""  # what would be sent with the message, or why it cannot be
         self._held_back = ""  # what was not sent because it names a file that is missing; the second time it is sent
@@ -263,9 +263,7 @@ class Composer(Prompt):
             self.save_draft()
 
     def show_titles(self, options: str | None = None) -> None:
-        """Show in the border what Enter and Esc do, and what the chat is answered with beside the settings (None: as
-        before).
-        """
+        """Show in the border what Enter and Esc do, and the per-chat overrides (None: as before)."""
         self._options = self._options if options is None else options
         session, queue = self._session, self._session.queue
         title: Content | str = Content(f"Message · {clean_line(self._options)}") if self._options else "Message"
@@ -285,7 +283,7 @@ class Composer(Prompt):
         else:
             what = "Enter sends · Ctrl+J new line"
         if self._held_back:
-            what = "Not sent. Enter again sends it as text"
+            what = "Not sent. Press Enter again to send it as text"
         if self._attached:
             title = Content(f"{title} · {self._attached}")
         self.border_title, self.border_subtitle = title, what

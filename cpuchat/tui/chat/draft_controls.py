@@ -36,7 +36,7 @@ def cycle(services: Services) -> str:
     restarts = f", which restarts {loaded.engine}" if loaded is not None and loaded.engine else ""
     when = f"from the next answer{restarts}"
     if conversation.drafting == "off":
-        return f"Drafting off {when}. F9: auto; F2 turns it off for good."
+        return f"Drafting off {when}. F9: auto; F2 to disable it permanently."
     if conversation.drafting == "always":
         depth = conversation.speculation.depth
         limits = "" if loaded is None or loaded.draft else " No draft model is loaded: only repeated text is drafted."

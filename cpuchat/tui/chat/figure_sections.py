@@ -5,7 +5,6 @@ A figure has its place on the panel as a `Row` of a section in `SECTIONS`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -325,7 +324,7 @@ def reuse(frame: Frame) -> list[Line]:
     if frame.figures.reuse is None:
         return []
     texts = filter(None, (*words.brief_reasons(frame.figures.reuse), words.restored(frame.figures.reuse)))
-    shortest = (text if len(text) <= frame.width else re.sub("^(anew:|restored) ", "", text) for text in texts)
+    shortest = (text if len(text) <= frame.width else text.removeprefix("restored ") for text in texts)
     return [[frame.text("label", fit(text, frame.width))] for text in shortest]
 
 

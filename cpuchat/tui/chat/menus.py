@@ -327,7 +327,7 @@ class Menus:
         if rows := [Row(title, partial(self._session.load, one), about=about) for title, one, about in here + served]:
             self._list("Switch to …", rows)
         else:
-            self._session.tell("No other model is here. Ctrl+O downloads one.")
+            self._session.tell("No other local models. Ctrl+O to download one.")
 
 
 def gist(preset: Preset) -> str:

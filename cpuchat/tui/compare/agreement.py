@@ -66,7 +66,7 @@ class PlacesList(OptionList):
         """Go to this place (`place.character` of what was written, the reasoning first), and show both candidates."""
 
     class Continued(_OfPlace):
-        """Continue the answer of `side` with the other's choice (`Comparison.continue_with`)."""
+        """Continue the answer of `side` with the other model's token (`Comparison.continue_with`)."""
 
     def __init__(self, names: Sequence[str], *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
@@ -106,6 +106,6 @@ class PlacesList(OptionList):
         self.post_message(self.Chosen(self, *self._places[int(event.option.id or 0)]))
 
     def action_continue(self) -> None:
-        """Continue with the other's choice at the marked place."""
+        """Continue with the other model's token at the marked place."""
         if self._places and self.highlighted is not None:
             self.post_message(self.Continued(self, *self._places[self.highlighted]))

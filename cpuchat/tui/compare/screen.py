@@ -134,7 +134,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         """Run a round; one that other programs disturbed is repeated once."""
         done = await self._one_round(prompt, start, repeats)
         if done is not None and done.complete and done.disturbed and not (self._left or self.comparison.stopped):
-            self._noise = "Too noisy, other programs had the cores: repeating. "
+            self._noise = "Too noisy, other programs were using the cores: repeating. "
             done = await self._one_round(prompt, self.comparison.repeat, repeats=True)
             self._noise = ""
         if done is not None and done.complete and not self.comparison.in_turn and self.has_widgets:
@@ -413,7 +413,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
 
     @work(exclusive=True, group="round")
     async def _continue_with(self, side: int, place: Place) -> None:
-        """Show how the answer of a side goes on with the other's choice."""
+        """Show how the answer of a side goes on with the other model's token."""
         pane, name = self._panes[side], self.comparison.names[1 - side]
         self.remove_class("-places")
         self._put_in_front(side)

@@ -170,7 +170,7 @@ def test_every_pass_is_counted_and_timed(
     load: Callable[..., Model],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where accepted tokens are evaluated again, that reads the weights and takes time like any other pass."""
+    """Where accepted tokens are re-evaluated, that reads the weights and takes time like any other pass."""
     if not snapshots:
         monkeypatch.setattr(fit, "COPY_SHARE", 0.0)
     talker = Talker(load(files[arch], OPTIONS), costs=FLAT).decide(Wandering(3))

@@ -1,4 +1,4 @@
-"""Tests what of a chat is evaluated again, with every kind of memory that llama.cpp has."""
+"""Tests what of a chat is re-evaluated, with every kind of memory that llama.cpp has."""
 
 from __future__ import annotations
 

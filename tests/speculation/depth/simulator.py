@@ -190,7 +190,7 @@ def adaptive_answer(
 ) -> Answer:
     """Simulate one answer with adaptive depth. `costs` may depend on the position in the text. `propose(at)`: a free
     drafter's proposal there and which of its tokens are right. `after_read`: by what share the plain step after the
-    draft model has read along is slower."""
+    draft model was evaluated in the background is slower."""
     noise = noise or Noise()
     cost_at = costs if callable(costs) else lambda _at: costs
     answer = Answer()

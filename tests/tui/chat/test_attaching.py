@@ -162,7 +162,7 @@ async def sent_as_text(app: RunningApp, name: str) -> None:
     await app.write(f"Show @{name}")
     await app.press("enter")
     await app.until(lambda: f"Message · No such file: {name}." in app.screen_text)
-    assert "Not sent. Enter again sends it as text" in app.screen_text
+    assert "Not sent. Press Enter again to send it as text" in app.screen_text
     await app.press("!")  # another message: it waits, too
     await app.until(lambda: "Not sent" not in app.screen_text)
     await app.press("enter")

@@ -114,12 +114,12 @@ async def test_tools_hold_for_one_chat_and_what_a_change_costs_is_told(tmp_path:
         await app.ready()
         app.chat.action_tools(str(tmp_path))
         await app.until(lambda: "3 tools" in app.status)
-        assert "evaluated again" not in app.notices[-1]
+        assert "will be re-evaluated" not in app.notices[-1]
         await app.send("First?")
         assert backend.requests[0].tools
         n_past = app.conversation.history.n_past
         app.chat.action_tools("off")
-        await app.until(lambda: any(f"{n_past:,} tokens are evaluated again" in notice for notice in app.notices))
+        await app.until(lambda: any(f"{n_past:,} tokens will be re-evaluated" in notice for notice in app.notices))
         app.chat.action_tools(str(tmp_path))
         await app.until(lambda: "3 tools" in app.status)
         first = app.conversation.chat

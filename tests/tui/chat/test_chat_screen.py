@@ -221,7 +221,7 @@ async def test_what_was_reused_is_told_in_whole_and_what_is_not_kept_once() -> N
     async with running(ScriptedBackend([steps]), size=SMALL) as app:
         await app.ready()
         await app.send("Still there?", wait=False)
-        words = ("2,600 of 3,140 tokens, 2,102 from disk", "anew: message 2 was edited")
+        words = ("2,600 of 3,140 tokens, 2,102 from disk", "message 2 was edited")
         await app.until(lambda: all(any(one in line.text for line in app.transcript.lines) for one in words))
         gate.open()
         await app.until(lambda: not app.chat.busy)

@@ -196,7 +196,7 @@ def test_what_matters_of_all_figures_is_there_without_scrolling_at_120_by_40() -
 
 
 def test_why_not_more_was_reused_stands_below() -> None:
-    told = {"anew: message 2 was edited", "210 tokens re-evaluated", "restored from disk in 40 ms"}
+    told = {"message 2 was edited", "210 tokens re-evaluated", "restored from disk in 40 ms"}
     for events in (reading(EDITED), [*reading(EDITED), *writing(10), drafted(DRAFTING)]):
         rows = drawn("all", meter_after(*LOADED, *events), ALL)
         assert set(rows[-3:]) == told and "reused     1,536 of 2,048 tokens" in rows

@@ -232,7 +232,7 @@ async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
         await app.done()
         (turn,) = app.screen.comparison.turns
         assert len(turn.rounds) == 2
-        assert "Too noisy for a verdict: other programs had the cores. ^R repeats." in app.screen_text
+        assert "Too noisy for a verdict: other programs were using the cores. ^R repeats." in app.screen_text
         assert "× as fast" not in app.screen_text
 
 
