@@ -2,10 +2,10 @@
 
     python benchmarks/hostile/databases.py [--quick] [--count 500] [--seed 1] [--jobs 2]
 
-Each file is a copy of one with 8 chats, of this version or of the one before branches, changed in one of many ways:
-values of the wrong type or range in random rows, tables, indexes and triggers that are altered or missing, wrong
-version numbers, overwritten bytes and pages, a cut end, a spoilt log, no file at all. The program runs in a
-pseudo-terminal until it shows its chats or ends by itself, and is then left with Ctrl+Q. Failures are: a traceback,
+Each file is a copy of one with 8 chats, changed in one of many ways: values of the wrong type or range in random rows,
+tables, indexes and triggers that are altered or missing, wrong version numbers, overwritten bytes and pages, a cut end,
+a spoilt log, no file at all. The program runs in a pseudo-terminal until it shows its chats or ends by itself, and is
+then left with Ctrl+Q. Failures are: a traceback,
 "a bug", the last-resort screen, an exit status that is not 0 or 11, more than 20 s, and a message that the mutation
 did not touch but that cannot be read afterwards. That a message was not touched is known for changed rows; for
 overwritten bytes the share that was saved is reported instead.
@@ -33,7 +33,6 @@ import pexpect
 from common import Row, Target, arguments, machine, report, run_main, say
 
 from cpuchat.base.errors import ChatsError
-from cpuchat.chats import schema
 from cpuchat.chats.store import ChatStore
 from cpuchat.protocol.timings import Timings
 
@@ -49,8 +48,8 @@ VALUES = (
 )  # fmt: skip
 COLUMNS = {
     "chats": ("id", "title", "created", "updated", "model", "system_prompt", "version", "sides", "leaf"),
-    "messages": (  # one that a version has not is not changed
-        "chat_id", "parent", "position", "role", "content", "reasoning", "model", "stop_reason", "timings", "settings",
+    "messages": (
+        "chat_id", "parent", "role", "content", "reasoning", "model", "stop_reason", "timings", "settings",
         "created",
     ),
 }  # fmt: skip
@@ -103,20 +102,6 @@ def write_original(path: Path) -> list[str]:
             texts.append(text)
     store.close()
     return texts
-
-
-def write_version_3(newest: Path, path: Path) -> None:
-    """Write the same chats as the version before branches stored them."""
-    common = "id, chat_id, role, content, reasoning, model, stop_reason, timings, created"
-    chats = "id, title, created, updated, model, system_prompt, version, sides"
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        for statements in schema.UPGRADES[:3]:
-            for statement in statements:
-                db.execute(statement)
-        db.execute("PRAGMA user_version = 3")
-        db.execute("ATTACH ? AS newest", (str(newest),))
-        db.execute(f"INSERT INTO chats ({chats}) SELECT {chats} FROM newest.chats")
-        db.execute(f"INSERT INTO messages ({common}, position) SELECT {common}, id FROM newest.messages")
 
 
 def mutate(path: Path, chance: random.Random) -> Case:
@@ -202,14 +187,14 @@ def _no_file(path: Path, chance: random.Random) -> Case:
     return Case("no file", None)
 
 
-def open_once(originals: list[Path], texts: list[str], seed: int) -> Outcome:
+def open_once(original: Path, texts: list[str], seed: int) -> Outcome:
     """Mutate a copy of one, run the program on it, and look what can be read afterwards."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="cpuchat-db-") as name:
         folder = Path(name)
         path = folder / "data" / "chats.db"
         path.parent.mkdir()
-        shutil.copyfile(chance.choice(originals), path)
+        shutil.copyfile(original, path)
         case = mutate(path, chance)
         started = time.monotonic()
         fault = run_program(folder)
@@ -277,11 +262,10 @@ def run_program(folder: Path) -> str:
 
 def measure(count: int, seed: int, jobs: int, each: Callable[[Outcome], None]) -> list[Outcome]:
     with tempfile.TemporaryDirectory(prefix="cpuchat-dbs-") as name, ThreadPoolExecutor(jobs) as pool:
-        originals = [Path(name) / "chats.db", Path(name) / "version-3.db"]
-        texts = write_original(originals[0])
-        write_version_3(*originals)
+        original = Path(name) / "chats.db"
+        texts = write_original(original)
         outcomes: list[Outcome] = []
-        for outcome in pool.map(lambda number: open_once(originals, texts, seed * 1_000_000 + number), range(count)):
+        for outcome in pool.map(lambda number: open_once(original, texts, seed * 1_000_000 + number), range(count)):
             outcomes.append(outcome)
             each(outcome)
         return outcomes

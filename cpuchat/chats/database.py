@@ -187,7 +187,7 @@ def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) ->
     new.unlink(missing_ok=True)
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
-        schema.upgrade(db)
+        schema.make_tables(db)
         with schema.transaction(db):
             _put_rows(db, chats, messages)
         schema.remake_derived(db)
@@ -378,16 +378,12 @@ class Database:
             db.execute("PRAGMA temp_store = MEMORY")
             db.execute("PRAGMA cache_size = -512")  # KB; 2 MB, the default, would fill in hours and make nothing faster
             db.execute("PRAGMA foreign_keys = ON")
-            was_older = schema.upgrade(db)
+            schema.make_tables(db)
             db.execute("PRAGMA journal_mode = WAL")
             if self.path.stat().st_size <= _CHECK_LIMIT:
                 self._report_repairs(check(db))
             self.full_text = schema.make_derived(db)
             schema.mark_interrupted(db)
-            if was_older:  # what was deleted before stood readable in unused pages
-                with contextlib.suppress(sqlite3.OperationalError):
-                    db.execute("VACUUM")
-                    db.execute("PRAGMA wal_checkpoint (TRUNCATE)")
             if has_orphans(db):
                 self._repair_rows(db)
             on_error.pop_all()

@@ -1,7 +1,7 @@
-"""The schema of the chat database and its upgrades.
+"""The schema of the chat database.
 
-`PRAGMA user_version` counts the steps of `UPGRADES` that a file has gone through. A step is never changed once it
-has been released; a new one is added. The tables themselves decide: a number that contradicts them is put right.
+`PRAGMA user_version` is the version of the tables. The tables themselves decide: a number that contradicts them is put
+right.
 """
 
 from __future__ import annotations
@@ -10,114 +10,80 @@ import contextlib
 import functools
 import sqlite3
 from collections.abc import Iterator
-from itertools import chain
 
 from cpuchat.base.errors import ChatsForeign, ChatsTooNew
 from cpuchat.chats.records import INTERRUPTED
 
-UPGRADES: tuple[tuple[str, ...], ...] = (
-    (
-        """
-        CREATE TABLE chats (
-            id TEXT PRIMARY KEY,
-            title TEXT NOT NULL DEFAULT '',
-            created REAL NOT NULL,
-            updated REAL NOT NULL,
-            model TEXT NOT NULL DEFAULT '',
-            system_prompt TEXT NOT NULL DEFAULT ''
-        )
-        """,
-        """
-        CREATE TABLE messages (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
-            position INTEGER NOT NULL,
-            role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
-            content TEXT NOT NULL DEFAULT '',
-            reasoning TEXT NOT NULL DEFAULT '',
-            model TEXT NOT NULL DEFAULT '',
-            stop_reason TEXT,
-            timings TEXT,
-            created REAL NOT NULL,
-            UNIQUE (chat_id, position)
-        )
-        """,
-    ),
-    (
-        "ALTER TABLE chats ADD COLUMN version INTEGER NOT NULL DEFAULT 0",
-        # Rows that made no sense, as they were found: JSON of column names and values, bytes as {"hex": ...}.
-        """
-        CREATE TABLE quarantine (
-            id INTEGER PRIMARY KEY,
-            chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE,
-            source TEXT NOT NULL,
-            row TEXT NOT NULL,
-            found REAL NOT NULL
-        )
-        """,
-    ),
-    # The two sides of a comparison, as JSON (compare.kept); '' for a chat.
-    ("ALTER TABLE chats ADD COLUMN sides TEXT NOT NULL DEFAULT ''",),
-    # Branches (`tree.Tree`): messages in a line, ordered by their position, become a tree with one branch. And the
-    # settings of an answer (`records.AnswerSettings`), as JSON.
-    (
-        "ALTER TABLE chats ADD COLUMN leaf INTEGER",
-        """
-        CREATE TABLE tree (
-            id INTEGER PRIMARY KEY AUTOINCREMENT,
-            chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
-            parent INTEGER NOT NULL,
-            role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
-            content TEXT NOT NULL DEFAULT '',
-            reasoning TEXT NOT NULL DEFAULT '',
-            model TEXT NOT NULL DEFAULT '',
-            stop_reason TEXT,
-            timings TEXT,
-            settings TEXT,
-            created REAL NOT NULL
-        )
-        """,
-        """
-        INSERT INTO tree (id, chat_id, parent, role, content, reasoning, model, stop_reason, timings, created)
-        SELECT id, chat_id, coalesce(lag(id) OVER (PARTITION BY chat_id ORDER BY position), 0), role, content,
-            reasoning, model, stop_reason, timings, created FROM messages ORDER BY id
-        """,
-        "DROP TABLE messages",
-        "ALTER TABLE tree RENAME TO messages",
-    ),
-    # What to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
-    ("ALTER TABLE chats ADD COLUMN when_full TEXT NOT NULL DEFAULT ''",),
-    # The preset of the chat (`presets.Preset`) as it was when it was chosen, as JSON.
-    ("ALTER TABLE chats ADD COLUMN preset TEXT",),
-    # Texts sent with a message (`records.Attachment`), as JSON.
-    ("ALTER TABLE messages ADD COLUMN attachments TEXT",),
-    # Whether the chat's model reasons ('on', 'off'; '' is as set elsewhere), and for how many tokens (NULL: as set).
-    (
-        "ALTER TABLE chats ADD COLUMN reasoning TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE chats ADD COLUMN reasoning_budget INTEGER",
-    ),
-    # 1: listed before all others.
-    ("ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",),
-    # Calls of tools on the way to an answer (`tool_calls.ToolStep`), as JSON.
-    ("ALTER TABLE messages ADD COLUMN steps TEXT",),
-    # When the tokens of a compared answer came, and what the other side predicts (`runner.KeptTokens`), as JSON.
-    ("ALTER TABLE messages ADD COLUMN recording TEXT",),
+VERSION = 12
+"""Raise it with every change of the tables, and upgrade those of released versions."""
+_CREATE = (
+    # sides: those of a comparison (compare.kept), as JSON; '' for a chat. leaf: of the open branch (`tree.Tree`).
+    # when_full: what to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
+    # preset (`presets.Preset`): as it was when it was chosen, as JSON. reasoning: 'on', 'off', or '' as set elsewhere;
+    # reasoning_budget: its tokens, NULL as set elsewhere. pinned: 1 is listed before all others.
+    """
+    CREATE TABLE chats (
+        id TEXT PRIMARY KEY,
+        title TEXT NOT NULL DEFAULT '',
+        created REAL NOT NULL,
+        updated REAL NOT NULL,
+        model TEXT NOT NULL DEFAULT '',
+        system_prompt TEXT NOT NULL DEFAULT '',
+        version INTEGER NOT NULL DEFAULT 0,
+        sides TEXT NOT NULL DEFAULT '',
+        leaf INTEGER,
+        when_full TEXT NOT NULL DEFAULT '',
+        preset TEXT,
+        reasoning TEXT NOT NULL DEFAULT '',
+        reasoning_budget INTEGER,
+        pinned INTEGER NOT NULL DEFAULT 0
+    )
+    """,
+    # As JSON: settings of an answer (`records.AnswerSettings`), texts sent with a message (`records.Attachment`), steps
+    # on the way to an answer (`tool_calls.ToolStep`), and its recording, when the tokens of a compared answer came, and
+    # what the other side predicts (`runner.KeptTokens`).
+    """
+    CREATE TABLE messages (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        parent INTEGER NOT NULL,
+        role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
+        content TEXT NOT NULL DEFAULT '',
+        reasoning TEXT NOT NULL DEFAULT '',
+        model TEXT NOT NULL DEFAULT '',
+        stop_reason TEXT,
+        timings TEXT,
+        settings TEXT,
+        created REAL NOT NULL,
+        attachments TEXT,
+        steps TEXT,
+        recording TEXT
+    )
+    """,
+    # Rows that made no sense, as they were found: JSON of column names and values, bytes as {"hex": ...}.
+    """
+    CREATE TABLE quarantine (
+        id INTEGER PRIMARY KEY,
+        chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE,
+        source TEXT NOT NULL,
+        row TEXT NOT NULL,
+        found REAL NOT NULL
+    )
+    """,
     # Unsent texts (`drafts.DraftSaver`) of a chat, NULL for a new one, in parts, by the window that they belong to.
-    (
-        """
-        CREATE TABLE drafts (
-            chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE, window TEXT, name TEXT, text TEXT
-        )
-        """,
-    ),
+    """
+    CREATE TABLE drafts (
+        chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE, window TEXT, name TEXT, text TEXT
+    )
+    """,
 )
 TABLES = ("chats", "messages", "quarantine", "drafts")
 _OUR_COLUMNS = {
     "chats": {"title", "created", "updated", "model", "system_prompt"},
     "messages": {"chat_id", "role", "content", "reasoning", "stop_reason", "timings"},
 }
-_ANYBODYS = ("sqlite_", "quarantine", "drafts", "messages_fts", "found")  # left of our file without its two tables
-_BELIEVABLE = 1000  # versions ahead of ours; a number beyond was not written by any cpuchat
+_ANYBODYS = ("sqlite_", "quarantine", "drafts", "messages_fts")  # left of our file without its two tables
+_BELIEVABLE = 1000  # versions ahead of this one; a number beyond was not written by any cpuchat
 
 # What can be made again from the tables at any time. An answer is indexed once it is finished: while it is written
 # it is saved over and over.
@@ -153,27 +119,20 @@ class UnexpectedLayout(sqlite3.DatabaseError):
     """Raised when the tables match no version, or a page of them is damaged."""
 
 
-def upgrade(db: sqlite3.Connection) -> bool:
-    """Upgrade the tables to the current version, all or nothing. Another instance may do the same at the same time.
-
-    Returns whether it was of an older version.
+def make_tables(db: sqlite3.Connection) -> None:
+    """Create the tables in an empty file. Another instance may do the same at the same time.
 
     Raises:
         ChatsTooNew: the file is ahead of this program.
         ChatsForeign: it is another program's database.
         UnexpectedLayout, sqlite3.Error
     """
-    if _version(db) == len(UPGRADES) and _structure(db) == _expected(len(UPGRADES)):
-        return False
-    try:
-        with transaction(db):
-            step = _step(db)  # now that nobody else can change it
-            for statement in chain(*UPGRADES[step:]):
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {len(UPGRADES)}")
-    except sqlite3.IntegrityError as error:  # rows that the newer tables do not take
-        raise UnexpectedLayout(str(error)) from None
-    return 0 < step < len(UPGRADES)
+    if _version(db) == VERSION and _structure(db) == _expected():
+        return
+    with transaction(db):
+        if not _has_tables(db):  # now that nobody else can change it
+            _create_tables(db)
+        db.execute(f"PRAGMA user_version = {VERSION}")
 
 
 @contextlib.contextmanager
@@ -189,20 +148,24 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _step(db: sqlite3.Connection) -> int:
+def _has_tables(db: sqlite3.Connection) -> bool:
     version, structure = _version(db), _structure(db)
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
     names = {name for name in names if not name.startswith(_ANYBODYS)}
     if names and not any(len(columns & column_names(db, table)) > 2 for table, columns in _OUR_COLUMNS.items()):
         raise _foreign(names)
-    if len(UPGRADES) < version <= len(UPGRADES) + _BELIEVABLE:
+    if VERSION < version <= VERSION + _BELIEVABLE:
         raise ChatsTooNew(
             "The chat database was written by a newer version of cpuchat.", "Update cpuchat; nothing was changed."
         )
-    for step in range(len(UPGRADES) + 1):
-        if structure == _expected(step):
-            return step
-    raise UnexpectedLayout("unknown table layout")
+    if any(structure) and structure != _expected():
+        raise UnexpectedLayout("unknown table layout")
+    return any(structure)
+
+
+def _create_tables(db: sqlite3.Connection) -> None:
+    for statement in _CREATE:
+        db.execute(statement)
 
 
 def _structure(db: sqlite3.Connection) -> tuple[object, ...]:
@@ -234,10 +197,9 @@ def _columns(db: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
 
 
 @functools.cache
-def _expected(step: int) -> tuple[object, ...]:
+def _expected() -> tuple[object, ...]:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        for statement in chain(*UPGRADES[:step]):
-            db.execute(statement)
+        _create_tables(db)
         return _structure(db)
 
 
@@ -284,17 +246,15 @@ def remake_derived(db: sqlite3.Connection) -> bool:
 
 def _drop_index(db: sqlite3.Connection) -> None:
     try:
-        _drop(db, "name IN ('messages_fts', 'found')")
+        _drop(db, "name = 'messages_fts'")
     except sqlite3.OperationalError as error:
         if "fts5" in str(error):
             raise
         # One without its own tables cannot be dropped as it should be.
         db.execute("PRAGMA writable_schema = ON")
-        db.execute("DELETE FROM sqlite_master WHERE name IN ('messages_fts', 'found')")
+        db.execute("DELETE FROM sqlite_master WHERE name = 'messages_fts'")
         db.execute("PRAGMA writable_schema = RESET")
-        _drop(
-            db, "type = 'table' AND (name LIKE 'messages\\_fts\\_%' ESCAPE '\\' OR name LIKE 'found\\_%' ESCAPE '\\')"
-        )
+        _drop(db, "type = 'table' AND name LIKE 'messages\\_fts\\_%' ESCAPE '\\'")
 
 
 def mark_interrupted(db: sqlite3.Connection) -> None:

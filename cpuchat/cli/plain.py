@@ -118,7 +118,6 @@ class PlainChat:
 
     def _run(self, text: str) -> None:
         command, _, rest = text.strip().partition(" ")
-        command = "/regenerate" if command == "/again" else command  # as it was called in the app
         if command in self._commands:
             self._do(self._commands[command][1](rest.strip()))
         elif command.startswith("/") and "/" not in command[1:]:

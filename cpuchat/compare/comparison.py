@@ -396,14 +396,13 @@ def sides_of(chat: Chat) -> Sides:
 
 def _kept(chat: Chat) -> _Kept:
     try:
-        found = msgspec.json.decode(chat.sides, type=prepared(_Kept | Sides))
+        return msgspec.json.decode(chat.sides, type=prepared(_Kept))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ChatsError("This comparison is damaged: its models are unknown.", "Delete it.") from None
-    return found if isinstance(found, _Kept) else _Kept(found)  # an earlier version kept the sides alone
 
 
 def _tokens_of(message: StoredMessage) -> KeptTokens:
-    """Return what is known of an answer's tokens: nothing of one that an earlier version kept, or that is damaged."""
+    """Return what is known of an answer's tokens: nothing where that is damaged."""
     try:
         return msgspec.json.decode(message.recording or "{}", type=prepared(KeptTokens))
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -343,7 +343,7 @@ class UiSection(Section):
 
 class ModelSection(Section):
     """`last` is what the app opened last ("" = the demo model): a file, or the address of a model on a server. It is
-    remembered; earlier versions kept it in config.toml."""
+    remembered in `state.json`."""
 
     last: str = ""
     folders: Annotated[list[str], Setting("Model folders", "searched for GGUF files, one per line")] = []

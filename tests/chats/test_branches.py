@@ -1,9 +1,8 @@
-"""Tests branches of chats: in files, also of earlier versions, and through a conversation."""
+"""Tests branches of chats: in files and through a conversation."""
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from cpuchat.base import paths
 from cpuchat.base.errors import ChatsChanged, ChatsError, UsageError
 from cpuchat.chats.records import AnswerSettings, StoredMessage
 from cpuchat.chats.store import ChatStore
-from cpuchat.compare.comparison import sides_of, turns_of
 from cpuchat.config.settings import Settings
 from cpuchat.protocol.messages import AnyEvent, Role, Sampling, Speculation
 from cpuchat.protocol.timings import Timings
@@ -60,73 +58,6 @@ def asked(core: Conversation) -> list[str]:
 
 
 # --- files ---
-
-
-def test_a_file_of_the_version_without_branches_becomes_one_with_a_branch(tmp_path: Path) -> None:
-    path = tmp_path / "chats.db"
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.executescript(Path(__file__).with_name("version_3.sql").read_text())
-    store = ChatStore(path)
-    comparison, speed, quinoa = store.chats()
-    assert [m.content for m in store.messages(speed.id)] == [
-        "Why is decoding slow?", "Because of bandwidth.", "And prefill?", "That is compute.",
-    ]  # fmt: skip
-    assert [m.content for m in store.messages(quinoa.id)] == ["How long?", "Fifteen min"]
-    told = store.messages(speed.id)[1]
-    assert (told.reasoning, told.model, told.stop_reason) == ("Hm.", "Qwen", "end")
-    assert (told.timings, told.settings) == (Timings(predicted_n=7, ttft_ms=12.5), None)
-    assert (speed.system_prompt, speed.updated, speed.version) == ("Be brief.", 1780000540.0, 6)
-    assert [side.quantization for side in sides_of(comparison)] == ["Q8_0", "Q4_K_M"]
-    (turn,) = turns_of(comparison, store.messages(comparison.id))
-    assert [one.content for one in turn.rounds[0].answers] == ["Bytes.", "Because of bytes."]
-    assert [hit.id for hit in store.search("bandwidth")] == [speed.id]
-    assert store.take_notices() == []
-    again = store.add_message(speed.id, "assistant", "Bytes.", after=told.parent)
-    assert again.id > 10 and [m.content for m in store.messages(speed.id)] == ["Why is decoding slow?", "Bytes."]
-    store.close()
-    assert list(tmp_path.glob("*damaged*")) == []
-
-
-def test_a_damaged_file_of_that_version_is_read_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "chats.db"
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.executescript(Path(__file__).with_name("version_3.sql").read_text())
-        db.execute("ALTER TABLE chats DROP COLUMN model")
-    store = ChatStore(path)
-    (notice,) = store.take_notices()
-    assert "3 chats with 9 messages" in notice
-    assert [m.content for m in store.messages("8663eab9e01d5db5")] == ["How long?", "Fifteen min"]
-    store.close()
-
-
-@pytest.mark.parametrize(
-    ("statement", "left"),
-    [
-        ("UPDATE messages SET chat_id = 'no such chat' WHERE id = 6", 9),
-        ("UPDATE messages SET role = 'bot' WHERE id = 6", 8),
-        ("UPDATE messages SET content = NULL WHERE id = 6", 9),
-    ],
-)
-def test_a_bad_row_of_that_version_does_not_lock_the_chats(tmp_path: Path, statement: str, left: int) -> None:
-    path = tmp_path / "chats.db"
-    script = Path(__file__).with_name("version_3.sql").read_text()
-    if "NULL" in statement:
-        script = script.replace("content TEXT NOT NULL DEFAULT ''", "content TEXT DEFAULT ''")
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.executescript(script)
-        db.execute("PRAGMA ignore_check_constraints = ON")
-        db.execute(statement)
-        db.execute("PRAGMA writable_schema = ON")
-        db.execute(
-            "UPDATE sqlite_master SET sql = replace(sql, ?, ?)", ("content TEXT DEF", "content TEXT NOT NULL DEF")
-        )
-    store = ChatStore(path)
-    (notice,) = store.take_notices()
-    assert f"with {left} messages" in notice
-    assert store.messages("e5ca73b11aefe4c1")[0].content == "Why is decoding slow?"
-    assert store.messages("8663eab9e01d5db5")[0].content == "How long?"
-    assert sum(len(store.messages(chat.id)) for chat in store.chats()) == left
-    store.close()
 
 
 def test_the_branch_that_was_open_is_open_again(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def test_another_programs_database_is_named_and_left_alone(tmp_path):
 
 
 def test_a_newer_file_with_other_tables_is_left_alone(path):
-    change(path, f"PRAGMA user_version = {len(schema.UPGRADES) + 2}", "ALTER TABLE chats ADD COLUMN color")
+    change(path, f"PRAGMA user_version = {schema.VERSION + 2}", "ALTER TABLE chats ADD COLUMN color")
     before = path.read_bytes()
     with pytest.raises(ChatsTooNew):
         ChatStore(path)
@@ -322,18 +322,16 @@ def test_what_is_no_file_is_said(tmp_path, side):
         ChatStore(tmp_path / "chats.db")
 
 
-def test_a_file_of_the_first_version_is_upgraded_and_old_leftovers_are_overwritten(tmp_path):
-    path = tmp_path / "chats.db"
-    change(path, *schema.UPGRADES[0], "PRAGMA user_version = 1",
-           "INSERT INTO chats (id, title, created, updated) VALUES ('a', 'Kept', 1, 2)",
-           "INSERT INTO messages (chat_id, position, role, content, created) VALUES ('a', 0, 'user', 'hello', 1)",
-           f"INSERT INTO messages (chat_id, position, role, content, created) VALUES ('a', 1, 'user', '{SECRET}', 1)",
-           "DELETE FROM messages WHERE position = 1")  # fmt: skip
-    assert SECRET.encode() in path.read_bytes()
+def test_a_file_of_another_layout_is_read_in_order_and_set_aside(path):
+    change(path, "DROP INDEX messages_by_chat", "ALTER TABLE messages DROP COLUMN parent",
+           "ALTER TABLE chats DROP COLUMN pinned", "PRAGMA user_version = 3")  # fmt: skip
     store = ChatStore(path)
-    assert texts(store) == ["hello"]
-    assert store.chat("a").version == 0
-    assert not leftovers(path)
+    (notice,) = store.take_notices()
+    (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")
+    assert "2 chats with 4 messages" in notice and str(aside) in notice
+    second, first = store.chats()
+    for chat, title in ((first, "First"), (second, "Second")):
+        assert [one.content for one in store.messages(chat.id)] == [f"Question about {title}", f"Answer about {title}"]
     store.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sqlite3
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
-from cpuchat.chats import schema
 from cpuchat.chats.history import request_messages
 from cpuchat.chats.records import Attachment
 from cpuchat.chats.store import ChatStore
@@ -137,24 +135,6 @@ def test_an_export_has_attachments_and_gives_them_back(tmp_path: Path) -> None:
     assert text.index("</details>") < text.index("Why?")
     store.close()
     other.close()
-
-
-def test_a_file_of_the_version_before_attachments_is_upgraded(tmp_path: Path) -> None:
-    version = next(at for at, step in enumerate(schema.UPGRADES) if "attachments" in "".join(step))
-    path = tmp_path / "chats.db"
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        for statement in itertools.chain(*schema.UPGRADES[:version]):
-            db.execute(statement)
-        db.execute("INSERT INTO chats (id, created, updated) VALUES ('a', 1, 1)")
-        db.execute("INSERT INTO messages (chat_id, parent, role, content, created) VALUES ('a', 0, 'user', 'Why?', 1)")
-        db.execute(f"PRAGMA user_version = {version}")
-        db.commit()
-    store = ChatStore(path)
-    assert [(one.content, one.attachments) for one in store.messages("a")] == [("Why?", ())]
-    store.add_message("a", "user", "And?", attachments=(FILE,))
-    assert store.messages("a")[-1].attachments == (FILE,)
-    assert store.take_notices() == []
-    store.close()
 
 
 @pytest.mark.parametrize("value", ["", "[", "{}", "[1]", '[{"title": 1, "text": "x"}]', 7, b"\xff", "[" * 5000])

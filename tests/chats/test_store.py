@@ -327,25 +327,12 @@ def test_an_empty_file_is_a_new_store(path):
 def test_a_file_from_the_future_is_left_alone(path):
     fill(path)
     with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {len(schema.UPGRADES) + 1}")
+        db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
     db.close()
     before = path.read_bytes()
     with pytest.raises(ChatsTooNew, match="Update cpuchat"):
         ChatStore(path)
     assert path.read_bytes() == before
-
-
-def test_an_upgrade_keeps_what_is_there_and_fails_as_a_whole(path, monkeypatch):
-    fill(path)
-    good = ("ALTER TABLE chats ADD COLUMN color INTEGER NOT NULL DEFAULT 0",)
-    monkeypatch.setattr(schema, "UPGRADES", (*schema.UPGRADES, (*good, "nonsense")))
-    with pytest.raises(ChatsError):
-        ChatStore(path)
-    monkeypatch.setattr(schema, "UPGRADES", (*schema.UPGRADES[:-1], good))
-    store = ChatStore(path)
-    assert len(store.messages(store.chats()[0].id)) == 200
-    assert store._db.execute("SELECT color FROM chats").fetchall() == [(0,)]
-    store.close()
 
 
 def test_a_place_that_cannot_be_used_says_so(tmp_path):
@@ -366,31 +353,6 @@ def test_timings_of_another_version_do_not_lose_the_message(store):
     store._db.execute("UPDATE messages SET timings = '[oops'")
     assert store.messages(chat.id)[0].timings is None
     assert message.timings is not None
-
-
-def test_the_search_index_of_earlier_versions_is_replaced_and_the_chats_stay(path):
-    store = ChatStore(path)
-    chat = store.create_chat("m", title="Old")
-    store.add_message(chat.id, "user", "a needle in it")
-    store.close()
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        for name in ("fts_insert", "fts_delete", "fts_update"):
-            db.execute(f"DROP TRIGGER {name}")
-        db.execute("DROP TABLE messages_fts")
-        db.execute("CREATE VIRTUAL TABLE found USING fts5 (content, content='messages', content_rowid='id')")
-        db.execute("INSERT INTO found (found) VALUES ('rebuild')")
-        insert = "INSERT INTO found (rowid, content) VALUES (new.id, new.content)"
-        db.execute(f"CREATE TRIGGER found_insert AFTER INSERT ON messages BEGIN {insert}; END")
-        db.commit()
-    store = ChatStore(path)
-    store.add_message(chat.id, "user", "another needle")
-    assert [hit.id for hit in store.search("needle")] == [chat.id]
-    assert [message.content for message in store.messages(chat.id)] == ["a needle in it", "another needle"]
-    assert store.take_notices() == []
-    store.close()
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        names = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    assert "messages_fts" in names and not {name for name in names if name.startswith("found")}
 
 
 def test_the_first_letter_of_a_word_finds_what_is_stored_now(store):

@@ -1,15 +1,13 @@
-"""Tests comparisons in the chat database, and files that an earlier version wrote."""
+"""Tests comparisons in the chat database."""
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cpuchat.base.errors import ChatsChanged, ChatsError
-from cpuchat.chats import schema
 from cpuchat.chats.store import ChatStore
 from cpuchat.compare.agreement import Written, score_answers
 from cpuchat.compare.comparison import KeptComparison, sides_of, turns_of
@@ -119,22 +117,6 @@ def test_damaged_sides_are_an_error_with_what_to_do(tmp_path: Path) -> None:
         sides_of(chat)
 
 
-def test_chats_of_the_version_before_are_chats(tmp_path: Path) -> None:
-    path = tmp_path / "chats.db"
-    with sqlite3.connect(path) as db:
-        for step in schema.UPGRADES[:2]:
-            for statement in step:
-                db.execute(statement)
-        db.execute("INSERT INTO chats (id, title, created, updated) VALUES ('a', 'Old one', 1, 2)")
-        db.execute("INSERT INTO messages (chat_id, position, role, content, created) VALUES ('a', 0, 'user', 'Hi', 1)")
-        db.execute("PRAGMA user_version = 2")
-    store = ChatStore(path)
-    (chat,) = store.chats()
-    assert (chat.title, chat.sides) == ("Old one", "")
-    assert [message.content for message in store.messages("a")] == ["Hi"]
-    assert not store.take_notices()
-
-
 def test_a_finished_round_stays_and_how_it_ended_is_kept(tmp_path: Path) -> None:
     store = ChatStore(tmp_path / "chats.db")
     kept = KeptComparison(store, SIDES)
@@ -158,9 +140,3 @@ def test_a_finished_round_stays_and_how_it_ended_is_kept(tmp_path: Path) -> None
     kept.keep([turn, Turn("And?", [stopped]), Turn("Then?", [disturbed])])
     assert [one.rounds[0].stopped for one in opened()] == [False, True, False]
     assert [one.rounds[0].disturbed for one in opened()] == [False, False, True]
-
-
-def test_what_an_earlier_version_kept_opens(tmp_path: Path) -> None:
-    store = ChatStore(tmp_path / "chats.db")
-    chat = store.create_chat("m", sides=msgspec.json.encode(SIDES).decode())
-    assert sides_of(chat) == SIDES and turns_of(chat, []) == []

@@ -35,14 +35,13 @@ class KeyRing:
     def __init__(self, chosen: str = "") -> None:
         self._chosen = chosen
         self._file = paths.keys_file()
-        self._former = paths.config_dir() / self._file.name  # where it was in earlier versions
 
     def key(self, server: str) -> str:
         """Return the key, "" when there is none. May wait for the owner to unlock a keyring. Raises ServerError: the
         file cannot be read or others may read it, the keyring does not give the key, or the key has characters that no
         key has.
         """
-        stored = self._known().get(server, "")
+        stored = _read(self._file).get(server, "")
         if not isinstance(stored, str):
             keyring = _keyring_with(server)
             with _refusals(server):
@@ -68,7 +67,7 @@ class KeyRing:
         """
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_lock(self._file.parent):
-            known = self._known()
+            known = _read(self._file)
             place = paths.shown(self._file)
             if not key:
                 if known.pop(server, "") == _ELSEWHERE:
@@ -84,17 +83,6 @@ class KeyRing:
                 known[server] = key
             self._write(known)
         return place
-
-    def _known(self) -> dict[str, object]:
-        """Return the keys by server; moves the file of an earlier version. Raises ServerError."""
-        if self._file.exists() or not self._former.exists():
-            return _read(self._file)
-        known = _read(self._former)
-        with contextlib.suppress(OSError):
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._write(known)
-            self._former.unlink()
-        return known
 
     def _write(self, known: dict[str, object]) -> None:
         import tomlkit

@@ -177,7 +177,7 @@ class StateFiles:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
-            for file in (*folder.glob(".*"), *folder.glob("*.text")):  # the latter are of earlier versions
+            for file in folder.glob(".*"):
                 if time.time() - file.stat().st_mtime > _STALE_SECONDS:
                     file.unlink(missing_ok=True)
         self._evict()  # the limit may be lower now

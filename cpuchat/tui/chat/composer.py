@@ -53,8 +53,6 @@ ACTIONS = {
     "/tools": "tools",
 }  # fmt: skip
 """Of the commands that take an argument, which it is for."""
-_FORMER = {"/again": "/regenerate"}
-"""Names by the ids of keys that still work, with those that the plain chat has, too."""
 _COMMAND = re.compile(r"/[a-z-]*")
 _WITH_ARGUMENT = re.compile(rf"({'|'.join(ACTIONS)}) +(\S.*)")
 _PAUSE_SECONDS = 0.15  # in typing, before files are read and tokens counted
@@ -80,8 +78,9 @@ def with_argument(text: str) -> tuple[str, str] | None:
 
 def commands(screen: Screen[Any]) -> dict[str, tuple[str, Callable[[], Any]]]:
     """Return what can be done now, by name (`/copy-code`): its title, and what does it."""
-    names = ((f"/{key.id.partition('.')[2].replace('_', '-')}", title, run) for key, title, run in offered(screen))
-    return {_FORMER.get(name, name): (title, run) for name, title, run in names}
+    return {
+        f"/{key.id.partition('.')[2].replace('_', '-')}": (title, run) for key, title, run in offered(screen)
+    }
 
 
 def _pasted_in(texts: Mapping[str, str]) -> dict[str, Attachment]:
@@ -320,7 +319,6 @@ class Composer(Prompt):
 
     def _run_command(self, text: str) -> None:
         name, argument = with_argument(text) or (text, "")
-        name = _FORMER.get(name, name)
         if name in commands(self.screen):
             self.clear()
             self.post_message(self.CommandTyped(text, name, argument))

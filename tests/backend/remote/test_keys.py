@@ -74,14 +74,6 @@ def test_a_file_that_others_may_read_is_refused() -> None:
         KeyRing().key(SERVER)
 
 
-def test_a_file_in_the_config_folder_is_moved() -> None:
-    KeyRing().store(SERVER, "sk-one")
-    paths.config_dir().mkdir(parents=True)
-    former = paths.keys_file().rename(paths.config_dir() / "keys.toml")
-    assert KeyRing().key(SERVER) == "sk-one"
-    assert paths.keys_file().stat().st_mode & 0o777 == 0o600 and not former.exists()
-
-
 def test_a_broken_file_is_refused_without_showing_it() -> None:
     paths.data_dir().mkdir(parents=True)
     paths.keys_file().write_text('"https://a" = sk-secret')

@@ -248,7 +248,7 @@ def test_what_was_disturbed_is_neither_kept_nor_read(file: Path) -> None:
     assert not file.exists()
     Calibrations(file).save(KEY, COSTS)
     assert kept(file, KEY) == COSTS
-    content = msgspec.json.decode(file.read_bytes())  # as an older version would have kept it
+    content = msgspec.json.decode(file.read_bytes())
     content["entries"][KEY]["verify_ms"] = dear
     file.write_bytes(msgspec.json.encode(content))
     assert kept(file, KEY) is None

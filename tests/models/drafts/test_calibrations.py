@@ -92,7 +92,6 @@ def test_curves_beside_other_load_are_not(changes: dict[int, float], wrong: list
 
 
 def test_what_cannot_be_is_not_read(files: tuple[str, str, Path, Path]) -> None:
-    """An older version kept it."""
     target, _, path, _ = files
     saved("a", costs(10.0), target, "")
     file = paths.calibration_file()

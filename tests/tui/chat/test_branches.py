@@ -223,8 +223,8 @@ async def test_what_was_found_is_shown_on_its_branch_and_marked() -> None:
 
 async def test_a_comparison_that_is_put_back_is_opened_as_one() -> None:
     sides = (
-        '[{"path":"/m/q8.gguf","changes":{},"model":"Qwen","quantization":"Q8_0"},'
-        '{"path":"/m/q4.gguf","changes":{},"model":"Qwen","quantization":"Q4_K_M"}]'
+        '{"sides":[{"path":"/m/q8.gguf","changes":{},"model":"Qwen","quantization":"Q8_0"},'
+        '{"path":"/m/q4.gguf","changes":{},"model":"Qwen","quantization":"Q4_K_M"}]}'
     )
 
     def deleted_comparison(conversation: Conversation) -> None:

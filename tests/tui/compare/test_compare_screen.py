@@ -248,7 +248,7 @@ async def test_a_side_that_does_not_load_says_why_and_the_other_answers() -> Non
 async def test_a_comparison_is_shown_from_the_turn_that_a_search_found() -> None:
     def prepare(conversation: Conversation) -> None:
         store = conversation.history.store
-        chat = store.create_chat("m", title="Two models", sides=msgspec.json.encode(SIDES).decode())
+        chat = store.create_chat("m", title="Two models", sides=msgspec.json.encode({"sides": SIDES}).decode())
         for number in range(9):
             store.add_message(chat.id, "user", f"Question {number}")
             for side in "AB":
