@@ -1,10 +1,13 @@
-"""The pages of commands and keys are made from the command line itself and from the key table.
+"""The pages of commands and keys are made from the command line itself and from the key table, and the table of rooms
+in CONTRIBUTING.md from the import contracts.
 
 `python -m tests.test_reference` writes them.
 """
 
 from __future__ import annotations
 
+import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +17,8 @@ import pytest
 from cpuchat.cli.main import cli
 from cpuchat.tui import keys
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 _COMMANDS = """# Commands
 
 `cpuchat` alone opens the app. `--help` after any command lists its options. Exit codes are in
@@ -71,12 +75,30 @@ def keys_page() -> str:
     return "\n".join(parts)
 
 
+def rooms() -> str:
+    """Return the table of rooms, the highest first: what each holds, by the first paragraph of its docstring."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    (floors,) = (one["layers"] for one in contracts if one["name"].startswith("floors"))
+    rows = ["| floor | room | contents |", "|---|---|---|"]
+    for number, floor in zip(range(len(floors) - 1, -1, -1), floors, strict=True):
+        for name in floor.split(" | "):
+            tree = ast.parse((ROOT / name.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+            text = (ast.get_docstring(tree) or "").partition("\n\n")[0].replace("\n", " ")
+            rows.append(f"| {number} | `{name.partition('.')[2]}/` | {text} |")
+    return "\n".join(rows)
+
+
 PAGES = {"commands.md": commands_page, "keys.md": keys_page}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_the_program_says(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "python -m tests.test_reference writes it."
+
+
+def test_the_rooms_are_those_of_the_import_contracts() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"\n\n{rooms()}\n\n" in text, "python -m tests.test_reference writes it."
 
 
 def test_the_readme_links_to_every_page() -> None:
@@ -88,3 +110,6 @@ def test_the_readme_links_to_every_page() -> None:
 if __name__ == "__main__":
     for name, make in PAGES.items():
         (DOCS / name).write_text(make(), encoding="utf-8")
+    file = ROOT / "CONTRIBUTING.md"
+    before, _, rest = file.read_text(encoding="utf-8").partition("| floor | room |")
+    file.write_text("\n\n".join([before + rooms(), rest.partition("\n\n")[2]]), encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Quality loss: two models compared over the same tokens, and over the same questions."""
+"""Quality loss: two models compared over the same tokens."""

@@ -32,7 +32,7 @@ from cpuchat.speculation.depth.costs import CurrentCosts, Following
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.stats import PassRecord
 
-# Each value is the best of those tried in benchmarks/simulate.py; docs/speculation.md has the ablations.
+# Each value is the best of those tried in benchmarks/simulate.py; benchmarks/README.md has the ablations.
 _DRAFT, _FREE = (2.0, 240.0), (4.0, 64.0)
 """Tokens that a prior is worth, and after which an observation is mostly forgotten."""
 _KEPT: Final = 60.0
