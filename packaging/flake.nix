@@ -91,6 +91,7 @@
               jinja2
               linkify-it-py
               markdown-it-py
+              mdit-py-plugins
               msgspec
               numpy
               platformdirs

@@ -77,7 +77,8 @@ def keys_page() -> str:
 
 def rooms() -> str:
     """Return the table of rooms, the highest first: what each holds, by the first paragraph of its docstring."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
     (floors,) = (one["layers"] for one in contracts if one["name"].startswith("floors"))
     rows = ["| floor | room | contents |", "|---|---|---|"]
     for number, floor in zip(range(len(floors) - 1, -1, -1), floors, strict=True):

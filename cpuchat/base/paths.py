@@ -101,8 +101,6 @@ keys_file = _inside(data_dir, "keys.toml")
 chats_db = _inside(data_dir, "chats.db")
 made_models_dir = _inside(data_dir, "models")
 """Quantized models whose source is not in a folder of the user."""
-speech_dir = _inside(data_dir, "speech")
-"""Answers that were read aloud where there is no sound device, as WAV files."""
 downloads_file = _inside(data_dir, "downloads.json")
 """Unfinished downloads, which the next run resumes."""
 recent_models_file = _inside(data_dir, "recent_models.json")

@@ -25,7 +25,7 @@ from cpuchat.protocol.messages import Failed, Generate, Measure, Message, TextDe
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.speech.player import Player
-from cpuchat.speech.speaker import Speaker, beside_model, choose_voice
+from cpuchat.speech.speaker import Speaker, check_voice, cpus_beside
 from cpuchat.telemetry.answer import answer_greedily
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.telemetry.roofline import after_answer
@@ -75,11 +75,12 @@ class BenchSpeech:
     def __init__(self, section: SpeechSection) -> None:
         self._section = section
         self._problem: CpuchatError | None = None
-        self._speaker = Speaker(choose_voice(section), self._player, tell=self._fail)
+        check_voice()
+        self._speaker = Speaker(section.speed, self._player, tell=self._fail)
 
     async def prepare(self, model: ModelInfo) -> None:
         """Load the voice beside `model`. Raises MeasureFailed."""
-        cpus, shared = beside_model(read_topology(), self._section.cores, model)
+        cpus, shared = cpus_beside(read_topology(), self._section.cores, model)
         self._speaker.prepare(cpus, shared=shared)
         try:
             await self._speaker.ready()
@@ -117,7 +118,7 @@ class BenchSpeech:
     async def close(self) -> None:
         await self._speaker.close()
 
-    async def _player(self) -> Player:
+    def _player(self) -> Player:
         return SilentPlayer()
 
     def _fail(self, error: CpuchatError) -> None:

@@ -164,7 +164,7 @@ def ask(
         async with contextlib.AsyncExitStack() as stack:
             session = await stack.enter_async_context(Session(chosen, terminal, backend))
             await start_tools(tools, session, terminal)
-            aloud = await _aloud(stack, session, chosen, speak_output, terminal) if speak or speak_output else None
+            aloud = await _aloud(stack, session, chosen, speak_output) if speak or speak_output else None
             info = await session.load(path, strict=strict, calibrate=calibrate)
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):
                 terminal.note(f"cpuchat: {note}")
@@ -233,13 +233,11 @@ class _Silent:
     def reasoning(self, text: str) -> None: ...
 
 
-async def _aloud(
-    stack: contextlib.AsyncExitStack, session: Session, chosen: Settings, output: Path | None, terminal: Terminal
-) -> Aloud:
+async def _aloud(stack: contextlib.AsyncExitStack, session: Session, chosen: Settings, output: Path | None) -> Aloud:
     """Return what reads the answer until Ctrl+C. Raises SpeechFailed, UsageError."""
     from cpuchat.cli.aloud import Aloud
 
-    aloud = await stack.enter_async_context(Aloud(chosen.speech, output, terminal))
+    aloud = await stack.enter_async_context(Aloud(chosen.speech, output))
     session.on_interrupt = aloud.speaker.stop
     return aloud
 
@@ -292,7 +290,7 @@ async def _print_answer(
     answer = Answer()
     sink: Sink = _Silent() if as_json else terminal
     if aloud is not None:
-        await aloud.prepare(info)
+        aloud.prepare(info)
         aloud.speaker.begin(time.monotonic())
         sink = _ReadAloud(sink, aloud.speaker)
     try:

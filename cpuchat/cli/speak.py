@@ -23,8 +23,8 @@ Examples:
   cpuchat speak notes.md -o notes.wav
   cpuchat ask "Why is the sky blue?" | cpuchat speak
 
-Code blocks are announced and skipped, links are read by their text, numbers with their units. Without a sound
-device, a WAV file is written. To install a voice, run `uv tool install ".[speech]"` in the checkout.
+Code blocks are announced and skipped, links are read by their text, numbers with their units. To install the voice, run
+`uv tool install ".[speech]"` in the checkout.
 
 Exit codes: 0 done, 2 wrong usage or settings, 23 no voice, or speech failed, 130 stopped by Ctrl+C,
 1 anything else."""
@@ -51,8 +51,8 @@ def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool
     terminal = Terminal(quiet=quiet)
 
     async def run() -> None:
-        async with Aloud(section, output, terminal) as aloud:
-            await aloud.prepare()
+        async with Aloud(section, output) as aloud:
+            aloud.prepare()
             await read_aloud(aloud.speaker, content)
             figures = await aloud.wait()
             if not figures.sound_s:

@@ -55,7 +55,6 @@ MemoryPolicy = Annotated[
         description="auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
     ),
 ]
-SpeechEngine = Literal["auto", "hibari", "piper"]
 
 Changes = dict[str, dict[str, Any]]
 """Values to set, by section and key."""
@@ -299,17 +298,6 @@ class SpeechSection(Section):
     """Reading aloud."""
 
     answers: Annotated[bool, Setting("Read answers aloud", "while they are written (Ctrl+S)")] = False
-    engine: Annotated[
-        SpeechEngine,
-        Setting(
-            "Engine",
-            "auto = hibari if it is installed, else piper",
-            help="Speech engine; auto: hibari if it is installed, else piper.",
-        ),
-    ] = "auto"
-    voice: Annotated[
-        str, Setting("Voice", "piper's voice, an .onnx file", help="A voice file of piper (.onnx).", metavar="FILE")
-    ] = ""
     speed: Annotated[
         float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed; 0.5 to 2", help="1 = normal speed (0.5 to 2).")
     ] = 1.0
@@ -325,8 +313,6 @@ class SpeechSection(Section):
 
     def __post_init__(self) -> None:
         check_ranges("cores", self.cores)
-        if "\0" in self.voice:
-            raise ValueError("voice contains a NUL character")
 
 
 class UiSection(Section):

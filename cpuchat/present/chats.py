@@ -128,13 +128,8 @@ def speech_summary(figures: Speech, where: str) -> str:
         parts.append(f"first audio {_duration(figures.after_token_s)}")
     if figures.real_time_factor is not None:
         parts.append(f"real-time factor {real_time_factor(figures.real_time_factor)}")
-    parts.append(f"{figures.engine}, {cores(figures)}")
+    parts.append(cores(figures))
     return " · ".join(parts)
-
-
-def no_device(instead: str) -> str:
-    """Return why there is no sound, and what is written `instead`."""
-    return f"No sound device: pw-cat, paplay, aplay and play are missing or cannot play. Writing {instead}."
 
 
 def as_json(figures: Speech, where: str) -> dict[str, Any]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
-
-EngineName = Literal["hibari", "piper"]
 
 
 class Synthesize(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +15,6 @@ class Synthesize(msgspec.Struct, frozen=True, kw_only=True):
 class VoiceReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The first answer: the voice is loaded. `rate` in samples per second; `cpus` the process may use."""
 
-    engine: EngineName
     rate: int
     cpus: tuple[int, ...]
 

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Protocol
 
-import numpy as np
-
 from cpuchat.base.errors import SpeechFailed
 from cpuchat.base.paths import shown
 from cpuchat.base.processes import child_environment
@@ -32,6 +30,8 @@ PROGRAMS: dict[str, Command] = {
 _SERVERS = ("PULSE_", "PIPEWIRE_", "ALSA_", "JACK_", "AUDIO")
 _PROBE_RATE, _PROBE_SECONDS = 24_000, 0.02
 _PATIENCE = 2.0
+AHEAD_SECONDS = 6.0
+"""Seconds of sound that are ready before they are heard: this bounds memory, and a stop wastes little."""
 _CHECK = "Check the sound device."
 
 
@@ -67,7 +67,17 @@ class ProgramPlayer:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, rate: int) -> None:
-        self._process = await _spawn(self.name, rate)
+        null = asyncio.subprocess.DEVNULL
+        server = {key: value for key, value in os.environ.items() if key.startswith(_SERVERS)}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *PROGRAMS[self.name](rate), stdin=asyncio.subprocess.PIPE, stdout=null, stderr=null,
+                env=child_environment(**server),
+            )  # fmt: skip
+        except OSError as error:
+            raise SpeechFailed(f"Cannot start {self.name}: {error.strerror}.") from None
+        if self._process.stdin is not None:
+            self._process.stdin.transport.set_write_buffer_limits(high=int(2 * AHEAD_SECONDS * rate))
 
     async def play(self, samples: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -138,94 +148,22 @@ class WavPlayer:
                     one.close()
 
 
-class SoundDevice:
-    """Looks once for a program that can play, ahead of the first sound. Use it from one event loop."""
-
-    def __init__(self) -> None:
-        self._looking: asyncio.Task[str] | None = None
-
-    def look(self) -> None:
-        """Look in the background, unless that was done."""
-        if self._looking is None:
-            self._looking = asyncio.ensure_future(playing_program())
-
-    def forget(self) -> None:
-        """Look again the next time."""
-        if self._looking is not None and self._looking.done():
-            self._looking = None
-
-    async def close(self) -> None:
-        """Stop looking."""
-        if (looking := self._looking) is not None and not looking.done():
-            self._looking = None
-            looking.cancel()
-            await asyncio.wait({looking})
-
-    async def player(self, file: Callable[[], Path], missing: Callable[[Path], None]) -> Player:
-        """Return a player; where nothing can play, one that writes `file`, after telling `missing` of it."""
-        self.look()
-        assert self._looking is not None
-        if program := await asyncio.shield(self._looking):
-            return ProgramPlayer(program)
-        to = file()
-        missing(to)
-        return WavPlayer(to)
-
-
 async def playing_program() -> str:
-    """Return the first program that can play here, "" if none can. Plays 20 ms of silence to find out."""
+    """Return the first program that can play here, by playing 20 ms of silence. Raises SpeechFailed: none can."""
     silence = bytes(2 * int(_PROBE_RATE * _PROBE_SECONDS))
-    for name in PROGRAMS:
-        if shutil.which(name) is None:
-            continue
-        try:
-            process = await _spawn(name, _PROBE_RATE)
-        except SpeechFailed:
-            continue
+    for name in filter(shutil.which, PROGRAMS):
+        player = ProgramPlayer(name)
         try:
             async with asyncio.timeout(_PATIENCE):
-                await process.communicate(silence)
-        except TimeoutError:
+                await player.start(_PROBE_RATE)
+                await player.play(silence)
+                await player.finish()
+        except (SpeechFailed, TimeoutError):
             continue
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode == 0:
-            return name
-    return ""
-
-
-def unused_file(folder: Path, stem: str) -> Path:
-    """Return `folder/stem.wav`, or with a number if that exists."""
-    file, number = folder / f"{stem}.wav", 2
-    while file.exists():
-        file, number = folder / f"{stem}-{number}.wav", number + 1
-    return file
-
-
-async def _spawn(name: str, rate: int) -> asyncio.subprocess.Process:
-    null = asyncio.subprocess.DEVNULL
-    server = {key: value for key, value in os.environ.items() if key.startswith(_SERVERS)}
-    try:
-        return await asyncio.create_subprocess_exec(
-            *PROGRAMS[name](rate), stdin=asyncio.subprocess.PIPE, stdout=null, stderr=null,
-            env=child_environment(**server),
-        )  # fmt: skip
-    except OSError as error:
-        raise SpeechFailed(f"Cannot start {name}: {error.strerror}.") from None
-
-
-_AUDIBLE = 0.01
-"""Of full scale."""
-_BEFORE_SECONDS, _AFTER_SECONDS = 0.03, 0.2
-
-
-def trimmed(samples: bytes, rate: int) -> bytes:
-    """Return the samples without most of the silence around them: hibari leaves 0.3 s before and 0.46 s after."""
-    values = np.frombuffer(samples, "<i2")
-    audible = np.flatnonzero(np.abs(values.astype(np.int32)) > _AUDIBLE * 32768)
-    if not audible.size:
-        return b""
-    start = max(0, int(audible[0]) - int(_BEFORE_SECONDS * rate))
-    return values[start : int(audible[-1]) + 1 + int(_AFTER_SECONDS * rate)].tobytes()
+            player.stop()
+        return name
+    raise SpeechFailed(
+        f"No sound device: none of {', '.join(PROGRAMS)} can play here.",
+        "Write a file: `cpuchat speak -o FILE`, `cpuchat ask --speak-output FILE`.",
+    )

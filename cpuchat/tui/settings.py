@@ -41,7 +41,7 @@ TABS: dict[str, str] = {
     "Sampling": "Empty: the model's recommendation.",
     "Speculation": "Takes effect with the next answer unless noted.",
     "Engine": "Takes effect on the next load.",
-    "Speech": "Without a sound device, answers are written to WAV files.",
+    "Speech": "Ctrl+S reads answers aloud.",
     "Appearance": "Keys: keymap.toml, your own themes: .toml files in themes, both beside config.toml.",
 }
 """Tabs in order, each with a note ("" for none)."""

@@ -78,9 +78,7 @@ def with_argument(text: str) -> tuple[str, str] | None:
 
 def commands(screen: Screen[Any]) -> dict[str, tuple[str, Callable[[], Any]]]:
     """Return what can be done now, by name (`/copy-code`): its title, and what does it."""
-    return {
-        f"/{key.id.partition('.')[2].replace('_', '-')}": (title, run) for key, title, run in offered(screen)
-    }
+    return {f"/{key.id.partition('.')[2].replace('_', '-')}": (title, run) for key, title, run in offered(screen)}
 
 
 def _pasted_in(texts: Mapping[str, str]) -> dict[str, Attachment]:

@@ -113,15 +113,12 @@ SPEECH = (
 
 
 def speech(frame: Frame) -> list[Line]:
-    """Draw six rows, the most important first; none while nothing was read."""
+    """Draw five rows, the most important first; none while nothing was read."""
     now = frame.figures.speech
-    if not now.engine or not (now.reading or now.sound_s):
+    if not (now.reading or now.sound_s):
         return []
     rows = [_row(frame, row) for row in SPEECH]
     rows.append(frame.item(f"{'speech on':<{_LABEL}} ", fit(cores(now), frame.width - _LABEL - 1)))
-    if now.decode_tok_s is not None and now.plain_tok_s is not None:
-        both = f"{units.rate(now.decode_tok_s)} of {units.rate(now.plain_tok_s)}"
-        rows.append(_labelled(frame, "with speech", both, "tok/s"))
     return rows
 
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual.message import Message
 from textual.message_pump import MessagePump
 
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config.settings import SpeechSection
-from cpuchat.present import chats as words
-from cpuchat.protocol.messages import GenerationFinished, TextDelta
-from cpuchat.protocol.timings import LEAST_TOKENS, Timings
+from cpuchat.protocol.messages import TextDelta
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import AnswerBegun, AnswerEnded, SessionEvent
 from cpuchat.telemetry.speech import Speech, SpeechMeter
@@ -25,7 +21,6 @@ from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
-    from cpuchat.speech.player import Player, SoundDevice
     from cpuchat.speech.speaker import Speaker
 
 
@@ -44,10 +39,8 @@ class Reader:
         self._meter = SpeechMeter()
         self._speaker: Speaker | None = None
         self._topology: Topology | None = None
-        self._device: SoundDevice | None = None
-        self._told_of_files = False
+        self._program = ""  # that plays
         self._written: list[str] | None = None  # parts of the answer that is being written, without reasoning
-        self._beside = False  # something was read while the answer was written
         self._reads_answer = False  # not another text
         self._leaving: asyncio.Task[None] | None = None
 
@@ -59,8 +52,6 @@ class Reader:
             case TextDelta(channel="answer") if self._written is not None:
                 self._written.append(event.text)
                 self._feed(event.text)
-            case GenerationFinished() if not event.calls or event.stop_reason == "cancelled":
-                self._answered(event.timings)
             case AnswerEnded():
                 self._written = None
                 if self._speaker is not None and self._reads_answer:
@@ -77,7 +68,7 @@ class Reader:
 
     async def switch(self) -> None:
         """Toggle reading answers; one that is being written is read from its start. Raises SpeechFailed if there is no
-        voice.
+        voice, or nothing that plays.
         """
         if self.enabled:
             self.enabled = False
@@ -85,8 +76,6 @@ class Reader:
             await self.close()
             self._session.tell("Reading aloud is off.")
             return
-        if self._device is not None:
-            self._device.forget()
         await self.prepare()
         self.enabled = True
         self._save()
@@ -96,7 +85,7 @@ class Reader:
             self._feed("".join(self._written))
 
     async def read(self, text: str) -> None:
-        """Read a text that is there. Raises SpeechFailed if there is no voice."""
+        """Read a text that is there. Raises SpeechFailed as `switch`."""
         self.stop()
         await self.prepare()
         self._begin(None, answer=False)
@@ -106,20 +95,22 @@ class Reader:
     async def prepare(self) -> None:
         """Start the speech process beside the loaded model, if it does not run there. Raises SpeechFailed."""
         from cpuchat.hardware.topology import read_topology
-        from cpuchat.speech.player import SoundDevice
-        from cpuchat.speech.speaker import Speaker, beside_model, choose_voice
+        from cpuchat.speech.player import ProgramPlayer, playing_program
+        from cpuchat.speech.speaker import Speaker, check_voice, cpus_beside
 
         section = self._services.settings.speech
-        voice = choose_voice(section)
-        self._device = self._device or SoundDevice()
-        self._device.look()
+        check_voice()
+        self._program = self._program or await playing_program()
         if self._topology is None:
             self._topology = await run_in_daemon_thread(read_topology)
-        if self._speaker is not None and self._speaker.voice != voice:
+        if self._speaker is not None and self._speaker.speed != section.speed:
             await self.close()
         if self._speaker is None:
-            self._speaker = Speaker(voice, self._player, tell=self._failed, ended=self._over, meter=self._meter)
-        cpus, shared = beside_model(self._topology, section.cores, self._session.conversation.model)
+            self._speaker = Speaker(
+                section.speed, lambda: ProgramPlayer(self._program), tell=self._failed, ended=self._over,
+                meter=self._meter,
+            )  # fmt: skip
+        cpus, shared = cpus_beside(self._topology, section.cores, self._session.conversation.model)
         self._speaker.prepare(cpus, shared=shared)
 
     async def prepare_if_enabled(self) -> None:
@@ -145,7 +136,7 @@ class Reader:
         """Begin with an answer that was just asked for, if answers are to be read."""
         asked = time.monotonic()
         self.stop()  # what is still read of the answer before
-        self._written, self._beside = [], False
+        self._written = []
         self._session.conversation.logs_speed = True
         await self.prepare_if_enabled()
         if self.enabled:
@@ -155,12 +146,6 @@ class Reader:
         """Read more of the answer, if that is what is being read."""
         if self._speaker is not None and self._reads_answer:
             self._speaker.feed(text)
-
-    def _answered(self, timings: Timings) -> None:
-        """Record the speed of an answer, with speech or without."""
-        model = self._session.conversation.model
-        if model is not None and timings.predicted_n >= LEAST_TOKENS:
-            self._meter.answered(model.path, timings.predicted_per_second, read=self._beside)
 
     def stop(self) -> bool:
         """Be silent at once; False if nothing was read."""
@@ -176,15 +161,13 @@ class Reader:
         if speaker is not None:
             await speaker.close()
             self._owner.post_message(self.Changed())
-        if self._device is not None:
-            await self._device.close()
 
     def _begin(self, asked: float | None, *, answer: bool) -> None:
         if self._speaker is None:
             return
         self._reads_answer = answer
         if self._written is not None:  # what is read beside it costs a little of its speed: that is not the model's
-            self._beside, self._session.conversation.logs_speed = True, False
+            self._session.conversation.logs_speed = False
         self._speaker.begin(asked)
         self._owner.post_message(self.Changed())
 
@@ -204,18 +187,5 @@ class Reader:
     def _failed(self, error: CpuchatError) -> None:
         off = "Reading aloud is off until the next start (Ctrl+S retries)." if self.enabled else ""
         self.enabled = False
-        if self._device is not None:
-            self._device.forget()
+        self._program = ""
         self._session.tell(f"{error} {off}".rstrip(), "error")
-
-    async def _player(self) -> Player:
-        from cpuchat.speech.player import unused_file
-
-        assert self._device is not None
-        stem = time.strftime("%Y-%m-%d %H.%M.%S")
-        return await self._device.player(lambda: unused_file(paths.speech_dir(), stem), self._tell_of_files)
-
-    def _tell_of_files(self, _: Path) -> None:
-        if not self._told_of_files:
-            self._told_of_files = True
-            self._session.tell(words.no_device(f"WAV files to {paths.shown(paths.speech_dir())}"), "warning")

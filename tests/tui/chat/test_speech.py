@@ -1,4 +1,4 @@
-"""Tests reading answers aloud in the app, with the real voice; what is heard is in WAV files."""
+"""Tests reading answers aloud in the app, with the real voice."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from rich.style import Style
 
-from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.speech import Speech
@@ -19,16 +19,10 @@ from cpuchat.tui.chat.figure_sections import speech
 from cpuchat.tui.chat.figures import PARTS, Frame, brief
 from cpuchat.tui.services import CROWDED
 from tests.support.chat_app import RunningApp, running
-from tests.support.listening import listen
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.sound_program import SoundProgram, no_sound_program
 
 ANSWER = "The first sentence is read while the second one is written. Here it is, complete at last."
-
-
-def files() -> list[Path]:
-    """Return the WAV files that have sound."""
-    return sorted(file for file in paths.speech_dir().glob("*.wav") if file.stat().st_size > 10_000)
 
 
 async def switch_on(app: RunningApp) -> None:
@@ -38,24 +32,22 @@ async def switch_on(app: RunningApp) -> None:
 
 
 async def test_an_answer_is_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_sound_program(tmp_path / "bin", monkeypatch)
+    program = SoundProgram(tmp_path / "bin", monkeypatch)
     gate = Gate()
     served = msgspec.structs.replace(MODEL, path="http://127.0.0.1:9#name", server="llama-server", n_threads=0)
     async with running(ScriptedBackend([answer(ANSWER, gate=gate)], model=served)) as app:
         await switch_on(app)
         await app.until(lambda: settings.load().speech.answers)
         await app.count_up_to(gate)
-        await app.until(files)
-        await app.until(lambda: listen(files()[0]).seconds > 1)
+        await app.until(lambda: program.seconds() > 1)
         assert app.chat.busy  # the answer is not complete
         assert app.chat._reader.figures().shared  # beside a server on this machine, which may compute anywhere
         assert app.chat._figures._pace == CROWDED
         gate.open()
         await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
-        heard = listen(files()[0])
-        assert 3 < heard.seconds < 12
-        assert heard.loudness > 0.02
-        assert any("No sound device" in notice and "WAV files to" in notice for notice in app.notices)
+        heard = program.seconds()
+        assert 3 < heard < 12
+        assert np.sqrt(np.mean(program.samples**2)) > 0.02
         await app.press("f3")
         assert "first audio" in app.screen_text
         assert "RTF" in app.screen_text
@@ -63,7 +55,7 @@ async def test_an_answer_is_read_while_it_is_written(tmp_path: Path, monkeypatch
         await app.until(lambda: "Reading aloud is off." in app.notices)
         await app.until(lambda: not settings.load().speech.answers)
         await app.send("Again")
-        assert len(files()) == 1
+        assert program.seconds() == heard
 
 
 async def test_escape_silences_what_is_read_after_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +69,12 @@ async def test_escape_silences_what_is_read_after_the_answer(tmp_path: Path, mon
         await app.press("escape")
         assert not app.chat._reader.busy
         assert app.chat.build_probe.is_idle
-        assert not any("No sound device" in notice for notice in app.notices)
 
 
 async def test_switched_on_during_an_answer_it_is_read_from_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no_sound_program(tmp_path / "bin", monkeypatch)
+    program = SoundProgram(tmp_path / "bin", monkeypatch)
     gate, before = Gate(), Gate()
     async with running(ScriptedBackend([answer(ANSWER, gate=gate), [before, *answer("Yes.")]])) as app:
         await app.count_up_to(gate)
@@ -93,7 +84,7 @@ async def test_switched_on_during_an_answer_it_is_read_from_its_start(
         assert not app.conversation.logs_speed
         gate.open()
         await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
-        assert listen(files()[0]).seconds > 4
+        assert (heard := program.seconds()) > 4
         await app.press("ctrl+s")
         await app.until(lambda: "Reading aloud is off." in app.notices)
         # Of one that has no text yet, nothing is read; nor of the one that it replaces.
@@ -103,14 +94,13 @@ async def test_switched_on_during_an_answer_it_is_read_from_its_start(
         await app.until(lambda: app.chat._reader.busy)
         before.open()
         await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
-        assert len(files()) == 2
-        assert min(listen(file).seconds for file in files()) < 2
+        assert 0 < program.seconds() - heard < 2
 
 
 async def test_an_answer_that_ends_before_the_voice_is_there_is_not_read_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no_sound_program(tmp_path / "bin", monkeypatch)
+    SoundProgram(tmp_path / "bin", monkeypatch)
     gate, machine_read = Gate(), asyncio.Event()
 
     async def slowly(work: Callable[[], object]) -> object:
@@ -129,7 +119,7 @@ async def test_an_answer_that_ends_before_the_voice_is_there_is_not_read_for_eve
 
 
 async def test_the_last_answer_is_read_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_sound_program(tmp_path / "bin", monkeypatch)
+    program = SoundProgram(tmp_path / "bin", monkeypatch)
     async with running(ScriptedBackend([answer("Hello there.")])) as app:
         await app.ready()
         app.chat.action_read_answer()
@@ -140,18 +130,17 @@ async def test_the_last_answer_is_read_on_request(tmp_path: Path, monkeypatch: p
         await app.chat._reader.settings_changed(app.conversation.settings.speech)
         assert app.chat._reader.busy  # of other settings
         await app.until(lambda: not app.chat._reader.busy)
-        assert 0.5 < listen(files()[0]).seconds < 3
+        assert 0.5 < program.seconds() < 3
 
 
-async def test_without_a_voice_the_reason_is_told_and_answers_are_not_affected(
+async def test_without_a_sound_device_the_reason_is_told_and_answers_are_not_affected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_sound_program(tmp_path / "bin", monkeypatch)
-    settings.update({"speech": {"engine": "piper"}})
     async with running() as app:
         await app.ready()
         await app.press("ctrl+s")
-        await app.until(lambda: any("piper is not on the PATH" in notice for notice in app.notices))
+        await app.until(lambda: any("No sound device" in notice for notice in app.notices))
         assert not app.chat._reader.enabled
         await app.send("Hi")
         assert app.transcript.messages[-1].content == "Hello there."
@@ -166,8 +155,8 @@ def shown(figures: Speech, width: int = 30) -> list[str]:
 def test_figures_of_speech_have_units_and_denominators() -> None:
     assert shown(Speech()) == []
     figures = Speech(
-        engine="hibari", reading=True, first_audio_s=0.84, after_token_s=0.62, after_sentence_s=0.05,
-        real_time_factor=0.0093, queued_s=4.25, sound_s=12.0, cpus=(6, 7), decode_tok_s=39.8, plain_tok_s=41.2,
+        reading=True, first_audio_s=0.84, after_token_s=0.62, after_sentence_s=0.05,
+        real_time_factor=0.0093, queued_s=4.25, sound_s=12.0, cpus=(6, 7),
     )  # fmt: skip
     assert shown(figures) == [
         "first audio     0.84 s",
@@ -175,9 +164,8 @@ def test_figures_of_speech_have_units_and_denominators() -> None:
         "RTF            0.009",
         "audio queued     4.2 s",
         "speech on    CPUs 6-7",
-        "with speech 39.8 of 41.2 tok/s",
         "audio  +4.2 s queued",
     ]
-    waiting = shown(Speech(engine="hibari", reading=True, shared=True))
+    waiting = shown(Speech(reading=True, shared=True))
     assert not any(row.startswith("first audio") for row in waiting)
     assert "speech on    model's cores" in waiting

@@ -212,7 +212,7 @@ def test_a_server_tells_what_the_first_token_waited_for_and_who_counted(state: s
     for label in ("first token", "prefill", "acceptance  74 % server-wide", "context"):
         assert any(row.startswith(label) for row in rows), label
     assert any(row.startswith("  queue           41 ms") for row in rows) == (state == "served")
-    spoken = drawn("all", state, ALL, speech=Speech(engine="hibari", reading=True, first_audio_s=0.4, cpus=(6, 7)))
+    spoken = drawn("all", state, ALL, speech=Speech(reading=True, first_audio_s=0.4, cpus=(6, 7)))
     assert any(row.startswith("first audio") for row in spoken)
 
 
