@@ -95,8 +95,7 @@ def wants_title(conversation: Conversation) -> bool:
 
 async def title_chat(conversation: Conversation, is_stopped: Callable[[], bool]) -> bool:
     """Give the open chat a title that the model writes; False when it wrote none, was stopped, or somebody named the
-    chat meanwhile. `is_stopped` is asked after `Conversation.stop`, which may come before the worker begins. Raises
-    UsageError: something is running; ChatsError: the title could not be saved.
+    chat meanwhile. Raises UsageError: something is running; ChatsError: the title could not be saved.
     """
     chat, history = conversation.chat, conversation.history
     assert chat is not None
@@ -105,10 +104,8 @@ async def title_chat(conversation: Conversation, is_stopped: Callable[[], bool])
         conversation, conversation.messages, _NAME, sampling=sampling, max_tokens=_LONGEST_TITLE, trim=False
     )
     written, is_whole = "", False
-    async with contextlib.aclosing(conversation.generate_detached(request)) as events:
+    async with contextlib.aclosing(conversation.generate_detached(request, is_stopped)) as events:
         async for event in events:
-            if is_stopped():
-                await conversation.stop()
             if isinstance(event, TextDelta) and event.channel == "answer":
                 written += event.text
             is_whole = isinstance(event, GenerationFinished) and event.stop_reason != "cancelled" and not event.calls

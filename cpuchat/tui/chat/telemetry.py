@@ -194,7 +194,7 @@ class LiveFigures:
             watch.close()
         elif pid is not None and (sample := watch.sample()) is not None:
             conversation.meter.machine(sample)
-        figures = replace(conversation.figures(), speech=self.speech())
+        figures = replace(self._services.session.figures(), speech=self.speech())
         self._status.show_drafting(figures.drafting)
         self._status.show_engine(conversation.backend.engine)
         self._status.show_context(figures.n_past.value or 0)

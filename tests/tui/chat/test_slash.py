@@ -77,7 +77,7 @@ async def test_a_refused_command_stays_in_the_prompt() -> None:
     gate = Gate()
     async with running(ScriptedBackend([answer("One.", gate=gate)])) as app:
         await app.count_up_to(gate)
-        for command in ("/preset Code review", "/new", "/again"):
+        for command in ("/preset Code review", "/new", "/regenerate"):
             told = len(app.notices)
             await app.write(command)
             await app.press("enter")

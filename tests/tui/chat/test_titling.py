@@ -11,8 +11,7 @@ from cpuchat.chats.records import written_title
 from cpuchat.tui.chat import probes
 from cpuchat.tui.chat.probes import IdleProbe
 from tests.support.chat_app import RunningApp, running
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
-from tests.tui.chat.test_calling import READ, calling
+from tests.support.scripted_backend import MODEL, READ, Gate, ScriptedBackend, answer, calling
 
 
 @pytest.fixture(autouse=True)
