@@ -28,7 +28,6 @@ from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import Tuned, TunedSettings
 from cpuchat.protocol.drafters import CHOICES
 from cpuchat.protocol.messages import (
-    FRAME_SECONDS,
     AnyEvent,
     CallDone,
     CallsMade,
@@ -37,8 +36,10 @@ from cpuchat.protocol.messages import (
     GenerationFinished,
     LoadCancelled,
     ModelLoaded,
+    Output,
     Sampling,
     Speculation,
+    StateKey,
     StopReason,
     TextDelta,
     ToolStep,
@@ -66,9 +67,8 @@ class Conversation:
     `drafting`: as the settings say, always or off. `draft_problem` is why the draft model that the settings name was
     not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes. `logs_speed`
     False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code context_full)
-    unless the chat knows what to do. `frame_seconds` pass between two events with text. `tells_tokens`: the last event
-    of an answer has the IDs of its tokens. `store`: None keeps nothing. `library`: where draft models are looked for
-    (None: the folders of the settings).
+    unless the chat knows what to do. `output` is how answers are told. `store`: None keeps nothing. `library`: where
+    draft models are looked for (None: the folders of the settings).
     """
 
     def __init__(
@@ -96,8 +96,7 @@ class Conversation:
         """The last request was sent whole or not at all."""
         self.tools: ToolLoop | None = None
         """What answers may call; given up with the conversation."""
-        self.frame_seconds = FRAME_SECONDS
-        self.tells_tokens = False
+        self.output = Output()
         self.clock = time.monotonic
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
@@ -152,6 +151,10 @@ class Conversation:
         if self.model is not None:
             self._name = self.model.name
         return self._name
+
+    def set_pace(self, frame_seconds: float) -> None:
+        """Let so much time pass between two events with text."""
+        self.output = msgspec.structs.replace(self.output, frame_seconds=frame_seconds)
 
     def figures(self) -> Figures:
         """Return the current figures."""
@@ -379,12 +382,10 @@ class Conversation:
             messages=request_messages(self.chat.effective_system_prompt, messages),
             **self.in_effect.sampling.request_options(),
             **self.in_effect.chat.request_options(),
-            trim=not keeps_all,
-            reserve=keeps_all,
-            chat_id=self.chat.id,
+            when_full="refuse_early" if keeps_all else "drop",
+            state=StateKey(chat=self.chat.id),
             speculation=self.speculation,
-            frame_seconds=self.frame_seconds,
-            tells_tokens=self.tells_tokens,
+            output=self.output,
             **more,
         )
 

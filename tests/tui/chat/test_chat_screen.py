@@ -182,7 +182,7 @@ async def test_where_every_core_computes_text_is_asked_for_less_often(
     async with running(ScriptedBackend(model=msgspec.structs.replace(MODEL, n_threads=n_threads))) as app:
         await app.ready()
         await app.send("Hello")
-        assert app.backend.requests[-1].frame_seconds == seconds
+        assert app.backend.requests[-1].output.frame_seconds == seconds
 
 
 async def test_the_cursor_does_not_blink_while_an_answer_is_written() -> None:

@@ -27,7 +27,7 @@ async def filled(app: RunningApp) -> None:
     await app.send("Second", wait=False)
     await app.until(lambda: isinstance(app.app.screen, ChoiceScreen))
     request = app.backend.requests[-1]
-    assert (request.trim, request.reserve) == (False, True)
+    assert request.when_full == "refuse_early"
     assert "The chat has 9,000 tokens." in app.screen_text
 
 
@@ -61,10 +61,10 @@ async def test_the_oldest_turns_are_left_out_when_that_is_chosen() -> None:
         await filled(app)
         await chosen(app, "right")
         await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.busy)
-        assert app.backend.requests[-1].trim
+        assert app.backend.requests[-1].when_full == "drop"
         assert app.stored()[-1] == ("assistant", "Two.")
         await app.send("Third")
-        assert app.backend.requests[-1].trim and app.stored()[-1] == ("assistant", "Three.")
+        assert app.backend.requests[-1].when_full == "drop" and app.stored()[-1] == ("assistant", "Three.")
 
 
 @pytest.mark.parametrize("keys", [("right", "right", "enter"), ("escape",)])

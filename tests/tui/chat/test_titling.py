@@ -50,7 +50,7 @@ async def test_the_model_names_a_chat_once_after_its_first_answer() -> None:
         await app.until(lambda: title(app) == "Regex for dates" and "Regex for dates" in app.screen_text)
         asked = backend.requests[1]
         assert [one.content for one in asked.messages[:2]] == ["How do I find dates in a text?", "Use a regex."]
-        assert asked.chat_id == "" and app.stored()[-1] == ("assistant", "Use a regex.")
+        assert asked.state.chat == "" and app.stored()[-1] == ("assistant", "Use a regex.")
         await app.send("And times?")
         assert len(backend.requests) == 3 and title(app) == "Regex for dates"
 
