@@ -84,7 +84,7 @@ def drafting(n: int, rate: float) -> SpeculationFigures:
 
 def answer(request: messages.Generate, rate: float, cancelled: threading.Event) -> None:
     """Write until cancelled."""
-    every = getattr(request, "frame_seconds", 0.08)
+    every = request.output.frame_seconds
     pieces = tokens(10_000)
     emit(messages.PrefillProgress(request_id=request.request_id, processed=10_000, total=10_000, cache_n=9_900))
     began, told, sent = time.perf_counter(), 0.0, 0

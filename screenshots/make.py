@@ -84,7 +84,7 @@ async def compare(pilot: Any) -> None:
         wanted, conversation.settings.chat.max_tokens = 1, 120
         sides = Side.of(LARGER), Side.of(REAL)
         prompt = "Why does a CPU write slower than it reads the prompt? Answer in three sentences."
-        pilot.app.chat_screen.compare(sides, prompt)
+        pilot.app.chat_screen.commands.compare_sides(sides, prompt)
     else:
         await pilot.press("ctrl+l")
     await until(pilot, lambda: pilot.app.screen.has_class("-measured") and not pilot.app.screen.busy)

@@ -163,7 +163,7 @@ def ask(
     async def run() -> int:
         async with contextlib.AsyncExitStack() as stack:
             session = await stack.enter_async_context(Session(chosen, terminal, backend))
-            await start_tools(tools, session, terminal)
+            await start_tools(tools, session.conversation, terminal, session)
             aloud = await _aloud(stack, session, chosen, speak_output) if speak or speak_output else None
             info = await session.load(path, strict=strict, calibrate=calibrate)
             for note in filter(None, (session.conversation.draft_problem, *info.notes)):

@@ -3,231 +3,169 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import sys
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
+from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
+from cpuchat.chats.records import Chat, StoredMessage, WhenFull
+from cpuchat.chats.store import ChatStore
+from cpuchat.chats.transfer import export_chat
+from cpuchat.cli.app import opening
+from cpuchat.cli.lines import MANY_LINES, Lines
+from cpuchat.cli.options import keeping_backend
 from cpuchat.cli.output import error_text, write_output
+from cpuchat.cli.session import each_interrupt, error_of, show_state
 from cpuchat.cli.terminal import Phrases, Terminal, is_terminal
+from cpuchat.cli.tools import start_tools, tool_loop
+from cpuchat.config import settings
+from cpuchat.config.presets import find_preset, load_presets
+from cpuchat.config.servers import Source
 from cpuchat.present import answers as words
+from cpuchat.present.chats import document, when
 from cpuchat.present.tools import title
+from cpuchat.protocol.messages import AnyEvent, CallDone, CallsMade, Failed, GenerationFinished, ModelLoaded, TextDelta
+from cpuchat.session import events
+from cpuchat.session.activity import Activity
+from cpuchat.session.attachments import attach, start_folder
+from cpuchat.session.chat import ChatSession
+from cpuchat.session.conversation import Conversation
+from cpuchat.session.events import Outgoing, SessionEvent
 
-if TYPE_CHECKING:
-    from cpuchat.chats.history import Attach
-    from cpuchat.chats.records import Chat, StoredMessage, WhenFull
-    from cpuchat.cli.session import Session
-    from cpuchat.config.servers import Source
-    from cpuchat.protocol.messages import Failed, GenerationFinished
-    from cpuchat.session.chat import ChatSession
-    from cpuchat.session.events import SessionEvent
-
-Commands = dict[str, tuple[str, Callable[[str], Coroutine[Any, Any, None]]]]
-"""By name: what `/help` says, and what runs it with the rest of the line."""
-_MANY_LINES = '"""'
 _MOST_CHATS = 20
+T = TypeVar("T")
 
 
 def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | None = None) -> int:
     """Run the chat until it is left; arguments and errors as `app.open_app`, but it needs no terminal."""
-    from cpuchat.backend.switching import SwitchingBackend
-    from cpuchat.chats.store import ChatStore
-    from cpuchat.cli.app import opening
-    from cpuchat.cli.options import keeping_backend
-    from cpuchat.cli.session import Session
-    from cpuchat.cli.tools import start_tools, tool_loop
-    from cpuchat.session.chat import ChatSession
-
     chosen, library, initial, keys = opening(model, values, server)
     terminal = Terminal(plain=True, show_reasoning=chosen.ui.show_reasoning)
     backend = SwitchingBackend(keeping_backend(chosen), keys)
-    session = Session(chosen, terminal, backend, ChatStore(paths.chats_db()))
-    session.conversation.library = library
-    session.conversation.asks_when_full = is_terminal(sys.stdin)
+    core = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()), library=library)
+    core.asks_when_full = is_terminal(sys.stdin)
     with asyncio.Runner() as runner:
         try:
-            chat = PlainChat(ChatSession(session.conversation), session, terminal, runner)
+            chat = PlainChat(ChatSession(core), terminal, runner)
             folder, names = values.get("tools_folder"), values.get("tool_servers", ())
-            runner.run(start_tools(tool_loop(folder, names, terminal, chat.typed.line), session, terminal))
+            runner.run(start_tools(tool_loop(folder, names, terminal, chat.lines.reply), core, terminal))
             return chat.run(initial)
         finally:
-            runner.run(session.conversation.close())
+            runner.run(core.close())
 
 
 class PlainChat:
-    """Reads lines, and answers them. The loop of `runner` runs only meanwhile, so that Ctrl+C reaches `input`."""
+    """Reads lines, and answers them. The loop of `runner` runs only meanwhile, so that Ctrl+C reaches `input`.
 
-    def __init__(self, chat: ChatSession, session: Session, terminal: Terminal, runner: asyncio.Runner) -> None:
-        self._chat, self._session, self._terminal, self._do = chat, session, terminal, runner.run
-        self._conversation = chat.conversation
+    `do_…` are the commands; their docstrings, what `/help` says: the argument, and what they do.
+    """
+
+    def __init__(self, chat: ChatSession, terminal: Terminal, runner: asyncio.Runner) -> None:
+        self._chat, self._terminal, self._do = chat, terminal, runner.run
         chat.no_model = "No model is loaded. /model NAME loads one."
         chat.listen = self._show
-        self.typed = TypedAhead(self._answer_now)
+        self.lines = Lines(terminal, self._answer_now)
         self._phrases: Phrases | None = None  # of the answer that is being written
         self._problem: CpuchatError | None = None  # why the last model was not loaded
-        self._is_ready = False  # the first model is loaded
-        self._ending: asyncio.Task[None] | None = None
+        self._presses = 0  # of Ctrl+C
+        self._working: asyncio.Future[None] | None = None  # held while it runs
         self._listed: list[Chat] = []
-        self._commands: Commands = {
-            "/help": ("list the commands", self._help),
-            "/new": ("start a new chat", self._new),
-            "/chats": ("WORDS: list the last chats, or those that have these words", self._chats),
-            "/open": ("N: open chat N of that list", self._open),
-            "/history": ("print the open chat", self._history),
-            "/branch": ("N: show answer N where the last one has several", self._branch),
-            "/fork": ("copy the open branch into a new chat, and open that", self._fork),
-            "/export": ("FILE: write the open chat to a file, as Markdown (.md) or JSON", self._export),
-            "/delete": ("delete the open chat", self._delete),
-            "/undo": ("put back what was deleted last", self._undo),
-            "/edit": ("TEXT: ask this in place of your last message, which keeps the other", self._edit),
-            "/regenerate": ("regenerate the last answer", self._regenerate),
-            "/preset": ("NAME: use a preset from the next answer on, or none; without a name, list them", self._preset),
-            "/reasoning": (
-                "CHOICE: how the model reasons in this chat: on, off, default, or a number of tokens at most",
-                self._reasoning,
-            ),
-            "/compact": ("summarize the chat, which frees context", self._compact),
-            "/model": ("NAME: load a model: a file, a repository or the address of a server", self._model),
-            "/models": ("list the models on this machine", self._models),
-            "/figures": ("show all figures of the last answer", self._figures),
-            "/quit": ("quit; chats are saved", self._help),
-        }
+        self._is_over = False
 
     def run(self, initial: Source) -> int:
-        """Chat until /quit or the end of the input; returns the exit code. Raises CpuchatError: no first model."""
-        self._do(self._load(initial))
-        if self._problem is not None:
-            raise self._problem
-        self._is_ready = True
+        """Chat until /quit or the end of the input; returns the exit code."""
+        self._do(self._settle(self._load(initial)))
+        if not self._chat.loaded:
+            return (self._problem or Interrupted).exit_code
         self._terminal.note("Type a message and press Enter. /help lists commands. Ctrl+C stops, Ctrl+D quits.")
-        while (text := self._read()) is not None:
-            if text.strip().partition(" ")[0] == "/quit":
-                return 0
+        while not self._is_over and (text := self.lines.next_message()) is not None:
             try:
-                self._run(text)
-                if self._chat.state == "asking":
-                    self._do(self._choose_when_full(self._ask_when_full()))
+                self._do(self._settle(self._act(text.strip())))
+                if self._chat.activity is Activity.AWAITING_ROOM:
+                    self._do(self._settle(self._chat.choose_when_full(self._ask_when_full())))
             except CpuchatError as error:
-                self._warn(error)
+                self._terminal.warn(error_text(error))
         return 0
 
-    def _run(self, text: str) -> None:
-        command, _, rest = text.strip().partition(" ")
-        if command in self._commands:
-            self._do(self._commands[command][1](rest.strip()))
+    async def _act(self, text: str) -> None:
+        """Begin what a line says."""
+        command, _, rest = text.partition(" ")
+        if run := getattr(self, f"do_{command[1:]}", None) if command.startswith("/") else None:
+            await run(rest.strip())
         elif command.startswith("/") and "/" not in command[1:]:
             self._terminal.warn(f"No such command: {clean_line(command)}. /help lists them.")
         elif command:
-            self._do(self._send(text.strip()))
+            await self._send(text)
 
-    def _warn(self, error: CpuchatError) -> None:
-        self._terminal.warn(error_text(error))
-
-    async def _settle(self, *, reads: bool = True) -> None:
-        """Wait until nothing runs; Ctrl+C stops it. `reads`: lines that are typed meanwhile are next."""
-        with self._session.interruptible(), self.typed.reading() if reads else contextlib.nullcontext():
+    async def _settle(self, begin: Coroutine[Any, Any, None]) -> None:
+        """Begin something, and wait until nothing runs; Ctrl+C stops it. Lines that are typed meanwhile are next."""
+        await begin
+        with each_interrupt(self._interrupt), self.lines.reading():
             await self._chat.settled()
+        self._presses = 0
 
-    # Input
-
-    def _read(self) -> str | None:
-        """Return the next message or command; None to quit: at the end of the input, or by Ctrl+C twice."""
-        pressed = False
-        while True:
-            try:
-                text = self._line("You: ")
-                if text.strip() != _MANY_LINES:
-                    return text
-                return self._lines()
-            except EOFError:
-                return None
-            except KeyboardInterrupt:
-                if pressed:
-                    return None
-                pressed = True
-                self._terminal.line()
-                self._terminal.note("Ctrl+C again, or Ctrl+D, quits.")
-
-    def _lines(self) -> str:
-        lines: list[str] = []
-        with contextlib.suppress(EOFError):
-            while (line := self._line("")).strip() != _MANY_LINES:
-                lines.append(line)
-        return "\n".join(lines)
-
-    def _line(self, prompt: str) -> str:
-        """Return one line, first those that were typed during an answer. Raises as `_input`."""
-        if self.typed.lines:
-            text = self.typed.lines.popleft()
-            self._terminal.note(f"{prompt}{clean_line(text)}")
-            return text
-        if self.typed.ended:
-            raise EOFError
-        return self._input(prompt)
-
-    def _input(self, prompt: str) -> str:
-        """Return one line that is typed now. Raises EOFError, KeyboardInterrupt, UsageError."""
-        if is_terminal(sys.stdin):
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401 - history, and longer lines than a terminal passes on
-        else:
-            prompt = ""
-        try:
-            text = input(prompt)
-            text.encode()
-        except UnicodeError:
-            raise UsageError("Standard input is not valid UTF-8 text.", "Convert it, for example with iconv.") from None
-        return text
+    def _interrupt(self, presses: int) -> None:
+        self._presses = presses
+        if presses > 1:
+            self._chat.kill()
+        self._working = asyncio.ensure_future(self._chat.stop())
 
     # Events of the session
 
     def _show(self, event: SessionEvent) -> None:
-        from cpuchat.protocol.messages import Failed, ModelLoaded
-        from cpuchat.session import events
-
+        phrases, note = self._phrases, self._terminal.note
         match event:
             case events.Notice():
-                self._terminal.note(event.text)
+                note(event.text)
             case events.LoadBegun():
                 self._terminal.begin_waiting()
-                self._terminal.note(f"Loading {clean_line(event.source.stem) or event.source}.")
-            case events.LoadEnded(last=ModelLoaded(model=model)):
-                place = model.server or f"{model.n_threads} threads"
-                context = f"context {model.n_ctx:,} tokens" if model.n_ctx else ""
-                self._terminal.note(_words(clean_line(model.name), model.quantization, place, context))
-                for note in filter(None, (self._conversation.draft_problem, *model.notes)):
-                    self._terminal.note(note)
+                note(f"Loading {clean_line(event.source.stem) or event.source}.")
+            case events.LoadEnded():
+                self._end_load(event)
             case events.AnswerBegun():
                 self._begin_answer()
-            case events.AnswerEnded():
-                if not isinstance(event.last, Failed):
-                    self._end_answer(self._session.answer.finished)
+            case TextDelta() if phrases is not None:
+                (phrases.reasoning if event.channel == "reasoning" else phrases.answer)(event.text)
+            case CallsMade() if phrases is not None:
+                if event.said:  # what is said after them is a paragraph of its own
+                    phrases.answer("\n\n")
+                show_state(event, self._terminal)
+            case events.AnswerEnded() if not isinstance(event.last, Failed):
+                self._end_answer(event.last)
+            case events.SummaryEnded(problem=Failed() as problem):
+                self._fail(problem)
             case events.SummaryEnded():
-                if event.problem is not None:
-                    self._fail(event.problem)
-                else:
-                    self._end_answer(event.finished)
-                    done = words.summarized(event.finished, event.trimmed) if event.finished else ""
-                    self._terminal.note(done if event.is_kept else "Stopped. The chat is unchanged.")
-            case events.NotAnswered():
-                again = "/compact summarizes the chat; then /regenerate answers your message."
-                self._terminal.note(f"Not answered. {again}")
+                self._end_answer(event.finished)
+                done = words.summarized(event.finished, event.trimmed) if event.finished else ""
+                note(done if event.is_kept else "Stopped. The chat is unchanged.")
             case Failed():
                 self._fail(event)
             case _:
-                self._session.show(event)
+                show_state(event, self._terminal, self._chat.conversation.meter.prefill_left_s)
+
+    def _end_load(self, event: events.LoadEnded) -> None:
+        if not isinstance(event.last, ModelLoaded):
+            if not isinstance(event.last, Failed):
+                self._terminal.note("Load stopped.")
+            return
+        model = event.last.model
+        place = model.server or f"{model.n_threads} threads"
+        context = f"context {model.n_ctx:,} tokens" if model.n_ctx else ""
+        self._terminal.note(_words(clean_line(model.name), model.quantization, place, context))
+        for note in filter(None, (self._chat.conversation.draft_problem, *model.notes)):
+            self._terminal.note(note)
+        try:
+            settings.update({"model": {"last": str(event.source)}})
+        except (CpuchatError, OSError) as error:  # a full disk: everything else works
+            self._terminal.warn(f"Could not remember the model for the next start: {error}")
 
     def _begin_answer(self) -> None:
-        model, shows = self._conversation.model, self._conversation.settings.ui.show_reasoning
-        can_end = is_terminal(sys.stdin) and model is not None and not model.server
+        core = self._chat.conversation
+        can_end = is_terminal(sys.stdin) and core.model is not None and not core.model.server
         hint = "Enter answers now." if can_end else ""
-        self._phrases = Phrases(self._terminal, self._conversation.model_name, shows, hint)
-        self._session.begin_answer(self._phrases)
+        self._phrases = Phrases(self._terminal, core.model_name, core.settings.ui.show_reasoning, hint)
         self._terminal.begin_waiting()
 
     def _finish_phrases(self) -> None:
@@ -236,99 +174,82 @@ class PlainChat:
             self._phrases = None
             self._terminal.end_answer()
 
-    def _end_answer(self, finished: GenerationFinished | None) -> None:
+    def _end_answer(self, last: AnyEvent | None) -> None:
         self._finish_phrases()
-        if finished is None:
-            self._warn(Interrupted(self._session.stopped))
+        if not isinstance(last, GenerationFinished):
+            when = "during a tool call" if isinstance(last, CallDone) else "before the first token"
+            self._terminal.warn(error_text(Interrupted(f"Stopped {when}.")))
             return
-        self._terminal.note(_words(words.summary(finished.timings, finished.stop_reason), finished.note))
-        if note := words.note(finished.timings):
+        self._terminal.note(_words(words.summary(last.timings, last.stop_reason), last.note))
+        if note := words.note(last.timings):
             self._terminal.note(note)
-        if self._conversation.history.unsaved is not None:
-            self._terminal.warn(f"The answer could not be saved. {self._conversation.history.save_problem}")
+        if self._chat.history.unsaved is not None:
+            self._terminal.warn(f"The answer could not be saved. {self._chat.history.save_problem}")
 
     def _fail(self, failed: Failed) -> None:
         """Say what failed, unless the chat makes room for the question that failed."""
         self._finish_phrases()
         if not self._chat.makes_room(failed):
-            self._problem = self._session.error(failed)
-            if self._is_ready:
-                self._warn(self._problem)
+            self._problem = error_of(failed, is_interrupted=self._presses > 0)
+            self._terminal.warn(error_text(self._problem))
 
     # Answers
 
     async def _send(self, text: str, editing: int | None = None) -> None:
-        from cpuchat.session.events import Outgoing
+        sent = await asyncio.to_thread(attach, text, start_folder())
+        if sent:
+            self._terminal.note(f"Attached: {', '.join(clean_line(one.title) for one in sent)}.")
+        self._chat.submit(Outgoing(text, lambda: sent, editing))
 
-        self._chat.submit(Outgoing(text, await self._attached(text), editing))
-        await self._settle()
-
-    async def _edit(self, text: str) -> None:
+    async def do_edit(self, text: str) -> None:
+        """TEXT: ask this in place of your last message, which keeps the other."""
         if not text:
             raise UsageError("No text given.", "Type it after /edit.")
         await self._send(text, editing=0)
 
-    async def _attached(self, text: str) -> Attach:
-        from cpuchat.session.attachments import attach, start_folder
-
-        sent = await asyncio.to_thread(attach, text, start_folder())
-        if sent:
-            self._terminal.note(f"Attached: {', '.join(clean_line(one.title) for one in sent)}.")
-        return lambda: sent
-
-    async def _regenerate(self, _: str) -> None:
+    async def do_regenerate(self, _: str) -> None:
+        """Regenerate the last answer."""
         self._chat.regenerate()
-        await self._settle()
 
-    async def _compact(self, _: str) -> None:
+    async def do_compact(self, _: str) -> None:
+        """Summarize the chat, which frees context."""
         self._chat.summarize()
-        await self._settle()
 
     def _answer_now(self) -> None:
         if self._phrases is not None and self._phrases.is_reasoning:
-            self._ending = asyncio.ensure_future(self._end_reasoning())
-
-    async def _end_reasoning(self) -> None:
-        if not await self._conversation.end_reasoning():
-            self._terminal.note("The server cannot end the reasoning. Ctrl+C stops the answer.")
+            self._working = asyncio.ensure_future(self._chat.answer_now())
 
     def _ask_when_full(self) -> WhenFull:
         """Return what the user wants a full chat to do; "" if that was not answered."""
         choices = ", ".join(f"{number} {label.lower()}" for number, label in enumerate(words.WHEN_FULL.values(), 1))
         self._terminal.note(f"What should this chat do when the context is full? {choices}.")
         try:
-            number = self._input("Number: ").strip()
+            number = self.lines.typed_now("Number: ").strip()
         except (EOFError, KeyboardInterrupt):
             self._terminal.line()
             return ""
         return dict(enumerate(words.WHEN_FULL, 1)).get(int(number) if number.isdecimal() else 0, "")
 
-    async def _choose_when_full(self, choice: WhenFull) -> None:
-        await self._chat.choose_when_full(choice)
-        await self._settle()
-
-    async def _preset(self, name: str) -> None:
-        from cpuchat.config.presets import find_preset, load_presets
-
+    async def do_preset(self, name: str) -> None:
+        """NAME: use a preset from the next answer on, or none; without a name, list them."""
         presets = await asyncio.to_thread(load_presets)
         if not name:
             self._terminal.line(", ".join(map(clean_line, presets)) or "There are no presets.")
         else:
             is_none = name == "none" and name not in presets
-            before = self._chat.loaded_source
             await self._chat.use_preset(None if is_none else await asyncio.to_thread(find_preset, name))
-            if self._chat.busy:
-                await self._finish_load(before)
 
-    async def _reasoning(self, choice: str) -> None:
+    async def do_reasoning(self, choice: str) -> None:
+        """CHOICE: how the model reasons in this chat: on, off, default, or a number of tokens at most."""
         if choice:
             await self._chat.set_reasoning(choice)
-        used = self._conversation.chosen.chat
+        used = self._chat.conversation.chosen.chat
         reasoning = words.reasoning(used.reasoning, used.reasoning_budget or None)
         self._terminal.note(f"From the next answer on: {reasoning}.")
 
-    async def _figures(self, _: str) -> None:
-        answers = [one for one in self._conversation.messages if one.timings is not None and not one.is_summary]
+    async def do_figures(self, _: str) -> None:
+        """Show all figures of the last answer."""
+        answers = [one for one in self._chat.messages if one.timings is not None and not one.is_summary]
         if not answers or answers[-1].timings is None:
             self._terminal.note("No answer yet.")
         else:
@@ -337,121 +258,102 @@ class PlainChat:
     # Models
 
     async def _load(self, source: Source) -> None:
-        before = self._chat.loaded_source
         self._chat.load(source)
-        await self._finish_load(before)
 
-    async def _finish_load(self, before: Source | None) -> None:
-        """Wait for a load and remember the model; if the load was stopped, load the model `before` again."""
-        from cpuchat.config import settings
-
-        self._problem = None
-        await self._settle(reads=False)
-        if not self._chat.loaded and self._problem is None:
-            self._problem = Interrupted("Stopped before the model was loaded.")
-            if before is not None:
-                self._warn(self._problem)
-                self._chat.load(before)
-                await self._settle(reads=False)
-        if self._chat.loaded:
-            try:
-                await asyncio.to_thread(settings.update, {"model": {"last": str(self._chat.source)}})
-            except (CpuchatError, OSError) as error:  # a full disk: everything else works
-                self._terminal.warn(f"Could not remember the model for the next start: {error}")
-
-    async def _model(self, name: str) -> None:
+    async def do_model(self, name: str) -> None:
+        """NAME: load a model: a file, a repository or the address of a server."""
         if not name:
             raise UsageError("No model given.", "/models lists those on this machine.")
         await self._load(await asyncio.to_thread(self._chat.find_model, name))
 
-    async def _models(self, _: str) -> None:
-        library = self._conversation.library
+    async def do_models(self, _: str) -> None:
+        """List the models on this machine."""
+        library = self._chat.conversation.library
         for model in await asyncio.to_thread(library.local_models) if library is not None else ():
             self._terminal.line(_words(clean_line(model.name), model.quantization, str(model.path), model.state))
 
-    async def _help(self, _: str) -> None:
-        for name, (about, _run) in self._commands.items():
-            argument, colon, text = about.partition(": ")
-            self._terminal.line(f"{name} {argument}: {text}" if colon else f"{name}: {about}")
-        self._terminal.line(f"A message of many lines: {_MANY_LINES} on a line before and after it.")
+    async def do_help(self, _: str) -> None:
+        """List the commands."""
+        for name, command in vars(PlainChat).items():
+            if name.startswith("do_"):
+                about = command.__doc__ or ""
+                has_argument = about.partition(":")[0].isupper()
+                self._terminal.line(f"/{name[3:]} {about}" if has_argument else f"/{name[3:]}: {about}")
+        self._terminal.line(f"A message of many lines: {MANY_LINES} on a line before and after it.")
+
+    async def do_quit(self, _: str) -> None:
+        """Quit; chats are saved."""
+        self._is_over = True
 
     # Chats
 
-    def _require_chat(self) -> Chat:
+    def _open_chat(self) -> Chat:
         """Return the open chat. Raises UsageError if it has no messages yet."""
-        if (chat := self._conversation.chat) is None:
+        if (chat := self._chat.conversation.chat) is None:
             raise UsageError("This chat has no messages yet.")
         return chat
 
-    async def _new(self, _: str) -> None:
-        self._chat.new_chat()
+    async def do_new(self, _: str) -> None:
+        """Start a new chat."""
+        self._chat.new()
         self._terminal.note("New chat.")
 
-    async def _chats(self, words: str) -> None:
-        from cpuchat.present.chats import when
-
-        found = await self._conversation.history.list_chats(words)
+    async def do_chats(self, query: str) -> None:
+        """WORDS: list the last chats, or those that have these words."""
+        found = await self._chat.history.list_chats(query)
         self._listed = [one for one in found if not one.sides][:_MOST_CHATS]
         for number, chat in enumerate(self._listed, 1):
             self._terminal.line(f"{number}. {clean_line(chat.title) or 'New chat'}, {when(chat.updated)}")
         if not self._listed:
-            self._terminal.note("No chats match." if words else "No chats yet.")
+            self._terminal.note("No chats match." if query else "No chats yet.")
 
-    async def _open(self, number: str) -> None:
-        if not number.isdecimal() or not 0 < int(number) <= len(self._listed):
-            raise UsageError(f"No chat {clean_line(number) or 'given'}.", "/chats lists them by number.")
-        await self._chat.open_chat(self._listed[int(number) - 1].id)
+    async def do_open(self, number: str) -> None:
+        """N: open chat N of that list."""
+        chat = _numbered(self._listed, number, "chat", "/chats lists them by number.")
+        await self._chat.open(chat.id)
         self._print_last()
 
-    async def _history(self, _: str) -> None:
-        for message in self._conversation.messages:
+    async def do_history(self, _: str) -> None:
+        """Print the open chat."""
+        for message in self._chat.messages:
             self._print(message)
 
-    async def _branch(self, number: str) -> None:
-        siblings = self._conversation.history.tree.siblings
-        found = [one for message in self._conversation.messages if len(one := siblings(message.id)) > 1]
-        if not found:
+    async def do_branch(self, number: str) -> None:
+        """N: show answer N where the last one has several."""
+        if not (branching := self._chat.branching):
             self._terminal.note("No other answer here. /regenerate or /edit makes one.")
             return
-        if not number.isdecimal() or not 0 < int(number) <= len(found[-1]):
-            raise UsageError(f"No answer {clean_line(number) or 'given'}.", f"There are {len(found[-1])}: /branch 1.")
-        await self._chat.open_chat(self._require_chat().id, found[-1][int(number) - 1])
+        siblings = self._chat.history.tree.siblings(branching[-1].id)
+        chosen = _numbered(siblings, number, "answer", f"There are {len(siblings)}: /branch 1.")
+        await self._chat.open(self._open_chat().id, chosen)
         self._print_last()
 
-    async def _fork(self, _: str) -> None:
-        self._require_chat()
-        await self._conversation.fork_chat(self._conversation.messages[-1].id)
-        self._terminal.note("Forked. The copy is open now.")
+    async def do_fork(self, _: str) -> None:
+        """Copy the open branch into a new chat, and open that."""
+        await self._chat.fork()
 
-    async def _export(self, name: str) -> None:
-        from cpuchat.base.paths import expanded, shown
-        from cpuchat.chats.transfer import export_chat
-        from cpuchat.present.chats import document
-
-        history, file = self._conversation.history, expanded(name)
+    async def do_export(self, name: str) -> None:
+        """FILE: write the open chat to a file, as Markdown (.md) or JSON."""
+        store, chat, file = self._chat.history.store, self._open_chat(), paths.expanded(name)
         if not name:
             raise UsageError("No file given.", "/export chat.md writes Markdown, /export chat.json everything.")
+        exported = await asyncio.to_thread(lambda: document([export_chat(store, store.chat(chat.id))], file))
+        await asyncio.to_thread(write_output, file, exported)
+        self._terminal.note(f"Exported to {paths.shown(file)}.")
 
-        def write() -> None:
-            write_output(file, document([export_chat(history.store, history.store.chat(chat_id))], file))
-
-        chat_id = self._require_chat().id
-        await asyncio.to_thread(write)
-        self._terminal.note(f"Exported to {shown(file)}.")
-
-    async def _delete(self, _: str) -> None:
-        await self._conversation.delete_chat(self._require_chat().id)
+    async def do_delete(self, _: str) -> None:
+        """Delete the open chat."""
+        await self._chat.delete(self._open_chat().id)
         self._terminal.note("Deleted. /undo puts it back, until you quit.")
 
-    async def _undo(self, _: str) -> None:
-        if (deleted := await self._conversation.history.undo_delete()) is None:
-            self._terminal.note("Nothing to undo.")
-        else:
-            await self._chat.open_chat(deleted.chat_id, deleted.message_id)
+    async def do_undo(self, _: str) -> None:
+        """Put back what was deleted last."""
+        if deleted := await self._chat.undo():
+            await self._chat.open(deleted.chat_id, deleted.message_id)
             self._terminal.note("Put back and opened.")
 
     def _print_last(self) -> None:
-        for message in self._conversation.messages[-2:]:
+        for message in self._chat.messages[-2:]:
             self._print(message)
 
     def _print(self, message: StoredMessage) -> None:
@@ -467,53 +369,13 @@ class PlainChat:
             self._terminal.note(f"Attached: {clean_line(attachment.title)}.")
 
 
-class TypedAhead:
-    """`lines` are those with a text; `ended` that Ctrl+D was pressed. `on_empty` is called with each empty line."""
-
-    def __init__(self, on_empty: Callable[[], None]) -> None:
-        self.lines: deque[str] = deque()
-        self.ended = False
-        self._on_empty = on_empty
-        self._asked: asyncio.Future[str] | None = None
-
-    async def line(self) -> str:
-        """Return the next line, "" at the end of the input: the answer to a question. Use while `reading`."""
-        self._asked = asyncio.get_running_loop().create_future()
-        try:
-            return "" if self.ended else await self._asked
-        finally:
-            self._asked = None
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Read meanwhile, if standard input is a terminal: a pipe has the next messages. Use from the event loop."""
-        if not is_terminal(sys.stdin):
-            yield
-            return
-        loop, terminal = asyncio.get_running_loop(), sys.stdin.fileno()
-        loop.add_reader(terminal, self._read, terminal)
-        try:
-            yield
-        finally:
-            loop.remove_reader(terminal)
-
-    def _read(self, terminal: int) -> None:
-        try:
-            found = os.read(terminal, 1 << 16)
-        except OSError:  # hung up
-            found = b""
-        if not found:
-            self.ended = True
-            asyncio.get_running_loop().remove_reader(terminal)
-        for line in found.decode("utf-8", "surrogateescape").splitlines() or [""] * self.ended:
-            if self._asked is not None and not self._asked.done():
-                self._asked.set_result(line)
-            elif line.strip():
-                self.lines.append(line)
-            elif not self.ended:
-                self._on_empty()
-
-
 def _words(*parts: str) -> str:
     """Join figures as a sentence reads them: a screen reader names every middle dot."""
     return ", ".join(filter(None, parts)).replace(" · ", ", ")
+
+
+def _numbered(listed: Sequence[T], number: str, what: str, hint: str) -> T:
+    """Return one of what was listed by its number, from 1. Raises UsageError: there is none."""
+    if not number.isdecimal() or not 0 < int(number) <= len(listed):
+        raise UsageError(f"No {what} {clean_line(number) or 'given'}.", hint)
+    return listed[int(number) - 1]

@@ -12,7 +12,6 @@ from typing import Protocol, Self, TypeVar
 
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
-from cpuchat.chats.store import ChatStore
 from cpuchat.cli.terminal import Terminal
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
@@ -93,19 +92,12 @@ class Session:
     The first Ctrl+C stops the load or the answer and keeps the partial answer; a second one kills the worker.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        terminal: Terminal,
-        backend: SwitchingBackend | None = None,
-        store: ChatStore | None = None,
-    ) -> None:
-        """`backend` is closed with the session; None: a new one. `store` keeps the chats."""
+    def __init__(self, settings: Settings, terminal: Terminal, backend: SwitchingBackend | None = None) -> None:
+        """`backend` is closed with the session; None: a new one. No chat is kept."""
         self._backend = backend or SwitchingBackend()
-        self.conversation = Conversation(settings=settings, backend=self._backend, store=store)
+        self.conversation = Conversation(settings=settings, backend=self._backend, store=None)
         self._terminal = terminal
         self._presses = 0
-        self.begin_answer(terminal)
         self.on_interrupt: Callable[[], object] = lambda: None
         """Called with each Ctrl+C."""
         self._cancelling: set[asyncio.Task[None]] = set()
@@ -116,20 +108,13 @@ class Session:
         return self._presses > 0
 
     async def __aenter__(self) -> Self:
-        self._stack.enter_context(self.interruptible())
+        self._stack.enter_context(each_interrupt(self._on_interrupt))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._terminal.clear_progress()
         await self.conversation.close()
         self._stack.close()
-
-    @contextlib.contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Pass Ctrl+C on to what runs inside, which begins without any."""
-        self._presses = 0
-        with each_interrupt(self._on_interrupt):
-            yield
 
     def _on_interrupt(self, presses: int) -> None:
         self._presses = presses
@@ -152,7 +137,7 @@ class Session:
         stream = self.conversation.load_model(path, strict=strict, calibrate=calibrate)
         async with contextlib.aclosing(stream) as events:
             async for event in events:
-                self.show(event)
+                self._watch(event)
                 if isinstance(event, ModelLoaded):
                     info = event.model
                 elif isinstance(event, LoadCancelled):
@@ -165,60 +150,63 @@ class Session:
         """Stream an answer of `conversation` into `answer` and to `sink`. Raises CpuchatError: the answer failed;
         `answer` holds what came before; OutputClosed: from the sink; the answer is cancelled.
         """
-        self.begin_answer(sink, answer)
+        when = "before the first token"
         async with contextlib.aclosing(events):
             async for event in events:
-                self.show(event)
+                self._watch(event)
+                match event:
+                    case TextDelta(channel="reasoning"):
+                        answer.reasoning += event.text
+                        sink.reasoning(event.text)
+                    case TextDelta():
+                        answer.text += event.text
+                        sink.answer(event.text)
+                    case GenerationFinished():
+                        answer.finished = event
+                    case CallsMade():  # the answer goes on after them, what is said then is a paragraph of its own
+                        answer.finished, when = None, "during a tool call"
+                        if event.said:
+                            answer.text += "\n\n"
+                            sink.answer("\n\n")
         if answer.finished is None:
-            raise Interrupted(self.stopped)
+            raise Interrupted(f"Stopped {when}.")
         return answer.finished
 
-    def begin_answer(self, sink: Sink, answer: Answer | None = None) -> None:
-        """Print the next answer to `sink`, and keep it in `answer`."""
-        self.answer, self._sink = answer or Answer(), sink
-        self.stopped = "Stopped before the first token."
-
-    def show(self, event: object) -> None:
-        """Print an event of a load or of an answer; others are ignored. Raises CpuchatError if it failed."""
+    def _watch(self, event: AnyEvent) -> None:
+        """Show how far a load or an answer is, and stop it after Ctrl+C. Raises CpuchatError if it failed."""
         if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
             self._cancel()  # Ctrl+C came before the worker was ready for it
-        match event:
-            case PrefillProgress():
-                self._terminal.progress(event, self.conversation.meter.prefill_left_s)
-            case LoadProgress():
-                self._terminal.progress(event)
-            case Reconnecting():
-                self._terminal.status(reconnecting(event))
-            case Queued():
-                self._terminal.status(queued(event))
-            case ContextTrimmed():
-                self._terminal.warn(context_trimmed(event))
-            case TextDelta(channel="reasoning", text=text):
-                self.answer.reasoning += text
-                self._sink.reasoning(text)
-            case TextDelta(text=text):
-                self.answer.text += text
-                self._sink.answer(text)
-            case GenerationFinished():
-                self.answer.finished = event
-            case CallsMade():
-                self.answer.finished, self.stopped = None, "Stopped during a tool call."  # the answer goes on after it
-                if event.said:  # what is said after them is a paragraph of its own
-                    self.answer.text += "\n\n"
-                    self._sink.answer("\n\n")
-                for call in event.calls:
-                    self._terminal.note(f"cpuchat: the model calls {title(call)}")
-            case Failed():
-                raise self.error(event)
+        if isinstance(event, Failed):
+            raise error_of(event, is_interrupted=self.interrupted)
+        show_state(event, self._terminal, self.conversation.meter.prefill_left_s)
 
-    def error(self, event: Failed) -> CpuchatError:
-        """Return the error that an event reports."""
-        if event.code == WorkerDied.code:
-            if self.interrupted:  # by the second Ctrl+C, or by the first when the worker was still starting
-                return Interrupted("Stopped.")
-            again = "" if event.hint and not event.hint.startswith("Log:") else "Run the command again. "
-            return WorkerDied(event.message, f"{again}{event.hint}".strip())
-        error = from_code(event.code, event.message, event.hint)
-        if isinstance(error, ContextFull):
-            error.alone = event.alone
-        return error
+
+def show_state(event: object, terminal: Terminal, prefill_left_s: float | None = None) -> None:
+    """Print how far a load or an answer is, and what it calls; other events are ignored."""
+    match event:
+        case PrefillProgress():
+            terminal.progress(event, prefill_left_s)
+        case LoadProgress():
+            terminal.progress(event)
+        case Reconnecting():
+            terminal.status(reconnecting(event))
+        case Queued():
+            terminal.status(queued(event))
+        case ContextTrimmed():
+            terminal.warn(context_trimmed(event))
+        case CallsMade():
+            for call in event.calls:
+                terminal.note(f"cpuchat: the model calls {title(call)}")
+
+
+def error_of(event: Failed, *, is_interrupted: bool) -> CpuchatError:
+    """Return the error that an event reports. `is_interrupted`: Ctrl+C was pressed."""
+    if event.code == WorkerDied.code:
+        if is_interrupted:  # by the second Ctrl+C, or by the first when the worker was still starting
+            return Interrupted("Stopped.")
+        again = "" if event.hint and not event.hint.startswith("Log:") else "Run the command again. "
+        return WorkerDied(event.message, f"{again}{event.hint}".strip())
+    error = from_code(event.code, event.message, event.hint)
+    if isinstance(error, ContextFull):
+        error.alone = event.alone
+    return error

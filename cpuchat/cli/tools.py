@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cpuchat.cli.session import Session
     from cpuchat.cli.terminal import Terminal
     from cpuchat.protocol.messages import Tool, ToolCall
+    from cpuchat.session.conversation import Conversation
     from cpuchat.tools.config import Server
     from cpuchat.tools.loop import Choice, Source, ToolLoop
     from cpuchat.tools.servers import ToolServer
@@ -135,19 +136,23 @@ def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
     return {name: servers[name] for name in names or servers}
 
 
-async def start_tools(tools: ToolLoop | None, session: Session, terminal: Terminal) -> None:
+async def start_tools(
+    tools: ToolLoop | None, conversation: Conversation, terminal: Terminal, session: Session | None = None
+) -> None:
     """Make all tools ready, and give them to the conversation, which gives them up. Say which are left out. Raises
-    ToolServerFailed: a server cannot be started; Interrupted: Ctrl+C.
+    ToolServerFailed: a server cannot be started; Interrupted: Ctrl+C, which `session` tells.
     """
-    session.conversation.tools = tools
+    conversation.tools = tools
     if tools is None:
         return
     starting = asyncio.ensure_future(tools.toolbox.start())
-    session.on_interrupt = starting.cancel
+    if session is not None:
+        session.on_interrupt = starting.cancel
     try:
         await asyncio.wait({starting})
     finally:
-        session.on_interrupt = lambda: None
+        if session is not None:
+            session.on_interrupt = lambda: None
         starting.cancel()  # if this is
     if starting.cancelled():
         raise Interrupted("Stopped before the MCP servers were ready.")

@@ -36,6 +36,7 @@ from cpuchat.protocol.messages import (
     LoadCancelled,
     Message,
     ModelLoaded,
+    Output,
     Sampling,
     Score,
     TextDelta,
@@ -469,7 +470,7 @@ class Runner:
         self.side = side
         self.settings = settings
         self.conversation = Conversation(settings=settings, backend=backend, store=None, library=library)
-        self.conversation.tells_tokens = True
+        self.conversation.output = Output(tokens=True)
         self.conversation.logs_speed = False  # with other settings than the user's
         self.failed: Failed | None = None
         self.model: ModelInfo | None = None

@@ -68,7 +68,7 @@ class LoadedModel:
         if not self.knows_others:
             for text in reversed(self.states.texts(_OTHER_CHATS, next_id)):
                 self.speculator.remember(text)
-        elif self.states.is_another(next_id) and not self.states.live.owner:
+        elif self.states.is_another(next_id) and not self.states.live.key.owner:
             self.speculator.remember(self.states.live.history.tokens)
         self.knows_others = True
 
@@ -102,7 +102,7 @@ class Answer:
     ) -> None:
         self._loaded = loaded
         self._output_thread = output_thread
-        if command.owner:  # what other owners said is no source of drafts
+        if command.state.owner:  # what other owners said is no source of drafts
             speculation = msgspec.structs.replace(command.speculation, across_chats=False)
             command = msgspec.structs.replace(command, speculation=speculation)
         self._command = command
@@ -114,7 +114,7 @@ class Answer:
         if command.tools and command.calling.mode != "none":
             self._guide = CallGuide(self._vocab, self._call_format, command.tools, command.calling)
         self._sampler = self._make_sampler()
-        self._logprobs = deque[TokenLogprob]() if command.logprobs is not None else None
+        self._logprobs = deque[TokenLogprob]() if command.output.logprobs is not None else None
         self._speculation: SpeculationFigures | None = None
         self._text: TextStream | None = None
         self._reuse: Reuse | None = None
@@ -150,12 +150,12 @@ class Answer:
         command, loaded, store = self._command, self._loaded, self._loaded.states
         loaded.model.pool.begin_answer(perf_counter())
         if command.speculation.across_chats:
-            loaded.remember_chats(command.chat_id)
-        histories = store.histories(command.owner)
+            loaded.remember_chats(command.state.chat)
+        histories = store.histories(command.state.owner)
         builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         try:
             prompt = self._build_prompt(builder)
-            start = store.begin(prompt, command.owner, command.chat_id, keeps=command.keeps)
+            start = store.begin(prompt, command.state)
         except Aborted:
             self._finish("cancelled", Timings())
             return
@@ -183,7 +183,7 @@ class Answer:
 
     def count_prompt(self) -> int:
         """Return the tokens of the prompt. Raises CpuchatError."""
-        histories = self._loaded.states.histories(self._command.owner)
+        histories = self._loaded.states.histories(self._command.state.owner)
         builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         return builder.count(self._command.messages)
 
@@ -198,11 +198,11 @@ class Answer:
             return builder.from_text(command.prompt)
         if not command.messages:
             raise UsageError("There is no message to answer.", "Write one first.")
-        if not command.trim:
-            return builder.from_all_messages(command.messages, command.max_tokens if command.reserve else None)
-        return builder.from_messages(
-            command.messages, command.max_tokens, self._on_trimmed, in_steps=not command.reserve
-        )
+        if command.when_full in ("drop", "drop_least"):
+            in_steps = command.when_full == "drop"
+            return builder.from_messages(command.messages, command.max_tokens, self._on_trimmed, in_steps=in_steps)
+        room = command.max_tokens if command.when_full == "refuse_early" else None
+        return builder.from_all_messages(command.messages, room)
 
     def _render(self, messages: list[Message]) -> str:
         template, tools = self._loaded.template, [self._vocab.mark_tool(tool) for tool in self._command.tools]
@@ -258,7 +258,7 @@ class Answer:
         self._sampler.begin(self._splitter(prompt.text))
         sampler = self._sampler
         if self._logprobs is not None:
-            sampler = LogprobSampler(sampler, command.logprobs or 0, self._vocab.raw_piece, self._logprobs)
+            sampler = LogprobSampler(sampler, command.output.logprobs or 0, self._vocab.raw_piece, self._logprobs)
         if speculator.begin_answer(command.speculation, prompt.tokens):
             decoder = SpeculativeDecoder(
                 sequence, sampler, stream, is_eog, command.max_tokens, speculator, self._on_speculation
@@ -279,11 +279,11 @@ class Answer:
         ends_itself = self._command.ignore_eos or self._command.grammar
         if self._loaded.template is None and self._command.prompt is None and not ends_itself:
             stops = (*stops, *PLAIN_STOPS)  # without a template only the next speaker's name shows the end
-        splitter = Unsplit() if self._command.unsplit else self._splitter(text)
+        splitter = Unsplit() if self._command.output.unsplit else self._splitter(text)
         if self._guide is not None:
             command = self._command
             splitter = self._calls = CallSplitter(
-                splitter, self._call_format, command.tools, command.calling, streams=command.streams_calls
+                splitter, self._call_format, command.tools, command.calling, streams=command.output.streams_calls
             )
         self._text = TextStream(
             self._command.request_id,
@@ -292,7 +292,7 @@ class Answer:
             splitter,
             stops,
             self._arrived,
-            self._command.frame_seconds,
+            self._command.output.frame_seconds,
             self._logprobs,
         )
         return self._text if stops else ThreadedStream(self._output_thread, self._text)
@@ -335,7 +335,7 @@ class Answer:
         return msgspec.structs.replace(figures, plain_ms=None, disturbed=True)
 
     def _finish(self, stop_reason: StopReason, timings: Timings, tokens: Iterable[int] = ()) -> None:
-        sequence, tells = self._sequence, self._command.tells_tokens
+        sequence, tells = self._sequence, self._command.output.tokens
         reuse = self._reuse
         if reuse is not None and (note := self._loaded.states.take_note()):
             reuse = msgspec.structs.replace(reuse, note=note)

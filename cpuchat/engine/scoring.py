@@ -19,7 +19,7 @@ import numpy as np
 from cpuchat.base.text import common_prefix
 from cpuchat.engine.answer import LoadedModel
 from cpuchat.engine.states.prompt import Prompt
-from cpuchat.protocol.messages import Score, ScoredRows, TokensScored
+from cpuchat.protocol.messages import Score, ScoredRows, StateKey, TokensScored
 from cpuchat.quality.messages import RowComparer
 
 
@@ -95,7 +95,7 @@ class Scorer:
         """Copy what the chat's memory holds of a prompt; returns the logits after it where they are kept."""
         states, source = self._loaded.states, self._model.sequence
         text = b"".join(map(states.piece, prompt))
-        start = states.begin(Prompt(text, prompt), "", "")
+        start = states.begin(Prompt(text, prompt), StateKey())
         self._sequence.clear()
         if not start.n or not self._sequence.set_state(source.tokens, source.state()):
             return None

@@ -209,25 +209,52 @@ class LoadModel(Command, frozen=True):
     resumes: bool = False
 
 
+Overflow = Literal["drop", "drop_least", "refuse", "refuse_early"]
+"""What becomes of messages that do not fit. The oldest are left out: a quarter of the context at a time, or no more
+than has to be, for a request that none continues. Or it is an error; early: also where there is no room for
+`max_tokens`, an eighth of the context at most.
+"""
+
+
+class StateKey(Data, frozen=True):
+    """Which states of the model's memory a request may reuse, and what its own are kept as.
+
+    What was evaluated for another `owner` is not reused. `chat` is the conversation, which is saved; one without a
+    name is only if `on_disk`, as nobody can delete it. `agent`: it is what several conversations begin with.
+    """
+
+    owner: str = ""
+    chat: str = ""
+    agent: bool = False
+    on_disk: bool = False
+
+
+class Output(Data, frozen=True):
+    """How an answer is told.
+
+    `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
+    markers are part of the answer's text. `streams_calls` asks for `CallDelta` events. `logprobs`: with the log
+    probability of each token, and those of so many others. `tokens`: `GenerationFinished` has the token IDs.
+    """
+
+    frame_seconds: float = FRAME_SECONDS
+    unsplit: bool = False
+    streams_calls: bool = False
+    logprobs: int | None = None
+    tokens: bool = False
+
+
 class Generate(Command, frozen=True):
     """Answer. Either `messages` (chat) or `prompt` (plain completion, no template).
 
     `unset` names options of `sampling` that nobody has chosen: a server keeps its own values.
-    `request_id` is the backend's to give. `chat_id` names the conversation for KV saved across restarts ("" = don't
-    save). `trim` False: messages that do not fit are an error, none is left out; with `reserve` they must also leave
-    room for `max_tokens`, for an eighth of the context at most. `trim` with `reserve`: only what does not fit is left
-    out, not a quarter of the context at a time: for a request that none continues. `max_tokens` 0 = until the model
-    ends or the context is full. `ignore_eos`: the model cannot end the answer, its end-of-generation tokens are never
-    chosen. `grammar` (GBNF, "" = none) is what the answer must match; reasoning before it is free. `json_schema` is the
-    schema that it was made of, for servers that take no grammars ("" = none). `reasoning` asks the chat template for
-    reasoning or for none (None: its default), `effort` for how much, one of `EFFORTS` ("": its default);
-    `reasoning_budget` is how many tokens it may take (None: no limit).
-    `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
-    markers are part of the answer's text. `tools` are what the model may call, within `calling`; `streams_calls` asks
-    for `CallDelta` events. `owner`: whose prompt it is; what was evaluated for another owner is not reused. `keeps`: on
-    disk too, although it has no `chat_id`. `continues`: the last of `messages` is an answer, which the model goes on
-    writing. `logit_bias` has pairs of a token and what is added to its logit. `logprobs`: with the log probability of
-    each token, and those of so many others. `tells_tokens`: `GenerationFinished` has the token IDs.
+    `request_id` is the backend's to give. `max_tokens` 0 = until the model ends or the context is full. `ignore_eos`:
+    the model cannot end the answer, its end-of-generation tokens are never chosen. `grammar` (GBNF, "" = none) is what
+    the answer must match; reasoning before it is free. `json_schema` is the schema that it was made of, for servers
+    that take no grammars ("" = none). `reasoning` asks the chat template for reasoning or for none (None: its default),
+    `effort` for how much, one of `EFFORTS` ("": its default); `reasoning_budget` is how many tokens it may take (None:
+    no limit). `tools` are what the model may call, within `calling`. `continues`: the last of `messages` is an answer,
+    which the model goes on writing. `logit_bias` has pairs of a token and what is added to its logit.
     """
 
     request_id: int = 0
@@ -237,27 +264,20 @@ class Generate(Command, frozen=True):
     unset: tuple[str, ...] = ()
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
-    chat_id: str = ""
+    state: StateKey = StateKey()
     speculation: Speculation = Speculation()
-    trim: bool = True
-    reserve: bool = False
+    when_full: Overflow = "drop"
+    output: Output = Output()
     ignore_eos: bool = False
     grammar: str = ""
     json_schema: str = ""
     reasoning: bool | None = None
     effort: str = ""
     reasoning_budget: int | None = None
-    frame_seconds: float = FRAME_SECONDS
-    unsplit: bool = False
     tools: tuple[Tool, ...] = ()
     calling: CallRule = ANY_CALL
-    streams_calls: bool = False
-    owner: str = ""
-    keeps: bool = False
     continues: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-    tells_tokens: bool = False
 
 
 class Score(Command, frozen=True):

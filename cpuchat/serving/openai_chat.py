@@ -405,7 +405,7 @@ class ChatReply(_CompletionsReply):
         return {"index": event.index, "id": call.id, "type": kind.type, kind.type: {"name": kind.name, **piece}}
 
     def _logprobs(self, given: Iterable[TokenLogprob]) -> dict[str, Any]:
-        if self.parsed.request.logprobs is None:
+        if self.parsed.request.output.logprobs is None:
             return {}
         told = [
             {**_token(one.piece, one.logprob), "top_logprobs": [_token(*other) for other in one.top]} for one in given
@@ -434,7 +434,7 @@ class CompletionReply(_CompletionsReply):
 
     def _logprobs(self, given: Iterable[TokenLogprob], offset: int) -> dict[str, Any] | None:
         """Return the log probabilities of tokens whose text begins after so many characters."""
-        if self.parsed.request.logprobs is None:
+        if self.parsed.request.output.logprobs is None:
             return None
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character can have several tokens
         told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

@@ -31,9 +31,11 @@ from cpuchat.protocol.messages import (
     CallRule,
     Generate,
     Message,
+    Output,
     Role,
     Sampling,
     Speculation,
+    StateKey,
     Tool,
     ToolCall,
 )
@@ -135,8 +137,8 @@ class ParsedRequest:
 
     def of_client(self, client: str) -> ParsedRequest:
         """Return it as a request of `client`, which reuses nothing of what was evaluated for others."""
-        owned = msgspec.structs.replace(self.request, owner=f"{client} {self.request.owner}")
-        return replace(self, request=owned)
+        key = msgspec.structs.replace(self.request.state, owner=f"{client} {self.request.state.owner}")
+        return replace(self, request=msgspec.structs.replace(self.request, state=key))
 
     def choice(self, index: int) -> Generate:
         """Return the request of one of its answers."""
@@ -231,23 +233,25 @@ class RequestReader:
             continues=asked.continues,
             tools=asked.tools,
             calling=asked.calling,
-            streams_calls=bool(asked.tools),
             sampling=self._sampling(body),
             max_tokens=limit,
             stop=_stops(asked.stop),
             speculation=self._speculation,
-            trim=False,
+            when_full="refuse",
             ignore_eos=asked.ignore_eos,
             grammar=asked.grammar,
             reasoning=asked.reasoning,
             effort=asked.effort,
             reasoning_budget=self._budget(asked.reasoning_budget),
-            frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
-            unsplit=asked.prompt is not None,
-            owner=body.cache_salt or "",
-            keeps=not body.cache_salt,  # a salt is for one session, often
+            output=Output(
+                frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
+                unsplit=asked.prompt is not None,
+                streams_calls=bool(asked.tools),
+                logprobs=asked.logprobs,
+            ),
+            # A salt is for one session, often.
+            state=StateKey(owner=body.cache_salt or "", on_disk=not body.cache_salt),
             logit_bias=_bias(asked.logit_bias),
-            logprobs=asked.logprobs,
         )
         return ParsedRequest(
             request=request,

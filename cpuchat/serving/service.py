@@ -468,7 +468,7 @@ class Service:
         result: Result = "cancelled"
         message, hint, queued = "", "", 0.0
         try:
-            async with self._turns.turn(place, parsed.request.owner, is_short=parsed.is_short):
+            async with self._turns.turn(place, parsed.request.state.owner, is_short=parsed.is_short):
                 self._places.pop(place, None)
                 if self.closing:
                     raise _closing()
@@ -518,7 +518,7 @@ class Service:
 
     async def count(self, parsed: ParsedRequest, place: Place) -> int:
         """Return how many tokens the prompt of a request has. Raises Refusal."""
-        async with self._turns.turn(place, parsed.request.owner, is_short=True):
+        async with self._turns.turn(place, parsed.request.state.owner, is_short=True):
             self._places.pop(place, None)
             n_tokens = None if self.closing else await self._conversation.backend.count_prompt(parsed.request)
         if n_tokens is None:

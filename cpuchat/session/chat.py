@@ -1,4 +1,4 @@
-"""One chat as its user drives it: a state machine with a method for each action and one stream of events."""
+"""One chat as its user drives it: a method for each action, and one stream of events."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from cpuchat.base.errors import ChatsError, CpuchatError
+from cpuchat.base.paths import shown
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.history import ChatHistory
-from cpuchat.chats.records import StoredMessage, WhenFull, storable
+from cpuchat.chats.records import Deleted, StoredMessage, WhenFull, storable
 from cpuchat.config.presets import Preset
 from cpuchat.config.servers import Source, is_url, source
 from cpuchat.models.library.library import Library
@@ -29,20 +30,19 @@ from cpuchat.protocol.messages import (
     ToolCall,
 )
 from cpuchat.session import events
+from cpuchat.session.activity import Activity
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent, Severity
 from cpuchat.session.preset import reasoning_of
 from cpuchat.session.summaries import compact, title_chat, wants_title
 from cpuchat.session.tools import ChatTools
-from cpuchat.telemetry.meter import PrefillClock
+from cpuchat.telemetry.meter import Figures, PrefillClock
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tools.config import Server
 from cpuchat.tools.loop import Choice
 from cpuchat.tools.servers import ToolServer
 
-State = Literal["no model", "loading", "idle", "answering", "asking", "measuring"]
-"""Asking: a call of a tool is to be approved, or it is to be said what a full chat does."""
-_STOP_SECONDS = 0.01  # between two looks whether what is about to begin has begun
+_NOT_ANSWERED = "Not answered. /compact summarizes the chat; then /regenerate answers your message."
 
 
 class Background(Protocol):
@@ -61,9 +61,9 @@ class ChatSession:
     as it happens; where it returns an awaitable, `AnswerBegun` waits for that.
     """
 
-    def __init__(self, conversation: Conversation, source: Source | None = None) -> None:
+    def __init__(self, conversation: Conversation) -> None:
         self.conversation = conversation
-        self.source = source
+        self.source: Source | None = None
         """The model that was chosen, loaded or not."""
         self.loaded = False
         """The model was loaded once; the backend starts it again by itself."""
@@ -80,42 +80,27 @@ class ChatSession:
         conversation.on_save_problem = self._tell_saving
         self._task: asyncio.Task[None] | None = None
         self._leave: Callable[[], None] | None = None  # stops a measurement
-        self._is_awaited = self._loading = False
+        self._is_awaited = False
         self._held = False  # the last answer failed: what is queued waits for the user
         self._behind = 0  # messages in the queue that come after one that is edited
-        self._full: Failed | None = None  # the last message had no room
-        self._full_chat = ""  # which is asked about
         self._approval: asyncio.Future[Choice] | None = None
         self._clock: PrefillClock | None = None  # of a summary, which is not metered
 
     # State
 
     @property
-    def state(self) -> State:
-        if self._approval is not None or self._full_chat:
-            return "asking"
-        if self._task is None:
-            return "idle" if self.loaded else "no model"
-        return "measuring" if self._leave is not None else "loading" if self._loading else "answering"
+    def activity(self) -> Activity:
+        return self.conversation.activity.now
 
     @property
     def busy(self) -> bool:
         """Return whether a load, an answer, a summary or a measurement runs, or is about to."""
-        return self._task is not None
+        return self.activity.runs
 
     @property
     def writing(self) -> bool:
         """Return whether an answer or a summary runs, or is about to."""
-        return self.busy and not self._loading and self._leave is None
-
-    @property
-    def loading(self) -> bool:
-        return self._loading
-
-    @property
-    def measuring(self) -> bool:
-        """Return whether a measurement runs, which its own view can stop."""
-        return self._leave is not None
+        return self.activity.answers or self.activity is Activity.SUMMARIZING
 
     @property
     def is_idle(self) -> bool:
@@ -133,6 +118,11 @@ class ChatSession:
         return self.conversation.history
 
     @property
+    def messages(self) -> list[StoredMessage]:
+        """Return the messages of the open branch, with the answer being written."""
+        return self.conversation.messages
+
+    @property
     def chat_id(self) -> str | None:
         """Return the open chat; None for one without messages."""
         return self.conversation.chat.id if self.conversation.chat is not None else None
@@ -140,11 +130,11 @@ class ChatSession:
     @property
     def questions(self) -> list[str]:
         """Return the questions of the open branch."""
-        return [message.content for message in self.conversation.messages if message.role == "user"]
+        return [message.content for message in self.messages if message.role == "user"]
 
     def question_index(self, message_id: int = 0) -> int:
         """Return the index of a question, or of the one that a message answers; 0: the last. -1 without any."""
-        messages = self.conversation.messages
+        messages = self.messages
         ids = [message.id for message in messages]
         index = ids.index(message_id) if message_id in ids else len(ids) - 1
         return next((at for at in range(index, -1, -1) if messages[at].role == "user"), -1)
@@ -156,9 +146,9 @@ class ChatSession:
     def tell(self, text: str, severity: Severity = "information") -> None:
         self._emit(events.Notice(text, severity))
 
-    def refuse(self, text: str) -> None:
+    def refuse(self, text: str, severity: Severity = "warning") -> None:
         """Say why an action is not possible."""
-        self._emit(events.Notice(text, "warning", refuses=True))
+        self._emit(events.Notice(text, severity, refuses=True))
 
     def refuse_while_writing(self, action: str) -> bool:
         """Say that `action` has to wait, and return True, while an answer is being written."""
@@ -185,17 +175,21 @@ class ChatSession:
 
     # What runs
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, activity: Activity, work: Coroutine[Any, Any, Failed | None]) -> None:
+        """Do `work` once what runs in the background has ended. It returns why the last question had no room."""
+        self.conversation.activity.change(activity)
+
         async def run() -> None:
-            self._held = False
+            self._held, full = False, None
             self._emit(events.Changed("state"))
             try:
                 await self.stop_background()
-                await work
+                full = await work
             finally:
-                self._task, self._loading = None, False
+                self._task = None
+                self.conversation.activity.change(Activity.NONE)
                 self._emit(events.Changed("state"))
-                self._go_on()
+                self._go_on(full)
 
         self._task = asyncio.create_task(run(), name="chat-session")
         self._task.add_done_callback(self._raise_error)
@@ -207,10 +201,16 @@ class ChatSession:
 
     async def stop(self) -> None:
         """Stop what runs, also what is about to begin. A stopped answer is kept as far as it is."""
-        task = self._task
-        while task is not None and task is self._task and not self.conversation.busy and not task.done():
-            await asyncio.sleep(_STOP_SECONDS)
         await self.conversation.stop()
+
+    def kill(self) -> None:
+        """Kill the worker, if there is one; what is unsaved is lost."""
+        if self.conversation.backend.pid is not None:
+            self.conversation.backend.kill()
+
+    def figures(self) -> Figures:
+        """Return the current figures."""
+        return self.conversation.figures()
 
     async def finish(self) -> None:
         """Stop what runs, and wait until its last text is shown and stored."""
@@ -236,10 +236,13 @@ class ChatSession:
         if not self._is_awaited and not task.cancelled():
             task.result()
 
-    def measure(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
+    def measure(self, work: Coroutine[Any, Any, None], leave: Callable[[], None]) -> None:
         """Run a measurement, which may load the model again, in the place of an answer; `leave` stops it."""
-        self._leave = leave
-        self._run(self._measure(work))
+        if self.refuse_while_busy("measure"):
+            work.close()
+        else:
+            self._leave = leave
+            self._run(Activity.MEASURING, self._measure(work))
 
     async def _measure(self, work: Awaitable[None]) -> None:
         try:
@@ -274,8 +277,8 @@ class ChatSession:
         """Load a model; if that fails, the one before is loaded again."""
         if not self.refuse_while_busy("load another model"):
             before = self.loaded_source
-            self.source, self.loaded, self._loading = source, False, True
-            self._run(self._load(source, before))
+            self.source, self.loaded = source, False
+            self._run(Activity.LOADING, self._load(source, before))
 
     async def _load(self, source: Source, before: Source | None) -> None:
         last = await self._load_one(source)
@@ -361,7 +364,7 @@ class ChatSession:
         else:
             answer = self.conversation.send(message.text, attach=message.attach)
         self._emit(events.MessageSent(message))
-        self._run(self._answer(answer, message))
+        self._run(Activity.ANSWERING, self._answer(answer, message))
 
     def regenerate(self, message_id: int = 0) -> bool:
         """Answer a question again, the last one if `message_id` is 0; False if that is not possible."""
@@ -371,14 +374,14 @@ class ChatSession:
             self.tell("Nothing to regenerate yet. Send a message first.")
         elif not self._refuse_without_model():
             self._emit(events.MessagesChanged(question + 1))
-            self._run(self._answer(self.conversation.regenerate(message_id)))
+            self._run(Activity.ANSWERING, self._answer(self.conversation.regenerate(message_id)))
             return True
         return False
 
     def will_repeat(self, message_id: int = 0) -> bool:
         """Return whether regenerating gives the same text: the answer was, and will be, greedy."""
         answer = self.question_index(message_id) + 1
-        used = [one.sampling for one in self.conversation.messages[answer : answer + 1] if one.stop_reason == "end"]
+        used = [one.sampling for one in self.messages[answer : answer + 1] if one.stop_reason == "end"]
         next_used = self.conversation.in_effect.sampling.sampling()
         return bool(used) and all(one is not None and not one.temperature for one in (*used, next_used))
 
@@ -389,21 +392,21 @@ class ChatSession:
         if not self.history.is_unfinished:
             self.tell("Nothing to continue. Only an answer that was stopped, cut off or edited can be.")
         elif not self._refuse_without_model():
-            self._run(self._answer(self.conversation.continue_answer(), continues=True))
+            self._run(Activity.ANSWERING, self._answer(self.conversation.continue_answer(), continues=True))
 
     async def answer_now(self) -> None:
         """End the reasoning of the running answer, so that the model answers now."""
-        newest = self.conversation.messages[-1:]
+        newest = self.messages[-1:]
         is_answering = any(message.role == "assistant" and message.content for message in newest)
         if is_answering or not self.writing:
             self.tell("The model is not reasoning.")
         elif not await self.conversation.end_reasoning():
-            self.tell("The model is not reasoning yet, or its server cannot interrupt it. Esc stops the answer.")
+            self.tell("The model is not reasoning yet, or its server cannot interrupt it. Stop the answer instead.")
 
     async def _answer(
         self, answer: AsyncGenerator[AnyEvent, None], message: Outgoing | None = None, continues: bool = False
-    ) -> None:
-        """Pass an answer on. A message that was not stored is returned."""
+    ) -> Failed | None:
+        """Pass an answer on; returns why its question had no room. A message that was not stored is returned."""
         before, conversation = self.history.question, self.conversation
         if message is not None and conversation.chat is None:
             with contextlib.suppress(CpuchatError):  # the answer fails with it
@@ -418,27 +421,27 @@ class ChatSession:
             if not_begun or [storable(message.text)] != self.questions[-1:]:
                 self._held = True
                 self._emit(events.MessageReturned(message))
-        if isinstance(last, Failed) and last.code == "context_full" and (last.alone or conversation.kept_all):
-            self._full = last
-        elif isinstance(last, Failed) and not last.code.startswith("worker_") and conversation.model is None:
+        failed = last if isinstance(last, Failed) else None
+        is_full = failed is not None and failed.code == "context_full" and (failed.alone or conversation.kept_all)
+        if failed is not None and not is_full and not failed.code.startswith("worker_") and conversation.model is None:
             self.loaded = False
         if not self._held and conversation.chat is not None and wants_title(conversation):
             self.untitled = conversation.chat.id
         self._emit(events.Changed("chats"))
+        return failed if is_full else None
 
-    def _go_on(self) -> None:
+    def _go_on(self, failed: Failed | None) -> None:
         """Make room in a full context, or send the next message, unless the last answer failed."""
-        failed, self._full = self._full, None
         if failed is None:
             if not self._held:
                 asyncio.get_running_loop().call_soon(self._send_next)
         elif failed.alone:
             self._emit(events.QuestionTooLong())
-        elif (chat := self.conversation.chat) is not None and len(self.conversation.messages) > 1:
+        elif (chat := self.conversation.chat) is not None and len(self.messages) > 1:
             if self.makes_room(failed):
                 self._make_room(chat.when_full)
             elif not chat.when_full:
-                self._full_chat = chat.id
+                self.conversation.activity.change(Activity.AWAITING_ROOM)
                 self._emit(events.WhenFullAsked(failed))
 
     # A full context
@@ -450,37 +453,38 @@ class ChatSession:
 
     async def choose_when_full(self, choice: WhenFull) -> None:
         """Do what the full chat is to do from now on, and answer its last question; "": not now. Raises ChatsError."""
-        chat_id, self._full_chat = self._full_chat, ""
-        if choice and chat_id == self.chat_id:
+        if is_asked := self.activity is Activity.AWAITING_ROOM:
+            self.conversation.activity.change(Activity.NONE)
+        if choice and is_asked:
             await self.history.set_options(when_full=choice)
             self._make_room(choice)
         else:
-            self._emit(events.NotAnswered())
+            self.tell(_NOT_ANSWERED)
 
     def _make_room(self, choice: WhenFull) -> None:
         if self.busy or choice == "stop":
-            self._emit(events.NotAnswered())
+            self.tell(_NOT_ANSWERED)
         elif choice == "compact":
-            self._run(self._compact(again=True))
+            self._run(Activity.SUMMARIZING, self._compact(again=True))
         else:
-            self._run(self._answer_last())
+            self._run(Activity.ANSWERING, self._answer_last())
 
     def summarize(self) -> None:
         """Summarize the chat now."""
         if self.refuse_while_busy("summarize the chat") or self._refuse_without_model():
             return
-        if not self.conversation.messages:
+        if not self.messages:
             self.tell("There is nothing to summarize yet.")
         else:
-            self._run(self._compact())
+            self._run(Activity.SUMMARIZING, self._compact())
 
-    async def _answer_last(self) -> None:
+    async def _answer_last(self) -> Failed | None:
         self._emit(events.MessagesChanged())
-        await self._answer(self.conversation.regenerate())
+        return await self._answer(self.conversation.regenerate())
 
-    async def _compact(self, again: bool = False) -> None:
-        """Pass a summary on; `again`: then answer the last question."""
-        before, self._clock = len(self.conversation.messages), PrefillClock()
+    async def _compact(self, again: bool = False) -> Failed | None:
+        """Pass a summary on; `again`: then answer the last question, and return as `_answer`."""
+        before, self._clock = len(self.messages), PrefillClock()
         problem: Failed | None = None
         finished: GenerationFinished | None = None
         trimmed: ContextTrimmed | None = None
@@ -501,22 +505,25 @@ class ChatSession:
             problem = Failed.of(error)
         finally:
             self._clock = None
-        is_kept = problem is None and finished is not None and len(self.conversation.messages) > before
+        is_kept = problem is None and finished is not None and len(self.messages) > before
         self._emit(events.SummaryEnded(finished, trimmed, problem, is_kept))
         if is_kept and again:
-            await self._answer_last()
-        elif again:
-            self._emit(events.NotAnswered())
+            self.conversation.activity.change(Activity.ANSWERING)
+            return await self._answer_last()
+        if again:
+            self.tell(_NOT_ANSWERED)
+        return None
 
     # Tools
 
     async def _ask_approval(self, tool: Tool, call: ToolCall) -> Choice:
         self._approval = asyncio.get_running_loop().create_future()
         choice: Choice | None = None
-        self._emit(events.ApprovalAsked(tool, call))
         try:
-            choice = await self._approval
-            return choice
+            with self.conversation.activity.awaiting_approval():
+                self._emit(events.ApprovalAsked(tool, call))
+                choice = await self._approval
+                return choice
         finally:
             self._approval = None
             self._emit(events.ApprovalEnded(choice))
@@ -553,29 +560,95 @@ class ChatSession:
 
     # Chats
 
-    async def open_chat(self, chat_id: str, message_id: int = 0) -> None:
+    async def open(self, chat_id: str, message_id: int = 0) -> None:
         """Open a stored chat, on the branch of `message_id` unless 0. Raises ChatsError."""
         is_other = chat_id != self.chat_id
         await self.conversation.open_chat(chat_id, message_id)
-        if is_other:
-            self._leave_chat()
+        self._show_opened(message_id, leaves=is_other)
 
-    def new_chat(self) -> None:
+    def new(self) -> None:
         """Start a new chat. Raises ChatsError while an answer is unsaved."""
-        self.conversation.new_chat()
-        self._leave_chat()
+        if not self.refuse_while_writing("start a new chat"):
+            self.conversation.new_chat()
+            self._show_opened(leaves=True)
 
-    def _leave_chat(self) -> None:
-        self._full_chat = ""
-        if self.tools.leave_chat():
+    def _show_opened(self, message_id: int = 0, *, leaves: bool = False) -> None:
+        """Tell of the chat that is open now; `leaves`: it begins with the first folder."""
+        if self.activity is Activity.AWAITING_ROOM:
+            self.conversation.activity.change(Activity.NONE)
+        self._emit(events.ChatOpened(message_id))
+        self._emit(events.Changed("chats"))
+        if leaves and self.tools.leave_chat():
             self._emit(events.Changed("tools"))
+            path = self.tools.folder
+            can = f"The model may read {shown(path)}" if path is not None else "The model can no longer read files"
+            self.tell(f"{can}: /tools holds for one chat.")
 
-    async def rename_chat(self, chat_id: str, title: str) -> None:
+    async def fork(self, message_id: int = 0) -> None:
+        """Copy the open chat up to a message (0: all of it) into a new chat, and open that. Raises ChatsError."""
+        if not self.messages:
+            self.tell("This chat has no messages yet.")
+        elif not self.refuse_while_writing("fork this chat"):
+            await self.conversation.fork_chat(message_id or self.messages[-1].id)
+            self._show_opened()
+            self.tell("Forked. The copy is open now.")
+
+    async def delete(self, chat_id: str) -> bool:
+        """Delete a chat, until `undo`; if it is open, a new one replaces it. Returns False if it has to wait. Raises
+        ChatsError.
+        """
+        is_open = chat_id == self.chat_id
+        if is_open and self.refuse_while_writing("delete this chat"):
+            return False
+        await self.conversation.delete_chat(chat_id)
+        if is_open:
+            self._show_opened()
+        self._emit(events.Changed("chats"))
+        return True
+
+    async def delete_message(self, message_id: int) -> bool:
+        """Delete a message with all that follow from it, until `undo`; False if it has to wait. Raises ChatsError."""
+        if self.refuse_while_writing("delete messages"):
+            return False
+        try:
+            await self.conversation.delete_message(message_id)
+        finally:  # it may have been changed in another window
+            self._show_opened()
+        return True
+
+    async def undo(self) -> Deleted | None:
+        """Put back what was deleted last, and return what it is; it is not opened. Raises ChatsError."""
+        if self.refuse_while_writing("undo"):
+            return None
+        if (deleted := await self.history.undo_delete()) is None:
+            self.tell("Nothing to undo.")
+        self._emit(events.Changed("chats"))
+        return deleted
+
+    async def edit(self, message_id: int, text: str) -> None:
+        """Save another text of a summary in its place, or of an answer as another branch. Raises ChatsError."""
+        message = next(one for one in self.messages if one.id == message_id)
+        if message.is_summary:
+            try:
+                await self.history.edit_summary(message_id, text)
+                self.tell("Summary saved.")
+            finally:  # as it is stored
+                self._emit(events.ChatOpened(is_branch=True))
+        elif message.content.strip() != text:
+            edited = await self.history.edit_answer(message_id, text)
+            self._emit(events.ChatOpened(edited.id, is_branch=True))
+            self.tell("Saved as a new branch. Alt+R continues it.")
+
+    def tell_chats(self) -> None:
+        """Tell that other chats are stored."""
+        self._emit(events.Changed("chats"))
+
+    async def rename(self, chat_id: str, title: str) -> None:
         """Rename a chat. Raises ChatsError."""
         await self.history.rename(chat_id, title)
         self._emit(events.Changed("chats"))
 
-    async def pin_chat(self, chat_id: str) -> None:
+    async def pin(self, chat_id: str) -> None:
         """List a chat before all others, or no longer. Raises ChatsError."""
         pinned = not (await self.history.stored_chat(chat_id)).pinned
         await self.history.pin(chat_id, pinned)
@@ -585,21 +658,26 @@ class ChatSession:
     @property
     def branching(self) -> list[StoredMessage]:
         """Return the messages of the open branch that have others beside them."""
-        return [one for one in self.conversation.messages if len(self.history.tree.siblings(one.id)) > 1]
+        return [one for one in self.messages if len(self.history.tree.siblings(one.id)) > 1]
 
-    async def switch_branch(self, message_id: int, step: int) -> int:
-        """Open the branch `step` places beside a message, and return its id; 0 if there is none. Raises ChatsError."""
+    async def switch_branch(self, message_id: int, step: int) -> None:
+        """Open the branch `step` places beside a message (0: the last one that has any). Raises ChatsError."""
+        branching = [one.id for one in self.branching]
+        message_id = message_id or next(reversed(branching), 0)
+        if message_id not in branching:
+            self.tell("No other answer here. Regenerate or edit makes one.")
+            return
         siblings = self.history.tree.siblings(message_id)
         at = siblings.index(message_id) + step
         if self.chat_id is None or self.refuse_while_writing("show another answer"):
-            return 0
+            return
         if not 0 <= at < len(siblings):
             which = "last" if step > 0 else "first"
             select = "Select a message marked ‹ › (Shift+Tab, then k or j) to switch versions."
             self.tell(f"This is the {which} of {len(siblings)}. {select}")
-            return 0
+            return
         await self.conversation.open_chat(self.chat_id, siblings[at])
-        return siblings[at]
+        self._emit(events.ChatOpened(siblings[at], is_branch=True))
 
     @property
     def wants_title(self) -> bool:
@@ -618,9 +696,15 @@ class ChatSession:
 
     # Presets
 
+    async def take_preset(self, preset: Preset | None) -> None:
+        """Use a preset from the next answer on, with the model that is loaded. Raises ChatsError."""
+        before = self.system_prompt
+        await self.conversation.preset.choose(preset)
+        self._show_options(before)
+
     async def use_preset(self, preset: Preset | None) -> None:
         """Use a preset from the next answer on; its model is loaded. Raises CpuchatError."""
-        await self.conversation.preset.choose(preset)
+        await self.take_preset(preset)
         name = clean_line(preset.name) if preset is not None else ""
         self.tell(f"Preset from the next answer on: {name}." if name else "No preset from the next answer on.")
         if preset is not None and preset.model:
@@ -636,8 +720,11 @@ class ChatSession:
 
     async def set_system_prompt(self, text: str) -> None:
         """Set the system prompt from the next answer on, and say what the change costs. Raises CpuchatError."""
-        conversation = self.conversation
+        conversation, before = self.conversation, self.system_prompt
+        if text == before:
+            return
         await conversation.preset.set_system_prompt(text)
+        self._show_options(before)
         said = "System prompt set for this chat." if text else "This chat has no system prompt now."
         if n_past := self.history.n_past:
             seconds = conversation.meter.prefill_s(n_past)
@@ -648,3 +735,10 @@ class ChatSession:
     async def set_reasoning(self, choice: str) -> None:
         """Set whether the chat's model reasons: on, off, default or a token limit. Raises UsageError, ChatsError."""
         await self.conversation.preset.set_reasoning(*reasoning_of(choice))
+        self._show_options(self.system_prompt)
+
+    def _show_options(self, before: str) -> None:
+        """Tell of what the chat is answered with; `before` was the system prompt."""
+        self._emit(events.Changed("options"))
+        if self.system_prompt != before:
+            self._emit(events.ChatOpened(is_branch=True))

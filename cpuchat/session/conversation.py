@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
@@ -28,7 +28,6 @@ from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import Tuned, TunedSettings
 from cpuchat.protocol.drafters import CHOICES
 from cpuchat.protocol.messages import (
-    FRAME_SECONDS,
     AnyEvent,
     CallDone,
     CallsMade,
@@ -37,15 +36,18 @@ from cpuchat.protocol.messages import (
     GenerationFinished,
     LoadCancelled,
     ModelLoaded,
+    Output,
     Sampling,
     Speculation,
+    StateKey,
     StopReason,
     TextDelta,
     ToolStep,
 )
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.activity import Activity, ActivityOwner
 from cpuchat.session.preset import ChatPreset
-from cpuchat.telemetry.meter import Figures, Meter, with_reasoning_time
+from cpuchat.telemetry.meter import Figures, Meter, ReasoningTime
 
 if TYPE_CHECKING:  # not needed before the first paint
     from cpuchat.chats.store import ChatStore
@@ -65,9 +67,8 @@ class Conversation:
     `drafting`: as the settings say, always or off. `draft_problem` is why the draft model that the settings name was
     not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes. `logs_speed`
     False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code context_full)
-    unless the chat knows what to do. `frame_seconds` pass between two events with text. `tells_tokens`: the last event
-    of an answer has the IDs of its tokens. `store`: None keeps nothing. `library`: where draft models are looked for
-    (None: the folders of the settings).
+    unless the chat knows what to do. `output` is how answers are told. `store`: None keeps nothing. `library`: where
+    draft models are looked for (None: the folders of the settings).
     """
 
     def __init__(
@@ -95,22 +96,20 @@ class Conversation:
         """The last request was sent whole or not at all."""
         self.tools: ToolLoop | None = None
         """What answers may call; given up with the conversation."""
-        self.frame_seconds = FRAME_SECONDS
-        self.tells_tokens = False
+        self.output = Output()
         self.clock = time.monotonic
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
         self.preset = ChatPreset(self.history)
         self._usage = UsageLog()
-        self._running = False  # a load, an answer or a measurement
-        self._answering = self._stopping = False  # the open chat is answered; what runs is to end
+        self.activity = ActivityOwner()
         self._path: Source | None = None
         self._name = ""
 
     @property
     def busy(self) -> bool:
         """Return whether a load or an answer is running."""
-        return self._running
+        return self.activity.is_streaming
 
     @property
     def model(self) -> ModelInfo | None:
@@ -153,24 +152,28 @@ class Conversation:
             self._name = self.model.name
         return self._name
 
+    def set_pace(self, frame_seconds: float) -> None:
+        """Let so much time pass between two events with text."""
+        self.output = msgspec.structs.replace(self.output, frame_seconds=frame_seconds)
+
     def figures(self) -> Figures:
         """Return the current figures."""
-        if not self._running:
+        if not self.busy:
             self.meter.expect(self.speculation)
         return self.meter.figures(self.clock())
 
     def new_chat(self) -> None:
         """Start a new chat, which is stored with its first message. A running load continues."""
-        self._refuse_while_answering()
+        self.activity.refuse_while_answering()
         self.history.clear()
         self.preset.forget_choice()
         self.meter.chat_changed(0)
 
     async def open_chat(self, chat_id: str, message_id: int = 0) -> None:
         """Open a stored chat, on the branch of `message_id` unless 0. A running load continues. Raises ChatsError."""
-        self._refuse_while_answering()
+        self.activity.refuse_while_answering()
         is_branch = self.chat is not None and self.chat.id == chat_id
-        await self.history.open(chat_id, self._refuse_while_answering, message_id)
+        await self.history.open(chat_id, self.activity.refuse_while_answering, message_id)
         self.meter.chat_changed(self.history.n_past)
         last = self.messages[-1] if is_branch and self.messages else None
         if last is not None and last.timings is not None and last.model == self.model_name:
@@ -180,13 +183,13 @@ class Conversation:
 
     async def fork_chat(self, message_id: int) -> None:
         """Copy the open chat up to a message into a new chat, and open that. Raises ChatsError."""
-        self._refuse_while_answering()
+        self.activity.refuse_while_answering()
         await self.open_chat((await self.history.fork(message_id)).id)
 
     async def delete_chat(self, chat_id: str) -> None:
         """Delete a chat with everything saved for it; if it is open, a new chat replaces it. Raises ChatsError."""
         if self.chat is not None and self.chat.id == chat_id:
-            self._refuse_while_answering()
+            self.activity.refuse_while_answering()
             self.history.discard_answer()
             self.new_chat()
         await self.history.delete(chat_id)
@@ -195,7 +198,7 @@ class Conversation:
     async def delete_message(self, message_id: int) -> None:
         """Delete a message with all that follow, and open the branch beside. Raises as `ChatHistory.delete_branch`."""
         assert self.chat is not None
-        self._refuse_while_answering()
+        self.activity.refuse_while_answering()
         chat_id = self.chat.id
         if await self.history.delete_branch(message_id):
             await self.open_chat(chat_id)
@@ -219,7 +222,7 @@ class Conversation:
             UsageError: something is running.
             DraftMismatch, ModelNotFound, ModelDamaged: `strict`, and the draft model cannot be used.
         """
-        with self._occupied():
+        with self.activity.streaming(Activity.LOADING):
             self._path = path
             self.tuned = self.recommended = None
             on_server = isinstance(path, ServerModel)
@@ -231,7 +234,7 @@ class Conversation:
             recommending = None  # needed at the first answer
             if not on_server:
                 recommending = asyncio.create_task(asyncio.to_thread(_recommended, path))
-            while not self._stopping:
+            while not self.activity.is_stopping:
                 failed: Failed | None = None
                 chosen = self.in_effect
                 options = chosen.load_options(str(draft or ""), calibrate=calibrate)
@@ -263,11 +266,19 @@ class Conversation:
             raise UsageError("No model is loaded.", "Choose one first.")
         return self.load_model(self._path)
 
-    async def generate_detached(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        """Stream the answer to a request outside the chat: neither stored nor metered. Ends as `send` does."""
-        with self._occupied():
+    async def generate_detached(
+        self, request: Generate, is_stopped: Callable[[], bool] = lambda: False
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """Stream the answer to a request outside the chat: neither stored nor metered. Ends as `send` does. It is
+        stopped once `is_stopped`, too, which is asked with each event.
+        """
+        with self.activity.streaming():
             async with contextlib.aclosing(self.backend.generate(request)) as events:
+                if self.activity.is_stopping:
+                    await self.backend.cancel()
                 async for event in events:
+                    if is_stopped():
+                        await self.backend.cancel()
                     yield event
 
     def send(
@@ -282,10 +293,12 @@ class Conversation:
             ChatsChanged: so that the chat had to be loaded again; or during the answer.
             UsageError, SettingsError: the preset of new chats does not exist or is not valid.
         """
-        return self._answer(
-            lambda: self.preset.add_question(text, self.model_name, self.settings, attach),
-            {"stop": stop, "grammar": grammar, "json_schema": json_schema},
-        )
+
+        async def add() -> list[StoredMessage]:
+            kept = await self.preset.of_chat(self.settings)
+            return await self.history.add_question(text, self.model_name, attach, **kept)
+
+        return self._answer(add, {"stop": stop, "grammar": grammar, "json_schema": json_schema})
 
     def regenerate(self, message_id: int = 0) -> AsyncGenerator[AnyEvent, None]:
         """Answer a question again (0: the last one); the answer's first token opens a branch. Raises as `send`."""
@@ -303,12 +316,12 @@ class Conversation:
 
     async def end_reasoning(self) -> bool:
         """Let the model end its reasoning and answer now; False when it cannot."""
-        return self._answering and await self.backend.end_reasoning()
+        return self.activity.now.answers and await self.backend.end_reasoning()
 
     async def stop(self) -> None:
-        """Stop the running load or answer; its stream still ends with its final event."""
-        if self._running:
-            self._stopping = True
+        """Stop the load or answer that runs or is about to; its stream still ends with its final event."""
+        if self.busy or self.activity.now.runs:
+            self.activity.is_stopping = True
             if self.tools is not None:
                 self.tools.stop()
             await self.backend.cancel()
@@ -322,8 +335,8 @@ class Conversation:
     async def _answer(
         self, prepare: Callable[[], Awaitable[list[StoredMessage]]], more: Mapping[str, Any] | None = None
     ) -> AsyncGenerator[AnyEvent, None]:
-        history = self.history
-        with self._occupied(answering=True):
+        history, reasoning = self.history, ReasoningTime()
+        with self.activity.streaming(Activity.ANSWERING):
             messages = await prepare()
             request = self._request(messages, more or {})
             settings = AnswerSettings.of(request, self.model, self.default_sampling, self.preset.current)
@@ -331,9 +344,10 @@ class Conversation:
             self._start_meter()
             try:
                 async with contextlib.aclosing(self._events(request)) as events:
-                    if self._stopping:  # while the message was stored
+                    if self.activity.is_stopping:  # while the message was stored
                         await self.backend.cancel()
                     async for event in events:
+                        event = reasoning.of(event)
                         self.meter.observe(event, self.clock())
                         if not await _put_event(self.history, event, self.model_name):
                             break
@@ -341,7 +355,7 @@ class Conversation:
                             await self._log_speed(event)
                             event = msgspec.structs.replace(event, timings=history.answer.timings or event.timings)
                         yield _advised(event, history)
-                        if isinstance(event, CallDone) and not self._stopping:
+                        if isinstance(event, CallDone) and not self.activity.is_stopping:
                             self._start_meter()
             finally:
                 await history.end_answer()
@@ -354,10 +368,10 @@ class Conversation:
             await asyncio.to_thread(self._usage.answered, model, event.timings, memory)
 
     def _events(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        generate = lambda one: with_reasoning_time(self.backend.generate(one))  # noqa: E731
-        if (tools := self.tools) is None or request.continues:
+        generate, count = self.backend.generate, self.backend.count_tokens
+        if (tools := self.tools) is None or request.continues or self.activity.is_stopping:
             return generate(request)
-        return tools.answer(generate, request, self.backend.count_tokens, guided=not (self.model and self.model.server))
+        return tools.answer(generate, request, count, guided=not (self.model and self.model.server))
 
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
@@ -368,12 +382,10 @@ class Conversation:
             messages=request_messages(self.chat.effective_system_prompt, messages),
             **self.in_effect.sampling.request_options(),
             **self.in_effect.chat.request_options(),
-            trim=not keeps_all,
-            reserve=keeps_all,
-            chat_id=self.chat.id,
+            when_full="refuse_early" if keeps_all else "drop",
+            state=StateKey(chat=self.chat.id),
             speculation=self.speculation,
-            frame_seconds=self.frame_seconds,
-            tells_tokens=self.tells_tokens,
+            output=self.output,
             **more,
         )
 
@@ -400,22 +412,6 @@ class Conversation:
     def _start_meter(self) -> None:
         self.meter.expect(self.speculation)
         self.meter.request_started(self.clock())
-
-    def _refuse_while_answering(self) -> None:
-        if self._answering:
-            raise UsageError("An answer is still running.", "Stop it with Esc first.")
-
-    @contextlib.contextmanager
-    def _occupied(self, answering: bool = False) -> Iterator[None]:
-        """Allow one load or answer at a time; `answering` also keeps the chat open."""
-        self._refuse_while_answering()
-        if self._running:
-            raise UsageError("A model is still being loaded or measured.", "Stop it with Esc first.")
-        self._running, self._answering, self._stopping = True, answering, False
-        try:
-            yield
-        finally:
-            self._running = self._answering = False
 
 
 def _in_mode(mode: DraftingMode, chosen: Speculation) -> Speculation:

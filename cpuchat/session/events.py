@@ -43,10 +43,19 @@ class Changed:
     `state`: something began to run, or ended. `queue`: other messages are queued. `chats`: a chat is new, or has
     another title or place in the list. `saving`: the answer cannot be saved (`ChatHistory.save_problem`), or is saved
     now. `question`: it is stored, and the chat has its id. `model`: a measurement may have loaded or unloaded it.
-    `ceilings`: the meter has those of a newer measurement. `tools`: others are offered.
+    `ceilings`: the meter has those of a newer measurement. `tools`: others are offered. `options`: the chat has another
+    preset, system prompt or reasoning.
     """
 
-    what: Literal["state", "queue", "chats", "saving", "question", "model", "ceilings", "tools"]
+    what: Literal["state", "queue", "chats", "saving", "question", "model", "ceilings", "tools", "options"]
+
+
+@dataclass(frozen=True)
+class ChatOpened:
+    """Another chat is open, or another branch of it, to be shown from this message; 0: from its end."""
+
+    message_id: int = 0
+    is_branch: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,11 +108,6 @@ class SummaryEnded:
 
 
 @dataclass(frozen=True)
-class NotAnswered:
-    """A full chat has no room for its last question: the user chose so, or stopped the summary."""
-
-
-@dataclass(frozen=True)
 class WhenFullAsked:
     """The user is to say what the chat does when its context is full; `ChatSession.choose_when_full` goes on."""
 
@@ -147,7 +151,7 @@ class LoadEnded:
 
 
 SessionEvent = (
-    AnyEvent | Notice | Changed | MessagesChanged | MessageSent | MessageReturned | AnswerBegun | AnswerEnded
-    | SummaryEnded | NotAnswered | WhenFullAsked | QuestionTooLong | ApprovalAsked | ApprovalEnded | LoadBegun
-    | LoadEnded
+    AnyEvent | Notice | Changed | ChatOpened | MessagesChanged | MessageSent | MessageReturned | AnswerBegun
+    | AnswerEnded | SummaryEnded | WhenFullAsked | QuestionTooLong | ApprovalAsked | ApprovalEnded
+    | LoadBegun | LoadEnded
 )  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from cpuchat.base.errors import UsageError
-from cpuchat.chats.history import Attach, ChatHistory
-from cpuchat.chats.records import Reasoning, StoredMessage, storable
+from cpuchat.chats.history import ChatHistory
+from cpuchat.chats.records import Reasoning, storable
 from cpuchat.config.presets import Preset, find_preset
 from cpuchat.config.settings import Settings, with_changes
 
@@ -103,7 +104,7 @@ class ChatPreset:
             await self._history.set_options(system_prompt=storable(text))
 
     async def find(self) -> None:
-        """Read the preset of new chats if it is needed. Raises as `add_question`."""
+        """Read the preset of new chats if it is needed. Raises UsageError, SettingsError: there is no valid one."""
         if self._history.chat is None and self._chosen is None and (name := self.of_new_chats()):
             try:
                 self._chosen = (await asyncio.to_thread(find_preset, name),)
@@ -112,16 +113,9 @@ class ChatPreset:
                 hint = f"{error.hint} Or clear {where}."
                 raise UsageError(error.message, hint) from None
 
-    async def add_question(
-        self, text: str, model: str, settings: Settings, attach: Attach | None = None
-    ) -> list[StoredMessage]:
-        """Add a user message as `ChatHistory.add_question`; a chat that begins with it has the preset. Raises
-        UsageError, SettingsError: the preset of new chats does not exist or is not valid.
-        """
+    async def of_chat(self, settings: Settings) -> dict[str, Any]:
+        """Return what a chat that begins now keeps. Raises as `find`."""
         await self.find()
-        reasoning, budget = self.reasoning
         own = settings.chat.system_prompt if self._system_prompt is None else self._system_prompt
-        return await self._history.add_question(
-            text, model, attach, system_prompt=own, preset=self.current,
-            reasoning=reasoning, reasoning_budget=budget,
-        )  # fmt: skip
+        reasoning, budget = self.reasoning
+        return {"system_prompt": own, "preset": self.current, "reasoning": reasoning, "reasoning_budget": budget}

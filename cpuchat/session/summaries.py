@@ -60,7 +60,7 @@ async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
     if model is not None and model.n_ctx:
         longest = min(longest, max(model.n_ctx // _SHARE, 64))
     sampling = conversation.in_effect.sampling.request_options()
-    request = _request(conversation, covered, _SUMMARIZE, max_tokens=longest, reserve=True, **sampling)
+    request = _request(conversation, covered, _SUMMARIZE, max_tokens=longest, when_full="drop_least", **sampling)
     written = ""
     async with contextlib.aclosing(conversation.generate_detached(request)) as events:
         async for event in events:
@@ -95,20 +95,17 @@ def wants_title(conversation: Conversation) -> bool:
 
 async def title_chat(conversation: Conversation, is_stopped: Callable[[], bool]) -> bool:
     """Give the open chat a title that the model writes; False when it wrote none, was stopped, or somebody named the
-    chat meanwhile. `is_stopped` is asked after `Conversation.stop`, which may come before the worker begins. Raises
-    UsageError: something is running; ChatsError: the title could not be saved.
+    chat meanwhile. Raises UsageError: something is running; ChatsError: the title could not be saved.
     """
     chat, history = conversation.chat, conversation.history
     assert chat is not None
     sampling = Sampling(temperature=0.0)
     request = _request(
-        conversation, conversation.messages, _NAME, sampling=sampling, max_tokens=_LONGEST_TITLE, trim=False
+        conversation, conversation.messages, _NAME, sampling=sampling, max_tokens=_LONGEST_TITLE, when_full="refuse"
     )
     written, is_whole = "", False
-    async with contextlib.aclosing(conversation.generate_detached(request)) as events:
+    async with contextlib.aclosing(conversation.generate_detached(request, is_stopped)) as events:
         async for event in events:
-            if is_stopped():
-                await conversation.stop()
             if isinstance(event, TextDelta) and event.channel == "answer":
                 written += event.text
             is_whole = isinstance(event, GenerationFinished) and event.stop_reason != "cancelled" and not event.calls

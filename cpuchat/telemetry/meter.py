@@ -6,9 +6,8 @@ the way through pipe and event loop costs is not booked as slow decoding.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import monotonic
@@ -493,22 +492,27 @@ def _seconds(ms: float | None) -> float | None:
     return None if ms is None else ms / 1e3
 
 
-async def with_reasoning_time(events: AsyncGenerator[AnyEvent, None]) -> AsyncGenerator[AnyEvent, None]:
-    """Pass the events of one answer on; the timings at its end have the time and the tokens of its reasoning, from its
-    first text to that of the answer.
+class ReasoningTime:
+    """Adds to the timings at the end of an answer the time of its reasoning, up to the first text after it, and its
+    tokens. An answer may take several requests.
     """
-    begun: float | None = None
-    ended, n_tokens, has_answer = 0.0, 0, False
-    async with contextlib.aclosing(events):
-        async for event in events:
-            if isinstance(event, TextDelta):
-                is_reasoning = event.channel == "reasoning"
-                if is_reasoning:
-                    begun = event.at_ms if begun is None else begun
-                    n_tokens += event.n_tokens
-                if not has_answer:
-                    ended, has_answer = event.at_ms, not is_reasoning
-            elif isinstance(event, GenerationFinished) and begun is not None:
-                timings = msgspec.structs.replace(event.timings, reasoning_n=n_tokens, reasoning_ms=ended - begun)
-                event = msgspec.structs.replace(event, timings=timings)
-            yield event
+
+    def __init__(self) -> None:
+        self._request_id: int | None = None
+        self._last: float | None = None  # when its newest reasoning came, in ms
+        self._n_tokens, self._ms = 0, 0.0
+
+    def of(self, event: AnyEvent) -> AnyEvent:
+        """Follow an event, and return it."""
+        if isinstance(event, TextDelta):
+            if event.request_id != self._request_id:
+                self._request_id, self._last = event.request_id, None
+            is_reasoning = event.channel == "reasoning"
+            self._ms += event.at_ms - self._last if self._last is not None else 0.0
+            self._last = event.at_ms if is_reasoning else None
+            self._n_tokens += event.n_tokens if is_reasoning else 0
+        elif isinstance(event, GenerationFinished) and self._n_tokens:
+            timings = msgspec.structs.replace(event.timings, reasoning_n=self._n_tokens, reasoning_ms=self._ms)
+            event = msgspec.structs.replace(event, timings=timings)
+            self._request_id, self._last, self._n_tokens, self._ms = None, None, 0, 0.0
+        return event

@@ -368,7 +368,7 @@ class ToolLoop:
             free = max(last.timings.n_ctx - last.timings.n_past, 0) if last.timings.n_ctx else None
             results = list[ToolResult]()
             for call in calls:
-                result = await self._run(call, request.chat_id, limits)
+                result = await self._run(call, request.state.chat, limits)
                 text, n_tokens = await shortened(result.text, free, count)
                 result = msgspec.structs.replace(result, text=text)
                 free = max(free - n_tokens, 0) if free is not None else None

@@ -113,7 +113,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._copying = asyncio.Lock()
         self._initial = initial_model
         self._sides = sides
-        self.chat_screen = self.services.chat = ChatScreen(self.services, None if sides else initial_model)
+        self.chat_screen = ChatScreen(self.services, None if sides else initial_model)
         self._ended = False
         self._ctrl_c_at = self._interrupted_at = float("-inf")
         self._theme_before_preview: str | None = None
@@ -212,7 +212,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.set_interval(_LOOK_SECONDS, self.reload_own_files)
         self.call_after_refresh(self.services.downloading.restore)
         if self._sides is not None:
-            self.call_after_refresh(self.chat_screen.compare, self._sides, then=self._initial)
+            self.call_after_refresh(self.chat_screen.commands.compare_sides, self._sides, then=self._initial)
 
     def _register_own_files(self) -> None:
         """Register the themes and use the keys as they were read last."""
@@ -391,7 +391,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     @property
     def resume(self) -> Resume:
         chat = self.conversation.chat
-        return Resume(chat.id if chat is not None else "", self.chat_screen.model_path)
+        return Resume(chat.id if chat is not None else "", self.services.session.source)
 
     def worker_groups(self) -> list[int]:
         return [backend.pid for backend in self.services.backends if backend.pid is not None]

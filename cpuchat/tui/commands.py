@@ -13,6 +13,7 @@ from textual.app import App
 from textual.await_complete import AwaitComplete
 from textual.command import Command, CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
+from textual.dom import DOMNode
 from textual.fuzzy import Matcher
 from textual.screen import Screen
 from textual.widgets import Input
@@ -144,6 +145,11 @@ def highlighted(matcher: Matcher, text: str) -> Content:
     for offset in matcher.fuzzy_search.match(matcher.query, text)[1]:
         content = content.stylize(matcher.match_style, offset, offset + 1)
     return content
+
+
+def run_on_screen(node: DOMNode, action: str, *parameters: object) -> None:
+    """Run an action of the screen that `node` is on, once what it handles now is done."""
+    node.call_later(node.app.run_action, ("", action, parameters), node.screen)
 
 
 @dataclass(frozen=True)

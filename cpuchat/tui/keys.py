@@ -88,7 +88,7 @@ KEYS: tuple[Key, ...] = (
     Key("prompt.bottom", "ctrl+end", "edge(1)", "bottom", "Go to the end of the message, then of the chat", VIEW,
         palette=False),
     Key("chat.stop", "escape", "stop", "stop", "Stop (keeps the partial answer)", ANSWER, footer=True),
-    Key("chat.regenerate", "ctrl+r", "again", "regenerate", "Regenerate", ANSWER, footer=True, priority=True,
+    Key("chat.regenerate", "ctrl+r", "regenerate", "regenerate", "Regenerate", ANSWER, footer=True, priority=True,
         words="retry again redo another answer"),
     Key("chat.continue", "alt+r", "continue_answer", "continue", "Continue a stopped or edited answer", ANSWER,
         priority=True, words="resume go on"),

@@ -64,7 +64,7 @@ class Navigator:
     async def tune(self, model: Path) -> Path | None:
         from cpuchat.tui.models.quantize import TuneScreen
 
-        if self._services.chat.busy:
+        if self._services.session.busy:
             self._app.notify("Tune when the answer is done (Esc in the chat stops it).", severity="warning")
             return None
         return await self.result_of(TuneScreen(self._services, model))

@@ -7,7 +7,7 @@ how often the app draws while a model computes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +29,7 @@ from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.library import Library
 from cpuchat.present.chats import welcome
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.chat import ChatSession
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui import keys
 from cpuchat.tui.downloading import Downloading, Opener, Quantizing, open_downloads
@@ -105,24 +106,6 @@ def _close(look: asyncio.Task[tuple[Monitor, MachineSample]], monitor: Monitor |
         monitor.close()
 
 
-class Chat(Protocol):
-    """The interface of the chat for other features."""
-
-    @property
-    def busy(self) -> bool:
-        """Return whether a load, an answer or a measurement is running."""
-        ...
-
-    def load_model(self, path: Source) -> None:
-        """Load in the background; refuses while something runs."""
-
-    def open_chat(self, chat_id: str) -> object:
-        """Show a stored chat."""
-
-    def run_detached(self, work: Awaitable[None], leave: Callable[[], None]) -> None:
-        """Run `work` in the place of an answer; `leave` is called when the app quits meanwhile."""
-
-
 class Navigation(Protocol):
     """Opens screens by name. Those that return something are awaited in a worker, until the screen closes."""
 
@@ -171,9 +154,8 @@ class Navigation(Protocol):
 
 
 class Services:
-    """Use from the app's event loop. `chat` and `navigation` are set by the app before the first screen opens."""
+    """Use from the app's event loop. `navigation` is set by the app before the first screen opens."""
 
-    chat: Chat
     navigation: Navigation
 
     def __init__(
@@ -186,6 +168,7 @@ class Services:
         sources: SettingSources | None = None,
     ) -> None:
         self.conversation = conversation
+        self.session = ChatSession(conversation)
         self.library = conversation.library = library
         self.downloading = Downloading(app, downloads)
         self.quantizing = Quantizing(app)

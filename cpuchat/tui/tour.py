@@ -108,7 +108,7 @@ class TourApp(ChatApp):
             await self._show_step(caption)
             await show()
         await self._show_step(MODELS)
-        await self._open_screen(self.chat_screen.action_models)
+        await self._open_screen(self.chat_screen.commands.models)
         self.over = True
         await self._show_caption()
 
@@ -146,7 +146,7 @@ class TourApp(ChatApp):
 
     async def _ask(self, question: str) -> None:
         chat = self.chat_screen
-        chat.action_new_chat()
+        chat.commands.new_chat()
         chat.query_one(Prompt).put(question)
         await self._hold(_READ)
         chat.submit(question)

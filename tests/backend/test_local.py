@@ -14,7 +14,7 @@ from cpuchat.hardware.numa.mempolicy import parse_policy
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.cpu_modules import installed
-from cpuchat.protocol.messages import Failed, LoadOptions, ModelLoaded, WorkerReady
+from cpuchat.protocol.messages import Failed, LoadOptions, ModelLoaded, StateKey, WorkerReady
 from tests.support.chatting import chat, children, collect
 from tests.support.cores import ON_ONE_CPU
 
@@ -85,7 +85,7 @@ async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
 
     monkeypatch.setattr(local, "place_here", placed)
     backend = LocalBackend(state_dir=tmp_path / "kv")
-    request = chat("hello there, this is a chat that has some text in it", chat_id="one")
+    request = chat("hello there, this is a chat that has some text in it", state=StateKey(chat="one"))
     try:
         first = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory="local")))
         assert isinstance(first.events[-1], ModelLoaded)

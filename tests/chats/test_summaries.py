@@ -133,16 +133,16 @@ async def test_a_chat_knows_what_to_do_when_it_is_full(choice: str, asks: bool, 
         core.asks_when_full = asks
         await everything(core.send("First?"))
         assert isinstance(core.backend, ScriptedBackend)
-        assert core.backend.requests[-1].trim  # there is nothing to leave out
+        assert core.backend.requests[-1].when_full == "drop"  # there is nothing to leave out
         await core.history.set_options(when_full=choice)
         assert core.chat is not None
         await core.open_chat(core.chat.id)
         assert core.chat.when_full == choice
         await everything(core.send("Second?"))
         request = core.backend.requests[-1]
-        assert (not request.trim, request.reserve) == (refuses, refuses)
+        assert request.when_full == ("refuse_early" if refuses else "drop")
         await everything(core.edit("Something else?"))  # no summary can follow a question that is not stored
-        assert core.backend.requests[-1].trim == (choice != "stop")
+        assert (core.backend.requests[-1].when_full == "drop") == (choice != "stop")
 
 
 async def test_summaries_and_the_choice_are_exported() -> None:

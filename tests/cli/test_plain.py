@@ -44,7 +44,7 @@ async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
     assert re.match(r"≈ 4 tokens, .*first token", lines[2])
     assert re.fullmatch(r"1\. Two, \d{4}-\d\d-\d\d \d\d:\d\d", lines[3])
     assert lines[4:6] == [answered, "Summary: Part one. Part two."]
-    assert "/open N: open chat N of that list" in lines
+    assert "/open N: open chat N of that list." in lines
     for words in (
         "OpenAI-compatible server at",
         "New chat.",

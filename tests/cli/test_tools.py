@@ -216,7 +216,8 @@ def test_all_leaves_out_servers_that_are_not_valid_with_a_warning(
 async def test_servers_that_are_stopped_while_they_start_are_named(tmp_path: Path) -> None:
     configure(tmp_path, "silent")
     session = Session(Settings(), OwnTerminal())
-    starting = asyncio.ensure_future(start_tools(tool_loop(None, ["silent"], OwnTerminal()), session, OwnTerminal()))
+    tools, terminal = tool_loop(None, ["silent"], OwnTerminal()), OwnTerminal()
+    starting = asyncio.ensure_future(start_tools(tools, session.conversation, terminal, session))
     await asyncio.sleep(0)
     session.on_interrupt()
     with pytest.raises(Interrupted, match="Stopped before the MCP servers were ready"):
@@ -235,6 +236,6 @@ async def test_tools_that_are_left_out_are_said_once(tmp_path: Path, capfd: pyte
     ):  # fmt: skip
         terminal = OwnTerminal(quiet=True)
         session = Session(Settings(), terminal)
-        await start_tools(tool_loop(folder, names, terminal), session, terminal)
+        await start_tools(tool_loop(folder, names, terminal), session.conversation, terminal)
         await session.conversation.close()
         assert capfd.readouterr().err == told

@@ -8,21 +8,22 @@ import sys
 
 import pytest
 
-from cpuchat.cli.plain import TypedAhead
+from cpuchat.cli.lines import Lines
+from cpuchat.cli.terminal import Terminal
 
 
 async def test_lines_are_kept_an_empty_one_is_told_and_ctrl_d_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     keyboard, terminal = os.openpty()
     empty = asyncio.Event()
-    typed = TypedAhead(empty.set)
+    lines = Lines(Terminal(plain=True), empty.set)
     with os.fdopen(terminal) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        with typed.reading():
+        with lines.reading():
             os.write(keyboard, "Wie schnell? ½\n\n".encode())
             async with asyncio.timeout(180):
                 await empty.wait()
                 os.write(keyboard, b"\x04")
-                while not typed.ended:
+                while not lines.ended:
                     await asyncio.sleep(0)
     os.close(keyboard)
-    assert list(typed.lines) == ["Wie schnell? ½"]
+    assert list(lines.typed) == ["Wie schnell? ½"]

@@ -14,6 +14,7 @@ from cpuchat.protocol.messages import (
     LoadModel,
     LoadOptions,
     Message,
+    Output,
     Speculation,
     TextDelta,
     Timings,
@@ -29,7 +30,7 @@ LOOK = Tool(
     description="Looks.",
     parameters={"type": "object", "properties": {"at": {"enum": ["a", "b"]}}, "required": ["at"]},
 )
-AGENT: dict[str, Any] = {"tools": (LOOK,), "owner": "me", "keeps": True, "trim": False}
+AGENT: dict[str, Any] = {"tools": (LOOK,), "owner": "me", "keeps": True, "when_full": "refuse"}
 OPTIONS = LoadOptions(n_ctx=4096)
 
 
@@ -120,7 +121,7 @@ def test_the_memory_of_a_recurrent_model_comes_back_too(recurrent_model: Path, t
 @pytest.mark.parametrize("drafting", [Speculation(), Speculation(drafters=("lookup", "suffix"), depth=4)])
 def test_a_required_call_comes_in_pieces(served: Served, drafting: Speculation) -> None:
     rule = CallRule(mode="required", single=True)
-    served.say(user("Where?"), calling=rule, streams_calls=True, max_tokens=100, speculation=drafting)
+    served.say(user("Where?"), calling=rule, output=Output(streams_calls=True), max_tokens=100, speculation=drafting)
     pieces = served.of(CallDelta)
     assert {piece.name for piece in pieces} == {"look"}
     assert is_look("".join(piece.arguments for piece in pieces))
@@ -130,7 +131,7 @@ def test_a_model_reasons_before_a_required_call(tmp_path: Path) -> None:
     template = CHATML + "{% if add_generation_prompt %}<think>\n{% endif %}"
     served = Served(write_tiny_gguf(tmp_path / "thinker.gguf", template=template), tmp_path / "kv")
     rule = CallRule(mode="required", single=True)
-    served.say(user("Where?"), calling=rule, streams_calls=True, max_tokens=150, reasoning_budget=6)
+    served.say(user("Where?"), calling=rule, output=Output(streams_calls=True), max_tokens=150, reasoning_budget=6)
     assert any(delta.channel == "reasoning" for delta in served.of(TextDelta))
     assert is_look("".join(piece.arguments for piece in served.of(CallDelta)))
     served.engine.close()

@@ -121,17 +121,17 @@ def test_message_longer_than_the_context(chat: Chat, tiny_model: Path) -> None:
 
 def test_far_too_many_messages_are_refused_at_the_size_of_the_context(chat: Chat, tiny_model: Path) -> None:
     chat.load(tiny_model)
-    chat.request(messages=(user(""),) * 5_000, trim=False)
+    chat.request(messages=(user(""),) * 5_000, when_full="refuse")
     assert chat.failure.code == "context_full" and "about" in chat.failure.message  # the rest was not tokenized
     assert 20_000 < chat.failure.n_tokens < 60_000
     assert chat.ask(user("short")).predicted_n == 24
 
 
-@pytest.mark.parametrize("trim", [False, True])
-def test_a_cancel_before_the_prompt_is_tokenized_is_obeyed(chat: Chat, tiny_model: Path, trim: bool) -> None:
+@pytest.mark.parametrize("when_full", ["refuse", "drop"])
+def test_a_cancel_before_the_prompt_is_tokenized_is_obeyed(chat: Chat, tiny_model: Path, when_full: str) -> None:
     chat.load(tiny_model)
     chat.engine.cancel()
-    timings = chat.ask(*(user(""),) * 5_000, trim=trim)
+    timings = chat.ask(*(user(""),) * 5_000, when_full=when_full)
     assert chat.stop_reason == "cancelled" and timings.prompt_n == 0
     assert chat.ask(user("short")).predicted_n == 24
 
@@ -276,11 +276,11 @@ def test_states_take_at_most_half_of_the_memory_that_the_model_leaves(
 def test_a_chat_that_must_be_whole_leaves_room_for_the_answer(chat: Chat, tiny_model: Path) -> None:
     chat.load(tiny_model)
     nearly_full = user("x y z " * 74)  # 444 tokens of 512, and those of the template
-    assert chat.ask(nearly_full, trim=False, max_tokens=1).predicted_n == 1
-    assert chat.ask(nearly_full, trim=False, reserve=True, max_tokens=1).predicted_n == 1
+    assert chat.ask(nearly_full, when_full="refuse", max_tokens=1).predicted_n == 1
+    assert chat.ask(nearly_full, when_full="refuse_early", max_tokens=1).predicted_n == 1
     turns = (nearly_full, assistant("Yes."), user("And?"))
-    chat.request(messages=turns, trim=False, reserve=True, max_tokens=0)
+    chat.request(messages=turns, when_full="refuse_early", max_tokens=0)
     assert chat.failure.code == "context_full" and "64 for the answer" in chat.failure.message
     assert chat.failure.n_tokens > 512 - 64 and not chat.failure.alone
-    chat.request(messages=turns[:1], trim=False, reserve=True, max_tokens=0)
+    chat.request(messages=turns[:1], when_full="refuse_early", max_tokens=0)
     assert chat.failure.alone and "The last message needs" in chat.failure.message

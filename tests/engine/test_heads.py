@@ -21,7 +21,7 @@ KINDS: tuple[Architecture, ...] = ("llama", "mamba", "qwen35", "gemma3")
 RULES = "".join(f"Rule {number}: be careful with file {number}.\n" for number in range(10, 30))
 MARKUP = 100
 """Tokens of a question, of the marks around it, and of the beginning of a changed line."""
-CLIENT: dict[str, Any] = {"owner": "me", "keeps": True, "trim": False, "max_tokens": 6}
+CLIENT: dict[str, Any] = {"owner": "me", "keeps": True, "when_full": "refuse", "max_tokens": 6}
 
 Head = Callable[[int], str]
 

@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.base.text import common_prefix
 from cpuchat.engine.llama.sequence import Sequence
-from cpuchat.protocol.messages import Failed, GenerationFinished, Score, TokensScored
+from cpuchat.protocol.messages import Failed, GenerationFinished, Output, Score, TokensScored
 from tests.support.engine_chat import OPTIONS, Chat, user
 
 N_ROWS = 32
@@ -30,7 +30,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def answered(chat: Chat) -> GenerationFinished:
-    chat.ask(user("Name three colors, please."), tells_tokens=True)
+    chat.ask(user("Name three colors, please."), output=Output(tokens=True))
     finished = chat.of(GenerationFinished)[0]
     assert len(finished.tokens) == finished.timings.predicted_n > 8 and finished.prompt_tokens
     return finished

@@ -17,13 +17,14 @@ from cpuchat.chats.records import WhenFull
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.presets import Preset
 from cpuchat.config.settings import SamplingSection, Settings
-from cpuchat.protocol.messages import Failed, GenerationFinished, LoadCancelled, ModelLoaded, Tool, ToolCall
+from cpuchat.protocol.messages import Failed, GenerationFinished, LoadCancelled, ModelLoaded
 from cpuchat.session import events
+from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent
 from cpuchat.tools.config import Server
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
+from tests.support.scripted_backend import MODEL, READ, Gate, ScriptedBackend, answer, calling
 
 FILE, OTHER = Path("/models/qwen2.5-1.5b-instruct-q8_0.gguf"), Path("/models/other.gguf")
 FULL = Failed(code="context_full", message="The context is full.", hint="")
@@ -46,7 +47,8 @@ class Heard(list[SessionEvent]):
 @contextlib.asynccontextmanager
 async def session_of(backend: ScriptedBackend, *, load: bool = True) -> AsyncIterator[tuple[ChatSession, Heard]]:
     core = Conversation(settings=Settings(), backend=cast(Any, backend), store=ChatStore(paths.chats_db()))
-    session, heard = ChatSession(core, FILE), Heard()
+    session, heard = ChatSession(core), Heard()
+    session.source = FILE
     session.listen = heard.append
     try:
         if load:
@@ -65,24 +67,24 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def contents(session: ChatSession) -> list[str]:
-    return [message.content for message in session.conversation.messages]
+    return [message.content for message in session.messages]
 
 
 async def test_a_message_loads_the_chosen_model_and_is_answered() -> None:
     load, writing = Gate(), Gate()
     backend = ScriptedBackend([answer("Hello there.", gate=writing)], load_steps=[load, ModelLoaded(model=MODEL)])
     async with session_of(backend, load=False) as (session, heard):
-        assert session.state == "no model"
+        assert session.activity is Activity.NONE and not session.loaded
         session.submit(Outgoing("Hello"))
         await load.reached.wait()
-        assert session.state == "loading" and session.loading and not session.writing
+        assert session.activity is Activity.LOADING and not session.writing
         assert [message.text for message in session.queue] == ["Hello"]
         load.open()
         await writing.reached.wait()
-        assert session.state == "answering" and session.writing and not session.queue
+        assert session.activity is Activity.ANSWERING and session.writing and not session.queue
         writing.open()
         await session.settled()
-        assert session.state == "idle" and session.is_idle and session.loaded_source == FILE
+        assert session.activity is Activity.NONE and session.is_idle and session.loaded_source == FILE
     assert contents(session) == ["Hello", "Hello there."]
     order = [type(event) for event in heard if not isinstance(event, events.Changed)]
     begun = [events.LoadBegun, events.LoadEnded, events.MessageSent, events.AnswerBegun, events.AnswerEnded]
@@ -147,7 +149,7 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_one_before() -> None:
         await until(lambda: backend.loads[-1][0] == OTHER)
         backend.load_steps = steps
         await session.settled()
-        assert session.state == "idle" and session.source == FILE
+        assert session.activity is Activity.NONE and session.source == FILE
         begun = [(event.source, event.again) for event in heard.of(events.LoadBegun)]
         assert begun == [(FILE, False), (OTHER, False), (FILE, True)]
 
@@ -162,7 +164,7 @@ async def test_a_load_that_is_stopped_leaves_no_model_until_the_next_message() -
         assert "when the model is loaded" in heard.notices and session.source == FILE
         await session.stop()
         await session.settled()
-        assert session.state == "no model"
+        assert session.activity is Activity.NONE and not session.loaded
         assert isinstance(heard.of(events.LoadEnded)[-1].last, LoadCancelled)
         gate.open()
         session.submit(Outgoing("Hello"))
@@ -194,7 +196,7 @@ async def test_without_messages_and_without_a_model_actions_say_so() -> None:
         await session.answer_now()
         for said in ("Nothing to continue", session.no_model, "Nothing to regenerate", "not reasoning"):
             assert said in heard.notices
-        assert session.state == "no model" and session.question_index() == -1
+        assert session.activity is Activity.NONE and not session.loaded and session.question_index() == -1
 
 
 async def test_regenerating_and_editing_make_branches_that_can_be_switched() -> None:
@@ -205,12 +207,13 @@ async def test_regenerating_and_editing_make_branches_that_can_be_switched() -> 
         assert session.regenerate()
         await session.settled()
         assert contents(session) == ["Say", "Two."]
-        second = session.conversation.messages[-1].id
+        second = session.messages[-1].id
         assert [message.id for message in session.branching] == [second]
-        assert await session.switch_branch(second, -1) and contents(session) == ["Say", "One."]
-        assert await session.switch_branch(session.conversation.messages[-1].id, -1) == 0
+        await session.switch_branch(0, -1)
+        assert contents(session) == ["Say", "One."] and heard.of(events.ChatOpened)[-1].is_branch
+        await session.switch_branch(0, -1)
         assert "first of 2" in heard.notices
-        session.submit(Outgoing("Say more", editing=session.conversation.messages[0].id))
+        session.submit(Outgoing("Say more", editing=session.messages[0].id))
         await session.settled()
         assert contents(session) == ["Say more", "Three."] and session.questions == ["Say more"]
 
@@ -223,12 +226,12 @@ async def test_a_full_context_is_asked_about_and_the_choice_is_kept(choice: When
         for text in ("Say", "Why?"):
             session.submit(Outgoing(text))
             await session.settled()
-        assert session.state == "asking" and len(heard.of(events.WhenFullAsked)) == 1
+        assert session.activity is Activity.AWAITING_ROOM and len(heard.of(events.WhenFullAsked)) == 1
         await session.choose_when_full(choice)
         await session.settled()
-        assert session.state == "idle" and contents(session)[-1] == last
+        assert session.activity is Activity.NONE and contents(session)[-1] == last
         assert session.conversation.chat is not None and session.conversation.chat.when_full == choice
-        assert bool(heard.of(events.NotAnswered)) == (choice != "drop")
+        assert ("Not answered" in heard.notices) == (choice != "drop")
 
 
 @pytest.mark.parametrize("choice", ["", "compact"])
@@ -241,28 +244,31 @@ async def test_a_question_that_is_too_long_by_itself_is_to_be_edited_and_nothing
         session.conversation.asks_when_full = True
         session.submit(Outgoing("First"))
         await session.settled()
-        await session.conversation.history.set_options(when_full=choice)
+        await session.history.set_options(when_full=choice)
         session.submit(Outgoing("word " * 9))
         await session.settled()
-        assert len(heard.of(events.QuestionTooLong)) == 1 and session.state == "idle"
+        assert len(heard.of(events.QuestionTooLong)) == 1 and session.activity is Activity.NONE
         assert not heard.of(events.WhenFullAsked) and len(backend.requests) == 2
         assert contents(session) == ["First", "One.", "word " * 9]
 
 
-async def test_an_approval_waits_for_the_user_and_ends_with_the_answer() -> None:
-    async with session_of(ScriptedBackend()) as (session, heard):
-        tool, call = Tool(name="read_file", description="", parameters={}), ToolCall(name="read_file", arguments={})
-        asked = asyncio.create_task(session._ask_approval(tool, call))
-        await until(lambda: heard.of(events.ApprovalAsked))
-        assert session.state == "asking"
+async def test_an_approval_waits_for_the_user_and_ends_with_the_answer(tmp_path: Path) -> None:
+    backend = ScriptedBackend([calling("", READ), answer("Read."), calling("", READ)])
+    async with session_of(backend) as (session, heard):
+        (tmp_path / "notes.md").write_text("text")
+        session.offer_folder(tmp_path)
+        session.submit(Outgoing("Read it"))
+        await until(lambda: session.activity is Activity.AWAITING_APPROVAL)
+        assert session.writing
         session.approve("once")
-        assert await asked == "once" and session.state == "idle"
+        await session.settled()
+        assert contents(session)[-1] == "Read."
         session.approve("once")  # nothing is asked any more
-        asked = asyncio.create_task(session._ask_approval(tool, call))
-        await until(lambda: session.state == "asking")
-        asked.cancel()
-        await asyncio.wait({asked})
-        assert session.state == "idle"
+        session.submit(Outgoing("Again"))
+        await until(lambda: session.activity is Activity.AWAITING_APPROVAL)
+        await session.stop()
+        await session.settled()
+        assert session.activity is Activity.NONE
         assert [event.choice for event in heard.of(events.ApprovalEnded)] == ["once", None]
 
 
@@ -276,7 +282,7 @@ async def test_a_measurement_runs_in_the_place_of_an_answer() -> None:
         session.measure(work(), left.set)
         session.submit(Outgoing("Hello"))
         await asyncio.sleep(0)
-        assert session.state == "measuring" and not session.writing
+        assert session.activity is Activity.MEASURING and not session.writing
         assert not session.regenerate() and "when the model is loaded" in heard.notices
         left.set()
         await session.settled()
@@ -306,15 +312,36 @@ async def test_chats_are_opened_renamed_pinned_and_left() -> None:
         await session.settled()
         chat_id = session.chat_id
         assert chat_id is not None
-        await session.rename_chat(chat_id, "Greeting")
-        await session.pin_chat(chat_id)
-        session.new_chat()
+        await session.rename(chat_id, "Greeting")
+        await session.pin(chat_id)
+        session.new()
         assert session.chat_id is None and contents(session) == []
-        await session.open_chat(chat_id)
+        await session.open(chat_id)
         chat = await session.history.stored_chat(chat_id)
         assert (chat.title, chat.pinned, session.chat_id) == ("Greeting", True, chat_id)
-        await session.pin_chat(chat_id)
+        await session.pin(chat_id)
         assert "Pinned" in heard.notices and "Unpinned" in heard.notices
+
+
+async def test_a_deleted_chat_is_put_back_and_a_fork_is_another_one() -> None:
+    async with session_of(ScriptedBackend()) as (session, heard):
+        await session.fork()
+        assert "no messages yet" in heard.notices
+        session.submit(Outgoing("Hello"))
+        await session.settled()
+        first = session.chat_id
+        await session.fork()
+        second = session.chat_id
+        assert second not in (None, first) and contents(session) == ["Hello", "Hello there."]
+        assert second is not None and await session.delete(second) and session.chat_id is None
+        deleted = await session.undo()
+        assert deleted is not None and deleted.chat_id == second
+        assert await session.undo() is None and "Nothing to undo" in heard.notices
+        await session.open(second)
+        await session.edit(session.messages[-1].id, "Hello you.")
+        assert contents(session) == ["Hello", "Hello you."] and len(session.branching) == 1
+        assert await session.delete_message(session.messages[-1].id)
+        assert contents(session) == ["Hello", "Hello there."]
 
 
 async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on() -> None:

@@ -359,7 +359,7 @@ async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:
         [_ async for _ in core.send(question, stop=("END",))]
     assert [m.content for m in core.messages] == ["First", "One.", "Second", "Two."]
     assert [m.content for m in backend.requests[1].messages] == ["First", "One.", "Second"]
-    assert backend.requests[1].stop == ("END",) and backend.requests[1].chat_id == ""
+    assert backend.requests[1].stop == ("END",) and backend.requests[1].state.chat == ""
     assert core.history.unsaved is None and core.history.save_problem is None
     with pytest.raises(UsageError):
         await core.history.list_chats()

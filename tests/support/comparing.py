@@ -85,6 +85,6 @@ async def comparing(
         found = ComparingApp.__new__(ComparingApp)
         vars(found).update(vars(app))
         found.sides = sides
-        app.chat.compare(SIDES, prompt)
+        app.chat.commands.compare_sides(SIDES, prompt)
         await app.until(lambda: isinstance(app.app.screen, CompareScreen))
         yield found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.states.files import WriteBudget
@@ -18,6 +18,7 @@ from cpuchat.protocol.messages import (
     Message,
     ModelLoaded,
     Sampling,
+    StateKey,
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
@@ -65,16 +66,18 @@ class Chat:
         assert isinstance(loaded, ModelLoaded), loaded
         return loaded.model
 
-    def ask(self, *messages: Message, **more: object) -> Timings:
+    def ask(self, *messages: Message, **more: Any) -> Timings:
         """Send a request that must finish; `events` are those of this request."""
         self.request(messages=messages, **more)
         finished = self.events[-1]
         assert isinstance(finished, GenerationFinished), finished
         return finished.timings
 
-    def request(self, **fields: object) -> None:
+    def request(self, *, chat_id: str = "", owner: str = "", keeps: bool = False, **fields: object) -> None:
+        """Send a request; the first three are of the key of its states."""
         self.events.clear()
         self._requests += 1
+        fields["state"] = StateKey(owner=owner, chat=chat_id, on_disk=keeps)
         fields = {"sampling": SEEDED, "max_tokens": 24, **fields}
         self.engine.generate(Generate(request_id=self._requests, **fields))  # type: ignore[arg-type]
         assert {e.request_id for e in self.events} == {self._requests}  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ from cpuchat.protocol.messages import (
     PrefillProgress,
     SpeculationUpdate,
     TextDelta,
+    ToolCall,
 )
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
@@ -157,6 +158,16 @@ def answer(
         )
     steps.append(GenerationFinished(request_id=1, stop_reason=stop_reason, timings=figures))  # type: ignore[arg-type]
     return steps
+
+
+READ = ToolCall(name="read_file", arguments={"path": "notes.md"})
+
+
+def calling(said: str, *calls: ToolCall) -> list[Step]:
+    """Return the events of an answer that ends with calls."""
+    *before, finished = answer(said)
+    assert isinstance(finished, GenerationFinished)
+    return [*before, msgspec.structs.replace(finished, calls=calls)]
 
 
 def timings(predicted_n: int, prompt_n: int = 42) -> Timings:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
-from cpuchat.protocol.messages import AnyEvent, GenerationFinished, TextDelta
-from cpuchat.telemetry.meter import with_reasoning_time
-from tests.support.scripted_backend import answer
+from cpuchat.protocol.messages import GenerationFinished
+from cpuchat.telemetry.meter import ReasoningTime
+from tests.support.scripted_backend import Gate, answer
 
 
-async def events(reasoning: str, text: str) -> AsyncGenerator[AnyEvent, None]:
-    for step in answer(text, reasoning=reasoning):
-        assert not isinstance(step, TextDelta) or step.at_ms  # 25 ms a word
-        yield step  # type: ignore[misc]
+def times(*answers: tuple[str, str]) -> list[tuple[int, float | None]]:
+    """Return the tokens and the time of the reasoning in answers with (reasoning, text), 25 ms a word."""
+    clock, found = ReasoningTime(), list[tuple[int, float | None]]()
+    for reasoning, text in answers:
+        for step in answer(text, reasoning=reasoning):
+            event = None if isinstance(step, Gate) else clock.of(step)
+            if isinstance(event, GenerationFinished):
+                found.append((event.timings.reasoning_n, event.timings.reasoning_ms))
+    return found
 
 
-async def test_the_time_ends_with_the_first_text_of_the_answer() -> None:
-    *_, last = [one async for one in with_reasoning_time(events("a b c d", "Yes no"))]
-    assert isinstance(last, GenerationFinished) and (last.timings.reasoning_n, last.timings.reasoning_ms) == (4, 100.0)
+def test_the_time_ends_with_the_first_text_of_the_answer_and_each_answer_has_its_own() -> None:
+    assert times(("a b c d", "Yes no"), ("a b", "Yes")) == [(4, 100.0), (2, 50.0)]
 
 
-async def test_an_answer_without_reasoning_has_none() -> None:
-    *_, last = [one async for one in with_reasoning_time(events("", "Yes no"))]
-    assert isinstance(last, GenerationFinished) and (last.timings.reasoning_n, last.timings.reasoning_ms) == (0, 0.0)
+def test_an_answer_without_reasoning_has_none() -> None:
+    assert times(("", "Yes no"), ("a b", "")) == [(0, 0.0), (2, 50.0)]

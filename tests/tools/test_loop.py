@@ -16,6 +16,7 @@ from cpuchat.protocol.messages import (
     Generate,
     GenerationFinished,
     Message,
+    StateKey,
     TextDelta,
     Tool,
     ToolCall,
@@ -83,7 +84,7 @@ async def uncounted(_: str) -> None:
 
 async def answer(model: Scripted, user: User, file: Path, chat_id: str = "one") -> list[object]:
     loop = ToolLoop(Toolbox([model]), Approvals(file), user.ask)
-    request = Generate(messages=(Message(role="user", content="What is it?"),), chat_id=chat_id)
+    request = Generate(messages=(Message(role="user", content="What is it?"),), state=StateKey(chat=chat_id))
     return [event async for event in loop.answer(model.generate, request, uncounted)]
 
 
@@ -181,7 +182,7 @@ async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run(tmp_path: 
         return "chat"
 
     approvals = Approvals(tmp_path / "a.json")
-    request = Generate(messages=(Message(role="user", content="What?"),), chat_id="one")
+    request = Generate(messages=(Message(role="user", content="What?"),), state=StateKey(chat="one"))
     (text,) = told([event async for event in ToolLoop(box, approvals, ask).answer(model.generate, request, uncounted)])
     assert text.startswith("Not run: the tool changed") and not model.ran
     assert not approvals.is_approved(box.tools[0], "one")
@@ -213,7 +214,7 @@ async def test_a_model_that_only_calls_answers_without_tools(
 async def test_a_small_model_is_told_what_to_do_after_results(tmp_path: Path) -> None:
     model = Scripted([LOOK, MORE], [ToolCall(name="gone")], result="a cat")
     loop = ToolLoop(Toolbox([model]), Approvals(tmp_path / "a.json"), User("chat").ask)
-    request = Generate(messages=(Message(role="user", content="What is it?"),), chat_id="one")
+    request = Generate(messages=(Message(role="user", content="What is it?"),), state=StateKey(chat="one"))
     events = [event async for event in loop.answer(model.generate, request, uncounted, guided=True)]
     assert told(events)[:2] == ["a cat", "a cat"]
     first, second, third = (one.content for one in model.requests[-1].messages if one.role == "tool")

@@ -62,7 +62,7 @@ async def test_every_answer_is_plain_greedy_and_kept_apart_from_chats() -> None:
     for request in answers.requests:
         assert request.sampling.temperature == 0
         assert request.speculation.drafters == ()
-        assert (request.chat_id, request.messages) == ("", ())
+        assert (request.state.chat, request.messages) == ("", ())
 
 
 async def test_a_model_that_ends_early_is_measured_by_what_it_wrote() -> None:

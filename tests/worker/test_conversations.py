@@ -87,7 +87,7 @@ async def test_without_a_limit_only_the_last_is_known_and_messages_are_left_out_
         long = [text for _ in range(12) for text in (TEXTS[0], "Yes.")]
         trimmed = await answered(backend, chat(*long, "Hello"))
         assert trimmed.finished
-        refused = await answered(backend, chat(*long, "Hello", trim=False))
+        refused = await answered(backend, chat(*long, "Hello", when_full="refuse"))
         assert refused.failed.code == "context_full"
     finally:
         await backend.close()

@@ -22,6 +22,7 @@ from cpuchat.protocol.messages import (
     ModelLoaded,
     PrefillProgress,
     Sampling,
+    StateKey,
     TextDelta,
 )
 from tests.support.chatting import chat, collect, load, worker
@@ -102,14 +103,14 @@ async def test_saved_cache_survives_a_restart_and_a_deleted_chat_leaves_nothing_
     tiny_model: Path, tmp_path: Path
 ) -> None:
     async with worker(tiny_model, state_dir=tmp_path) as backend:
-        first = await collect(backend.generate(chat(LONG, chat_id="c1")))
-        await collect(backend.generate(chat(f"another {LONG}", chat_id="c2")))
+        first = await collect(backend.generate(chat(LONG, state=StateKey(chat="c1"))))
+        await collect(backend.generate(chat(f"another {LONG}", state=StateKey(chat="c2"))))
     assert len(list(tmp_path.glob("*.kv"))) == 2
     async with worker(tiny_model, state_dir=tmp_path) as backend:
-        second = await collect(backend.generate(chat(LONG, first.text, "and then?", chat_id="c1")))
+        second = await collect(backend.generate(chat(LONG, first.text, "and then?", state=StateKey(chat="c1"))))
         assert second.timings.cache_n >= first.timings.prompt_n
     async with worker(tiny_model, state_dir=tmp_path) as backend:
-        fork = await collect(backend.generate(chat(LONG, first.text, "and then?", chat_id="c3")))
+        fork = await collect(backend.generate(chat(LONG, first.text, "and then?", state=StateKey(chat="c3"))))
         assert fork.timings.cache_n >= first.timings.prompt_n
         for chat_id in ("c1", "c2", "c3"):
             await backend.forget(chat_id)

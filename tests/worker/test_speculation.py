@@ -19,6 +19,7 @@ from cpuchat.protocol.messages import (
     Sampling,
     Speculation,
     SpeculationUpdate,
+    StateKey,
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
@@ -222,14 +223,14 @@ async def look_into_others(backend: LocalBackend, model: Path) -> tuple[str, str
     """What one chat said is what suffix decoding finds in another, which begins with other words; returns the prompt of
     the second chat and its answer."""
     await load(backend, model)
-    first = await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, chat_id="one")))
+    first = await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, state=StateKey(chat="one"))))
     words = first.text.split()
     assert first.timings.draft_n_accepted == 0  # nothing in it repeats
     prompt = "q w e " + " ".join(words[20:24])
-    alone = await collect(backend.generate(say(prompt, SUFFIX, max_tokens=50, chat_id="two")))
+    alone = await collect(backend.generate(say(prompt, SUFFIX, max_tokens=50, state=StateKey(chat="two"))))
     assert alone.timings.draft_n == 0
     third = await collect(
-        backend.generate(say("r t " + " ".join(words[30:34]), ACROSS, max_tokens=30, chat_id="three"))
+        backend.generate(say("r t " + " ".join(words[30:34]), ACROSS, max_tokens=30, state=StateKey(chat="three")))
     )
     assert third.timings.draft_n_accepted > 20
     assert third.text.split() == words[34:64]
@@ -247,7 +248,7 @@ async def test_other_chats_that_are_kept_are_looked_into_in_a_new_process_too(
         prompt, alone = await look_into_others(backend, files[0])
     async with worker(state_dir=tmp_path) as backend:
         await load(backend, files[0])
-        again = await collect(backend.generate(say(prompt, ACROSS, max_tokens=50, chat_id="four")))
+        again = await collect(backend.generate(say(prompt, ACROSS, max_tokens=50, state=StateKey(chat="four"))))
         assert again.text == alone and again.timings.draft_n_accepted > 30
 
 
@@ -255,11 +256,13 @@ async def test_a_deleted_chat_is_not_drafted_from(files: tuple[Path, Path], tmp_
     """Neither the one that is open when it is deleted, nor one that was left before."""
     async with worker(state_dir=tmp_path) as backend:
         await load(backend, files[0])
-        words = (await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, chat_id="one")))).text.split()
+        words = (
+            await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, state=StateKey(chat="one"))))
+        ).text.split()
         await backend.forget("one")
-        asked = say("q w e " + " ".join(words[20:24]), ACROSS, max_tokens=30, chat_id="two")
+        asked = say("q w e " + " ".join(words[20:24]), ACROSS, max_tokens=30, state=StateKey(chat="two"))
         assert (await collect(backend.generate(asked))).timings.draft_n_accepted == 0
-        await collect(backend.generate(say("r t", ACROSS, max_tokens=5, chat_id="three")))
+        await collect(backend.generate(say("r t", ACROSS, max_tokens=5, state=StateKey(chat="three"))))
         await backend.forget("two")
-        asked = say("z y " + " ".join(words[30:34]), ACROSS, max_tokens=20, chat_id="four")
+        asked = say("z y " + " ".join(words[30:34]), ACROSS, max_tokens=20, state=StateKey(chat="four"))
         assert (await collect(backend.generate(asked))).timings.draft_n_accepted == 0

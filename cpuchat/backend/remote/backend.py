@@ -176,8 +176,8 @@ class Exchange:
     async def _trim(self, needed: int, n_ctx: int) -> None:
         """Leave out the oldest messages. Raises ContextFull when there is none to leave out, or none may be."""
         messages = self._request.messages
-        found = without_oldest(messages, needed, n_ctx, in_steps=not self._request.reserve)
-        if found is None or not self._request.trim:
+        found = without_oldest(messages, needed, n_ctx, in_steps=self._request.when_full == "drop")
+        if found is None or self._request.when_full not in ("drop", "drop_least"):
             least = needed - (found[1] if found is not None else 0)
             alone = found is None or least >= n_ctx
             what, tokens = ("last message", least) if alone else ("chat", needed)
@@ -426,7 +426,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
         try:
             while not self._cancelled.is_set():
                 arriving = arriving or asyncio.ensure_future(exchange.items.get())
-                wait = max(0.0, sent + request.frame_seconds - time.monotonic()) if tally.has_text else None
+                wait = max(0.0, sent + request.output.frame_seconds - time.monotonic()) if tally.has_text else None
                 await asyncio.wait({arriving, stop}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 now = time.monotonic()
                 arrived: list[Item] = []
@@ -439,7 +439,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
                         yield event
                     if item is None or isinstance(item, Failed):
                         return
-                if tally.has_text and now - sent >= request.frame_seconds:
+                if tally.has_text and now - sent >= request.output.frame_seconds:
                     sent = now
                     for event in tally.deltas(now):
                         yield event

@@ -279,7 +279,7 @@ class StateFiles:
                 written = [(one, part) for one in everything if (part := self._write_part(stream, stem, one))]
                 parts = tuple(part for one, part in written if one is not whole.draft)
                 draft = next((part for one, part in written if one is whole.draft), None)
-                index = Index(self._key, whole.owner, whole.tokens, whole.history, parts, draft, draft_key)
+                index = Index(self._key, whole.key.owner, whole.tokens, whole.history, parts, draft, draft_key)
                 content = msgspec.msgpack.encode(index)
                 stream.write(content + _FOOTER.pack(_MAGIC, len(content), zlib.crc32(content)))
                 renamed.enter_context(self._lock)

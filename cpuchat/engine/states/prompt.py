@@ -23,7 +23,7 @@ import numpy as np
 from cpuchat.base.text import common_prefix
 from cpuchat.engine.llama.vocab import MARK_BYTES
 from cpuchat.engine.text.reasoning import FORMATS
-from cpuchat.protocol.messages import Message
+from cpuchat.protocol.messages import Message, StateKey
 
 SPACING: Final = 512
 """Tokens between two checkpoints of a long prompt, at least; the last user's message always has one."""
@@ -240,7 +240,7 @@ class State:
     """What the memory held after `tokens` (of `token_bytes`).
 
     Attributes:
-        owner, stem: whose it is, and the conversation that it is saved as.
+        key: whose it is, and what it is kept as.
         is_whole: everything; else only what cannot be cut (`Sequence.state`), for a memory that holds the tokens.
         data: None while it is only on disk (`file`, `part`), and where nothing is needed but cutting.
         first: the first position of `tokens` that every layer has in it.
@@ -251,8 +251,7 @@ class State:
         is_once: of something that no second request has continued.
     """
 
-    owner: str
-    stem: str
+    key: StateKey
     tokens: bytes
     is_whole: bool
     data: np.ndarray | None = None

@@ -35,6 +35,7 @@ import numpy as np
 from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.states.files import Index, StateFiles, WriteBudget
+from cpuchat.engine.states.plan import LEAST_TOKENS, Plan, plan_reuse
 from cpuchat.engine.states.prompt import (
     SPACING,
     TOKEN_BYTES,
@@ -46,10 +47,9 @@ from cpuchat.engine.states.prompt import (
     token_bytes,
 )
 from cpuchat.hardware.memory import available_bytes
+from cpuchat.protocol.messages import StateKey
 from cpuchat.protocol.timings import Reuse
 
-_LEAST_TOKENS: Final = 32
-"""Tokens that keeping or restoring a whole state must spare."""
 _KEEP_SHARE: Final = 16
 """A whole state is kept if at least one part in so many would be lost: copying a token costs some 10 µs, evaluating it
 again some milliseconds."""
@@ -57,10 +57,9 @@ _SAVE_SHARE: Final = 4
 """A conversation is saved again when the new part of it is this fraction of the whole."""
 _SAVED_PARTIALS, _SAVED_LEFT = 3, 3
 """Checkpoints that are saved of a conversation, and conversations beside the last one at the end."""
-_UNSAVED: Final = "~"
-"""Before the name of a conversation that is kept in memory only."""
-_HEAD: Final = "@"
-"""Before the name of what several conversations of a client begin with: an agent's system prompt and tools."""
+_AGENT: Final = "@"
+"""Before the names of files with what several conversations of a client begin with: an agent's system prompt and
+tools."""
 _LEAST_HEAD: Final = 256
 """Tokens of that: fewer are soon evaluated."""
 _MOST_HEADS, _KNOWN_HEADS = 8, 64
@@ -73,17 +72,14 @@ _QUICK_SECONDS: Final = 0.25
 """Of a batch that a stop waits for."""
 _MOST_STATES: Final = 128
 """Each one is compared with every prompt."""
-_MEMORY_SPEED, _DISK_SPEED = 4e9, 8e8
-"""Bytes per second of restoring; the order of magnitude decides."""
 
 
 @dataclass
 class Live:
-    """What the memory holds: whose it is, the conversation that it is saved as, its text, and whether no second request
-    has continued it."""
+    """What the memory holds: whose it is and what it is kept as, its text, and whether no second request has continued
+    it."""
 
-    owner: str = ""
-    stem: str = ""
+    key: StateKey = field(default_factory=StateKey)
     history: TokenHistory = field(default_factory=TokenHistory)
     is_once: bool = False
 
@@ -96,18 +92,6 @@ class Start:
     n: int
     row: np.ndarray | None
     reuse: Reuse
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A way to the first `n` tokens of a prompt: from `base` (None: what the memory holds), going back by `partial`.
-    `shared` tokens are common to both; `cost` is in seconds, with the evaluation of the rest."""
-
-    base: State | None
-    partial: State | None
-    n: int
-    shared: int
-    cost: float
 
 
 class StateStore:
@@ -154,9 +138,9 @@ class StateStore:
     def histories(self, owner: str) -> tuple[TokenHistory, ...]:
         """Return the texts whose tokens are known."""
         owner = _hashed(owner)
-        live = self.live.history if owner == self.live.owner else TokenHistory()
+        live = self.live.history if owner == self.live.key.owner else TokenHistory()
         self._find_saved()
-        return (live, *(one.history for one in self._states if one.owner == owner and one.history is not None))
+        return (live, *(one.history for one in self._states if one.key.owner == owner and one.history is not None))
 
     def _find_saved(self) -> None:
         """Bring the list of what is on disk up to date."""
@@ -177,46 +161,44 @@ class StateStore:
             if gone.data is None:
                 self._states.remove(gone)
 
-    def begin(self, prompt: Prompt, owner: str, chat_id: str, *, keeps: bool = False) -> Start:
+    def begin(self, prompt: Prompt, key: StateKey) -> Start:
         """Go to where `prompt` is evaluated soonest. What the memory loses of another conversation by that is kept.
-
-        Args:
-            keeps: a conversation without a name is saved on disk too; by default nobody could delete it.
 
         Raises:
             Aborted: stopped while a state was read from disk; nothing has changed.
         """
         self._requests += 1
-        owner, stem = _hashed(owner), kv_stem(chat_id) if chat_id else ""
-        if owner != self.live.owner:  # neither figures nor times tell others what is in a prompt
+        owner = _hashed(key.owner)
+        named = StateKey(owner=owner, chat=kv_stem(key.chat), on_disk=True) if key.chat else None
+        if owner != self.live.key.owner:  # neither figures nor times tell others what is in a prompt
             self.leave()
             self.sequence.clear()
-            self.live = Live(owner)
+            self.live = Live(StateKey(owner=owner))
         self._mend()
         start, self._prompt = perf_counter(), token_bytes(prompt.tokens)
         row = next((one.row for one in self._own() if one.row is not None and one.tokens == self._prompt), None)
         most = len(prompt.tokens) - (row is None)
         plan = self._best(most)
-        base = self.live if plan.base is None or plan.base.stem == self.live.stem else plan.base
+        base = self.live if plan.base is None or plan.base.key == self.live.key else plan.base
         head = self._head = prompt.head(self.piece) if owner else 0
         held = len(plan.base if plan.base is not None else self.sequence)
-        is_same = 0 < held - head <= 2 * (plan.shared - head) and not _is_head(base.stem)
+        is_same = 0 < held - head <= 2 * (plan.shared - head) and not base.key.agent
         self._changed = max(plan.shared, shared_tokens(token_bytes(self.sequence.tokens), self._prompt))
-        unnamed = f"{'' if keeps else _UNSAVED}{uuid.uuid4().hex[:20]}"
-        name = stem or (base.stem if is_same else "") or unnamed
-        self._keep_lost(plan, name)
+        kept = named or (base.key if is_same and base.key.chat else None)
+        kept = kept or StateKey(owner=owner, chat=uuid.uuid4().hex[:20], on_disk=key.on_disk)
+        self._keep_lost(plan, kept)
         while (source := self._go(plan)) is None:
             plan = self._best(most)
         changed, message = "", 0
-        if base.history is not None and (is_same or stem == base.stem):
+        if base.history is not None and (is_same or named == base.key):
             changed, message = prompt.changed(base.history.text)
         histories = (self.live.history, *(one.history for one in self._own() if one.history is not None))
         known = max(histories, key=lambda one: one.shared(prompt.text)).copy()
         known.record(prompt.text, prompt.tokens, (), self.piece)  # and nothing of another conversation
-        is_once = not stem and (name != base.stem or plan.shared < head + _LEAST_TOKENS)
+        is_once = named is None and (kept != base.key or plan.shared < head + LEAST_TOKENS)
         for one in self._own():
-            one.is_once = one.is_once and (is_once or one.stem != name)
-        self.live = Live(owner, name, known, is_once)
+            one.is_once = one.is_once and (is_once or one.key != kept)
+        self.live = Live(kept, known, is_once)
         again = plan.shared - plan.n if plan.n < len(prompt.tokens) - 1 else 0
         reuse = Reuse(
             source=source,
@@ -231,7 +213,7 @@ class StateStore:
     def resume(self) -> None:
         """Bring back what a client used last before a restart, so that its next request finds it in the memory."""
         self._find_saved()
-        last = next((one for one in self._states if one.is_whole and one.owner and one.file is not None), None)
+        last = next((one for one in self._states if one.is_whole and one.key.owner and one.file is not None), None)
         if last is None or self.sequence.tokens or len(last) > self.sequence.n_ctx:
             return
         data = self._loaded(last)
@@ -241,7 +223,7 @@ class StateStore:
         drafted = self._loaded(last.draft) if last.draft is not None and self._draft is not None else None
         if drafted is not None and last.draft is not None and self._draft is not None:
             self._draft.set_state(last.draft.list(), drafted)
-        self.live = Live(last.owner, last.stem, last.history.copy() if last.history is not None else TokenHistory())
+        self.live = Live(last.key, last.history.copy() if last.history is not None else TokenHistory())
 
     def places(self, prompt: Prompt, at: int) -> list[int]:
         """Return after how many tokens of the prompt, more than `at`, to call `keep_head` and `checkpoint`.
@@ -258,10 +240,10 @@ class StateStore:
     def _heads_due(self, prompt: Prompt, at: int) -> set[int]:
         """Return after how many tokens, `at` or more, what other conversations may begin with as well is to be kept:
         the head, and what it has in common with earlier ones. Heads that are kept count as used."""
-        owner, head, due = self.live.owner, self._prompt[: self._head * TOKEN_BYTES], set[int]()
+        owner, head, due = self.live.key.owner, self._prompt[: self._head * TOKEN_BYTES], set[int]()
         if self._head < _LEAST_HEAD:
             return due
-        kept = [one for one in self._own() if _is_head(one.stem)]
+        kept = [one for one in self._own() if one.key.agent]
         before = (*(tokens for other, tokens in self._heads if other == owner), *(one.tokens for one in kept))
         common = max((shared_tokens(head, tokens) for tokens in before), default=0)
         self._heads = [*[one for one in self._heads if one != (owner, head)][1 - _KNOWN_HEADS :], (owner, head)]
@@ -296,61 +278,40 @@ class StateStore:
         n, live = len(self.sequence), self.live
         if n not in self._due or not self._make_room(self.sequence.state_size(), ()):
             return
-        tokens, unsaved = self._prompt[: n * TOKEN_BYTES], _UNSAVED if live.stem[:1] == _UNSAVED else ""
-        stem = f"{unsaved}{_HEAD}{hashlib.sha256(live.owner.encode() + tokens).hexdigest()[:20]}"
-        state = State(live.owner, stem, tokens, True, self.sequence.state())
+        tokens = self._prompt[: n * TOKEN_BYTES]
+        name = hashlib.sha256(live.key.owner.encode() + tokens).hexdigest()[:20]
+        key = StateKey(owner=live.key.owner, chat=name, agent=True, on_disk=live.key.on_disk)
+        state = State(key, tokens, True, self.sequence.state())
         state.first, state.used, state.history = self.sequence.first_saved(), self._requests, TokenHistory()
         state.is_once = n > self._common
         self._states.append(state)
         if not state.is_once:
             self._use_head([state])
-        heads = [one for one in reversed(self._own()) if _is_head(one.stem)]  # those of earlier runs: the newest last
+        heads = [one for one in reversed(self._own()) if one.key.agent]  # those of earlier runs: the newest last
         for one in sorted(heads, key=lambda one: (not one.is_once, one.used))[:-_MOST_HEADS]:
             self._drop(one)
             if self._files is not None and one.file is not None:
-                self._files.forget(one.stem)
+                self._files.forget(_stem(one.key))
 
     def _write_heads(self) -> None:
         """Begin to write the next head, if nothing else is written and it may be."""
         files = self._files
-        self._unwritten = [one for one in self._unwritten if one in self._states and one.stem[:1] == _HEAD]
+        self._unwritten = [one for one in self._unwritten if one in self._states and one.key.on_disk]
         if files is None or files.writer.is_busy or not self._unwritten or not self._budget.allows():
             return
         state = self._unwritten.pop(0)
         if state.restored_bytes <= files.limit:
-            files.write(state.stem, [state], self._draft_key)
+            files.write(_stem(state.key), [state], self._draft_key)
             self._budget.spend(state.restored_bytes)
 
     def _own(self) -> list[State]:
-        return [one for one in self._states if one.owner == self.live.owner]
+        return [one for one in self._states if one.key.owner == self.live.key.owner]
 
-    def _best(self, most: int) -> _Plan:
+    def _best(self, most: int) -> Plan:
         """Return the cheapest way to the first `most` tokens of the prompt, or fewer."""
-        key = self._prompt
-        partials = [s for s in self._own() if not s.is_whole and len(s) <= most and key.startswith(s.tokens)]
-        plans = [self._plan(None, token_bytes(self.sequence.tokens), partials, key, most)]
-        for base in self._own():
-            if base.is_whole and len(base) <= self.sequence.n_ctx:
-                plans.append(self._plan(base, base.tokens, partials, key, most))
-        return min(plans, key=lambda plan: plan.cost)
+        return plan_reuse(self._prompt, most, self.sequence, self._own(), self._token_seconds)
 
-    def _plan(self, base: State | None, held: bytes, partials: list[State], key: bytes, most: int) -> _Plan:
-        sequence, shared = self.sequence, shared_tokens(held, key)
-        n, partial = min(shared, most), None
-        can_cut = sequence.can_cut(n) if base is None else n == len(base) or sequence.can_cut_from(base.first, n)
-        if not can_cut:
-            near = [one for one in partials if len(one) <= n]
-            partial = max(near, key=len, default=None)
-            n = len(partial) if partial is not None else 0
-        cost = (most - n) * self._token_seconds
-        for one in (base, partial):
-            if one is not None:
-                cost += one.restored_bytes / (_MEMORY_SPEED if one.data is not None else _DISK_SPEED)
-        if base is not None:
-            cost += _LEAST_TOKENS * self._token_seconds
-        return _Plan(base, partial, n, shared, cost)
-
-    def _go(self, plan: _Plan) -> Literal["", "memory", "disk"] | None:
+    def _go(self, plan: Plan) -> Literal["", "memory", "disk"] | None:
         """Take the memory to the end of a plan; returns where its states were. None: one could not be used, and is
         dropped.
 
@@ -370,7 +331,7 @@ class StateStore:
         of_draft = None
         if drafted is not None and target is not None:
             held = shared_tokens(token_bytes(target.tokens), self._prompt)
-            if shared_tokens(drafted.tokens, self._prompt) >= held + _LEAST_TOKENS:
+            if shared_tokens(drafted.tokens, self._prompt) >= held + LEAST_TOKENS:
                 of_draft = self._loaded(drafted)
         for one, data in loaded:
             if not sequence.set_state(one.list(), data, partial=not one.is_whole):
@@ -397,19 +358,19 @@ class StateStore:
             state.data = data
         return data
 
-    def _keep_lost(self, plan: _Plan, name: str) -> None:
+    def _keep_lost(self, plan: Plan, key: StateKey) -> None:
         """Keep and save what the memory loses by a plan, as far as that is worth it."""
         held = plan.n if plan.base is None else 0
         lost, spared = len(self.sequence) - held, [one for one in (plan.base, plan.partial) if one is not None]
-        is_kept = lost >= _LEAST_TOKENS and lost * _KEEP_SHARE >= len(self.sequence)
-        self.leave(spared, keep=is_kept, save=name != self.live.stem or plan.base is not None)
+        is_kept = lost >= LEAST_TOKENS and lost * _KEEP_SHARE >= len(self.sequence)
+        self.leave(spared, keep=is_kept, save=key != self.live.key or plan.base is not None)
 
     def leave(self, spared: Collection[State] = (), *, keep: bool = True, save: bool = True) -> None:
         """Keep what the memory holds before it is used for something else: in memory, on disk if there is much new."""
-        if not self.live.stem:  # nobody's: random tokens of a measurement
+        if not self.live.key.chat:  # nobody's: random tokens of a measurement
             return
         self._mend()
-        if keep and len(self.sequence) >= _LEAST_TOKENS:
+        if keep and len(self.sequence) >= LEAST_TOKENS:
             self._whole(spared)
         if save:
             self.save()
@@ -439,13 +400,13 @@ class StateStore:
         has_room = self._make_room(size, spared)
         if not has_room and not to_save:
             return None
-        state = State(live.owner, live.stem, tokens, True, sequence.state(), sequence.first_saved())
+        state = State(live.key, tokens, True, sequence.state(), sequence.first_saved())
         state.history, state.used, state.is_once = live.history.copy(), self._requests, live.is_once
         if draft is not None:
-            state.draft = State(live.owner, live.stem, drafted, True, draft.state())
+            state.draft = State(live.key, drafted, True, draft.state())
         if has_room and not sequence.partial_bytes:
             extended = [one for one in self._own() if one.is_whole and tokens.startswith(one.tokens)]
-            self._states = [one for one in self._states if one not in extended or one in spared or _is_head(one.stem)]
+            self._states = [one for one in self._states if one not in extended or one in spared or one.key.agent]
         if has_room:
             self._states.append(state)
         return state
@@ -457,7 +418,7 @@ class StateStore:
     def evaluated(self, n: int, seconds: float) -> None:
         """Note that `n` tokens of the prompt took `seconds`; checkpoint if that is due: copying takes some time too."""
         self._seconds += seconds
-        if n >= _LEAST_TOKENS:
+        if n >= LEAST_TOKENS:
             self._token_seconds += (seconds / n - self._token_seconds) / 4
         is_due = len(self.sequence) - self._at >= SPACING and self._copying <= _COPY_SHARE * self._seconds
         if is_due and self.sequence.partial_bytes:
@@ -469,7 +430,7 @@ class StateStore:
         tokens = self._prompt[: len(sequence) * TOKEN_BYTES]
         is_whole = not sequence.is_divisible
         state = next((one for one in self._own() if one.tokens == tokens and one.is_whole == is_whole), None)
-        state = state or State(self.live.owner, self.live.stem, tokens, is_whole, is_once=self.live.is_once)
+        state = state or State(self.live.key, tokens, is_whole, is_once=self.live.is_once)
         size = sequence.state_size(partial=True) if sequence.partial_bytes and state.data is None else 0
         if not self._make_room(size + (row.nbytes if row is not None else 0), (state,)):
             return
@@ -511,17 +472,17 @@ class StateStore:
         """
         files, sequence = self._files, self.sequence
         self._write_heads()
-        if files is None or self.live.stem[:1] in ("", _UNSAVED) or files.writer.is_busy:
+        if files is None or not self.live.key.on_disk or files.writer.is_busy:
             return
         if self.live.is_once and not at_end:
             return
         self._mend()
         tokens = token_bytes(sequence.tokens)
         saved = [one for one in self._own() if one.is_whole and one.file is not None]
-        saved = [one for one in saved if one.stem == self.live.stem or _is_head(one.stem)]
+        saved = [one for one in saved if one.key == self.live.key or one.key.agent]
         held = max((self._usable(one, tokens) for one in saved), default=0)
         new = len(sequence) - held
-        if not (new >= _LEAST_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) > 0 and self._budget.allows()):
+        if not (new >= LEAST_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) > 0 and self._budget.allows()):
             return
         size = sequence.state_size()
         if size > files.limit or size > available_bytes() // 2:
@@ -535,12 +496,12 @@ class StateStore:
         for one in sorted(partials.values(), key=len, reverse=True)[:_SAVED_PARTIALS]:
             if (size := size + one.restored_bytes) <= files.limit:
                 parts.append(one)
-        files.write(self.live.stem, parts, self._draft_key)
+        files.write(_stem(self.live.key), parts, self._draft_key)
         self._budget.spend(sum(one.restored_bytes for one in parts))
 
     def is_another(self, chat_id: str) -> bool:
         """Return whether a named chat is another one than the memory holds."""
-        return bool(chat_id) and kv_stem(chat_id) != self.live.stem
+        return bool(chat_id) and kv_stem(chat_id) != self.live.key.chat
 
     def texts(self, limit: int, without: str) -> list[list[int]]:
         """Return tokens of conversations that no client owns, last used first, at most `limit` in all; not of the chat
@@ -548,7 +509,8 @@ class StateStore:
         self._find_saved()
         found: list[list[int]] = []
         for one in sorted(self._states, key=lambda one: -one.used):
-            if limit > 0 and not one.owner and one.history is not None and one.stem != kv_stem(without):
+            is_other = not one.key.owner and one.key.chat != kv_stem(without)
+            if limit > 0 and is_other and one.history is not None:
                 found.append(one.history.tokens[:limit])
                 limit -= len(found[-1])
         return found
@@ -560,13 +522,13 @@ class StateStore:
             Whether what the memory holds was dropped.
         """
         stem = kv_stem(chat_id)
-        self._states = [one for one in self._states if chat_id and one.stem != stem and one.stem[:1] != _UNSAVED]
+        self._states = [one for one in self._states if chat_id and one.key.chat != stem and one.key.on_disk]
         if self._files is not None:
             self._files.forget(stem)
-        if chat_id and self.live.stem != stem and self.live.stem[:1] not in ("", _UNSAVED):
+        if chat_id and self.live.key.chat != stem and self.live.key.on_disk:
             return False
         self.sequence.clear()
-        self.live = Live(self.live.owner)
+        self.live = Live(StateKey(owner=self.live.key.owner))
         return True
 
     def close(self, is_cancelled: Callable[[], bool]) -> None:
@@ -578,19 +540,19 @@ class StateStore:
                 self._files.writer.finish(is_cancelled)
             self.save(at_end=True)
             self._files.writer.finish(is_cancelled)
-            self._files.drop(self.live.stem)
+            self._files.drop(_stem(self.live.key))
             self._save_left(self._files, is_cancelled)
 
     def _save_left(self, files: StateFiles, is_cancelled: Callable[[], bool]) -> None:
         """Write what is kept of conversations that others came after, but not saved."""
-        kept = [one for one in self._states if one.is_whole and one.history is not None and not _is_head(one.stem)]
-        newest = {one.stem: one for one in sorted(kept, key=lambda one: (one.used, len(one)))}
+        kept = [one for one in self._states if one.is_whole and one.history is not None and not one.key.agent]
+        newest = {one.key: one for one in sorted(kept, key=lambda one: (one.used, len(one)))}
         for one in sorted(newest.values(), key=lambda one: -one.used)[:_SAVED_LEFT]:
-            is_saved = one.file is not None or one.stem == self.live.stem
-            if is_saved or one.is_once or one.stem[:1] in ("", _UNSAVED):
+            is_saved = one.file is not None or one.key == self.live.key
+            if is_saved or one.is_once or not one.key.on_disk:
                 continue
             if self._budget.allows() and not is_cancelled():
-                files.write(one.stem, [one], self._draft_key)
+                files.write(_stem(one.key), [one], self._draft_key)
                 self._budget.spend(one.restored_bytes)
                 files.writer.finish(is_cancelled)
 
@@ -623,7 +585,7 @@ class StateStore:
 
     def _worth(self, state: State, held: bytes) -> float:
         """Return the tokens that would be re-evaluated without a state, by its age; 0: it is of no use."""
-        others = [one for one in self._states if one is not state and one.owner == state.owner]
+        others = [one for one in self._states if one is not state and one.key.owner == state.key.owner]
         is_partial = not state.is_whole and state.restored_bytes > 0
         holders = (held, *(one.tokens for one in others if one.is_whole))
         if is_partial and not any(tokens.startswith(state.tokens) for tokens in holders):
@@ -635,11 +597,14 @@ class StateStore:
 
 def _saved(file: Path, index: Index, part: SavedPart) -> State:
     stem, tokens = file.name.partition("-")[0], index.tokens[: part.n * TOKEN_BYTES]
-    return State(index.owner, stem, tokens, part.is_whole, first=part.first, file=file, part=part)
+    agent = stem.startswith(_AGENT)
+    key = StateKey(owner=index.owner, chat=stem.removeprefix(_AGENT), agent=agent, on_disk=True)
+    return State(key, tokens, part.is_whole, first=part.first, file=file, part=part)
 
 
-def _is_head(stem: str) -> bool:
-    return _HEAD in stem[:2]
+def _stem(key: StateKey) -> str:
+    """Return what the names of its files begin with."""
+    return f"{_AGENT if key.agent else ''}{key.chat}"
 
 
 def _hashed(owner: str) -> str:

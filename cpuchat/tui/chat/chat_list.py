@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from rich.text import Text
 from textual import events, on
@@ -19,8 +19,8 @@ from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, Excerpt, SearchHit
 from cpuchat.chats.store import MOST_CHATS
 from cpuchat.tui import keys
+from cpuchat.tui.commands import run_on_screen
 
-ChatAction = Literal["rename", "pin", "export", "delete"]
 COMPARISON = "⇄"
 """Stands before a chat that is a comparison."""
 _BEFORE_HIT = 6  # characters of an excerpt
@@ -57,20 +57,19 @@ class Chats(OptionList):
             return
         below = next((option.id or "" for option in self.options[self.highlighted + 1 :]), "")
         chat_id, _, message_id = (below if below.startswith(f"{id}/") else id).partition("/")
-        self.post_message(ChatList.Opened(chat_id, int(message_id or 0)))
+        run_on_screen(self, "open", chat_id, int(message_id or 0))
 
     def action_rename(self) -> None:
-        self._ask("rename")
+        if chat_id := self.marked:
+            run_on_screen(self, "rename_chat", "", chat_id)
 
     def action_pin(self) -> None:
-        self._ask("pin")
+        if chat_id := self.marked:
+            run_on_screen(self, "pin_chat", chat_id)
 
     def action_delete(self) -> None:
-        self._ask("delete")
-
-    def _ask(self, action: ChatAction) -> None:
         if chat_id := self.marked:
-            self.post_message(ChatList.ActionAsked(action, chat_id))
+            run_on_screen(self, "delete_chat", chat_id)
 
     def action_search(self) -> None:
         self.screen.query_one("#chat-search", Input).focus()
@@ -89,22 +88,7 @@ def excerpt_row(found: Excerpt) -> Text:
 
 
 class ChatList(Vertical):
-    """Sidebar: posts what the user wants; the screen does it and calls `show` again."""
-
-    class Opened(Message):
-        """The user chose a chat, or a message in it that a search found."""
-
-        def __init__(self, chat_id: str, message_id: int) -> None:
-            super().__init__()
-            self.chat_id, self.message_id = chat_id, message_id
-
-    class ActionAsked(Message):
-        """The user wants to change a chat."""
-
-        def __init__(self, action: ChatAction, chat_id: str) -> None:
-            super().__init__()
-            self.action: ChatAction = action
-            self.chat_id = chat_id
+    """Sidebar, which the screen fills."""
 
     class Searched(Message):
         """The search text changed."""

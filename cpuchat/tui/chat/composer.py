@@ -6,6 +6,7 @@ Paths are completed after @, commands after /. What a message would send is show
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -27,6 +28,7 @@ from cpuchat.chats.history import Attach, sent_text
 from cpuchat.chats.records import Attachment, StoredMessage, storable
 from cpuchat.protocol.messages import ANSWER_SHARE
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.activity import Activity
 from cpuchat.session.attachments import (
     PASTED_CHARACTERS,
     PASTED_LINES,
@@ -45,7 +47,7 @@ from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import Outgoing
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tui import keys
-from cpuchat.tui.commands import offered
+from cpuchat.tui.commands import offered, run_on_screen
 from cpuchat.tui.widgets.prompt import Prompt
 
 ACTIONS = {
@@ -172,27 +174,6 @@ class QueuedMessages(OptionList):
 class Composer(Prompt):
     """A prompt that gives messages to a session. It knows what is edited, and each chat's draft and pasted texts."""
 
-    class CommandTyped(Message):
-        """A command is to be run. `argument`: "" for none."""
-
-        def __init__(self, text: str, name: str, argument: str) -> None:
-            super().__init__()
-            self.text, self.name, self.argument = text, name, argument
-
-    class Saved(Message):
-        """An edited summary, answer or system prompt (`kind`) is to be saved."""
-
-        def __init__(self, message_id: int, kind: str, text: str) -> None:
-            super().__init__()
-            self.message_id, self.kind, self.text = message_id, kind, text
-
-    class ActionWanted(Message):
-        """An action is to be run: of a suggestion that is no message, or a model has to be chosen first."""
-
-        def __init__(self, action: str) -> None:
-            super().__init__()
-            self.action = action
-
     def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
         super().__init__(self._submit_or_save, id=id)
         self._session = session
@@ -271,7 +252,7 @@ class Composer(Prompt):
             what = f"{'Enter regenerates from here' if self.attaches else saves} · Esc cancels"
         elif self._is_command:
             what = "Enter runs · Tab completes"
-        elif session.busy and not session.loading:
+        elif session.busy and session.activity is not Activity.LOADING:
             what = " · ".join(("Enter queues", *recalls, "Esc stops the answer"))
         elif queue:
             what = " · ".join((*recalls, "Esc unqueues all"))
@@ -294,7 +275,7 @@ class Composer(Prompt):
         if self.editing is None or self.attaches:
             self.submit(text)
         elif not self._session.refuse_while_writing(f"save the {self.edits}"):
-            self.post_message(self.Saved(self.editing, self.edits, text))
+            run_on_screen(self, "save_edited", self.editing, self.edits, text)
             self.cancel_editing()
             self.show_titles()
 
@@ -305,10 +286,10 @@ class Composer(Prompt):
             self._run_command(text)
         elif action := self.actions.get(text):
             self.clear()
-            self.post_message(self.ActionWanted(action))
+            self.call_later(self.screen.run_action, action)
         elif session.source is None:
             session.tell("Choose a model first; your text stays in the prompt.")
-            self.post_message(self.ActionWanted("models"))
+            run_on_screen(self, "models")
         elif not self._hold_back(text):
             self.accept()
             session.submit(self._take(text))
@@ -317,12 +298,24 @@ class Composer(Prompt):
 
     def _run_command(self, text: str) -> None:
         name, argument = with_argument(text) or (text, "")
-        if name in commands(self.screen):
+        if (command := commands(self.screen).get(name)) is not None:
             self.clear()
-            self.post_message(self.CommandTyped(text, name, argument))
+            run = command[1]
+            if argument:
+                run = partial(self.app.run_action, ("", ACTIONS[name], (argument,)), self.screen)
+            self.call_later(self._run_typed, text, run)
         else:
             unknown = f"Unknown command {name}. Type / for a list; your text stays in the prompt."
             self._session.tell(unknown, "warning")
+
+    async def _run_typed(self, text: str, run: Callable[[], Any]) -> None:
+        """Run a command in a context that knows how it was typed, which workers inherit."""
+        token = running_command.set(text)
+        try:
+            if inspect.isawaitable(ran := run()):
+                await ran
+        finally:
+            running_command.reset(token)
 
     def _hold_back(self, text: str) -> bool:
         """Return True, and show why, if the message names a file that is missing; False the second time: then it is

@@ -68,6 +68,8 @@ class ConversationPane(Vertical):
                     self._queued.show(self._session.queue)
             case events.Changed("question"):
                 self.composer.follow_chat()
+            case events.Changed("options" | "tools"):
+                self.show_options()
 
     def show_options(self) -> None:
         """Show what the chat has beside the settings: `review (its model is not loaded) · reasoning off`."""

@@ -5,7 +5,6 @@ build, what passes cost on this machine, the basis of all predicted speeds, and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
@@ -76,9 +75,9 @@ class IdleProbe(ABC):
     async def _measure(self) -> None:
         """Measure and keep the result."""
 
-    @abstractmethod
     async def _cancel(self) -> None:
-        """Make a running `_measure` end."""
+        """Make a running `_measure` end, here by its answer."""
+        await self._session.conversation.backend.cancel()
 
     def _check(self) -> None:
         wanted = not self.running and self._is_wanted() and self.cores_idle()
@@ -114,9 +113,6 @@ class ChatTitler(IdleProbe):
     def _is_wanted(self) -> bool:
         return self._session.wants_title
 
-    async def _cancel(self) -> None:
-        await self._session.conversation.stop()
-
     async def _measure(self) -> None:
         await self._session.write_title(lambda: self._stopped)
 
@@ -133,9 +129,6 @@ class BuildProbe(IdleProbe):
     def _is_wanted(self) -> bool:
         model = self._session.conversation.model
         return model is not None and not (model.server or model.engine) and model.path != self.done
-
-    async def _cancel(self) -> None:
-        await self._session.conversation.stop()
 
     async def _measure(self) -> None:
         from cpuchat.tune.measurer import BuildSpeeds, is_measured, measure_build, speed_key
@@ -157,14 +150,10 @@ class BuildProbe(IdleProbe):
             if not self._stopped and model is not None:
                 self.done = model.path
 
-    async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+    def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         if self._stopped:
             raise MeasureFailed("Stopped.")
-        async with contextlib.aclosing(self._session.conversation.generate_detached(request)) as events:
-            async for event in events:
-                if self._stopped:
-                    await self._session.conversation.stop()  # asked for before the worker had begun
-                yield event
+        return self._session.conversation.generate_detached(request, lambda: self._stopped)
 
 
 class PassProbe(IdleProbe):

@@ -15,6 +15,7 @@ from cpuchat.protocol.messages import LoadProgress, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.reasons import is_verdict
 from cpuchat.session import events
+from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry import units
@@ -55,8 +56,9 @@ class StatusLine(Widget):
             case events.LoadBegun():
                 self.show_state(f"loading {event.source.stem}")
             case LoadProgress():
-                loading = session.source.stem if session.loading and session.source is not None else ""
-                name = loading or ("the server" if event.phase in answers.SERVER_PHASES else "the model")
+                name = "the server" if event.phase in answers.SERVER_PHASES else "the model"
+                if session.activity is Activity.LOADING and session.source is not None:
+                    name = session.source.stem
                 self.show_state(answers.load_progress(name, event, skips=not session.queue))
             case ModelLoaded():
                 self.show_state("")
@@ -84,7 +86,7 @@ class StatusLine(Widget):
     def show_fill(self, session: ChatSession) -> None:
         """Show the loaded model and how full its context is; warn once that it is almost full."""
         model, chat = session.conversation.model, session.conversation.chat
-        used = session.conversation.figures().n_past.value or 0
+        used = session.figures().n_past.value or 0
         if model is not self._model:
             self.show_model(model)
         self.show_context(used)

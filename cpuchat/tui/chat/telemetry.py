@@ -171,7 +171,7 @@ class LiveFigures:
     def share_the_cores(self) -> None:
         """Choose the pace: slower if the model uses every core."""
         self._pace = pace_beside_model(self._services.conversation.model)
-        self._services.conversation.frame_seconds = self._pace.text
+        self._services.conversation.set_pace(self._pace.text)
         self._transcript.min_interval = self._pace.interval
         self._timer.stop()
         self._timer = self._screen.set_interval(self._pace.figures, self._without_text, pause=not self._running)
@@ -194,7 +194,7 @@ class LiveFigures:
             watch.close()
         elif pid is not None and (sample := watch.sample()) is not None:
             conversation.meter.machine(sample)
-        figures = replace(conversation.figures(), speech=self.speech())
+        figures = replace(self._services.session.figures(), speech=self.speech())
         self._status.show_drafting(figures.drafting)
         self._status.show_engine(conversation.backend.engine)
         self._status.show_context(figures.n_past.value or 0)

@@ -15,7 +15,6 @@ from textual import events
 from textual.binding import BindingType
 from textual.content import Content
 from textual.geometry import Region
-from textual.message import Message
 from textual.strip import Strip
 
 from cpuchat.base.text import clean_line
@@ -43,6 +42,7 @@ from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry.units import plural
 from cpuchat.tui import keys
 from cpuchat.tui.chat.figure_sections import fit
+from cpuchat.tui.commands import run_on_screen
 from cpuchat.tui.markdown.message_view import Spans, Step
 from cpuchat.tui.markdown.rows import CodeBlock, Line, selected
 from cpuchat.tui.markdown.transcript import MessageSource, Transcript, TranscriptMessage
@@ -72,14 +72,6 @@ MOST_COLORED = 100
 
 class ChatTranscript(Transcript):
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("branches")
-
-    class BranchAsked(Message):
-        """The user wants the sibling `step` places beside a message."""
-
-        def __init__(self, message_id: int, step: int) -> None:
-            super().__init__()
-            self.message_id = message_id
-            self.step = step
 
     def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -412,7 +404,7 @@ class ChatTranscript(Transcript):
         message, text = self._entries[self._entries.at(at)].message, self._entries.line(at).text
         left, right = (cell_len(text[: text.rfind(sign)]) for sign in "‹›")
         if message.place and "‹" in text and left <= place.x <= right + 1:
-            self.post_message(self.BranchAsked(message.id, -1 if place.x <= left + 1 else 1))
+            run_on_screen(self, "switch_branch", message.id, -1 if place.x <= left + 1 else 1)
 
 
 def _ending(strip: Strip, text: str, style: Style) -> Strip:

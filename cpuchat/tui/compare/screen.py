@@ -243,7 +243,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             yield_to_inference()
             pace = pace_beside(event.model.n_threads)
             pane.min_interval = pace.interval
-            self.comparison.runners[side].conversation.frame_seconds = pace.text
+            self.comparison.runners[side].conversation.set_pace(pace.text)
             self._timer.stop()
             self._timer = self.set_interval(pace.figures, self._show_live)
 

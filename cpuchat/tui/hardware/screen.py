@@ -257,7 +257,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         return True
 
     def _refused(self, what: str) -> bool:
-        if self._services.chat.busy:
+        if self._services.session.busy:
             self.notify(f"{what} when the answer is done (Esc in the chat stops it).", severity="warning")
             return True
         return False
@@ -302,7 +302,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._tell("Saved. Takes effect on the next load.")
             return
         trial = self._trial = Trial(conversation, spec, self._step, measure=measure)
-        self._services.chat.run_detached(self._run_trial(trial), trial.leave)
+        self._services.session.measure(self._run_trial(trial), trial.leave)
         self.refresh_bindings()
 
     async def _run_trial(self, trial: Trial) -> None:
@@ -335,7 +335,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             return
         self._measuring = threading.Event()
         self._told = "Measuring…"
-        self._services.chat.run_detached(self._run_survey(self.facts, self._measuring), self._measuring.set)
+        self._services.session.measure(self._run_survey(self.facts, self._measuring), self._measuring.set)
         self._show()
         self.refresh_bindings()
 

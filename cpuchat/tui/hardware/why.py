@@ -86,7 +86,7 @@ class WhyScreen(Dismissable[None], keys="why"):
         yield KeyFooter()
 
     def on_mount(self) -> None:
-        self._services.chat.run_detached(self._prove(), lambda: None)
+        self._services.session.measure(self._prove(), lambda: None)
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._show)
@@ -121,7 +121,7 @@ class WhyScreen(Dismissable[None], keys="why"):
 
     def action_measure(self) -> None:
         """Measure what each setting is worth; what was measured before is kept."""
-        if self._services.chat.busy or self._found is None:
+        if self._services.session.busy or self._found is None:
             return
         from cpuchat.bench.why import without_effect, worth_key
         from cpuchat.tune.worth import WorthMeasurer
@@ -130,7 +130,7 @@ class WhyScreen(Dismissable[None], keys="why"):
         self._measurer = measurer = WorthMeasurer(
             facts, worth_key(facts, environment), without=without_effect(self._rows), tell=self._measured,
         )  # fmt: skip
-        self._services.chat.run_detached(self._measure(measurer), measurer.kill)
+        self._services.session.measure(self._measure(measurer), measurer.kill)
         self.refresh_bindings()
 
     def _measured(self, words: str) -> None:
@@ -163,4 +163,4 @@ class WhyScreen(Dismissable[None], keys="why"):
             return
         self.dismiss(None)
         if self._unloaded:
-            self._services.chat.load_model(Path(self._model.path))
+            self._services.session.load(Path(self._model.path))

@@ -40,7 +40,7 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
     done = await services.downloading.arrival(download.id)
     if done is None:
         return  # the user has taken it off the list
-    name, chat = clean_line(done.order.model.name), services.chat
+    name = clean_line(done.order.model.name)
     try:
         await run_in_daemon_thread(lambda: choose_draft(target, done.path, services.library, heads=True))
     except (CpuchatError, OSError) as error:
@@ -49,9 +49,9 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         return
     services.use_draft_model(target, done.path)
     model = services.conversation.model
-    if model is not None and Path(model.path) == target and not chat.busy:
+    if model is not None and Path(model.path) == target and not services.session.busy:
         app.notify(f"{name} is now the draft model.", markup=False)
-        chat.load_model(target)
+        services.session.load(target)
     else:
         app.notify(f"{name} will be the draft model of {clean_line(target.stem)} from its next load.", markup=False)
 
@@ -286,7 +286,7 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         elif not candidate.fits:
             state = "incompatible" if candidate.verdict else "still being checked"
             self.warn(f"{candidate.name} is {state}.")
-        elif self._services.chat.busy:
+        elif self._services.session.busy:
             self.warn("You can measure it when the answer is done (Esc in the chat stops it).")
         else:
             screen = MeasurePairScreen(self._services, self._target, candidate.path)

@@ -287,7 +287,7 @@ class TuneScreen(Dialog[Path | None], keys="tune"):
 
     def on_mount(self) -> None:
         self.set_interval(_CLOCK_SECONDS, self._show)
-        self._services.chat.run_detached(self._run(), self._leave)
+        self._services.session.measure(self._run(), self._leave)
 
     def _leave(self) -> None:
         self._stopped = True

@@ -79,7 +79,7 @@ async def test_a_long_prompt_of_vllm_is_trimmed_by_its_own_length(words: str) ->
         [trimmed] = got.of(ContextTrimmed)
         assert got.text == "Fine." and trimmed.n_ctx == 1_024
         assert server.chats()[-1].body["max_tokens"] == 50
-        whole = await asked(server, *(f"message {n}" for n in range(15)), trim=False)
+        whole = await asked(server, *(f"message {n}" for n in range(15)), when_full="refuse")
         assert whole.failed.code == "context_full" and not whole.failed.alone
 
 

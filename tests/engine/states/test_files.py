@@ -14,6 +14,7 @@ from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.states.files import DiskWriter, StateFiles
 from cpuchat.engine.states.prompt import State, TokenHistory, token_bytes
+from cpuchat.protocol.messages import StateKey
 
 LIMIT = 1 << 30
 Opens = Callable[..., StateFiles]
@@ -23,15 +24,15 @@ def whole(text: bytes, stem: str = "chat", size: int = 5000) -> State:
     history = TokenHistory()
     history.record(text, list(text), [], lambda token: bytes([token]))
     data = np.random.default_rng(len(text)).integers(0, 256, size, np.uint8)
-    return State("", kv_stem(stem), token_bytes(list(text)), True, data, history=history)
+    return State(StateKey(chat=kv_stem(stem), on_disk=True), token_bytes(list(text)), True, data, history=history)
 
 
 def partial(text: bytes, first: int = 0) -> State:
-    return State("", "", token_bytes(list(text)), False, np.arange(100, dtype=np.uint8), first)
+    return State(StateKey(), token_bytes(list(text)), False, np.arange(100, dtype=np.uint8), first)
 
 
 def write(files: StateFiles, *states: State) -> None:
-    files.write(states[0].stem, states, "draft")
+    files.write(states[0].key.chat, states, "draft")
     files.writer.finish()
 
 
@@ -53,7 +54,7 @@ def open_files(folder: Path) -> Iterator[Opens]:
 
 def test_states_come_back(open_files: Opens) -> None:
     saved = whole(b"hello engine")
-    saved.draft = State("", "", token_bytes(list(b"hello")), True, np.ones(77, np.uint8))
+    saved.draft = State(StateKey(), token_bytes(list(b"hello")), True, np.ones(77, np.uint8))
     write(open_files(), saved, partial(b"hello e", 3), partial(b"hel"))
     again = open_files()
     ((file, index),) = again.indexes()

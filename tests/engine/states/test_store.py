@@ -231,7 +231,7 @@ def test_a_request_without_a_name_leaves_the_chat_that_it_continues(files: dict[
     talk = Talk(files["qwen35"], tmp_path / "kv", {})
     n_past = talk.grow().n_past
     talk.ask(*talk.turns, user("Write a title."), max_tokens=4)
-    talk.request(messages=(user("x" * 4000),), chat_id="b", trim=False)
+    talk.request(messages=(user("x" * 4000),), chat_id="b", when_full="refuse")
     assert talk.failure.code == "context_full"
     talk.restart()
     assert [file.name.partition("-")[0] for file in (tmp_path / "kv").iterdir()] == [kv_stem("a")]

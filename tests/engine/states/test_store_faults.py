@@ -82,7 +82,7 @@ def test_random_tokens_of_measurements_are_not_kept(attention: Chat) -> None:
         attention.engine.measure(Measure(request_id=request_id, n_prompt=32, n_gen=2, depth=200))
         assert isinstance(attention.events[-1], Measured)
     attention.ask(OTHER, chat_id="b")
-    assert {one.stem for one in store_of(attention)._states} == {kv_stem("a"), kv_stem("b")}
+    assert {one.key.chat for one in store_of(attention)._states} == {kv_stem("a"), kv_stem("b")}
 
 
 def test_logits_that_are_dropped_meanwhile_are_still_used(hybrid: Chat) -> None:
@@ -172,7 +172,7 @@ def test_a_stop_while_the_draft_models_state_is_read_changes_nothing(pair: Chat,
     store._loaded = stop_at_draft  # type: ignore[method-assign,assignment]
     pair.request(messages=turns, chat_id="a", speculation=speculation)
     assert pair.stop_reason == "cancelled"
-    assert (store.live.stem, store.sequence.tokens) == (kv_stem("b"), held)
+    assert (store.live.key.chat, store.sequence.tokens) == (kv_stem("b"), held)
 
 
 def test_a_checkpoint_whose_copy_is_on_disk_only_is_read(hybrid: Chat) -> None:
@@ -222,8 +222,8 @@ def test_a_failed_partial_state_does_not_cost_the_whole_one(hybrid: Chat) -> Non
         turns.append(assistant(hybrid.text))
     hybrid.ask(OTHER, chat_id="b")
     store = store_of(hybrid)
-    (whole,) = (one for one in store._states if one.is_whole and one.stem == kv_stem("a"))
-    last = max((one for one in store._states if not one.is_whole and one.stem == kv_stem("a")), key=len)
+    (whole,) = (one for one in store._states if one.is_whole and one.key.chat == kv_stem("a"))
+    last = max((one for one in store._states if not one.is_whole and one.key.chat == kv_stem("a")), key=len)
     assert last.data is not None
     last.data = last.data[:-8]  # llama.cpp rejects it
     timings = hybrid.ask(*turns[:-1], chat_id="a")
@@ -294,11 +294,11 @@ def test_unnamed_conversations_keep_their_own_names(chat: Chat, files: dict[str,
     """With a state that is always copied whole: the checkpoint is of the one that is continued, not of the last one."""
     chat.load(files["mamba"], WIDE)
     chat.ask(user(LONG), owner="one")
-    first = store_of(chat).live.stem
+    first = store_of(chat).live.key.chat
     chat.ask(OTHER, owner="one")
-    assert store_of(chat).live.stem != first
+    assert store_of(chat).live.key.chat != first
     chat.ask(user(LONG), assistant("Otherwise."), user("And then?"), owner="one")
-    assert store_of(chat).live.stem == first
+    assert store_of(chat).live.key.chat == first
 
 
 def test_a_lower_limit_holds_from_the_next_load_on(hybrid: Chat, files: dict[str, Path], tmp_path: Path) -> None:

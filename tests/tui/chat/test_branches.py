@@ -160,9 +160,9 @@ async def test_a_deleted_branch_and_a_deleted_chat_come_back() -> None:
         app.chat.query_one(Chats).focus()
         await app.press("u")
         await app.until(lambda: shown(app) == ["First", "One."])
-        app.chat.action_undo_delete()
+        app.chat.commands.undo_delete()
         await app.until(lambda: shown(app) == ["First", "Two."])
-        app.chat.action_undo_delete()
+        app.chat.commands.undo_delete()
         await app.until(lambda: any("Nothing to undo" in notice for notice in app.notices))
 
 
@@ -239,8 +239,8 @@ async def test_a_comparison_that_is_put_back_is_opened_as_one() -> None:
         (chat,) = app.conversation.history.store.chats()
         await app.conversation.delete_chat(chat.id)
         opened: list[str] = []
-        app.chat.open_comparison = lambda chat, _: opened.append(chat.id)  # type: ignore[method-assign]
-        app.chat.action_undo_delete()
+        app.chat.commands.open_comparison = lambda chat, _: opened.append(chat.id)  # type: ignore[method-assign]
+        app.chat.commands.undo_delete()
         await app.until(lambda: opened == [chat.id])
         assert app.conversation.chat is None and not shown(app)
 
@@ -277,10 +277,10 @@ async def test_undoing_twice_while_an_answer_is_saved_late_undoes_once(monkeypat
         with monkeypatch.context() as full:
             full.setattr(ChatStore, "update_message", refuse_to_save)
             full.setattr(ChatStore, "add_message", refuse_to_save)
-            app.chat.action_again()
+            app.chat.commands.regenerate()
             await app.until(lambda: app.conversation.history.save_problem and not app.chat.busy)
-        app.chat.action_undo_delete()
-        app.chat.action_undo_delete()
+        app.chat.commands.undo_delete()
+        app.chat.commands.undo_delete()
         await app.until(lambda: "Nothing to undo." in app.notices)
         await app.until(lambda: shown(app) == ["First", "One."])
 
@@ -388,7 +388,7 @@ async def test_the_open_chat_is_exported(tmp_path: Path) -> None:
         await app.send("First")
         for name, start in (("chat.md", "# First\n"), ("chat.json", "{\n")):
             file = tmp_path / name
-            app.chat.action_export_chat()
+            app.chat.commands.export_chat()
             await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
             await app.until(lambda: f"Folder: {paths.shown(Path.cwd())[:30]}" in app.screen_text)
             app.app.screen.query_one(Input).value = str(file)
@@ -407,11 +407,11 @@ async def test_after_the_current_folder_was_deleted_the_home_folder_is_offered(
         (gone := tmp_path / "gone").mkdir()
         monkeypatch.chdir(gone)
         gone.rmdir()
-        app.chat.action_tools()
+        app.chat.commands.tools()
         await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
         assert app.app.screen.query_one(Input).value == "~"
         await app.press("escape")
-        app.chat.action_export_chat()
+        app.chat.commands.export_chat()
         await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
         await app.press("enter")
         await app.until((tmp_path / "First.md").exists)

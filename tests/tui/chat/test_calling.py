@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from textual.command import CommandPalette
 from textual.widgets import Button
 
@@ -17,22 +15,15 @@ from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.tools.folder import TOOLS
 from cpuchat.tui.chat.call_screen import CallScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
-from tests.support.scripted_backend import ScriptedBackend, answer
+from tests.support.scripted_backend import READ, ScriptedBackend, answer, calling
 
 HOSTILE = Path(__file__).parents[2] / "support" / "hostile_server.py"
-READ = ToolCall(name="read_file", arguments={"path": "notes.md"})
-
-
-def calling(said: str, *calls: ToolCall) -> list[Any]:
-    """Return the events of an answer that ends with calls."""
-    *before, finished = answer(said)
-    return [*before, msgspec.structs.replace(finished, calls=calls)]
 
 
 async def offered(app: RunningApp, folder: Path) -> None:
     """Offer a folder by the dialog."""
     await app.ready()
-    app.chat.action_tools()
+    app.chat.commands.tools()
     await app.until(lambda: app.app.screen is not app.chat)
     app.app.screen.query_one("Input").value = str(folder)  # type: ignore[attr-defined]
     await app.press("enter")
@@ -77,7 +68,7 @@ async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None
         assert [message.role for message in backend.requests[1].messages[1:]] == ["assistant", "tool", "tool"]
         chat = app.conversation.chat
         assert chat is not None
-        app.chat.action_new_chat()
+        app.chat.commands.new_chat()
         app.chat.open_chat(chat.id)
         await app.until(lambda: any("│ content" in line.text for line in app.transcript.lines))
         await app.send("And now?")
@@ -97,10 +88,10 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         await app.until(lambda: not app.chat.busy and app.app.screen is app.chat)
         assert app.transcript.messages[-1].note.endswith("stopped") and len(backend.requests) == 1
         app.chat.session.tools.approvals.remember(TOOLS[0], "any", "always")
-        app.chat.action_forget_approvals()
+        app.chat.commands.forget_approvals()
         await app.until(lambda: any("approval again" in notice for notice in app.notices))
         assert not app.chat.session.tools.approvals.is_approved(TOOLS[0], "any")
-        app.chat.action_tools()
+        app.chat.commands.tools()
         await app.until(lambda: "Turn off" in app.screen_text)
         await app.press("right", "right", "enter")
         await app.until(lambda: "tools" not in app.status)
@@ -112,27 +103,27 @@ async def test_tools_hold_for_one_chat_and_what_a_change_costs_is_told(tmp_path:
     backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three."), answer("Four."), answer("Five.")])
     async with running(backend) as app:
         await app.ready()
-        app.chat.action_tools(str(tmp_path))
+        app.chat.commands.tools(str(tmp_path))
         await app.until(lambda: "3 tools" in app.status)
         assert "will be re-evaluated" not in app.notices[-1]
         await app.send("First?")
         assert backend.requests[0].tools
         n_past = app.conversation.history.n_past
-        app.chat.action_tools("off")
+        app.chat.commands.tools("off")
         await app.until(lambda: any(f"{n_past:,} tokens will be re-evaluated" in notice for notice in app.notices))
-        app.chat.action_tools(str(tmp_path))
+        app.chat.commands.tools(str(tmp_path))
         await app.until(lambda: "3 tools" in app.status)
         first = app.conversation.chat
         assert first is not None
-        app.chat.action_new_chat()
+        app.chat.commands.new_chat()
         await app.until(lambda: "holds for one chat" in app.notices[-1])
         await app.send("Second?")
         assert not backend.requests[1].tools
         app.chat.session.tools.first_folder = tmp_path  # as --tools-folder has it
-        app.chat.action_new_chat()
+        app.chat.commands.new_chat()
         await app.send("Third?")
         assert backend.requests[2].tools
-        app.chat.action_tools("off")
+        app.chat.commands.tools("off")
         await app.until(lambda: "tools" not in app.status)
         app.chat.open_chat(first.id)
         await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.id == first.id)
@@ -184,7 +175,7 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
         await app.ready()
 
         async def choose(*keys: str) -> None:
-            app.chat.action_tool_servers()
+            app.chat.commands.tool_servers()
             await app.until(lambda: isinstance(app.app.screen, CommandPalette))  # a notice may name the server, too
             await app.until(lambda: "gone" in app.screen_text)
             await app.press(*keys, "enter")

@@ -108,7 +108,7 @@ async def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before() -> No
         app.chat.load_model(Path("/models/other.gguf"))
         await app.until(lambda: len(backend.loads) == 3 and not app.chat.busy)
         assert "Unknown: lhama." in app.transcript.messages[-1].content
-        assert app.conversation.model == MODEL and app.chat.model_path == Path(MODEL.path)
+        assert app.conversation.model == MODEL and app.chat.session.source == Path(MODEL.path)
         await app.send("Still there?")
         assert app.transcript.messages[-1].content == "Hello there."
 
@@ -182,7 +182,7 @@ async def test_where_every_core_computes_text_is_asked_for_less_often(
     async with running(ScriptedBackend(model=msgspec.structs.replace(MODEL, n_threads=n_threads))) as app:
         await app.ready()
         await app.send("Hello")
-        assert app.backend.requests[-1].frame_seconds == seconds
+        assert app.backend.requests[-1].output.frame_seconds == seconds
 
 
 async def test_the_cursor_does_not_blink_while_an_answer_is_written() -> None:
@@ -266,7 +266,7 @@ async def test_a_model_without_a_template_is_told_once() -> None:
     async with running(backend) as app:
         await app.ready()
         await app.until(lambda: note in app.notices)
-        app.chat.load_model(app.chat.model_path)  # type: ignore[arg-type]
+        app.chat.load_model(app.chat.session.source)  # type: ignore[arg-type]
         await app.until(lambda: len(backend.loads) == 2 and not app.chat.busy)
         assert app.notices.count(note) == 1
 

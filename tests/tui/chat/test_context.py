@@ -12,9 +12,8 @@ from cpuchat.protocol.messages import ContextTrimmed, Failed, ModelLoaded
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
 from tests.support.chat_app import RunningApp, running
-from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, answer
+from tests.support.scripted_backend import MODEL, READ, ScriptedBackend, Step, answer, calling
 from tests.tui.chat.test_branches import select
-from tests.tui.chat.test_calling import READ, calling
 
 FULL: list[Step] = [
     Failed(code="context_full", message="The chat has 9,000 tokens.", hint="", request_id=1, n_tokens=9000)
@@ -28,7 +27,7 @@ async def filled(app: RunningApp) -> None:
     await app.send("Second", wait=False)
     await app.until(lambda: isinstance(app.app.screen, ChoiceScreen))
     request = app.backend.requests[-1]
-    assert (request.trim, request.reserve) == (False, True)
+    assert request.when_full == "refuse_early"
     assert "The chat has 9,000 tokens." in app.screen_text
 
 
@@ -62,10 +61,10 @@ async def test_the_oldest_turns_are_left_out_when_that_is_chosen() -> None:
         await filled(app)
         await chosen(app, "right")
         await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.busy)
-        assert app.backend.requests[-1].trim
+        assert app.backend.requests[-1].when_full == "drop"
         assert app.stored()[-1] == ("assistant", "Two.")
         await app.send("Third")
-        assert app.backend.requests[-1].trim and app.stored()[-1] == ("assistant", "Three.")
+        assert app.backend.requests[-1].when_full == "drop" and app.stored()[-1] == ("assistant", "Three.")
 
 
 @pytest.mark.parametrize("keys", [("right", "right", "enter"), ("escape",)])
@@ -86,7 +85,7 @@ async def test_a_summary_is_asked_for_with_the_tools_of_the_chat_and_is_no_call(
         await app.ready()
         app.chat.session.offer_folder(tmp_path)
         await app.send("First")
-        app.chat.action_compact()
+        app.chat.commands.compact()
         await app.until(lambda: any("called a tool in place of" in notice for notice in app.notices))
         assert backend.requests[1].tools == backend.requests[0].tools != ()
         assert app.stored() == [("user", "First"), ("assistant", "One.")]

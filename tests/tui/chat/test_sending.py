@@ -103,10 +103,9 @@ async def test_a_message_that_could_not_be_sent_is_only_in_the_prompt() -> None:
     async with running(ScriptedBackend([answer("One.")])) as app:
         await app.ready()
         await app.send("First")
-        app.conversation._running = True  # by something that the screen does not know of
-        await app.press(*"Second", "enter")
-        await app.until(lambda: "still being loaded" in app.screen_text and not app.chat.busy)
-        app.conversation._running = False
+        with app.conversation.activity.streaming():  # by something that the screen does not know of
+            await app.press(*"Second", "enter")
+            await app.until(lambda: "still being loaded" in app.screen_text and not app.chat.busy)
         assert [message.content for message in app.transcript.messages[:2]] == ["First", "One."]
         assert app.prompt.text == "Second" and "Second" not in [message.content for message in app.transcript.messages]
 

@@ -41,10 +41,10 @@ async def test_an_answer_is_read_while_it_is_written(tmp_path: Path, monkeypatch
         await app.count_up_to(gate)
         await app.until(lambda: program.seconds() > 1)
         assert app.chat.busy  # the answer is not complete
-        assert app.chat._reader.figures().shared  # beside a server on this machine, which may compute anywhere
-        assert app.chat._figures._pace == CROWDED
+        assert app.chat.reader.figures().shared  # beside a server on this machine, which may compute anywhere
+        assert app.chat.figures._pace == CROWDED
         gate.open()
-        await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
+        await app.until(lambda: not app.chat.busy and not app.chat.reader.busy)
         heard = program.seconds()
         assert 3 < heard < 12
         assert np.sqrt(np.mean(program.samples**2)) > 0.02
@@ -64,10 +64,10 @@ async def test_escape_silences_what_is_read_after_the_answer(tmp_path: Path, mon
         await switch_on(app)
         await app.send("Count")
         await app.until(lambda: program.seconds() > 0.5)
-        assert app.chat._reader.busy
+        assert app.chat.reader.busy
         assert not app.chat.build_probe.is_idle  # nothing is measured beside it
         await app.press("escape")
-        assert not app.chat._reader.busy
+        assert not app.chat.reader.busy
         assert app.chat.build_probe.is_idle
 
 
@@ -80,20 +80,20 @@ async def test_switched_on_during_an_answer_it_is_read_from_its_start(
         await app.count_up_to(gate)
         assert app.conversation.logs_speed
         await app.press("ctrl+s")
-        await app.until(lambda: app.chat._reader.busy)
+        await app.until(lambda: app.chat.reader.busy)
         assert not app.conversation.logs_speed
         gate.open()
-        await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
+        await app.until(lambda: not app.chat.busy and not app.chat.reader.busy)
         assert (heard := program.seconds()) > 4
         await app.press("ctrl+s")
         await app.until(lambda: "Reading aloud is off." in app.notices)
         # Of one that has no text yet, nothing is read; nor of the one that it replaces.
-        app.chat.action_again()
+        app.chat.commands.regenerate()
         await app.until(before.reached.is_set)
         await app.press("ctrl+s")
-        await app.until(lambda: app.chat._reader.busy)
+        await app.until(lambda: app.chat.reader.busy)
         before.open()
-        await app.until(lambda: not app.chat.busy and not app.chat._reader.busy)
+        await app.until(lambda: not app.chat.busy and not app.chat.reader.busy)
         assert 0 < program.seconds() - heard < 2
 
 
@@ -115,21 +115,21 @@ async def test_an_answer_that_ends_before_the_voice_is_there_is_not_read_for_eve
         await app.until(lambda: not app.chat.busy)
         machine_read.set()
         await app.until(lambda: "Reading answers aloud (Esc stops)." in app.notices)
-        assert not app.chat._reader.busy
+        assert not app.chat.reader.busy
 
 
 async def test_the_last_answer_is_read_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = SoundProgram(tmp_path / "bin", monkeypatch)
     async with running(ScriptedBackend([answer("Hello there.")])) as app:
         await app.ready()
-        app.chat.action_read_answer()
+        app.chat.commands.read_answer()
         await app.until(lambda: "No answer to read yet." in app.notices)
         await app.send("Hi")
-        app.chat.action_read_answer()
-        await app.until(lambda: app.chat._reader.busy)
-        await app.chat._reader.settings_changed(app.conversation.settings.speech)
-        assert app.chat._reader.busy  # of other settings
-        await app.until(lambda: not app.chat._reader.busy)
+        app.chat.commands.read_answer()
+        await app.until(lambda: app.chat.reader.busy)
+        await app.chat.reader.settings_changed(app.conversation.settings.speech)
+        assert app.chat.reader.busy  # of other settings
+        await app.until(lambda: not app.chat.reader.busy)
         assert 0.5 < program.seconds() < 3
 
 
@@ -141,7 +141,7 @@ async def test_without_a_sound_device_the_reason_is_told_and_answers_are_not_aff
         await app.ready()
         await app.press("ctrl+s")
         await app.until(lambda: any("No sound device" in notice for notice in app.notices))
-        assert not app.chat._reader.enabled
+        assert not app.chat.reader.enabled
         await app.send("Hi")
         assert app.transcript.messages[-1].content == "Hello there."
 

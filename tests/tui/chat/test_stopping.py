@@ -85,7 +85,7 @@ async def test_stopping_before_the_first_word_brings_the_old_answer_back() -> No
         assert [m.content for m in app.transcript.messages] == ["Explain", "The old one."]
 
         gate.reached.clear()
-        app.chat.action_edit()
+        app.chat.commands.edit()
         await app.send("Explain it well", wait=False)
         await app.until(gate.reached.is_set)
         await app.press("escape")

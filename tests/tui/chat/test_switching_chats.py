@@ -168,7 +168,7 @@ async def test_what_was_written_in_a_deleted_chat_does_not_come_back() -> None:
         await app.ready()
         await open_chat(app, "About apples")
         await app.write("a draft")
-        app.chat.action_delete_chat()
+        app.chat.commands.delete_chat()
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")
         await app.until(lambda: app.conversation.chat is None)

@@ -11,8 +11,7 @@ from cpuchat.chats.records import written_title
 from cpuchat.tui.chat import probes
 from cpuchat.tui.chat.probes import IdleProbe
 from tests.support.chat_app import RunningApp, running
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
-from tests.tui.chat.test_calling import READ, calling
+from tests.support.scripted_backend import MODEL, READ, Gate, ScriptedBackend, answer, calling
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +50,7 @@ async def test_the_model_names_a_chat_once_after_its_first_answer() -> None:
         await app.until(lambda: title(app) == "Regex for dates" and "Regex for dates" in app.screen_text)
         asked = backend.requests[1]
         assert [one.content for one in asked.messages[:2]] == ["How do I find dates in a text?", "Use a regex."]
-        assert asked.chat_id == "" and app.stored()[-1] == ("assistant", "Use a regex.")
+        assert asked.state.chat == "" and app.stored()[-1] == ("assistant", "Use a regex.")
         await app.send("And times?")
         assert len(backend.requests) == 3 and title(app) == "Regex for dates"
 

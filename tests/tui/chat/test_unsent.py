@@ -32,8 +32,8 @@ async def test_drafts_of_all_chats_are_there_at_the_next_start() -> None:
         await app.ready()
         assert app.prompt.text == "of a new chat: [Pasted text 1: 60 lines]"
         assert first is not None
-        await app.chat.open_chat(first.id).wait()
-        assert app.prompt.text == "after the first"
+        app.chat.open_chat(first.id)
+        await app.until(lambda: app.prompt.text == "after the first")
         await app.press("ctrl+n")
         await app.until(lambda: app.prompt.text.startswith("of a new chat"))
         await app.press("enter")
@@ -75,8 +75,8 @@ async def test_an_edit_that_another_chat_interrupts_is_a_draft() -> None:
         await app.until(lambda: app.prompt.text == "Hello")
         await app.press(*", you", "ctrl+n")
         await app.until(lambda: not app.prompt.text)
-        await app.chat.open_chat(chat.id).wait()
-        assert app.prompt.text == "Hello, you"
+        app.chat.open_chat(chat.id)
+        await app.until(lambda: app.prompt.text == "Hello, you")
 
 
 async def test_a_draft_that_cannot_be_saved_is_told_once_and_saved_when_it_can_be() -> None:

@@ -390,7 +390,7 @@ async def test_keys_wait_while_the_chats_model_is_unloaded_for_a_comparison() ->
 
         app.app.services.keys_held, app.backend.unload = keys_held, unloaded
         app.app.services.new_backend = lambda: ScriptedBackend()
-        app.chat.compare(SIDES)
+        app.chat.commands.compare_sides(SIDES)
         await app.until(lambda: isinstance(app.app.screen, CompareScreen))
         assert waits == [1]
 

@@ -99,7 +99,7 @@ async def test_a_placement_is_tried_kept_and_taken_back(tmp_path: Path) -> None:
         assert "12.1 → 15.1 tok/s  1.25×  (spread 0.2 tok/s)" in said(screen)
         assert "Significantly faster, applied" in said(screen)
         assert [spec.draft_cores for spec in backend.specs] == ["auto", "l3:7"]
-        assert all(request.chat_id == "" for request in backend.requests)
+        assert all(request.state.chat == "" for request in backend.requests)
         assert {request.speculation.drafters for request in backend.requests} == {("draft",)}
         await app.until(lambda: settings.load().speculation.draft_cores == "l3:7")
         assert "draft on its own L3 group  in use" in app.screen_text

@@ -92,7 +92,7 @@ async def test_what_has_no_effect_on_a_model_on_a_server_says_so() -> None:
         await app.until(lambda: any("can be tuned" in notice for notice in app.notices))
         await app.press("ctrl+t")
         await app.until(lambda: any("does not report which tokens were drafted" in one for one in app.notices))
-        app.chat.run_worker(app.chat.action_answer_now())
+        app.chat.run_worker(app.chat.commands.answer_now())
         await app.until(lambda: any("The model is not reasoning." in one for one in app.notices))
         await app.press("f2")
         await app.until(lambda: isinstance(app.app.screen, SettingsScreen) and app.app.screen.query(SettingRow))

@@ -115,7 +115,7 @@ class Actions:
         self.n += self.chance.randint(1, 60)
         meter.observe(TextDelta(request_id=1, text="", predicted_n=self.n, at_ms=25.0 * self.n), self.n / 40)
         meter.observe(SpeculationUpdate(request_id=1, predicted_n=self.n, figures=DRAFTING), self.n / 40)
-        self.run.chat._figures.show()
+        self.run.chat.figures.show()
 
     async def scroll(self) -> None:
         self.run.transcript.scroll_to(y=self.chance.randint(0, self.run.transcript.max_scroll_y), animate=False)
@@ -163,7 +163,7 @@ class Actions:
         self.run.chat.action_sidebar()
 
     async def status(self) -> None:
-        self.run.chat._status.show_context(self.chance.randint(0, 8000))
+        self.run.chat.status.show_context(self.chance.randint(0, 8000))
 
 
 @pytest.mark.parametrize(("seed", "no_color"), [(0, False), (1, True)])

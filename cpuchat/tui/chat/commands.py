@@ -1,0 +1,540 @@
+"""What keys, palette and typed commands do in a chat: they ask what is missing, and call the session."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
+
+from textual.screen import Screen
+from textual.worker import Worker
+
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, SettingsError, UsageError
+from cpuchat.base.files import write_atomically
+from cpuchat.base.processes import run_in_daemon_thread
+from cpuchat.base.text import clean_line
+from cpuchat.chats.records import Chat, StoredMessage, WhenFull
+from cpuchat.chats.saving import UNSAVED
+from cpuchat.config.presets import MAX_NAME, Preset, delete_preset, load_presets, save_preset
+from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.settings import with_changes
+from cpuchat.models.library.places import is_demo
+from cpuchat.present import answers
+from cpuchat.present.tools import server_state
+from cpuchat.session.activity import Activity
+from cpuchat.session.attachments import start_folder
+from cpuchat.session.chat import ChatSession
+from cpuchat.telemetry import units
+from cpuchat.tools.config import load_servers
+from cpuchat.tui.chat.conversation_pane import ConversationPane
+from cpuchat.tui.chat.menus import gist, model_rows, shortened
+from cpuchat.tui.chat.reader import Reader
+from cpuchat.tui.commands import Palette, Row, listing
+from cpuchat.tui.services import Services
+from cpuchat.tui.widgets.dialogs import AskTextScreen, Choice, ChoiceScreen, ConfirmScreen
+
+if TYPE_CHECKING:
+    from cpuchat.compare.comparison import Opened, Sides
+
+FIRST_PROMPT = "Tell me a story about a dragon and a baker"
+"""Default prompt for the demo pair: its two quantizations answer it differently."""
+UNDO: Final = "You can undo this until you quit (U in the chat list)."
+_REASONING = (Choice("on", "On"), Choice("off", "Off"), Choice("limit", "Limit…"), Choice("default", "Default"))
+_WHEN_FULL = tuple(Choice(choice, label) for choice, label in answers.WHEN_FULL.items())
+T = TypeVar("T")
+P = ParamSpec("P")
+Asked = Callable[Concatenate["ChatCommands", P], Awaitable[None]]
+Begun = Callable[Concatenate["ChatCommands", P], Worker[None] | None]
+
+
+def _in_worker(group: str = "", waits: str = "") -> Callable[[Asked[P]], Begun[P]]:
+    """Run a command in a worker of the screen, one at a time in a `group`. Its CpuchatError is shown. `waits`: what it
+    does, if it has to wait while an answer is written.
+    """
+
+    def decorate(run: Asked[P]) -> Begun[P]:
+        @functools.wraps(run)
+        def begin(self: ChatCommands, *args: P.args, **kwargs: P.kwargs) -> Worker[None] | None:
+            async def work() -> None:
+                with self.telling():
+                    await run(self, *args, **kwargs)
+
+            if waits and self._session.refuse_while_writing(waits):
+                return None
+            return self._screen.run_worker(work, run.__name__, group or "default", exclusive=bool(group))
+
+        return begin
+
+    return decorate
+
+
+class ChatCommands:
+    """The commands of the chat on `screen`, by the names that its actions have in the table of keys."""
+
+    def __init__(
+        self, screen: Screen[Any], services: Services, session: ChatSession, pane: ConversationPane, reader: Reader
+    ) -> None:
+        self._screen, self._services, self._session = screen, services, session
+        self._pane, self._transcript, self._reader = pane, pane.transcript, reader
+
+    def route_actions(self) -> None:
+        """Let the screen's actions be the commands."""
+        for name in vars(ChatCommands):
+            if not name.startswith("_"):
+                setattr(self._screen, f"action_{name}", getattr(self, name))
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Say that what is done inside failed with a `CpuchatError`."""
+        try:
+            yield
+        except CpuchatError as error:
+            self._session.refuse(str(error), "error")
+
+    async def _answer(self, dialog: Screen[T]) -> T | None:
+        return await self._screen.app.push_screen_wait(dialog)
+
+    def _list(self, placeholder: str, rows: Sequence[Row]) -> None:
+        self._screen.app.push_screen(Palette(providers=[listing(rows)], placeholder=placeholder))
+
+    def _row(self, title: str, run: Callable[[str], object], argument: str, about: str = "") -> Row:
+        return Row(clean_line(title), partial(run, argument), about=about)
+
+    async def _confirms(self, title: str, question: str, yes: str = "Delete", no: str = "Cancel") -> bool:
+        return bool(await self._answer(ConfirmScreen(title, question, yes, no)))
+
+    # Answers
+
+    def regenerate(self) -> None:
+        selected = self._transcript.selected_id
+        repeats = self._session.will_repeat(selected)
+        if self._session.regenerate(selected) and repeats:
+            self._session.tell("Greedy sampling: expect the same answer again. F2, Temperature changes that.")
+
+    def continue_answer(self) -> None:
+        self._session.continue_answer()
+
+    async def answer_now(self) -> None:
+        await self._session.answer_now()
+
+    def compact(self) -> None:
+        self._session.summarize()
+
+    def edit(self) -> None:
+        if self._transcript.selects_system_prompt:
+            self.system_prompt()
+        elif not self._session.refuse_while_writing("edit a message"):
+            self._pane.edit_selected()
+
+    @_in_worker("context", "save an edited message")
+    async def save_edited(self, message_id: int, kind: str, text: str) -> None:
+        """Save an edited answer, summary or system prompt (`kind`)."""
+        if kind == "system prompt":
+            await self._session.set_system_prompt(text)
+        else:
+            await self._session.edit(message_id, text)
+
+    @_in_worker("context")
+    async def ask_when_full(self, problem: str) -> None:
+        """Ask what a full chat does, and let it answer its last question."""
+        choice = await self._ask_when_full(f"{problem} What should this chat do when the context is full?")
+        await self._session.choose_when_full(choice)
+
+    @_in_worker("context")
+    async def when_full(self) -> None:
+        """Choose what the open chat does when its context is full."""
+        session = self._session
+        if (chat := session.conversation.chat) is None:
+            session.tell("Send a message first.")
+            return
+        now = answers.WHEN_FULL.get(chat.when_full, "Ask").lower()
+        choice = await self._ask_when_full(f"When the context is full (now: {now})")
+        if choice and session.chat_id == chat.id:
+            await session.history.set_options(when_full=choice)
+            session.tell(f"When the context is full: {answers.WHEN_FULL[choice].lower()}.")
+
+    async def _ask_when_full(self, question: str) -> WhenFull:
+        return cast(WhenFull, await self._answer(ChoiceScreen("Context full", question, _WHEN_FULL)) or "")
+
+    @_in_worker("speech")
+    async def speak(self) -> None:
+        """Toggle reading answers aloud."""
+        await self._session.stop_background()
+        await self._reader.switch()
+
+    @_in_worker("speech")
+    async def read_answer(self) -> None:
+        """Read the selected message, or the last answer."""
+        if text := self._transcript.current_message_text():
+            await self._session.stop_background()
+            await self._reader.read(text)
+        else:
+            self._session.tell("No answer to read yet.")
+
+    # Chats
+
+    def new_chat(self) -> None:
+        with self.telling():
+            self._session.new()
+
+    @_in_worker("open-chat", "open another chat")
+    async def open(self, chat_id: str, message_id: int = 0) -> None:
+        """Show a stored chat, or a comparison, from `message_id` unless 0."""
+        with self._services.keys_held():
+            if (chat := await self._session.history.stored_chat(chat_id)).sides:
+                self.open_comparison(chat, message_id)
+            else:
+                await self._session.open(chat_id, message_id)
+
+    def _open_chat(self) -> str:
+        """Return the id of the open chat. Raises UsageError: it has none yet."""
+        if (chat_id := self._session.chat_id) is None:
+            raise UsageError("This chat has no messages yet.")
+        return chat_id
+
+    @_in_worker()
+    async def rename_chat(self, title: str = "", chat_id: str = "") -> None:
+        chat_id = chat_id or self._open_chat()
+        with self._services.keys_held():
+            before = (await self._session.history.stored_chat(chat_id)).title
+        if title := title or await self._answer(AskTextScreen("Rename chat", before)) or "":
+            await self._session.rename(chat_id, title)
+
+    @_in_worker()
+    async def pin_chat(self, chat_id: str = "") -> None:
+        await self._session.pin(chat_id or self._open_chat())
+
+    @_in_worker()
+    async def export_chat(self, chat_id: str = "") -> None:
+        """Ask for a file and write the chat to it."""
+        from cpuchat.chats.transfer import export_chat
+        from cpuchat.present.chats import document
+
+        history, chat_id = self._session.history, chat_id or self._open_chat()
+        with self._services.keys_held():
+            chat = await history.stored_chat(chat_id)
+        name = re.sub(r"[^\w.-]+", "-", chat.title).strip("-.") or "chat"
+        folder = f"Folder: {paths.shown(start_folder())} (a path chooses another)"
+        asking = AskTextScreen("Export to Markdown (.md) or JSON (.json)", f"{name}.md", 4096, folder)
+        if not (wanted := await self._answer(asking)):
+            return
+        file = start_folder() / paths.expanded(wanted)
+        exported = await asyncio.to_thread(export_chat, history.store, await history.stored_chat(chat_id))
+        try:
+            await asyncio.to_thread(write_atomically, file, document([exported], file))
+        except OSError as error:
+            raise CpuchatError(f"Cannot write {file}: {error.strerror}. Choose another file.") from None
+        self._session.tell(f"Exported to {paths.shown(file)}.")
+
+    @_in_worker()
+    async def delete_chat(self, chat_id: str = "") -> None:
+        session, chat_id = self._session, chat_id or self._open_chat()
+        if chat_id == session.chat_id and session.refuse_while_writing("delete this chat"):
+            return
+        with self._services.keys_held():
+            title = (await session.history.stored_chat(chat_id)).title
+        confirmed = await self._confirms("Delete chat", f"Delete “{title}” and all its messages? {UNDO}")
+        if confirmed and await session.delete(chat_id):
+            session.tell(f"Deleted “{title}”. U in the chat list undoes it.")
+
+    @_in_worker(waits="delete messages")
+    async def delete_message(self) -> None:
+        """Delete the selected message and what follows from it, on all branches."""
+        session = self._session
+        if not (message_id := self._transcript.selected_id):
+            session.tell("Select a message first (k or j).")
+            return
+        following = len(session.history.tree.subtree(message_id)) - 1
+        rest = f" and {units.plural(following, 'message')} after it, on all branches" if following else ""
+        is_summary = any(message.id == message_id and message.is_summary for message in session.messages)
+        what = "this summary? What follows it stays." if is_summary else f"this message{rest}?"
+        if await self._confirms("Delete message", f"Delete {what} {UNDO}"):
+            with self._services.keys_held():
+                if not await session.delete_message(message_id):
+                    return
+                self._transcript.focus()  # U is a key there, and a letter in the prompt
+                session.tell(f"Deleted. U {'' if self._transcript.has_messages else 'in the chat list '}undoes it.")
+
+    @_in_worker()
+    async def undo_delete(self) -> None:
+        if deleted := await self._session.undo():
+            self.open(deleted.chat_id, deleted.message_id)
+
+    @_in_worker()
+    async def fork(self) -> None:
+        """Copy the chat up to the selected message, or all of it, into a new chat."""
+        await self._session.fork(self._transcript.selected_id)
+
+    def branch(self, step: int) -> None:
+        """Open the branch beside the selected message, or beside the last one that has any."""
+        self.switch_branch(self._transcript.selected_id, step)
+
+    @_in_worker("open-chat")
+    async def switch_branch(self, message_id: int, step: int) -> None:
+        with self._services.keys_held():
+            await self._session.switch_branch(message_id, step)
+
+    # Presets, reasoning, system prompt
+
+    @_in_worker("options", "choose a preset")
+    async def preset(self, name: str = "") -> None:
+        """Use the named preset in the open chat, or in the next one, "none" for none; "" lists them."""
+        session, presets = self._session, await asyncio.to_thread(load_presets)
+        if name in presets or name == "none":
+            await session.use_preset(presets.get(name))
+        elif name:
+            session.refuse(f"No preset named {clean_line(name)}. /preset lists them.")
+        elif presets or session.conversation.preset.name:
+            rows = [self._row(one.name, self.preset, one.name, shortened(gist(one))) for one in presets.values()]
+            none = [self._row("No preset", self.preset, "none")] if session.conversation.preset.name else []
+            self._list("Preset …", [*rows, *none])
+        else:
+            session.tell("There are no presets yet. Save the current settings as one: Ctrl+P, Save as a preset.")
+
+    @_in_worker("options", "save a preset")
+    async def save_preset(self) -> None:
+        """Save system prompt, sampling, reasoning and model of the chat under a name."""
+        conversation, presets = self._session.conversation, await asyncio.to_thread(load_presets)
+        if not (name := await self._answer(AskTextScreen("Save as a preset", conversation.preset.name, MAX_NAME))):
+            return
+        question = f"Replace the preset {clean_line(name)}?"
+        if name in presets and not await self._confirms("Preset", question, "Replace", "Keep"):
+            return
+        await conversation.preset.find()
+        chosen = conversation.chosen
+        if conversation.chat is not None:
+            chosen = with_changes(chosen, {"chat": {"system_prompt": self._session.system_prompt}})
+        preset = Preset.of(name, chosen, await run_in_daemon_thread(self._model_name))
+        await asyncio.to_thread(save_preset, preset)
+        self._pane.preset_models[preset.model] = self._services.loaded
+        await self._session.take_preset(preset)
+        self._session.tell(f"Preset {clean_line(name)} saved.")
+
+    def _model_name(self) -> str:
+        path, model = self._services.loaded_path, self._session.conversation.model
+        return self._services.library.spec(path) if path is not None else model.path if model is not None else ""
+
+    @_in_worker("options")
+    async def delete_preset(self, name: str = "") -> None:
+        """Delete the named preset; "" lists them."""
+        presets = await asyncio.to_thread(load_presets)
+        if not presets:
+            self._session.tell("There are no presets.")
+        elif name not in presets:
+            rows = [self._row(one.name, self.delete_preset, one.name, shortened(gist(one))) for one in presets.values()]
+            self._list("Delete the preset …", rows)
+        else:
+            of_new_chats = self._services.settings.chat.preset == name
+            question = f"Delete the preset {clean_line(name)}? Chats that have it keep it."
+            question += " New chats will have no preset." if of_new_chats else ""
+            if await self._confirms("Preset", question, "Delete", "Keep"):
+                await asyncio.to_thread(delete_preset, name)
+                if of_new_chats:
+                    self._services.save_settings({"chat": {"preset": ""}})
+                self._session.tell(f"Preset {clean_line(name)} deleted.")
+
+    @_in_worker("options", "choose the reasoning")
+    async def chat_reasoning(self, choice: str = "") -> None:
+        """Set whether the model reasons, and for how many tokens; "" asks."""
+        if choice := choice or await self._ask_reasoning() or "":
+            await self._session.set_reasoning(choice)
+
+    async def _ask_reasoning(self) -> str | None:
+        used = self._session.conversation.chosen.chat
+        now = answers.reasoning(used.reasoning, used.reasoning_budget or None).removeprefix("reasoning ")
+        choice = await self._answer(ChoiceScreen("Reasoning", f"Reasoning in this chat (now: {now})", _REASONING))
+        if choice == "limit":
+            budget = str(self._session.conversation.preset.reasoning[1] or "")
+            choice = await self._answer(AskTextScreen("Most tokens of reasoning (0: no limit)", budget, 8))
+        return choice
+
+    @_in_worker("options", "edit the system prompt")
+    async def system_prompt(self, text: str = "") -> None:
+        """Edit the system prompt in the prompt; or set it to `text`."""
+        if text:
+            await self._session.set_system_prompt(text)
+            return
+        await self._session.conversation.preset.find()
+        own = self._session.system_prompt
+        self._pane.edit(StoredMessage(id=UNSAVED, chat_id="", parent=0, role="system", content=own), "system prompt")
+
+    # Tools
+
+    @_in_worker("options", "change the tools")
+    async def tools(self, wanted: str = "") -> None:
+        """Let the model read files in a folder, "off" for none; "" asks which."""
+        session = self._session
+        chosen = wanted or await self._ask_folder()
+        if not chosen or session.refuse_while_writing("change the tools"):  # a queued message was sent meanwhile
+            return
+        session.offer_folder(None if chosen == "off" else start_folder() / paths.expanded(chosen))
+        if chosen == "off":
+            session.tell_offered("The model can no longer read files.")
+        else:
+            session.tell_offered(f"The model may read files in {clean_line(chosen)}. Each call needs your approval.")
+
+    async def _ask_folder(self) -> str:
+        path = self._session.tools.folder
+        if path is not None:
+            what = f"The model may list, read and search files in {paths.shown(path)}."
+            choices = (Choice("keep", "Keep"), Choice("change", "Change…"), Choice("off", "Turn off"))
+            dialog = ChoiceScreen("Tools", f"{what} Each call needs your approval.", choices)
+            if (choice := await self._answer(dialog)) != "change":
+                return "off" if choice == "off" else ""
+        title = "Folder in which the model may read files"
+        return await self._answer(AskTextScreen(title, paths.shown(path or start_folder()), 4096)) or ""
+
+    @_in_worker("tools")
+    async def forget_approvals(self) -> None:
+        """Ask again before every call."""
+        await asyncio.to_thread(self._session.tools.approvals.forget_all)
+        self._session.tell("Every tool call needs your approval again.")
+
+    @_in_worker(waits="change the tools")
+    async def tool_servers(self, name: str = "") -> None:
+        """Start the named MCP server of mcp.json, or end it if it runs; "" lists them."""
+        session = self._session
+        if name in session.tools.servers:
+            await session.end_server(name)
+            return
+        servers = await asyncio.to_thread(load_servers)
+        if not servers:
+            file = paths.shown(paths.tool_servers_file())
+            raise UsageError(f"There are no MCP servers in {file}.", "docs/tools.md shows the format.")
+        if name in servers:
+            self.start_server(name, servers[name])
+            return
+        rows = list[Row]()
+        for one, config in servers.items():
+            about = "invalid: see why" if isinstance(config, SettingsError) else "start"
+            if one in session.tools.servers:
+                about = self._server_state(one)
+            rows.append(self._row(one, self.tool_servers, one, about))
+        self._list("MCP server …", rows)
+
+    @_in_worker()
+    async def start_server(self, name: str, config: Any) -> None:
+        """Start an MCP server; of one that is not valid, say why."""
+        if isinstance(config, SettingsError):
+            raise config
+        await self._session.start_server(name, config)
+        self._session.tell_offered(f"MCP server {name}: {self._server_state(name)}. Each call needs your approval.")
+
+    def _server_state(self, name: str) -> str:
+        server = self._session.tools.servers[name]
+        return server_state(server, self._session.tools.box.offered(server))
+
+    # Models and other screens
+
+    @_in_worker()
+    async def models(self) -> None:
+        await self._change_model(await self._services.navigation.models())
+
+    @_in_worker()
+    async def downloads(self) -> None:
+        await self._change_model(await self._services.navigation.downloads())
+
+    async def _change_model(self, path: Source | None) -> None:
+        if path is not None:
+            if self._session.activity is Activity.LOADING:
+                self._pane.composer.unqueue()
+                await self._session.finish()  # the other model is not wanted any more
+            self._session.load(path)
+
+    @_in_worker("switch-model")
+    async def switch_model(self) -> None:
+        """List the models that can be loaded without a download: Enter loads one, Esc leaves."""
+        if rows := await model_rows(self._services, self._session.load):
+            self._list("Switch to …", rows)
+        else:
+            self._session.tell("No other local models. Ctrl+O to download one.")
+
+    async def confirms_reload(self) -> Source | None:
+        """Ask whether to load the model again with other settings; returns it, None where that waits for later."""
+        session, effect = self._session, "Some of these settings take effect on the next load"
+        if session.source is not None and (session.busy or isinstance(session.source, ServerModel)):
+            session.tell(f"{effect} of a model on this machine.")
+        elif session.source is not None:
+            dialog = ConfirmScreen("Settings", f"{effect}. Reload the model now?", "Reload", "Later", False)
+            return session.source if await self._answer(dialog) else None
+        return None
+
+    def hardware(self) -> None:
+        self._services.navigation.hardware()
+
+    @_in_worker("compare")
+    async def replay(self, name: str) -> None:
+        if await self._services.navigation.replay(name):
+            self.models()
+
+    def compare(self) -> None:
+        """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
+        self._compare_loaded(ask=False)
+
+    def compare_with(self) -> None:
+        self._compare_loaded(ask=True)
+
+    @_in_worker("compare")
+    async def _compare_loaded(self, ask: bool) -> None:
+        if not self._session.refuse_while_busy("compare") and (sides := await self._compared_sides(ask)):
+            first = FIRST_PROMPT if is_demo(Path(sides[0].path)) and not ask else ""
+            self.compare_sides(sides, await self._pane.composer.read_question() or first)
+
+    async def _compared_sides(self, ask: bool) -> Sides | None:
+        """Return the loaded model and what it is compared with: its Q4_K_M for the demo model, unless `ask`; else what
+        the user chooses. None if that was left or no model on this machine is loaded. Raises CpuchatError.
+        """
+        from cpuchat.compare.runner import Side
+
+        services = self._services
+        if isinstance(services.loaded, ServerModel):
+            self._session.tell("Only models on this machine can be compared. Ctrl+O chooses one.")
+            return None
+        path, resolve = services.loaded_path, services.library.resolve
+        if not ask and (path is None or is_demo(path)):
+            return await run_in_daemon_thread(lambda: (Side.of(resolve("demo")), Side.of(resolve("demo-q4"))))
+        if path is None:
+            self._session.tell("Load a model first. Ctrl+O chooses one.")
+            return None
+        if (other := await services.navigation.compare_with(path)) is None:
+            return None
+        return await run_in_daemon_thread(lambda: Side.of(path)), other
+
+    @_in_worker("open-chat")
+    async def open_comparison(self, chat: Chat, message_id: int = 0) -> None:
+        """Show a stored comparison, from the turn with this message unless 0."""
+        from cpuchat.compare.comparison import sides_of, turn_with, turns_of
+
+        with self._services.keys_held():
+            messages = await asyncio.to_thread(self._session.history.store.messages, chat.id)
+        kept = (chat.id, turns_of(chat, messages), turn_with(messages, message_id))
+        self.compare_sides(sides_of(chat), kept=kept)
+
+    @_in_worker()
+    async def compare_sides(
+        self, sides: Sides, prompt: str = "", kept: Opened | None = None, then: Source | None = None
+    ) -> None:
+        """Open the compare screen; afterwards the model that was loaded, or `then`, is loaded again.
+
+        Meanwhile the chat's worker is not in memory: the two sides have the machine.
+        """
+        session, services = self._session, self._services
+        if session.refuse_while_busy("compare"):
+            return
+        self._reader.stop()
+        loaded = services.loaded or then
+        with services.keys_held():
+            await session.conversation.backend.unload()
+        try:
+            await services.navigation.compare(sides, prompt, kept)
+        finally:
+            if self._screen.is_running and not services.leaving:
+                session.tell_chats()
+                if loaded is not None:
+                    session.load(loaded)
