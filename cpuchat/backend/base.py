@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -95,6 +95,7 @@ NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="C
 
 
 _P = TypeVar("_P", bound=ChildProcess)
+_T = TypeVar("_T")
 
 
 class ModelBackend(ABC, Generic[_P]):
@@ -160,6 +161,16 @@ class ModelBackend(ABC, Generic[_P]):
     @abstractmethod
     def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         """Answer with the loaded model; without one, a load has reported why."""
+
+    async def _until_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Return the result of `work`; None when the user stopped the load before."""
+        working, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._cancelled.wait())
+        try:
+            await asyncio.wait({working, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() and not self._cancelled.is_set() else None
+        finally:
+            working.cancel()
+            stop.cancel()
 
     async def cancel(self) -> None:
         self._cancelled.set()

@@ -18,7 +18,7 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.reasons import is_verdict
-from cpuchat.protocol.timings import SERVER_WIDE, Reuse, SpeculationFigures, Timings
+from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 
@@ -242,8 +242,7 @@ def _drafting(timings: Timings) -> str:
     share = f"{100 * timings.draft_n_accepted / timings.draft_n:.0f} %"
     per_pass = "" if timings.tokens_per_pass is None else f"{timings.tokens_per_pass:.1f} per pass"
     figures = ", ".join(filter(None, (per_pass, _speed_up(timings))))
-    wide = timings.speculation is not None and timings.speculation.source == SERVER_WIDE
-    accepted = f"{share} of {timings.draft_n:,} drafted accepted{f', {SERVER_WIDE}' if wide else ''}"
+    accepted = f"{share} of {timings.draft_n:,} drafted accepted"
     return f"{accepted} ({figures})" if figures else accepted
 
 

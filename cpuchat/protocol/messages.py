@@ -456,16 +456,6 @@ class Queued(Event, frozen=True):
     ahead: int
 
 
-class ServerLoad(Event, frozen=True):
-    """The load of the server that answers, while it does: requests that it is at (this one too) and that wait, and the
-    share of the KV cache in use. None: not reported."""
-
-    request_id: int
-    running: int | None = None
-    waiting: int | None = None
-    kv_used: float | None = None
-
-
 class GenerationFinished(Event, frozen=True):
     """The answer is complete (or was stopped). `note` is what else is to be said about it, in a few words.
     `matches_grammar`: the whole text matches the request's grammar, or there is none; None: a server said so. `calls`
@@ -564,7 +554,7 @@ class Failed(Event, frozen=True):
 AnyCommand = LoadModel | Generate | Measure | Score | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown
 AnyEvent = (
     WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | LoadCancelled | ContextTrimmed | PrefillProgress
-    | TextDelta | CallDelta | SpeculationUpdate | Reconnecting | Queued | ServerLoad | GenerationFinished | CallsMade
+    | TextDelta | CallDelta | SpeculationUpdate | Reconnecting | Queued | GenerationFinished | CallsMade
     | CallDone | Measured | TokensScored | TokensCounted
     | Failed
 )  # fmt: skip

@@ -12,7 +12,6 @@ import msgspec
 
 from cpuchat.protocol.drafters import DrafterName
 
-SERVER_WIDE = "server-wide"
 """The source of figures of speculation that hold what a server drafted for other requests, too."""
 
 LEAST_TOKENS = 16
@@ -40,7 +39,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     `plain_ms` is what one plain token costs here now (None: not known, or `disturbed`: other programs were using the
     cores for part of the answer, and plain decoding was timed without them). `reason` says in one plain sentence why
     speculation is off; "" while it is on. `source`: "" when the engine of this machine counted, else who counted
-    at a server ("server", or "server-wide" where other requests are in the counts); the depth is not known.
+    ("server"); the depth is not known then.
     """
 
     passes: int = 0

@@ -26,7 +26,6 @@ from cpuchat.protocol.messages import (
     ModelLoaded,
     PrefillProgress,
     Queued,
-    ServerLoad,
     Speculation,
     SpeculationUpdate,
     StopReason,
@@ -82,7 +81,7 @@ class PrefillClock:
 
 Phase = Literal["idle", "loading", "prefill", "decoding", "done"]
 
-_OF_AN_ANSWER = (PrefillProgress, TextDelta, SpeculationUpdate, ServerLoad, GenerationFinished, ContextTrimmed)
+_OF_AN_ANSWER = (PrefillProgress, TextDelta, SpeculationUpdate, GenerationFinished, ContextTrimmed)
 SAMPLE_MS = 500.0
 HISTORY_SECONDS = 60
 _LIVE_MS = 1000.0
@@ -92,14 +91,12 @@ _LIVE_MS = 1000.0
 class ServerFigures:
     """What a server reports beside an answer.
 
-    `network_s` and `queue_s` are parts of the time to the first token. `load`: the requests that it is at and that
-    wait, and the share of its KV cache in use; other users' requests are in them (None: not known yet).
-    `unreported` has pairs of a figure and the reason why this server does not report it.
+    `network_s` and `queue_s` are parts of the time to the first token. `unreported` has pairs of a figure and the
+    reason why this server does not report it.
     """
 
     network_s: Metric[float]
     queue_s: Metric[float]
-    load: ServerLoad | None
     unreported: tuple[tuple[str, str], ...]
 
 
@@ -161,7 +158,6 @@ class Meter:
         self._speculation = SpeculationMeter()
         self._roofline = RooflineMeter()
         self._model: ModelInfo | None = None
-        self._server_load: ServerLoad | None = None
         self._reported: set[str] = set()  # figures that the server did report, against `ModelInfo.unreported`
         self._reset(0)
 
@@ -245,8 +241,6 @@ class Meter:
             case Queued():
                 self._ahead = event.ahead
                 self._prefill_start = (now, 0)  # waiting is no prefill
-            case ServerLoad():
-                self._server_load = event
             case LoadProgress():
                 if self._phase != "loading":
                     self._without_model()
@@ -272,7 +266,7 @@ class Meter:
         self._for_model(None)
 
     def _for_model(self, model: ModelInfo | None) -> None:
-        self._model, self._server_load, self._reported = model, None, set()
+        self._model, self._reported = model, set()
         if model is not None:
             self._timings = None
         self._speculation.model(model)
@@ -419,7 +413,6 @@ class Meter:
             server = ServerFigures(
                 network_s=figure("network_s", _seconds(timings and timings.network_ms), AT_THE_END),
                 queue_s=figure("queue_s", _seconds(timings and timings.queue_ms), AT_THE_END),
-                load=self._server_load,
                 unreported=tuple(unreported.items()),
             )
         return Figures(

@@ -60,11 +60,9 @@ MACHINE = (
      "and after, and keeps it if the gain is significant"),
 )  # fmt: skip
 SERVERS = (
-    ("network", "part of the first token: connecting, and a round trip to the server"),
+    ("network", "part of the first token: the way to the server and back"),
     ("queue", "part of the first token: waiting for other requests at the server"),
-    ("running, queued", "requests that the server is answering and that wait, those of others too"),
-    ("KV in use", "share of the server's KV cache that is in use, by all requests"),
-    ("source", "who counted drafted tokens: the server for this answer; server-wide is for all of its requests"),
+    ("source", "who counted drafted tokens: the server"),
     ("≈", "beside tok/s and tokens: counted by the parts of text that came, each of which may hold several tokens"),
 )
 SPEECH = (

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpuchat.backend.remote.adapter import Metrics, parse
-
 _READY_SECONDS = 180.0
 
 
@@ -60,9 +58,10 @@ def slots(url: str) -> list[dict[str, Any]]:
     return json.loads(_get(f"{url}/slots"))
 
 
-def metrics(url: str) -> Metrics:
-    """Return the server's counters."""
-    return parse(_get(f"{url}/metrics"))
+def metrics(url: str) -> dict[str, float]:
+    """Return the server's counters that have no labels."""
+    lines = [line.split() for line in _get(f"{url}/metrics").splitlines() if not line.startswith("#")]
+    return {words[0]: float(words[1]) for words in lines if len(words) == 2}
 
 
 def _get(url: str) -> str:

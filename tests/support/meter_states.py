@@ -12,7 +12,6 @@ from cpuchat.protocol.messages import (
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
-    ServerLoad,
     Speculation,
     SpeculationUpdate,
     TextDelta,
@@ -121,7 +120,7 @@ STATES = {
 SERVED = ModelInfo(
     path="http://127.0.0.1:8080#m", name="m", architecture="", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
     n_ctx_train=8192, n_vocab=1, n_layer=0, n_threads=0, server="vLLM at 127.0.0.1:8080",
-    unreported=(("own_acceptance", "start vLLM with --per-request-spec-decode-metrics summary"),),
+    unreported=(("queue_s", "start vLLM with --enable-per-request-metrics"),),
 )  # fmt: skip
 SILENT = msgspec.structs.replace(
     SERVED,
@@ -133,27 +132,24 @@ SILENT = msgspec.structs.replace(
         ("prefill_tok_s", "not reported"),
         ("prefill_cached", "not reported"),
         ("queue_s", "not reported"),
-        ("running", "start it with --metrics"),
-        ("acceptance", "not reported by this server"),
+        ("acceptance", "not reported by this server; start it with drafts"),
         ("n_ctx", "not reported"),
     ),
 )
-SERVER_WIDE = msgspec.structs.replace(
-    DRAFTING, source="server-wide", by_drafter=(), drafter="", draft_ms=0.0, plain_ms=None, draft_passes=0
+COUNTED_THERE = msgspec.structs.replace(
+    DRAFTING, source="server", by_drafter=(), drafter="", draft_ms=0.0, plain_ms=None, draft_passes=0
 )
-BUSY = ServerLoad(request_id=1, running=3, waiting=1, kv_used=0.34)
 SERVERS = {
-    "serving": (meter_after(ModelLoaded(model=SERVED), *READING, *writing(10), drafted(SERVER_WIDE), BUSY), None),
+    "serving": (meter_after(ModelLoaded(model=SERVED), *READING, *writing(10), drafted(COUNTED_THERE)), None),
     "served": (
         meter_after(
             ModelLoaded(model=SERVED),
             *READING,
             *writing(10),
-            BUSY,
             msgspec.structs.replace(
                 FINISHED,
                 timings=msgspec.structs.replace(
-                    FINISHED.timings, speculation=SERVER_WIDE, draft_n=470, network_ms=3.0, queue_ms=41.0
+                    FINISHED.timings, speculation=COUNTED_THERE, draft_n=470, network_ms=3.0, queue_ms=41.0
                 ),
             ),
         ),

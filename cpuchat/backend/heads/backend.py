@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -32,7 +32,6 @@ from cpuchat.protocol.messages import (
     LoadOptions,
     LoadProgress,
     ModelLoaded,
-    ServerLoad,
 )
 from cpuchat.protocol.model_info import EngineInfo
 
@@ -136,16 +135,6 @@ class HeadBackend(ModelBackend[ServerProcess]):
             if self._model is None:
                 await self._stop()
 
-    async def _until_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """Return the result of `work`; None when the user stopped the load before."""
-        working, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._cancelled.wait())
-        try:
-            await asyncio.wait({working, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() and not self._cancelled.is_set() else None
-        finally:
-            working.cancel()
-            stop.cancel()
-
     async def _connect(self, server: ServerProcess, plan: ServerPlan) -> AsyncGenerator[AnyEvent, None]:
         """Wait until the server has loaded its model, and describe that."""
         from cpuchat.backend.remote.backend import RemoteBackend
@@ -217,7 +206,7 @@ class HeadBackend(ModelBackend[ServerProcess]):
         ):
             async for event in events:
                 match event:
-                    case LoadProgress() | ModelLoaded() | ServerLoad():
+                    case LoadProgress() | ModelLoaded():
                         pass  # of the connection, not of the model
                     case Failed() if not server.alive or (
                         event.code == ServerUnreachable.code and await server.is_gone_within(_GONE_SECONDS)

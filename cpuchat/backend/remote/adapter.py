@@ -1,40 +1,146 @@
-"""The dialect of OpenAI-compatible servers that report nothing beyond it; base of those that do.
+"""OpenAI-compatible servers: what each kind takes and reports beyond OpenAI's interface, and which kind answers.
 
-They report the model's name and, at the end of an answer, the tokens (`usage`). `Metrics` reads the text format of
-Prometheus, in which some report more.
+Sources: tools/server of llama.cpp (README.md; `result_prompt_progress`), the REST API v0 of LM Studio, Ollama's
+docs/openai.md, vLLM.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
 import httpx
 import msgspec
 
 from cpuchat.backend.remote.connection import Connection, Status
-from cpuchat.backend.remote.stream import Chunk, Numbers, error_words, valid_text, with_calls
+from cpuchat.backend.remote.stream import Chunk, decoded, error_words, number_at, valid_text, value_at
 from cpuchat.base.errors import CpuchatError, ServerError
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, host
 from cpuchat.models.file_names import quantization_of
-from cpuchat.protocol.messages import Generate, Message, Sampling, ServerLoad
+from cpuchat.protocol.messages import Generate, Message, Sampling
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import SpeculationFigures
 
-_LONGEST_NAME = 300
-_MOST_MODELS = 2_000
-_WORDS, _LONGEST_WORD = frozenset({"quantization", "architecture"}), 40
-FAILURES = (Status, httpx.HTTPError, CpuchatError)
-"""What a request to a server raises."""
 OPTIONS = (*Sampling.__struct_fields__, "reasoning", "reasoning_budget")
 """Options of a request that some servers do not take."""
-_PENALTIES = ("presence_penalty", "frequency_penalty")  # some servers have none: left out where they are off
-_DEFAULT = Generate()
+_OPENAI = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
+FIGURES: Final[dict[str, tuple[str, ...]]] = {
+    "prompt_total": ("usage.prompt_tokens",),
+    "predicted_n": ("timings.predicted_n", "usage.completion_tokens"),
+    "cache_n": ("timings.cache_n", "prompt_progress.cache", "usage.prompt_tokens_details.cached_tokens"),
+    "prompt_n": ("timings.prompt_n",),
+    "prompt_ms": ("timings.prompt_ms",),
+    "predicted_ms": ("timings.predicted_ms", "metrics.generation_time_ms"),
+    "ttft_ms": ("metrics.time_to_first_token_ms",),
+    "queue_ms": ("queue.ms", "metrics.queue_time_ms"),
+    "draft_n": (
+        "timings.draft_n", "metrics.speculative_decoding.num_draft_tokens", "stats.total_draft_tokens_count",
+    ),
+    "draft_n_accepted": (
+        "timings.draft_n_accepted", "metrics.speculative_decoding.num_accepted_draft_tokens",
+        "stats.accepted_draft_tokens_count",
+    ),
+    "processed": ("prompt_progress.processed",),
+    "total": ("prompt_progress.total",),
+    "ahead": ("queue.ahead",),
+}  # fmt: skip
+"""Where a part of an answer has a figure: `timings`, `prompt_progress` of llama-server, `queue` of cpuchat serve,
+`metrics` of vLLM, `stats` of LM Studio, `usage` of all. Of `prompt_total` tokens of the prompt `cache_n` were reused
+and `prompt_n` evaluated; `predicted_n` tokens were written so far, `predicted_ms` since the first; `processed` of
+`total` tokens of the prompt are done; `ahead` requests are answered before."""
+_NOT = "not reported"
+_VLLM = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
+_PLAIN = dict.fromkeys(("prefill_tok_s", "prefill_cached", "queue_s", "acceptance", "n_ctx"), _NOT) | {
+    "tokens": "reported at the end of the answer"
+}
+
+
+class ServerKind(NamedTuple):
+    """What one kind of server takes and reports beyond the rest.
+
+    Attributes:
+        takes: the options of a request that it gets.
+        sends: what every request has.
+        grammar: the field for a grammar; "" = it takes none, and gets the JSON schema.
+        continuing: what a request has that goes on with its last message; None: it cannot.
+        is_engine: it renders the chat template as it is told, and takes `ignore_eos`.
+        reasoning_field: of a message, for the reasoning of earlier answers; "" = it takes none.
+        lists: more lists of its models, each with its path, its key, and where the fields of `ListedModel` are.
+        unreported: the figures that it does not report, and why, or how to get them.
+    """
+
+    name: str
+    takes: frozenset[str] = _OPENAI
+    sends: Mapping[str, Any] = {}
+    grammar: str = ""
+    continuing: Mapping[str, Any] | None = None
+    is_engine: bool = False
+    reasoning_field: str = ""
+    lists: tuple[tuple[str, str, Mapping[str, str]], ...] = ()
+    unreported: Mapping[str, str] = _PLAIN
+
+
+OTHER: Final = ServerKind("OpenAI-compatible server")
+OLLAMA: Final = ServerKind(
+    "Ollama",
+    takes=_OPENAI | {"reasoning"},
+    reasoning_field="reasoning",
+    lists=(
+        ("/api/tags", "models", {
+            "quantization": "details.quantization_level", "size": "size", "architecture": "details.family",
+        }),
+        ("/api/ps", "models", {"n_ctx": "context_length"}),
+    ),
+    unreported=_PLAIN | {"n_ctx": "known once the model is loaded"},
+)  # fmt: skip
+_LLAMA_SERVER: Final = ServerKind(
+    "llama-server",
+    takes=frozenset(OPTIONS),
+    sends=dict.fromkeys(("cache_prompt", "timings_per_token", "return_progress", "reasoning_control"), True),
+    grammar="grammar",
+    continuing={},
+    is_engine=True,
+    reasoning_field="reasoning_content",
+    unreported={
+        "n_ctx": "known once the model is loaded",
+        "acceptance": "no drafts yet: start it with --spec-default or --spec-draft-model",
+    },
+)
+KINDS: Final = {
+    "llamacpp": _LLAMA_SERVER,
+    "cpuchat": _LLAMA_SERVER._replace(
+        name="cpuchat serve",
+        sends={**_LLAMA_SERVER.sends, "return_queue": True},
+        continuing=None,
+        unreported={"acceptance": "no drafts yet: start it with --drafters auto"},
+    ),
+    "vllm": ServerKind(
+        "vLLM",
+        takes=_OPENAI | {"top_k", "min_p", "repeat_penalty", "reasoning"},
+        sends={"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        grammar="structured_outputs",
+        continuing={"continue_final_message": True, "add_generation_prompt": False},
+        is_engine=True,
+        # Without the tokens that its prefix cache had, which the second option reports, a prefill rate means nothing.
+        unreported={
+            "prefill_tok_s": _VLLM, "prefill_cached": _VLLM, "queue_s": _VLLM, "n_ctx": _NOT,
+            "acceptance": "start vLLM with --speculative-config, --per-request-spec-decode-metrics summary",
+        },
+    ),
+    "organization_owner": ServerKind(
+        "LM Studio",
+        takes=_OPENAI | {"top_k", "min_p", "repeat_penalty"},
+        lists=(("/api/v0/models", "data", {
+            "quantization": "quantization", "architecture": "arch", "n_ctx": "loaded_context_length",
+            "n_ctx_train": "max_context_length",
+        }),),
+        unreported=_PLAIN | {"acceptance": "only for draft models of LM Studio"},
+    ),
+}  # fmt: skip
+"""By the owner of its models."""
 
 
 @dataclass(frozen=True)
@@ -52,109 +158,61 @@ class ListedModel:
     loaded: bool | None = None
 
 
-_NOT, _AT_END, _ONCE_LOADED = "not reported", "reported at the end of the answer", "known once the model is loaded"
-_VLLM = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
-_UNREPORTED: Final[dict[str, dict[str, str]]] = {
-    "": {
-        "tokens": _AT_END, "prefill_tok_s": _NOT, "prefill_cached": _NOT, "queue_s": _NOT,
-        "acceptance": "not reported by this server", "n_ctx": _NOT,
-    },
-    "llama-server": {
-        "kv_used": "not reported by llama-server", "running": "start llama-server with --metrics",
-        "acceptance": "speculation is off: start it with --spec-default or --spec-draft-model", "n_ctx": _ONCE_LOADED,
-    },
-    "cpuchat serve": {
-        "kv_used": "not reported by cpuchat serve", "running": "start llama-server with --metrics",
-        "acceptance": "speculation is off: start it with --drafters auto", "n_ctx": _ONCE_LOADED,
-    },
-    "LM Studio": {
-        "tokens": _AT_END, "prefill_tok_s": _NOT, "prefill_cached": _NOT, "queue_s": _NOT, "running": _NOT,
-        "acceptance": "only for draft models of LM Studio", "n_ctx": _NOT,
-    },
-    "Ollama": {
-        "tokens": _AT_END, "prefill_tok_s": "reused tokens not reported", "prefill_cached": _NOT, "running": _NOT,
-        "acceptance": "not reported by Ollama", "n_ctx": _ONCE_LOADED,
-    },
-    # Without the tokens that its prefix cache had, which the second option reports, a prefill rate means nothing.
-    "vLLM": {
-        "prefill_tok_s": _VLLM, "prefill_cached": _VLLM, "queue_s": _VLLM, "running": "its /metrics cannot be read",
-        "own_acceptance": "start vLLM with --per-request-spec-decode-metrics summary",
-        "acceptance": "speculation is off: start it with --speculative-config", "n_ctx": _NOT,
-    },
-}  # fmt: skip
-"""By the kind of a server: the figures that it does not report, and why, or how to get them."""
-_FEATURES: Final = {"running": "metrics", "acceptance": "drafts", "own_acceptance": "no drafts", "n_ctx": "n_ctx"}
-"""The features of a server or a model with which these figures are reported after all."""
+_LONGEST_NAME, _LONGEST_WORD, _MOST_MODELS = 300, 40, 2_000
+_META = {name: f"meta.{name}" for name in ("size", "n_params", "n_ctx", "n_ctx_train", "n_vocab")}
+_FIELDS = {**_META, "quantization": "meta.ftype"}  # of llama-server in `/v1/models`
+_PENALTIES = ("presence_penalty", "frequency_penalty")  # some servers have none: left out where they are off
+_SEED_LIMIT = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
+_DEFAULT = Generate()
+_CONTEXT_LENGTH = re.compile(r"maximum context length is (\d{1,9}) tokens")
+_NEEDED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(\d{1,9}) (?:in the messages|in the prompt|input tokens)",
+        r"prompt contains (?:at least )?(\d{1,9})",
+        r"requested (\d{1,9}) tokens",
+    )
+)
+_OUTPUT = re.compile(r"output tokens|in the completion|max_(?:completion_)?tokens")
+"""Text in a rejection that counts Max tokens, too."""
+_OVER_CONTEXT = "exceed_context_size_error"
 
 
 class Adapter:
-    """Speaks to one server, and to one whose kind is not known.
+    """Speaks to one server of a kind. `models` are those that it lists."""
 
-    Attributes:
-        kind: what the server calls itself.
-        by_line: it streams one object per line.
-        counts_beside: its speculation figures are read beside the answer, and once more at its end.
-        continues: it goes on with an answer at the end of the messages.
-        takes_grammars: its answers match the grammar of a request, others get its JSON schema.
-        takes: the options of a request that it gets; `names`: what it calls those whose name is another one.
-        constants: what every request has.
-        reasoning_field: of a message, for the reasoning of earlier answers; "" = it takes none.
-        arguments_as_text: arguments of calls of tools are JSON in a string.
-        figures: by the path of an object in a part of an answer, what it calls the fields of `Reported`.
-        has: features (`_FEATURES`).
-    """
-
-    kind = "OpenAI-compatible server"
-    by_line = False
-    counts_beside = False
-    takes_grammars = continues = False
-    arguments_as_text = True
-    reasoning_field = ""
-    takes = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
-    names: ClassVar[Mapping[str, str]] = {}
-    constants: ClassVar[dict[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
-    figures: ClassVar[dict[str, dict[str, str]]] = {
-        "usage": {"prompt_total": "prompt_tokens", "predicted_n": "completion_tokens"},
-        "usage.prompt_tokens_details": {"cache_n": "cached_tokens"},
-    }
-
-    def __init__(self, connection: Connection, models: tuple[ListedModel, ...] = ()) -> None:
-        self.connection = connection
-        self.models = models
-        self.has: set[str] = set()
+    def __init__(self, connection: Connection, kind: ServerKind, models: tuple[ListedModel, ...] = ()) -> None:
+        self.connection, self.kind, self.models = connection, kind, models
         self._rejected: set[str] = set()
         self._told = False  # that tools are ignored
-
-    async def describe(self, name: str) -> ModelInfo:
-        """Return a model of the server; "" is the one that is loaded, or the first one. Raises ServerError: it has no
-        such model; Status, httpx.HTTPError: as a connection does.
-        """
-        return self._info(self.choose(name))
-
-    def choose(self, name: str) -> ListedModel:
-        """Return the model of that name. Raises ServerError as `describe`."""
-        for model in self.models:
-            if model.name == name:
-                return model
-        if name and self.models:
-            known = ", ".join(model.name for model in self.models[:5])
-            raise ServerError(f"{self.place} has no model {clean_line(name)!r}.", f"It has {clean_line(known)}.")
-        if name:  # a server that lists none
-            return ListedModel(name)
-        if not self.models:
-            raise ServerError(f"{self.place} lists no models.", "Name one: --model NAME.")
-        return next((model for model in self.models if model.loaded), self.models[0])
 
     @property
     def place(self) -> str:
         """Return host and port for messages."""
         return host(self.connection.server)
 
-    def _info(self, model: ListedModel) -> ModelInfo:
+    def choose(self, name: str) -> ListedModel:
+        """Return the model of that name; "" is the one that is loaded, or the first one. Raises ServerError: there is
+        none.
+        """
+        found = next((model for model in self.models if model.name == name), None)
+        if found is not None or (name and not self.models):  # a server that lists none
+            return found or ListedModel(name)
+        if name:
+            known = ", ".join(model.name for model in self.models[:5])
+            raise ServerError(f"{self.place} has no model {clean_line(name)!r}.", f"It has {clean_line(known)}.")
+        if not self.models:
+            raise ServerError(f"{self.place} lists no models.", "Name one: --model NAME.")
+        return next((model for model in self.models if model.loaded), self.models[0])
+
+    def describe(self, name: str) -> ModelInfo:
+        """Return a model of the server. Raises ServerError as `choose`."""
+        model = self.choose(name)
         source = ServerModel(self.connection.server, model.name)
-        has = self.has | ({"n_ctx"} if model.n_ctx else set()) | (set() if "drafts" in self.has else {"no drafts"})
-        reasons = _UNREPORTED.get(self.kind, _UNREPORTED[""]).items()
-        unreported = tuple((figure, why) for figure, why in reasons if _FEATURES.get(figure) not in has)
+        warning = f"The API key goes to {self.place} unencrypted: use https."
+        unreported = {
+            figure: why for figure, why in self.kind.unreported.items() if figure != "n_ctx" or not model.n_ctx
+        }
         return ModelInfo(
             path=str(source),
             name=source.stem,
@@ -167,57 +225,77 @@ class Adapter:
             n_vocab=model.n_vocab,
             n_layer=0,
             n_threads=0,
-            notes=self._notes(),
-            server=f"{self.kind} at {self.place}",
-            unreported=unreported,
+            notes=(warning,) if self.connection.leaks_key else (),
+            server=f"{self.kind.name} at {self.place}",
+            unreported=tuple(unreported.items()),
             ignored=self.ignored,
-            no_speculation=dict(unreported).get("acceptance", ""),
+            no_speculation=unreported.get("acceptance", ""),
         )
-
-    def _notes(self) -> tuple[str, ...]:
-        connection = self.connection
-        if connection.has_key and connection.is_open:
-            return (f"The API key goes to {self.place} unencrypted: use https.",)
-        return ()
-
-    # Requests
-
-    def begin(self, request: Generate) -> None:
-        """Prepare for another answer, before the first attempt."""
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the content of a request."""
-        content: dict[str, Any] = {"model": model, **self.constants}
-        for name, value in {**msgspec.structs.asdict(request.sampling), "seed": seed}.items():
-            if name in self.takes and (value or name not in _PENALTIES):
-                content[self.names.get(name, name)] = value
+        kind, options = self.kind, {**msgspec.structs.asdict(request.sampling), "seed": seed % _SEED_LIMIT}
+        content: dict[str, Any] = {
+            "model": model, "stream": True, "stream_options": {"include_usage": True}, **kind.sends,
+            **self._form(request), **self._reasoning(request),
+        }  # fmt: skip
+        for name in kind.takes.intersection(options).difference(request.unset):
+            if options[name] or name not in _PENALTIES:
+                content[name] = options[name]
+        if kind.name == "vLLM" and "repeat_penalty" in content:
+            content["repetition_penalty"] = content.pop("repeat_penalty")
         if request.max_tokens:
             content["max_tokens"] = request.max_tokens
         if request.stop:
             content["stop"] = list(request.stop)
-        if request.json_schema and not self.takes_grammars:
-            form = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
-            content["response_format"] = {"type": "json_schema", "json_schema": form}
         if request.tools:
             content["tools"] = [tool.declaration() for tool in request.tools]
-        self.extend(content, request)
-        for name in request.unset:
-            content.pop(self.names.get(name, name), None)
-        for name in self._rejected & set(content):
-            value = content.pop(name)
-            if name == "max_tokens":
-                content["max_completion_tokens"] = value
+        if request.continues:
+            content |= kind.continuing or {}
+        if request.ignore_eos and kind.is_engine:
+            content["ignore_eos"] = True
+        if "max_tokens" in content and "max_tokens" in self._rejected:
+            content["max_completion_tokens"] = request.max_tokens
+        content = {name: value for name, value in content.items() if name not in self._rejected}
         if request.prompt is not None:
             return "/v1/completions", {**content, "prompt": request.prompt}
-        return "/v1/chat/completions", {**content, "messages": [self.message(one) for one in request.messages]}
+        return "/v1/chat/completions", {**content, "messages": [self._message(one) for one in request.messages]}
 
-    def extend(self, content: dict[str, Any], request: Generate) -> None:
-        """Add what only this kind of server takes."""
+    def _form(self, request: Generate) -> dict[str, Any]:
+        """Return what the answer must match."""
+        if request.grammar and self.kind.grammar:
+            is_inside = self.kind.grammar != "grammar"  # vLLM has it in an object of several forms
+            return {self.kind.grammar: {"grammar": request.grammar} if is_inside else request.grammar}
+        if not request.json_schema:
+            return {}
+        form = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": form}}
+
+    def _reasoning(self, request: Generate) -> dict[str, Any]:
+        wanted, found = request.reasoning, dict[str, Any]()
+        if request.reasoning_budget is not None and "reasoning_budget" in self.kind.takes:
+            found["reasoning_budget_tokens"] = request.reasoning_budget
+        if wanted is not None and self.kind.is_engine and request.prompt is None:
+            effort = {"reasoning_effort": request.effort} if request.effort else {}
+            found["chat_template_kwargs"] = {**dict.fromkeys(("enable_thinking", "thinking"), wanted), **effort}
+        elif wanted is not None and "reasoning" in self.kind.takes:
+            found["reasoning_effort"] = (request.effort or "medium") if wanted else "none"
+        return found
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        found: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning and self.kind.reasoning_field:
+            found[self.kind.reasoning_field] = message.reasoning
+        if message.role == "tool":
+            found |= {"tool_call_id": message.call_id, "name": message.tool}
+        elif message.calls:
+            found["tool_calls"] = [call.declaration(as_text=True) for call in message.calls]
+        return found
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Return the options of a request that the server does not get: it has none of them, or has rejected them."""
-        return tuple(name for name in OPTIONS if name not in self.takes or name in self._rejected)
+        return tuple(name for name in OPTIONS if name not in self.kind.takes or name in self._rejected)
 
     def missed(self, request: Generate) -> list[str]:
         """Return those of them that the user has set."""
@@ -228,18 +306,10 @@ class Adapter:
 
         Words of names and descriptions are at least a token each, and every template that knows tools has them.
         """
-        told = " ".join(f"{tool.name} {tool.description}" for tool in request.tools)
-        last = request.messages[-1].content if request.messages else ""
-        if self._told or not 0 < prompt_tokens < len(f"{told} {last}".split()):
-            return False
-        self._told = True
-        return True
-
-    def message(self, message: Message) -> dict[str, Any]:
-        found: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.reasoning and self.reasoning_field:
-            found[self.reasoning_field] = message.reasoning
-        return with_calls(found, message, as_text=self.arguments_as_text)
+        words = " ".join([*(f"{tool.name} {tool.description}" for tool in request.tools), request.messages[-1].content])
+        is_new = not self._told and 0 < prompt_tokens < len(words.split())
+        self._told = self._told or is_new
+        return is_new
 
     def without_rejected(self, status: Status) -> bool:
         """Leave out from now on the option that the server rejected; False when it names none that can be left out."""
@@ -253,177 +323,140 @@ class Adapter:
 
     def context_sizes(self, status: Status) -> tuple[int, int] | None:
         """Return (tokens of the prompt, context) when the server rejects a prompt as too long; else None."""
-        return None
+        if status.error.get("type") == _OVER_CONTEXT:
+            needed, n_ctx = (int(number_at(status.error, name) or 0) for name in ("n_prompt_tokens", "n_ctx"))
+            return (needed, n_ctx) if needed and n_ctx else None
+        if (limit := _CONTEXT_LENGTH.search(status.message)) is None:
+            return None
+        matches = (pattern.search(status.message) for pattern in _NEEDED)
+        needed = next((int(found[1]) for found in matches if found is not None), 0)
+        return needed or int(limit[1]) + 1, int(limit[1])
 
     def counts_output(self, status: Status) -> bool:
         """Return whether a prompt was rejected together with Max tokens: it may fit alone."""
-        return False
-
-    # Answers
+        return status.error.get("type") != _OVER_CONTEXT and _OUTPUT.search(status.message) is not None
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
         """Return what one object of the stream reports. Raises ServerError: the server reports that it failed."""
         choices = data.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         failed = data.get("error") or value_at(choice, "error") or data.get("detail")
+        if isinstance(failed, dict) and failed.get("type") == _OVER_CONTEXT:  # known behind the queue
+            raise Status(400, failed, None)
         if failed or "error" in (data.get("object"), data.get("type"), value_at(choice, "finish_reason")):
-            raise self.failure(failed or data)
-        chunk = Chunk(id=valid_text(data.get("id")))
-        if isinstance(choice, dict):
-            delta = choice.get("delta")  # beside it, a message at the end is the whole text again
-            delta = choice.get("message") or {"content": choice.get("text")} if delta is None else delta
-            if isinstance(delta, dict):
-                content, call = delta.get("content"), delta.get("function_call")
-                chunk.content = valid_text(content) + valid_text(delta.get("refusal"))
-                chunk.reasoning = valid_text(delta.get("reasoning_content")) or valid_text(delta.get("reasoning"))
-                if isinstance(content, list):
-                    chunk.reasoning += valid_text(content, "thinking")
-                chunk.calls = delta.get("tool_calls") or [{"function": call}]
-            chunk.finish = valid_text(choice.get("finish_reason"))
-        for path, names in self.figures.items():
-            chunk.report(value_at(data, path), names)
+            words = clean_line(error_words(failed or data) or "no reason given")[:_LONGEST_NAME]
+            raise ServerError(f"{self.place} failed: {words}.", "Check the server's log.")
+        chunk = Chunk(id=valid_text(data.get("id")), finish=valid_text(value_at(choice, "finish_reason")))
+        delta = value_at(choice, "delta")  # beside it, a message at the end is the whole text again
+        if delta is None and choice:
+            delta = value_at(choice, "message") or {"content": value_at(choice, "text")}
+        if isinstance(delta, dict):
+            content = delta.get("content")
+            chunk.content = valid_text(content) + valid_text(delta.get("refusal"))
+            chunk.reasoning = valid_text(delta.get("reasoning_content")) or valid_text(delta.get("reasoning"))
+            if isinstance(content, list):
+                chunk.reasoning += valid_text(content, "thinking")
+            chunk.calls = delta.get("tool_calls") or [{"function": delta.get("function_call")}]
+        chunk.figures = _figures(data)
         return chunk
-
-    def failure(self, error: Any) -> ServerError:
-        """Return the error that a server reports in the middle of an answer."""
-        words = clean_line(error_words(error) or "no reason given")[:_LONGEST_NAME]
-        return ServerError(f"{self.place} failed: {words}.", "Check the server's log.")
-
-    # Beside an answer
-
-    async def load(self, request_id: int) -> ServerLoad | None:
-        """Return the load of the server while it answers; None when it reports none."""
-        return None
-
-    def speculation(self, predicted_n: int) -> SpeculationFigures | None:
-        """Return the speculation figures since the answer began, where the server reports them beside it."""
-        return None
-
-    async def is_idle(self, seed: int) -> bool | None:
-        """Return whether the server has stopped the answer with that seed; None when that is not known."""
-        return None
 
     async def end_reasoning(self, answer_id: str) -> bool:
         """Ask the server to end the reasoning and to answer now; False when it cannot."""
-        return False
+        if "reasoning_budget" not in self.kind.takes:
+            return False
+        wanted = {"id": answer_id, "action": "reasoning_end"}
+        return (await self.connection.post("/v1/chat/completions/control", wanted)).get("success") is True
+
+
+def _figures(data: dict[str, Any]) -> dict[str, float]:
+    """Return the `FIGURES` in a part of an answer."""
+    if data.get("timings"):  # `usage` counts the same, but without what was reused
+        data = {**data, "usage": None}
+    found: dict[str, float] = {}
+    for name, paths in FIGURES.items():
+        values = [value for path in paths if (value := number_at(data, path)) is not None]
+        if values and (values[0] or name != "predicted_n"):
+            found[name] = values[0]
+    if {"ttft_ms", "queue_ms"} <= set(found):
+        found["prompt_ms"] = max(0.0, found["ttft_ms"] - found["queue_ms"])
+    return found
 
 
 def _option(request: Generate, name: str) -> Any:
     sampling = request.sampling
-    if (
-        name == "repeat_last_n"
-        and sampling.repeat_penalty == 1
-        and not (sampling.presence_penalty or sampling.frequency_penalty)
-    ):
+    has_penalty = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
+    if name == "repeat_last_n" and not has_penalty:
         return _DEFAULT.sampling.repeat_last_n  # the window of no penalty
     return getattr(sampling if name in Sampling.__struct_fields__ else request, name)
 
 
-def extend_engine(content: dict[str, Any], request: Generate) -> None:
-    """Add what servers take that are little more than the engine: they render the chat template as they are told."""
-    if request.ignore_eos:
-        content["ignore_eos"] = True
-    if request.reasoning is not None and request.prompt is None:
-        effort = {"reasoning_effort": request.effort} if request.effort else {}
-        choice = dict.fromkeys(("enable_thinking", "thinking"), request.reasoning)
-        content["chat_template_kwargs"] = {**choice, **effort}
+async def identify(connection: Connection) -> Adapter:
+    """Return the adapter for the server, with its models.
+
+    `owned_by` in the list of models names most servers; Ollama names the owner of each model's repository, and is asked
+    for what only it has. Raises Status, httpx.HTTPError: it is not reached, or refuses; ServerError: it is not an
+    inference server.
+    """
+    listing = await _listing(connection)
+    owners = {str(entry.get("owned_by")) for entry in _entries(listing, "data")}
+    kind = next((kind for owner, kind in KINDS.items() if owner in owners), None)
+    if kind is None and "openai" not in owners and "models" in await _object(connection, "/api/tags"):
+        kind = OLLAMA
+    kind, models = kind or OTHER, dict[str, ListedModel]()
+    lists = [(await _object(connection, path), key, fields) for path, key, fields in kind.lists]
+    if not lists or not any(_entries(data, key) for data, key, _ in lists):
+        lists = [(listing, "data", {**_FIELDS, **({"n_ctx": "max_model_len"} if kind.name == "vLLM" else {})})]
+    for data, key, fields in lists:
+        for entry in _entries(data, key):
+            name = valid_text(entry.get("id")) or valid_text(entry.get("name"))
+            if name and len(name) <= _LONGEST_NAME and name.isprintable() and entry.get("type") != "embeddings":
+                models[name] = _with_entry(models.get(name, ListedModel(name)), entry, fields, kind)
+    if kind.is_engine and len(models) == 1 and not (model := next(iter(models.values()))).n_ctx:
+        n_ctx = number_at(await _object(connection, "/props"), "default_generation_settings.n_ctx")
+        models[model.name] = replace(model, n_ctx=int(n_ctx or 0))
+    return Adapter(connection, kind, tuple(models.values()))
 
 
-def value_at(data: Any, path: str) -> Any:
-    """Return the value at a path of names, "meta.size"; None where there is none."""
-    for name in path.split("."):
-        data = data.get(name) if isinstance(data, dict) else None
-    return data
+def _with_entry(model: ListedModel, entry: dict[str, Any], fields: Mapping[str, str], kind: ServerKind) -> ListedModel:
+    """Return a model with what an entry of a list has in `fields`."""
+    values: dict[str, Any] = {name: int(number_at(entry, path) or 0) for name, path in fields.items()}
+    for name in {"quantization", "architecture"} & set(fields):
+        word, _, size = valid_text(value_at(entry, fields[name]))[:_LONGEST_WORD].partition(" - ")
+        values[name] = f"{word}_{size[0]}" if size else word.partition(" ")[0]  # "Q4_K - Medium" of llama.cpp
+    found = replace(model, **values)
+    state = value_at(entry, "state") or value_at(entry, "status.value")
+    is_loaded = state == "loaded" if state else kind.is_engine or bool(found.n_ctx) or None
+    return replace(found, loaded=is_loaded)
 
 
-def models_in(
-    data: dict[str, Any], key: str = "data", name: str = "id", **paths: str
-) -> Iterator[tuple[dict[str, Any], ListedModel]]:
-    """Yield the entries of a list that have a name, each as a model: `paths` tell where its fields are."""
-    for entry in listed(data, key):
-        if shown := name_of(entry, name):
-            values: dict[str, Any] = {field: value_at(entry, path) for field, path in paths.items()}
-            numbers = Numbers(values)
-            for field, value in values.items():
-                values[field] = valid_text(value)[:_LONGEST_WORD] if field in _WORDS else numbers.count(field) or 0
-            yield entry, ListedModel(shown, **values)
-
-
-def listed(data: dict[str, Any], key: str = "data") -> list[dict[str, Any]]:
-    """Return the entries of a list of models, as `/v1/models` has it."""
+def _entries(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the entries of a list of models."""
     found = data.get(key)
     entries = found[:_MOST_MODELS] if isinstance(found, list) else []
     return [one if isinstance(one, dict) else {"id": one} for one in entries]
 
 
-def name_of(entry: dict[str, Any], key: str = "id") -> str:
-    """Return the name of a model in a list, on one line; "" when there is none that can be shown."""
-    name = valid_text(entry.get(key)) or valid_text(entry.get("name"))
-    return name if name and len(name) <= _LONGEST_NAME and name.isprintable() else ""
+async def _listing(connection: Connection) -> dict[str, Any]:
+    """Return the list of models; where the address is already that of the OpenAI routes, `/v1` is left out. Raises
+    Status, httpx.HTTPError, ServerError: as `identify`.
+    """
+    try:
+        body = await connection.get(f"{connection.root}/models")
+    except Status as status:
+        if status.code != 404 or not connection.server.count("/") > 2:
+            raise
+        body = await connection.get(f"{connection.server}/models")
+        connection.root = connection.server
+    found = decoded(b'{"data": %b}' % body if body.lstrip().startswith(b"[") else body)  # Together's is a list alone
+    found = {**found, "data": found.get("data") or found.get("models")}
+    if not isinstance(found["data"], list) and found.get("object") != "list":
+        problem = f"{host(connection.server)} is not an OpenAI-compatible server."
+        raise ServerError(problem, "Check the address and the port.")
+    return found
 
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-_POSITION = re.compile(r'(?:^|,)position="(\d{1,3})"')
-_MOST_POSITIONS = 64
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """Samples by name, those of several labels (such as the engines of one server) added up, and how many these were;
-    `by_position` for those with a `position`."""
-
-    values: Mapping[str, float] = field(default_factory=dict)
-    by_position: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    series: Mapping[str, int] = field(default_factory=dict)
-
-    def count(self, name: str) -> int | None:
-        """Return a counter or gauge as a whole number; None when there is none."""
-        value = self.values.get(name)
-        return None if value is None else int(value)
-
-    def mean(self, name: str) -> float | None:
-        """Return a gauge that is a share, on average over its labels; None when there is none."""
-        value = self.values.get(name)
-        return None if value is None else value / self.series[name]
-
-    def since(self, before: Metrics, name: str) -> float | None:
-        """Return what a counter has grown by; None when it is not there, or was reset by a restart."""
-        now, then = self.values.get(name), before.values.get(name)
-        return None if now is None or then is None or now < then else now - then
-
-    def positions_since(self, before: Metrics, name: str) -> tuple[int, ...]:
-        """Return the same for each position."""
-        now, then = self.by_position.get(name, ()), before.by_position.get(name, ())
-        then = (*then, *(0.0,) * (len(now) - len(then)))
-        return tuple(max(0, int(a - b)) for a, b in zip(now, then, strict=False))
-
-
-async def read_metrics(connection: Connection) -> Metrics:
-    """Return the metrics of a server now. Raises as a connection does."""
-    return parse((await connection.get_bytes("/metrics")).decode(errors="replace"))
-
-
-def parse(text: str) -> Metrics:
-    """Parse metrics. Skips what is malformed."""
-    values: dict[str, float] = {}
-    series: dict[str, int] = {}
-    positions: dict[str, dict[int, float]] = {}
-    for line in text.splitlines():
-        found = _SAMPLE.match(line)
-        if line.startswith("#") or found is None:
-            continue
-        name, labels = found[1], found[2] or ""
-        try:
-            value = float(found[3])
-        except ValueError:
-            continue
-        if not math.isfinite(value) or not 0 <= value < 1e18:
-            continue
-        values[name] = values.get(name, 0.0) + value
-        series[name] = series.get(name, 0) + 1
-        at = _POSITION.search(labels)
-        if at is not None and int(at[1]) < _MOST_POSITIONS:
-            by_position = positions.setdefault(name, {})
-            by_position[int(at[1])] = by_position.get(int(at[1]), 0.0) + value
-    ordered = {name: tuple(at.get(n, 0.0) for n in range(max(at) + 1)) for name, at in positions.items()}
-    return Metrics(values, ordered, series)
+async def _object(connection: Connection, path: str) -> dict[str, Any]:
+    try:
+        return decoded(await connection.get(path))
+    except (Status, httpx.HTTPError, CpuchatError):
+        return {}

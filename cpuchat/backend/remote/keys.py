@@ -1,4 +1,4 @@
-"""API keys of servers: from the environment, the system's keyring, or a file that only its owner may read.
+"""API keys of servers: from the system's keyring, a file that only its owner may read, or the environment.
 
 A key goes to the server that it is for and nowhere else: not into settings, logs, messages or command lines.
 """
@@ -23,7 +23,7 @@ VARIABLE = "CPUCHAT_API_KEY"
 _KNOWN = {"https://api.openai.com": "OPENAI_API_KEY"}
 """Variables of services that everyone names alike; sent to these alone."""
 _SERVICE = "cpuchat"  # under which the system's keyring has the keys, by server
-_ELSEWHERE = {"keyring": _SERVICE}
+_IN_KEYRING = {"keyring": _SERVICE}
 """Stands in the file for a key that the keyring has: one that is locked asks its owner, so only these are looked up."""
 
 
@@ -41,12 +41,13 @@ class KeyRing:
         file cannot be read or others may read it, the keyring does not give the key, or the key has characters that no
         key has.
         """
-        stored = _read(self._file).get(server, "")
-        if not isinstance(stored, str):
-            keyring = _keyring_with(server)
-            with _refusals(server):
-                stored = keyring.get_password(_SERVICE, server) or ""
-        key = stored
+        key = _read(self._file).get(server, "")
+        if not isinstance(key, str):
+            with _system_keyring(server) as keyring:
+                if keyring is None:
+                    hint = f"Start cpuchat where it was stored, or store the key again: cpuchat servers key {server}."
+                    raise ServerError(f"The API key of {server} is in a keyring, and none is found here.", hint)
+                key = keyring.get_password(_SERVICE, server) or ""
         if not key and server == self._chosen:
             key = os.environ.get(VARIABLE, "").strip()
         if not key and server in _KNOWN:
@@ -56,79 +57,48 @@ class KeyRing:
         return key
 
     def store(self, server: str, key: str) -> str:
-        """Keep the key of a server, in the system's keyring where there is one, else in the file; "" removes it.
-
-        Returns:
-            The place, as shown to the user.
-
-        Raises:
-            ServerError: as `key`.
-            OSError: the file cannot be written.
+        """Keep the key of a server, in the system's keyring where there is one, else in the file; "" removes it. Returns
+        the place, as shown to the user. Raises ServerError: as `key`; OSError: the file cannot be written.
         """
-        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with file_lock(self._file.parent):
-            known = _read(self._file)
-            place = paths.shown(self._file)
-            if not key:
-                if known.pop(server, "") == _ELSEWHERE:
-                    keyring = _keyring_with(server)
-                    with _refusals(server):
-                        keyring.delete_password(_SERVICE, server)
-            elif (keyring := _system_keyring()) is not None:
-                with _refusals(server):
-                    keyring.set_password(_SERVICE, server, key)
-                known[server] = _ELSEWHERE
-                place = f"the keyring ({keyring.name})"
-            else:
-                known[server] = key
-            self._write(known)
-        return place
-
-    def _write(self, known: dict[str, object]) -> None:
         import tomlkit
 
-        write_atomically(self._file, tomlkit.dumps(known), mode=0o600)
-
-
-def _system_keyring() -> KeyringBackend | None:
-    """Return the keyring of the desktop or system; None without one, or without the extra `keyring`."""
-    try:
-        import keyring
-    except ImportError:
-        return None
-    found = keyring.get_keyring()
-    return found if found.priority > 0 else None
-
-
-def _keyring_with(server: str) -> KeyringBackend:
-    """Return the keyring that has the key of `server`. Raises ServerError if there is none now."""
-    keyring = _system_keyring()
-    if keyring is None:
-        raise ServerError(
-            f"The API key of {server} is in a keyring, and none is found here.",
-            f"Start cpuchat where it was stored, or store the key again: cpuchat servers key {server}.",
-        )
-    return keyring
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with file_lock(self._file.parent), _system_keyring(server) as keyring:
+            known, place = _read(self._file), paths.shown(self._file)
+            former = known.pop(server, "")
+            if key and keyring is not None:
+                keyring.set_password(_SERVICE, server, key)
+                known[server], place = _IN_KEYRING, f"the keyring ({keyring.name})"
+            elif key:
+                known[server] = key
+            elif former == _IN_KEYRING and keyring is not None:
+                keyring.delete_password(_SERVICE, server)
+            write_atomically(self._file, tomlkit.dumps(known), mode=0o600)
+        return place
 
 
 @contextlib.contextmanager
-def _refusals(server: str) -> Iterator[None]:
-    """Turn what the keyring says against it into ServerError."""
-    from keyring.errors import KeyringError
-
+def _system_keyring(server: str) -> Iterator[KeyringBackend | None]:
+    """Give the keyring of the desktop or system; None without one, or without the extra `keyring`. Raises ServerError:
+    it refuses the key of `server`.
+    """
     try:
-        yield
+        import keyring
+        from keyring.errors import KeyringError
+    except ImportError:
+        yield None
+        return
+    found = keyring.get_keyring()
+    try:
+        yield found if found.priority > 0 else None
     except KeyringError as error:
-        raise ServerError(
-            f"The keyring refused the API key of {server}: {type(error).__name__}.",
-            f"Unlock it, or store the key again: cpuchat servers key {server}.",
-        ) from None
+        hint = f"Unlock it, or store the key again: cpuchat servers key {server}."
+        raise ServerError(f"The keyring refused the API key of {server}: {type(error).__name__}.", hint) from None
 
 
 def _read(file: Path) -> dict[str, object]:
     try:
-        mode = file.stat().st_mode
-        if stat.S_IMODE(mode) & 0o077:
+        if stat.S_IMODE(file.stat().st_mode) & 0o077:
             raise ServerError(
                 f"Other users may read {paths.shown(file)}, which holds API keys.",
                 f"Run chmod 600 {paths.shown(file)}.",
@@ -140,4 +110,4 @@ def _read(file: Path) -> dict[str, object]:
         raise ServerError(f"Cannot read {paths.shown(file)}: {error.strerror}.", "Fix or remove it.") from None
     except ValueError:  # without the text that is wrong: it may be a key
         raise ServerError(f"{paths.shown(file)} is not valid TOML.", 'Its lines are "https://HOST" = "KEY".') from None
-    return {name: value for name, value in tables.items() if isinstance(value, str) or value == _ELSEWHERE}
+    return {name: value for name, value in tables.items() if isinstance(value, str) or value == _IN_KEYRING}

@@ -12,7 +12,6 @@ from typing import Any
 from cpuchat.base.text import clean_line
 from cpuchat.present import answers as words
 from cpuchat.present.chats import cores, real_time_factor
-from cpuchat.protocol.timings import SERVER_WIDE
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
@@ -140,7 +139,7 @@ def drafting(frame: Frame) -> list[Line]:
         return [] if on_server else _off(frame, now.reason, _DRAFTING_ROWS)
     head = [_acceptance(frame, now), _row(frame, _PER_PASS)]
     if on_server or now.counts.source == "server":  # it counts, and tells no times of its own
-        source = [] if now.counts.source in ("", SERVER_WIDE) else [frame.item(f"{'source':<{_LABEL}}", "server")]
+        source = [] if not now.counts.source else [frame.item(f"{'source':<{_LABEL}}", "server")]
         return [*head, *source, _by_position(frame, now)]
     rest = [_depth(frame, now), _by_position(frame, now), _by_drafter(frame, now)]
     rest = _off(frame, now.reason, _SENTENCE_ROWS) if now.reason else rest
@@ -156,8 +155,6 @@ def _off(frame: Frame, reason: str, height: int) -> list[Line]:
 def _acceptance(frame: Frame, now: Drafting) -> Line:
     if now.acceptance_now.value is None or now.acceptance.value is None:
         return []
-    if now.counts.source == SERVER_WIDE:  # what it drafted for others is in it
-        return frame.item("acceptance", f"{percent(now.acceptance.value):>4}", f" % {SERVER_WIDE}")
     line = frame.item("acceptance", f"{percent(now.acceptance_now.value):>5}", " %")
     return [*line, *frame.item("  avg", f"{percent(now.acceptance.value):>4}", " %")]
 
@@ -267,28 +264,19 @@ def _power(frame: Frame, watts: float, joules: float | None) -> Line:
 
 
 _HINTED = {
-    "prefill_tok_s": "prefill", "prefill_cached": "reused", "queue_s": "queue", "running": "requests",
-    "acceptance": "acceptance", "own_acceptance": "own acceptance",
+    "prefill_tok_s": "prefill", "prefill_cached": "reused", "queue_s": "queue", "acceptance": "acceptance",
 }  # fmt: skip
 """Figures that a server does not report unless it is started with an option."""
 
 
 def serving(frame: Frame) -> list[Line]:
-    """Draw, while it answers, the requests that the server is at and those that wait and the share of its KV cache in
-    use (all of them server-wide), and how to switch on what it does not report. Nothing for a model on this machine.
-    """
+    """Draw how to switch on what a server does not report. Nothing for a model on this machine."""
     server = frame.figures.server
     if server is None:
         return []
     rows: list[Line] = []
-    if (load := server.load) is not None and not frame.settled:
-        rows += [_labelled(frame, "running", f"{load.running:,}", "")] if load.running is not None else []
-        rows += [_labelled(frame, "queued", f"{load.waiting:,}", "")] if load.waiting is not None else []
-        rows += [_labelled(frame, "KV in use", percent(load.kv_used), "%")] if load.kv_used is not None else []
     hints: dict[str, list[str]] = {}
     for figure, reason in server.unreported:
-        if figure == "own_acceptance" and frame.figures.drafting.counts.source != SERVER_WIDE:
-            continue  # not known yet, or that of this answer
         if figure in _HINTED and "start " in reason:
             hints.setdefault(reason, []).append(_HINTED[figure])
     for reason, names in hints.items():

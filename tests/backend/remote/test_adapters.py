@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from cpuchat.backend.remote.adapter import Adapter, parse
+from cpuchat.backend.remote.adapter import KINDS, OLLAMA, OTHER, Adapter, ServerKind
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.remote.connection import Connection
-from cpuchat.backend.remote.servers import VLLM, LlamaServer, LMStudio, Ollama
 from cpuchat.chats.records import AnswerSettings
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import SamplingSection
@@ -21,25 +19,12 @@ from cpuchat.protocol.messages import (
     ModelLoaded,
     Reconnecting,
     Sampling,
-    ServerLoad,
     Speculation,
     Tool,
 )
 from cpuchat.protocol.model_info import ModelInfo
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import RemoteServer, Reply, connected, remote_server
-
-VLLM_METRICS = """# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="m"} 1.0
-vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
-vllm:generation_tokens_total{engine="0",model_name="m"} %d
-vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
-vllm:spec_decode_num_drafts_total{engine="0"} %d
-vllm:spec_decode_num_draft_tokens_total{engine="0"} %d
-vllm:spec_decode_num_accepted_tokens_total{engine="0"} %d
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} %d
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} %d
-"""
 
 
 async def answered(server: RemoteServer, **request: Any) -> tuple[ModelInfo, Answer]:
@@ -51,16 +36,7 @@ async def answered(server: RemoteServer, **request: Any) -> tuple[ModelInfo, Ans
     return loaded.model, got
 
 
-async def until_load_is_told(server: RemoteServer) -> None:
-    """Return when the load was read, and asked for again: it is on its way to whoever reads the answer."""
-    before = len(server.asked)
-    while sum(one.path == "/metrics" for one in server.asked[before:]) < 2:
-        await asyncio.sleep(0.01)
-
-
-async def test_llama_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.backend.remote.backend.LOAD_SECONDS", 0.05)
-
+async def test_llama_server() -> None:
     async def answer(reply: Reply) -> None:
         await reply.head()
         progress = {"total": 40, "cache": 8, "processed": 24, "time_ms": 9}
@@ -71,80 +47,23 @@ async def test_llama_server(monkeypatch: pytest.MonkeyPatch) -> None:
                 "draft_n": 3 * n, "draft_n_accepted": n,
             }  # fmt: skip
             await reply.event({"id": "c1", "choices": [{"delta": {channel: text}}], "timings": timings})
-        await until_load_is_told(server)
         await reply.finish("stop", usage={"prompt_tokens": 40, "completion_tokens": 4})
 
     meta = {"n_params": 8_000_000, "size": 9_000_000, "n_ctx_train": 4096, "n_vocab": 512, "ftype": "Q4_K - Medium"}
     pages = {
         "/v1/models": {"data": [{"id": "demo.gguf", "owned_by": "llamacpp", "meta": meta}]},
-        "/props": {
-            "default_generation_settings": {"n_ctx": 2048}, "endpoint_metrics": True, "build_info": "b1",
-            "endpoint_slots": True,
-        },
-        "/slots": [{"id": 0, "speculative": True, "is_processing": False}],
-        "/metrics": "llamacpp:requests_processing 1\nllamacpp:requests_deferred 3\n",
+        "/props": {"default_generation_settings": {"n_ctx": 2048}},
     }  # fmt: skip
     async with remote_server(answer=answer, pages=pages) as server:
         model, got = await answered(server, sampling=Sampling(seed=5, top_k=7))
         assert model.server.startswith("llama-server at ") and model.name == "demo"
         assert (model.quantization, model.n_ctx, model.n_params) == ("Q4_K_M", 2048, 8_000_000)
-        assert not model.why_unreported("acceptance") and not model.why_unreported("running")
+        assert "--spec" in model.why_unreported("acceptance") and model.no_speculation
         assert (got.reasoning, got.text) == ("hm", "yes")
         assert (got.timings.cache_n, got.timings.prompt_n, got.timings.predicted_n) == (8, 32, 4)
         assert (got.timings.draft_n, got.timings.draft_n_accepted, got.timings.seed) == (6, 2, 5)
-        load = got.of(ServerLoad)[0]
-        assert (load.running, load.waiting) == (1, 3)
         body = server.chats()[0].body
         assert (body["seed"], body["top_k"], body["timings_per_token"], body["return_progress"]) == (5, 7, True, True)
-
-
-async def test_llama_server_that_tells_nothing_says_how_to_switch_it_on() -> None:
-    props = {"default_generation_settings": {"n_ctx": 0}, "endpoint_metrics": False, "endpoint_slots": False}
-    async with remote_server(owner="llamacpp", pages={"/props": props}) as server:
-        model, _ = await answered(server)
-        assert "--metrics" in model.why_unreported("running")
-        why = model.why_unreported("acceptance")
-        assert "--spec" in why and model.no_speculation == why
-
-
-async def test_vllm_counts_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.backend.remote.backend.LOAD_SECONDS", 0.05)
-    then, now = (500, 100, 200, 150, 80, 70), (540, 110, 220, 165, 89, 76)
-    counts = iter([then, then, *[now] * 20])
-    newest: tuple[int, ...] = ()
-
-    async def metrics(reply: Reply) -> None:
-        nonlocal newest
-        newest = next(counts, newest)
-        await reply.head(200, "text/plain")
-        await reply.raw((VLLM_METRICS % newest).encode())
-
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        for n in range(1, 27):
-            await reply.text("x ", usage={"prompt_tokens": 9, "completion_tokens": n})
-        while not any(one.path == "/metrics" for one in server.asked[len(server.asked) - 1 :]):
-            await asyncio.sleep(0.01)  # until the counters were read in the middle of the answer
-        await reply.finish("length")
-
-    pages = {
-        "/v1/models": {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 1024}]},
-        "/metrics": metrics,
-    }
-    async with remote_server(answer=answer, pages=pages) as server:
-        model, got = await answered(server, max_tokens=26)
-        assert (model.server.split(" ")[0], model.n_ctx) == ("vLLM", 1024)
-        assert "--enable-per-request-metrics" in model.why_unreported("queue_s")
-        assert "--per-request-spec-decode-metrics" in model.why_unreported("own_acceptance")
-        assert got.timings.predicted_n == 26 and not got.timings.approximate
-        assert got.finished.stop_reason == "max_tokens"
-        figures = got.timings.speculation
-        assert figures is not None and figures.source == "server-wide"
-        assert got.timings.draft_n_accepted / got.timings.draft_n == 0.75
-        assert got.timings.tokens_per_pass == 25 / 16  # 15 of 40 tokens were accepted; some passes drafted nothing
-        assert figures.by_position == ((10, 9), (10, 6))
-        load = got.of(ServerLoad)[0]
-        assert (load.running, load.waiting, load.kv_used) == (1, 2, 0.25)
 
 
 async def test_vllm_tells_of_the_request_itself_when_it_is_asked_to() -> None:
@@ -161,9 +80,12 @@ async def test_vllm_tells_of_the_request_itself_when_it_is_asked_to() -> None:
         await reply.event({"choices": [], "usage": usage, "metrics": metrics})
         await reply.finish()
 
-    pages = {"/v1/models": {"data": [{"id": "m", "owned_by": "vllm"}]}, "/metrics": "vllm:num_requests_running 0\n"}
+    pages = {"/v1/models": {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 1024}]}}
     async with remote_server(answer=answer, pages=pages) as server:
-        _, got = await answered(server)
+        model, got = await answered(server)
+        assert (model.server.split(" ")[0], model.n_ctx) == ("vLLM", 1024)
+        assert "--enable-per-request-metrics" in model.why_unreported("queue_s")
+        assert "--per-request-spec-decode-metrics" in model.why_unreported("acceptance")
         timings = got.timings
         assert (timings.queue_ms, timings.prompt_ms) == (0.2, pytest.approx(0.3))
         assert (timings.prompt_n, timings.prompt_per_second, timings.fields()["cache_n"]) == (9, None, None)
@@ -175,39 +97,27 @@ async def test_vllm_tells_of_the_request_itself_when_it_is_asked_to() -> None:
         assert (timings.draft_n, timings.draft_n_accepted, timings.tokens_per_pass) == (12, 6, 2.5)
 
 
-async def test_ollama_speaks_its_own_route() -> None:
-    async def answer(reply: Reply) -> None:
-        if reply.asked.path != "/api/chat":
-            await reply.json({"done": True})
-            return
-        await reply.head(200, "application/x-ndjson")
-        for part in (
-            {"message": {"role": "assistant", "content": "", "thinking": "hm"}, "done": False},
-            {"message": {"role": "assistant", "content": "yes"}, "done": False},
-            {
-                "message": {"content": ""}, "done": True, "done_reason": "length", "prompt_eval_count": 30,
-                "prompt_eval_duration": 60_000_000, "eval_count": 11, "eval_duration": 500_000_000,
-            },
-        ):  # fmt: skip
-            import json
-
-            await reply.raw(json.dumps(part).encode() + b"\n")
-
+async def test_ollama_lists_what_it_has_and_takes_reasoning_as_an_effort() -> None:
     details = {"family": "llama", "quantization_level": "Q4_K_M"}
     pages = {
         "/v1/models": {"object": "list", "data": [{"id": "demo:latest", "owned_by": "library"}]},
-        "/api/version": {"version": "0.30"},
-        "/api/tags": {"models": [{"name": "demo:latest", "size": 5_000_000, "details": details}]},
+        "/api/tags": {
+            "models": [
+                {"name": "demo:latest", "size": 5_000_000, "details": details},
+                {"name": "other:latest", "size": 5_000_000, "details": details},
+            ]
+        },
         "/api/ps": {"models": [{"name": "demo:latest", "context_length": 4096}]},
     }
-    async with remote_server(answer=answer, pages=pages) as server:
-        model, got = await answered(server, max_tokens=11)
+    async with remote_server(pages=pages) as server:
+        model, got = await answered(server, reasoning=False)
         assert (model.name, model.quantization, model.n_ctx) == ("demo:latest", "Q4_K_M", 4096)
-        assert (got.reasoning, got.text, got.finished.stop_reason) == ("hm", "yes", "max_tokens")
-        # It counts reused tokens as read in no time.
-        assert (got.timings.prompt_n, got.timings.prompt_per_second, got.timings.reused_known) == (30, None, False)
-        assert got.timings.predicted_per_second == pytest.approx(20.0)
-        assert server.chats()[-1].body["options"]["num_predict"] == 11
+        assert model.server.startswith("Ollama at ") and got.text == "Hello there."
+        assert server.chats()[0].body["reasoning_effort"] == "none"
+        _, models = await RemoteBackend().models(server.url)
+        assert [(one.name, one.loaded, one.n_ctx) for one in models] == [
+            ("demo:latest", True, 4096), ("other:latest", None, 0),
+        ]  # fmt: skip
 
 
 async def test_lm_studio_lists_what_it_has() -> None:
@@ -245,11 +155,29 @@ SET: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [Adapter, LMStudio, Ollama, VLLM, LlamaServer])
-def test_an_adapter_takes_what_reaches_its_server(kind: type[Adapter]) -> None:
-    connection = Connection("http://127.0.0.1:9")
-    extra: tuple[Any, ...] = {VLLM: (None,), LlamaServer: ({},)}.get(kind, ())
-    adapter = kind(connection, (), *extra)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        (KINDS["llamacpp"], {"grammar": "root ::= x"}),
+        (KINDS["cpuchat"], {"grammar": "root ::= x"}),
+        (KINDS["vllm"], {"structured_outputs": {"grammar": "root ::= x"}}),
+        (OTHER, {"response_format": {
+            "type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
+        }}),
+    ],
+    ids=lambda one: getattr(one, "name", ""),
+)  # fmt: skip
+def test_a_form_is_asked_for_as_the_server_takes_it(kind: ServerKind, form: dict[str, Any]) -> None:
+    adapter = Adapter(Connection("http://127.0.0.1:9"), kind)
+    wanted = chat("Hello", grammar="root ::= x", json_schema='{"type": "object"}')
+    _, content = adapter.request(wanted, "m", 1)
+    names = ("grammar", "structured_outputs", "response_format")
+    assert {name: content[name] for name in names if name in content} == form
+
+
+@pytest.mark.parametrize("kind", [OTHER, OLLAMA, *KINDS.values()], ids=lambda kind: kind.name)
+def test_an_adapter_takes_what_reaches_its_server(kind: ServerKind) -> None:
+    adapter = Adapter(Connection("http://127.0.0.1:9"), kind)
 
     def request(**options: Any) -> Generate:
         sampling = {name: options.pop(name) for name in [*options] if name in Sampling.__struct_fields__}
@@ -259,8 +187,8 @@ def test_an_adapter_takes_what_reaches_its_server(kind: type[Adapter]) -> None:
         return adapter.request(one, "m", one.sampling.seed or 0)
 
     for name, value in SET.items():
-        assert (sent(request()) != sent(request(**{name: value}))) == (name in adapter.takes), name
-    assert set(adapter.missed(request(**SET))) == set(SET) - adapter.takes == set(adapter.ignored)
+        assert (sent(request()) != sent(request(**{name: value}))) == (name in kind.takes), name
+    assert set(adapter.missed(request(**SET))) == set(SET) - kind.takes == set(adapter.ignored)
     assert adapter.missed(chat("Hello", sampling=Sampling(repeat_last_n=9))) == []  # a window of no penalty
     unset = tuple(name for name in Sampling.__struct_fields__ if name != "seed")
     bare = str(sent(chat("Hello", sampling=Sampling(seed=5), unset=unset)))  # the server's own values hold
@@ -390,44 +318,6 @@ async def test_a_server_that_loads_its_model_is_waited_for(monkeypatch: pytest.M
         assert isinstance(got.events[-1], ModelLoaded) and looks == 20
 
 
-def test_metrics_that_are_malformed_are_skipped() -> None:
-    found = parse('a 1\na{x="1"} 2\n# a 5\nb NaN\nc -1\nd\ne{ 1\nf{position="1"} 4\n')
-    assert found.values == {"a": 3.0, "f": 4.0}
-    assert found.by_position == {"f": (0.0, 4.0)}
-    assert found.since(parse("a 9"), "a") is None  # started anew
-
-
-async def test_a_queue_is_shown_while_llama_server_has_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its response begins with the first token: while the request waits there is not even a status."""
-    monkeypatch.setattr("cpuchat.backend.remote.backend.LOAD_SECONDS", 0.05)
-
-    async def answer(reply: Reply) -> None:
-        await until_load_is_told(server)
-        await reply.head()
-        await reply.text("Hello")
-        await reply.finish()
-
-    pages = {
-        "/props": {"default_generation_settings": {"n_ctx": 2048}, "endpoint_metrics": True},
-        "/metrics": "llamacpp:requests_processing 1\nllamacpp:requests_deferred 3\n",
-    }
-    async with remote_server(answer=answer, owner="llamacpp", pages=pages) as server:
-        backend = RemoteBackend()
-        await collect(backend.load(ServerModel(server.url), LoadOptions()))
-        got = await asyncio.wait_for(collect(backend.generate(chat("Hello"))), 180)
-        await backend.close()
-    assert got.text == "Hello" and got.of(ServerLoad)[0].waiting == 3
-
-
-def test_engines_of_one_server_are_put_together() -> None:
-    found = parse(
-        'kv{engine="0"} 0.7\nkv{engine="1"} 0.5\n'
-        'a{engine="0",position="0"} 4\na{engine="1",position="0"} 3\na{engine="1",position="1"} 1\n'
-    )
-    assert found.mean("kv") == pytest.approx(0.6) and found.mean("none") is None
-    assert found.by_position == {"a": (7.0, 1.0)}
-
-
 async def test_a_server_started_anew_is_waited_for_until_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpuchat.backend.remote.connection.LOADING_SECONDS", 0.0)
 
@@ -447,7 +337,6 @@ async def test_a_server_started_anew_is_waited_for_until_it_has_loaded(monkeypat
 
 @pytest.mark.parametrize(("pages", "kind"), [({"/api/tags": {"models": []}}, "Ollama"), ({}, "OpenAI-compatible")])
 async def test_ollama_is_known_whoever_owns_its_models(pages: dict[str, Any], kind: str) -> None:
-    pages = {"/api/version": {"version": "0.30"}, **pages}
     async with remote_server(owner="hf.co/maker", pages=pages) as server:
         found, _ = await RemoteBackend().models(server.url)
         assert found.startswith(kind)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cpuchat.backend.remote.stream import CallParts, with_calls
-from cpuchat.protocol.messages import Message, ToolCall
+from cpuchat.backend.remote.stream import CallParts
+from cpuchat.protocol.messages import ToolCall
 
 LOOK = ToolCall(name="look", arguments={"at": "ü"}, id="a1")
 STOP = ToolCall(name="stop", id="a2")
@@ -53,16 +53,3 @@ def test_a_server_that_sends_calls_without_end_is_cut_off() -> None:
     for index in range(200):
         parts.add([part(index, "{}", f"f{index}")])
     assert len(parts.calls()) == 64
-
-
-def test_messages_with_calls_are_written_for_each_kind_of_server() -> None:
-    answer = Message(role="assistant", content="", calls=(LOOK,))
-    found = with_calls({"role": "assistant", "content": ""}, answer, as_text=True)
-    assert found["tool_calls"] == [
-        {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": "ü"}'}}
-    ]
-    found = with_calls({}, answer, as_text=False)
-    assert found["tool_calls"][0]["function"]["arguments"] == {"at": "ü"}
-    told = Message(role="tool", content="seen", call_id="a1", tool="look")
-    assert with_calls({}, told, as_text=True) == {"tool_call_id": "a1", "name": "look"}
-    assert with_calls({}, told, as_text=False) == {"tool_call_id": "a1", "tool_name": "look"}

@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from cpuchat.backend.remote import backend as exchange
 from cpuchat.backend.remote import backend as remote
-from cpuchat.backend.remote import connection, stream
+from cpuchat.backend.remote import connection, exchange, stream
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.base.errors import CpuchatError, ServerUnreachable
 from cpuchat.config.servers import ServerModel
@@ -40,7 +39,7 @@ async def answered(answer: Stream, **options: object) -> Answer:
         return await collect(backend.generate(chat("Hello")))
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/props"])
+@pytest.mark.parametrize("path", ["/v1/models", "/api/tags"])
 async def test_a_server_that_drips_its_models_is_not_waited_for(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "LISTING_SECONDS", 0.3)
 
@@ -354,7 +353,6 @@ async def test_figures_that_cannot_be_are_not_shown(lie: str) -> None:
     timings = got.timings
     assert timings.predicted_n == 3 and timings.approximate
     assert timings.prompt_n == 0
-    assert "implausible" in got.finished.note
 
 
 async def test_an_answer_that_is_not_streamed_is_taken_whole() -> None:

@@ -118,8 +118,7 @@ async def test_attempts_before_the_one_that_was_answered_are_not_the_queue(monke
         server.refused = 1
         timings = (await collect(backend.generate(chat("Hello")))).timings
         await backend.close()
-    assert timings.queue_ms is not None and timings.network_ms is not None
-    assert timings.queue_ms + timings.network_ms <= timings.ttft_ms - 300
+    assert timings.queue_ms is not None and timings.queue_ms <= timings.ttft_ms - 300
 
 
 async def test_a_connection_is_used_again_after_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,17 +36,17 @@ async def test_events_are_found_however_they_arrive(end: bytes, size: int) -> No
 )  # fmt: skip
 async def test_the_last_event_counts_without_the_empty_line_unless_it_is_cut(last: bytes, expected: list[Any]) -> None:
     data = b'data: {"a":1}\n\ndata: : keepalive\n\ndata: ' + last
-    assert [one async for one in objects(pieces(data, 5), by_line=False)] == [{"a": 1}, *expected]
+    assert [one async for one in objects(pieces(data, 5))] == [{"a": 1}, *expected]
 
 
 async def test_events_without_the_empty_line_between_them_are_parted() -> None:
     data = b'data: {"a":\ndata: 1}\ndata: {"b":2}\ndata: [DONE]\n\n'
-    assert [one async for one in objects(pieces(data, 5), by_line=False)] == [{"a": 1}, {"b": 2}, None]
+    assert [one async for one in objects(pieces(data, 5))] == [{"a": 1}, {"b": 2}, None]
 
 
 async def test_the_end_is_not_taken_for_a_cut() -> None:
-    assert [one async for one in objects(pieces(b"data: [DONE]\n\n", 4), by_line=False)] == [None]
-    assert [one async for one in objects(pieces(b'{"a":1}\n{"b":', 4), by_line=True)] == [{"a": 1}]
+    assert [one async for one in objects(pieces(b"data: [DONE]\n\n", 4))] == [None]
+    assert [one async for one in objects(pieces(b'{"a":1}\n{"b":', 4))] == [{"a": 1}]
 
 
 async def test_a_line_without_an_end_is_bounded() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cpuchat.backend.remote.backend import RemoteBackend, without_oldest
+from cpuchat.backend.remote.backend import RemoteBackend
+from cpuchat.backend.remote.exchange import without_oldest
 from cpuchat.config.servers import ServerModel
 from cpuchat.protocol.messages import ContextTrimmed, LoadOptions, Message
 from tests.support.chatting import Answer, chat, collect
@@ -81,22 +82,3 @@ async def test_a_long_prompt_of_vllm_is_trimmed_by_its_own_length(words: str) ->
         assert server.chats()[-1].body["max_tokens"] == 50
         whole = await asked(server, *(f"message {n}" for n in range(15)), when_full="refuse")
         assert whole.failed.code == "context_full" and not whole.failed.alone
-
-
-async def test_ollama_is_asked_to_refuse_what_does_not_fit() -> None:
-    async def answer(reply: Reply) -> None:
-        if reply.asked.body["truncate"] is False and len(reply.asked.body["messages"]) > 5:
-            await reply.json({"error": "the input length exceeds the context length"}, 400)
-        else:
-            await reply.head(200, "application/x-ndjson")
-            await reply.raw(b'{"message": {"content": "Fine."}, "done": true}\n')
-
-    pages = {
-        "/api/version": {"version": "0.30"},
-        "/api/tags": {"models": [{"name": "m"}]},
-        "/api/ps": {"models": [{"name": "m", "context_length": 512}]},
-    }
-    async with remote_server(answer=answer, owner="library", pages=pages) as server:
-        got = await asked(server, *(f"message {n}" for n in range(9)))
-        assert got.text == "Fine." and got.of(ContextTrimmed)
-        assert server.chats()[-1].body["shift"] is False

@@ -209,7 +209,7 @@ def test_why_not_more_was_reused_stands_below() -> None:
 @pytest.mark.parametrize("state", ["serving", "served"])
 def test_a_server_tells_what_the_first_token_waited_for_and_who_counted(state: str) -> None:
     rows = drawn("all", state, ALL)
-    for label in ("first token", "prefill", "acceptance  74 % server-wide", "context"):
+    for label in ("first token", "prefill", "acceptance   74 %", "context"):
         assert any(row.startswith(label) for row in rows), label
     assert any(row.startswith("  queue           41 ms") for row in rows) == (state == "served")
     spoken = drawn("all", state, ALL, speech=Speech(reading=True, first_audio_s=0.4, cpus=(6, 7)))
@@ -217,10 +217,10 @@ def test_a_server_tells_what_the_first_token_waited_for_and_who_counted(state: s
 
 
 def test_what_a_server_does_not_report_names_the_option() -> None:
-    assert "For requests: start it with --metrics" in " ".join(drawn("all", "silent", ALL))
+    assert "For acceptance: not reported by this server; start it with drafts" in " ".join(drawn("all", "silent", ALL))
     assert "".join(drawn("line", "silent", (1, 97))).count("≈") == 1
     before = "\n".join(drawn("all", meter_after(ModelLoaded(model=SERVED)), ALL))
-    assert "acceptance" not in before and "running" not in before
+    assert "acceptance" not in before and "For queue: start vLLM" in before
 
 
 def test_a_counter_moves_nothing_when_an_answer_begins() -> None:
