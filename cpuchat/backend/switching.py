@@ -54,43 +54,30 @@ class SwitchingBackend:
         self._stopped = False
         if isinstance(path, ServerModel):
             return self._load_on(self._server, path, options, spec)
-        if options.draft_path or options.rpc:
+        if options.draft_path:
             return self._load_drafted(path, options, spec)
         return self._load_on(self.local, path, options, spec)
 
     async def _load_drafted(
         self, path: Path, options: LoadOptions, spec: PlacementSpec
     ) -> AsyncGenerator[AnyEvent, None]:
-        """Load with a draft model; or on a llama-server, for a draft head (its header tells) or RPC workers."""
+        """Load with a draft model; or on a llama-server, for a draft head (its header tells)."""
         from cpuchat.models.drafts.choice import head_for
 
         try:
-            draft = Path(options.draft_path)
-            head = await asyncio.to_thread(head_for, path, draft) if options.draft_path else None
-            spread = head is None and await self._needs_workers(path, options)
+            head = await asyncio.to_thread(head_for, path, Path(options.draft_path))
         except DraftMismatch as error:
             yield Failed.of(error)
             return
         except CpuchatError:
-            head, spread = None, False  # the worker reports it
+            head = None  # the worker reports it
         if self._stopped:
             yield LoadCancelled()
             return
-        backend = self._heads_backend if head is not None or spread else self.local
+        backend = self._heads_backend if head is not None else self.local
         async with contextlib.aclosing(self._load_on(backend, path, options, spec)) as events:
             async for event in events:
                 yield event
-
-    async def _needs_workers(self, path: Path, options: LoadOptions) -> bool:
-        """Return whether RPC workers have to hold some layers of `path`. Unloads the model first if that may decide it.
-        Raises ModelNotFound, ModelDamaged: its header cannot be read.
-        """
-        if not options.rpc or not await asyncio.to_thread(_needs_workers, path, options):
-            return False
-        if options.rpc_layers or self.model is None:
-            return True
-        await self._current.unload()  # the load would, too
-        return await asyncio.to_thread(_needs_workers, path, options)
 
     def _load_on(
         self, backend: Backend, path: Source, options: LoadOptions, spec: PlacementSpec
@@ -157,11 +144,3 @@ class SwitchingBackend:
         await self.local.close()
         if self._remote is not None:
             await self._remote.close()
-
-
-def _needs_workers(path: Path, options: LoadOptions) -> bool:
-    from cpuchat.hardware.memory import available_bytes
-    from cpuchat.models.fit import needs_workers
-    from cpuchat.models.gguf.header import read_model
-
-    return needs_workers(read_model(path), options, available_bytes())

@@ -184,7 +184,7 @@ class ServerRefused(ServerError, code="server_refused", exit_code=22):
 
 
 class EngineMissing(CpuchatError, code="engine_missing", exit_code=9):
-    """A program of llama.cpp is not installed that a draft head or RPC workers need."""
+    """A program of llama.cpp is not installed that a draft head needs."""
 
 
 class SpeechFailed(CpuchatError, code="speech", exit_code=23):

@@ -71,7 +71,7 @@ them.
 
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
-9 llama.cpp is missing or unsupported, 10 generation failed, 12 draft model mismatch, 21 server or RPC worker failed
+9 llama.cpp is missing or unsupported, 10 generation failed, 12 draft model mismatch, 21 server failed
 or not reached, 22 API key refused, 23 speech failed, 24 the answer does not match the schema or grammar,
 25 an MCP server failed, 130 stopped by Ctrl+C, 1 anything else."""
 

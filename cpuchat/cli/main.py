@@ -97,13 +97,6 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     help="Draft model with the same vocabulary, or a draft head; default: the catalog's recommendation.",
 )  # fmt: skip
 @click.option("--drafters", "speculation__drafters", metavar="NAME", help=f"Drafters: {', '.join(CHOICES)}.")
-@click.option(
-    "--rpc", "engine__rpc", metavar="HOST:PORT,…", help="RPC workers for layers that do not fit here (docs/rpc.md)."
-)
-@click.option(
-    "--rpc-layers", "engine__rpc_layers", type=int, metavar="N",
-    help="Layers on the RPC workers; 0 = those that do not fit here.",
-)  # fmt: skip
 @click.option("--tools-folder", metavar="DIR", help="Let the model read files in this folder, call by call.")
 @click.option(
     "--tools", "tool_servers", multiple=True, metavar="NAME",

@@ -1,13 +1,11 @@
-"""`cpuchat serve`: the engine for other programs, or cores for a model elsewhere; `cpuchat servers`: who serves."""
+"""`cpuchat serve`: the engine for other programs; `cpuchat servers`: who serves."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
-from click.core import ParameterSource
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError
@@ -36,7 +33,7 @@ from cpuchat.cli.output import error_json, print_json
 from cpuchat.cli.serve_live import shown
 from cpuchat.cli.terminal import Terminal
 from cpuchat.config import settings
-from cpuchat.config.servers import PORT, ServerModel, is_loopback, normalized
+from cpuchat.config.servers import ServerModel, is_loopback, normalized
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
@@ -54,7 +51,6 @@ Examples:
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
   cpuchat serve --warm agent.json                  evaluate an agent's prompt ahead: the body of one of its requests
-  cpuchat serve --rpc-worker --host 10.0.0.2       hold layers for `cpuchat --rpc 10.0.0.2` on another machine
 
 One request is answered at a time, the others wait in the order of their arrival; a short one before a longer one
 of its client. Ctrl+C ends the server, a second one ends it at once.
@@ -68,12 +64,9 @@ and sends it unencrypted: outside a network that you trust, put a TLS proxy or a
 
 Exit codes: 0 ended by Ctrl+C or SIGTERM, 2 wrong usage or settings, port in use, 3 no such model, 4 damaged or
 unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 llama.cpp is missing or unsupported,
-12 draft model mismatch, 21 RPC worker not reached, 130 Ctrl+C while loading, or a second signal, 1 anything else."""
+12 draft model mismatch, 130 Ctrl+C while loading, or a second signal, 1 anything else."""
 MOST_LINES = 20
 """Lines of refused requests in a second: a flood of them must not fill the disk."""
-_FOR_RPC_WORKERS = frozenset(
-    {"rpc_worker", "host", "port", "engine__cores", "engine__threads", "engine__memory", "quiet"}
-)
 
 
 @click.command(epilog=_EPILOG, short_help="Serve a model to other programs (OpenAI and Anthropic dialects).")
@@ -82,11 +75,6 @@ _FOR_RPC_WORKERS = frozenset(
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
     click.option(
         "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 = a free one."
-    ),
-    click.option(
-        "--rpc-worker",
-        is_flag=True,
-        help="Hold layers of a model for another machine (its --rpc); default port: 50052.",
     ),
     file_option("--token-file", help="File with the bearer token that programs must send."),
     click.option(
@@ -114,7 +102,6 @@ def serve(
     model: str | None,
     host: str,
     port: int,
-    rpc_worker: bool,
     token_file: Path | None,
     alias: tuple[str, ...],
     strict_model: bool,
@@ -130,8 +117,6 @@ def serve(
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
     chosen, strict = overridden(values), values["speculation__draft_model"] is not None
-    if rpc_worker:
-        return _serve_worker(host, port, chosen, quiet=quiet)
     if strict:
         require_draft_in_use(chosen)
     from cpuchat.backend.switching import SwitchingBackend
@@ -163,18 +148,6 @@ def serve(
     access = {"token": token, "local": local, "origins": cors_origin}
     options = {"aliases": alias, "strict": strict_model, "limit": queue}
     return asyncio.run(server.run(listeners, access, proxies, options))
-
-
-def _serve_worker(host: str, port: int, chosen: Settings, *, quiet: bool) -> int:
-    context = click.get_current_context()
-    for param in context.command.params:
-        name = param.name or ""
-        if name not in _FOR_RPC_WORKERS and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            what = param.opts[0] if isinstance(param, click.Option) else "model"
-            hint = "Its options are --host, --port, --cores, --threads, --memory-policy and --quiet."
-            raise UsageError(f"--rpc-worker takes no {what}.", hint)
-    port = PORT if context.get_parameter_source("port") is ParameterSource.DEFAULT else port
-    return serve_worker(host, port, chosen, Terminal(quiet=quiet))
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
@@ -425,35 +398,3 @@ def key(url: str, delete: bool) -> None:
     except OSError as error:
         raise CpuchatError(f"Cannot write {paths.shown(paths.keys_file())}: {error.strerror}.") from None
     print(f"Deleted the key of {server}." if delete else f"Stored the key of {server} in {place}.")
-
-
-def serve_worker(host: str, port: int, chosen: Settings, terminal: Terminal) -> int:
-    """Become llama.cpp's rpc-server, on the cores and under the memory policy of the settings; returns only where a
-    process cannot do that. Raises EngineMissing: there is no rpc-server; UsageError: a placement that this machine does
-    not allow.
-    """
-    from cpuchat.backend.base import place_here
-    from cpuchat.base.processes import child_environment
-    from cpuchat.config.servers import find_worker_program
-    from cpuchat.hardware.numa.mempolicy import launch_command
-    from cpuchat.hardware.placement.placement import PlacementSpec
-
-    program, placement = find_worker_program(), place_here(PlacementSpec.of(chosen), with_draft=False)
-    if not port:
-        raise UsageError("An RPC worker needs a port.", "Other machines name it: --rpc HOST:PORT.")
-    if not is_loopback(host):
-        terminal.warn(
-            "cpuchat: llama.cpp's RPC has neither a key nor encryption: whoever reaches this port can use it. "
-            "Listen only inside a network that you trust."
-        )
-    threads = len(placement.cpus)
-    terminal.line(f"RPC worker on {host}:{port}, {units.plural(threads, 'thread')}, memory {placement.memory.words}")
-    if sys.platform == "linux" and placement.cpus:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, placement.roams or placement.cpus)
-    wanted = [program, "--host", host, "--port", str(port), "--threads", str(threads)]
-    command = launch_command(placement.memory.words, wanted)
-    if sys.platform == "win32":
-        return subprocess.call(command, env=child_environment())
-    sys.stdout.flush()
-    os.execve(command[0], command, child_environment())

@@ -1,7 +1,7 @@
-"""Inference servers and RPC workers: their addresses, and the servers of this user that run.
+"""Inference servers: their addresses, and those of this user that run.
 
 A model on a server is `http://127.0.0.1:8080#qwen2.5-7b`. Each `cpuchat serve` has a file, locked by its process for as
-long as that runs. RPC workers are llama.cpp's rpc-server on other machines, each of which holds some layers of a model.
+long as that runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.decoding import prepared
-from cpuchat.base.errors import EngineMissing, UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.base.files import file_lock, is_locked, read_json
 
 _ENDPOINTS = ("/chat/completions", "/completions", "/models")
@@ -172,33 +171,3 @@ def running_servers() -> list[RunningServer]:
                 else:
                     file.unlink(missing_ok=True)
     return found
-
-
-PORT = 50052
-"""llama.cpp's own default."""
-PROGRAMS = ("ggml-rpc-server", "rpc-server")
-"""The program's name in new and in old builds of llama.cpp."""
-_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9_.-]+)(:(?P<port>\d{1,5}))?")  # llama.cpp splits at the colon: no IPv6
-
-
-def parse_workers(text: str) -> tuple[str, ...]:
-    """Return the addresses in `HOST:PORT,HOST,…`, each with its port. Raises UsageError."""
-    workers: dict[str, None] = {}
-    for address in filter(None, map(str.strip, text.split(","))):
-        match = _ADDRESS.fullmatch(address)
-        port = int(match["port"] or PORT) if match is not None else 0
-        if match is None or not 0 < port < 65536:
-            raise UsageError(f"{address} is not the address of an RPC worker.", "Write HOST or HOST:PORT.")
-        workers[f"{match['host']}:{port}"] = None
-    return tuple(workers)
-
-
-def find_worker_program() -> str:
-    """Return the path of the rpc-server to start. Raises EngineMissing."""
-    for name in PROGRAMS:
-        if program := shutil.which(name):
-            return program
-    raise EngineMissing(
-        f"There is no {PROGRAMS[0]} on PATH.",
-        "Build llama.cpp with `cmake -DGGML_RPC=ON`, and put its bin folder on PATH.",
-    )

@@ -24,7 +24,7 @@ from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.base.files import file_lock, read_json, write_atomically
 from cpuchat.base.setting import Setting
-from cpuchat.config.servers import normalized, parse_workers
+from cpuchat.config.servers import normalized
 from cpuchat.protocol.drafters import CHOICES, DrafterChoice
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 from cpuchat.protocol.options import MIN_CTX, Count, DraftOptions, EngineOptions, Share
@@ -221,16 +221,10 @@ class EngineSection(EngineOptions, Section):
             raise ValueError(f"ctx: {self.n_ctx} is below the minimum of {MIN_CTX}; 0 = automatic")
         check_ranges("cores", self.cores)
         check_ranges("memory", self.memory)
-        try:
-            parse_workers(self.rpc)
-        except UsageError as error:
-            raise ValueError(f"rpc: {error.message} {error.hint.rstrip('.')}") from None
 
     def load_options(self) -> LoadOptions:
         options = LoadOptions(**{name: getattr(self, name) for name in EngineOptions.__struct_fields__})
-        return msgspec.structs.replace(
-            options, n_ubatch=min(self.n_ubatch, self.n_batch), rpc=",".join(parse_workers(self.rpc))
-        )
+        return msgspec.structs.replace(options, n_ubatch=min(self.n_ubatch, self.n_batch))
 
 
 class SpeculationSection(DraftOptions, Section):

@@ -9,7 +9,7 @@ import msgspec
 
 from cpuchat.protocol.options import EngineOptions
 
-_NOT_OF_DECODING: Final = ("n_ctx", "n_batch", "n_ubatch", "mlock", "rpc", "rpc_layers")
+_NOT_OF_DECODING: Final = ("n_ctx", "n_batch", "n_ubatch", "mlock")
 """Options of the engine that do not change how fast this machine decodes."""
 
 

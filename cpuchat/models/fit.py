@@ -544,8 +544,8 @@ def required_memory(
 
 
 def may_stay_on_disk(options: LoadOptions) -> bool:
-    """Return whether these options allow weights that stay on disk: mapped, not locked, and not on RPC workers."""
-    return options.load_mode == "mmap" and not options.mlock and not options.rpc
+    """Return whether these options allow weights that stay on disk: mapped and not locked."""
+    return options.load_mode == "mmap" and not options.mlock
 
 
 def plan_memory(
@@ -562,33 +562,6 @@ def plan_memory(
         n_rs_seq //= 2
         need = required_memory(header, options, n_ctx, n_outputs, n_rs_seq)
     return need, n_rs_seq
-
-
-def needs_workers(header: GGUFHeader, options: LoadOptions, available: int) -> bool:
-    """Return whether RPC workers have to hold some layers: it was asked for, or they do not fit here."""
-    if not options.rpc or options.rpc_layers:
-        return bool(options.rpc)
-    options = msgspec.structs.replace(options, from_disk=False)
-    return required_memory(header, options, choose_context(header, options, available)).least > available
-
-
-def layers_elsewhere(header: GGUFHeader, options: LoadOptions, n_ctx: int, excess: int) -> tuple[int, int]:
-    """Return how many of the last layers other machines should hold, and how many bytes that saves here.
-
-    `options.rpc_layers`, else as few as save `excess` bytes.
-    """
-    weights: Counter[str] = Counter()
-    for tensor in header.tensors:
-        if tensor.name.startswith("blk."):
-            weights[tensor.name.split(".")[1]] += tensor.nbytes
-    rows = kv_rows(header)
-    saved = 0
-    for number, layer in enumerate(reversed(range(header.n_layer))):
-        if number >= (options.rpc_layers or header.n_layer) or (not options.rpc_layers and saved >= excess):
-            return number, saved
-        cells = kv_cells(rows[layer].window, n_ctx, _n_ubatch(options))
-        saved += weights[str(layer)] + cells * rows[layer].nbytes(options.type_k, options.type_v)
-    return header.n_layer, saved
 
 
 def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:

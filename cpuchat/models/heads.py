@@ -144,7 +144,7 @@ def find_program() -> str:
     if find_spec(WHEEL) is not None:
         return ""
     raise EngineMissing(
-        "Draft heads and RPC workers need a llama-server, and there is none on PATH.",
+        "Draft heads need a llama-server, and there is none on PATH.",
         'Install llama.cpp, or run `uv tool install ".[heads]"` in the checkout of cpuchat.',
     )
 

@@ -62,7 +62,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     `source` what that rests on; None where the bandwidth is not known. `factors`: by how much longer passes of some
     models take, as of `factor_of`. `cache_bytes` are the L3 caches of these cores (0: not known). `fitted`: the profile
     follows measured passes, not what is usual of such cores; `probed`: those of a probe are among them.
-    `workers`: RPC workers of the settings hold layers that do not fit here. `scalar_types` as of `support`.
+    `scalar_types` as of `support`.
     """
 
     available: int
@@ -75,7 +75,6 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     fitted: bool = False
     probed: bool = False
     cache_bytes: int = 0
-    workers: bool = False
     scalar_types: frozenset[str] = frozenset()
 
     def factor_of(self, model: Path) -> float:
@@ -109,7 +108,6 @@ def this_machine(
         total=total,
         peak_source=problem or NOT_MEASURED,
         cache_bytes=topology.l3_bytes(cpus),
-        workers=bool(settings.engine.rpc),
         scalar_types=scalar_types(engine_cpu(settings.engine.cpu_module, root)),
     )
     if peak is None:
@@ -224,8 +222,6 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
     if header.is_projector or not header.tensors:
         raise ModelUnsupported(f"{path.name} is {header.other}.", "Choose a language model.")
     check_supported(header)
-    if options.rpc:  # what does not fit here goes to the RPC workers
-        return
     available = memory_here(settings, loaded)
     check_fit(plan_memory(header, options, available)[0], available, header, options)
 
@@ -233,18 +229,16 @@ def require_loadable(path: Path, settings: Settings, loaded: ModelInfo | None = 
 def unloaded_bytes(loaded: ModelInfo, options: LoadOptions) -> int:
     """Return the bytes that become available when `loaded`, with these options, is unloaded and its process stays.
 
-    Not the pages of its file: the system counts those as available while they are in use, unless they are locked. Of
-    a model on RPC workers only the layers that are here count, which are taken to be of one size.
+    Not the pages of its file: the system counts those as available while they are in use, unless they are locked.
     """
     try:
         need = required_memory(read_model(Path(loaded.path)), options, loaded.n_ctx)
     except CpuchatError:  # its file no longer exists
         return loaded.kv_size
-    here = 1 - loaded.rpc_layers / max(loaded.n_layer, 1)
-    private = need.compute - PROCESS_BYTES + round(here * (need.repack + need.kv))
+    private = need.compute - PROCESS_BYTES + need.repack + need.kv
     if options.load_mode == "mmap" and not options.mlock:
         return private
-    return private + round(here * (need.weights - need.reclaimable))
+    return private + need.weights - need.reclaimable
 
 
 def _place(settings: Settings, topology: Topology) -> tuple[tuple[int, ...], Policy | None, str]:

@@ -31,7 +31,7 @@ from cpuchat.telemetry import units
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
 
-Fit = Literal["fits", "tight", "with RPC", "too large"]
+Fit = Literal["fits", "tight", "too large"]
 TOO_SLOW = 1.0
 """tok/s below which a model counts as too slow: a paragraph takes minutes."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
@@ -47,7 +47,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     `need` is for a context of `n_ctx` tokens, `draft_need` for the draft model beside it. `verdict`:
 
     - "too large": it needs more than is available now, and the engine would refuse it;
-    - "with RPC": as "too large", but the settings name RPC workers, which hold what does not fit here;
     - "tight": it loads, but leaves less than a twentieth of the memory (at least 0.5 GB) for everything else, so that
       files of other programs, or its own weights, are evicted from the page cache;
     - "fits": it leaves more.
@@ -90,8 +89,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _end(self) -> str:
-        if self.verdict == "with RPC":
-            return "too large alone, RPC workers hold the rest"
         if self.verdict != "too large":
             return self.verdict
         if self.draft_need is not None and self.need.least <= self.available:
@@ -216,16 +213,12 @@ def _judged(
     verdict: Fit = "too large"
     if needed <= machine.available:
         verdict = "fits" if needed + spare_bytes(machine.total) <= machine.available else "tight"
-    elif machine.workers and need.least > machine.available:
-        verdict = "with RPC"
     n_past = min(N_PAST, need.n_ctx) if need.n_ctx else N_PAST
     tok_s, basis = _speed(work, n_past, machine, factor)
     if scalar := scalar_type_of(work, machine.scalar_types):
         tok_s, basis = None, why_slow(scalar)
     if verdict == "too large":
         tok_s, basis = None, "does not fit: weights would be read from disk"
-    elif verdict == "with RPC":
-        tok_s, basis = None, "not predicted over a network"
     return Prediction(
         need=need,
         draft_need=draft_need,

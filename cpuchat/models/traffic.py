@@ -279,8 +279,8 @@ def where_needed(header: GGUFHeader, options: LoadOptions, available: int) -> Lo
         return options
     if not may_stay_on_disk(options):
         raise UsageError(
-            "Weights that stay on disk (--from-disk) are neither locked in memory, read into it, nor on RPC workers.",
-            "Turn off --mlock, set --load-mode to mmap, and leave out --rpc; or leave out --from-disk.",
+            "Weights that stay on disk (--from-disk) are neither locked in memory nor read into it.",
+            "Turn off --mlock and set --load-mode to mmap, or leave out --from-disk.",
         )
     in_memory = msgspec.structs.replace(options, from_disk=False)
     fits = plan_memory(header, in_memory, available)[0].least <= available

@@ -289,7 +289,7 @@ def purpose(model: CatalogModel) -> str:
 
 
 def verdict(prediction: Prediction | None) -> str:
-    """Return `fits`, `tight`, `with RPC`, `too large`, or `too slow` to be of use, `no SIMD` where it would load but be
+    """Return `fits`, `tight`, `too large`, or `too slow` to be of use, `no SIMD` where it would load but be
     computed without vector instructions; "" when unknown."""
     if prediction is None:
         return ""

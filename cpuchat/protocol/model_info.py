@@ -151,8 +151,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
     why the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
 
-    `engine` names another engine than the worker that answers on this machine ("llama-server"; "" for the worker). RPC
-    workers hold the last `rpc_layers` layers. `evidence` is None for a model of another engine.
+    `engine` names another engine than the worker that answers on this machine ("llama-server"; "" for the worker).
+    `evidence` is None for a model of another engine.
     """
 
     path: str
@@ -187,7 +187,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     partial_state: int = 0
     server: str = ""
     engine: str = ""
-    rpc_layers: int = 0
     unreported: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     evidence: LoadEvidence | None = None

@@ -105,23 +105,6 @@ class EngineOptions(msgspec.Struct, kw_only=True):
             help="Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",
         ),
     ] = msgspec.field(default=0, name="experts")
-    rpc: Annotated[
-        str,
-        Setting(
-            "RPC workers",
-            "HOST:PORT,…: machines that hold layers that do not fit here",
-            help="RPC workers that hold the layers that do not fit here (cpuchat serve --rpc-worker).",
-            metavar="HOST:PORT,…",
-        ),
-    ] = ""
-    rpc_layers: Annotated[
-        Count,
-        Setting(
-            "RPC layers",
-            "layers on the RPC workers; 0 = those that do not fit here",
-            help="Layers on the RPC workers; 0 = those that do not fit here.",
-        ),
-    ] = 0
 
 
 class DraftOptions(msgspec.Struct, kw_only=True):

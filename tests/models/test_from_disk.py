@@ -36,7 +36,7 @@ def test_a_model_that_fits_is_loaded_as_ever() -> None:
     assert where_needed(DENSE, IN_MEMORY, 0) == IN_MEMORY
 
 
-@pytest.mark.parametrize("more", [{"mlock": True}, {"load_mode": "read"}, {"rpc": ("a:1",)}])
+@pytest.mark.parametrize("more", [{"mlock": True}, {"load_mode": "read"}])
 def test_options_that_contradict_it(more: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="--from-disk"):
         where_needed(DENSE, msgspec.structs.replace(OPTIONS, **more), ALL)

@@ -88,11 +88,7 @@ def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
     for locked in (msgspec.structs.replace(options, mlock=True), msgspec.structs.replace(options, load_mode="read")):
         need = required_memory(read_model(path), locked, 1024)
         assert unloaded_bytes(loaded, locked) == need.least - PROCESS_BYTES
-    spread = msgspec.structs.replace(loaded, n_layer=4, rpc_layers=3)  # a quarter of it is here
-    need = required_memory(read_model(path), options, 1024)
-    assert unloaded_bytes(spread, options) == need.compute - PROCESS_BYTES + round((need.repack + need.kv) / 4)
     assert this_machine(Settings(), loaded=loaded).available <= total_bytes()
-    assert this_machine(parse('[engine]\nrpc = "big-1"\n')).workers
     path.unlink()
     assert unloaded_bytes(loaded, options) == 1
 

@@ -109,8 +109,6 @@ def test_the_verdicts(headers: dict[str, GGUFHeader]) -> None:
     assert "too large while other programs use" in with_room(-1).explained
     small = msgspec.structs.replace(MACHINE, available=needed - 1, total=needed)
     assert predict(headers["dense"], options, small).explained.endswith("free: too large")
-    spread = predict(headers["dense"], options, msgspec.structs.replace(small, workers=True))
-    assert (spread.verdict, spread.tok_s) == ("with RPC", None) and "RPC workers hold the rest" in spread.explained
 
 
 def test_the_sum_is_spelled_out() -> None:

@@ -1,16 +1,14 @@
-"""A model with a draft head, or with layers on RPC workers, as a backend: a llama-server of cpuchat's own, with the
-cores and the memory policy of a worker, spoken to as to any other llama-server.
+"""A model with a draft head as a backend: a llama-server of cpuchat's own, with the cores and the memory policy of a
+worker, spoken to as to any other llama-server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,7 +18,7 @@ from cpuchat.backend.process import Spawner
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, ServerUnreachable, WorkerDied
-from cpuchat.config.servers import ServerModel, parse_workers
+from cpuchat.config.servers import ServerModel
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.heads import ENGINE
 from cpuchat.protocol.messages import (
@@ -50,36 +48,6 @@ class OwnKey(KeyRing):
         return self._own
 
 
-_REACH_SECONDS = 5.0
-
-
-async def unreachable(workers: tuple[str, ...]) -> ServerUnreachable | None:
-    """Return why one of the RPC workers cannot be reached, with which llama-server would abort; None if all can."""
-    problems = await asyncio.gather(*map(_problem, workers))
-    return next(filter(None, problems), None)
-
-
-async def _problem(worker: str) -> ServerUnreachable | None:
-    host, _, port = worker.rpartition(":")
-    try:
-        async with asyncio.timeout(_REACH_SECONDS):
-            _, writer = await asyncio.open_connection(host, int(port))
-    except OSError as error:  # TimeoutError is one
-        hint = f"Start it there: cpuchat serve --rpc-worker --host ADDRESS --port {port}."
-        return ServerUnreachable(f"Cannot reach the RPC worker {worker}: {_reason(error)}.", hint)
-    writer.close()
-    return None
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer"
-    if isinstance(error, socket.gaierror):  # whose numbers are not those of errno
-        return error.strerror or "unknown host"
-    return os.strerror(error.errno) if error.errno else "no connection"  # to any of the addresses of a name
-
-
-_T = TypeVar("_T")
 _GONE_SECONDS = 1.0
 """Seconds in which a process whose connection broke is seen to have exited."""
 _CLOSED = Failed(code=Interrupted.code, message="llama-server was closed.")
@@ -104,9 +72,6 @@ class HeadBackend(ModelBackend[ServerProcess]):
         await self._stop()
         try:
             self._plan = plan = await asyncio.to_thread(ServerPlan.of, path, options, spec)
-            workers = parse_workers(options.rpc) if plan.server.rpc_layers else ()
-            if (problem := await self._until_cancelled(unreachable(workers))) is not None:
-                raise problem
             if self._cancelled.is_set():
                 yield _CLOSED if self._closed else LoadCancelled()
                 return

@@ -1,4 +1,4 @@
-"""A llama-server for draft heads or RPC workers: its options, by the files, the free memory and the cores, and the
+"""A llama-server for draft heads: its options, by the files, the free memory and the cores, and the
 process that hosts it.
 """
 
@@ -9,7 +9,6 @@ import contextlib
 import re
 import secrets
 import socket
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,19 +17,15 @@ import msgspec
 
 from cpuchat.backend.base import place_here
 from cpuchat.backend.process import ChildProcess, Launch, Spawned, Spawner
-from cpuchat.base.errors import DoesNotFit, EngineMissing
-from cpuchat.config.servers import parse_workers
 from cpuchat.hardware.memory import available_within, read_rate
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.file_names import file_fingerprint
-from cpuchat.models.fit import check_fit, choose_context, draft_memory, layers_elsewhere, required_memory
+from cpuchat.models.fit import check_fit, choose_context, draft_memory, required_memory
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ENGINE, HeadKind, find_program, require_head, title
 from cpuchat.models.traffic import slowness, where_needed
 from cpuchat.protocol.messages import LoadOptions, Speculation
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.telemetry import units
-from cpuchat.telemetry.units import gigabytes
 
 HOST = "127.0.0.1"
 KEY_VARIABLE = "LLAMA_API_KEY"
@@ -59,7 +54,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `program` is its path; "" for the one in the wheel. `head` is the file of the draft head, "" for one that the model
     contains. `cpus` has one logical CPU for each thread. `cache_mib` limits the memory for the
-    KV caches of other chats. `kind` is None without a head. The RPC workers of the options hold `rpc_layers` layers.
+    KV caches of other chats. `kind` is None without a head.
 
     Threads that wait do not spin (`options.poll` is for the worker): llama-server computes drafts on other threads, on
     the same cores.
@@ -70,7 +65,6 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     head: str
     kind: HeadKind | None
     drafting: Drafting
-    rpc_layers: int = 0
     port: int
     n_ctx: int
     cache_mib: int = 0
@@ -93,7 +87,7 @@ def arguments(server: ServerOptions) -> dict[str, str]:
         "--cpu-mask": cpu_mask(server.cpus), "--cpu-strict": "1", "--poll": "0",
         "--batch-size": str(options.n_batch), "--ubatch-size": str(min(options.n_ubatch, options.n_batch)),
         "--cache-type-k": options.type_k, "--cache-type-v": options.type_v, "--flash-attn": options.flash_attn,
-        **_devices(server),
+        "--device": "none",
     }  # fmt: skip
     if drafting.depth:
         found |= {"--spec-type": f"draft-{server.kind}", "--spec-draft-n-max": str(drafting.depth)}
@@ -106,21 +100,6 @@ def arguments(server: ServerOptions) -> dict[str, str]:
     if options.from_disk or not options.use_repack:
         found["--no-repack"] = ""
     return found
-
-
-def _devices(server: ServerOptions) -> dict[str, str]:
-    """Return who computes besides the CPU here: the RPC workers, in their order, the last layers.
-
-    Embedding and output stay here, so that a worker gets and sends hidden states only, no logits.
-    """
-    workers = parse_workers(server.options.rpc)
-    if not workers or not server.rpc_layers:
-        return {"--device": "none"}
-    return {
-        "--rpc": ",".join(workers), "--device": ",".join(f"RPC{number}" for number in range(len(workers))),
-        "--fit": "off", "--n-gpu-layers": str(server.rpc_layers + 1),  # llama.cpp counts the output as one
-        "--override-tensor": "^output=CPU,^token_embd=CPU",
-    }  # fmt: skip
 
 
 def cpu_mask(cpus: Sequence[int]) -> str:
@@ -216,7 +195,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
         """Read the files and choose the cores. Blocks.
 
         Raises:
-            EngineMissing: there is no llama-server, or none for RPC workers.
+            EngineMissing: there is no llama-server.
             DraftMismatch: the head does not fit the model.
             DoesNotFit: both do not fit into memory.
             ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be read.
@@ -229,12 +208,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
         available = available_within(placement.memory.bound)
         options = msgspec.structs.replace(options, kernels="llama.cpp")  # llama-server has no others
         options, slow = where_needed(header, options, available), ""
-        n_ctx, layers, spare = _fit(header, head, options, available)
-        if layers and not program:
-            raise EngineMissing(
-                "RPC workers need a llama-server on PATH; the one in the wheel has no RPC.",
-                "Build llama.cpp with `cmake -DGGML_RPC=ON`, and put its bin folder on PATH.",
-            )
+        n_ctx, spare = _fit(header, head, options, available)
         server = ServerOptions(
             program=program,
             model=str(header.path.absolute()),
@@ -243,8 +217,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
             drafting=Drafting.of(options.speculation, kind),
             port=free_port(),
             n_ctx=n_ctx,
-            rpc_layers=layers,
-            cache_mib=0 if layers else min(spare // 4 >> 20, _MOST_CACHE_MIB),  # it would fetch the workers' KV caches
+            cache_mib=min(spare // 4 >> 20, _MOST_CACHE_MIB),
             cpus=placement.cpus,
             options=options,
         )
@@ -274,43 +247,21 @@ class ServerPlan(msgspec.Struct, frozen=True):
             notes=(*placement.notes, *self._notes(named), *model.notes),
             server="",
             engine=ENGINE,
-            rpc_layers=self.server.rpc_layers,
-            no_speculation="" if kind is not None else "off: with RPC workers, only draft heads are used",
+            no_speculation="",
             unreported=(),
         )
 
     def _notes(self, head: str) -> list[str]:
-        options, layers = self.server.options, self.server.rpc_layers
         drafts = f", which drafts with its {head}" if head else ""
-        notes = [f"Answered by {ENGINE}{drafts}."]
-        if options.draft_path and not head:
-            notes.append(f"{Path(options.draft_path).name} is not used: with RPC workers, only draft heads are.")
-        if self.slow:
-            notes.append(self.slow)
-        if layers:
-            workers = ", ".join(parse_workers(options.rpc))
-            notes.append(f"{units.plural(layers, 'layer')} of {self.header.n_layer} on {workers}.")
-        return notes
+        return [f"Answered by {ENGINE}{drafts}.", *([self.slow] if self.slow else [])]
 
 
-def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions, available: int) -> tuple[int, int, int]:
-    """Return the context, how many layers the RPC workers hold, and the bytes that are left here beside the rest.
-    Raises DoesNotFit: all of it, or what stays here, does not fit.
-    """
-    n_ctx = choose_context(header, options, sys.maxsize if options.rpc else available)
+def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions, available: int) -> tuple[int, int]:
+    """Return the context, and the bytes that are left beside the rest. Raises DoesNotFit."""
+    n_ctx = choose_context(header, options, available)
     beside = draft_memory(head, options, n_ctx) if head is not None else None
-    if beside is not None and not options.rpc:
+    if beside is not None:
         n_ctx = choose_context(header, options, available - beside.least)
     need = required_memory(header, options, n_ctx)
-    taken = need.least + (beside.least if beside is not None else 0)
-    if not options.rpc:
-        check_fit(need, available, header, options, beside)
-        return n_ctx, 0, available - taken
-    layers, elsewhere = layers_elsewhere(header, options, n_ctx, taken - available)
-    if taken - elsewhere > available:
-        raise DoesNotFit(
-            f"Not enough memory: {gigabytes(taken - elsewhere)} GB stay here with {layers} layers on the RPC workers, "
-            f"and {gigabytes(available)} GB are available.",
-            "Give the workers more layers (--rpc-layers), or use a smaller --ctx.",
-        )
-    return n_ctx, layers, available - taken + elsewhere
+    check_fit(need, available, header, options, beside)
+    return n_ctx, available - need.least - (beside.least if beside is not None else 0)

@@ -290,14 +290,14 @@ def _parameters(model: LocalModel) -> str:
 
 
 def _speed(model: LocalModel, tuned: TunedMachine) -> str:
-    """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)`, `with RPC`, `too large` or `no SIMD`."""
+    """Return `31.2` as measured, `≈41` as predicted, `≈0.4 (too slow)`, `too large` or `no SIMD`."""
     if model.measured_tok_s:
         return rate(model.measured_tok_s)
     expected = estimate_local(model, tuned.of(model.path))
     if expected.tok_s is not None:
         return f"≈{about(expected.tok_s)}" + (f" ({verdict(expected)})" if expected.too_slow else "")
     why_none = verdict(expected)
-    return why_none if why_none in ("with RPC", "too large", "no SIMD") else ""
+    return why_none if why_none in ("too large", "no SIMD") else ""
 
 
 def _day(seconds: float) -> str:

@@ -165,7 +165,7 @@ def predict_model(
         if other.base == model.base and other.kind == "model":
             look = expected(other, beside.header if beside is not None else None)
             # A draft model that is not downloaded does not make a model too large.
-            alone = beside is not None and not beside.here and look.verdict in ("with RPC", "too large")
+            alone = beside is not None and not beside.here and look.verdict == "too large"
             predictions[key_of(other)] = expected(other, None) if alone else look
     return predictions, beside
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -21,7 +19,6 @@ from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import EngineMissing
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.synthetic.model import shape_of
@@ -195,60 +192,6 @@ async def test_a_head_that_does_not_fit_is_refused(
     wide = tap_head_file(tmp_path / "eagle3-wide-Q8_0.gguf", n_embd=96, tokens=None)
     failed = (await collect(backend.load(DEMO, LoadOptions(draft_path=str(wide))))).failed
     assert failed.code == "draft_mismatch" and "96 values" in failed.message
-
-
-async def test_layers_are_on_rpc_workers_only_while_they_do_not_fit(
-    backend: SwitchingBackend, programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    header, is_short = read_header(DEMO), True
-    need = required_memory(header, LoadOptions(n_ctx=2048, kernels="llama.cpp"), 2048).least
-
-    def available(*_: object) -> int:
-        return need - 1 if is_short or backend.pid is not None else need  # what a loaded model takes is not available
-
-    monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", available)
-    rpc_worker = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    async with rpc_worker:
-        address = f"127.0.0.1:{rpc_worker.sockets[0].getsockname()[1]}"
-        model = await load(backend, DEMO, n_ctx=2048, rpc=address, kernels="llama.cpp")
-        assert (model.engine, model.rpc_layers) == ("llama-server", 1)
-        assert "draft heads" in model.no_speculation
-        assert any(f"1 layer of {header.n_layer} on {address}" in note for note in model.notes)
-        arguments = head_server.started(programs)["arguments"]
-        assert (arguments["--rpc"], arguments["--n-gpu-layers"], arguments["--cache-ram"]) == (address, "2", "0")
-        is_short, spread = False, backend.pid
-        for _ in range(2):  # also when it is loaded again
-            model = await load(backend, DEMO, n_ctx=2048, rpc=address, kernels="llama.cpp")
-            assert (model.engine, model.rpc_layers) == ("", 0)
-        assert spread is not None and not psutil.pid_exists(spread)
-
-
-async def test_an_rpc_worker_that_is_not_reached_is_named(
-    backend: SwitchingBackend, programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    options = LoadOptions(n_ctx=512, rpc=address, rpc_layers=1)
-    failed = (await collect(backend.load(DEMO, options))).failed
-    assert failed.code == "server_unreachable" and "cpuchat serve --rpc-worker" in failed.hint
-    assert failed.message == f"Cannot reach the RPC worker {address}: {os.strerror(errno.ECONNREFUSED)}."
-
-    async def fails(*_: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(asyncio, "open_connection", fails)
-    failed = (await collect(backend.load(DEMO, options))).failed
-    assert failed.message.endswith(": Name or service not known.")
-
-    async def hangs(*_: object) -> None:
-        await backend.cancel()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(asyncio, "open_connection", hangs)
-    assert isinstance((await collect(backend.load(DEMO, options))).events[-1], LoadCancelled)
-
-    monkeypatch.setattr("cpuchat.models.heads.ENGINE", "no-such-program")
-    failed = (await collect(backend.load(DEMO, options))).failed
-    assert failed.code == EngineMissing.code and "the one in the wheel has no RPC" in failed.message
 
 
 def is_running(pid: int) -> bool:

@@ -13,7 +13,7 @@ from cpuchat.tui.chat.status import StatusLine, short_name
 from cpuchat.tui.chat.telemetry import TelemetryPanel
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
-from tests.support.scripted_backend import DRAFTING, MODEL, REFUSED, WITH_DRAFT, Gate, ScriptedBackend, answer
+from tests.support.scripted_backend import DRAFTING, REFUSED, WITH_DRAFT, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -96,18 +96,6 @@ async def test_f9_cycles_auto_always_and_off_from_the_next_answer() -> None:
         assert (always.drafters, always.depth) == (auto.drafters, 4)
         assert off == Speculation()
     assert settings.load().speculation.drafters == "auto"
-
-
-async def test_with_rpc_workers_f9_says_why_nothing_is_drafted() -> None:
-    why = "off: with RPC workers, only draft heads are used"
-    model = msgspec.structs.replace(
-        MODEL, engine="llama-server", rpc_layers=3, no_speculation=why, work=None, draft_work=None
-    )
-    async with running(ScriptedBackend(model=model)) as app:
-        await app.ready()
-        await app.press("f9")
-        assert f"Drafting is {why}." in app.notices and app.conversation.drafting
-        assert "drafts off: with RPC" in panel(app) and "bandwidth" not in panel(app)
 
 
 async def test_f9_chooses_drafters_when_the_settings_have_none() -> None:

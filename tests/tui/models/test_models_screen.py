@@ -156,10 +156,6 @@ async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_p
             await app.until(lambda why=why: any(why in notice for notice in app.notices))
             assert isinstance(app.app.screen, ModelsScreen)
         assert len(app.backend.loads) == 1 and app.conversation.model == MODEL
-        app.conversation.settings.engine.rpc = "big-1"  # holds what does not fit here
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
-        assert app.backend.loads[1][0] == large
 
 
 async def test_a_choice_is_not_lost_below_a_dialog(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
