@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -29,7 +30,7 @@ from cpuchat.serving.replies import Reply
 from cpuchat.serving.requests import ParsedRequest, RequestReader, decoded, quoted
 from cpuchat.serving.responses import ResponsesReply, read_response
 from cpuchat.serving.server import Guard, local_user
-from cpuchat.serving.service import CONTENT_TYPE, WARM, Place, Service
+from cpuchat.serving.service import WARM, Place, Service
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
@@ -63,10 +64,10 @@ _STREAM_HEADERS = [
 
 
 _V1 = re.compile(
-    r"(?:/v1)*/(chat/completions(?:/control)?|completions|responses|messages(?:/count_tokens)?|embeddings|models(?:/.+)?)"
+    r"(?:/v1)*/(chat/completions(?:/control)?|completions|responses|messages(?:/count_tokens)?|models(?:/.+)?)"
 )
-_OTHERS = re.compile(r"/(?:v1/)?(health|props|slots|metrics)")
-_OLLAMA = {"chat": "chat/completions", "generate": "completions", "tags": "models", "embed": "embeddings"}
+_OTHERS = re.compile(r"/(?:v1/)?(health|metrics)")
+_OLLAMA = {"chat": "chat/completions", "generate": "completions", "tags": "models"}
 
 
 class _Gone(Exception):
@@ -294,11 +295,13 @@ class Addresses:
 
 def _right_path(path: str) -> str:
     """Return where to find what a client looks for at `path`."""
-    name = path.rstrip("/").rpartition("/")[2]
     if (found := re.search(f"{_V1.pattern}$", path.rstrip("/"))) is not None:
         return f"Use /v1/{found[1]}."
+    name = path.rstrip("/").rpartition("/")[2]
     if path.startswith("/api/") and name in _OLLAMA:
         return f"Ollama's own interface is not here; use /v1/{_OLLAMA[name]}."
+    if name in ("embeddings", "embed"):
+        return "This engine loads models that write. Start one that embeds beside it: `llama-server --embeddings`."
     return "The base address of OpenAI's clients ends with /v1, that of Anthropic's is without it."
 
 
@@ -340,59 +343,13 @@ class Pages:
             },
         }
 
-    async def props(self, request: Request) -> Response:
-        """Return the part of llama-server's /props that has a meaning here."""
-        service, model = self._service, self._service.model
-        return _json(
-            {
-                "default_generation_settings": {"n_ctx": model.n_ctx},
-                "total_slots": 1,
-                "model_alias": service.name,
-                "model_path": model.path,
-                "model_ftype": model.quantization,
-                "endpoint_slots": True,
-                "endpoint_metrics": True,
-                "build_info": _build(service),
-            }
-        )
-
-    async def slots(self, request: Request) -> Response:
-        """Return the one slot, in llama-server's fields, and how many requests wait for it."""
-        service, model = self._service, self._service.model
-        running = service.running
-        slot: dict[str, Any] = {
-            "id": 0,
-            "n_ctx": model.n_ctx,
-            "speculative": not model.no_speculation and bool(service.speculation.drafters),
-            "is_processing": service.busy,
-            "n_waiting": service.waiting,
-        }
-        if running is not None and running.prompt is not None:
-            timings = running.timings
-            slot |= {
-                "n_prompt_tokens": running.prompt.total,
-                "n_prompt_tokens_processed": timings.prompt_n,
-                "n_prompt_tokens_cache": timings.cache_n,
-                "params": {"seed": running.seed},
-                "next_token": [{"n_decoded": timings.predicted_n}],
-            }
-        return _json([slot])
-
     async def control(self, request: Request) -> Response:
         """Control the running answer, as llama-server does: `reasoning_end` lets it answer now."""
         wanted = read_control(await _body(request, _MOST_CONTROL))
         return _json({"success": await self._service.end_reasoning(wanted.id)})
 
-    async def embeddings(self, request: Request) -> Response:
-        raise Refusal(
-            400,
-            "Embeddings are not served here: this engine loads models that write. Start one that embeds beside it: "
-            "`llama-server -m nomic-embed-text-v1.5.Q8_0.gguf --embeddings --port 8081`.",
-            "unsupported",
-        )
-
     async def metrics(self, request: Request) -> Response:
-        return Response(self._service.metrics_text(ENDPOINTS), media_type=CONTENT_TYPE)
+        return Response(self._service.metrics_page(ENDPOINTS), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _build(service: Service) -> str:
@@ -448,9 +405,6 @@ def make_app(service: Service, *, token: str = "", local: bool = True, origins: 
         *(Route(path, endpoint(name, read, kind), methods=["POST"]) for name, (path, read, kind) in _DIALECTS.items()),
         Route(f"{ANTHROPIC_PATH}/count_tokens", endpoint("count", read_messages, None), methods=["POST"]),
         Route("/v1/chat/completions/control", pages.control, methods=["POST"]),
-        Route("/v1/embeddings", pages.embeddings, methods=["POST"]),
-        Route("/props", pages.props),
-        Route("/slots", pages.slots),
         Route("/metrics", pages.metrics),
     ]
     middleware = [Middleware(Addresses), Middleware(Guard, token=token, local=local, origins=origins)]

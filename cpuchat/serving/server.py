@@ -23,10 +23,8 @@ import socket
 import stat
 import struct
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -39,13 +37,12 @@ from cpuchat.config.servers import is_loopback
 from cpuchat.serving.errors import Refusal
 
 CONNECTIONS = 512
+"""At most; and not more than half of the open files that the process may have."""
 HEAD_SECONDS = 10.0
 """A request's head must arrive within, from the connection or its own first byte on."""
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 3
-_BACKLOG = 128
-_FULL_SECONDS = 0.05
-"""Until the next look whether a connection can be accepted."""
+_BACKLOG = 32  # asyncio accepts as many before it looks at the first: with more, descriptors run out
 
 
 class PortInUse(UsageError):
@@ -53,105 +50,55 @@ class PortInUse(UsageError):
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections as long as descriptors are left for the worker and files: asyncio accepts until
-    none is, then logs a traceback for each attempt.
-
-    When there are as many as allowed, a new one takes the place of the oldest that has sent no whole request, of the
-    network that has most of those: who opens hundreds shuts out nobody else.
-    """
+    """Leaves signals to its caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.servers, self.started = [], True
-        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in sockets or ()]
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.wait(self._accepting)
-        await super().shutdown(sockets)
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        listener.setblocking(False)
-        while True:
-            if not self._make_room():
-                await asyncio.sleep(_FULL_SECONDS)
-                continue
-            try:
-                connection, _ = await loop.sock_accept(listener)
-                await loop.connect_accepted_socket(lambda: _Protocol(self.config, self.server_state, {}), connection)
-            except OSError:  # no descriptor was left after all, or the client has gone
-                await asyncio.sleep(_FULL_SECONDS)
-
-    def _make_room(self) -> bool:
-        """Return whether one more connection may be accepted; closes one for it if there are too many."""
-        known = self.server_state.connections
-        if len(known) < min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
-            return True
-        idle = [one for one in known if isinstance(one, _Protocol) and not one.is_answering]
-        if not idle:
-            return False
-        counts = Counter(one.network for one in idle)
-        oldest = min(idle, key=lambda one: (-counts[one.network], one.number))
-        known.discard(oldest)
-        oldest.transport.abort()
-        return True
-
 
 class _Protocol(H11Protocol):
-    """Closes connections on which no request comes; uvicorn's own timer starts after the first answer only."""
+    """Closes a connection on which no request comes; and where there are too many connections, the oldest of those that
+    have sent no whole request. uvicorn's own timer starts after the first answer, and its own limit shuts out whoever
+    comes.
+    """
 
     _numbers = itertools.count()
-    _head_timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.number = next(self._numbers)
-        self.network = _network(self.client[0] if self.client else "")
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_late)
+        self._number = next(self._numbers)
+        self._time_head(True)
+        if len(self.connections) > min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
+            idle = [one for one in self.connections if isinstance(one, _Protocol) and not one._is_answering]
+            oldest = min(idle, key=lambda one: one._number)  # this one, if all others are answered
+            self.connections.discard(oldest)
+            oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.has_request:
-            self._stop_timer()
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_late)
+        self._time_head(not self._has_request)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        self._time_head(False)
         super().connection_lost(exc)
 
     @property
-    def has_request(self) -> bool:
-        """Return whether a request is being read or answered."""
+    def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
-    def is_answering(self) -> bool:
-        """Return whether a request has arrived wholly and is not yet answered."""
-        return self.has_request and not self.cycle.more_body
+    def _is_answering(self) -> bool:
+        return self._has_request and not self.cycle.more_body
 
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _on_late(self) -> None:
-        self._head_timer = None
-        if not self.has_request:
-            self.transport.close()
-
-
-def _network(address: str) -> str:
-    """Return what tells clients apart: the address, of IPv6 its first half, because a customer has all of the rest."""
-    with contextlib.suppress(OSError):
-        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-        return address if packed.startswith(bytes(10)) else packed[:8].hex()  # ::1 and IPv4 in IPv6 whole
-    return address
+    def _time_head(self, is_awaited: bool) -> None:
+        """Close the connection unless the whole head of a request comes in time."""
+        if is_awaited and self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        elif not is_awaited and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -169,36 +116,23 @@ def listen(host: str, port: int) -> list[socket.socket]:
     problem = ""
     with contextlib.ExitStack() as opened:
         for family, address in addresses:
+            # `::` alone takes IPv4 too.
+            both = len(addresses) == 1 and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
             at = (address[0], port, *address[2:])
             try:
-                listener = opened.enter_context(_listener(family, at, alone=len(addresses) == 1))
+                listener = socket.create_server(at, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     hint = "Choose another one with --port; 0 takes a free one."
                     raise PortInUse(f"Port {port} is in use.", hint) from None
-                problem = error.strerror or str(error)  # of one: localhost is ::1 too, but IPv6 may be off
+                problem = os.strerror(error.errno or 0)  # of one: localhost is ::1 too, but IPv6 may be off
             else:
-                listeners.append(listener)
+                listeners.append(opened.enter_context(listener))
                 port = listener.getsockname()[1]
         opened.pop_all()
     if not listeners:
         raise UsageError(f"Cannot listen on {host}, port {port}: {problem}.", "Choose another one.")
     return listeners
-
-
-def _listener(family: int, address: tuple[Any, ...], *, alone: bool) -> socket.socket:
-    """Return a listening socket. `alone`: `::` takes IPv4 too. Raises OSError."""
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and not alone:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def url(listener: socket.socket) -> str:
@@ -216,6 +150,7 @@ async def serving(app: ASGIApp, listeners: list[socket.socket], proxies: Sequenc
     config = uvicorn.Config(
         app,
         http=_Protocol,
+        backlog=_BACKLOG,
         ws="none",
         lifespan="off",
         log_config=None,

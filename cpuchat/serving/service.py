@@ -1,6 +1,4 @@
-"""One loaded model that answers requests of programs, one at a time while the others wait in a queue, and its counters
-in Prometheus' exposition format (version 0.0.4).
-"""
+"""One loaded model that answers requests of programs, one at a time while the others wait in a queue."""
 
 from __future__ import annotations
 
@@ -8,11 +6,9 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -24,203 +20,15 @@ from cpuchat.protocol.messages import (
     Generate,
     GenerationFinished,
     ModelLoaded,
-    Speculation,
 )
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
+from cpuchat.serving.metrics import Metrics, Result
 from cpuchat.serving.replies import Progress
 from cpuchat.serving.requests import ParsedRequest, RequestReader
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.meter import Figures
-from cpuchat.telemetry.metric import Metric
-
-_PREFIX = "cpuchat_"
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Result = Literal["ok", "cancelled", "refused", "queue_full", "failed"]
-"""How requests end: answered, cut by the client, refused as wrong or too long or because too many wait, failed."""
-RESULTS: Final[tuple[Result, ...]] = get_args(Result)
-
-
-_LLAMA = "llamacpp:"
-"""Prefix of what llama-server tells too, by its names: for dashboards and programs that know that server."""
-_COUNTERS: Final = (
-    ("loads", "model_loads_total", "", "Loads of the model; after the first one, because the worker died."),
-    ("prompt", "prompt_tokens_total", "prompt_tokens_total", "Prompt tokens evaluated."),
-    ("cached", "prompt_tokens_cached_total", "prompt_tokens_cached_total", "Prompt tokens reused from a KV cache."),
-    ("prompt_s", "prompt_seconds_total", "prompt_seconds_total", "Time evaluating prompts."),
-    ("predicted", "predicted_tokens_total", "tokens_predicted_total", "Tokens generated."),
-    ("predicted_s", "predicted_seconds_total", "tokens_predicted_seconds_total",
-     "Time from the first to the last token."),
-    ("steps", "decode_steps_total", "", "Tokens generated after the first of each answer."),
-    ("passes", "passes_total", "", "Passes of the target model that generated these."),
-    ("drafted", "draft_tokens_total", "spec_decode_num_draft_tokens_total", "Drafted tokens that were verified."),
-    ("accepted", "draft_tokens_accepted_total", "spec_decode_num_accepted_tokens_total",
-     "Drafted tokens that were accepted."),
-)  # fmt: skip
-"""What is counted: the key in `Metrics`, the name, llama-server's name, and the help."""
-_BY_POSITION: Final = "Drafted tokens verified (accepted), by position in the draft, from 0."
-
-
-class Metrics:
-    """Counts since the start of the server."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[str, str]] = Counter()
-        self._totals: defaultdict[str, float] = defaultdict(float)
-        self._positions: list[tuple[int, int]] = []
-
-    @property
-    def results(self) -> Counter[str]:
-        """Return how requests have ended, of all endpoints together."""
-        found = Counter[str]()
-        for (_, result), n in self.requests.items():
-            found[result] += n
-        return found
-
-    @property
-    def prompt_tokens(self) -> tuple[int, int]:
-        """Return how many tokens of prompts were reused and evaluated."""
-        return int(self._totals["cached"]), int(self._totals["prompt"])
-
-    def count_load(self) -> None:
-        """Count a load of the model, the first one included."""
-        self._totals["loads"] += 1
-
-    def count_request(self, endpoint: str, result: Result) -> None:
-        """Count a request that has ended."""
-        self.requests[endpoint, result] += 1
-
-    def count_queued(self, seconds: float) -> None:
-        """Count a request that has left the queue for the engine."""
-        self._add(queue=1, queue_s=seconds)
-
-    def _add(self, **counts: float) -> None:
-        for name, count in counts.items():
-            self._totals[name] += count
-
-    def count_answer(self, timings: Timings, ttft_s: float | None, figured_n: int | None = None) -> None:
-        """Count what the engine did for a request, also a cut one. `ttft_s`: the wait in the queue included;
-        `figured_n`: tokens that `timings.speculation` is about, None = all.
-        """
-        figures = timings.speculation
-        # Steps and passes are about the same tokens; what a cut answer wrote after its last figures is in neither.
-        steps = max((timings.predicted_n if figured_n is None else figured_n) - 1, 0)
-        self._add(
-            prompt=timings.prompt_n,
-            cached=timings.cache_n,
-            predicted=timings.predicted_n,
-            steps=steps,
-            passes=figures.passes if figures is not None and figures.passes else steps,
-            drafted=timings.draft_n,
-            accepted=timings.draft_n_accepted,
-            prompt_s=timings.prompt_ms / 1e3,
-            predicted_s=timings.predicted_ms / 1e3,
-        )
-        if ttft_s is not None:
-            self._add(ttft=1, ttft_s=ttft_s)
-        for position, (drafted, accepted) in enumerate(figures.by_position if figures is not None else ()):
-            if position == len(self._positions):
-                self._positions.append((0, 0))
-            before = self._positions[position]
-            self._positions[position] = (before[0] + drafted, before[1] + accepted)
-
-    def text(self, endpoints: Iterable[str], state: Mapping[str, int], model: ModelInfo | None, now: Figures) -> str:
-        """Return everything as text. `state`: the numbers of requests running, waiting, and that may wait; `now`: the
-        figures of the running answer, else of the last one.
-        """
-        page = _Page()
-        page.family("requests_total", "counter", "Requests by endpoint and result.")
-        for endpoint in endpoints:
-            for result in RESULTS:
-                page.sample("requests_total", self.requests[endpoint, result], endpoint=endpoint, result=result)
-        page.single("requests_running", "gauge", "Requests that the engine answers now.", state["running"])
-        page.single("requests_waiting", "gauge", "Requests in the queue.", state["waiting"])
-        page.single("requests_waiting_limit", "gauge", "Requests that may wait.", state["limit"])
-        self._add_counts(page, state)
-        self._add_figures(page, now)
-        if model is not None:
-            page.single("context_tokens", "gauge", "Tokens of the context.", model.n_ctx)
-            page.family("model_info", "gauge", "The model; always 1.")
-            page.sample(
-                "model_info", 1, name=model.name, quantization=model.quantization, draft=model.draft,
-                threads=str(model.n_threads),
-            )  # fmt: skip
-        return page.text
-
-    def _add_counts(self, page: _Page, state: Mapping[str, int]) -> None:
-        totals, theirs = self._totals, "As llama-server's."
-        for key, name, llama_name, text in _COUNTERS:
-            page.single(name, "counter", text, totals[key])
-            if llama_name:
-                page.single(llama_name, "counter", theirs, totals[key], prefix=_LLAMA)
-        drafts = self._positions[0][0] if self._positions else 0  # each has a first token
-        page.single("spec_decode_num_drafts_total", "counter", theirs, drafts, prefix=_LLAMA)
-        page.single("requests_processing", "gauge", theirs, state["running"], prefix=_LLAMA)
-        page.single("requests_deferred", "gauge", theirs, state["waiting"], prefix=_LLAMA)
-        for prefix, name, text, part in (
-            (_PREFIX, "draft_tokens_per_position_total", _BY_POSITION, 0),
-            (_PREFIX, "draft_tokens_accepted_per_position_total", _BY_POSITION, 1),
-            (_LLAMA, "spec_decode_num_accepted_tokens_per_pos_total", theirs, 1),
-        ):
-            page.family(name, "counter", text, prefix=prefix)
-            for position, counts in enumerate(self._positions):
-                page.sample(name, counts[part], prefix=prefix, position=str(position))
-        for name, key, text in (
-            ("queue_seconds", "queue", "Time requests spent queued."),
-            ("time_to_first_token_seconds", "ttft", "From a request's arrival to its first token, the queue included."),
-        ):
-            page.family(name, "summary", text)
-            page.sample(f"{name}_sum", totals[f"{key}_s"])
-            page.sample(f"{name}_count", totals[key])
-
-    def _add_figures(self, page: _Page, now: Figures) -> None:
-        """Add the gauges; one that is not known has no sample."""
-        drafting, roofline = now.drafting, now.roofline
-        page.maybe("decode_tokens_per_second", "Decode speed.", now.tok_s)
-        page.maybe("prefill_tokens_per_second", "Prefill speed.", now.prefill_tok_s)
-        page.maybe("context_used_tokens", "Tokens in the KV cache.", now.n_past)
-        page.maybe("acceptance_ratio", "Drafted tokens accepted by drafted.", drafting.acceptance)
-        page.maybe("tokens_per_pass", "Tokens generated per pass of the target model.", drafting.tokens_per_pass)
-        read = "Memory read by decoding, by the model's header."
-        page.maybe("read_bandwidth_bytes_per_second", read, roofline.estimate)
-        peak, why = roofline.peak.value, roofline.peak.why
-        peak_rate = Metric.of(peak.bytes_per_s if peak is not None else None, why)
-        page.maybe("read_bandwidth_peak_bytes_per_second", "Read bandwidth measured with the same cores.", peak_rate)
-        page.maybe("bandwidth_utilization_ratio", "Memory read by decoding by the measured peak.", roofline.utilization)
-
-
-class _Page:
-    """Lines of the format: `# HELP`, `# TYPE`, samples."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self._lines) + "\n"
-
-    def family(self, name: str, kind: str, help: str, *, prefix: str = _PREFIX) -> None:
-        self._lines += [f"# HELP {prefix}{name} {help}", f"# TYPE {prefix}{name} {kind}"]
-
-    def sample(self, name: str, value: float, /, *, prefix: str = _PREFIX, **labels: str) -> None:
-        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        self._lines.append(f"{prefix}{name}{{{inside}}} {value:.10g}" if inside else f"{prefix}{name} {value:.10g}")
-
-    def single(self, name: str, kind: str, help: str, value: float, *, prefix: str = _PREFIX) -> None:
-        self.family(name, kind, help, prefix=prefix)
-        self._lines.append(f"{prefix}{name} {value:.10g}")
-
-    def maybe(self, name: str, help: str, figure: Metric[float] | Metric[int]) -> None:
-        self.family(name, "gauge", f"{help} Of the running answer, else the last one.")
-        if figure.value is not None:
-            self.sample(name, figure.value)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
 
 _MOST_NOTES = 100
 """Clients choose some of the words in them."""
@@ -401,11 +209,6 @@ class Service:
             self._on_note(text)
 
     @property
-    def speculation(self) -> Speculation:
-        """Return how answers are drafted."""
-        return self._conversation.speculation
-
-    @property
     def busy(self) -> bool:
         return self._turns.is_busy
 
@@ -575,10 +378,10 @@ class Service:
         ttft_s = progress.first_at - arrived if progress.first_at is not None else None
         self.metrics.count_answer(progress.timings, ttft_s, progress.figured_n)
 
-    def metrics_text(self, endpoints: tuple[str, ...]) -> str:
+    def metrics_page(self, endpoints: tuple[str, ...]) -> bytes:
         """Return the page for Prometheus."""
-        state = {"running": int(self.running is not None), "waiting": self.waiting, "limit": self.limit}
-        return self.metrics.text(endpoints, state, self._info, self.figures)
+        state = {"running": int(self.busy), "waiting": self.waiting, "limit": self.limit}
+        return self.metrics.page(endpoints, state, self._info, self.figures)
 
 
 def _untold(event: AnyEvent, progress: Progress) -> Iterator[CallDelta]:

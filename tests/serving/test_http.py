@@ -86,10 +86,10 @@ def test_requests_that_are_sent_at_once_are_answered_in_order(tiny: Server) -> N
 def test_a_client_that_closes_its_half_of_the_connection_has_hung_up(endless: Server) -> None:
     with connect(endless) as connection:
         connection.sendall(request(body=json.dumps(chat("Hello", max_tokens=-1)).encode()))
-        endless.wait_for(is_processing=True)
+        endless.wait_for(running=1)
         connection.shutdown(socket.SHUT_WR)
         assert read_all(connection) == b""
-    endless.wait_for(is_processing=False)
+    endless.wait_for(running=0)
 
 
 @pytest.mark.parametrize(

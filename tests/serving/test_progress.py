@@ -6,9 +6,9 @@ import msgspec
 
 from cpuchat.present.answers import summary
 from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
+from cpuchat.serving.metrics import Metrics
 from cpuchat.serving.openai_chat import ChatReply
 from cpuchat.serving.replies import Progress
-from cpuchat.serving.service import Metrics
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
 from tests.serving.test_service import parsed

@@ -203,6 +203,7 @@ def test_other_base_addresses_of_pages(tiny: Server, path: str) -> None:
     [
         ("/api/chat", "/v1/chat/completions"),
         ("/api/generate", "/v1/completions"),
+        ("/v1/embeddings", "llama-server --embeddings"),
         ("/api/v0/chat/completions", "/v1/chat/completions"),
         ("/openai/deployments/gpt-4o/chat/completions", "/v1/chat/completions"),
         ("/anthropic/v1/messages", "/v1/messages"),

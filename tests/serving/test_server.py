@@ -77,25 +77,19 @@ async def test_every_address_of_a_name_is_listened_on_and_one_that_is_missing_is
 @pytest.mark.timeout(180)
 def test_a_flood_of_connections_shuts_out_nobody_and_fills_no_log(tiny: Server) -> None:
     """A request is answered while silent connections, unfinished bodies and broken requests take all descriptors."""
-    resource.prlimit(tiny.process.pid, resource.RLIMIT_NOFILE, (96, 96))
+    resource.prlimit(tiny.process.pid, resource.RLIMIT_NOFILE, (384, 384))
     address = httpx.URL(tiny.url)
     post = b"POST /v1/chat/completions/control HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     with contextlib.ExitStack() as flood:
-        for number in range(240):
+        for number in range(480):
             one = flood.enter_context(socket.create_connection((address.host, address.port or 80), HANG_GUARD))
             with contextlib.suppress(ConnectionError):  # it had to give way already
                 one.sendall((b"", post, b"GET / HTTP/1.1\r\nHost", b"nonsense\r\n\r\n")[number % 4])
         assert tiny.post(chat("Hello", max_tokens=4)).status_code == 200
         assert tiny.metric("requests_total", endpoint="chat", result="ok") == 1
-        assert psutil.Process(tiny.process.pid).num_fds() < 96
+        assert psutil.Process(tiny.process.pid).num_fds() < 384
     log = (tiny.folder / "stderr.txt").read_text()
     assert "Traceback" not in log and len(log.splitlines()) < 20
-
-
-def test_clients_are_told_apart_by_their_networks() -> None:
-    one, same, other = "2001:db8:1:2::3", "2001:db8:1:2:ffff::9", "2001:db8:1:3::3"
-    assert server._network(one) == server._network(same) != server._network(other)
-    assert len({server._network(name) for name in ("::ffff:10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1", "::1", "")}) == 5
 
 
 def test_lines_of_refused_requests_are_limited() -> None:

@@ -146,7 +146,7 @@ async def test_an_internal_error_counts_as_failed() -> None:
     with pytest.raises(RuntimeError):
         await ask(service)
     assert [one.result for one in records] == ["failed"]
-    assert service.metrics.requests["chat", "failed"] == 1
+    assert service.metrics.results == {"failed": 1}
 
 
 async def place_in_line(service: Service, client: str, prompt: str, *, short: bool = False) -> None:

@@ -52,10 +52,6 @@ class Server:
     def post(self, body: object, path: str = "/v1/chat/completions") -> httpx.Response:
         return self.http.post(path, json=body)
 
-    @property
-    def slot(self) -> dict:
-        return self.http.get("/slots").json()[0]
-
     def metric(self, name: str, **labels: str) -> float | None:
         """Return a sample of /metrics, None where there is none."""
         inside = ",".join(f'{key}="{value}"' for key, value in labels.items())
@@ -63,11 +59,11 @@ class Server:
         found = re.search(pattern, self.http.get("/metrics").text, re.M)
         return float(found[1]) if found else None
 
-    def wait_for(self, **state: object) -> None:
-        """Wait until the slot is in this state."""
+    def wait_for(self, **requests: int) -> None:
+        """Wait until so many requests are `running` and `waiting`."""
         deadline = time.monotonic() + HANG_GUARD
-        while any(self.slot.get(key) != value for key, value in state.items()):
-            assert time.monotonic() < deadline, self.slot
+        while any(self.metric(f"requests_{name}") != n for name, n in requests.items()):
+            assert time.monotonic() < deadline, requests
             time.sleep(0.01)
 
     @property

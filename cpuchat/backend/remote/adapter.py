@@ -441,11 +441,11 @@ async def _listing(connection: Connection) -> dict[str, Any]:
     Status, httpx.HTTPError, ServerError: as `identify`.
     """
     try:
-        body = await connection.get(f"{connection.root}/models")
+        body = await connection.get("/v1/models")
     except Status as status:
         if status.code != 404 or not connection.server.count("/") > 2:
             raise
-        body = await connection.get(f"{connection.server}/models")
+        body = await connection.get("/models")
         connection.root = connection.server
     found = decoded(b'{"data": %b}' % body if body.lstrip().startswith(b"[") else body)  # Together's is a list alone
     found = {**found, "data": found.get("data") or found.get("models")}

@@ -57,7 +57,7 @@ class Connection:
 
     def __init__(self, server: str, key: str = "") -> None:
         self.server, self.root, self._has_key = server, f"{server}/v1", bool(key)
-        # llama-server hangs up after a stream: a connection kept is a dead one. A new one costs nothing on this machine.
+        # llama-server hangs up after a stream: a connection kept is a dead one. A new one costs nothing here.
         is_remote = self.is_kept = not is_local(server)
         self.leaks_key = self._has_key and server.startswith("http:") and is_remote
         headers = {"User-Agent": f"cpuchat/{__version__}", "Accept-Encoding": "identity"}
@@ -82,7 +82,7 @@ class Connection:
         await self._client.aclose()
 
     async def get(self, path: str) -> bytes:
-        """Return the content at `path` of the server, or at an address. Raises Status, httpx.HTTPError, ServerError."""
+        """Return the content at `path` of the server. Raises Status, httpx.HTTPError, ServerError."""
         async with self._request("GET", path, _SMALL) as response:
             return await read_body(response)
 
@@ -104,7 +104,7 @@ class Connection:
         url = self.root + path.removeprefix("/v1") if path.startswith("/v1/") else self.server + path
         async with self._client.stream(
             method,
-            path if path.startswith("http") else url,
+            url,
             content=None if content is None else msgspec.json.encode(content),
             headers={} if content is None else {"Content-Type": "application/json"},
             timeout=httpx.Timeout(seconds, connect=_CONNECT, write=_WRITE),

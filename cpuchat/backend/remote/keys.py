@@ -57,7 +57,7 @@ class KeyRing:
         return key
 
     def store(self, server: str, key: str) -> str:
-        """Keep the key of a server, in the system's keyring where there is one, else in the file; "" removes it. Returns
+        """Keep the key of a server, in the system's keyring if there is one, else in the file; "" removes it. Returns
         the place, as shown to the user. Raises ServerError: as `key`; OSError: the file cannot be written.
         """
         import tomlkit
