@@ -9,10 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from cpuchat.backend.remote.adapter import ListedModel
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.config.settings import Settings
-    from cpuchat.serving.service import RequestRecord, Service
+    from cpuchat.serving.service import RequestRecord
 
 
 _EPILOG = """\b
@@ -50,7 +48,6 @@ Examples:
   cpuchat serve --host 0.0.0.0 --token-file ~/.cpuchat-token
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
-  cpuchat serve --warm agent.json                  evaluate an agent's prompt ahead: the body of one of its requests
 
 One request is answered at a time, the others wait in the order of their arrival; a short one before a longer one
 of its client. Ctrl+C ends the server, a second one ends it at once.
@@ -86,14 +83,6 @@ MOST_LINES = 20
     ),
     click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Proxy whose X-Forwarded-For counts."),
     click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
-    click.option(
-        "--warm",
-        "warm_files",
-        multiple=True,
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help="Evaluate a prompt ahead: the JSON body of a request, in any dialect.",
-    ),
     setting("chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
     engine_options(),
     click.option("--quiet", "-q", is_flag=True, help="Print only the address, warnings and errors."),
@@ -108,7 +97,6 @@ def serve(
     queue: int,
     trusted_proxy: tuple[str, ...],
     cors_origin: tuple[str, ...],
-    warm_files: tuple[Path, ...],
     quiet: bool,
     **values: Any,
 ) -> int:
@@ -144,7 +132,7 @@ def serve(
     terminal = Terminal(quiet=quiet)
     if is_new:
         terminal.note(f"Token: {token_file} (created)")
-    server = _Serve(chosen, backend, path, terminal, warm_files, strict=strict)
+    server = _Serve(chosen, backend, path, terminal, strict=strict)
     access = {"token": token, "local": local, "origins": cors_origin}
     options = {"aliases": alias, "strict": strict_model, "limit": queue}
     return asyncio.run(server.run(listeners, access, proxies, options))
@@ -183,14 +171,12 @@ class _Serve:
     """Loads the model, serves it, and ends in order on a signal; a second one ends it at once."""
 
     def __init__(
-        self, chosen: Settings, backend: SwitchingBackend, path: Path, terminal: Terminal, warm: Sequence[Path] = (),
-        *, strict: bool,
-    ) -> None:  # fmt: skip
+        self, chosen: Settings, backend: SwitchingBackend, path: Path, terminal: Terminal, *, strict: bool
+    ) -> None:
         self._settings = chosen
         self._backend = backend
         self._path = path
         self._terminal = terminal
-        self._warm = warm
         self._strict = strict
         self._refused = LineLimit()
 
@@ -222,33 +208,11 @@ class _Serve:
                     terminal.note(f"cpuchat: {note}")
                 with recorded(RunningServer(address, service.name, os.getpid())):
                     terminal.line(f"Serving {service.name} on {address}/v1")
-                    warming = asyncio.create_task(self._evaluate_ahead(service, listeners[0]))
                     async with shown(service, terminal):
                         await self._stop()
-                    warming.cancel()
                 terminal.note("cpuchat: stopping")
                 await service.close()
         return 0
-
-    async def _evaluate_ahead(self, service: Service, listener: socket.socket) -> None:
-        """Evaluate the prompts of files, as requests of this user on this machine."""
-        from cpuchat.base.files import read_small
-        from cpuchat.base.processes import run_in_daemon_thread
-        from cpuchat.serving.app import read_any
-        from cpuchat.serving.errors import Refusal
-        from cpuchat.serving.server import url
-
-        host, user = urlsplit(url(listener)).hostname, os.getuid() if sys.platform == "linux" else ""
-        reader = service.reader
-        for file in self._warm:
-            read = partial(read_small, file, reader.most_body)
-            try:  # what never ends must not keep the server from ending
-                parsed = await run_in_daemon_thread(lambda read=read: read_any(reader, read()), interrupts=True)
-                await service.warm(parsed, f"{host} {user}")
-            except Refusal as refusal:
-                self._terminal.warn(f"cpuchat: --warm {file}: {refusal}")
-            except OSError as error:
-                self._terminal.warn(f"cpuchat: --warm {file}: {error.strerror}")
 
     async def _stop(self) -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -27,10 +27,10 @@ from cpuchat.serving.anthropic import MessagesReply, read_messages
 from cpuchat.serving.errors import ANTHROPIC_PATH, Refusal
 from cpuchat.serving.openai_chat import ChatReply, CompletionReply, read_chat, read_completion, read_control
 from cpuchat.serving.replies import Reply
-from cpuchat.serving.requests import ParsedRequest, RequestReader, decoded, quoted
+from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
 from cpuchat.serving.responses import ResponsesReply, read_response
 from cpuchat.serving.server import Guard, local_user
-from cpuchat.serving.service import WARM, Place, Service
+from cpuchat.serving.service import Place, Service
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
@@ -51,7 +51,7 @@ _DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest],
     "messages": (ANTHROPIC_PATH, read_messages, MessagesReply),
 }
 """Paths, and who reads the requests and writes the answers."""
-ENDPOINTS = (*_DIALECTS, "count", WARM)
+ENDPOINTS = (*_DIALECTS, "count")
 
 _MOST_CONTROL = 4096
 _MOST_PARSED = 4  # requests at a time
@@ -72,16 +72,6 @@ _OLLAMA = {"chat": "chat/completions", "generate": "completions", "tags": "model
 
 class _Gone(Exception):
     """Raised when the client reads no more."""
-
-
-def read_any(reader: RequestReader, data: bytes) -> ParsedRequest:
-    """Read the body of a request whose dialect is not told: its fields tell it. Raises Refusal."""
-    body = decoded(data, dict[str, Any])
-    tools = body.get("tools")
-    declared = [one for one in tools if isinstance(one, dict)] if isinstance(tools, list) else []
-    of_anthropic = "system" in body or any("input_schema" in one for one in declared)
-    name = "responses" if "input" in body else "completions" if "prompt" in body else "chat"
-    return _DIALECTS["messages" if of_anthropic else name][1](reader, data)
 
 
 class AnswerEndpoint:

@@ -253,12 +253,8 @@ class RequestReader:
             state=StateKey(owner=body.cache_salt or "", on_disk=not body.cache_salt),
             logit_bias=_bias(asked.logit_bias),
         )
-        return ParsedRequest(
-            request=request,
-            stream=stream,
-            asked=asked,
-            is_short=0 < limit <= SHORT_TOKENS and n_bytes <= SHORT_BYTES and asked.n == 1,
-        )
+        is_short = 0 < limit <= SHORT_TOKENS and n_bytes <= SHORT_BYTES and asked.n == 1
+        return ParsedRequest(request=request, stream=stream, asked=asked, is_short=is_short)
 
     def reasoning(self, effort: Any, param: str) -> tuple[bool | None, str]:
         """Return `Generate.reasoning` and `Generate.effort` for an effort, None for none given. Raises Refusal."""

@@ -7,13 +7,12 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from cpuchat.protocol.messages import (
-    ANY_CALL,
     AnyEvent,
     CallDelta,
     Failed,
@@ -37,27 +36,22 @@ _RETRY_LOADING = 5
 _USUAL_WEIGHT = 0.2  # of the newest answer in the moving average
 
 
-@dataclass(frozen=True, eq=False)
-class Place:
-    """A request's place in the queue, from before its body is read until the engine takes it."""
-
-    endpoint: str
-    client: str
-
-
-WARM = "warm"
-"""The endpoint, in figures and the log, of prompts that are evaluated ahead."""
 _MOST_PASSED = 4
 """Short requests of its client that a long one lets pass."""
 
 
 @dataclass(eq=False)
-class _Turn:
-    place: Place
-    owner: str
-    is_short: bool
+class Place:
+    """A request's place in the queue, from before its body is read until the engine takes it; `turn` is set when it
+    does, None while the body is read.
+    """
+
+    endpoint: str
+    client: str
+    owner: str = ""
+    is_short: bool = False
     n_passed: int = 0
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    turn: asyncio.Event | None = None
 
 
 class TurnQueue:
@@ -66,45 +60,42 @@ class TurnQueue:
     """
 
     def __init__(self) -> None:
-        self.is_busy = False
-        self._waiting: list[_Turn] = []
-
-    def index(self, place: Place) -> int | None:
-        """Return how many of those that wait come before a request; None: it does not wait for its turn."""
-        return next((at for at, turn in enumerate(self._waiting) if turn.place is place), None)
+        self.places: list[Place] = []
+        self.current: Place | None = None
 
     @contextlib.asynccontextmanager
-    async def turn(self, place: Place, owner: str = "", *, is_short: bool = False) -> AsyncIterator[None]:
+    async def turn(self, place: Place, owner: str, *, is_short: bool) -> AsyncIterator[None]:
         """Wait for the turn of a request, which lasts as long as the block."""
-        if self.is_busy or self._waiting:
-            turn = _Turn(place, owner, is_short)
-            self._enqueue(turn)
-            try:
-                await turn.ready.wait()
-            except asyncio.CancelledError:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
-                else:
-                    self._next()
-                raise
-        self.is_busy = True
+        turn = place.turn = asyncio.Event()
+        place.owner, place.is_short = owner, is_short
+        at = self.places.index(place)
+        for before, other in enumerate(self.places[:at] if is_short else ()):
+            is_longer = other.turn is not None and not other.is_short
+            if is_longer and other.owner == owner and other.n_passed < _MOST_PASSED:
+                self.places[before], self.places[at] = place, other
+                other.n_passed += 1
+                break
+        self._call_next()
         try:
+            await turn.wait()
             yield
         finally:
-            self._next()
+            self.leave(place)
 
-    def _enqueue(self, turn: _Turn) -> None:
-        self._waiting.append(turn)
-        for at, other in enumerate(self._waiting[:-1] if turn.is_short else ()):
-            if other.owner == turn.owner and not other.is_short and other.n_passed < _MOST_PASSED:
-                self._waiting[at], self._waiting[-1] = turn, other
-                other.n_passed += 1
-                return
+    def leave(self, place: Place) -> None:
+        """Let the next one come, if this one had its turn."""
+        if place in self.places:
+            self.places.remove(place)
+        if place is self.current:
+            self.current = None
+            self._call_next()
 
-    def _next(self) -> None:
-        self.is_busy = bool(self._waiting)
-        if self._waiting:
-            self._waiting.pop(0).ready.set()
+    def _call_next(self) -> None:
+        waiting = next((one for one in self.places if one.turn is not None), None)
+        if self.current is None and waiting is not None and waiting.turn is not None:
+            self.places.remove(waiting)
+            self.current = waiting
+            waiting.turn.set()
 
 
 @dataclass(frozen=True)
@@ -159,8 +150,7 @@ class Service:
         self._on_note = on_note
         self._notes: dict[str, bool] = {}  # whether it was told
         self._clock = clock
-        self._places: dict[Place, None] = {}
-        self._turns = TurnQueue()
+        self._queue = TurnQueue()
         self._usual_s = 0.0
         self._info: ModelInfo | None = None
         self._reader: RequestReader | None = None
@@ -210,19 +200,17 @@ class Service:
 
     @property
     def busy(self) -> bool:
-        return self._turns.is_busy
+        return self._queue.current is not None
 
     @property
     def waiting(self) -> int:
         """Return the number of requests in the queue, those whose body is still being read among them."""
-        return len(self._places)
+        return len(self._queue.places)
 
     def ahead(self, place: Place) -> int | None:
         """Return how many requests come before one in the queue, the running one among them; None once it has left."""
-        if place not in self._places:
-            return None
-        at = self._turns.index(place)
-        return (list(self._places).index(place) if at is None else at) + self.busy
+        places = self._queue.places
+        return places.index(place) + self.busy if place in places else None
 
     @property
     def figures(self) -> Figures:
@@ -253,11 +241,11 @@ class Service:
             message = f"The queue is full ({self.waiting} requests). Retry later."
             raise Refusal(503, message, "queue_full", retry_after=self._retry_after())
         place = Place(endpoint, client)
-        self._places[place] = None
+        self._queue.places.append(place)
         try:
             yield place
         finally:
-            self._places.pop(place, None)
+            self._queue.leave(place)
 
     async def answer(self, parsed: ParsedRequest, place: Place, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
@@ -271,8 +259,7 @@ class Service:
         result: Result = "cancelled"
         message, hint, queued = "", "", 0.0
         try:
-            async with self._turns.turn(place, parsed.request.state.owner, is_short=parsed.is_short):
-                self._places.pop(place, None)
+            async with self._queue.turn(place, parsed.request.state.owner, is_short=parsed.is_short):
                 if self.closing:
                     raise _closing()
                 queued = self._clock() - arrived
@@ -308,21 +295,9 @@ class Service:
             record = RequestRecord(place.endpoint, place.client, result, timings, reason, message, queued, hint)
             self._on_done(record)
 
-    async def warm(self, parsed: ParsedRequest, client: str) -> None:
-        """Evaluate the prompt of a request ahead, for `client`; twice, since only what is used again gets to the disk.
-        Raises Refusal.
-        """
-        one = msgspec.structs.replace(parsed.of_client(client).request, max_tokens=1, grammar="", calling=ANY_CALL)
-        with self.place(WARM, client.split()[0]) as place:
-            async for _ in self.answer(
-                replace(parsed, request=one, asked=replace(parsed.asked, n=2)), place, Progress()
-            ):
-                pass
-
     async def count(self, parsed: ParsedRequest, place: Place) -> int:
         """Return how many tokens the prompt of a request has. Raises Refusal."""
-        async with self._turns.turn(place, parsed.request.state.owner, is_short=True):
-            self._places.pop(place, None)
+        async with self._queue.turn(place, parsed.request.state.owner, is_short=True):
             n_tokens = None if self.closing else await self._conversation.backend.count_prompt(parsed.request)
         if n_tokens is None:
             message = "The prompt cannot be counted: the chat template refuses it, or the model is not loaded."

@@ -4,7 +4,6 @@ than the body.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import sys
@@ -153,7 +152,6 @@ def read(dialect: str, data: bytes) -> str:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_a_field_of_any_type_is_read_or_refused(name: str) -> None:
-    """Also by what reads a body whose dialect is not told."""
     body, dialect = BODIES[name], name.split()[0]
     assert read(dialect, json.dumps(body).encode()) == "read"
     for at in places(body):
@@ -161,8 +159,6 @@ def test_a_field_of_any_type_is_read_or_refused(name: str) -> None:
             data = json.dumps(changed(body, at, value)).encode()
             try:
                 read(dialect, data)
-                with contextlib.suppress(Refusal):
-                    app.read_any(READER, data)
             except Exception as error:
                 raise AssertionError(f"{at}: {str(value)[:50]}") from error
 
@@ -174,7 +170,7 @@ def test_a_field_of_any_type_is_read_or_refused(name: str) -> None:
 def test_an_item_of_reasoning_that_is_no_text_is_refused_with_its_place(field: str, value: Any) -> None:
     items = [{"type": "message", "role": "user", "content": "Hi"}, {"type": "reasoning", field: value}]
     with pytest.raises(Refusal) as raised:
-        app.read_any(READER, json.dumps({"input": items}).encode())
+        app._DIALECTS["responses"][1](READER, json.dumps({"input": items}).encode())
     assert raised.value.param == f"input[1].{field}"
 
 
@@ -240,12 +236,12 @@ def test_reading_takes_as_many_steps_for_each_message_of_a_long_request_as_of_a_
 def test_a_byte_order_mark_before_a_body_is_skipped(dialect: str) -> None:
     body = b"\xef\xbb\xbf" + json.dumps(BODIES[dialect]).encode()
     assert read(dialect, body) == "read"
-    assert app.read_any(READER, body)
 
 
 def test_an_integer_of_more_than_64_bits_in_a_schema_is_refused_with_its_place() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 1 << 64}}}
     tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "tools": tools}).encode()
     with pytest.raises(Refusal, match="64-bit integers") as raised:
-        app.read_any(READER, json.dumps({"messages": [{"role": "user", "content": "Hi"}], "tools": tools}).encode())
+        app._DIALECTS["chat"][1](READER, body)
     assert raised.value.param == "tools[0].function.parameters"

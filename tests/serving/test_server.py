@@ -77,17 +77,17 @@ async def test_every_address_of_a_name_is_listened_on_and_one_that_is_missing_is
 @pytest.mark.timeout(180)
 def test_a_flood_of_connections_shuts_out_nobody_and_fills_no_log(tiny: Server) -> None:
     """A request is answered while silent connections, unfinished bodies and broken requests take all descriptors."""
-    resource.prlimit(tiny.process.pid, resource.RLIMIT_NOFILE, (384, 384))
+    resource.prlimit(tiny.process.pid, resource.RLIMIT_NOFILE, (320, 320))
     address = httpx.URL(tiny.url)
     post = b"POST /v1/chat/completions/control HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     with contextlib.ExitStack() as flood:
-        for number in range(480):
+        for number in range(340):
             one = flood.enter_context(socket.create_connection((address.host, address.port or 80), HANG_GUARD))
             with contextlib.suppress(ConnectionError):  # it had to give way already
                 one.sendall((b"", post, b"GET / HTTP/1.1\r\nHost", b"nonsense\r\n\r\n")[number % 4])
         assert tiny.post(chat("Hello", max_tokens=4)).status_code == 200
         assert tiny.metric("requests_total", endpoint="chat", result="ok") == 1
-        assert psutil.Process(tiny.process.pid).num_fds() < 384
+        assert psutil.Process(tiny.process.pid).num_fds() < 320
     log = (tiny.folder / "stderr.txt").read_text()
     assert "Traceback" not in log and len(log.splitlines()) < 20
 
