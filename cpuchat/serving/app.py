@@ -91,18 +91,33 @@ class AnswerEndpoint:
         self._make_reply = make_reply
         self._parsing = asyncio.Semaphore(_MOST_PARSED)
 
-    async def _parsed(self, body: bytes, receive: Receive) -> ParsedRequest | None:
-        """Return the request, None when its client has left. Raises Refusal."""
-        leaving = asyncio.create_task(_disconnected(receive))
-        parsing = asyncio.create_task(self._parse_aside(body))
-        try:
-            await asyncio.wait((parsing, leaving), return_when=asyncio.FIRST_COMPLETED)
-            return parsing.result() if parsing.done() else None
-        finally:
-            leaving.cancel()
-            parsing.cancel()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; when its client leaves, whatever is done for it ends."""
+        request = Request(scope, receive)
+        client = request.client.host if request.client is not None else ""
+        with self._service.place(self._name, client) as place:  # before the body is read
+            body = await _body(request, self._service.reader.most_body)
+            answering = asyncio.create_task(self._answer(body, place, scope, receive, send))
+            leaving = asyncio.create_task(_disconnected(receive))
+            try:
+                await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (answering, leaving):
+                    task.cancel()
+                await asyncio.gather(answering, leaving, return_exceptions=True)
+            if not answering.cancelled():
+                answering.result()
 
-    async def _parse_aside(self, body: bytes) -> ParsedRequest:
+    async def _answer(self, body: bytes, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
+        parsed = await self._parsed(body)
+        parsed = parsed.of_client(f"{place.client} {await asyncio.to_thread(local_user, scope)}")
+        if self._make_reply is not None:
+            await _Exchange(self._service, parsed, place, self._make_reply(parsed)).run(send)
+            return
+        n_tokens = await self._service.count(parsed, place)
+        await _json({"input_tokens": n_tokens})(scope, receive, send)
+
+    async def _parsed(self, body: bytes) -> ParsedRequest:
         """Parse in a thread, which ends with this. Raises Refusal: also when it takes too long, as grammars can."""
         async with self._parsing:
             try:
@@ -111,28 +126,6 @@ class AnswerEndpoint:
             except TimeoutError:
                 message = f"Reading the request took longer than {PARSE_SECONDS:.0f} seconds. Send smaller schemas."
                 raise Refusal(400, message, "unsupported") from None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        client = request.client.host if request.client is not None else ""
-        with contextlib.ExitStack() as stack:
-            try:
-                place = stack.enter_context(self._service.place(self._name, client))  # before the body is read
-                body = await _body(request, self._service.reader.most_body)
-                parsed = await self._parsed(body, receive)
-                if parsed is None:
-                    return
-                parsed = parsed.of_client(f"{client} {await asyncio.to_thread(local_user, scope)}")
-            except ClientDisconnect:
-                return
-            except Refusal as refusal:
-                self._service.refused(refusal, self._name, client)
-                raise
-            if self._make_reply is not None:
-                await _Exchange(self._service, parsed, place, self._make_reply(parsed)).run(receive, send)
-                return
-            n_tokens = await self._service.count(parsed, place)
-            await _json({"input_tokens": n_tokens})(scope, receive, send)
 
 
 class _Exchange:
@@ -150,21 +143,16 @@ class _Exchange:
         self._tells_queue = parsed.stream and parsed.asked.with_queue
         self._parts: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
 
-    async def run(self, receive: Receive, send: Send) -> None:
+    async def run(self, send: Send) -> None:
         """Send the answer. Raises Refusal if there is none, before anything was sent."""
         computing = asyncio.create_task(self._compute())
-        sending = asyncio.create_task(self._send(send))
-        leaving = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await self._send(send)
+        except _Gone:
+            return
         finally:
-            if not sending.done() or sending.exception() is not None:
-                computing.cancel()
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(computing, sending, leaving, return_exceptions=True)
-        if not sending.cancelled() and (error := sending.exception()) is not None and not isinstance(error, _Gone):
-            raise error
+            computing.cancel()
+            await asyncio.gather(computing, return_exceptions=True)
 
     async def _compute(self) -> None:
         """Put the answer into the parts, then None; or what it failed with."""
@@ -194,30 +182,28 @@ class _Exchange:
         A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not
         for as long as a stream may wait.
         """
-        started = False
-        while True:
-            try:
-                async with asyncio.timeout(self._longest_silence(started)):  # `wait_for` can lose a cancellation
-                    part = await self._parts.get()
-            except TimeoutError:
-                ahead = self._ahead
-                part = self._reply.ping if ahead is None else self._reply.queue_chunk(ahead=ahead)
+        started, more = False, True
+        while more:
+            part = await self._next_part(started)
+            more = not isinstance(part, Refusal | None)
             if isinstance(part, Refusal):
                 if not started:
                     raise part
                 part = self._reply.failed(part)
-                await _send_message(send, {"type": "http.response.body", "body": part, "more_body": False})
-                return
             if not started:
                 started = True
-                headers = _STREAM_HEADERS if self._parsed.stream else [(b"content-type", _JSON.encode())]
-                if not self._parsed.stream:
-                    headers = [*headers, (b"content-length", str(len(part or b"")).encode())]
+                length = (b"content-length", str(len(part or b"")).encode())
+                headers = _STREAM_HEADERS if self._parsed.stream else [(b"content-type", _JSON.encode()), length]
                 await _send_message(send, {"type": "http.response.start", "status": 200, "headers": headers})
-            more = part is not None
             await _send_message(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
-            if not more:
-                return
+
+    async def _next_part(self, started: bool) -> bytes | Refusal | None:
+        try:
+            async with asyncio.timeout(self._longest_silence(started)):  # `wait_for` can lose a cancellation
+                return await self._parts.get()
+        except TimeoutError:
+            ahead = self._ahead
+            return self._reply.ping if ahead is None else self._reply.queue_chunk(ahead=ahead)
 
     @property
     def _ahead(self) -> int | None:

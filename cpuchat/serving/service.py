@@ -231,21 +231,30 @@ class Service:
 
     @contextlib.contextmanager
     def place(self, endpoint: str, client: str) -> Iterator[Place]:
-        """Give a request a place in the queue inside the block. Raises Refusal while loading or closing, or when the
-        queue is full.
+        """Give a request a place in the queue inside the block, and count it if it is refused there before its turn.
+        Raises Refusal while loading or closing, or when the queue is full.
         """
+        place = Place(endpoint, client)
+        try:
+            self._check_room()
+            self._queue.places.append(place)
+            yield place
+        except Refusal as refusal:
+            if place.turn is None:
+                result = _result(refusal)
+                self.metrics.count_request(endpoint, result)
+                self._on_done(RequestRecord(endpoint, client, result, message=refusal.logged, hint=refusal.hint))
+            raise
+        finally:
+            self._queue.leave(place)
+
+    def _check_room(self) -> None:
         if self.closing:
             raise _closing()
         _ = self.model
         if self.waiting >= self.limit + (not self.busy):
             message = f"The queue is full ({self.waiting} requests). Retry later."
             raise Refusal(503, message, "queue_full", retry_after=self._retry_after())
-        place = Place(endpoint, client)
-        self._queue.places.append(place)
-        try:
-            yield place
-        finally:
-            self._queue.leave(place)
 
     async def answer(self, parsed: ParsedRequest, place: Place, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
@@ -314,12 +323,6 @@ class Service:
         """End the running answer and those that wait; each gets an error."""
         self.closing = True
         await self._conversation.stop()
-
-    def refused(self, refusal: Refusal, endpoint: str, client: str) -> None:
-        """Count a request that was refused before it reached the engine."""
-        result = _result(refusal)
-        self.metrics.count_request(endpoint, result)
-        self._on_done(RequestRecord(endpoint, client, result, message=refusal.logged, hint=refusal.hint))
 
     def _retry_after(self) -> int:
         """Return in how many seconds a place should be free, by the answers so far."""

@@ -37,10 +37,11 @@ class Queue:
 
     @contextlib.contextmanager
     def place(self, endpoint: str, client: str) -> Iterator[Place]:
-        yield Place(endpoint, client)
-
-    def refused(self, refusal: Refusal, endpoint: str, client: str) -> None:
-        self.refusals.append(refusal.status)
+        try:
+            yield Place(endpoint, client)
+        except Refusal as refusal:
+            self.refusals.append(refusal.status)
+            raise
 
     async def answer(self, *_: object) -> AsyncGenerator[Any, None]:
         await self.released.wait()
