@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -18,12 +17,8 @@
 #include "ggml-backend-impl.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
+#include "ops.h"
 #include "traits.h"
-
-extern "C" {
-void ggml_barrier(ggml_threadpool* pool);
-void ggml_compute_forward_flash_attn_ext(const ggml_compute_params* params, ggml_tensor* op);
-}
 
 namespace cpuchat {
 namespace {
@@ -43,23 +38,15 @@ constexpr size_t overrun = 16 << 10;      // that is prefetched behind the last 
 
 size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
+constexpr ggml_type types[] = {  // by format
+    GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q5_0, GGML_TYPE_MXFP4,
+    GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS, GGML_TYPE_Q3_K, GGML_TYPE_Q2_K, GGML_TYPE_Q4_1, GGML_TYPE_Q5_1,
+};
+static_assert(std::size(types) == static_cast<size_t>(Format::count));
+
 Format format_of(const ggml_tensor* weights) {
-    switch (weights->type) {
-        case GGML_TYPE_Q4_K: return Format::q4_k;
-        case GGML_TYPE_Q5_K: return Format::q5_k;
-        case GGML_TYPE_Q6_K: return Format::q6_k;
-        case GGML_TYPE_Q8_0: return Format::q8_0;
-        case GGML_TYPE_Q4_0: return Format::q4_0;
-        case GGML_TYPE_Q5_0: return Format::q5_0;
-        case GGML_TYPE_MXFP4: return Format::mxfp4;
-        case GGML_TYPE_IQ4_NL: return Format::iq4_nl;
-        case GGML_TYPE_IQ4_XS: return Format::iq4_xs;
-        case GGML_TYPE_Q3_K: return Format::q3_k;
-        case GGML_TYPE_Q2_K: return Format::q2_k;
-        case GGML_TYPE_Q4_1: return Format::q4_1;
-        case GGML_TYPE_Q5_1: return Format::q5_1;
-        default: return Format::none;
-    }
+    const ggml_type* found = std::find(std::begin(types), std::end(types), weights->type);
+    return found == std::end(types) ? Format::none : static_cast<Format>(found - types);
 }
 
 bool is_covered(const ggml_tensor* weights) {
@@ -147,31 +134,41 @@ struct Work {
 // Where the scratch memory of a pass holds what: what threads have taken, rows of quantized activations, their blocks;
 // of experts, the order too.
 struct Scratch {
+    Format format;
+    int64_t n_values, n, n_experts;  // rows: tokens, or of experts pairs of token and slot
     Taken* taken;
     int8_t* quants;
     uint8_t* blocks;
-    int32_t* order;   // by expert: numbers of the pairs of token and slot
+    int32_t* order;   // by expert: numbers of the pairs
     int32_t* begins;  // of each expert in `order`, and the end
     int32_t* used;    // experts that have tokens, and at the end their number
     size_t size;
 
-    Scratch(void* memory, Format format, int64_t n_values, int64_t n, int64_t n_experts, int n_threads) {
+    Scratch(const ggml_tensor* op, void* memory, int n_threads) {
+        const ggml_tensor *weights = op->src[0], *ids = op->op == GGML_OP_MUL_MAT_ID ? op->src[2] : nullptr;
+        format = format_of(weights), n_values = weights->ne[0];
+        n = ids ? ids->ne[0] * ids->ne[1] : ggml_nrows(op->src[1]), n_experts = ids ? weights->ne[2] : 0;
         uint8_t* at = reinterpret_cast<uint8_t*>(rounded_up(reinterpret_cast<size_t>(memory), 64));
-        auto take = [&](size_t bytes) {
-            uint8_t* part = at;
-            at += rounded_up(bytes, 64);
-            return part;
+        auto take = [&](auto& part, int64_t count) {
+            part = reinterpret_cast<std::decay_t<decltype(part)>>(at);
+            at += rounded_up(count * sizeof *part, 64);
         };
-        const size_t bytes = activation_bytes(format, n_values) - n_values;
-        taken = reinterpret_cast<Taken*>(take(n_threads * sizeof(Taken)));
-        quants = reinterpret_cast<int8_t*>(take(n * n_values));
-        blocks = take(n * bytes);
-        order = reinterpret_cast<int32_t*>(take(n_experts ? n * sizeof(int32_t) : 0));
-        begins = reinterpret_cast<int32_t*>(take(n_experts ? (n_experts + 1) * sizeof(int32_t) : 0));
-        used = reinterpret_cast<int32_t*>(take(n_experts ? (n_experts + 1) * sizeof(int32_t) : 0));
+        take(taken, n_threads);
+        take(quants, n * n_values);
+        take(blocks, n * (n_values / block_values(format)) * activation_block(format));
+        take(order, n_experts ? n : 0);
+        take(begins, n_experts + 1), take(used, n_experts + 1);
         size = at - static_cast<uint8_t*>(memory);
     }
 };
+
+// The scratch memory of a pass; of what was taken each thread forgets its own.
+Scratch begin(const ggml_compute_params* params, const ggml_tensor* op) {
+    const Scratch scratch(op, params->wdata, params->nth);
+    GGML_ASSERT(scratch.size <= params->wsize);
+    scratch.taken[share_of(params->ith, params->nth)].chunks = 0;
+    return scratch;
+}
 
 const float* row_of(const ggml_tensor* t, int64_t i) {
     const int64_t i1 = i % t->ne[1], i2 = i / t->ne[1] % t->ne[2], i3 = i / t->ne[1] / t->ne[2];
@@ -185,39 +182,34 @@ Shares shares_of(const ggml_tensor* weights, Taken* taken, int64_t n_threads, in
 }
 
 // Each thread quantizes its share, in units of blocks, so that one token is shared too.
-template <class Source>
-void quantize_share(const ggml_compute_params* params, Format format, int64_t n_values, int64_t n, const Scratch& to, Source source) {
-    const int64_t per = block_values(format), n_blocks = n_values / per, total = n * n_blocks;
-    const size_t bytes = (activation_bytes(format, n_values) - n_values) / n_blocks;
+template <class Source> void quantize_share(const ggml_compute_params* params, const Scratch& to, Source source) {
+    const int64_t per = block_values(to.format), n_blocks = to.n_values / per, total = to.n * n_blocks;
+    const size_t bytes = activation_block(to.format);
     int64_t at = total * params->ith / params->nth;
     const int64_t end = total * (params->ith + 1) / params->nth;
     while (at < end) {
-        const int64_t token = at / n_blocks, block = at % n_blocks, count = std::min(n_blocks - block, end - at);
-        quantize(format, count * per, source(token) + block * per, to.quants + token * n_values + block * per,
-                 to.blocks + (token * n_blocks + block) * bytes);
+        const int64_t row = at / n_blocks, block = at % n_blocks, count = std::min(n_blocks - block, end - at);
+        quantize(to.format, count * per, source(row) + block * per, to.quants + at * per, to.blocks + at * bytes);
         at += count;
     }
 }
 
 void multiply(ggml_compute_params* params, ggml_tensor* op) {
-    const ggml_tensor *weights = op->src[0], *x = op->src[1];
-    const Format format = format_of(weights);
-    const int64_t K = weights->ne[0], n = ggml_nrows(x), own = share_of(params->ith, params->nth);
-    const Scratch scratch(params->wdata, format, K, n, 0, params->nth);
-    GGML_ASSERT(scratch.size <= params->wsize);
-    scratch.taken[own].chunks = 0;
-    quantize_share(params, format, K, n, scratch, [&](int64_t token) { return row_of(x, token); });
+    const ggml_tensor* weights = op->src[0];
+    const Scratch scratch = begin(params, op);
+    quantize_share(params, scratch, [&](int64_t token) { return row_of(op->src[1], token); });
     ggml_barrier(params->threadpool);
-    const Work work{format, weights->ne[1], {scratch.quants, scratch.blocks, K}};
-    shares_of(weights, scratch.taken, params->nth, 1, n <= products->tile).work(own, [&](int64_t, int64_t first, int64_t end) {
-        work.run(static_cast<const uint8_t*>(weights->data), bytes_of_group(weights), first, end, 0, n,
+    const Work work{scratch.format, weights->ne[1], {scratch.quants, scratch.blocks, scratch.n_values}};
+    const Shares shares = shares_of(weights, scratch.taken, params->nth, 1, scratch.n <= products->tile);
+    shares.work(share_of(params->ith, params->nth), [&](int64_t, int64_t first, int64_t end) {
+        work.run(static_cast<const uint8_t*>(weights->data), bytes_of_group(weights), first, end, 0, scratch.n,
                  [&](int64_t token) { return const_cast<float*>(row_of(op, token)); });
     });
 }
 
 // Pairs of token and slot, ordered by expert, so that the rows of one expert lie together.
-void order_by_expert(const ggml_tensor* ids, int64_t n_experts, const Scratch& to) {
-    const int64_t n_slots = ids->ne[0], n = n_slots * ids->ne[1];
+void order_by_expert(const ggml_tensor* ids, const Scratch& to) {
+    const int64_t n_slots = ids->ne[0], n = to.n, n_experts = to.n_experts;
     auto expert = [&](int64_t pair) {
         return *reinterpret_cast<const int32_t*>(static_cast<const char*>(ids->data) + pair % n_slots * ids->nb[0] + pair / n_slots * ids->nb[1]);
     };
@@ -236,23 +228,19 @@ void order_by_expert(const ggml_tensor* ids, int64_t n_experts, const Scratch& t
 
 void multiply_experts(ggml_compute_params* params, ggml_tensor* op) {
     const ggml_tensor *weights = op->src[0], *x = op->src[1], *ids = op->src[2];
-    const Format format = format_of(weights);
-    const int64_t K = weights->ne[0], n_experts = weights->ne[2], n_slots = ids->ne[0], n = n_slots * ids->ne[1];
-    const int64_t own = share_of(params->ith, params->nth);
-    const Scratch scratch(params->wdata, format, K, n, n_experts, params->nth);
-    GGML_ASSERT(scratch.size <= params->wsize);
-    scratch.taken[own].chunks = 0;
-    if (params->ith == 0) order_by_expert(ids, n_experts, scratch);
+    const Scratch scratch = begin(params, op);
+    if (params->ith == 0) order_by_expert(ids, scratch);
     ggml_barrier(params->threadpool);
-    quantize_share(params, format, K, n, scratch, [&](int64_t place) {
-        const int64_t pair = scratch.order[place];
-        return row_of(x, pair % n_slots % x->ne[1] + pair / n_slots * x->ne[1]);
+    quantize_share(params, scratch, [&](int64_t place) {
+        const int64_t pair = scratch.order[place], slot = pair % ids->ne[0], token = pair / ids->ne[0];
+        return row_of(x, slot % x->ne[1] + token * x->ne[1]);
     });
     ggml_barrier(params->threadpool);
-    const Work work{format, weights->ne[1], {scratch.quants, scratch.blocks, K}};
+    const Work work{scratch.format, weights->ne[1], {scratch.quants, scratch.blocks, scratch.n_values}};
     const size_t bytes = bytes_of_group(weights);
-    const Shares shares = shares_of(weights, scratch.taken, params->nth, scratch.used[n_experts], n <= products->tile * scratch.used[n_experts]);
-    shares.work(own, [&](int64_t number, int64_t first, int64_t end) {
+    const int64_t n_used = scratch.used[scratch.n_experts];
+    const Shares shares = shares_of(weights, scratch.taken, params->nth, n_used, scratch.n <= products->tile * n_used);
+    shares.work(share_of(params->ith, params->nth), [&](int64_t number, int64_t first, int64_t end) {
         const int64_t expert = scratch.used[number];
         work.run(static_cast<const uint8_t*>(weights->data) + expert * shares.n_groups * bytes, bytes, first, end,
                  scratch.begins[expert], scratch.begins[expert + 1],
@@ -262,16 +250,10 @@ void multiply_experts(ggml_compute_params* params, ggml_tensor* op) {
 
 class Traits : public ggml::cpu::tensor_traits {
     bool work_size(int n_threads, const ggml_tensor* op, size_t& size) override {
-        const ggml_tensor* weights = op->src[0];
-        const bool experts = op->op == GGML_OP_MUL_MAT_ID;
-        const int64_t n = experts ? op->src[2]->ne[0] * op->src[2]->ne[1] : ggml_nrows(op->src[1]);
-        size = Scratch(nullptr, format_of(weights), weights->ne[0], n, experts ? weights->ne[2] : 0, n_threads).size + 64;
-        return true;
+        return size = Scratch(op, nullptr, n_threads).size + 64, true;
     }
     bool compute_forward(ggml_compute_params* params, ggml_tensor* op) override {
-        if (op->op == GGML_OP_MUL_MAT) multiply(params, op);
-        else if (op->op == GGML_OP_MUL_MAT_ID) multiply_experts(params, op);
-        else return false;
+        op->op == GGML_OP_MUL_MAT ? multiply(params, op) : multiply_experts(params, op);
         return true;
     }
 };
@@ -300,21 +282,21 @@ class FloatProduct : public ggml::cpu::tensor_traits {
 
 ggml_backend_buffer_type buffer_type;
 
+bool is_product(const ggml_tensor* op) { return op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID; }
+bool is_here(const ggml_tensor* weights) { return weights->buffer && weights->buffer->buft == &buffer_type; }
+
 // Whether the last matrix before these activations has a product here: another model of this process may have none.
 bool follows_product(const ggml_tensor* x) {
     for (int i = 0; x && i < 16; x = x->src[0], i++) {
-        if (x->op == GGML_OP_MUL_MAT || x->op == GGML_OP_MUL_MAT_ID) {
-            return x->src[0]->buffer && x->src[0]->buffer->buft == &buffer_type;
-        }
+        if (is_product(x)) return is_here(x->src[0]);
     }
     return false;
 }
 
 class ExtraBufferType : public ggml::cpu::extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) override {
-        if (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID) return false;
         const ggml_tensor *weights = op->src[0], *x = op->src[1];
-        if (!weights->buffer || weights->buffer->buft != &buffer_type || !is_covered(weights)) return false;
+        if (!is_product(op) || !is_here(weights) || !is_covered(weights)) return false;
         if (!ggml_is_contiguous(weights) || (op->op == GGML_OP_MUL_MAT && weights->ne[2] != 1)) return false;
         if (x->buffer && !ggml_backend_buft_is_host(x->buffer->buft)) return false;
         // A load asks with an empty buffer. Tensors that are here stay, whatever is selected later.
@@ -327,9 +309,7 @@ class ExtraBufferType : public ggml::cpu::extra_buffer_type {
         static FloatProduct float_product;
         if (op->op == GGML_OP_FLASH_ATTN_EXT && follows_product(op->src[0])) return &attention;
         if (is_float_product_covered(op) && follows_product(op->src[1])) return &float_product;
-        const bool product = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
-        if (!product || !op->src[0]->buffer || op->src[0]->buffer->buft != &buffer_type) return nullptr;
-        return static_cast<ggml::cpu::tensor_traits*>(op->src[0]->extra);
+        return is_product(op) && is_here(op->src[0]) ? static_cast<ggml::cpu::tensor_traits*>(op->src[0]->extra) : nullptr;
     }
 };
 
@@ -341,14 +321,12 @@ enum ggml_status init_tensor(ggml_backend_buffer_t, ggml_tensor* tensor) {
 
 // Pins the calling thread to CPU `i`; to all of them where threads may move among more CPUs than there are threads.
 void pin(size_t i) {
-    const size_t most = *std::max_element(cpus.begin(), cpus.end()) + 1, size = CPU_ALLOC_SIZE(most);
-    cpu_set_t* set = CPU_ALLOC(most);
-    CPU_ZERO_S(size, set);
+    std::vector<cpu_set_t> set(*std::max_element(cpus.begin(), cpus.end()) / CPU_SETSIZE + 1);
+    const size_t size = set.size() * sizeof(cpu_set_t);
     for (size_t k = 0; k < cpus.size(); k++) {
-        if (k == i || cpus.size() > static_cast<size_t>(n_layout_threads)) CPU_SET_S(cpus[k], size, set);
+        if (k == i || cpus.size() > static_cast<size_t>(n_layout_threads)) CPU_SET_S(cpus[k], size, set.data());
     }
-    sched_setaffinity(0, size, set);  // if these CPUs are gone, anywhere
-    CPU_FREE(set);
+    sched_setaffinity(0, size, set.data());  // if these CPUs are gone, anywhere
 }
 
 // Gives back the pages of the file that lie in this range: it is not read again.
@@ -362,20 +340,14 @@ void give_back(const void* data, size_t size) {
 // otherwise, a page belongs to the node of the thread that first writes to it.
 void set_tensor(ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
-    const Format format = format_of(tensor);
-    const int64_t n_rows = tensor->ne[1], bytes = bytes_of_group(tensor);
     const int n_threads = size > (1 << 20) ? n_layout_threads : 1;
     std::vector<Taken> taken(n_threads);
     const Shares shares = shares_of(tensor, taken.data(), n_threads, tensor->ne[2], true);
     auto lay_out_share = [&](int64_t own) {
         shares.work(own, [&](int64_t matrix, int64_t first, int64_t end) {
-            for (int64_t g = first; g < end; g++) {
-                const int64_t row = g * products->rows;
-                lay_out(format, tensor->ne[0], products->rows,
-                        static_cast<const uint8_t*>(data) + matrix * tensor->nb[2] + row * tensor->nb[1], tensor->nb[1],
-                        static_cast<int>(std::min<int64_t>(products->rows, n_rows - row)),
-                        static_cast<uint8_t*>(tensor->data) + (matrix * shares.n_groups + g) * bytes);
-            }
+            lay_out(format_of(tensor), tensor->ne[0], tensor->ne[1], products->rows, first, end,
+                    static_cast<const uint8_t*>(data) + matrix * tensor->nb[2],
+                    static_cast<uint8_t*>(tensor->data) + matrix * shares.n_groups * bytes_of_group(tensor));
         });
     };
     std::vector<std::thread> threads;
@@ -456,15 +428,15 @@ const Products* best_products(const char* wanted) {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    const std::string name = wanted ? wanted : "";
     static const Products amx_products = with_amx();
-    if (avx512 && (name.empty() || name == amx_products.name)) return may_use_tiles() ? &amx_products : &avx512_products;
-    if (avx512 && (name.empty() || name == avx512_products.name)) return &avx512_products;
+    auto may_be = [&](const Products& one) { return !wanted || strcmp(wanted, one.name) == 0; };
+    if (avx512 && may_be(amx_products)) return may_use_tiles() ? &amx_products : &avx512_products;
+    if (avx512 && may_be(avx512_products)) return &avx512_products;
     // AVX-VNNI of 256 bits has no name in GCC 12's __builtin_cpu_supports.
     unsigned a = 0, b = 0, c = 0, d = 0;
     const bool avx_vnni = avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
-    if (avx_vnni && (name.empty() || name == avx_vnni_products.name)) return &avx_vnni_products;
-    if (avx2 && (name.empty() || name == avx2_products.name)) return &avx2_products;
+    if (avx_vnni && may_be(avx_vnni_products)) return &avx_vnni_products;
+    if (avx2 && may_be(avx2_products)) return &avx2_products;
     return nullptr;
 }
 
@@ -504,32 +476,4 @@ EXPORTED void cpuchat_kernels_prepare(const int* first, int n_cpus, int n_thread
     cpus.assign(first, first + n_cpus);
     n_layout_threads = std::max(1, std::min(n_threads, n_cpus));
     is_mapped = from_mapping;
-}
-
-// For tests: products of `n_rows` rows of ggml's blocks, in `instruction_set`, with `n` rows of floats. Returns 0, or -1
-// where this machine or format is not covered.
-EXPORTED int cpuchat_kernels_multiply(
-    const char* instruction_set, int format, int64_t n_values, int64_t n_rows, const uint8_t* from, const float* x, int64_t n, float* out) {
-    const Products* before = products;
-    products = best_products(instruction_set);
-    if (products == nullptr || format < 0 || format >= static_cast<int>(Format::count)) return products = before, -1;
-    const Format kind = static_cast<Format>(format);
-    const size_t bytes = group_bytes(kind, n_values, products->rows), row_bytes = n_values / block_values(kind) * block_bytes(kind);
-    const int64_t groups = (n_rows + products->rows - 1) / products->rows;
-    auto memory = [](size_t size) { return static_cast<uint8_t*>(aligned_alloc(64, rounded_up(size + overrun, 64))); };
-    uint8_t* weights = memory(groups * bytes);
-    for (int64_t g = 0; g < groups; g++) {
-        lay_out(kind, n_values, products->rows, from + g * products->rows * row_bytes, row_bytes,
-                static_cast<int>(std::min<int64_t>(products->rows, n_rows - g * products->rows)), weights + g * bytes);
-    }
-    uint8_t* activations = memory(Scratch(nullptr, kind, n_values, n, 0, 1).size + 64);
-    const Scratch scratch(activations, kind, n_values, n, 0, 1);
-    ggml_compute_params alone{};
-    alone.nth = 1;
-    quantize_share(&alone, kind, n_values, n, scratch, [&](int64_t token) { return x + token * n_values; });
-    const Work work{kind, n_rows, {scratch.quants, scratch.blocks, n_values}};
-    work.run(weights, bytes, 0, groups, 0, n, [&](int64_t token) { return out + token * n_rows; });
-    free(weights), free(activations);
-    products = before;
-    return 0;
 }

@@ -17,13 +17,6 @@
 #include <cstring>
 
 #include "ggml-cpu-impl.h"
-#include "ggml.h"
-
-extern "C" {
-void ggml_barrier(ggml_threadpool* pool);
-void ggml_threadpool_chunk_set(ggml_threadpool* pool, int value);
-int ggml_threadpool_chunk_add(ggml_threadpool* pool, int value);
-}
 
 namespace cpuchat {
 namespace {
@@ -33,9 +26,14 @@ constexpr int block_cells = 64, most_values = 256, most_rows = 6;
 using Half = uint16_t;
 constexpr Half minus_infinity = 0xfc00;
 
+// Up to `most_rows` rows of a KV head.
+struct Tile {
+    int64_t kv_head, first, n_rows;
+};
+
 struct Shape {
     const ggml_tensor *q, *k, *v, *mask;
-    int64_t n_values, n_heads, n_kv_heads, n_cells, n_shared, n_rows, n_tiles, n_parts;
+    int64_t n_values, n_heads, n_kv_heads, n_cells, n_shared, n_rows, n_tiles, n_parts;  // tiles of a KV head
     float scale;
 
     explicit Shape(const ggml_tensor* op) : q(op->src[0]), k(op->src[1]), v(op->src[2]), mask(op->src[3]) {
@@ -47,6 +45,11 @@ struct Shape {
     // Rows of a KV head are ordered by token, then head.
     int64_t token(int64_t row) const { return row / n_shared; }
     int64_t head(int64_t kv_head, int64_t row) const { return kv_head * n_shared + row % n_shared; }
+    // Tile i of all KV heads, one head after the other.
+    Tile tile(int64_t i) const {
+        const int64_t first = i % n_tiles * most_rows;
+        return {i / n_tiles, first, std::min<int64_t>(most_rows, n_rows - first)};
+    }
 
     // What a row has found in a part: its maximum, the sum of its weights, and from 8 on the weighted values.
     int64_t found_floats() const { return n_values + 8; }
@@ -66,7 +69,8 @@ float sum_of(__m256 v) {
     return _mm_cvtss_f32(_mm_hadd_ps(s, s));
 }
 
-// e to the power of up to 0, within 2e-7; 0 below -87, and NaN of a NaN, which the maximum has as its second. Range reduction and polynomial as in Cephes' expf.
+// e to the power of up to 0, within 2e-7; 0 below -87, and NaN of a NaN, which the maximum has as its second. Range
+// reduction and polynomial as in Cephes' expf.
 __m256 exponential(__m256 x) {
     const __m256 low = _mm256_set1_ps(-87.0f), is_zero = _mm256_cmp_ps(x, low, _CMP_LT_OQ);
     x = _mm256_max_ps(low, x);
@@ -150,12 +154,12 @@ bool is_hidden(const Half* mask, int64_t first, int n) {
     return mask && std::all_of(mask + first, mask + first + n, [](Half one) { return one == minus_infinity; });
 }
 
-// Rows `first` on of a KV head over one part; what they find goes to `to`.
-template <int R> void run(const Shape& s, int64_t part, int64_t kv_head, int64_t first, float* to) {
+// The R rows of a tile over one part; what they find goes to `to`.
+template <int R> void run(const Shape& s, int64_t part, const Tile& tile, float* to) {
     Rows<R> rows;
     for (int i = 0; i < R; i++) {
-        const int64_t token = s.token(first + i);
-        const float* q = reinterpret_cast<const float*>(at(s.q, token, s.head(kv_head, first + i)));
+        const int64_t token = s.token(tile.first + i);
+        const float* q = reinterpret_cast<const float*>(at(s.q, token, s.head(tile.kv_head, tile.first + i)));
         for (int64_t d = 0; d < s.n_values; d++) rows.q[i][d] = q[d] * s.scale;
         rows.masks[i] = s.mask ? reinterpret_cast<const Half*>(at(s.mask, token, 0)) : nullptr;
         rows.to[i] = to + i * s.found_floats();
@@ -165,16 +169,15 @@ template <int R> void run(const Shape& s, int64_t part, int64_t kv_head, int64_t
     for (int64_t cell = part * part_cells, end = std::min(s.n_cells, cell + part_cells); cell < end; cell += block_cells) {
         const int n = static_cast<int>(std::min<int64_t>(block_cells, end - cell));
         if (std::all_of(rows.masks, rows.masks + R, [&](const Half* mask) { return is_hidden(mask, cell, n); })) continue;
-        rows.score(s, at(s.k, cell, kv_head), cell, n);
+        rows.score(s, at(s.k, cell, tile.kv_head), cell, n);
         for (int i = 0; i < R; i++) rows.weigh(s, i);
-        rows.add_values(s, at(s.v, cell, kv_head), n);
+        rows.add_values(s, at(s.v, cell, tile.kv_head), n);
     }
 }
 
-void run_tile(const Shape& s, int64_t part, int64_t kv_head, int64_t tile, float* to) {
+void run_tile(const Shape& s, int64_t part, const Tile& tile, float* to) {
     static constexpr decltype(&run<1>) by_rows[] = {run<1>, run<2>, run<3>, run<4>, run<5>, run<6>};
-    const int64_t first = tile * most_rows, n = std::min<int64_t>(most_rows, s.n_rows - first);
-    by_rows[n - 1](s, part, kv_head, first, to);
+    by_rows[tile.n_rows - 1](s, part, tile, to);
 }
 
 // Adds what the rows of a tile have found in the next part to what they have found before.
@@ -188,27 +191,24 @@ void add_part(const Shape& s, int64_t n_rows, float* total, const float* found) 
     }
 }
 
-void write_results(const Shape& s, int64_t kv_head, int64_t tile, const float* total, float* results) {
-    for (int64_t row = tile * most_rows; row < std::min(s.n_rows, (tile + 1) * most_rows); row++, total += s.found_floats()) {
-        float* out = results + (s.token(row) * s.n_heads + s.head(kv_head, row)) * s.n_values;
+void write_results(const Shape& s, const Tile& tile, const float* total, float* results) {
+    for (int64_t row = tile.first; row < tile.first + tile.n_rows; row++, total += s.found_floats()) {
+        float* out = results + (s.token(row) * s.n_heads + s.head(tile.kv_head, row)) * s.n_values;
         for (int64_t d = 0; d < s.n_values; d++) out[d] = total[1] == 0 ? 0.0f : total[8 + d] / total[1];
     }
 }
 
-// Tiles `first` to `end`, of one KV head after the other, with all their parts. `memory` is for one tile more.
+// Tiles `first` to `end` with all their parts. `memory` is for one tile more.
 void run_tiles(const Shape& s, int64_t first, int64_t end, float* memory, float* results) {
     float* found = memory + (end - first) * s.tile_floats();
     for (int64_t part = 0; part < s.n_parts; part++) {
-        for (int64_t tile = first; tile < end; tile++) {
-            const int64_t n_rows = std::min<int64_t>(most_rows, s.n_rows - tile % s.n_tiles * most_rows);
-            float* total = memory + (tile - first) * s.tile_floats();
-            run_tile(s, part, tile / s.n_tiles, tile % s.n_tiles, part ? found : total);
-            if (part) add_part(s, n_rows, total, found);
+        for (int64_t i = first; i < end; i++) {
+            float* total = memory + (i - first) * s.tile_floats();
+            run_tile(s, part, s.tile(i), part ? found : total);
+            if (part) add_part(s, s.tile(i).n_rows, total, found);
         }
     }
-    for (int64_t tile = first; tile < end; tile++) {
-        write_results(s, tile / s.n_tiles, tile % s.n_tiles, memory + (tile - first) * s.tile_floats(), results);
-    }
+    for (int64_t i = first; i < end; i++) write_results(s, s.tile(i), memory + (i - first) * s.tile_floats(), results);
 }
 
 }  // namespace
@@ -243,24 +243,26 @@ void attend(const ggml_compute_params* params, ggml_tensor* op) {
             float* own = memory + params->ith * (tiles_at_once + 1) * s.tile_floats();
             run_tiles(s, unit * at_once, std::min(n_tiles, (unit + 1) * at_once), own, results);
         } else {  // all tiles of a part, which is in a cache, before the next part
-            const int64_t tile = unit % s.n_tiles, part = unit / s.n_tiles % s.n_parts, kv_head = unit / s.n_tiles / s.n_parts;
-            run_tile(s, part, kv_head, tile, memory + ((kv_head * s.n_tiles + tile) * s.n_parts + part) * s.tile_floats());
+            const int64_t kv_head = unit / s.n_tiles / s.n_parts, part = unit / s.n_tiles % s.n_parts;
+            const int64_t i = kv_head * s.n_tiles + unit % s.n_tiles;
+            run_tile(s, part, s.tile(i), memory + (i * s.n_parts + part) * s.tile_floats());
         }
     }
     if (whole) return;
     ggml_barrier(params->threadpool);
-    for (int64_t tile = params->ith; tile < n_tiles; tile += params->nth) {
-        float* total = memory + tile * s.n_parts * s.tile_floats();
-        const int64_t n_rows = std::min<int64_t>(most_rows, s.n_rows - tile % s.n_tiles * most_rows);
-        for (int64_t part = 1; part < s.n_parts; part++) add_part(s, n_rows, total, total + part * s.tile_floats());
-        write_results(s, tile / s.n_tiles, tile % s.n_tiles, total, results);
+    for (int64_t i = params->ith; i < n_tiles; i += params->nth) {
+        float* total = memory + i * s.n_parts * s.tile_floats();
+        for (int64_t part = 1; part < s.n_parts; part++) add_part(s, s.tile(i).n_rows, total, total + part * s.tile_floats());
+        write_results(s, s.tile(i), total, results);
     }
 }
 
 bool is_float_product_covered(const ggml_tensor* op) {
     const ggml_tensor *weights = op->src[0], *x = op->src[1];
-    return op->op == GGML_OP_MUL_MAT && weights->type == GGML_TYPE_F32 && weights->op == GGML_OP_NONE && x->type == GGML_TYPE_F32 &&
-           weights->ne[2] == 1 && weights->ne[3] == 1 && weights->ne[0] % 8 == 0 && ggml_is_contiguous(weights) && ggml_is_contiguous(x);
+    const bool is_rotation = op->op_params[1] == GGML_HINT_SRC0_IS_HADAMARD;  // llama.cpp's takes fewer steps
+    return op->op == GGML_OP_MUL_MAT && !is_rotation && weights->type == GGML_TYPE_F32 && weights->op == GGML_OP_NONE &&
+           x->type == GGML_TYPE_F32 && weights->ne[2] == 1 && weights->ne[3] == 1 && weights->ne[0] % 8 == 0 &&
+           ggml_is_contiguous(weights) && ggml_is_contiguous(x);
 }
 
 void multiply_floats(const ggml_compute_params* params, ggml_tensor* op) {

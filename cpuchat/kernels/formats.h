@@ -59,16 +59,16 @@ constexpr BlockSize block_size(Format format) {
 }
 constexpr int block_values(Format format) { return block_size(format).values; }
 constexpr bool has_large_blocks(Format format) { return block_values(format) == 256; }
-constexpr size_t block_bytes(Format format) { return block_size(format).bytes; }
 
 // Bytes of a group, a multiple of a cache line.
 constexpr size_t group_bytes(Format format, int64_t n_values, int rows) {
-    const size_t bytes = block_bytes(format) * static_cast<size_t>(n_values / block_values(format)) * rows;
+    const size_t bytes = block_size(format).bytes * static_cast<size_t>(n_values / block_values(format)) * rows;
     return (bytes + 63) / 64 * 64;
 }
 
-// Lay out `n_rows` (up to `rows`; the others become zero) rows of ggml's blocks, `row_bytes` apart.
-void lay_out(Format format, int64_t n_values, int rows, const uint8_t* from, size_t row_bytes, int n_rows, uint8_t* to);
+// Lay out groups `first` to `end` of a matrix: `n_rows` rows of ggml's blocks; rows that the last group lacks become zero.
+void lay_out(
+    Format format, int64_t n_values, int64_t n_rows, int rows, int64_t first, int64_t end, const uint8_t* from, uint8_t* to);
 
 // Of 256 activations of a token. Pairs are two 16-bit sums in a dword, in the order in which scales come in pairs.
 struct Block256 {
@@ -92,9 +92,8 @@ struct Activations {
     int64_t n_values;
 };
 
-constexpr size_t activation_bytes(Format format, int64_t n_values) {
-    return n_values + (has_large_blocks(format) ? n_values / 256 * sizeof(Block256) : n_values / 32 * sizeof(Block32));
-}
+// Bytes of what belongs to a block of activations.
+constexpr size_t activation_block(Format format) { return has_large_blocks(format) ? sizeof(Block256) : sizeof(Block32); }
 void quantize(Format format, int64_t n_values, const float* x, int8_t* quants, void* blocks);
 
 // Groups `bytes` apart, whose results are `rows` floats apart.
@@ -134,6 +133,8 @@ extern const Products avx_vnni_products;
 extern const Products avx512_products;
 extern const WideProducts amx_products;
 
-inline Products with_amx() { return {"AVX-512 VNNI, AMX", avx512_products.rows, avx512_products.tile, avx512_products.of, avx512_products.several, amx_products}; }
+inline Products with_amx() {
+    return {"AVX-512 VNNI, AMX", avx512_products.rows, avx512_products.tile, avx512_products.of, avx512_products.several, amx_products};
+}
 
 }  // namespace cpuchat

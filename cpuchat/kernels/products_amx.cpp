@@ -45,43 +45,39 @@ public:
     Tiles(const Tiles&) = delete;
 };
 
-using I = __m512i;
 using S = Avx512;
+using I = S::I;
 constexpr int tile_bytes = 1024;
 
 struct Planes {
     alignas(64) uint8_t low[64 * S::bytes], high[64 * S::bytes];
 };
 
-struct UnpackIq4Xs {
-    static constexpr int sub_block = 32, offset = 128, n_pairs = 0, up = 0;
-    static constexpr bool has_mins = false;
-    static void unpack(const uint8_t* group, int64_t b, int64_t, Unpacked<S>& to) {
-        const uint8_t* w = group + b * 34 * S::bytes;
-        const I nibble = S::bytes_of(15), values = S::signed_weights(S::table(iq4_values));
-        I four[2];
-        iq4_xs_scales<S>(w, four);
-        to.set_scales(0, 1, four[0]), to.set_scales(4, 1, four[1]);
+struct UnpackIq4Xs : Iq4Xs<S> {
+    static constexpr int sub_block = 32, lower = 128, n_pairs = 0;
+    static void unpack(const uint8_t* w, Unpacked<S>& to) {
+        I two[2];
+        scales(w, two);
+        to.set_scales(0, 1, two[0]), to.set_scales(4, 1, two[1]);
         for (int t = 0; t < 32; t++) {
-            const I both = S::load(w + (2 + t) * S::bytes);
-            to.set(t / 4 * 8 + t % 4, S::lookup(values, S::bit_and(both, nibble)));
-            to.set(t / 4 * 8 + t % 4 + 4, S::lookup(values, S::bit_and(S::shift<4>(both), nibble)));
+            const auto [low, high] = weights(w, t / 4, t % 4);
+            to.set(t / 4 * 8 + t % 4, low), to.set(t / 4 * 8 + t % 4 + 4, high);
         }
-        to.d = S::halves(w);
     }
 };
 
-// (weights - offset) × scales in 16 bits each, and their low and high bytes apart.
+// (weights - lower) × scales in 16 bits each, and their low and high bytes apart.
 template <class Kind> void split(const Unpacked<S>& block, Planes& to) {
-    const I low_bytes = _mm512_set1_epi16(0xff), offset = _mm512_set1_epi16(Kind::offset);
+    using Words = S::Words;
+    constexpr uint16_t lower = Kind::lower;
+    const I low_bytes = S::dwords_of(0x00ff00ff);
     for (int t = 0; t < 64; t++) {
         const I dwords = block.scales[t / (Kind::sub_block / 4)];
-        const I scale = S::bit_or(S::bit_and(dwords, S::dwords_of(0xffff)), S::shift_dwords_left(dwords, 16));  // twice
+        const Words scale = Words((dwords & 0xffff) | dwords << 16);  // twice
         const I four = S::load(block.weights + t * S::bytes);
-        const I even = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_and_si512(four, low_bytes), offset), scale);
-        const I odd = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_srli_epi16(four, 8), offset), scale);
-        S::store(to.low + t * S::bytes, S::bit_or(_mm512_and_si512(even, low_bytes), _mm512_slli_epi16(odd, 8)));
-        S::store(to.high + t * S::bytes, S::bit_or(_mm512_srli_epi16(even, 8), _mm512_slli_epi16(_mm512_srli_epi16(odd, 8), 8)));
+        const I even = I((Words(four & low_bytes) - lower) * scale), odd = I((Words(S::shift<8>(four)) - lower) * scale);
+        S::store(to.low + t * S::bytes, (even & low_bytes) | S::shift<-8>(odd));
+        S::store(to.high + t * S::bytes, S::shift<8>(even) | (odd & ~low_bytes));
     }
 }
 
@@ -98,135 +94,121 @@ struct Pair {
 
 struct TileSums {
     alignas(64) int32_t of[4][tile_bytes / 4];
-    I at(int tile, int row) const { return _mm512_load_si512(of[tile] + 16 * row); }
-    void take() {
-        _tile_stored(0, of[0], 64);
-        _tile_stored(1, of[1], 64);
-        _tile_stored(2, of[2], 64);
-        _tile_stored(3, of[3], 64);
-    }
+    I at(int tile, int row) const { return S::load(of[tile] + 16 * row); }
 };
 
-template <class Kind>
-void blocks_of_256(const uint8_t* group, const Activations& x, int64_t token, int n, float* results) {
+template <class Kind> void tiles_of_256(const uint8_t* group, const Activations& x, int64_t token, int n, float* const* out) {
     const int64_t K = x.n_values, n_blocks = K / 256;
-    const int8_t* quants = x.quants + token * K;
-    const Block256* blocks = static_cast<const Block256*>(x.blocks) + token * n_blocks;
-    const Tiles tiles(64);
-    Unpacked<S> block;
-    Planes planes;
-    TileSums sums;
-    for (int64_t b = 0; b < n_blocks; b++, quants += 256, blocks++) {
-        Kind::unpack(group, b, n_blocks, block);
-        split<Kind>(block, planes);
-        written(&planes);
-        for (int t = 0; t < n; t += 32) {
-            const Pair pair(t, n);
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-            for (int step = 0; step < 4; step++) {
-                _tile_loadd(4, quants + pair.first * K + 64 * step, K);
-                _tile_loadd(6, planes.low + step * tile_bytes, 64);
-                _tile_dpbsud(0, 4, 6);
-                _tile_loadd(7, planes.high + step * tile_bytes, 64);
-                _tile_dpbssd(1, 4, 7);
-                _tile_loadd(5, quants + pair.second * K + 64 * step, K);
-                _tile_dpbsud(2, 5, 6);
-                _tile_dpbssd(3, 5, 7);
+    with_results<S>(n, out, [&](float* results) {
+        const Tiles tiles(64);
+        Unpacked<S> block;
+        Planes planes;
+        TileSums sums;
+        for (int64_t b = 0; b < n_blocks; b++) {
+            const int8_t* quants = x.quants + token * K + 256 * b;
+            const Block256* blocks = static_cast<const Block256*>(x.blocks) + token * n_blocks + b;
+            unpack<S, Kind>(group, b, n_blocks, block);
+            split<Kind>(block, planes);
+            written(&planes);
+            for (int t = 0; t < n; t += 32) {
+                const Pair pair(t, n);
+                _tile_zero(0);
+                _tile_zero(1);
+                _tile_zero(2);
+                _tile_zero(3);
+                for (int step = 0; step < 4; step++) {
+                    _tile_loadd(4, quants + pair.first * K + 64 * step, K);
+                    _tile_loadd(6, planes.low + step * tile_bytes, 64);
+                    _tile_dpbsud(0, 4, 6);
+                    _tile_loadd(7, planes.high + step * tile_bytes, 64);
+                    _tile_dpbssd(1, 4, 7);
+                    _tile_loadd(5, quants + pair.second * K + 64 * step, K);
+                    _tile_dpbsud(2, 5, 6);
+                    _tile_dpbssd(3, 5, 7);
+                }
+                _tile_stored(0, sums.of[0], 64);
+                _tile_stored(1, sums.of[1], 64);
+                _tile_stored(2, sums.of[2], 64);
+                _tile_stored(3, sums.of[3], 64);
+                pair.each([&](int i, int tile, int row) {
+                    const I total = sums.at(2 * tile, row) + (sums.at(2 * tile + 1, row) << 8);
+                    add_scaled<S, Kind>(block, total, blocks[i * n_blocks], results + 16 * i);
+                });
             }
-            sums.take();
-            pair.each([&](int i, int tile, int row) {
-                const I total = S::add(sums.at(2 * tile, row), S::shift_dwords_left(sums.at(2 * tile + 1, row), 8));
-                add_scaled<S, Kind>(block, total, blocks[i * n_blocks], results + 16 * i);
-            });
         }
-    }
+    });
 }
 
-// How blocks of 32 values, of which `products.h` knows all but this, become tiles of 8 vectors of signed bytes.
-template <class Weights> struct Bytes : Weights {
-    static const uint8_t* unpack(const uint8_t* w, uint8_t*) { return w; }
-};
-template <class Weights, bool five_bits, int offset, const int8_t* values = nullptr> struct BytesOfNibbles : Weights {
-    static const uint8_t* unpack(const uint8_t* w, uint8_t* to) {
-        const I nibble = S::bytes_of(15), fifth = S::bytes_of(16);
-        I bits = five_bits ? S::load(w) : S::zero();
-        for (int t = 0; t < 4; t++, bits = S::shift<1>(bits)) {
-            const I both = S::load(w + (five_bits + t) * S::bytes);
-            I low = S::bit_and(both, nibble), high = S::bit_and(S::shift<4>(both), nibble);
-            if constexpr (values != nullptr) low = S::lookup(S::table(values), low), high = S::lookup(S::table(values), high);
-            low = S::bit_or(low, S::bit_and(S::shift<-4>(bits), fifth)), high = S::bit_or(high, S::bit_and(bits, fifth));
-            S::store(to + t * S::bytes, S::sub_bytes(low, S::bytes_of(offset)));
-            S::store(to + (t + 4) * S::bytes, S::sub_bytes(high, S::bytes_of(offset)));
-        }
+// Blocks of 32 values as a tile of 8 vectors of signed bytes.
+template <class Weights> const uint8_t* signed_bytes(const uint8_t* w, uint8_t* to) {
+    if constexpr (Weights::vectors == 8) {
+        return w;
+    } else {
+        each<4>([&](auto number) {
+            constexpr int t = decltype(number)::value;
+            const S::Two two = bytes_of_nibbles<S, Weights, t>(w);
+            S::store(to + t * S::bytes, S::sub_bytes(two.low, S::bytes_of(Weights::offset)));
+            S::store(to + (t + 4) * S::bytes, S::sub_bytes(two.high, S::bytes_of(Weights::offset)));
+        });
         return to;
     }
-};
-
-template <class Kind>
-void blocks_of_32(const uint8_t* group, const Activations& x, int64_t token, int n, float* results) {
-    const int64_t K = x.n_values, n_blocks = K / 32;
-    const int8_t* quants = x.quants + token * K;
-    const Block32* blocks = static_cast<const Block32*>(x.blocks) + token * n_blocks;
-    const uint8_t* ds = group + n_blocks * Kind::vectors * S::bytes;
-    const Tiles tiles(32);
-    alignas(64) uint8_t bytes[8 * S::bytes];
-    TileSums sums;
-    for (int64_t b = 0; b < n_blocks; b++, quants += 32, blocks++) {
-        const uint8_t* weights = Kind::unpack(group + b * Kind::vectors * S::bytes, bytes);
-        const uint8_t* at = ds + b * Kind::behind * S::rows;
-        const S::F d = Kind::scale(at);
-        written(weights);
-        _tile_loadd(6, weights, 64);
-        for (int t = 0; t < n; t += 32) {
-            const Pair pair(t, n);
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_loadd(4, quants + pair.first * K, K);
-            _tile_dpbssd(0, 4, 6);
-            _tile_loadd(5, quants + pair.second * K, K);
-            _tile_dpbssd(1, 5, 6);
-            _tile_stored(0, sums.of[0], 64);
-            _tile_stored(1, sums.of[1], 64);
-            pair.each([&](int i, int tile, int row) {
-                const Block32& of_token = blocks[i * n_blocks];
-                const S::F dx = S::broadcast_f(of_token.d);
-                S::F sum = S::fmadd(S::to_float(sums.at(tile, row)), S::mul(d, dx), S::load_floats(results + 16 * i));
-                if constexpr (Kind::behind == 4) {
-                    sum = S::fmadd(S::to_float(S::dwords_of(of_token.sum)), S::mul(S::halves(at + 2 * S::rows), dx), sum);
-                }
-                S::store(results + 16 * i, sum);
-            });
-        }
-    }
 }
 
-template <void (*multiply)(const uint8_t*, const Activations&, int64_t, int, float*)>
-void product(const uint8_t* group, const Activations& x, int64_t token, int n, float* const* out) {
-    alignas(64) float results[16 * wide_tile];
-    for (int i = 0; i < n; i++) S::store(results + 16 * i, S::zero_f());
-    multiply(group, x, token, n, results);
-    for (int i = 0; i < n; i++) S::store(out[i], S::load_floats(results + 16 * i));
+template <class Weights> void tiles_of_32(const uint8_t* group, const Activations& x, int64_t token, int n, float* const* out) {
+    const int64_t K = x.n_values, n_blocks = K / 32;
+    constexpr int bytes = Weights::vectors * S::bytes;
+    with_results<S>(n, out, [&](float* results) {
+        const Tiles tiles(32);
+        alignas(64) uint8_t unpacked[8 * S::bytes];
+        TileSums sums;
+        for (int64_t b = 0; b < n_blocks; b++) {
+            const int8_t* quants = x.quants + token * K + 32 * b;
+            const Block32* blocks = static_cast<const Block32*>(x.blocks) + token * n_blocks + b;
+            const uint8_t* ds = group + n_blocks * bytes + b * Weights::behind * S::rows;
+            const S::F d = scale_of_32<S, Weights>(ds);
+            const uint8_t* weights = signed_bytes<Weights>(group + b * bytes, unpacked);
+            written(weights);
+            _tile_loadd(6, weights, 64);
+            for (int t = 0; t < n; t += 32) {
+                const Pair pair(t, n);
+                _tile_zero(0);
+                _tile_zero(1);
+                _tile_loadd(4, quants + pair.first * K, K);
+                _tile_dpbssd(0, 4, 6);
+                _tile_loadd(5, quants + pair.second * K, K);
+                _tile_dpbssd(1, 5, 6);
+                _tile_stored(0, sums.of[0], 64);
+                _tile_stored(1, sums.of[1], 64);
+                pair.each([&](int i, int tile, int row) {
+                    const Block32& of_token = blocks[i * n_blocks];
+                    const S::F dx = S::broadcast_f(of_token.d);
+                    S::F sum = S::fmadd(S::to_float(sums.at(tile, row)), d * dx, S::load_floats(results + 16 * i));
+                    if constexpr (Weights::behind == 4) {
+                        sum = S::fmadd(S::to_float(S::dwords_of(of_token.sum)), S::halves(ds + 2 * S::rows) * dx, sum);
+                    }
+                    S::store(results + 16 * i, sum);
+                });
+            }
+        }
+    });
 }
 
 constexpr WideProducts all_wide() {
     WideProducts table{32, {}};  // unpacking and splitting take what AVX-512 VNNI takes for 8 tokens or more: an estimate
     auto set = [&](Format format, WideProduct product) { table.of[static_cast<int>(format)] = product; };
-    set(Format::q4_k, product<blocks_of_256<UnpackQ45K<S, false>>>);
-    set(Format::q5_k, product<blocks_of_256<UnpackQ45K<S, true>>>);
-    set(Format::q6_k, product<blocks_of_256<UnpackQ236K<S, Q6K<S>>>>);
-    set(Format::q3_k, product<blocks_of_256<UnpackQ236K<S, Q3K<S>>>>);
-    set(Format::q2_k, product<blocks_of_256<UnpackQ236K<S, Q2K<S>>>>);
-    set(Format::iq4_xs, product<blocks_of_256<UnpackIq4Xs>>);
-    set(Format::q8_0, product<blocks_of_32<Bytes<Q8<S>>>>);
-    set(Format::q4_0, product<blocks_of_32<BytesOfNibbles<Q45<S, false, 8>, false, 8>>>);
-    set(Format::q5_0, product<blocks_of_32<BytesOfNibbles<Q45<S, true, 16>, true, 16>>>);
-    set(Format::q4_1, product<blocks_of_32<BytesOfNibbles<WithMin<S, false>, false, 0>>>);
-    set(Format::q5_1, product<blocks_of_32<BytesOfNibbles<WithMin<S, true>, true, 0>>>);
-    set(Format::iq4_nl, product<blocks_of_32<BytesOfNibbles<Iq4Nl<S>, false, 0, iq4_values>>>);
-    set(Format::mxfp4, product<blocks_of_32<BytesOfNibbles<Mxfp4<S>, false, 12, mxfp4_values>>>);
+    set(Format::q4_k, tiles_of_256<UnpackQ45K<S, false>>);
+    set(Format::q5_k, tiles_of_256<UnpackQ45K<S, true>>);
+    set(Format::q6_k, tiles_of_256<UnpackQ236K<S, Q6K>>);
+    set(Format::q3_k, tiles_of_256<UnpackQ236K<S, Q3K>>);
+    set(Format::q2_k, tiles_of_256<UnpackQ236K<S, Q2K>>);
+    set(Format::iq4_xs, tiles_of_256<UnpackIq4Xs>);
+    set(Format::q8_0, tiles_of_32<Q8<S>>);
+    set(Format::q4_0, tiles_of_32<Q4_0<S>>);
+    set(Format::q5_0, tiles_of_32<Q5_0<S>>);
+    set(Format::q4_1, tiles_of_32<Q4_1<S>>);
+    set(Format::q5_1, tiles_of_32<Q5_1<S>>);
+    set(Format::iq4_nl, tiles_of_32<Iq4Nl<S>>);
+    set(Format::mxfp4, tiles_of_32<Mxfp4<S>>);
     return table;
 }
 

@@ -55,12 +55,10 @@ struct Reader {
 
     void pin() {
 #if defined(__linux__)
-        const size_t size = CPU_ALLOC_SIZE(cpu + 1);
-        cpu_set_t* set = CPU_ALLOC(cpu + 1);
-        CPU_ZERO_S(size, set);
-        CPU_SET_S(cpu, size, set);
-        is_pinned = pthread_setaffinity_np(pthread_self(), size, set) == 0;
-        CPU_FREE(set);
+        std::vector<cpu_set_t> set(cpu / CPU_SETSIZE + 1);
+        const size_t size = set.size() * sizeof(cpu_set_t);
+        CPU_SET_S(cpu, size, set.data());
+        is_pinned = pthread_setaffinity_np(pthread_self(), size, set.data()) == 0;
 #endif
     }
     // The pages lie where the memory policy of this process puts those of this thread.
@@ -74,27 +72,23 @@ struct Reader {
 #endif
         memset(memory, 1, size);
     }
-    // Reads until `end`; returns bytes a second.
-    double read(size_t size, Scan scan, double begin, double end) {
-        size_t bytes = 0;
-        double now = begin;
-        for (; now < end; now = seconds_of(CLOCK_MONOTONIC)) {
-            seen |= scan(memory + offset);
-            offset = (offset + chunk) % size;
-            bytes += chunk;
-        }
-        last = now;
-        return now > begin ? static_cast<double>(bytes) / (now - begin) : 0;
-    }
-    double last = 0;  // when the last window ended
     // Windows of equal length, the same for all threads; what is read before `start` is not counted.
     void read_windows(size_t size, const std::vector<Scan>& windows, double start, double seconds) {
+        double now = seconds_of(CLOCK_MONOTONIC);
+        auto bytes_until = [&](double end, Scan scan) {
+            double bytes = 0;
+            for (; now < end; now = seconds_of(CLOCK_MONOTONIC), bytes += chunk) {
+                seen |= scan(memory + offset);
+                offset = (offset + chunk) % size;
+            }
+            return bytes;
+        };
         rates.clear(), shares.clear();
-        read(size, windows[0], seconds_of(CLOCK_MONOTONIC), start);
+        bytes_until(start, windows[0]);
         for (Scan scan : windows) {
-            const double begin = last, computed = seconds_of(CLOCK_THREAD_CPUTIME_ID);
-            rates.push_back(read(size, scan, begin, start += seconds));
-            const double took = last - begin;
+            const double begin = now, computed = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+            const double bytes = bytes_until(start += seconds, scan), took = now - begin;
+            rates.push_back(took > 0 ? bytes / took : 0);
             shares.push_back(took > 0 ? (seconds_of(CLOCK_THREAD_CPUTIME_ID) - computed) / took : 0);
         }
     }

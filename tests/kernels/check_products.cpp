@@ -100,11 +100,8 @@ float product(const Case& c, const Quantized& x, int64_t row, int64_t token) {
 struct LaidOut {
     LaidOut(const Case& c, int rows)
         : n_groups((c.n_rows + rows - 1) / rows), bytes(group_bytes(c.kind(), c.n_values, rows)), weights(n_groups * bytes),
-          quants(c.n_tokens * c.n_values), blocks(c.n_tokens * (activation_bytes(c.kind(), c.n_values) - c.n_values)) {
-        for (int64_t g = 0; g < n_groups; g++) {
-            const int n = static_cast<int>(std::min<int64_t>(rows, c.n_rows - g * rows));
-            lay_out(c.kind(), c.n_values, rows, c.raw.data() + g * rows * c.row_bytes, c.row_bytes, n, weights.at + g * bytes);
-        }
+          quants(c.n_tokens * c.n_values), blocks(c.n_tokens * c.n_blocks() * activation_block(c.kind())) {
+        lay_out(c.kind(), c.n_values, c.n_rows, rows, 0, n_groups, c.raw.data(), weights.at);
         quantize(c.kind(), c.n_tokens * c.n_values, c.x.data(), reinterpret_cast<int8_t*>(quants.at), blocks.at);
     }
     int64_t n_groups;

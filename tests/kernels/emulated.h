@@ -1,5 +1,6 @@
 // The intrinsics that the kernels use, as loops over lanes, in place of immintrin.h: so the code for AVX2, AVX-VNNI,
-// AVX-512 VNNI and AMX runs, and is checked, on every machine. What they compute is Intel's Intrinsics Guide's.
+// AVX-512 VNNI and AMX runs, and is checked, on every machine. What they compute is Intel's Intrinsics Guide's. (GCC has
+// the operators of vectors everywhere.)
 #pragma once
 
 #include <algorithm>
@@ -9,10 +10,6 @@
 #include <cstring>
 
 namespace emulated {
-
-template <int bytes> struct Vector {
-    alignas(bytes) uint8_t of[bytes];
-};
 
 template <class L, class V> struct Lanes {
     static constexpr int n = sizeof(V) / sizeof(L);
@@ -49,12 +46,12 @@ inline float half(uint16_t bits) {
 
 }  // namespace emulated
 
-using __m128i = emulated::Vector<16>;
-using __m256i = emulated::Vector<32>;
-using __m512i = emulated::Vector<64>;
-struct __m128 : emulated::Vector<16> {};
-struct __m256 : emulated::Vector<32> {};
-struct __m512 : emulated::Vector<64> {};
+using __m128i [[gnu::vector_size(16)]] = long long;
+using __m256i [[gnu::vector_size(32)]] = long long;
+using __m512i [[gnu::vector_size(64)]] = long long;
+using __m128 [[gnu::vector_size(16)]] = float;
+using __m256 [[gnu::vector_size(32)]] = float;
+using __m512 [[gnu::vector_size(64)]] = float;
 
 // Operations of lanes of type L, of 256 and of 512 bits. `a`, `b` and `c` are the operands' lanes, `i` is the lane.
 #define UNARY(name, L, value) \
@@ -72,33 +69,11 @@ struct __m512 : emulated::Vector<64> {};
         return emulated::lanes<type, L>([&](int i) { return value; }); \
     }
 #define BINARY(name, P, L, value) BINARY_OF(__m256i, _mm256_##name, P, L, value) BINARY_OF(__m512i, _mm512_##name, P, L, value)
-#define SHIFT(name, L, value) \
-    inline __m256i _mm256_##name(__m256i v, int n) { \
-        const emulated::Lanes<L, __m256i> a(v); \
-        return emulated::lanes<__m256i, L>([&](int i) { return value; }); \
-    } \
-    inline __m512i _mm512_##name(__m512i v, int n) { \
-        const emulated::Lanes<L, __m512i> a(v); \
-        return emulated::lanes<__m512i, L>([&](int i) { return value; }); \
-    }
 #define SET(name, T, L) \
     inline __m256i _mm256_##name(T value) { return emulated::lanes<__m256i, L>([&](int) { return value; }); } \
     inline __m512i _mm512_##name(T value) { return emulated::lanes<__m512i, L>([&](int) { return value; }); }
-#define LOGICAL(name, value) \
-    BINARY_OF(__m256i, _mm256_##name##_si256, uint32_t, uint32_t, value) \
-    BINARY_OF(__m512i, _mm512_##name##_si512, uint32_t, uint32_t, value)
 
-LOGICAL(and, a[i] & b[i])
-LOGICAL(or, a[i] | b[i])
-LOGICAL(xor, a[i] ^ b[i])
-BINARY(add_epi16, uint16_t, uint16_t, a[i] + b[i])
-BINARY(sub_epi16, uint16_t, uint16_t, a[i] - b[i])
-BINARY(add_epi32, uint32_t, uint32_t, a[i] + b[i])
-BINARY(sub_epi32, uint32_t, uint32_t, a[i] - b[i])
-BINARY(add_epi8, uint8_t, uint8_t, a[i] + b[i])
-BINARY(sub_epi8, uint8_t, uint8_t, a[i] - b[i])
-BINARY(mullo_epi16, int16_t, uint16_t, a[i] * b[i])
-BINARY(mullo_epi32, uint32_t, uint32_t, a[i] * b[i])
+BINARY_OF(__m256i, _mm256_and_si256, uint32_t, uint32_t, a[i] & b[i])
 BINARY(max_epi32, int32_t, int32_t, std::max(a[i], b[i]))
 BINARY(madd_epi16, int16_t, uint32_t, static_cast<uint32_t>(a[2 * i] * b[2 * i]) + static_cast<uint32_t>(a[2 * i + 1] * b[2 * i + 1]))
 BINARY(maddubs_epi16, int8_t, int16_t,
@@ -111,12 +86,6 @@ BINARY(packs_epi16, int16_t, int8_t, emulated::saturated(((i / 8) % 2 ? b : a)[i
 BINARY(hadd_epi32, uint32_t, uint32_t, ((i / 2) % 2 ? b : a)[i / 4 * 4 + i % 2 * 2] + ((i / 2) % 2 ? b : a)[i / 4 * 4 + i % 2 * 2 + 1])
 BINARY(permutevar8x32_epi32, uint32_t, uint32_t, a[b[i] % 8])
 UNARY(abs_epi8, int8_t, a[i] < 0 ? -a[i] : a[i])
-SHIFT(srli_epi16, uint16_t, n > 15 ? 0 : a[i] >> n)
-SHIFT(slli_epi16, uint16_t, n > 15 ? 0 : a[i] << n)
-SHIFT(srai_epi16, int16_t, a[i] >> std::min(n, 15))
-SHIFT(srli_epi32, uint32_t, n > 31 ? 0 : a[i] >> n)
-SHIFT(slli_epi32, uint32_t, n > 31 ? 0 : a[i] << n)
-SHIFT(srai_epi32, int32_t, a[i] >> std::min(n, 31))
 SET(set1_epi8, char, char)
 SET(set1_epi16, short, int16_t)
 SET(set1_epi32, int, int32_t)
@@ -135,29 +104,18 @@ SET(set1_epi32, int, int32_t)
 DOT(__m256i, _mm256_dpbusd_avx_epi32)
 DOT(__m512i, _mm512_dpbusd_epi32)
 
-#define FLOATS(F, I, H, p, load_integers, zero_integers) \
+#define FLOATS(F, I, H, p) \
     inline F p##_set1_ps(float value) { return emulated::lanes<F, float>([&](int) { return value; }); } \
-    inline F p##_setzero_ps() { return p##_set1_ps(0); } \
-    inline I zero_integers() { return p##_set1_epi32(0); } \
-    inline I load_integers(const void* from) { return emulated::load_aligned<I>(from); } \
-    inline F p##_load_ps(const float* from) { return emulated::load_aligned<F>(from); } \
     inline F p##_loadu_ps(const float* from) { return emulated::load<F>(from); } \
-    inline void p##_store_ps(float* to, F v) { emulated::load_aligned<F>(to), std::memcpy(to, &v, sizeof v); } \
-    inline void p##_storeu_ps(float* to, F v) { std::memcpy(to, &v, sizeof v); } \
     inline F p##_cvtph_ps(H v) { \
         const emulated::Lanes<uint16_t, H> a(v); \
         return emulated::lanes<F, float>([&](int i) { return emulated::half(a[i]); }); \
-    } \
-    inline F p##_cvtepi32_ps(I v) { \
-        const emulated::Lanes<int32_t, I> a(v); \
-        return emulated::lanes<F, float>([&](int i) { return static_cast<float>(a[i]); }); \
     } \
     inline I p##_cvtps_epi32(F v) { \
         const emulated::Lanes<float, F> a(v); \
         return emulated::lanes<I, int32_t>([&](int i) { return std::nearbyint(a[i]); }); \
     } \
     BINARY_OF(F, p##_mul_ps, float, float, a[i] * b[i]) \
-    BINARY_OF(F, p##_add_ps, float, float, a[i] + b[i]) \
     BINARY_OF(F, p##_max_ps, float, float, a[i] > b[i] ? a[i] : b[i]) \
     BINARY_OF(F, p##_andnot_ps, uint32_t, uint32_t, ~a[i] & b[i]) \
     inline F p##_fmadd_ps(F u, F v, F w) { \
@@ -168,22 +126,19 @@ DOT(__m512i, _mm512_dpbusd_epi32)
         const emulated::Lanes<float, F> a(u), b(v), c(w); \
         return emulated::lanes<F, float>([&](int i) { return std::fma(-a[i], b[i], c[i]); }); \
     }
-FLOATS(__m256, __m256i, __m128i, _mm256, _mm256_load_si256, _mm256_setzero_si256)
-FLOATS(__m512, __m512i, __m256i, _mm512, _mm512_load_si512, _mm512_setzero_si512)
+FLOATS(__m256, __m256i, __m128i, _mm256)
+FLOATS(__m512, __m512i, __m256i, _mm512)
 
 inline __m128i _mm_load_si128(const void* from) { return emulated::load_aligned<__m128i>(from); }
 inline __m128i _mm_loadu_si128(const void* from) { return emulated::load<__m128i>(from); }
 inline __m256i _mm256_loadu_si256(const void* from) { return emulated::load<__m256i>(from); }
-inline void _mm256_store_si256(__m256i* to, __m256i v) { emulated::load_aligned<__m256i>(to), *to = v; }
+inline __m256i _mm256_load_si256(const void* from) { return emulated::load_aligned<__m256i>(from); }
 inline void _mm256_storeu_si256(void* to, __m256i v) { std::memcpy(to, &v, sizeof v); }
-inline void _mm512_store_si512(void* to, __m512i v) { emulated::load_aligned<__m512i>(to), std::memcpy(to, &v, sizeof v); }
 inline __m128i _mm_loadl_epi64(const void* from) {
     __m128i v{};
     std::memcpy(&v, from, 8);
     return v;
 }
-inline __m256 _mm256_castsi256_ps(__m256i v) { return emulated::load<__m256>(&v); }
-inline __m512 _mm512_castsi512_ps(__m512i v) { return emulated::load<__m512>(&v); }
 template <class V, class L> V widened(const void* from) {
     return emulated::lanes<V, int32_t>([&](int i) { return static_cast<const L*>(from)[i]; });
 }
@@ -196,7 +151,8 @@ template <class... B> __m256i _mm256_setr_epi8(B... values) {
     return emulated::load<__m256i>(of);
 }
 template <class V> V repeated(__m128i v) {
-    return emulated::lanes<V, uint8_t>([&](int i) { return v.of[i % 16]; });
+    const emulated::Lanes<uint8_t, __m128i> a(v);
+    return emulated::lanes<V, uint8_t>([&](int i) { return a[i % 16]; });
 }
 inline __m256i _mm256_broadcastsi128_si256(__m128i v) { return repeated<__m256i>(v); }
 inline __m512i _mm512_broadcast_i32x4(__m128i v) { return repeated<__m512i>(v); }
@@ -205,7 +161,7 @@ inline __m256i _mm256_setr_epi32(int a, int b, int c, int d, int e, int f, int g
     return emulated::load<__m256i>(of);
 }
 inline int _mm256_extract_epi32(__m256i v, int i) { return emulated::Lanes<int32_t, __m256i>(v)[i]; }
-inline __m128 _mm256_extractf128_ps(__m256 v, int half) { return emulated::load<__m128>(v.of + 16 * half); }
+inline __m128 _mm256_extractf128_ps(__m256 v, int half) { return emulated::load<__m128>(reinterpret_cast<const char*>(&v) + 16 * half); }
 inline __m128 _mm256_castps256_ps128(__m256 v) { return _mm256_extractf128_ps(v, 0); }
 BINARY_OF(__m128, _mm_max_ps, float, float, a[i] > b[i] ? a[i] : b[i])
 BINARY_OF(__m128, _mm_max_ss, float, float, i == 0 && b[i] >= a[i] ? b[i] : a[i])

@@ -45,7 +45,8 @@ def flags(file: Path, build: str) -> list[str]:
     """
     is_native = build == "native"
     known = {f"products_{end}": name in NATIVE for name, (end, _) in SETS.items()}
-    sanitizers = ["-fsanitize=address" + ",undefined" * is_native] * (known.get(file.stem, is_native) is is_native)
+    sanitizers = ["-fsanitize=address," + ("undefined" if is_native else "alignment")]
+    sanitizers *= known.get(file.stem, is_native) is is_native
     found = re.search(rf"^instructions\({file.name} (.*)\)$", (SOURCES / "kernels.cmake").read_text("utf-8"), re.M)
     given = found[1].split() if found else []
     if is_native:
