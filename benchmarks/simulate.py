@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import RESULTS, arguments, run_main, table
 
-from cpuchat.speculation.depth import controller
-from cpuchat.speculation.depth import costs as current_costs
+from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
 from tests.speculation.depth.simulator import (
@@ -194,30 +193,29 @@ CELL_HEADS = ("times", "text", "of best", "of plain", "first, of best", "first, 
 Change = Callable[[], None]
 
 
-def _set(module: object, **values: object) -> Change:
+def _set(**values: object) -> Change:
     def change() -> None:
         for name, value in values.items():
-            if not hasattr(module, name):
-                raise AttributeError(name)
-            setattr(module, name, value)
+            getattr(CONSTANTS, name)
+            object.__setattr__(CONSTANTS, name, value)  # frozen for all but this process of one ablation
 
     return change
 
 
 ABLATIONS: dict[str, Change] = {
     "all parts": lambda: None,
-    "no budget": _set(controller, _START=1e6, _MOST=1e6, _SHARE=1.0),
-    "nothing for a new pair": _set(controller, _START=0.0, _LOAN=0.0),
-    "no loan for shadow drafting": _set(controller, _LOAN=0.0),
-    "gains fill the budget to one step only": _set(controller, _MOST=1.0),
-    "bad luck leaves a debt": _set(controller, _LEAST=-1e6),
-    "what a draft accepted is booked": _set(controller, _BELIEF=0.0),
-    "what a draft promised is booked": _set(controller, _BELIEF=1.0),
-    "nothing kept of the last answer": _set(controller, _KEPT=0.0),
-    "all texts count alike": _set(controller, _DRAFT=(2.0, 1000.0), _KEPT=1000.0),
-    "losses and shadow drafting do not shorten the memory": _set(controller, _NEWEST=inf),
-    "every loss shortens it": _set(controller, _WON=0.0),
-    "costs as calibrated": _set(current_costs, _FOLLOW=0.0, _QUICK=0.0),
+    "no budget": _set(budget_start=1e6, max_budget=1e6, budget_share=1.0),
+    "nothing for a new pair": _set(budget_start=0.0, budget_loan=0.0),
+    "no loan for shadow drafting": _set(budget_loan=0.0),
+    "gains fill the budget to one step only": _set(max_budget=1.0),
+    "bad luck leaves a debt": _set(min_budget=-1e6),
+    "what a draft accepted is booked": _set(expected_share=0.0),
+    "what a draft promised is booked": _set(expected_share=1.0),
+    "nothing kept of the last answer": _set(max_tokens_kept=0.0),
+    "all texts count alike": _set(draft_window_tokens=1000.0, max_tokens_kept=1000.0),
+    "losses and shadow drafting do not shorten the memory": _set(max_tokens_after_loss=inf),
+    "every loss shortens it": _set(max_gain_before_loss=0.0),
+    "costs as calibrated": _set(follow_share=0.0, quick_follow_share=0.0),
 }
 
 

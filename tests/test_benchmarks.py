@@ -48,7 +48,7 @@ def test_benchmarks_that_are_named_exist() -> None:
     for folder in ("cpuchat", "tests", "screenshots", "benchmarks"):
         places += (ROOT / folder).rglob("*.py")
     named = {(place, *found) for place in places if WORK not in place.parents for found in PATH.findall(_text(place))}
-    assert {place.name for place, _, _ in named} > {"machine.md", "controller.py", "simulator.py"}
+    assert {place.name for place, _, _ in named} > {"machine.md", "constants.py", "simulator.py"}
     missing = [f"{place}: {file}" for place, file, _ in named if not (BENCHMARKS / file).is_file()]
     missing += [f"{place}: #{name}" for place, file, name in named if name and name not in _anchors(BENCHMARKS / file)]
     assert missing == []

@@ -12,14 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from cpuchat.costs.calibrations import PassCosts
+from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, UNKNOWN
-
-DRAFT_PRIORS: Final = (0.55, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)
-FREE_PRIORS: Final = (0.35, 0.12, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95)
-"""Prior acceptance by confidence bucket, of a draft model and of free drafters."""
-_LASTING: Final = 1 - 1 / 1000
-"""Weight of a token in the count over all texts when the next one is added."""
 
 
 class Acceptance:
@@ -64,19 +59,20 @@ class Acceptance:
         """Add the next token in the order of the text, to its bucket and to all of them together."""
         for of in {UNKNOWN, bucket}:
             self._counts[of] = _add(self._counts[of], accepted, self._keep)
-        self.lasting = _add(self.lasting, accepted, _LASTING)
+        self.lasting = _add(self.lasting, accepted, CONSTANTS.lasting_weight)
 
-    def fade(self, most: float) -> None:
-        """Leave no bucket with more than `most` tokens of the present text."""
-        self._counts = [(a * most / n, most) if n > most else (a, n) for a, n in self._counts]
+    def fade(self, max_tokens: float) -> None:
+        """Leave no bucket with more than `max_tokens` of the present text."""
+        self._counts = [
+            (accepted * max_tokens / compared, max_tokens) if compared > max_tokens else (accepted, compared)
+            for accepted, compared in self._counts
+        ]
 
 
 def _add(count: tuple[float, float], accepted: bool, keep: float) -> tuple[float, float]:
     return keep * count[0] + accepted, keep * count[1] + 1.0
 
 
-_CLEARLY: Final = 1.02
-"""Gain from which concurrent drafting is set up."""
 _RATES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
@@ -93,7 +89,7 @@ def expected_tokens(rate: float, depth: int) -> float:
     return (1.0 - rate ** (depth + 1)) / (1.0 - rate) if rate < 1.0 - 1e-6 else depth + 1.0
 
 
-def rates(rate: float, costs: CurrentCosts, most: int) -> tuple[list[float], list[float]]:
+def rates(rate: float, costs: CurrentCosts, max_depth: int) -> tuple[list[float], list[float]]:
     """Return tokens per ms by depth, 0 (plain decoding) first: sequential, and concurrent if that was measured.
 
     `rate` is the acceptance. Concurrent: the next block is drafted while this one is verified, in vain unless all of
@@ -102,14 +98,14 @@ def rates(rate: float, costs: CurrentCosts, most: int) -> tuple[list[float], lis
     times, draft, beside = costs.times.ms, costs.draft.ms[0], costs.overlap_draft.ms[0]
     sequential, concurrent = [1.0 / times[0]], [0.0]
     total = full = 1.0
-    for g in range(1, most + 1):
+    for depth in range(1, max_depth + 1):
         full *= rate
         total += full
         rejected = costs.rollback.ms[0] * (1.0 - full)
-        sequential.append(total / (g * draft + times[g] + rejected))
+        sequential.append(total / (depth * draft + times[depth] + rejected))
         if costs.overlap_times is not None:
-            ready = max(costs.overlap_times.ms[g], (g + 1) * beside)
-            concurrent.append(total / (ready + (1.0 - full * rate) * g * beside + rejected))
+            ready = max(costs.overlap_times.ms[depth], (depth + 1) * beside)
+            concurrent.append(total / (ready + (1.0 - full * rate) * depth * beside + rejected))
     return sequential, concurrent
 
 
@@ -122,9 +118,9 @@ def best_plan(both: tuple[list[float], list[float]]) -> tuple[float, Plan]:
     return rate, Plan(sequential.index(rate))
 
 
-def limit_gain(rate: float, costs: CurrentCosts, most: int) -> float:
+def limit_gain(rate: float, costs: CurrentCosts, max_depth: int) -> float:
     """Return the best speed-up over plain decoding if every drafted token is accepted with probability `rate`."""
-    return max(rates(rate, costs, most)[0][1:], default=0.0) * costs.plain_ms
+    return max(rates(rate, costs, max_depth)[0][1:], default=0.0) * costs.plain_ms
 
 
 def overlap_pays(costs: PassCosts) -> bool:
@@ -132,4 +128,4 @@ def overlap_pays(costs: PassCosts) -> bool:
     if costs.overlap is None:
         return False
     both = (rates(rate, CurrentCosts(costs, has_draft=True), MAX_DEPTH) for rate in _RATES)
-    return any(max(concurrent) > _CLEARLY * max(sequential) for sequential, concurrent in both)
+    return any(max(concurrent) > CONSTANTS.min_overlap_gain * max(sequential) for sequential, concurrent in both)

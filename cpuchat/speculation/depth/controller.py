@@ -13,14 +13,11 @@ is off, `DepthController.reason` says why.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.protocol.drafters import DRAFTERS, DrafterName
 from cpuchat.protocol.reasons import NO_REPEATS, UNCALIBRATED, WORTHWHILE_GAIN, disabled_reason, slow_prefill
 from cpuchat.speculation.depth.acceptance import (
-    DRAFT_PRIORS,
-    FREE_PRIORS,
     Acceptance,
     Plan,
     best_plan,
@@ -28,36 +25,10 @@ from cpuchat.speculation.depth.acceptance import (
     limit_gain,
     rates,
 )
+from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.costs import CurrentCosts, Following
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.stats import PassRecord
-
-# Each value is the best of those tried in benchmarks/simulate.py; benchmarks/README.md has the ablations.
-_DRAFT, _FREE = (2.0, 240.0), (4.0, 64.0)
-"""Tokens that a prior is worth, and after which an observation is mostly forgotten."""
-_KEPT: Final = 60.0
-"""Compared tokens of earlier answers that still count in the next."""
-_NEWEST, _NEWEST_FREE = 20.0, 10.0
-"""...and tokens that still count when drafts have lost what they had gained, or after shadow drafting. (Free
-drafters in benchmarks/replay.py, JSON with Q4_K_M: 0.86 without, 0.94 with 20, 0.99 with 10.)"""
-_WON, _WON_FREE = 2.0, 1.0
-"""Most that drafts may have gained before such a loss, in plain steps."""
-_SHARE, _START, _LOAN, _MOST, _LEAST = 0.007, 0.6, 0.8, 6.0, -0.2
-"""The budget: a share of the time; in plain steps, what a new pair has at first, what it may owe for shadow
-drafting until it is known, the most that is saved up, and the least after bad luck."""
-_BELIEF: Final = 0.5
-"""Share of what is booked of a draft that is expected at the acceptance known by then; the rest is what it accepted.
-(Accepted alone is mostly chance, expected alone does not see that it is too hopeful.)"""
-_FREE_ON: Final = 0.02
-_KNOWN: Final = 3
-"""Number of compared tokens from which the draft model's acceptance counts as known."""
-_HORIZON: Final = 128
-"""A catch-up must pay within as many tokens (or as many again as were written)."""
-_RECENT: Final = 16
-_CHUNK, _FIRST = 12, 6
-"""Tokens of a shadow draft, and of the first one."""
-_TIMED: Final = 5
-"""Plain steps after which a calibrated time of twice or three times theirs is corrected to within 2 %."""
 
 
 class DepthController:
@@ -87,12 +58,17 @@ class DepthController:
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
         self._plain = Following([0.0])
-        self._untimed = _TIMED if costs is not None and costs.disturbed else 0  # plain steps to come
-        self._draft_acceptance = Acceptance(DRAFT_PRIORS, *_DRAFT, known)
+        self._untimed = CONSTANTS.timing_steps if costs is not None and costs.disturbed else 0  # plain steps to come
+        self._draft_acceptance = Acceptance(
+            CONSTANTS.draft_priors, CONSTANTS.draft_prior_tokens, CONSTANTS.draft_window_tokens, known
+        )
         self._acceptance: dict[DrafterName, Acceptance] = {
-            row.name: Acceptance(FREE_PRIORS, *_FREE) if row.factory else self._draft_acceptance for row in DRAFTERS
+            row.name: Acceptance(CONSTANTS.free_priors, CONSTANTS.free_prior_tokens, CONSTANTS.free_window_tokens)
+            if row.factory
+            else self._draft_acceptance
+            for row in DRAFTERS
         }
-        self._budget = 0.0 if self._is_known else _START * (self.plain_ms or 0.0)
+        self._budget = 0.0 if self._is_known else CONSTANTS.budget_start * (self.plain_ms or 0.0)
         self._won: dict[DrafterName, float] = {}
         self._after_read = Following([0.0])  # how much slower the plain step after a shadow draft is
         self._has_read = False
@@ -116,7 +92,7 @@ class DepthController:
         """Begin an answer with a `fixed` depth, 0 = adaptive. What was learned is kept with less weight."""
         self._reset(max(0, min(fixed, self._max_depth)))
         for acceptance in self._acceptance.values():
-            acceptance.fade(_KEPT)
+            acceptance.fade(CONSTANTS.max_tokens_kept)
 
     def record(self, record: PassRecord) -> None:
         """Learn from a pass."""
@@ -129,17 +105,19 @@ class DepthController:
             if costs is not None and (n or record.drafter == "draft"):
                 ms = costs.record_verify(record)
             is_model, gained = record.drafter == "draft", (record.accepted + 1) * plain - ms
-            most, newest = (_WON, _NEWEST) if is_model else (_WON_FREE, _NEWEST_FREE)
-            won = max(_LEAST * plain, min(most * plain, self._won.get(record.drafter, 0.0) + gained))
+            max_gain = CONSTANTS.max_gain_before_loss if is_model else CONSTANTS.free_max_gain_before_loss
+            won = self._won.get(record.drafter, 0.0) + gained
+            won = max(CONSTANTS.min_budget * plain, min(max_gain * plain, won))
             self._won[record.drafter] = won
             if gained < 0 and won <= 0:
-                acceptance.fade(newest)
+                acceptance.fade(CONSTANTS.max_tokens_after_loss if is_model else CONSTANTS.free_max_tokens_after_loss)
             if not is_model:
                 gained = 0.0  # the budget is the draft model's
             else:
                 self._unread = self._scorable = 0
                 if n:
-                    gained += _BELIEF * (expected_tokens(acceptance.mean, n) - record.accepted - 1) * plain
+                    surprise = expected_tokens(acceptance.mean, n) - record.accepted - 1
+                    gained += CONSTANTS.expected_share * surprise * plain
         elif self._has_read:
             self._after_read.observe(max(0.01 * plain, min(ms - plain, plain)))
         elif self._was_plain:
@@ -161,11 +139,12 @@ class DepthController:
         self._n_written += tokens
         self._unread += tokens
         self._scorable += tokens
-        self._recent = (0.85 * self._recent[0] + tokens, 0.85 * self._recent[1] + ms)
-        left = self._budget + _SHARE * ms
+        weight = CONSTANTS.recent_weight
+        self._recent = (weight * self._recent[0] + tokens, weight * self._recent[1] + ms)
+        left = self._budget + CONSTANTS.budget_share * ms
         if gained < 0:  # bad luck must not keep it from being asked again
-            gained = max(gained, min(0.0, _LEAST * plain - left))
-        self._budget = min(_MOST * plain, left + gained)
+            gained = max(gained, min(0.0, CONSTANTS.min_budget * plain - left))
+        self._budget = min(CONSTANTS.max_budget * plain, left + gained)
         self._rates = None
 
     def record_scores(self, drafter: DrafterName, buckets: Sequence[int], accepted: Sequence[bool]) -> None:
@@ -174,7 +153,7 @@ class DepthController:
             first = max(0, len(accepted) - self._scorable)
             buckets, accepted, self._scorable = buckets[first:], accepted[first:], 0
             if self._has_read:
-                self._draft_acceptance.fade(_NEWEST)
+                self._draft_acceptance.fade(CONSTANTS.max_tokens_after_loss)
         else:
             self._n_proposed += len(accepted)
         for bucket, was_accepted in zip(buckets, accepted, strict=True):
@@ -194,23 +173,23 @@ class DepthController:
 
     def free_depth(self, proposal: Proposal) -> int:
         """Return how many tokens of a free drafter's proposal are worth verifying now."""
-        most = min(len(proposal), self._max_depth)
-        self._n_proposed += most
+        max_depth = min(len(proposal), self._max_depth)
+        self._n_proposed += max_depth
         if self._fixed:
-            return min(self._fixed, most)
+            return min(self._fixed, max_depth)
         costs = self._costs
-        if costs is None or most == 0:
+        if costs is None or max_depth == 0:
             return 0
         rate, read = 1.0 / costs.plain_ms, 0.0
         if self.plan.depth:
             rate, _ = best_plan(self._current_rates(costs, self._max_depth))
             # Without the proposal comes a draft of the best rate, which is worth what it costs.
             read = costs.read.ms[0]
-        if self._passes_since_draft < 4 and self._recent[1] > 0:
-            rate = max(rate, 0.9 * self._recent[0] / self._recent[1])
+        if self._passes_since_draft < CONSTANTS.recent_rate_passes and self._recent[1] > 0:
+            rate = max(rate, CONSTANTS.recent_rate_share * self._recent[0] / self._recent[1])
         acceptance = self._acceptance[proposal.drafter]
         reached = total = 1.0
-        best, depth = _FREE_ON + (0.0 if self.plan.depth else 1.0 - rate * costs.plain_ms), 0
+        best, depth = CONSTANTS.free_min_gain + (0.0 if self.plan.depth else 1.0 - rate * costs.plain_ms), 0
         for n, bucket in enumerate(proposal.buckets[: self._max_depth], 2):
             reached *= acceptance.rate(bucket)
             total += reached
@@ -225,22 +204,23 @@ class DepthController:
         self.plan = self._decide(min(room, self._max_depth), unread)
         return self.plan
 
-    def _decide(self, most: int, unread: int) -> Plan:
+    def _decide(self, max_depth: int, unread: int) -> Plan:
         costs, acceptance = self._costs, self._draft_acceptance
-        if not self._has_draft or most <= 0:
+        if not self._has_draft or max_depth <= 0:
             return Plan()
         if self._fixed:
-            depth = min(self._fixed, most)
+            depth = min(self._fixed, max_depth)
             if costs is None or costs.overlap_times is None:
                 return Plan(depth)
             one, other = rates(acceptance.mean, costs, depth)
             return Plan(depth, other[-1] > one[-1])
         if costs is None:
             return Plan()
-        rate, plan = best_plan(self._current_rates(costs, most))
+        rate, plan = best_plan(self._current_rates(costs, max_depth))
         plain, catch_up = costs.plain_ms, costs.catch_up_ms(unread)
-        is_near = catch_up < 0.25 * plain
-        pays = (1.0 - 1.0 / (rate * plain)) * plain * max(_HORIZON, self._n_written) if plan.depth else 0.0
+        is_near = catch_up < CONSTANTS.near_share * plain
+        tokens = max(CONSTANTS.catch_up_tokens, self._n_written)
+        pays = (1.0 - 1.0 / (rate * plain)) * plain * tokens if plan.depth else 0.0
         self._slow_prefill_ms = catch_up if plan.depth and pays <= catch_up else 0.0
         if not plan.depth or (not is_near and (pays <= catch_up or not self._is_known)):
             return Plan()
@@ -248,12 +228,12 @@ class DepthController:
 
     @property
     def _is_known(self) -> bool:
-        return self._draft_acceptance.n_observed >= _KNOWN
+        return self._draft_acceptance.n_observed >= CONSTANTS.min_tokens_known
 
-    def _current_rates(self, costs: CurrentCosts, most: int) -> tuple[list[float], list[float]]:
-        """Return the draft model's rates up to depth `most`; kept until the next event."""
-        if self._rates is None or self._rates[0] != most:
-            self._rates = most, rates(self._draft_acceptance.mean, costs, most)
+    def _current_rates(self, costs: CurrentCosts, max_depth: int) -> tuple[list[float], list[float]]:
+        """Return the draft model's rates up to depth `max_depth`; kept until the next event."""
+        if self._rates is None or self._rates[0] != max_depth:
+            self._rates = max_depth, rates(self._draft_acceptance.mean, costs, max_depth)
         return self._rates[1]
 
     def shadow_budget(self, lag: int) -> int:
@@ -264,13 +244,14 @@ class DepthController:
         costs = self._costs
         if costs is None or not self._has_draft or self._fixed or self.plan.depth:
             return 0
-        if self._unread < (_CHUNK if self._is_known else _FIRST):
+        if self._unread < (CONSTANTS.shadow_tokens if self._is_known else CONSTANTS.first_shadow_tokens):
             return 0
-        left = self._budget - self._after_read.ms[0] + (0.0 if self._is_known else _LOAN * costs.plain_ms)
+        loan = 0.0 if self._is_known else CONSTANTS.budget_loan * costs.plain_ms
+        left = self._budget - self._after_read.ms[0] + loan
         if lag * costs.read.ms[0] > left:
             # Read from the middle of a text it has less context: the first of these tokens do not count.
-            lag = min(lag, 2 * min(self._unread, _CHUNK), int(left / costs.read.ms[0]))
-            if lag < 2 * _FIRST:
+            lag = min(lag, 2 * min(self._unread, CONSTANTS.shadow_tokens), int(left / costs.read.ms[0]))
+            if lag < 2 * CONSTANTS.first_shadow_tokens:
                 return 0
             self._scorable = min(self._scorable, lag // 2)
         return lag if limit_gain(1.0, costs, self._max_depth) >= WORTHWHILE_GAIN else 0
@@ -295,7 +276,7 @@ class DepthController:
         """Return the current draft depth: as planned for the draft model, or that of the last draft while it is
         recent.
         """
-        return self.plan.depth or (self._last_depth if self._passes_since_draft <= _RECENT else 0)
+        return self.plan.depth or (self._last_depth if self._passes_since_draft <= CONSTANTS.recent_passes else 0)
 
     @property
     def acceptance(self) -> float:
@@ -308,7 +289,7 @@ class DepthController:
     @property
     def reason(self) -> str:
         """Return why speculation is off, in one plain sentence with figures; "" while it is on."""
-        if self.plan.depth or self._passes_since_draft <= _RECENT:
+        if self.plan.depth or self._passes_since_draft <= CONSTANTS.recent_passes:
             return ""
         costs, asked = self._costs, self._is_asked
         if costs is None:

@@ -7,16 +7,10 @@ from math import exp, log
 from typing import Final
 
 from cpuchat.costs.calibrations import PassCosts
+from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.stats import PassRecord
 
-_FOLLOW, _QUICK = 0.2, 0.8
-"""Share by which a time follows what is observed, and the same at first (calibration was done under other conditions)
-and after a change; in between it falls as an average of all would."""
-_PAUSE: Final = 0.25
-"""A pass that seems this much slower (log) may be a pause of the machine; nothing makes a pass faster by accident."""
-_CONFIRMED: Final = 3
-"""As many in a row are no pause."""
-_SHORTEST: Final = 1e-6
+_MIN_MS: Final = 1e-6
 
 
 class Following:
@@ -35,15 +29,15 @@ class Following:
         if ms <= 0 or not 1 <= n <= len(self.ms):
             return ms
         expected = self.ms[n - 1] or ms
-        error = log(max(ms, _SHORTEST) / expected)
+        error = log(max(ms, _MIN_MS) / expected)
         self._n += 1
-        self._pauses = self._pauses + 1 if error > _PAUSE else 0
-        if self._pauses >= _CONFIRMED or error < -_PAUSE:  # conditions changed
+        self._pauses = self._pauses + 1 if error > CONSTANTS.pause else 0
+        if self._pauses >= CONSTANTS.confirming_passes or error < -CONSTANTS.pause:  # conditions changed
             self._n = 0
         else:
-            error = min(error, _PAUSE)
-        factor = exp(error * max(_FOLLOW, _QUICK / max(1, self._n)))
-        self.ms = [max(_SHORTEST, (one or expected) * factor) for one in self.ms]
+            error = min(error, CONSTANTS.pause)
+        factor = exp(error * max(CONSTANTS.follow_share, CONSTANTS.quick_follow_share / max(1, self._n)))
+        self.ms = [max(_MIN_MS, (one or expected) * factor) for one in self.ms]
         return expected * exp(error)
 
 
@@ -81,7 +75,7 @@ class CurrentCosts:
             ms = self.overlap_times.observe(ms, 1 + n)
             # A plain step takes no longer than a pass beside the draft model: the machine is as much faster now.
             if (faster := self.overlap_times.ms[n] / self.plain_ms) < 1.0:
-                self.times.ms = [max(_SHORTEST, faster * one) for one in self.times.ms]
+                self.times.ms = [max(_MIN_MS, faster * one) for one in self.times.ms]
         else:
             ms = self.times.observe(ms, 1 + n)
         if record.drafter == "draft" and n:
