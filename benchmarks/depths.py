@@ -27,6 +27,8 @@ from drafting import (
 from pairs import Shapes, expected_tokens, known, typical_texts
 from product import answer
 
+from cpuchat.present.drafts_off import off_words
+
 ALPHAS = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 23, 31)
 N_TOKENS = {"Q4_K_M": 129, "Q8_0": 97, "F16": 65}
@@ -187,7 +189,7 @@ def measure_pair(
         },
         adaptive_per_pass=tokens_per_pass(runs.answers["adaptive"]),
         adaptive_depth=last.depth,
-        reason=last.reason,
+        reason=off_words(last.off),
         answers=runs.count(),
         wrong_texts=runs.wrong(),
         wrong_passes=sum(

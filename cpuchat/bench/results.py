@@ -36,6 +36,7 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import model_size
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.options import FlashAttention
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
 
 
@@ -267,7 +268,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     same_text: bool | None = None
     short: bool = False
     noisy: bool = False
-    no_drafts: str = ""
+    drafts_off: DraftsOff | None = None
     failure: str = ""
     cell: Cell
 
@@ -374,7 +375,7 @@ def _figures(cell: Cell, lines: Sequence[Measurement], plain: Sequence[Measureme
         "same_text": _same_text(samples, plain) if cell != cell.plain else None,
         "short": any(one.short for one in samples),
         "noisy": any(line.noisy for line in lines),
-        "no_drafts": samples[-1].no_drafts,
+        "drafts_off": samples[-1].drafts_off,
     }
 
 

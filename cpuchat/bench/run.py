@@ -37,6 +37,7 @@ from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol.messages import LoadProgress
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry.rounds import GROUP, Protocol
 
 _CTX_STEP = 256
@@ -281,10 +282,10 @@ class KindResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All kinds. `reason` is why the adaptive depth drafted nothing, "" when it did."""
+    """All kinds. `off` is why the adaptive depth drafted nothing, None when it did."""
 
     kinds: tuple[KindResult, ...]
-    reason: str = ""
+    off: DraftsOff | None = None
 
     @property
     def depth(self) -> int:
@@ -336,8 +337,8 @@ def pair_result(report: Report) -> PairResult:
         drafted = [one for one in rows if one.speed_up is not None]
         if plain is not None and plain.decode_ts and drafted:
             kinds.append(_kind_result(kind, plain.decode_ts, drafted))
-    reasons = [one.no_drafts for one in report.results if one.no_drafts]
-    return PairResult(kinds=tuple(kinds), reason=next(iter(reasons), ""))
+    reasons = (one.drafts_off for one in report.results if one.drafts_off is not None)
+    return PairResult(kinds=tuple(kinds), off=next(reasons, None))
 
 
 def _kind_result(kind: str, plain: float, drafted: list[Result]) -> KindResult:

@@ -23,6 +23,7 @@ from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol.messages import Failed, Generate, Measure, Message, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import Timings
 from cpuchat.speech.player import Player
 from cpuchat.speech.speaker import Speaker, check_voice, cpus_beside
@@ -144,7 +145,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         speech_memory: resident bytes of the speech process.
         text: hash of what was written.
         short: fewer tokens than asked for were written.
-        no_drafts: why nothing was drafted.
+        drafts_off: why nothing was drafted.
     """
 
     seconds: float
@@ -165,7 +166,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     speech_memory: int | None = None
     text: str = ""
     short: bool = False
-    no_drafts: str = ""
+    drafts_off: DraftsOff | None = None
 
     @property
     def rate(self) -> float:
@@ -306,7 +307,7 @@ def _summed(model: ModelInfo, answers: Sequence[Timings], tokens: int, text: str
         utilization=weighted([one.utilization.value for one in rooflines]),
         text=text,
         short=any(one.predicted_n < tokens for one in answers),
-        no_drafts=""
+        drafts_off=None
         if any(one.draft_n for one in answers)
-        else next((one.reason for one in figures if one.reason), ""),
+        else next((one.off for one in figures if one.off is not None), None),
     )

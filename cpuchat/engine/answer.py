@@ -266,7 +266,7 @@ class Answer:
             result = decoder.run(prefilled.row)
             self._speculation = speculator.figures()
             return result
-        if speculator.disabled_reason:
+        if speculator.disabled is not None:
             self._speculation = speculator.figures()
             self._on_speculation(0, self._speculation)
         return decode(sequence, prefilled.row, sampler, stream, is_eog, command.max_tokens)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuchat.present.drafts_off import off_words
 from cpuchat.protocol.messages import (
     ContextTrimmed,
     Failed,
@@ -17,7 +18,6 @@ from cpuchat.protocol.messages import (
     Sampling,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.reasons import is_verdict
 from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
@@ -237,8 +237,8 @@ def _prompt(timings: Timings) -> str:
 def _drafting(timings: Timings) -> str:
     """Format `72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)`, or why nothing was drafted."""
     if not timings.draft_n:
-        reason = timings.speculation.reason if timings.speculation is not None else ""
-        return f"drafts off: {reason.removeprefix('off: ').rstrip('.')}" if is_verdict(reason) else ""
+        off = timings.speculation.off if timings.speculation is not None else None
+        return f"drafts off: {off_words(off)}" if off is not None and off.is_verdict else ""
     share = f"{100 * timings.draft_n_accepted / timings.draft_n:.0f} %"
     per_pass = "" if timings.tokens_per_pass is None else f"{timings.tokens_per_pass:.1f} per pass"
     figures = ", ".join(filter(None, (per_pass, _speed_up(timings))))
@@ -317,6 +317,6 @@ def _speculation_json(timings: Timings, figures: SpeculationFigures) -> dict[str
             {"name": one.name, "draft_n": one.draft_n, "draft_n_accepted": one.draft_n_accepted}
             for one in figures.by_drafter
         ],
-        "reason": figures.reason,
+        "reason": off_words(figures.off),
         **({"source": figures.source} if figures.source else {}),
     }

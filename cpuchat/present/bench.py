@@ -17,6 +17,7 @@ from cpuchat.bench.matrix import OFF, Setup
 from cpuchat.bench.results import Diff, Environment, Report, Result
 from cpuchat.bench.run import PairResult
 from cpuchat.present.chats import real_time_factor
+from cpuchat.present.drafts_off import off_words
 from cpuchat.present.table import markdown_table, table
 from cpuchat.telemetry import units
 from cpuchat.telemetry.answer import percent
@@ -147,7 +148,8 @@ def notes(report: Report) -> list[str]:
         )
     if any(one.joules_per_token is not None for one in results):
         found.append("J/token: CPU packages, prefill included.")
-    reasons = dict.fromkeys(f"{one.drafters}: nothing was drafted: {one.no_drafts}" for one in results if one.no_drafts)
+    drafted = [one for one in results if one.drafts_off is not None]
+    reasons = dict.fromkeys(f"{one.drafters}: nothing was drafted: {off_words(one.drafts_off)}" for one in drafted)
     failures = dict.fromkeys(f"{Path(one.model_filename).name}: {one.failure}" for one in results if one.failure)
     return [*found, *reasons, *failures]
 
@@ -221,7 +223,7 @@ def pair_verdict(pair: PairResult) -> str:
     """Return whether the draft model is worth keeping, in a sentence or two."""
     if not pair.kinds:
         return "Nothing was measured."
-    reason = f" Adaptive depth is {pair.reason}." if pair.reason else ""
+    reason = f" Adaptive depth is off: {off_words(pair.off)}." if pair.off else ""
     depth = f"draft depth {pair.depth}" if pair.depth else "adaptive depth"
     words = f"{units.factor(pair.speed_up)} vs plain with {depth} (geometric mean of the prompts)."
     return ("Worth keeping: " if pair.worth_keeping else "Not worth keeping: ") + words + reason

@@ -12,6 +12,7 @@ from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages
 from cpuchat.models.cpu_modules import AUTO
+from cpuchat.present.drafts_off import off_words
 from cpuchat.present.machine import kernels_used, module_words
 from cpuchat.protocol.model_info import LoadEvidence
 from cpuchat.protocol.timings import SpeculationFigures
@@ -129,7 +130,7 @@ def _drafters(facts: SettingFacts) -> SettingRow:
     if value == "off":
         return _row("drafters", value, "off", "nothing is drafted")
     if not figures.by_position:
-        reason = figures.reason.removeprefix("off: ") or "nothing to draft"
+        reason = off_words(figures.off) or "nothing to draft"
         return _row("drafters", value, "no effect", f"no effect on the test answer: {reason}")
     names = ", ".join(one.name for one in figures.by_drafter if one.draft_n)
     proof = f"drafted in {figures.by_position[0][0]} of {figures.passes} passes of the test answer, "

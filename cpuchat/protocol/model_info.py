@@ -6,6 +6,8 @@ import math
 
 import msgspec
 
+from cpuchat.protocol.reasons import DraftsOff
+
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The llama.cpp that a worker runs on. `features` are the names that it prints as `= 1`. `module` is the CPU module
@@ -178,7 +180,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     draft_quantization: str = ""
     draft_cpus: tuple[int, ...] = ()
     pass_ms: tuple[float, ...] = ()
-    no_speculation: str = ""
+    drafts_off: DraftsOff | None = None
     peak_read: float = 0.0
     cache_bytes: int = 0
     work: ModelWork | None = None

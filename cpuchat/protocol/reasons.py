@@ -1,40 +1,62 @@
-"""Why speculation is off: one plain sentence each."""
+"""Why speculation is off, as a value: `present/drafts_off.py` has the words."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
-UNCALIBRATED: Final = "off: not calibrated on this machine yet"
-SKIPPED: Final = "off: calibration skipped"
-DISTURBED: Final = "off: calibration disturbed by other programs"
-NO_REPEATS: Final = "off: nothing to draft from yet"
+import msgspec
+
+OffKind = Literal[
+    "uncalibrated",
+    "calibration skipped",
+    "calibration disturbed",
+    "nothing to draft from",
+    "too fast",
+    "slow prefill",
+    "slow draft model",
+    "slow verification",
+    "rare repeats",
+    "acceptance unknown",
+    "low acceptance",
+    "model",
+]
 
 WORTHWHILE_GAIN: Final = 1.03
 """Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
 
+_MAX_DRAFT_SHARE: Final = 0.25
+"""Share of a plain pass that a drafted token may take before it is the draft model that is too slow."""
 
-_TOO_FAST: Final = "off: decoding takes "
 
+class DraftsOff(msgspec.Struct, frozen=True):
+    """Why speculation is off.
 
-def is_verdict(reason: str) -> bool:
-    """Return whether drafting is off by what was measured of these models here, which is news at a glance.
-
-    Not while that is unknown, and not where a model is so fast that nobody misses drafts.
+    `plain_ms` and `draft_ms` per token, of "too fast" and "slow draft model". `prefill_s`: seconds until the draft
+    model has read the text. `acceptance` (0-1), with which plain decoding is `slower_share` (0.1: 10 %) faster than the
+    best draft. `note`: what keeps a "model" (or its server) from drafting, as a clause.
     """
-    return reason not in ("", UNCALIBRATED, DISTURBED, NO_REPEATS) and not reason.startswith(_TOO_FAST)
+
+    kind: OffKind
+    plain_ms: float = 0.0
+    draft_ms: float = 0.0
+    prefill_s: float = 0.0
+    acceptance: float = 0.0
+    slower_share: float = 0.0
+    note: str = ""
+
+    @property
+    def is_verdict(self) -> bool:
+        """Return whether drafting is off by what was measured of these models here, which is news at a glance.
+
+        Not while that is unknown, and not where a model is so fast that nobody misses drafts.
+        """
+        return self.kind not in ("uncalibrated", "calibration disturbed", "nothing to draft from", "too fast")
 
 
-def too_fast(plain_ms: float) -> str:
-    """Return the reason for a model that decodes as fast as drafts can be handled."""
-    return f"{_TOO_FAST}{plain_ms:.2g} ms per token, and handling drafts takes as long"
+UNCALIBRATED: Final = DraftsOff("uncalibrated")
 
 
-def slow_prefill(seconds: float) -> str:
-    """Return the reason while the draft model has too much of the text to read first."""
-    return f"off: prefilling the draft model would take {seconds:.1f} s"
-
-
-def disabled_reason(
+def no_gain(
     plain_ms: float,
     draft_ms: float,
     draft_rate: float,
@@ -43,8 +65,8 @@ def disabled_reason(
     *,
     has_draft: bool,
     is_scored: bool,
-) -> str:
-    """Return one plain sentence.
+) -> DraftsOff:
+    """Return why drafting does not pay.
 
     Args:
         draft_rate: tokens per ms at the best draft depth.
@@ -52,15 +74,12 @@ def disabled_reason(
         is_scored: the draft model has been compared with the text already.
     """
     if max_gain < WORTHWHILE_GAIN:
-        if has_draft and draft_ms > 0.25 * plain_ms:
-            return f"off: the draft model takes {draft_ms:.3g} ms per token, plain decoding {plain_ms:.3g} ms"
-        return "off: batch verification costs as much as token-by-token decoding on these cores"
+        if has_draft and draft_ms > _MAX_DRAFT_SHARE * plain_ms:
+            return DraftsOff("slow draft model", plain_ms=plain_ms, draft_ms=draft_ms)
+        return DraftsOff("slow verification")
     if not has_draft:
-        return "off: repeated n-grams rarely continue the same way in this text"
+        return DraftsOff("rare repeats")
     if not is_scored:
-        return "off: the draft model's acceptance rate is not known yet"
+        return DraftsOff("acceptance unknown")
     slower = 1.0 / (draft_rate * plain_ms) - 1.0 if draft_rate > 0 else 0.0
-    at = f"off: at {100 * acceptance:.0f} % acceptance"
-    if slower >= 0.01:
-        return f"{at} plain decoding is {100 * slower:.0f} % faster on these cores"
-    return f"{at} drafting gains nothing over plain decoding on these cores"
+    return DraftsOff("low acceptance", acceptance=acceptance, slower_share=slower)

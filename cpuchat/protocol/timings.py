@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from cpuchat.protocol.drafters import DrafterName
+from cpuchat.protocol.reasons import DraftsOff
 
 """The source of figures of speculation that hold what a server drafted for other requests, too."""
 
@@ -37,9 +38,9 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of
     which reads all its weights. `draft_ms` is time spent drafting that verification waited for.
     `plain_ms` is what one plain token costs here now (None: not known, or `disturbed`: other programs were using the
-    cores for part of the answer, and plain decoding was timed without them). `reason` says in one plain sentence why
-    speculation is off; "" while it is on. `source`: "" when the engine of this machine counted, else who counted
-    ("server"); the depth is not known then.
+    cores for part of the answer, and plain decoding was timed without them). `off` is why speculation is off; None: it
+    is on. `source`: "" when the engine of this machine counted, else who counted ("server"); the depth is not known
+    then.
     """
 
     passes: int = 0
@@ -56,7 +57,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     draft_ms: float = 0.0
     plain_ms: float | None = None
     disturbed: bool = False
-    reason: str = ""
+    off: DraftsOff | None = None
     source: str = ""
 
     def followed_by(self, later: SpeculationFigures, joints: int) -> SpeculationFigures:

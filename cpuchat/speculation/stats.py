@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cpuchat.protocol.drafters import DrafterName
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
@@ -81,7 +82,14 @@ class SpeculationStats:
         self._recent.append((n, accepted))
 
     def figures(
-        self, *, depth: int, overlap: bool, draft_passes: int, draft_ms: float, plain_ms: float | None, reason: str
+        self,
+        *,
+        depth: int,
+        overlap: bool,
+        draft_passes: int,
+        draft_ms: float,
+        plain_ms: float | None,
+        off: DraftsOff | None,
     ) -> SpeculationFigures:
         """Return the counts, with what drafting and the controller know."""
         deepest = max((i + 1 for i, n in enumerate(self._drafted) if n), default=0)
@@ -102,5 +110,5 @@ class SpeculationStats:
             draft_passes=draft_passes,
             draft_ms=draft_ms,
             plain_ms=plain_ms,
-            reason=reason,
+            off=off,
         )

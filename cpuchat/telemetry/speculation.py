@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cpuchat.protocol.messages import Speculation
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.telemetry.metric import NO_ANSWER, Metric, missing
 
@@ -21,15 +22,15 @@ class Drafting:
     tokens (0-1), `acceptance_now` over the last passes, `acceptance` over the answer. `tokens_per_pass` written per
     evaluation of the target. `depth` tokens are drafted per pass now, 0 = plain decoding, None: not known.
     `draft_share` of the decode time went into drafting that verification waited for (0-1). `plain_tok_s` is what plain
-    decoding does here, `speed_up` the rate of this answer against it. `reason` says in one sentence why drafting is
-    off, before the first counts, too.
+    decoding does here, `speed_up` the rate of this answer against it. `off` is why drafting is off, before the first
+    counts, too.
     """
 
     counts: SpeculationFigures = _NO_COUNTS
     wanted: bool = False
     adaptive: bool = True
     depth: int | None = None
-    reason: str = ""
+    off: DraftsOff | None = None
     acceptance_now: Metric[float] = _OFF
     acceptance: Metric[float] = _OFF
     tokens_per_pass: Metric[float] = _OFF
@@ -45,7 +46,7 @@ class SpeculationMeter:
         self.asked = Speculation()
         """The speculation options of the running or the next answer."""
         self._model_plain_ms: float | None = None
-        self._no_speculation = ""
+        self._drafts_off: DraftsOff | None = None
         self._remote = self._server = False
         self.reset()
 
@@ -57,7 +58,7 @@ class SpeculationMeter:
         """Set the loaded model, or None."""
         self.reset()
         self._model_plain_ms = model.pass_ms[0] if model is not None and model.pass_ms else None
-        self._no_speculation = model.no_speculation if model is not None else ""
+        self._drafts_off = model.drafts_off if model is not None else None
         # A server counts by itself, also one of cpuchat's own; another one drafts as it was started.
         self._remote = model is not None and bool(model.server)
         self._server = self._remote or (model is not None and bool(model.engine))
@@ -71,7 +72,7 @@ class SpeculationMeter:
         adaptive = self.asked.depth == 0 and not self._server
         if not self.asked.drafters and not self._remote:
             return Drafting(adaptive=adaptive)
-        counts = self._figures or SpeculationFigures(reason=self._no_speculation)
+        counts = self._figures or SpeculationFigures(off=self._drafts_off)
         nothing = "nothing drafted" if answered else NO_ANSWER
         depth = None if self._figures is None or self._server else self.asked.depth or counts.depth
         plain = self._plain_tok_s(counts)
@@ -80,7 +81,7 @@ class SpeculationMeter:
             wanted=True,
             adaptive=adaptive,
             depth=depth,
-            reason=counts.reason or (self._no_speculation if not counts.draft_n else ""),
+            off=counts.off or (self._drafts_off if not counts.draft_n else None),
             acceptance_now=_share(counts.recent_draft_n_accepted, counts.recent_draft_n, nothing),
             acceptance=_share(counts.draft_n_accepted, counts.draft_n, nothing),
             tokens_per_pass=Metric.of(counts.tokens_per_pass(self._predicted_n), nothing),

@@ -485,7 +485,7 @@ def _basis(
     else:
         return None, "The read bandwidth is not measured, so no speed is predicted. Press m to measure it."
     acceptance = None
-    if model.draft_work is not None and figures.drafting.wanted and not figures.drafting.reason:
+    if model.draft_work is not None and figures.drafting.wanted and figures.drafting.off is None:
         acceptance = measured_acceptance(figures.drafting.counts)
         if acceptance is None:
             acceptance = _ASSUMED_ACCEPTANCE

@@ -14,6 +14,7 @@ from cpuchat.config import settings
 from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.present.bench import pair_verdict
+from cpuchat.protocol.reasons import DraftsOff
 from tests.cli.program import run
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -52,9 +53,14 @@ def test_adaptive_depth_is_preferred_unless_a_fixed_one_is_clearly_faster() -> N
 
 
 def test_a_pair_that_gains_nothing_is_not_worth_keeping() -> None:
-    found = PairResult(kinds=(kind("code", d0=1.0, d4=0.7), kind("chat", d0=1.0, d4=0.6)), reason="off: too fast")
+    found = PairResult(
+        kinds=(kind("code", d0=1.0, d4=0.7), kind("chat", d0=1.0, d4=0.6)), off=DraftsOff("too fast", plain_ms=1.0)
+    )
     assert not found.worth_keeping
     assert pair_verdict(found).startswith("Not worth keeping: 1.00× vs plain with adaptive depth")
+    assert pair_verdict(found).endswith(
+        "Adaptive depth is off: decoding takes 1 ms per token, and handling drafts takes as long."
+    )
     assert not PairResult(kinds=()).worth_keeping
 
 

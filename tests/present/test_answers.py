@@ -12,6 +12,7 @@ from cpuchat.cli.output import json_line
 from cpuchat.present.answers import full_summary, roofline_json, summary, timings_json
 from cpuchat.protocol.messages import Sampling
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.telemetry.roofline import after_answer
 from tests.support.costs import work_of_size
@@ -110,8 +111,8 @@ DRAFTED = msgspec.structs.replace(
 )
 
 
-def off(reason: str, **figures: Any) -> Timings:
-    return msgspec.structs.replace(FULL, speculation=SpeculationFigures(passes=412, reason=reason, **figures))
+def off(reason: DraftsOff | None, **figures: Any) -> Timings:
+    return msgspec.structs.replace(FULL, speculation=SpeculationFigures(passes=412, off=reason, **figures))
 
 
 def test_no_speed_up_is_told_beside_other_programs() -> None:
@@ -136,16 +137,17 @@ def test_the_summary_tells_how_drafting_went() -> None:
 
 
 def test_the_summary_says_why_nothing_was_drafted() -> None:
-    reason = "off: at 31 % acceptance plain decoding is 12 % faster on these cores"
+    reason = DraftsOff("low acceptance", acceptance=0.31, slower_share=0.12)
     text = full_summary(off(reason), "end")
     assert text.endswith(" · drafts off: at 31 % acceptance plain decoding is 12 % faster on these cores")
-    assert "speculation" not in full_summary(off(""), "end")
+    assert "speculation" not in full_summary(off(None), "end")
     assert "speculation" not in full_summary(FULL, "end")
 
 
 def test_the_summary_has_the_figures_and_no_reason_when_drafting_was_off_only_for_a_while() -> None:
     mixed = msgspec.structs.replace(
-        DRAFTED, speculation=SpeculationFigures(passes=133, draft_n=410, draft_n_accepted=295, reason="off: for now")
+        DRAFTED,
+        speculation=SpeculationFigures(passes=133, draft_n=410, draft_n_accepted=295, off=DraftsOff("rare repeats")),
     )
     assert "drafted accepted" in full_summary(mixed, "end")
     assert "off" not in full_summary(mixed, "end")
@@ -169,9 +171,9 @@ def test_json_timings_carry_everything_about_drafting() -> None:
 
 
 def test_json_timings_say_why_nothing_was_drafted() -> None:
-    fields = timings_json(off("off: nothing is predictable here"))
+    fields = timings_json(off(DraftsOff("rare repeats")))
     assert "draft_n" not in fields
-    assert fields["speculation"]["reason"] == "off: nothing is predictable here"
+    assert fields["speculation"]["reason"] == "repeated n-grams rarely continue the same way in this text"
     assert fields["speculation"]["speed_up"] is None
     assert "speculation" not in timings_json(FULL)
 

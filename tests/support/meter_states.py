@@ -17,6 +17,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, ProcessMemory
 from cpuchat.telemetry.meter import Meter
@@ -126,7 +127,7 @@ SILENT = msgspec.structs.replace(
     SERVED,
     n_ctx=0,
     server="OpenAI-compatible server at 127.0.0.1:8080",
-    no_speculation="not reported by this server",
+    drafts_off=DraftsOff("model", note="not reported by this server"),
     unreported=(
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),

@@ -29,6 +29,7 @@ from cpuchat.protocol.messages import (
     ToolCall,
 )
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from tests.support.costs import work_of_size
 
@@ -83,7 +84,7 @@ REFUSED = msgspec.structs.replace(
     draft_n_accepted=160,
     recent_draft_n_accepted=62,
     depth=0,
-    reason="off: at 31 % acceptance plain decoding is 12 % faster on these cores",
+    off=DraftsOff("low acceptance", acceptance=0.31, slower_share=0.12),
 )
 """Drafting that does not pay."""
 

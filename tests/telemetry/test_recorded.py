@@ -109,7 +109,7 @@ def check_drafting(figures: Figures, drafting: Drafting) -> None:
     assert sum(one.draft_n_accepted for one in drafting.counts.by_drafter) == accepted
     assert 0 <= drafting.acceptance.value <= 1 and 0 <= drafting.acceptance_now.value <= 1
     assert 1 <= drafting.tokens_per_pass.value <= 1 + len(drafting.counts.by_position)
-    if not drafting.reason:
+    if drafting.off is None:
         assert drafting.depth is not None and drafting.depth >= 1
     if drafting.speed_up.value is not None:
         assert drafting.plain_tok_s.value is not None

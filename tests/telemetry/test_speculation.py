@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cpuchat.protocol.messages import GenerationFinished, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.metric import Metric
@@ -69,7 +70,7 @@ def test_figures_while_writing() -> None:
     assert now.acceptance.value == pytest.approx(0.75)
     assert now.tokens_per_pass.value == pytest.approx(199 / 50)  # the prompt gives the first token
     assert now.counts == FIGURES
-    assert (now.depth, now.adaptive, now.reason) == (4, True, "")
+    assert (now.depth, now.adaptive, now.off) == (4, True, None)
     assert now.draft_share.value == pytest.approx(500 / 4000)
     assert now.plain_tok_s.value == pytest.approx(25)
     assert now.speed_up.value == pytest.approx(2.0)
@@ -90,7 +91,7 @@ def test_the_finished_answer_has_the_last_word() -> None:
 def test_an_answer_without_a_draft_is_the_plain_speed_itself() -> None:
     meter = started()
     writing(meter, rate=50, seconds=4)
-    figures = SpeculationFigures(passes=200, plain_ms=12.0, reason="off: not worth it")
+    figures = SpeculationFigures(passes=200, plain_ms=12.0, off=DraftsOff("low acceptance", acceptance=0.3))
     timings = Timings(predicted_n=201, predicted_ms=5000, speculation=figures)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 5.0)
     now = meter.figures()
@@ -127,15 +128,15 @@ def test_what_the_model_cost_when_it_was_measured_counts_until_it_is_known_bette
 def test_a_model_that_cannot_take_back_says_so_before_its_first_answer() -> None:
     meter = Meter()
     meter.expect(ASKED)
-    reason = "this model cannot take back a token"
-    meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, no_speculation=reason)), 0.0)
-    assert meter.figures().drafting.reason == reason
+    off = DraftsOff("model", note="this model cannot take back a token")
+    meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, drafts_off=off)), 0.0)
+    assert meter.figures().drafting.off == off
 
 
 def test_nothing_drafted_is_no_speed_up() -> None:
     meter = started()
     writing(meter, rate=50, seconds=2)
-    figures = SpeculationFigures(passes=100, plain_ms=40.0, reason="off: it does not pay")
+    figures = SpeculationFigures(passes=100, plain_ms=40.0, off=DraftsOff("low acceptance", acceptance=0.3))
     meter.observe(SpeculationUpdate(request_id=1, predicted_n=100, figures=figures), 2.0)
     now = meter.figures().drafting
     assert (now.speed_up.value, now.acceptance.value, now.depth, now.tokens_per_pass.value) == (None, None, 0, None)
@@ -168,7 +169,7 @@ figures = st.builds(
     recent_draft_n_accepted=counts,
     draft_ms=st.floats(0, 1e4),
     plain_ms=st.none() | st.floats(0.1, 1e3),
-    reason=st.sampled_from(["", "off"]),
+    off=st.sampled_from([None, DraftsOff("uncalibrated")]),
 )
 
 

@@ -175,7 +175,7 @@ async def test_cancel_while_it_calibrates(files: tuple[Path, Path], other: Local
     plain = await collect(other.generate(say("a b c")))
     answer = await collect(other.generate(say("a b c", Speculation(drafters=("draft",)))))
     assert answer.text == plain.text and answer.timings.draft_n == 0
-    assert answer.timings.speculation is not None and answer.timings.speculation.reason
+    assert answer.timings.speculation is not None and answer.timings.speculation.off is not None
     _, again = await load(other, *files, calibrate=True)
     assert any(e.phase == "calibrating" for e in again.of(LoadProgress))
 

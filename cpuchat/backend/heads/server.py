@@ -247,7 +247,6 @@ class ServerPlan(msgspec.Struct, frozen=True):
             notes=(*placement.notes, *self._notes(named), *model.notes),
             server="",
             engine=ENGINE,
-            no_speculation="",
             unreported=(),
         )
 

@@ -23,6 +23,7 @@ from cpuchat.config.servers import ServerModel, host
 from cpuchat.models.file_names import quantization_of
 from cpuchat.protocol.messages import Generate, Message, Sampling
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.reasons import DraftsOff
 
 OPTIONS = (*Sampling.__struct_fields__, "reasoning", "reasoning_budget")
 """Options of a request that some servers do not take."""
@@ -229,7 +230,7 @@ class Adapter:
             server=f"{self.kind.name} at {self.place}",
             unreported=tuple(unreported.items()),
             ignored=self.ignored,
-            no_speculation=unreported.get("acceptance", ""),
+            drafts_off=DraftsOff("model", note=why) if (why := unreported.get("acceptance", "")) else None,
         )
 
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:

@@ -43,7 +43,7 @@ from cpuchat.hardware.bandwidth.read_bandwidth import measured_on
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.models.file_names import engine_fingerprint
 from cpuchat.protocol.messages import LoadModel
-from cpuchat.protocol.reasons import DISTURBED, SKIPPED, UNCALIBRATED
+from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.protocol.timings import MAX_CPU_WAIT
 
 BUDGET_SECONDS: Final = 12.0
@@ -325,7 +325,7 @@ def calibrated_costs(
     on_progress: Progress,
     abort: AbortFlag,
     notes: list[str],
-) -> tuple[Calibration | None, str]:
+) -> tuple[Calibration | None, DraftsOff | None]:
     """Return the costs from the cache, or measure them; None with the reason why drafting stays off.
 
     Cancelling skips the measurement; the next load resumes it. What the user should know is added to `notes`.
@@ -341,12 +341,12 @@ def calibrated_costs(
     calibrate = command.options.calibrate and not target.options.from_disk  # each pass would read the disk
     earlier, of_target = calibrations.get(key), calibrations.get(target_key)
     if not calibrate:
-        return earlier, "" if earlier else UNCALIBRATED
+        return earlier, None if earlier else UNCALIBRATED
     costs, of_target = (None if one is None or one.is_due else one for one in (earlier, of_target))
     if any(one is not None and one.disturbed for one in (costs, of_target)) and _cores_idle(target.pool.cpus):
         costs, of_target = (one if one is not None and not one.disturbed else None for one in (costs, of_target))
     if costs is not None:
-        return costs, ""
+        return costs, None
     samples = {} if of_target is not None else _take_unfinished(file, target_key)
     tell = partial(on_progress, "calibrating")
     try:
@@ -359,19 +359,21 @@ def calibrated_costs(
             raise Interrupted("The load was cancelled.") from None
         if earlier is None:
             notes.append("Calibration was skipped: adaptive drafting stays off until the next load resumes it.")
-        return earlier, SKIPPED
+        return earlier, DraftsOff("calibration skipped")
     except GenerationFailed as error:
         notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
         return None, UNCALIBRATED
     if implausible(dict(enumerate(costs.verify_ms, 1))):
-        return earlier, DISTURBED  # drafts say so where they are off; the next load calibrates again
+        return earlier, DraftsOff(
+            "calibration disturbed"
+        )  # drafts say so where they are off; the next load calibrates again
     if costs.disturbed and earlier is not None and not earlier.disturbed:
         costs = replace(earlier, steady=False)  # not for long, but better than these
     files = {"target": target.info.fingerprint, "draft": draft.info.fingerprint if draft is not None else ""}
     costs = calibrations.save(key, replace(costs, **files))
     if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
         calibrations.save(target_key, replace(costs, draft="", draft_ms=0.0, read_ms=0.0, overlap=None))
-    return costs, ""
+    return costs, None
 
 
 def _unfinished(file: Path) -> JsonCache[tuple[float, Samples]]:

@@ -22,7 +22,7 @@ from cpuchat.engine.llama.model import Model, Progress
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadModel, Speculation
-from cpuchat.protocol.reasons import UNCALIBRATED, too_fast
+from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import overlap_pays
 from cpuchat.speculation.depth.controller import DepthController
@@ -48,7 +48,7 @@ class Speculator:
     Args:
         costs: measured; None when there was no calibration, with `uncalibrated` as the reason.
         draft: the draft model, if one is loaded; `thread` if it may have its own cores.
-        max_depth: longest draft that the target can verify and roll back; 0 = never draft, with `disabled_reason`.
+        max_depth: longest draft that the target can verify and roll back; 0 = never draft, for the reason `disabled`.
         known: accepted and compared tokens of the draft model in earlier answers.
     """
 
@@ -59,11 +59,11 @@ class Speculator:
         thread: DraftThread | None = None,
         *,
         max_depth: int = MAX_DEPTH,
-        disabled_reason: str = "",
-        uncalibrated: str = UNCALIBRATED,
+        disabled: DraftsOff | None = None,
+        uncalibrated: DraftsOff | None = UNCALIBRATED,
         known: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        self._permanent_reason = self.disabled_reason = disabled_reason
+        self._permanently_disabled = self.disabled = disabled
         self._plain_ms = costs.verify_ms[0] if costs is not None else None
         self._max_depth = max_depth
         self.min_plain_ms = MIN_PLAIN_MS
@@ -121,7 +121,7 @@ class Speculator:
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
         """Begin an answer to `text`, for which `index_prompt` was called.
 
-        Returns False when drafting is off, with `disabled_reason` if it was requested.
+        Returns False when drafting is off, and `disabled` is why if it was requested.
         """
         self._begin(options)
         free = self._chosen_free(options)
@@ -133,15 +133,15 @@ class Speculator:
         if self._model is not None:
             self._model.begin_answer(text, options.min_probability)
         is_wanted = self._model is not None or bool(free)
-        self.disabled_reason = self._why_off(options) if is_wanted else ""
-        return is_wanted and not self.disabled_reason
+        self.disabled = self._why_off(options) if is_wanted else None
+        return is_wanted and self.disabled is None
 
-    def _why_off(self, options: Speculation) -> str:
-        """Return why nothing is drafted: it cannot be, or the model is too fast and the depth adaptive. Else ""."""
-        plain = self._plain_ms
-        if self._permanent_reason or options.depth or plain is None or plain >= self.min_plain_ms:
-            return self._permanent_reason
-        return too_fast(plain)
+    def _why_off(self, options: Speculation) -> DraftsOff | None:
+        """Return why nothing is drafted: it cannot be, or the model is too fast and the depth adaptive. Else None."""
+        plain, disabled = self._plain_ms, self._permanently_disabled
+        if disabled is not None or options.depth or plain is None or plain >= self.min_plain_ms:
+            return disabled
+        return DraftsOff("too fast", plain_ms=plain)
 
     @property
     def seconds(self) -> float:
@@ -262,7 +262,7 @@ class Speculator:
             draft_passes=model.passes if model is not None else 0,
             draft_ms=1e3 * self.seconds,
             plain_ms=controller.timed_plain_ms,
-            reason=self.disabled_reason or controller.reason,
+            off=self.disabled or controller.off,
         )
 
 
@@ -321,7 +321,7 @@ def set_up_speculation(
                 draft.free()
                 draft = drafter = None
         max_depth = min(MAX_DEPTH, target.sequence.max_draft)
-        costs, uncalibrated = None, ""
+        costs, uncalibrated = None, None
         if max_depth:
             costs, uncalibrated = calibrated_costs(target, draft, thread, command, on_progress, abort, notes)
     except BaseException:
@@ -332,11 +332,11 @@ def set_up_speculation(
         thread = None
         costs = costs and msgspec.structs.replace(costs, overlap=None)
     note = target.sequence.rollback.note
-    why = "" if max_depth else f"off: {note[:1].lower()}{note[1:]}".rstrip(".")
+    disabled = None if max_depth else DraftsOff("model", note=f"{note[:1].lower()}{note[1:]}".rstrip("."))
     changes: dict[str, Any] = {
         "notes": (*target.info.notes, *notes),
         "pass_ms": costs.verify_ms if costs is not None and not costs.disturbed else (),
-        "no_speculation": why,
+        "drafts_off": disabled,
     }
     if draft is not None:
         info = draft.info
@@ -348,7 +348,7 @@ def set_up_speculation(
         drafter,
         thread,
         max_depth=max_depth,
-        disabled_reason=why,
+        disabled=disabled,
         uncalibrated=uncalibrated,
         known=costs.acceptance if costs is not None else (0.0, 0.0),
     )

@@ -7,7 +7,7 @@ the largest E(g) - rate * T(g + 1), if that is more than the next step is worth 
 
 One budget holds from the first token on. It accrues at a share of elapsed time, and what drafts gain or lose against
 plain decoding is booked in it. Shadow drafting, which only judges the draft model, is paid from it. While speculation
-is off, `DepthController.reason` says why.
+is off, `DepthController.off` says why.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.protocol.drafters import DRAFTERS, DrafterName
-from cpuchat.protocol.reasons import NO_REPEATS, UNCALIBRATED, WORTHWHILE_GAIN, disabled_reason, slow_prefill
+from cpuchat.protocol.reasons import UNCALIBRATED, WORTHWHILE_GAIN, DraftsOff, no_gain
 from cpuchat.speculation.depth.acceptance import (
     Acceptance,
     Plan,
@@ -50,7 +50,7 @@ class DepthController:
         *,
         max_depth: int = MAX_DEPTH,
         has_draft_model: bool,
-        uncalibrated: str = UNCALIBRATED,
+        uncalibrated: DraftsOff | None = UNCALIBRATED,
         known: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._costs = CurrentCosts(costs, has_draft=has_draft_model) if costs else None
@@ -287,19 +287,19 @@ class DepthController:
         return max(free, key=lambda acceptance: acceptance.n_observed).mean
 
     @property
-    def reason(self) -> str:
-        """Return why speculation is off, in one plain sentence with figures; "" while it is on."""
+    def off(self) -> DraftsOff | None:
+        """Return why speculation is off; None while it is on."""
         if self.plan.depth or self._passes_since_draft <= CONSTANTS.recent_passes:
-            return ""
+            return None
         costs, asked = self._costs, self._is_asked
         if costs is None:
-            return "" if self._fixed else self._uncalibrated
+            return None if self._fixed else self._uncalibrated
         if not asked and not self._n_proposed:
-            return NO_REPEATS if self._n_written else ""
+            return DraftsOff("nothing to draft from") if self._n_written else None
         if asked and self._slow_prefill_ms:
-            return slow_prefill(self._slow_prefill_ms / 1e3)
+            return DraftsOff("slow prefill", prefill_s=self._slow_prefill_ms / 1e3)
         drafting = self._current_rates(costs, self._max_depth)[0][1:] if asked else ()
-        return disabled_reason(
+        return no_gain(
             costs.plain_ms,
             costs.draft.ms[0] if asked else 0.0,
             max(drafting, default=0.0),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.present.drafts_off import off_words
 from cpuchat.session.conversation import DraftingMode
 from cpuchat.tui.services import Services
 
@@ -26,8 +27,8 @@ def cycle(services: Services) -> str:
     if isinstance(services.loaded, ServerModel):
         return "The server drafts as it was started; its options switch it on or off."
     loaded = conversation.model
-    if loaded is not None and loaded.engine and loaded.no_speculation:
-        return f"Drafting is {loaded.no_speculation}."
+    if loaded is not None and loaded.engine and loaded.drafts_off:
+        return f"Drafting is off: {off_words(loaded.drafts_off)}."
     if conversation.settings.speculation.drafters == "off" and conversation.drafting != "always":
         conversation.drafting = "auto"
         services.save_settings({"speculation": {"drafters": "auto"}})

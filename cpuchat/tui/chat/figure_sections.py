@@ -12,6 +12,8 @@ from typing import Any
 from cpuchat.base.text import clean_line
 from cpuchat.present import answers as words
 from cpuchat.present.chats import cores, real_time_factor
+from cpuchat.present.drafts_off import off_words
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
@@ -135,20 +137,20 @@ def drafting(frame: Frame) -> list[Line]:
     now, on_server = frame.figures.drafting, frame.figures.server is not None
     if not now.wanted:
         return [frame.item(f"{'drafts':<{_LABEL}}", "", "off (F9 or F2)")]
-    if now.acceptance.value is None and now.reason:
-        return [] if on_server else _off(frame, now.reason, _DRAFTING_ROWS)
+    if now.acceptance.value is None and now.off:
+        return [] if on_server else _off(frame, now.off, _DRAFTING_ROWS)
     head = [_acceptance(frame, now), _row(frame, _PER_PASS)]
     if on_server or now.counts.source == "server":  # it counts, and tells no times of its own
         source = [] if not now.counts.source else [frame.item(f"{'source':<{_LABEL}}", "server")]
         return [*head, *source, _by_position(frame, now)]
     rest = [_depth(frame, now), _by_position(frame, now), _by_drafter(frame, now)]
-    rest = _off(frame, now.reason, _SENTENCE_ROWS) if now.reason else rest
+    rest = _off(frame, now.off, _SENTENCE_ROWS) if now.off else rest
     return [*head, _row(frame, _PLAIN), _row(frame, _DRAFT_SHARE), *rest]
 
 
-def _off(frame: Frame, reason: str, height: int) -> list[Line]:
+def _off(frame: Frame, off: DraftsOff, height: int) -> list[Line]:
     """Draw why drafting is off, over `height` rows."""
-    rows = frame.sentence(f"drafts off: {reason.removeprefix('off: ')}", height)
+    rows = frame.sentence(f"drafts off: {off_words(off)}", height)
     return rows + [[] for _ in range(height - len(rows))]
 
 

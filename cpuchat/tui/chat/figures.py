@@ -15,7 +15,6 @@ from rich.style import Style
 
 from cpuchat.base.text import clean_line
 from cpuchat.present import answers as words
-from cpuchat.protocol.reasons import is_verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import Figures
@@ -149,7 +148,7 @@ def _limit(figures: Figures) -> tuple[str, float]:
     """Return the lowest limit that applies now, in words and in tok/s; 0 without one."""
     now, drafting = figures.roofline, figures.drafting
     plain, accepted = now.ceiling_plain.value or 0.0, now.ceiling_accepted.value or 0.0
-    drafts = accepted and (not drafting.reason or (figures.tok_s.value or 0.0) > plain)
+    drafts = accepted and (drafting.off is None or (figures.tok_s.value or 0.0) > plain)
     memory = ("limit with drafts", accepted) if drafts else ("limit without drafts", plain)
     compute = ("limit by compute", now.ceiling_compute.value or 0.0)
     if now.fits_cache or 0 < compute[1] < memory[1]:
@@ -243,8 +242,8 @@ def _first(frame: Frame) -> Line:
 def _drafts(frame: Frame) -> Line:
     """Draw the acceptance of drafts and who drafts, or that the draft model that is loaded is off."""
     now, figures = frame.figures.drafting, frame.figures
-    if figures.server is None and figures.phase in ("decoding", "done") and (now.reason or not now.wanted):
-        is_news = frame.draft and (not now.wanted or is_verdict(now.reason))
+    if figures.server is None and figures.phase in ("decoding", "done") and (now.off or not now.wanted):
+        is_news = frame.draft and (not now.wanted or (now.off is not None and now.off.is_verdict))
         return _labelled(frame, "drafts", "off") if is_news else []
     share = now.acceptance_now.value
     if share is None:

@@ -13,7 +13,6 @@ from cpuchat.base.text import clean
 from cpuchat.present import answers
 from cpuchat.protocol.messages import LoadProgress, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
-from cpuchat.protocol.reasons import is_verdict
 from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
@@ -205,5 +204,5 @@ class StatusLine(Widget):
         elif now.depth:
             depth = f"adaptive depth {now.depth}"
         else:
-            depth = "drafts off" if is_verdict(now.reason) else "adaptive depth"
+            depth = "drafts off" if now.off is not None and now.off.is_verdict else "adaptive depth"
         return [f"{full} · {depth}", full, name]

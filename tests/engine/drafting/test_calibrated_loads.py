@@ -16,6 +16,7 @@ from cpuchat.engine import answer
 from cpuchat.engine.drafting import calibration
 from cpuchat.models.drafts.candidates import measured_draft_ms, target_costs
 from cpuchat.protocol.messages import Event, LoadProgress, Speculation, SpeculationUpdate
+from cpuchat.protocol.reasons import DraftsOff
 from tests.support.pair_chat import ALL, PairChat
 
 
@@ -83,7 +84,7 @@ def test_a_disturbed_calibration_is_said_and_made_again(
     assert info.pass_ms == () and not (tmp_path / "costs.json").exists()
     _, timings = chat.ask(Speculation(drafters=("draft",)))
     assert timings.speculation is not None
-    assert timings.speculation.reason == "off: calibration disturbed by other programs"
+    assert timings.speculation.off == DraftsOff("calibration disturbed")
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: quiet)
     assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
     # Too old by now, but better than one beside other load.
@@ -228,6 +229,6 @@ def test_a_stop_skips_the_measurement(chat: PairChat, files: tuple[Path, Path], 
     drafted, timings = chat.ask(Speculation(drafters=("draft",)))
     assert drafted == plain
     assert timings.draft_n == 0
-    assert timings.speculation is not None and timings.speculation.reason == "off: calibration skipped"
+    assert timings.speculation is not None and timings.speculation.off == DraftsOff("calibration skipped")
     drafted, timings = chat.ask(ALL)  # a depth that was asked for needs no costs
     assert drafted == plain and timings.draft_n

@@ -44,7 +44,7 @@ def assert_answers(chat: PairChat, max_tokens: int = 40) -> None:
 def test_a_pair(chat: PairChat, files: tuple[Path, Path]) -> None:
     info = chat.load(files[0], draft_path=str(files[1]))
     assert info.draft and info.draft_quantization == "Q8_0" and info.draft_cpus == info.cpus
-    assert info.no_speculation == "" and info.notes == ()
+    assert info.drafts_off is None and info.notes == ()
     plain, _ = chat.ask()
     drafted, timings = chat.ask(ALL)
     assert drafted == plain and timings.draft_n_accepted
@@ -131,14 +131,14 @@ def test_recurrent_target(chat: PairChat, recurrent_model: Path, tiny_model: Pat
     drafted, timings = chat.ask(ALL)
     assert drafted == plain
     assert timings.speculation is not None
-    if info.no_speculation:
-        assert timings.draft_n == 0 and timings.speculation.reason == info.no_speculation
-        assert info.no_speculation.startswith("off: ")
+    if info.drafts_off:
+        assert timings.draft_n == 0 and timings.speculation.off == info.drafts_off
+        assert info.drafts_off.kind == "model" and info.drafts_off.note
 
 
 def test_one_token_batches_cannot_verify(chat: PairChat, files: tuple[Path, Path]) -> None:
     info = chat.load(files[0], draft_path=str(files[1]), n_batch=1, n_ubatch=1)
-    assert info.no_speculation and info.draft == ""
+    assert info.drafts_off and info.draft == ""
     assert_answers(chat)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from cpuchat.costs.calibrations import OverlapCosts, PassCosts, interpolate
+from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.speculation.depth.acceptance import Plan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import CurrentCosts
@@ -54,8 +55,8 @@ def test_plain_decoding_when_nothing_is_accepted_and_it_says_why():
     controller.begin_answer()
     learn(controller, 0.3)
     assert controller.plan_draft(MAX_DEPTH, 1) == Plan(0)
-    assert "acceptance plain decoding is" in controller.reason
-    assert "% faster on these cores" in controller.reason
+    assert controller.off is not None and controller.off.kind == "low acceptance"
+    assert controller.off.acceptance == controller.acceptance and controller.off.slower_share > 0
     assert controller.acceptance == pytest.approx(0.3, abs=0.1)
 
 
@@ -64,7 +65,7 @@ def test_no_reason_while_it_is_on():
     controller.begin_answer()
     learn(controller, 0.95)
     assert controller.plan_draft(MAX_DEPTH, 1).depth > 0
-    assert controller.reason == ""
+    assert controller.off is None
 
 
 def test_not_measured():
@@ -76,7 +77,7 @@ def test_not_measured():
         controller.record(PassRecord(35.0))
         controller.record_scores("draft", [0], [True])
     assert controller.shadow_budget(40) == 0
-    assert controller.reason == "off: not calibrated on this machine yet"
+    assert controller.off == UNCALIBRATED
     assert controller.plain_ms == pytest.approx(35.0)
 
 
@@ -106,7 +107,7 @@ def test_fixed_depth_is_kept_whatever_happens(costs):
     assert controller.free_depth(Proposal("suffix", [1] * 9, [1] * 9)) == 5
     assert controller.free_depth(Proposal("suffix", [1] * 2, [1] * 2)) == 2
     assert controller.shadow_budget(50) == 0
-    assert controller.reason == ""
+    assert controller.off is None
     controller.begin_answer(fixed=20)
     assert controller.plan_draft(MAX_DEPTH, 1).depth == 12
 
@@ -119,7 +120,7 @@ def test_a_draft_model_that_is_too_slow_is_not_even_read():
         assert controller.plan_draft(MAX_DEPTH, 1).depth == 0
         controller.record(PassRecord(20.0))
         assert controller.shadow_budget(64) == 0
-    assert controller.reason == "off: the draft model takes 18 ms per token, plain decoding 20 ms"
+    assert controller.off == DraftsOff("slow draft model", plain_ms=pytest.approx(20), draft_ms=pytest.approx(18))
 
 
 def test_a_plain_step_is_never_slower_than_a_pass_beside_the_draft_model():
@@ -145,7 +146,8 @@ def test_a_long_text_is_not_read_for_a_small_gain():
     for _ in range(20):
         assert controller.plan_draft(MAX_DEPTH, 8000).depth == 0
         controller.record(PassRecord(costs.verify_ms[0]))
-    assert controller.reason == "off: prefilling the draft model would take 32.0 s"
+    assert controller.off is not None and controller.off.kind == "slow prefill"
+    assert controller.off.prefill_s == pytest.approx(32, abs=0.05)
 
 
 def test_reading_along_costs_at_most_a_hundredth():
@@ -173,7 +175,7 @@ def test_a_free_proposal_is_verified_as_far_as_it_is_worth():
     controller = DepthController(true_costs("Q8_0", None), has_draft_model=False)
     controller.begin_answer()
     sure, unsure = confidence_bucket(0.99), confidence_bucket(0.2)
-    assert controller.reason == ""
+    assert controller.off is None
     for _ in range(30):
         controller.record(PassRecord(62.0))
         controller.record_scores("suffix", [sure] * 4 + [unsure], [True] * 4 + [False])
@@ -190,10 +192,10 @@ def test_the_depth_is_that_of_whoever_drafts():
     controller.begin_answer()
     assert controller.depth == 0
     controller.record(verified(Proposal("suffix", [1] * 9, [confidence_bucket(0.99)] * 9), 9, 200.0))
-    assert controller.depth == 9 and controller.reason == ""
+    assert controller.depth == 9 and controller.off is None
     for _ in range(20):
         controller.record(PassRecord(62.0))
-    assert controller.depth == 0 and controller.reason
+    assert controller.depth == 0 and controller.off is not None
 
 
 def test_free_drafters_with_nothing_to_say():
@@ -201,12 +203,12 @@ def test_free_drafters_with_nothing_to_say():
     controller.begin_answer()
     for _ in range(20):
         controller.record(PassRecord(62.0))
-    assert controller.reason == "off: nothing to draft from yet"
+    assert controller.off == DraftsOff("nothing to draft from")
     for _ in range(20):
         assert controller.free_depth(Proposal("lookup", [1, 2], [1, 1])) == 0
         controller.record(PassRecord(62.0))
         controller.record_scores("lookup", [1], [False])
-    assert controller.reason == "off: repeated n-grams rarely continue the same way in this text"
+    assert controller.off == DraftsOff("rare repeats")
 
 
 def test_what_was_learnt_is_kept_for_the_next_answer():
@@ -336,6 +338,6 @@ def test_any_history_leaves_it_within_bounds(events, max_depth, has_draft, at_on
             controller.record_read(a, ms, is_shadow=True)
         else:
             controller.begin_answer(fixed=a if kind == "fixed" else 0)
-        assert isinstance(controller.reason, str)
+        assert controller.off is None or controller.off.kind
         assert controller.plain_ms is not None and controller.plain_ms > 0
         assert 0 <= controller.acceptance <= 1

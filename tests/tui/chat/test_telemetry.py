@@ -16,6 +16,7 @@ from textual.containers import Horizontal
 from textual.events import MouseScrollDown
 
 from cpuchat.protocol.messages import Event, ModelLoaded, Speculation
+from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, Reuse, SpeculationFigures
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import Figures, Meter
@@ -266,10 +267,12 @@ EXTREME = msgspec.structs.replace(
 )
 
 
-@pytest.mark.parametrize("reason", ["", REFUSED.reason, "off: " + "words that go on " * 9, "off: " + "x" * 90])
+@pytest.mark.parametrize(
+    "off", [None, REFUSED.off, *(DraftsOff("model", note=note) for note in ("words that go on " * 9, "x" * 90))]
+)
 @pytest.mark.parametrize("figures", [DRAFTING, EXTREME, SpeculationFigures()])
-def test_no_row_is_cut_off(figures: SpeculationFigures, reason: str) -> None:
-    update = drafted(msgspec.structs.replace(figures, reason=reason))
+def test_no_row_is_cut_off(figures: SpeculationFigures, off: DraftsOff | None) -> None:
+    update = drafted(msgspec.structs.replace(figures, off=off))
     meter = meter_after(*LOADED, *READING, *writing(10), update)
     for what, size in (("brief", BRIEF), ("brief", (8, 28)), ("all", ALL), ("all", (8, 32)), ("line", (1, 58))):
         for row in drawn(what, meter, size):
