@@ -1,6 +1,6 @@
 """Makes untrusted text safe to display: it cannot control the terminal or reorder what is read.
 
-Two gates stand before the terminal, and everything passes one of them: `tui.terminal.gate` for rows that the app draws,
+Two gates stand before the terminal, and everything passes one of them: `tui.terminal.driver` for what the app draws,
 `cli.output` for text that a command prints. Names and messages also go through `clean_line` and `clean` before layout,
 so that replaced characters stay visible (an escape character becomes ␛) and have the right width.
 """

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 class Chat(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation. Times in seconds since the epoch. `version` changes whenever its messages do.
 
-    `sides` of a comparison (`compare.kept`): each prompt has two answers, A's first. "" for a chat. `leaf` is the end
+    `sides` of a comparison (`Comparison`): each prompt has two answers, A's first. "" for a chat. `leaf` is the end
     of the open branch; None: the newest message. `when_full` is what to do when the chat no longer fits the context:
     leave out the oldest turns, let the model summarize it, or stop; "" is to ask. `preset` is as it was when it was
     chosen. `reasoning` and `reasoning_budget` (0: no limit) replace those of preset and settings; "" and None do not.
@@ -150,7 +150,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One message of a chat. `parent` is the id of the one that it follows, 0 at the beginning of the chat.
 
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
-    was generated with. `stop_reason` of an answer is a `protocol.StopReason`, the code of an error, "interrupted" when
+    was generated with. `stop_reason` of an answer is a `StopReason`, the code of an error, "interrupted" when
     its app died in the middle of it, "edited" where the user wrote it, or None while it is being written; of a
     question, the code of the error that refused it as too long. `recording` is the JSON of a compared answer's tokens
     (`compare.runner.KeptTokens`). `chat_id` is of the store: no document has it.

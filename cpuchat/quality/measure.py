@@ -33,7 +33,7 @@ _KEPT_FILES = 50
 
 
 def measurement_key(base: str, other: str, texts: Sequence[Text], n_ctx: int, engine: str) -> str:
-    """Return the name of a measurement. Models are given by `models.fingerprint`, the engine by its version."""
+    """Return the name of a measurement. Models are given by `file_fingerprint`, the engine by its version."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (base, other, str(n_ctx), engine):
         digest.update(part.encode() + b"\0")

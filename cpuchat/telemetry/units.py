@@ -108,6 +108,6 @@ def ago(then: float, now: float) -> str:
 
 
 def takes(limit: str, share: float) -> str:
-    """`reading takes 83 % of a pass`: what takes most of it, as of `costmodel.passes.PassCost`."""
+    """`reading takes 83 % of a pass`: what takes most of it, as of `costs.model.PassCost`."""
     what = {"memory": "reading takes", "compute": "computing takes", "overhead": "fixed costs take"}[limit]
     return f"{what} {100 * share:.0f} % of a pass"

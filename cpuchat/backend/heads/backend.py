@@ -67,7 +67,7 @@ class HeadBackend(ModelBackend[ServerProcess]):
         self.log_file: Path | None = None
 
     async def _load(self, path: Path, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
-        """Start a llama-server for `path` with the head `options.draft_path`; `path` itself is the one it contains."""
+        """Start a llama-server for `path` with the head that `options` name; `path` itself is the one it contains."""
         self._model = None
         await self._stop()
         try:

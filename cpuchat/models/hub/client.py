@@ -176,7 +176,7 @@ class Address(Data, frozen=True):
 
     @property
     def wanted(self) -> str:
-        """Return the argument for `choice.choose`; "" when no model of the repository was named."""
+        """Return the argument for `repository.choose_repo_model`; "" when no model of the repository was named."""
         return self.path or self.quantization
 
 

@@ -121,7 +121,7 @@ async def _follow(
     forecast: Forecast,
     progress: Callable[[QuantizeProgress], None] | None,
 ) -> None:
-    """Report progress until the file is written. Raises what `process.receive` raises."""
+    """Report progress until the file is written. Raises what `LineProcess.receive` raises."""
     sizes = {tensor.name: tensor.nbytes for tensor in source.tensors}
     begun: list[str] = []
     started = time.monotonic()

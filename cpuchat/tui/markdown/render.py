@@ -273,7 +273,7 @@ _MARKUP = re.compile(r"&#?\w{1,32};|<br\s*/?>|\[[xX]\](?=\s|$)", re.IGNORECASE) 
 
 
 def render(source: str, width: int, palette: Palette) -> list[Row]:
-    """Return the rows of a whole message. `source` has been cleaned (`sanitize.clean`).
+    """Return the rows of a whole message. `source` has been cleaned (`base.text.clean`).
 
     Every top-level block whose letters and digits are not all in its rows (or that nests too deep to be rendered)
     comes out as plain text; so does a message of over `MOST` characters.
