@@ -100,8 +100,8 @@ class DepthController:
         ms, gained = record.verify_ms + record.draft_ms + record.rollback_ms, 0.0
         if record.drafter is not None:
             acceptance = self._acceptance[record.drafter]
-            for j, bucket in enumerate(record.buckets[: min(record.accepted + 1, record.compared)]):
-                acceptance.observe(bucket, j < record.accepted)
+            for position, bucket in enumerate(record.buckets[: min(record.accepted + 1, record.compared)]):
+                acceptance.observe(bucket, position < record.accepted)
             if costs is not None and (n or record.drafter == "draft"):
                 ms = costs.record_verify(record)
             is_model, gained = record.drafter == "draft", (record.accepted + 1) * plain - ms
