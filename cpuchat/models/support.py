@@ -32,6 +32,10 @@ _VISION = ("v.", "mm.", "vision", "model.vision", "mmproj.", "resampler.")
 _PRE = ("viking", "smaug-bpe", "poro-chat")
 """Pre-tokenizers: where a compiler made their names unfindable, nothing is said of others."""
 _DAMAGE = ("not within the file bounds", "corrupt", "invalid data")
+_OTHER_MODEL: Final = "Choose another model, or run this one on a server that supports it (--server URL)."
+_OTHER_FILE: Final = (
+    "It was made for another program or version: choose another publisher's file (`cpuchat models search`)."
+)
 _X86 = ("x86_64", "amd64", "i686", "i386")
 _BINARY = frozenset({"NVFP4", "Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "IQ1_M"})
 _SMALL_IQ = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
@@ -53,11 +57,25 @@ def _table() -> dict[str, dict[str, Any]]:
 def why_unsupported(header: GGUFHeader) -> str:
     """Return why the engine cannot run the model of `header`, or cannot chat with it, as a clause; "" when nothing is
     known against it."""
-    if header.other:
-        return ""
+    return _refusal(header)[0]
+
+
+def _refusal(header: GGUFHeader) -> tuple[str, str]:
+    """Return why, and what to do about it; "" for both when nothing is known against the model."""
+    checks = (
+        (_why_not_the_model, _OTHER_MODEL),
+        (_why_not_the_file, _OTHER_FILE),
+        (_why_unknown_tokenizer, _OTHER_MODEL),
+    )
+    found = ((check(header), hint) for check, hint in checks if not header.other)
+    return next(((why, hint) for why, hint in found if why), ("", ""))
+
+
+def _why_not_the_model(header: GGUFHeader) -> str:
+    """Return why no file of this model would run."""
     if any(key.startswith(_ROTATED) for key in header.metadata):
         return "it would print garbage: its weights are rotated (Bonsai 2), which this llama.cpp does not undo"
-    return why_unknown(header.architecture) or _why_no_text(header) or _why_other_format(header)
+    return why_unknown(header.architecture) or _why_no_text(header)
 
 
 def why_unknown(architecture: str) -> str:
@@ -79,8 +97,15 @@ def _why_no_text(header: GGUFHeader) -> str:
     return "it is an encoder: it reads in both directions" if header.value("attention.causal") is False else ""
 
 
-def _why_other_format(header: GGUFHeader) -> str:
-    """Return what this llama.cpp does not know of a file: names of tensors, or how its tokenizer splits a text."""
+def _why_unknown_tokenizer(header: GGUFHeader) -> str:
+    pre = header.text("tokenizer.ggml.pre")
+    if vocabulary(header).kind == "BPE" and pre and not engine_knows(pre) and all(map(engine_knows, _PRE)):
+        return f"it needs a newer engine: this llama.cpp does not know the pre-tokenizer {clean_line(pre)[:40]!r}"
+    return ""
+
+
+def _why_not_the_file(header: GGUFHeader) -> str:
+    """Return what this llama.cpp does not know of a file, which another publisher may have made as it needs it."""
     names = {_NUMBER.sub("%d", tensor.name): tensor.name for tensor in header.tensors}
     unknown = [one for name, one in names.items() if not (engine_knows(name) or engine_knows(name.rpartition(".")[0]))]
     if any(name.startswith(_VISION) for name in unknown):
@@ -90,9 +115,6 @@ def _why_other_format(header: GGUFHeader) -> str:
             return f"its header lacks {clean_line(header.architecture)}.{key}, which its architecture needs"
     if unknown:
         return f"it has tensors that this llama.cpp does not know, such as {clean_line(unknown[0])}"
-    pre = header.text("tokenizer.ggml.pre")
-    if vocabulary(header).kind == "BPE" and pre and not engine_knows(pre) and all(map(engine_knows, _PRE)):
-        return f"it needs a newer engine: this llama.cpp does not know the pre-tokenizer {clean_line(pre)[:40]!r}"
     return ""
 
 
@@ -100,19 +122,17 @@ def load_refusal(path: Path, reason: str) -> CpuchatError:
     """Return the error for a file that llama.cpp did not load, for the `reason` that it gave."""
     if any(sign in reason for sign in _DAMAGE):
         return ModelDamaged(f"llama.cpp cannot load {path.name}: {reason}.", "Download it again.")
-    for expression, clause in _table()["refusals"].items():
-        if found := re.search(expression, reason):
-            return _unsupported(path, clause.format(*map(clean_line, found.groups())))
+    for subject, hint in (("file", _OTHER_FILE), ("engine", _OTHER_MODEL)):
+        for expression, clause in _table()["refusals"][subject].items():
+            if found := re.search(expression, reason):
+                return _unsupported(path, clause.format(*map(clean_line, found.groups())), hint)
     return ModelUnsupported(
         f"llama.cpp cannot load {path.name}: {reason}.",
         "Compare it with its checksum (`cpuchat models verify`); if it is intact, choose another publisher's file.",
     )
 
 
-def _unsupported(path: Path, why: str) -> ModelUnsupported:
-    hint = "Choose another model, or run this one on a server that supports it (--server URL)."
-    if not why.startswith(("it needs", "it is ", "it would")):
-        hint = "It was made for another program or version: choose another publisher's file (`cpuchat models search`)."
+def _unsupported(path: Path, why: str, hint: str) -> ModelUnsupported:
     return ModelUnsupported(f"{path.name} cannot run here: {why}.", hint)
 
 
@@ -122,8 +142,9 @@ def check_supported(header: GGUFHeader) -> None:
     Raises:
         ModelUnsupported: the message says why.
     """
-    if why := why_unsupported(header):
-        raise _unsupported(header.path, why)
+    why, hint = _refusal(header)
+    if why:
+        raise _unsupported(header.path, why, hint)
 
 
 def scalar_types(cpu: Instructions, machine: str = "") -> frozenset[str]:
