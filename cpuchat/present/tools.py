@@ -36,9 +36,13 @@ _UNSEEN = re.compile(
 
 def title(call: ToolCall, result: ToolResult | None = None) -> str:
     """Format `read_file(path: notes.md, first_line: 3)`, arguments shortened, and how it failed."""
-    shown = ", ".join(f"{key}: {_value(value)}" for key, value in call.arguments.items())
+    shown = _arguments_line(call)
     state = "" if result is None or not result.failed else f" · {result.ended or 'failed'}"
     return f"{shown_name(call.name)}({_shortened(shown, _LONGEST)}){state}"
+
+
+def _arguments_line(call: ToolCall) -> str:
+    return clean_line(", ".join(f"{key}: {_value(value)}" for key, value in call.arguments.items()))
 
 
 def shown_name(name: str) -> str:
@@ -109,7 +113,7 @@ def _code(character: str) -> str:
 
 def returned(call: ToolCall, result: ToolResult) -> str:
     """Return what a call returned, below its arguments where `title` does not show all of them."""
-    return f"{arguments(call)}\n\n{result.text}" if title(call).endswith("…)") else result.text
+    return f"{arguments(call)}\n\n{result.text}" if len(_arguments_line(call)) > _LONGEST else result.text
 
 
 def owner(tool: Tool) -> str:

@@ -42,7 +42,7 @@ CEILINGS = (*sorted(BY_MEMORY), "ceiling_compute")
 NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
 NO_ESTIMATE = "no estimate for this model"
 """Reasons for a missing figure: of a model in the caches, and of one whose tensors are not known."""
-_TOO_LOW = "peak measured too low"
+_TOO_LOW: Metric[float] = missing("peak measured too low")
 _COUNTER_OFF = "counter above the measured peak"  # although nothing else ran
 _NO_FIGURE: Metric[Any] = missing(NO_MODEL)
 
@@ -199,10 +199,10 @@ def roofline(
     most = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
     plain, accepted = _memory_ceilings(model, now, most, no_limit)
     if not BY_MEMORY.isdisjoint(exceeded):
-        plain, accepted = (missing(_TOO_LOW if one.value is not None else one.why) for one in (plain, accepted))
+        plain, accepted = (_TOO_LOW if one.value is not None else missing(one.why) for one in (plain, accepted))
     compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
     if "ceiling_compute" in exceeded and compute.value is not None:
-        compute = missing(_TOO_LOW)
+        compute = _TOO_LOW
     off = _off(model, average, peak, cached) or (_COUNTER_OFF if over_peak and not remark else "")
     return Roofline(
         bandwidth=Metric.of(bandwidth, no_figure),
@@ -213,7 +213,7 @@ def roofline(
         utilization=Metric.of(utilization, no_limit or no_figure),
         off=off,
         remark=remark,
-        rough=bool(off) or (reach.rough and not cached) or plain.why == _TOO_LOW,
+        rough=bool(off) or (reach.rough and not cached) or plain == _TOO_LOW,
         ceiling_plain=plain,
         ceiling_accepted=accepted,
         ceiling_compute=compute,
@@ -300,7 +300,7 @@ def _memory_ceilings(
     each = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in _parts(now)]
     accepted = _unless_exceeded(read * max(tokens / nbytes for tokens, nbytes in each if nbytes), written)
     wrong = plain.value is None or accepted.value is None  # then `read` is, on which both rest
-    return (missing(_TOO_LOW), missing(_TOO_LOW)) if wrong else (plain, accepted)
+    return (_TOO_LOW, _TOO_LOW) if wrong else (plain, accepted)
 
 
 def _compute_ceiling(now: Decoding, prefill: float | None) -> Metric[float]:
@@ -318,7 +318,7 @@ def _average(now: Decoding) -> float:
 
 def _unless_exceeded(ceiling: float, measured: float) -> Metric[float]:
     """Return a ceiling, unless what was measured clearly exceeds it."""
-    return Metric(ceiling) if measured <= OFF * ceiling else missing(_TOO_LOW)
+    return Metric(ceiling) if measured <= OFF * ceiling else _TOO_LOW
 
 
 def _limit(
@@ -501,7 +501,7 @@ class RooflineMeter:
         joules = self._average.joules_per_token
         found = roofline(self._model, now, self._prefill, machine, joules, self._reach, self._exceeded)
         if not stored:
-            self._exceeded.update(name for name in CEILINGS if getattr(found, name).why == _TOO_LOW)
+            self._exceeded.update(name for name in CEILINGS if getattr(found, name) == _TOO_LOW)
         return found
 
     def _so_far(self, predicted_n: int) -> tuple[Evaluated, Evaluated]:

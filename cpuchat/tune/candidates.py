@@ -292,7 +292,7 @@ def _candidate(words: str, chosen: Settings, **changes: dict[str, Any]) -> Candi
 
 
 _ASSUMED_ACCEPTANCE = sum(rate for _, rate in TYPICAL) / len(TYPICAL)
-_ESTIMATE = "Estimate"
+_PREDICTED = "Predicted by the cost model:"
 _ASSUMED_DEPTH = 4  # where the cost model does not tell which is best
 _WORTH = 1.02
 
@@ -335,7 +335,8 @@ class LoadedCosts:
 
     By how much longer than by the profile they take: `factor`, plain passes of the target; `verify_factors`, its passes
     over 1, 2, ... tokens beside the draft model; `draft_factor`, those of the draft model. `source` is what the profile
-    rests on; `peak` is the read bandwidth of `cpus` in bytes per second (0: not known).
+    rests on; `peak` is the read bandwidth of `cpus` in bytes per second (0: not known). `is_measured`: else an
+    estimate.
     """
 
     profile: CostProfile
@@ -347,6 +348,7 @@ class LoadedCosts:
     draft_factor: float = 1.0
     peak: float = 0.0
     verify_factors: tuple[float, ...] = (1.0,) * MAX_TOKENS
+    is_measured: bool = True
 
 
 def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> LoadedCosts | None:
@@ -364,10 +366,11 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
     if peak is None or model.work is None:
         return None
     costs, is_measured = costs_here(cpus, memory, peak.bytes_per_s, root)
-    source = costs.source if is_measured else _ESTIMATE
     path = Path(model.path)
     factor = factor_of(costs.factors, path)
-    found = LoadedCosts(costs.profile, source, cpus, model.work, factor, peak=peak.bytes_per_s)
+    found = LoadedCosts(
+        costs.profile, costs.source, cpus, model.work, factor, peak=peak.bytes_per_s, is_measured=is_measured
+    )
     return _with_draft(found, model.draft_work, model, costs.factors) if model.draft_work is not None else found
 
 
@@ -575,14 +578,16 @@ def _measured(figures: Figures) -> float:
 
 
 def _told(costs: LoadedCosts, basis: _Basis, depth: int, scale: float) -> str:
-    """Return what a prediction rests on; `depth` is the best one by it."""
+    """Say what a prediction rests on; `depth` is the best one by it."""
+    if not costs.is_measured:
+        return "Estimate. Press m to measure."
     scaled = "; scaled to the last answer" if scale < 1 else ""
     if costs.draft is None:
-        return f"{costs.source}{scaled}"
+        return f"{_PREDICTED} {costs.source}{scaled}."
     if basis.acceptance is None:
-        return f"{costs.source}; drafting is off{scaled}"
+        return f"{_PREDICTED} {costs.source}; drafting is off{scaled}."
     how = f"draft depth {depth}" if depth else "drafting gains nothing"
-    return f"{costs.source}; {how} at {100 * basis.acceptance:.0f} % acceptance{scaled}"
+    return f"{_PREDICTED} {costs.source}; {how} at {100 * basis.acceptance:.0f} % acceptance{scaled}."
 
 
 def _speed(candidate: PlacementCandidate, most: Ceiling | None, tok_s: float, model: ModelInfo | None) -> str:
@@ -617,8 +622,7 @@ def _about(
     elif why_not:
         lines.append(why_not)
     if predicted_by:
-        basis_of = f"Predicted by the cost model: {predicted_by}."
-        lines.append(f"{_ESTIMATE}. Press m to measure." if predicted_by.startswith(_ESTIMATE) else basis_of)
+        lines.append(predicted_by)
     return "\n".join([*lines, candidate.reason, *remarks])
 
 
