@@ -1,6 +1,6 @@
 """The constants of the depth controller.
 
-Each value is the best of those tried in benchmarks/simulate.py, whose ablations change them one by one.
+Each value is the best of those tried in benchmarks/simulate.py; benchmarks/README.md has the ablations.
 """
 
 from __future__ import annotations
