@@ -39,7 +39,7 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import Failed, Measure
 from cpuchat.quality.measure import scores_of
-from cpuchat.quality.messages import Answer, Scored, Start
+from cpuchat.quality.messages import Answer, QualityStart, Scored
 from cpuchat.quality.statistics import Summary, summarize
 
 PROMPT = "Write an LRU cache in Python with unit tests, and explain every part of it in detail."
@@ -63,7 +63,7 @@ class Written(Window):
 def quality(base: Path, other: Path, answer: SideAnswer, rows: int = 0) -> Summary:
     """Score an answer as `cpuchat quality` scores a window; `rows` tokens in a pass (0: as many as it takes)."""
     cpus = place(read_topology(), PlacementSpec()).cpus
-    stream, start = io.BytesIO(), Start(base=str(base), others=(str(other),), cpus=cpus, texts=(), n_ctx=2048)
+    stream, start = io.BytesIO(), QualityStart(base=str(base), others=(str(other),), cpus=cpus, texts=(), n_ctx=2048)
     Written.n_prompt = len(answer.prompt_tokens)
     window = Written("answer", [*answer.prompt_tokens, *answer.tokens])
     with closing(Lockstep(start, LineOutput(stream))) as lockstep:

@@ -37,7 +37,7 @@ from cpuchat.protocol.messages import (
 GREEDY = Sampling(temperature=0.0)
 PROGRAMS = (1, 2)
 SETTLE, SPAN = 1.5, 4.0  # seconds before a span that is measured, and of it
-IDLE, MOST_DISTURBED = 10.0, 0.08  # percent of all CPUs before a run; CPUs that other programs use during one
+IDLE, MAX_DISTURBED = 10.0, 0.08  # percent of all CPUs before a run; CPUs that other programs use during one
 BESIDE = {1: Target(0.55), 2: Target(0.4)}
 
 
@@ -106,7 +106,7 @@ def undisturbed(run: Callable[[], T]) -> T:
         before, start, tries = cpu_seconds(), time.perf_counter(), tries + 1
         result = run()
         used = sum(max(0.0, now - before.get(pid, now)) for pid, now in cpu_seconds().items())
-        if used < MOST_DISTURBED * (time.perf_counter() - start) or tries == 4:
+        if used < MAX_DISTURBED * (time.perf_counter() - start) or tries == 4:
             return result
         say(f"  disturbed: other programs used {used:.1f} s of CPU time")
 

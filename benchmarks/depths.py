@@ -33,7 +33,7 @@ ALPHAS = (0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 23, 31)
 N_TOKENS = {"Q4_K_M": 129, "Q8_0": 97, "F16": 65}
 """Length of an answer: about equal in seconds, and one more than a multiple of 32 (one comes with the prompt)."""
-MOST_DEPTHS = 3
+MAX_DEPTHS = 3
 WORTH_MEASURING = 0.85
 """Of the best predicted speed: depths that are predicted below it are not measured."""
 SCOUT_DEPTH, SCOUT_TOKENS = 7, 33
@@ -238,7 +238,7 @@ def _section(found: list[Found], draft: str, most: int) -> Section:
 
 def adaptive_depth(setup: Setup) -> Section:
     """Every quantization, every alpha."""
-    shapes, rounds, most = setup.shapes, setup.choose(3, 2), setup.depths or MOST_DEPTHS
+    shapes, rounds, most = setup.shapes, setup.choose(3, 2), setup.depths or MAX_DEPTHS
     grid: dict[str, Sequence[float]] = {"Q8_0": (0.6, 1.0)} if setup.quick else dict.fromkeys(N_TOKENS, ALPHAS)
     found = []
     for quantization, alphas in grid.items():

@@ -21,7 +21,7 @@ from common import RESULTS, run_main, spread
 
 from cpuchat.costs.model import SCENARIOS, pass_cost
 from cpuchat.models.catalog import load_catalog
-from cpuchat.planner.plan import Plan, Range, Workload, make_plan, usual_draft
+from cpuchat.planner.plan import CapacityPlan, PlannedWorkload, Range, make_plan, usual_draft
 from cpuchat.planner.specs import find_machine, find_model
 from cpuchat.present.plan import rates
 
@@ -31,14 +31,15 @@ UNITS = {"tok_s": "tok/s", "prefill_tok_s": "tok/s of prefill", "memory_ceiling"
 
 
 @cache
-def plan_of(machine: str, name: str) -> Plan:
+def plan_of(machine: str, name: str) -> CapacityPlan:
     catalog = load_catalog()
     model = find_model(name, catalog)
-    return make_plan(find_machine(machine), model, Workload(), draft=usual_draft(model, catalog))
+    return make_plan(find_machine(machine), model, PlannedWorkload(), draft=usual_draft(model, catalog))
 
 
-def planned(plan: Plan, name: str) -> str:
-    """One figure of a plan: a field of `Plan`, "α 0.6", "verify 13", "GB" without the draft model, or "weights"."""
+def planned(plan: CapacityPlan, name: str) -> str:
+    """One figure of a plan: a field of `CapacityPlan`, "α 0.6", "verify 13", "GB" without the draft model, or
+    "weights"."""
     kind, _, number = name.partition(" ")
     if kind == "α" and number == "1":
         return f"{rates(plan.draft_ceiling)} tok/s at α 1 at most"

@@ -15,11 +15,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cpuchat.tune.halving import Finding, Halving, Speed
+from cpuchat.tune.halving import Halving, HalvingResult, Speed
 
 CHOICES = (6, 3, 2, 4, 3, 3)
 """Candidates of each choice of a run."""
-MOST_WRONG = 0.02
+MAX_WRONG = 0.02
 """Share of runs in which equal settings may be called faster."""
 
 
@@ -48,7 +48,7 @@ def one_sided(sigma: float) -> Callable[[random.Random], float]:
     return lambda dice: -dice.expovariate(1 / sigma)
 
 
-async def run(machine: Machine) -> list[Finding[int]]:
+async def run(machine: Machine) -> list[HalvingResult[int]]:
     return [await Halving(machine.measure, 0.5).run(0, list(range(1, 1 + candidates))) for candidates in CHOICES]
 
 
@@ -71,7 +71,7 @@ def main() -> None:
             worst = max(worst, wrong / runs)
             powers = " | ".join(f"{100 * share:.0f} %" for share in found)
             print(f"| {name} {100 * sigma:.0f} % | {100 * wrong / runs:.1f} % | {measured / runs:.0f} | {powers} |")
-    print(f"\nAt most {100 * MOST_WRONG:.0f} % of runs wrong: {'reached' if worst <= MOST_WRONG else 'not reached'}.")
+    print(f"\nAt most {100 * MAX_WRONG:.0f} % of runs wrong: {'reached' if worst <= MAX_WRONG else 'not reached'}.")
 
 
 def _found(noise: Callable[[random.Random], float], gain: float, runs: int) -> float:

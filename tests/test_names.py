@@ -1,4 +1,4 @@
-"""Names in docstrings of the package exist."""
+"""Names in the package: no two public classes share one, and names in docstrings exist."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ FOREIGN = {
     *("json_schema_to_gbnf", "llama_grammar", "StructInfo_Convert", "_core", "c"),  # llama-cpp-python, msgspec
     *("delete_revisions", "hf_hub_download", "incomplete", "ETAG", "RANDOM"),  # huggingface_hub, its cache
     *("Host", "RateLimit", "cache_control"),  # headers and fields of requests
-    *("_ts", "pp512"),  # parts of names
+    *("_ts", "nan", "pp512"),  # parts of names, values
 }
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path, text in TEXTS.items():
+        for name in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE):
+            places[name].append(str(path.relative_to(PACKAGE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_names_in_docstrings_exist() -> None:

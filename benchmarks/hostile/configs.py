@@ -26,8 +26,8 @@ from pathlib import Path
 
 import pexpect
 
-MOST_SECONDS = 20.0
-MOST_BYTES = 1 << 30
+MAX_SECONDS = 20.0
+MAX_BYTES = 1 << 30
 FATAL = re.compile(rb"Traceback|This is a bug|internal error", re.IGNORECASE)
 PROGRAM = [sys.executable, "-P", "-m", "cpuchat.cli.main"]
 OWN = ("config", "data", "cache")
@@ -246,11 +246,11 @@ def run(case: Case, folder: Path) -> Outcome:
     strays = [str(path.relative_to(folder)) for path in outside.rglob("*")]
     strays += [path.name for path in folder.iterdir() if path.name not in (*OWN, "home")]
     problem = ""
-    if hung or seconds > MOST_SECONDS:
+    if hung or seconds > MAX_SECONDS:
         problem = "hang"
     elif match := FATAL.search(output):
         problem = f"said {match[0].decode()!r}"
-    elif memory > MOST_BYTES:
+    elif memory > MAX_BYTES:
         problem = "memory"
     elif strays:
         problem = f"wrote {strays[0]}"
@@ -264,7 +264,7 @@ def _in_pipe(arguments: list[str], environment: dict[str, str], cwd: Path) -> tu
         )
         hung = False
         try:
-            child.wait(MOST_SECONDS)
+            child.wait(MAX_SECONDS)
         except subprocess.TimeoutExpired:
             hung = True
             child.kill()
@@ -277,7 +277,7 @@ def _in_terminal(arguments: list[str], environment: dict[str, str], cwd: Path) -
     """Start the app without a model to load, and quit as soon as it waits for a message."""
     child = pexpect.spawn(PROGRAM[0], PROGRAM[1:], env=environment, cwd=str(cwd), dimensions=(40, 120), timeout=None)
     output, hung, asked = b"", False, False
-    deadline = time.monotonic() + MOST_SECONDS
+    deadline = time.monotonic() + MAX_SECONDS
     while True:
         try:
             output += child.read_nonblocking(1 << 16, timeout=max(0.1, deadline - time.monotonic()))

@@ -341,7 +341,7 @@ _HINT: Final = "The model is loaded again with the next message. If a grammar or
 
 
 async def watch_over(
-    worker: WorkerProcess, is_cancelled: Callable[[], bool], most_growth: int, longest_pass: float
+    worker: WorkerProcess, is_cancelled: Callable[[], bool], max_growth: int, longest_pass: float
 ) -> None:
     """Watch a worker that answers a request, until cancelled from here or the worker is gone.
 
@@ -358,7 +358,7 @@ async def watch_over(
         while worker.alive:
             await asyncio.sleep(POLL_SECONDS)
             grown = _own_bytes(process) - at_start
-            if grown > most_growth:
+            if grown > max_growth:
                 worker.kill(_failure(f"it took {grown / 1e9:.1f} GB for one answer"))
             if is_cancelled():
                 times = {one.id: one.user_time + one.system_time for one in process.threads()}

@@ -67,9 +67,9 @@ def write_atomically(file: Path, content: str | bytes, *, mode: int = 0o600, syn
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
-def read_small(file: Path, most: int = 1 << 20) -> bytes:
+def read_small(file: Path, max_size: int = 1 << 20) -> bytes:
     """Read a small file. Raises OSError: it cannot be read, is not a regular file (a pipe might never end), or is
-    larger than `most` bytes.
+    larger than `max_size` bytes.
     """
     handle = os.open(file, _OPEN)
     try:
@@ -77,11 +77,11 @@ def read_small(file: Path, most: int = 1 << 20) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(file))
         with os.fdopen(handle, "rb", closefd=False) as stream:
-            data = stream.read(min(most, status.st_size or most) + 1)  # files of /proc have no size
+            data = stream.read(min(max_size, status.st_size or max_size) + 1)  # files of /proc have no size
     finally:
         os.close(handle)
-    if len(data) > most:
-        limit = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+    if len(data) > max_size:
+        limit = f"{max_size >> 20} MiB" if max_size >> 20 else f"{max_size >> 10} KiB"
         raise OSError(errno.EFBIG, f"larger than {limit}", str(file))
     return data
 
@@ -102,10 +102,10 @@ def delete_oldest(folder: Path, pattern: str, keep: int) -> None:
         file.unlink(missing_ok=True)
 
 
-def read_json(file: Path, decode: Callable[[bytes], T], most: int = 1 << 20) -> T:
+def read_json(file: Path, decode: Callable[[bytes], T], max_size: int = 1 << 20) -> T:
     """Decode a small file. Raises OSError as `read_small`; ValueError (msgspec's errors are such): another content."""
     try:
-        return decode(read_small(file, most))
+        return decode(read_small(file, max_size))
     except RecursionError:
         raise ValueError(f"{file} is nested too deep") from None
 

@@ -19,7 +19,16 @@ from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.config.servers import last_here
-from cpuchat.config.settings import DECLARED, Cores, MemoryPolicy, Section, Settings, explained, value_of, with_changes
+from cpuchat.config.settings import (
+    DECLARED,
+    Cores,
+    MemoryPolicy,
+    Settings,
+    SettingsSection,
+    explained,
+    value_of,
+    with_changes,
+)
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
@@ -33,7 +42,7 @@ from cpuchat.protocol.options import UNQUANTIZED, CacheType, FlashAttention
 Kind = Literal["code", "summary", "maths", "chat"]
 
 
-class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BenchPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One user message; `name` is unique."""
 
     kind: Kind
@@ -42,10 +51,10 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Prompts(msgspec.Struct, forbid_unknown_fields=True):
-    prompt: list[Prompt]
+    prompt: list[BenchPrompt]
 
 
-def load() -> list[Prompt]:
+def load() -> list[BenchPrompt]:
     """Return the built-in prompts, each kind's together."""
     text = (importlib.resources.files("cpuchat.bench") / "prompts.toml").read_text(encoding="utf-8")
     prompts = msgspec.convert(toml.loads(text), prepared(_Prompts)).prompt
@@ -63,7 +72,7 @@ _MAX_DEPTH = 31
 _WITH_DRAFT_MODEL = ("auto", "draft")
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
+class BenchWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """`name` as shown: a kind of prompts, or llama-bench's `pp512`, `tg128 @ d4096`. `depth`: tokens in the KV cache
     before."""
 
@@ -74,11 +83,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 0
 
     @classmethod
-    def of_prompts(cls, kind: Kind, tokens: int) -> Workload:
+    def of_prompts(cls, kind: Kind, tokens: int) -> BenchWorkload:
         return cls(kind="prompts", name=kind, n_gen=tokens)
 
     @classmethod
-    def random(cls, kind: Literal["pp", "tg"], tokens: int, depth: int) -> Workload:
+    def random(cls, kind: Literal["pp", "tg"], tokens: int, depth: int) -> BenchWorkload:
         name = f"{kind}{tokens}" + (f" @ d{depth}" if depth else "")
         return cls(
             kind=kind,
@@ -114,11 +123,11 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return with_changes(chosen, {"engine": engine})
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class BenchCell(msgspec.Struct, frozen=True, kw_only=True):
     """One setup, its drafters and its test. `draft_depth` 0: adaptive. `speech`: the answers are read aloud."""
 
     setup: Setup
-    test: Workload
+    test: BenchWorkload
     drafters: DrafterChoice = OFF
     draft_depth: int = 0
     speech: bool = False
@@ -135,14 +144,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return f"{Path(self.setup.model).stem} · {self.drafting} · {self.test.name}{speech}"
 
     @property
-    def plain(self) -> Cell:
+    def plain(self) -> BenchCell:
         """The cell that this one's speed-up refers to: with speech the same without it, else plain decoding."""
         if self.speech:
             return msgspec.structs.replace(self, speech=False)
         return msgspec.structs.replace(self, drafters=OFF, draft_depth=0)
 
 
-class Matrix(Section):
+class Matrix(SettingsSection):
     """Matrix as a user asks for it, on the command line or in a TOML file. An empty list: the value of the settings,
     with what tuning found for the model.
 
@@ -168,14 +177,14 @@ class Matrix(Section):
     depth: list[Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]] = msgspec.field(default_factory=lambda: [0])
     rounds: Annotated[int, msgspec.Meta(ge=MIN_ROUNDS, le=1000)] = MIN_ROUNDS
 
-    def tests(self) -> list[Workload]:
+    def tests(self) -> list[BenchWorkload]:
         """Return all tests."""
-        found: list[Workload] = []
+        found: list[BenchWorkload] = []
         for depth in dict.fromkeys(self.depth):
-            found += [Workload.random("pp", n, depth) for n in dict.fromkeys(self.pp)]
-            found += [Workload.random("tg", n, depth) for n in dict.fromkeys(self.tg)]
+            found += [BenchWorkload.random("pp", n, depth) for n in dict.fromkeys(self.pp)]
+            found += [BenchWorkload.random("tg", n, depth) for n in dict.fromkeys(self.tg)]
         kinds = self.prompts or ([] if found else KINDS)
-        return [*found, *(Workload.of_prompts(kind, self.tokens) for kind in dict.fromkeys(kinds))]
+        return [*found, *(BenchWorkload.of_prompts(kind, self.tokens) for kind in dict.fromkeys(kinds))]
 
 
 def read_matrix(values: Mapping[str, Any], file: Path | None = None) -> Matrix:
@@ -206,7 +215,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.", "Fix that line.") from None
 
 
-def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
+def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[BenchCell]:
     """Return all cells, those of one setup together. Where something drafts there is a plain cell as well. Raises
     UsageError: values that are not valid, or do not go together; ModelNotFound, DraftMismatch, ModelDamaged: as
     `Library.resolve` and `choose_draft`.
@@ -216,21 +225,21 @@ def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[Cell]:
     tests, plain = matrix.tests(), default[:1]
     if matrix.speech and all(test.kind != "prompts" for test in tests):
         raise UsageError("--speech reads answers, and --pp and --tg have none.", "Add --prompts chat.")
-    cells: dict[Cell, None] = {}
+    cells: dict[BenchCell, None] = {}
     for setup in _setups(matrix, chosen, library):
         for draft in _drafts(matrix, chosen, library, setup, drafters, tests):
             loaded = msgspec.structs.replace(setup, draft=draft)
             for test in tests:
                 several = test.kind == "prompts" and any(name != OFF for name, _ in drafters)
                 for name, depth in [*plain, *drafters] if several else plain:
-                    cell = Cell(setup=loaded, test=test, drafters=name, draft_depth=depth)
+                    cell = BenchCell(setup=loaded, test=test, drafters=name, draft_depth=depth)
                     cells[cell] = None
                     if matrix.speech and test.kind == "prompts":
                         cells[msgspec.structs.replace(cell, speech=True)] = None
     return list(cells)
 
 
-def located(cells: Iterable[Cell], library: Library) -> list[Cell]:
+def located(cells: Iterable[BenchCell], library: Library) -> list[BenchCell]:
     """Return cells of another run, perhaps of another machine: files that are elsewhere here are found by name. Raises
     ModelNotFound: one of them is not on this machine.
     """
@@ -247,7 +256,7 @@ def located(cells: Iterable[Cell], library: Library) -> list[Cell]:
     return list(dict.fromkeys(msgspec.structs.replace(cell, setup=moved(cell.setup)) for cell in cells))
 
 
-def check_placements(cells: Iterable[Cell], chosen: Settings) -> None:
+def check_placements(cells: Iterable[BenchCell], chosen: Settings) -> None:
     """Raises UsageError for threads, cores or memory policies that this machine does not have."""
     topology = read_topology()
     for setup in dict.fromkeys(cell.setup for cell in cells):
@@ -341,7 +350,7 @@ def _drafts(
     library: Library,
     setup: Setup,
     drafters: list[tuple[DrafterChoice, int]],
-    tests: list[Workload],
+    tests: list[BenchWorkload],
 ) -> list[str]:
     """Return the draft models to measure with this setup, "" for none. Raises as `choose_draft`."""
     names = [name for name, _ in drafters if name in _WITH_DRAFT_MODEL]

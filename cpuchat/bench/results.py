@@ -26,7 +26,7 @@ from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.base.files import append_line, delete_oldest, read_small
 from cpuchat.base.paths import shown
-from cpuchat.bench.matrix import OFF, Cell
+from cpuchat.bench.matrix import OFF, BenchCell
 from cpuchat.bench.sample import Sample
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.bandwidth.theoretical import theoretical
@@ -107,7 +107,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """First line: what is measured, and where."""
 
     key: str
-    cells: tuple[Cell, ...]
+    cells: tuple[BenchCell, ...]
     rounds: int
     environment: Environment
 
@@ -135,7 +135,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Line = Header | Loaded | Measurement | Finished
 
 
-def benchmark_key(cells: Sequence[Cell], rounds: int, prompts: object, environment: Environment) -> str:
+def benchmark_key(cells: Sequence[BenchCell], rounds: int, prompts: object, environment: Environment) -> str:
     """Identify a benchmark: what is measured with which engine, files and settings on which CPU."""
     digest = hashlib.blake2b(digest_size=12)
     parts = (cells, rounds, prompts, environment.build, environment.cpu, environment.files, environment.settings)
@@ -270,7 +270,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     noisy: bool = False
     drafts_off: DraftsOff | None = None
     failure: str = ""
-    cell: Cell
+    cell: BenchCell
 
     def cost(self, price_per_hour: float) -> float | None:
         """Return what a million decoded tokens cost at a price of the machine per hour."""
@@ -290,7 +290,7 @@ def report_of(journal: Journal, failed: Mapping[int, str]) -> Report:
     """Return what the journal has of the cells that were measured, at least once, or failed."""
     header = journal.header
     assert header is not None
-    by_cell: dict[Cell, list[Measurement]] = {cell: [] for cell in header.cells}
+    by_cell: dict[BenchCell, list[Measurement]] = {cell: [] for cell in header.cells}
     for _, line in sorted(journal.measurements.items(), key=lambda item: item[0][1]):
         by_cell[header.cells[line.cell]].append(line)
     models = {header.cells[number].setup: model for number, model in journal.loaded.items()}
@@ -306,7 +306,7 @@ def report_of(journal: Journal, failed: Mapping[int, str]) -> Report:
     return Report(environment=header.environment, rounds=header.rounds, results=tuple(results))
 
 
-def _result(cell: Cell, environment: Environment, figures: Mapping[str, Any]) -> Result:
+def _result(cell: BenchCell, environment: Environment, figures: Mapping[str, Any]) -> Result:
     setup, engine = cell.setup, environment.settings.get("engine", {})
     return Result(
         build_commit=environment.engine.llama_commit,
@@ -346,7 +346,7 @@ def _model_figures(model: ModelInfo | None) -> dict[str, Any]:
     }
 
 
-def _figures(cell: Cell, lines: Sequence[Measurement], plain: Sequence[Measurement]) -> dict[str, Any]:
+def _figures(cell: BenchCell, lines: Sequence[Measurement], plain: Sequence[Measurement]) -> dict[str, Any]:
     samples = [line.sample for line in lines]
     if not samples:
         return {}
@@ -451,14 +451,14 @@ def as_csv(report: Report, price_per_hour: float | None) -> str:
 
 REGRESSION: int = 1
 """Exit code of `cpuchat bench --diff` when a figure is slower."""
-LEAST = 0.02
+MIN = 0.02
 """Share below which a difference never counts."""
 
 Figure = Literal["decode", "prefill"]
 Verdict = Literal["faster", "slower", "same"]
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of one figure of one cell in tok/s. `change` as a share of the old one (−0.05: 5 % slower); `needed` is
     what it must exceed to be believed."""
 
@@ -483,7 +483,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
     """All differences, and the cells that only one of the benchmarks has measured."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[SpeedDifference, ...]
     only_old: tuple[Result, ...]
     only_new: tuple[Result, ...]
 
@@ -497,7 +497,7 @@ def compare_reports(old: Report, new: Report) -> Diff:
     round) of both."""
     before = {_key(one): one for one in old.results if not one.failure}
     after = {_key(one): one for one in new.results if not one.failure}
-    differences: list[Difference] = []
+    differences: list[SpeedDifference] = []
     for key, one in before.items():
         if (other := after.get(key)) is not None:
             differences += _differences(one, other)
@@ -516,17 +516,17 @@ def _key(result: Result) -> tuple[object, ...]:
     return (setup, result.drafters, result.speech, result.test, result.cell.test.n_gen)
 
 
-def _differences(old: Result, new: Result) -> list[Difference]:
+def _differences(old: Result, new: Result) -> list[SpeedDifference]:
     decodes = old.decode_ts is not None and new.decode_ts is not None
     figures: tuple[tuple[Figure, Sequence[float], Sequence[float]], ...] = (
         ("decode", old.samples_ts if decodes else (), new.samples_ts if decodes else ()),
         ("prefill", old.prefill_samples_ts, new.prefill_samples_ts),
     )
-    found: list[Difference] = []
+    found: list[SpeedDifference] = []
     for figure, before, after in figures:
         if before and after and min(before) > 0:
             middle, last = statistics.median(before), statistics.median(after)
             spread = max(max(before) - min(before), max(after) - min(after))
-            needed = max(LEAST, spread / middle)
-            found.append(Difference(old=old, new=new, figure=figure, before=middle, after=last, needed=needed))
+            needed = max(MIN, spread / middle)
+            found.append(SpeedDifference(old=old, new=new, figure=figure, before=middle, after=last, needed=needed))
     return found

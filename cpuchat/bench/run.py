@@ -18,7 +18,7 @@ from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, WorkerDied, from_code
 from cpuchat.base.paths import shown
-from cpuchat.bench.matrix import KINDS, OFF, Cell, Matrix, Prompt, Workload, load, setups_of
+from cpuchat.bench.matrix import KINDS, OFF, BenchCell, BenchPrompt, BenchWorkload, Matrix, load, setups_of
 from cpuchat.bench.results import (
     Finished,
     Header,
@@ -45,7 +45,7 @@ _TEMPLATE_TOKENS = 256
 
 
 @dataclass
-class Progress:
+class BenchProgress:
     """How far a benchmark is. `what` is being measured, `note` a message to show once; `done` of `total` measurements,
     `seconds_left` from those of the same cell so far (None: not known yet)."""
 
@@ -68,17 +68,17 @@ class Bench:
 
     def __init__(
         self,
-        cells: Sequence[Cell],
+        cells: Sequence[BenchCell],
         rounds: int,
         chosen: Settings,
         *,
         folder: Path,
         file: Path | None = None,
         fresh: bool = False,
-        prompts: Sequence[Prompt] | None = None,
+        prompts: Sequence[BenchPrompt] | None = None,
         tell: Callable[[], None] = lambda: None,
     ) -> None:
-        self.cells, self.rounds, self.progress = list(cells), rounds, Progress()
+        self.cells, self.rounds, self.progress = list(cells), rounds, BenchProgress()
         self.failed: dict[int, str] = {}
         self.journal: Journal
         self._chosen = chosen
@@ -165,22 +165,22 @@ class Bench:
             if monitor is not None:
                 monitor.close()
 
-    def _open(self, cells: Sequence[Cell]) -> list[Cell]:
+    def _open(self, cells: Sequence[BenchCell]) -> list[BenchCell]:
         known = self.journal.measurements
         rounds = range(1, self.rounds + 1)
         return [cell for cell in cells if any((self._numbers[cell], number) not in known for number in rounds)]
 
-    async def _measure_setup(self, cells: list[Cell], monitor: Monitor | None) -> None:
+    async def _measure_setup(self, cells: list[BenchCell], monitor: Monitor | None) -> None:
         """Measure the cells of one setup. One that fails is left out; after a crash the model is loaded again."""
         left, at = self._open(cells), cells[0]
         await self._load(cells)
 
-        async def measure(cell: Cell) -> Sample:
+        async def measure(cell: BenchCell) -> Sample:
             nonlocal at
             at = cell
             return await self._measure(cell, monitor)
 
-        def keep(cell: Cell, number: int, sample: Sample, noisy: bool) -> None:
+        def keep(cell: BenchCell, number: int, sample: Sample, noisy: bool) -> None:
             self.journal.append(Measurement(cell=self._numbers[cell], round=number, sample=sample, noisy=noisy))
             self._tell()
 
@@ -196,7 +196,7 @@ class Bench:
             if left and self._backend.model is None:
                 await self._load(cells)
 
-    async def _load(self, cells: list[Cell]) -> None:
+    async def _load(self, cells: list[BenchCell]) -> None:
         setup = cells[0].setup
         self.progress.what = f"loading {Path(setup.model).name}"
         self._tell()
@@ -219,7 +219,7 @@ class Bench:
             await self._speech.prepare(model)
         self.journal.append(Loaded(cell=self._numbers[cells[0]], model=model))
 
-    def _context(self, cells: Sequence[Cell]) -> int:
+    def _context(self, cells: Sequence[BenchCell]) -> int:
         """Return the tokens that the longest test needs; a token has two bytes of a prompt at least."""
         random = [cell.test.depth + cell.test.n_prompt + cell.test.n_gen for cell in cells]
         kinds = {cell.test.name for cell in cells if cell.test.kind == "prompts"}
@@ -234,7 +234,7 @@ class Bench:
         later = sum(cell.setup not in begun for cell in self._open(self.cells))
         return max(0, pairs) + -(-max(0, pairs) // GROUP) + later
 
-    async def _measure(self, cell: Cell, monitor: Monitor | None) -> Sample:
+    async def _measure(self, cell: BenchCell, monitor: Monitor | None) -> Sample:
         if self._stopped:
             raise Interrupted("Stopped.")
         progress, number = self.progress, self._numbers[cell]
@@ -318,11 +318,11 @@ def pair_bench(
     """
     [setup] = setups_of(target, Matrix(), chosen)
     setup = msgspec.structs.replace(setup, draft=str(draft))
-    cells: list[Cell] = []
+    cells: list[BenchCell] = []
     for kind in KINDS:
-        test = Workload.of_prompts(kind, TOKENS)
-        cells.append(Cell(setup=setup, test=test, drafters=OFF))
-        cells += [Cell(setup=setup, test=test, drafters="draft", draft_depth=depth) for depth in (0, *DEPTHS)]
+        test = BenchWorkload.of_prompts(kind, TOKENS)
+        cells.append(BenchCell(setup=setup, test=test, drafters=OFF))
+        cells += [BenchCell(setup=setup, test=test, drafters="draft", draft_depth=depth) for depth in (0, *DEPTHS)]
     one_of_each = {prompt.kind: prompt for prompt in reversed(load())}
     prompts = [one_of_each[kind] for kind in KINDS]
     return Bench(cells, ROUNDS, chosen, folder=folder, prompts=prompts, tell=tell)

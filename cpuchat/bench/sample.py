@@ -17,7 +17,7 @@ import msgspec
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import CpuchatError, MeasureFailed
-from cpuchat.bench.matrix import Cell, Prompt
+from cpuchat.bench.matrix import BenchCell, BenchPrompt
 from cpuchat.config.settings import SpeculationSection, SpeechSection
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.topology import read_topology
@@ -176,8 +176,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 async def measure_cell(
     backend: LocalBackend,
-    cell: Cell,
-    prompts: Sequence[Prompt],
+    cell: BenchCell,
+    prompts: Sequence[BenchPrompt],
     monitor: Monitor | None = None,
     speech: BenchSpeech | None = None,
 ) -> Sample:
@@ -221,7 +221,7 @@ def _memory(pid: int | None) -> int | None:
     return memory.private + memory.shared if memory is not None else None
 
 
-async def _random(backend: LocalBackend, model: ModelInfo, cell: Cell) -> Sample:
+async def _random(backend: LocalBackend, model: ModelInfo, cell: BenchCell) -> Sample:
     test = cell.test
     found = await backend.measure(Measure(n_prompt=test.n_prompt, n_gen=test.n_gen, depth=test.depth))
     if isinstance(found, Failed):
@@ -241,7 +241,7 @@ async def _random(backend: LocalBackend, model: ModelInfo, cell: Cell) -> Sample
 
 
 async def _prompts(
-    backend: LocalBackend, model: ModelInfo, cell: Cell, prompts: Sequence[Prompt], speech: BenchSpeech | None
+    backend: LocalBackend, model: ModelInfo, cell: BenchCell, prompts: Sequence[BenchPrompt], speech: BenchSpeech | None
 ) -> Sample:
     """Measure greedy answers of exactly as many tokens as the test has, with nothing reused from earlier ones."""
     section = SpeculationSection(drafters=cell.drafters, depth=cell.draft_depth)

@@ -93,7 +93,7 @@ def gather(chosen: Settings, model: ModelInfo, engine: EngineInfo, timings: Timi
     )
 
 
-class Rate(msgspec.Struct, frozen=True, kw_only=True):
+class SettingGain(msgspec.Struct, frozen=True, kw_only=True):
     """By what share a speed is higher with the setting than without (0.05: 5 %), its standard error, and whether the
     difference is significant."""
 
@@ -107,13 +107,13 @@ class Worth(msgspec.Struct, frozen=True, kw_only=True):
     busy. `skipped` is why nothing was measured, "" when it was."""
 
     alternative: str = ""
-    decode: Rate | None = None
-    prefill: Rate | None = None
+    decode: SettingGain | None = None
+    prefill: SettingGain | None = None
     noisy: bool = False
     skipped: str = ""
 
 
-class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
+class SettingProof(msgspec.Struct, frozen=True, kw_only=True):
     """A setting: its value as chosen, whether that works, and the proof in words."""
 
     name: str
@@ -130,10 +130,10 @@ class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     quantization: str
     environment: Environment
-    settings: tuple[SettingRow, ...]
+    settings: tuple[SettingProof, ...]
 
 
-def without_effect(rows: Iterable[SettingRow]) -> frozenset[str]:
+def without_effect(rows: Iterable[SettingProof]) -> frozenset[str]:
     """Return the settings that need not be measured: they change nothing on this machine or in this model."""
     return frozenset(row.name for row in rows if row.state == "no effect" and row.name != "drafters")
 
@@ -184,7 +184,7 @@ def differences(old: WhyReport, new: WhyReport) -> list[tuple[str, str, str]]:
     return [one for one in found if one[1] != one[2]]
 
 
-def _rate_differences(name: str, old: Rate | None, new: Rate | None) -> list[tuple[str, str, str]]:
+def _rate_differences(name: str, old: SettingGain | None, new: SettingGain | None) -> list[tuple[str, str, str]]:
     """Return the worths where they differ by more than three standard errors."""
     if old is None or new is None or abs(new.gain - old.gain) <= 3 * math.hypot(old.error, new.error):
         return []

@@ -44,7 +44,7 @@ _MESSAGE = ", ".join(MESSAGE_COLUMNS)
 _FORK = "Fork: "  # first, so that a narrow list does not cut it off
 _IDS = "(SELECT value FROM json_each(?))"
 _PER_CHAT = 3  # messages
-MOST_CHATS = 100
+MAX_CHATS = 100
 """Chats that a search returns, at most."""
 _LONGEST = 2000  # characters that are looked for: SQLite takes no pattern over 50,000 bytes
 _AROUND = 40  # characters on each side of a hit
@@ -416,7 +416,7 @@ class ChatStore(Database):
                 )
                 self._erase_due = self._erase_due or text is None
 
-    def search(self, text: str, limit: int = MOST_CHATS) -> list[SearchHit]:
+    def search(self, text: str, limit: int = MAX_CHATS) -> list[SearchHit]:
         """Find chats that hold `text` in their title or messages, last changed first; see `find`."""
         with self._guarded():
             wanted = storable(text).replace("\0", " ").strip()[:_LONGEST]

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from cpuchat.chats.records import Attachment
     from cpuchat.cli.aloud import Aloud
-    from cpuchat.cli.session import Answer, Session, Sink
-    from cpuchat.cli.terminal import Terminal
+    from cpuchat.cli.session import Session, Sink, StreamedAnswer
+    from cpuchat.cli.terminal import TerminalOutput
     from cpuchat.config.settings import Settings
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.session.conversation import Conversation
@@ -151,9 +151,9 @@ def ask(
         import asyncio
 
         from cpuchat.cli.session import Session
-        from cpuchat.cli.terminal import Terminal
+        from cpuchat.cli.terminal import TerminalOutput
 
-        terminal = Terminal(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
+        terminal = TerminalOutput(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
         tools = tools_of(values, terminal, raw=raw, has_form=form is not None)
         path = on_server or model_path(model, chosen)
     except BaseException:
@@ -208,7 +208,7 @@ def _events(
 
 
 async def _finish_speech(
-    aloud: Aloud, terminal: Terminal, *, as_json: bool
+    aloud: Aloud, terminal: TerminalOutput, *, as_json: bool
 ) -> tuple[dict[str, Any], CpuchatError | None]:
     """Wait until the answer was heard; returns its figures for JSON, and why it was not heard to its end, if so."""
     from cpuchat.present import chats as words
@@ -255,7 +255,9 @@ class _ReadAloud:
         self._speaker.feed(text)
 
 
-def _as_json(answer: Answer, finished: GenerationFinished, info: ModelInfo, roofline: Roofline) -> dict[str, Any]:
+def _as_json(
+    answer: StreamedAnswer, finished: GenerationFinished, info: ModelInfo, roofline: Roofline
+) -> dict[str, Any]:
     from cpuchat.present.answers import roofline_json, timings_json
 
     return {
@@ -275,19 +277,19 @@ async def _print_answer(
     session: Session,
     events: AsyncGenerator[AnyEvent, None],
     info: ModelInfo,
-    terminal: Terminal,
+    terminal: TerminalOutput,
     form: AnswerForm | None,
     aloud: Aloud | None,
     *,
     as_json: bool,
 ) -> int:
     """Print the answer that `events` stream, read it if asked to, and return the exit code."""
-    from cpuchat.cli.session import Answer
+    from cpuchat.cli.session import StreamedAnswer
     from cpuchat.models.machine import reach_of
     from cpuchat.present.answers import full_summary, note
     from cpuchat.telemetry.roofline import Reach, after_answer
 
-    answer = Answer()
+    answer = StreamedAnswer()
     sink: Sink = _Silent() if as_json else terminal
     if aloud is not None:
         aloud.prepare(info)

@@ -20,7 +20,7 @@ from cpuchat.models.library.library import Library
 from cpuchat.protocol.drafters import CHOICES
 
 if TYPE_CHECKING:
-    from cpuchat.bench.matrix import Cell
+    from cpuchat.bench.matrix import BenchCell
     from cpuchat.bench.results import Report
     from cpuchat.bench.run import Bench
     from cpuchat.config.settings import Settings
@@ -151,7 +151,7 @@ _DIFF_HINT = "Run `cpuchat bench --diff OLD.json NEW.json`, or without NEW to me
 
 def _cells(
     models: tuple[str, ...], file: Path | None, chosen: Settings, values: dict[str, Any]
-) -> tuple[list[Cell], int]:
+) -> tuple[list[BenchCell], int]:
     from cpuchat.bench.matrix import cells_of, check_placements, read_matrix
 
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value}

@@ -16,7 +16,7 @@ from cpuchat.base.paths import read_text, shown
 from cpuchat.cli.options import file_option, overridden, placement_options, setting
 from cpuchat.cli.output import json_line, print_json, write_output
 from cpuchat.cli.question import TextCommand, compose, standard_input
-from cpuchat.cli.terminal import Terminal, paragraph
+from cpuchat.cli.terminal import TerminalOutput, paragraph
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.library.library import Library
@@ -98,7 +98,7 @@ def compare(
 
         return open_app(None, values, sides=sides)
     text = compose(text, standard_input(as_json), raw=False)
-    terminal = Terminal(quiet=as_json)
+    terminal = TerminalOutput(quiet=as_json)
     return asyncio.run(_Run(sides, chosen, terminal, stream=not as_json).run(
         text, rounds, agreement=agreement, as_json=as_json, export=export
     ))  # fmt: skip
@@ -107,7 +107,7 @@ def compare(
 class _Run:
     """All rounds of one prompt."""
 
-    def __init__(self, sides: tuple[Side, Side], settings: Settings, terminal: Terminal, *, stream: bool) -> None:
+    def __init__(self, sides: tuple[Side, Side], settings: Settings, terminal: TerminalOutput, *, stream: bool) -> None:
         from cpuchat.compare.comparison import Comparison
 
         self._comparison: Comparison = Comparison(sides, settings, library=Library(settings.model.folders))
@@ -280,7 +280,7 @@ def quality(
     if fresh:
         measurement.forget()
     measurement.restore()
-    terminal = Terminal(quiet=as_json)
+    terminal = TerminalOutput(quiet=as_json)
     stopped = _measure(measurement, chosen, terminal)
     _print(measurement, terminal, as_json=as_json)
     if stopped:
@@ -300,7 +300,7 @@ def _own_text(file: Path) -> Any:
         raise UsageError(f"{shown(file)} is not UTF-8 text.", "Convert it, for example with iconv.") from None
 
 
-def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: Terminal) -> bool:
+def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: TerminalOutput) -> bool:
     """Returns whether Ctrl+C stopped it."""
     placement = place(read_topology(), PlacementSpec.of(chosen))
     noted = False
@@ -321,7 +321,7 @@ def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: Termin
     return False
 
 
-def _print(measurement: QualityMeasurement, terminal: Terminal, *, as_json: bool) -> None:
+def _print(measurement: QualityMeasurement, terminal: TerminalOutput, *, as_json: bool) -> None:
     if as_json:
         print_json(words.as_json(measurement))
         return

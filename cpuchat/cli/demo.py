@@ -68,11 +68,11 @@ def _tour(values: Mapping[str, Any]) -> int:
 
 async def _plain(chosen: Settings) -> int:
     """Answer each question in a chat of its own, sampled as in the app."""
-    from cpuchat.cli.session import Answer, Session
-    from cpuchat.cli.terminal import Terminal
+    from cpuchat.cli.session import Session, StreamedAnswer
+    from cpuchat.cli.terminal import TerminalOutput
     from cpuchat.present.answers import full_summary
 
-    terminal = Terminal(plain=True)
+    terminal = TerminalOutput(plain=True)
     chosen.chat.system_prompt, chosen.chat.max_tokens = "", MAX_TOKENS
     async with Session(chosen, terminal) as session:
         info = await session.load(model_path(DEMO, chosen))
@@ -82,7 +82,7 @@ async def _plain(chosen: Settings) -> int:
             terminal.line(f"> {question}")
             session.conversation.new_chat()
             try:
-                finished = await session.stream(session.conversation.send(question), Answer(), terminal)
+                finished = await session.stream(session.conversation.send(question), StreamedAnswer(), terminal)
             finally:
                 terminal.end_answer()
             terminal.line(f"  {full_summary(finished.timings, finished.stop_reason)}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.terminal import Terminal, is_terminal
+from cpuchat.cli.terminal import TerminalOutput, is_terminal
 
 MANY_LINES = '"""'
 """On a line before and after a message of many lines."""
@@ -22,7 +22,7 @@ class Lines:
     line during an answer.
     """
 
-    def __init__(self, terminal: Terminal, on_empty: Callable[[], None]) -> None:
+    def __init__(self, terminal: TerminalOutput, on_empty: Callable[[], None]) -> None:
         self.typed: deque[str] = deque()
         self.ended = False
         self._terminal = terminal

@@ -6,7 +6,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-from cpuchat.cli.terminal import Terminal
+from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.present.table import table
 from cpuchat.telemetry import units
 
@@ -20,7 +20,7 @@ class LiveTable:
     """On a terminal it is drawn in place; elsewhere each measurement that counts is one line."""
 
     def __init__(self) -> None:
-        self._terminal = Terminal()
+        self._terminal = TerminalOutput()
         self._said: set[tuple[int, int]] | None = None
         self._note = ""
         self._next = 0.0

@@ -15,7 +15,7 @@ from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import laid_over, model_path, setting, stacked
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import Terminal, columns, echo_paragraph
+from cpuchat.cli.terminal import TerminalOutput, columns, echo_paragraph
 from cpuchat.hardware.monitor import Monitor, counter_states
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
@@ -75,7 +75,7 @@ def probe(as_json: bool, **values: Any) -> None:
     is_saved = not (values.get("engine__cores") or values.get("engine__memory"))
     spec = PlacementSpec(engine.cores, memory=engine.memory, threads=threads, is_saved=is_saved)
     placement = place(topology, spec)
-    terminal = Terminal()
+    terminal = TerminalOutput()
 
     def progress(done: int, total: int, what: str) -> None:
         terminal.status(f"measuring {what} ({done + 1} of {total})")

@@ -19,7 +19,7 @@ from cpuchat.cli.lines import MANY_LINES, Lines
 from cpuchat.cli.options import keeping_backend
 from cpuchat.cli.output import error_text, write_output
 from cpuchat.cli.session import each_interrupt, error_of, show_state
-from cpuchat.cli.terminal import Phrases, Terminal, is_terminal
+from cpuchat.cli.terminal import Phrases, TerminalOutput, is_terminal
 from cpuchat.cli.tools import start_tools, tool_loop
 from cpuchat.config import settings
 from cpuchat.config.presets import find_preset, load_presets
@@ -35,14 +35,14 @@ from cpuchat.session.chat import ChatSession
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent
 
-_MOST_CHATS = 20
+_MAX_CHATS = 20
 T = TypeVar("T")
 
 
 def open_plain(model: str | None, values: Mapping[str, Any], *, server: str | None = None) -> int:
     """Run the chat until it is left; arguments and errors as `app.open_app`, but it needs no terminal."""
     chosen, library, initial, keys = opening(model, values, server)
-    terminal = Terminal(plain=True, show_reasoning=chosen.ui.show_reasoning)
+    terminal = TerminalOutput(plain=True, show_reasoning=chosen.ui.show_reasoning)
     backend = SwitchingBackend(keeping_backend(chosen), keys)
     core = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()), library=library)
     core.asks_when_full = is_terminal(sys.stdin)
@@ -62,7 +62,7 @@ class PlainChat:
     `do_…` are the commands; their docstrings, what `/help` says: the argument, and what they do.
     """
 
-    def __init__(self, chat: ChatSession, terminal: Terminal, runner: asyncio.Runner) -> None:
+    def __init__(self, chat: ChatSession, terminal: TerminalOutput, runner: asyncio.Runner) -> None:
         self._chat, self._terminal, self._do = chat, terminal, runner.run
         chat.no_model = "No model is loaded. /model NAME loads one."
         chat.listen = self._show
@@ -301,7 +301,7 @@ class PlainChat:
     async def do_chats(self, query: str) -> None:
         """WORDS: list the last chats, or those that have these words."""
         found = await self._chat.history.list_chats(query)
-        self._listed = [one for one in found if not one.sides][:_MOST_CHATS]
+        self._listed = [one for one in found if not one.sides][:_MAX_CHATS]
         for number, chat in enumerate(self._listed, 1):
             self._terminal.line(f"{number}. {clean_line(chat.title) or 'New chat'}, {when(chat.updated)}")
         if not self._listed:

@@ -20,7 +20,7 @@ from cpuchat.present import plan as words
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.planner.plan import MachineFor, Plan, Workload
+    from cpuchat.planner.plan import CapacityPlan, MachineFor, PlannedWorkload
     from cpuchat.planner.specs import MachineSpec, PlannedModel, ThisMachine
     from cpuchat.planner.users import UserPlan
 
@@ -47,8 +47,8 @@ _ALL = "all"  # machines, for --on
 class _Positive(click.FloatRange):
     name = "X"
 
-    def __init__(self, most: float) -> None:
-        super().__init__(min=0, min_open=True, max=most)
+    def __init__(self, maximum: float) -> None:
+        super().__init__(min=0, min_open=True, max=maximum)
 
 
 @click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users, cost.")
@@ -128,14 +128,14 @@ def _check(
             raise UsageError(f"--{flag} is for one machine.", "Name it with --on MACHINE.")
 
 
-def _workload(values: dict[str, Any]) -> Workload:
-    from cpuchat.planner.plan import Workload
+def _workload(values: dict[str, Any]) -> PlannedWorkload:
+    from cpuchat.planner.plan import PlannedWorkload
 
     names = {"ctx": "n_ctx", "prompt": "n_prompt", "answer": "n_answer", "tok_s": "tok_s"}
     given = {name: values[key] for key, name in names.items() if values[key] is not None}
-    usual = Workload()  # long prompts and answers make the default context longer
+    usual = PlannedWorkload()  # long prompts and answers make the default context longer
     longest = given.get("n_prompt", usual.n_prompt) + given.get("n_answer", usual.n_answer)
-    return Workload(**{"n_ctx": max(usual.n_ctx, longest), **given})
+    return PlannedWorkload(**{"n_ctx": max(usual.n_ctx, longest), **given})
 
 
 def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any]) -> MachineFor:
@@ -171,7 +171,7 @@ def _this_machine(chosen: Settings) -> ThisMachine:
     return ThisMachine(chosen)
 
 
-def _show_plan(planned: Plan, users: UserPlan | None, as_json: bool) -> None:
+def _show_plan(planned: CapacityPlan, users: UserPlan | None, as_json: bool) -> None:
     if as_json:
         return print_json(msgspec.to_builtins({"plan": planned, "users": users}))
     click.echo(clean_line(words.title(planned)))
@@ -187,7 +187,11 @@ def _show_plan(planned: Plan, users: UserPlan | None, as_json: bool) -> None:
 
 
 def _show_catalog(
-    machine_for: MachineFor, models: Sequence[PlannedModel], workload: Workload, as_json: bool, target: float | None
+    machine_for: MachineFor,
+    models: Sequence[PlannedModel],
+    workload: PlannedWorkload,
+    as_json: bool,
+    target: float | None,
 ) -> None:
     from cpuchat.planner.plan import catalog_plans
 
@@ -204,7 +208,7 @@ def _show_catalog(
     )
 
 
-def _show_machine_plans(plans: Sequence[Plan], as_json: bool) -> None:
+def _show_machine_plans(plans: Sequence[CapacityPlan], as_json: bool) -> None:
     if as_json:
         return print_json(msgspec.to_builtins(plans))
     first = plans[0]

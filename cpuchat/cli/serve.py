@@ -29,7 +29,7 @@ from cpuchat.cli.options import (
 )
 from cpuchat.cli.output import error_json, print_json
 from cpuchat.cli.serve_live import shown
-from cpuchat.cli.terminal import Terminal
+from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config import settings
 from cpuchat.config.servers import ServerModel, is_loopback, normalized
 from cpuchat.telemetry import units
@@ -62,7 +62,7 @@ and sends it unencrypted: outside a network that you trust, put a TLS proxy or a
 Exit codes: 0 ended by Ctrl+C or SIGTERM, 2 wrong usage or settings, port in use, 3 no such model, 4 damaged or
 unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 llama.cpp is missing or unsupported,
 12 draft model mismatch, 130 Ctrl+C while loading, or a second signal, 1 anything else."""
-MOST_LINES = 20
+MAX_LINES = 20
 """Lines of refused requests in a second: a flood of them must not fill the disk."""
 
 
@@ -129,7 +129,7 @@ def serve(
     except BaseException:
         backend.kill()
         raise
-    terminal = Terminal(quiet=quiet)
+    terminal = TerminalOutput(quiet=quiet)
     if is_new:
         terminal.note(f"Token: {token_file} (created)")
     server = _Serve(chosen, backend, path, terminal, strict=strict)
@@ -154,7 +154,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
 
 
 class LineLimit:
-    """Lets `MOST_LINES` through in a second and counts the others."""
+    """Lets `MAX_LINES` through in a second and counts the others."""
 
     _second = _n = 0
 
@@ -162,16 +162,16 @@ class LineLimit:
         """Return whether a line may be printed `now` (seconds), and how many were left out in the second before."""
         left_out = 0
         if int(now) != self._second:
-            left_out, self._second, self._n = max(0, self._n - MOST_LINES), int(now), 0
+            left_out, self._second, self._n = max(0, self._n - MAX_LINES), int(now), 0
         self._n += 1
-        return self._n <= MOST_LINES, left_out
+        return self._n <= MAX_LINES, left_out
 
 
 class _Serve:
     """Loads the model, serves it, and ends in order on a signal; a second one ends it at once."""
 
     def __init__(
-        self, chosen: Settings, backend: SwitchingBackend, path: Path, terminal: Terminal, *, strict: bool
+        self, chosen: Settings, backend: SwitchingBackend, path: Path, terminal: TerminalOutput, *, strict: bool
     ) -> None:
         self._settings = chosen
         self._backend = backend
@@ -183,18 +183,19 @@ class _Serve:
     async def run(
         self, listeners: list[socket.socket], access: dict[str, Any], proxies: Sequence[str], options: dict[str, Any]
     ) -> int:
-        """Serve until a signal; `access` as `make_app` takes it, `options` as `Service`. Returns the exit code."""
+        """Serve until a signal; `access` as `make_app` takes it, `options` as `InferenceService`. Returns the exit
+        code."""
         from cpuchat.cli.session import Session
         from cpuchat.config.servers import RunningServer, recorded
         from cpuchat.serving.app import make_app
         from cpuchat.serving.server import serving, url
-        from cpuchat.serving.service import Service
+        from cpuchat.serving.service import InferenceService
 
         loop, terminal = asyncio.get_running_loop(), self._terminal
         async with Session(self._settings, terminal, self._backend) as session:
             # While the model loads, a signal stops that, as Ctrl+C does.
             loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
-            service = Service(
+            service = InferenceService(
                 session.conversation,
                 **options,
                 on_done=self._log,

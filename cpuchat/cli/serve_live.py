@@ -7,18 +7,18 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from cpuchat.cli.terminal import Terminal
+from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
-    from cpuchat.serving.service import Service
+    from cpuchat.serving.service import InferenceService
 
 _SECONDS = 0.5
 _ENDED = {"ok": "answered", "queue_full": "refused: queue full"}
 
 
 @contextlib.asynccontextmanager
-async def shown(service: Service, terminal: Terminal) -> AsyncIterator[None]:
+async def shown(service: InferenceService, terminal: TerminalOutput) -> AsyncIterator[None]:
     """Show the figures inside the block, where the terminal can; lines about requests scroll above them."""
     if not terminal.moves:
         yield
@@ -32,13 +32,13 @@ async def shown(service: Service, terminal: Terminal) -> AsyncIterator[None]:
         terminal.clear_progress()
 
 
-async def _show(service: Service, terminal: Terminal) -> None:
+async def _show(service: InferenceService, terminal: TerminalOutput) -> None:
     while True:
         terminal.status(figures(service))
         await asyncio.sleep(_SECONDS)
 
 
-def figures(service: Service) -> str:
+def figures(service: InferenceService) -> str:
     """Return the figures as lines: requests, the running answer, and what was reused since the start."""
     cached, evaluated = service.metrics.prompt_tokens
     requests = [f"{int(service.running is not None)} running", f"{service.waiting} queued"]
@@ -50,7 +50,7 @@ def figures(service: Service) -> str:
     return "\n".join(filter(None, lines))
 
 
-def _running(service: Service) -> str:
+def _running(service: InferenceService) -> str:
     from cpuchat.present.answers import prefill_progress
 
     running, now = service.running, service.figures

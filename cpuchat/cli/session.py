@@ -12,7 +12,7 @@ from typing import Protocol, Self, TypeVar
 
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
-from cpuchat.cli.terminal import Terminal
+from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
 from cpuchat.present.answers import context_trimmed, queued, reconnecting
@@ -46,7 +46,7 @@ class Sink(Protocol):
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """One answer, filled while it is streamed, so that a failure keeps the partial text."""
 
     text: str = ""
@@ -92,7 +92,7 @@ class Session:
     The first Ctrl+C stops the load or the answer and keeps the partial answer; a second one kills the worker.
     """
 
-    def __init__(self, settings: Settings, terminal: Terminal, backend: SwitchingBackend | None = None) -> None:
+    def __init__(self, settings: Settings, terminal: TerminalOutput, backend: SwitchingBackend | None = None) -> None:
         """`backend` is closed with the session; None: a new one. No chat is kept."""
         self._backend = backend or SwitchingBackend()
         self.conversation = Conversation(settings=settings, backend=self._backend, store=None)
@@ -146,7 +146,9 @@ class Session:
             raise Interrupted("Stopped before the first token.")
         return info
 
-    async def stream(self, events: AsyncGenerator[AnyEvent, None], answer: Answer, sink: Sink) -> GenerationFinished:
+    async def stream(
+        self, events: AsyncGenerator[AnyEvent, None], answer: StreamedAnswer, sink: Sink
+    ) -> GenerationFinished:
         """Stream an answer of `conversation` into `answer` and to `sink`. Raises CpuchatError: the answer failed;
         `answer` holds what came before; OutputClosed: from the sink; the answer is cancelled.
         """
@@ -181,7 +183,7 @@ class Session:
         show_state(event, self._terminal, self.conversation.meter.prefill_left_s)
 
 
-def show_state(event: object, terminal: Terminal, prefill_left_s: float | None = None) -> None:
+def show_state(event: object, terminal: TerminalOutput, prefill_left_s: float | None = None) -> None:
     """Print how far a load or an answer is, and what it calls; other events are ignored."""
     match event:
         case PrefillProgress():

@@ -12,7 +12,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.cli.options import file_option, laid_over, section_options, stacked
 from cpuchat.cli.output import json_line
 from cpuchat.cli.question import ANYWHERE, TextCommand
-from cpuchat.cli.terminal import Terminal
+from cpuchat.cli.terminal import TerminalOutput
 
 _MAX_BYTES = 32 << 20
 _SUFFIXES = (".md", ".markdown", ".txt", ".rst")
@@ -48,7 +48,7 @@ def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool
 
     section = laid_over(values).speech
     content = _content(text, quiet)
-    terminal = Terminal(quiet=quiet)
+    terminal = TerminalOutput(quiet=quiet)
 
     async def run() -> None:
         async with Aloud(section, output) as aloud:
@@ -83,7 +83,7 @@ def _content(text: tuple[str, ...], quiet: bool) -> str:
 
     if (file := _file(text)) is not None:
         try:
-            content = paths.read_text(file, most=_MAX_BYTES)
+            content = paths.read_text(file, max_size=_MAX_BYTES)
         except OSError as error:
             raise UsageError(
                 f"Cannot read {paths.shown(file)}: {error.strerror}.", "Give a text file, or pipe a text in."

@@ -30,7 +30,7 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not stream.closed and stream.isatty()
 
 
-class Terminal:
+class TerminalOutput:
     """Writes the answer to stdout as it comes; notes, progress and reasoning to stderr.
 
     All of it is cleaned of what a terminal would act on, into pipes and files too; `raw` leaves the answer as it is.
@@ -195,7 +195,7 @@ _PHRASE = re.compile(r"\n|[.!?:;…][\"')\]”’*_]*\s|[。！？]")
 class Phrases:
     """Prints an answer and its reasoning in sentences: from single words, a screen reader makes stammering."""
 
-    def __init__(self, terminal: Terminal, name: str, show_reasoning: bool, hint: str = "") -> None:
+    def __init__(self, terminal: TerminalOutput, name: str, show_reasoning: bool, hint: str = "") -> None:
         """`hint` is printed when the model begins to reason."""
         self._terminal, self._name, self._shows = terminal, clean_line(name) or "Answer", show_reasoning
         self._hint = hint

@@ -20,11 +20,11 @@ from cpuchat.present.table import table
 
 if TYPE_CHECKING:
     from cpuchat.cli.session import Session
-    from cpuchat.cli.terminal import Terminal
+    from cpuchat.cli.terminal import TerminalOutput
     from cpuchat.protocol.messages import Tool, ToolCall
     from cpuchat.session.conversation import Conversation
-    from cpuchat.tools.config import Server
-    from cpuchat.tools.loop import Choice, Source, ToolLoop
+    from cpuchat.tools.config import ToolServerConfig
+    from cpuchat.tools.loop import Choice, ToolLoop, ToolSource
     from cpuchat.tools.servers import ToolServer
 
 
@@ -49,7 +49,7 @@ def tools_options() -> Decorator:
     )
 
 
-def tools_of(values: Mapping[str, Any], terminal: Terminal, *, raw: bool, has_form: bool) -> ToolLoop | None:
+def tools_of(values: Mapping[str, Any], terminal: TerminalOutput, *, raw: bool, has_form: bool) -> ToolLoop | None:
     """Return what the options offer to the model; None: nothing. Raises UsageError."""
     folder, names, is_allowed = values["tools_folder"], values["tool_servers"], values["allow_tools"]
     if folder is None and not names:
@@ -70,7 +70,7 @@ def tools_of(values: Mapping[str, Any], terminal: Terminal, *, raw: bool, has_fo
 def tool_loop(
     folder: str | None,
     names: Sequence[str],
-    terminal: Terminal,
+    terminal: TerminalOutput,
     read_line: Callable[[], Awaitable[str]] | None = None,
     *,
     is_allowed: bool = False,
@@ -96,7 +96,7 @@ def tool_loop(
         return await _asked(terminal, tool, call, read_line or _line, remedy if tool.read_only else "")
 
     servers = servers_wanted(names) if names else {}
-    sources: list[Source] = []
+    sources: list[ToolSource] = []
     if folder is not None:  # first, as in the app: it keeps its tools beside a server that has very many
         sources.append(FolderSource(Folder(paths.expanded(folder))))
     for name, server in servers.items():
@@ -107,7 +107,7 @@ def tool_loop(
     return ToolLoop(Toolbox(sources), Approvals(paths.approvals_file()), ask)
 
 
-def servers_wanted(names: Sequence[str]) -> dict[str, Server | SettingsError]:
+def servers_wanted(names: Sequence[str]) -> dict[str, ToolServerConfig | SettingsError]:
     """Return what `servers_named` does, for use: a server that is asked for by its name has to be valid. Raises
     SettingsError, UsageError: as `servers_named`; or such a server, or all of them, are not valid.
     """
@@ -118,7 +118,7 @@ def servers_wanted(names: Sequence[str]) -> dict[str, Server | SettingsError]:
     return servers
 
 
-def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
+def servers_named(names: Sequence[str]) -> dict[str, ToolServerConfig | SettingsError]:
     """Return the servers of mcp.json with these names (none, or `all`: all of them); the error of one not valid. Raises
     SettingsError, UsageError: mcp.json cannot be read, or has no such server.
     """
@@ -137,7 +137,7 @@ def servers_named(names: Sequence[str]) -> dict[str, Server | SettingsError]:
 
 
 async def start_tools(
-    tools: ToolLoop | None, conversation: Conversation, terminal: Terminal, session: Session | None = None
+    tools: ToolLoop | None, conversation: Conversation, terminal: TerminalOutput, session: Session | None = None
 ) -> None:
     """Make all tools ready, and give them to the conversation, which gives them up. Say which are left out. Raises
     ToolServerFailed: a server cannot be started; Interrupted: Ctrl+C, which `session` tells.
@@ -168,7 +168,7 @@ async def start_tools(
 
 
 async def _asked(
-    terminal: Terminal, tool: Tool, call: ToolCall, read_line: Callable[[], Awaitable[str]], remedy: str
+    terminal: TerminalOutput, tool: Tool, call: ToolCall, read_line: Callable[[], Awaitable[str]], remedy: str
 ) -> Choice:
     """Ask on the terminal, dropping what was typed before; without one, refuse."""
     import termios

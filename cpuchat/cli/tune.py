@@ -11,7 +11,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted
 from cpuchat.cli.options import model_path, overridden
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
+from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +95,7 @@ def _run(tuner: Tuner) -> TuneResult:
     from cpuchat.cli.session import run_stoppable
     from cpuchat.tune import tuner as report
 
-    terminal, said = Terminal(), 0
+    terminal, said = TerminalOutput(), 0
 
     def tell() -> None:
         nonlocal said

@@ -13,7 +13,7 @@ import msgspec
 from cpuchat.base.errors import Interrupted, UsageError
 from cpuchat.cli.options import engine_options, file_option, model_path, overridden
 from cpuchat.cli.output import print_json, write_output
-from cpuchat.cli.terminal import Terminal, columns, echo_paragraph, echo_table
+from cpuchat.cli.terminal import TerminalOutput, columns, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
     from cpuchat.bench.why import SettingFacts, WhyReport, Worth
@@ -60,7 +60,7 @@ def why(
     old = read_report(against) if against is not None else None
     chosen = overridden(values)
     path = model_path(model, chosen)
-    terminal = Terminal()
+    terminal = TerminalOutput()
     facts, environment = asyncio.run(_gather(path, chosen, terminal))
     terminal.clear_progress()
     key, settings = worth_key(facts, environment), rows(facts)
@@ -82,7 +82,7 @@ def why(
     return int(any(row.state == "fails" for row in settings))
 
 
-async def _gather(path: Path, chosen: Settings, terminal: Terminal) -> tuple[SettingFacts, Any]:
+async def _gather(path: Path, chosen: Settings, terminal: TerminalOutput) -> tuple[SettingFacts, Any]:
     """Load the model as a chat does, let it answer, and read what works. Raises CpuchatError."""
     from cpuchat.bench.why import prove
     from cpuchat.cli.session import Session
@@ -94,7 +94,7 @@ async def _gather(path: Path, chosen: Settings, terminal: Terminal) -> tuple[Set
 
 
 def _measure(
-    facts: SettingFacts, key: str, without: frozenset[str], terminal: Terminal
+    facts: SettingFacts, key: str, without: frozenset[str], terminal: TerminalOutput
 ) -> tuple[dict[str, Worth], bool]:
     """Measure with the progress on stderr; returns the worths, and whether it was stopped. Raises CpuchatError."""
     from cpuchat.cli.session import run_stoppable

@@ -39,8 +39,8 @@ _BLOCK_BYTES = 39 << 20
 """Of the rows of a pass: in the output buffers of both workers and in the file between them: under 128 MB."""
 _TILE = 64
 """Fewer tokens in a pass take longer for each: see `engine.decoding.decode`."""
-_MOST_ROWS = 512
-_CLUSTER, _LEAST_CLUSTERS = 25, 4
+_MAX_ROWS = 512
+_CLUSTER, _MIN_CLUSTERS = 25, 4
 """Words in a row that go wrong together, for the interval; with fewer clusters it is Wilson's."""
 _CONTEXT = 48
 _WORD = re.compile(r"\S+")
@@ -69,7 +69,7 @@ class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
         return "close" if self.p_other >= MATTERS else "matters"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class UnlikelyWord(msgspec.Struct, frozen=True, kw_only=True):
     """A word that the other would hardly have written: the first token of it that matters.
 
     `token` is its number from 0, `character` where it begins in what was written, `before` the text before it, `text`
@@ -97,7 +97,7 @@ class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[ScoredToken, ...]
     n_words: int
     words: Interval
-    places: tuple[Place, ...]
+    places: tuple[UnlikelyWord, ...]
     same_top: float
     kld: float
     ppl: float
@@ -205,7 +205,7 @@ async def score_answers(
 
 def rows_of_block(n_vocab: int) -> int:
     """Return how many tokens are predicted in one pass."""
-    return min(max(_BLOCK_BYTES // (4 * n_vocab) // _TILE * _TILE, _TILE), _MOST_ROWS)
+    return min(max(_BLOCK_BYTES // (4 * n_vocab) // _TILE * _TILE, _TILE), _MAX_ROWS)
 
 
 def _blocks(written: tuple[Written, Written], n_rows: int) -> list[_Block]:
@@ -294,10 +294,10 @@ def _share(agreed: np.ndarray) -> Interval:
     if not n:
         return Interval(1.0, 0.0, 1.0)
     sizes = [len(part) for part in np.array_split(agreed, n // _CLUSTER or 1)]
-    return clustered_share(agreed, sizes) if len(sizes) >= _LEAST_CLUSTERS else wilson(float(agreed.mean()), n)
+    return clustered_share(agreed, sizes) if len(sizes) >= _MIN_CLUSTERS else wilson(float(agreed.mean()), n)
 
 
-def _places(text: str, tokens: Sequence[ScoredToken], words: Sequence[tuple[int, int]]) -> Iterator[Place]:
+def _places(text: str, tokens: Sequence[ScoredToken], words: Sequence[tuple[int, int]]) -> Iterator[UnlikelyWord]:
     seen = -1
     for first, last in words:
         number = next((i for i in range(max(first, seen + 1), last) if tokens[i].step == "matters"), None)
@@ -307,7 +307,7 @@ def _places(text: str, tokens: Sequence[ScoredToken], words: Sequence[tuple[int,
         start = max(token.start - _CONTEXT, 0)
         if start and (space := text.find(" ", start - 1, token.start)) >= 0:
             start = space + 1
-        yield Place(
+        yield UnlikelyWord(
             token=number,
             character=token.start,
             before=text[start : token.start],

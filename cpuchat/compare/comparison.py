@@ -18,7 +18,7 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChatsError, CpuchatError, MeasureFailed, UsageError
 from cpuchat.chats.records import Chat, StoredMessage, column, title_of
-from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, score_answers
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, UnlikelyWord, score_answers
 from cpuchat.compare.runner import (
     Branch,
     DraftOffer,
@@ -189,7 +189,7 @@ class Comparison:
         expected = expected_pair(larger, smaller, target_costs(larger.path), machine, acceptance)
         return DraftOffer(target, expected.gains[0]) if expected.gains and not expected.scalar_type else None
 
-    async def continue_with(self, side: int, place: Place) -> Branch:
+    async def continue_with(self, side: int, place: UnlikelyWord) -> Branch:
         """Let `side` continue its last answer from `place` with the other model's token; the last round has the
         branch. What it writes is told as an answer's, and the next prompt continues the answer that was there before.
 

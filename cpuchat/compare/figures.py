@@ -11,11 +11,11 @@ from cpuchat.compare.runner import Round, SideAnswer
 
 MIN_ROUNDS = 3
 """Rounds from which on medians and the spread are shown."""
-NOISE, MOST_NOISE = 0.03, 1.5
+NOISE, MAX_NOISE = 0.03, 1.5
 """Share by which two identical answers of a second differ on an idle machine. What interrupts has a length of its own,
 so shorter answers differ more: those of the demo, 0.03 s, by a factor of 2."""
 SAME_BYTES = 0.02
-MEMORY_BUSY, MOST_REACHED = 0.4, 1.1
+MEMORY_BUSY, MAX_REACHED = 0.4, 1.1
 """Utilization of the memory below which it is not the limit of decoding; and the share of what the bytes allow above
 which they do not explain the difference."""
 
@@ -45,7 +45,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One figure of both sides; None is "not known". Rates per second, `memory` and `bytes` (per token) in bytes,
     shares 0 to 1."""
 
@@ -88,10 +88,10 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Figures:
+class ComparisonFigures:
     """The table of a turn. `rounds` of them are complete; without one, the figures are those of the last round."""
 
-    rows: dict[Name, Row] = field(default_factory=dict)
+    rows: dict[Name, ComparisonRow] = field(default_factory=dict)
     verdict: Verdict = Verdict("incomplete")
     n_rounds: int = 0
     ratios: tuple[float, float] | None = None
@@ -102,18 +102,20 @@ class Figures:
         return self.n_rounds >= MIN_ROUNDS
 
 
-def figures_of(rounds: Sequence[Round]) -> Figures:
+def figures_of(rounds: Sequence[Round]) -> ComparisonFigures:
     """Return the figures of the rounds of one turn that count (`Turn.counted`). Fewer than `MIN_ROUNDS`: those of the
     last round."""
     if not rounds:
-        return Figures()
+        return ComparisonFigures()
     complete = [one for one in rounds if one.complete]
     counted = complete if len(complete) >= MIN_ROUNDS else (complete or list(rounds))[-1:]
-    rows: dict[Name, Row] = {name: Row(name, *(_value(name, counted, side) for side in (0, 1))) for name in NAMES}
+    rows: dict[Name, ComparisonRow] = {
+        name: ComparisonRow(name, *(_value(name, counted, side) for side in (0, 1))) for name in NAMES
+    }
     rows = {name: row for name, row in rows.items() if row.a is not None or row.b is not None}
     ratios = [one.ratio for one in counted if one.ratio is not None]
     spread = (min(ratios), max(ratios)) if len(ratios) >= MIN_ROUNDS else None
-    return Figures(rows, _verdict(rows, counted), len(complete), spread)
+    return ComparisonFigures(rows, _verdict(rows, counted), len(complete), spread)
 
 
 def _value(name: Name, rounds: Sequence[Round], side: int) -> Value | None:
@@ -156,10 +158,10 @@ def figure(name: Name, answer: SideAnswer) -> float | None:
 def _noise_of_one(measured: Round) -> float:
     """Return the spread that is assumed for a single round."""
     seconds = min((one.timings.predicted_ms / 1e3 for one in measured.answers if one.timings), default=1.0)
-    return min(max(NOISE, NOISE / max(seconds, 1e-3)), MOST_NOISE)
+    return min(max(NOISE, NOISE / max(seconds, 1e-3)), MAX_NOISE)
 
 
-def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
+def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdict:
     speed = rows.get("tok_s")
     if speed is None or speed.a is None or speed.b is None or not speed.ratio or not rounds[-1].complete:
         return Verdict("incomplete")
@@ -170,10 +172,10 @@ def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
     last = [answer.roofline for answer in rounds[-1].answers]
     by_compute = any(one is not None and one.limit == "compute" for one in last)
     busy = [value.median for row in (rows.get("utilization"),) if row for value in (row.a, row.b) if value]
-    least = min(busy, default=None)
+    min_busy = min(busy, default=None)
 
     def verdict(kind: Kind, reached: float = 0.0) -> Verdict:
-        return Verdict(kind, ratio, read or 0.0, reached, noise, n, by_compute, least)
+        return Verdict(kind, ratio, read or 0.0, reached, noise, n, by_compute, min_busy)
 
     if any(one.disturbed for one in rounds):
         return verdict("disturbed")
@@ -187,5 +189,5 @@ def _verdict(rows: dict[Name, Row], rounds: Sequence[Round]) -> Verdict:
     if abs(read - 1) <= SAME_BYTES or "acceptance" in rows:
         return verdict("settings")
     reached = ratio * read if read < 1 else 1 / (ratio * read)
-    by_bytes = (read < 1) == (ratio > 1) and reached <= MOST_REACHED and (least is None or least >= MEMORY_BUSY)
+    by_bytes = (read < 1) == (ratio > 1) and reached <= MAX_REACHED and (min_busy is None or min_busy >= MEMORY_BUSY)
     return verdict("bytes" if by_bytes else "other limit", reached)

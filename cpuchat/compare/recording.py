@@ -15,7 +15,7 @@ from msgspec import Meta
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import read_json, write_atomically
-from cpuchat.compare.figures import Figures, Name, Verdict, figures_of
+from cpuchat.compare.figures import ComparisonFigures, Name, Verdict, figures_of
 from cpuchat.compare.runner import Round, SideAnswer, Turn
 from cpuchat.hardware.topology import read_topology
 from cpuchat.telemetry import units
@@ -23,8 +23,8 @@ from cpuchat.telemetry import units
 if TYPE_CHECKING:
     from cpuchat.compare.comparison import Comparison
 
-_MOST_BYTES = 4 << 20
-_MOST_WORDS = 4000
+_MAX_BYTES = 4 << 20
+_MAX_WORDS = 4000
 _SAMPLES = 24
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Ratio = Annotated[float, Meta(ge=1e-9, le=1e9)]
@@ -100,7 +100,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, comparison: Comparison, turn: Turn, running: Round | None = None) -> Recording:
         """Record the round of `turn` that counts, or what there is of the one that is `running`."""
-        figures = figures_of(turn.counted()) if running is None else Figures()
+        figures = figures_of(turn.counted()) if running is None else ComparisonFigures()
         shown = running or _typical(turn.counted(), figures.verdict.speed)
         a, b = (
             _side(name, answer, _medians(figures, index))
@@ -151,7 +151,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def read_recording(path: Path) -> Recording:
     """Read what `Recording.write` wrote. Raises RecordingError: it cannot be read, or is something else."""
     try:
-        recording = read_json(path, lambda data: msgspec.json.decode(data, type=prepared(Recording)), _MOST_BYTES)
+        recording = read_json(path, lambda data: msgspec.json.decode(data, type=prepared(Recording)), _MAX_BYTES)
         for side in recording.sides:
             times = [at_ms for _, at_ms in side.tokens]
             if times != sorted(times) or len(side.drafters) not in (0, len(times)):
@@ -172,7 +172,7 @@ def _typical(rounds: Sequence[Round], speed: float) -> Round:
     return min(reversed(alike), key=lambda one: abs((one.ratio or speed) - speed))
 
 
-def _medians(figures: Figures, index: int) -> dict[Name, float]:
+def _medians(figures: ComparisonFigures, index: int) -> dict[Name, float]:
     found: dict[Name, float] = {}
     for name, row in figures.rows.items():
         if (value := (row.a, row.b)[index]) is not None:
@@ -251,7 +251,7 @@ def same_words(recording: Recording) -> SameWords:
     """Align the words of both answers; very long answers are compared word by word."""
     a, b = (side.text.split() for side in recording.sides)
     equal = [-1] * len(a)
-    if len(a) + len(b) > _MOST_WORDS:
+    if len(a) + len(b) > _MAX_WORDS:
         equal = [at if at < len(b) and word == b[at] else -1 for at, word in enumerate(a)]
     else:
         for at, other, size in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():

@@ -19,10 +19,10 @@ from cpuchat.backend.base import Backend
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, MeasureFailed, UsageError
 from cpuchat.base.text import common_prefix
-from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, Written
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, UnlikelyWord, Written
 from cpuchat.config.settings import Settings, explained
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.drafts.candidates import Gain
+from cpuchat.models.drafts.candidates import DraftGain
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
 from cpuchat.models.gguf.header import read_model
@@ -175,7 +175,7 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
     available = memory_here(settings[0])
     options = [msgspec.structs.replace(one.load_options(), from_disk=False) for one in settings]
     needs = [plan_memory(header, option, available)[0] for header, option in zip(headers, options, strict=True)]
-    total = sum(need.least for need in needs)
+    total = sum(need.min_bytes for need in needs)
     same_file = os.path.realpath(sides[0].path) == os.path.realpath(sides[1].path)
     if same_file and all(option.load_mode == "mmap" for option in options):
         total -= min(need.weights - need.reclaimable for need in needs)
@@ -193,12 +193,12 @@ def _draft(side: Side, settings: Settings, library: Library, n_ctx: int) -> int:
     try:
         wanted = settings.speculation.wanted_draft
         draft, _ = choose_draft(Path(side.path), wanted, library, strict=False, settings=settings)
-        return draft_memory(read_model(draft), settings.load_options(), n_ctx).least if draft is not None else 0
+        return draft_memory(read_model(draft), settings.load_options(), n_ctx).min_bytes if draft is not None else 0
     except (CpuchatError, OSError):  # it is then loaded without
         return 0
 
 
-_LEAST_WAIT_MS = 20.0
+_MIN_WAIT_MS = 20.0
 """Milliseconds that threads wait for a core on any machine: those of a system's own programs."""
 ROOT = Path("/")
 _RSS = re.compile(r"^Rss: +(\d{1,15}) kB", re.MULTILINE)
@@ -333,7 +333,7 @@ class KeptTokens(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TextDifference:
     """The first difference of two texts: at `character` of both, which are written by token `a` and `b`, from 1."""
 
     character: int
@@ -341,7 +341,7 @@ class Difference:
     b: int
 
 
-def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> Difference | None:
+def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> TextDifference | None:
     """Return where the texts diverge; None if they are equal up to the end of the shorter one.
 
     `complete`: both models ended their answers by themselves, so that a shorter one is a difference too.
@@ -349,7 +349,7 @@ def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> Differenc
     at = common_prefix(a.text, b.text)
     if at == min(len(a.text), len(b.text)) and (not complete or len(a.text) == len(b.text)):
         return None
-    return Difference(at, a.token_at(at), b.token_at(at))
+    return TextDifference(at, a.token_at(at), b.token_at(at))
 
 
 @dataclass
@@ -392,7 +392,7 @@ class Branch:
     figures of its new part."""
 
     side: int
-    place: Place
+    place: UnlikelyWord
     answer: SideAnswer
 
 
@@ -402,7 +402,7 @@ class DraftOffer:
     or 1): by the cost model, at the acceptance that their agreement measured."""
 
     target: int
-    gain: Gain
+    gain: DraftGain
 
 
 @dataclass
@@ -435,7 +435,7 @@ class Round:
     def disturbed(self) -> bool:
         """Other programs were using the cores for a part of it, so that its speeds are not those of the sides."""
         waits = [(one.timings.cpu_wait or 0.0, one.timings.predicted_ms) for one in self.answers if one.timings]
-        return any(share > MAX_CPU_WAIT and share * ms > _LEAST_WAIT_MS for share, ms in waits)
+        return any(share > MAX_CPU_WAIT and share * ms > _MIN_WAIT_MS for share, ms in waits)
 
     @property
     def ratio(self) -> float | None:
@@ -443,7 +443,7 @@ class Round:
         a, b = (one.timings.predicted_per_second if one.timings is not None else None for one in self.answers)
         return b / a if a and b else None
 
-    def difference(self) -> Difference | None:
+    def difference(self) -> TextDifference | None:
         """Return where the two texts diverge; None while they do not."""
         a, b = self.answers
         ended = all(one.stop_reason in ("end", "stop_string") for one in self.answers)
@@ -567,7 +567,7 @@ class Runner:
             await self.score(Score())
 
     async def continue_from(
-        self, answer: SideAnswer, place: Place, tell: Callable[[AnyEvent], None], stopped: Callable[[], bool]
+        self, answer: SideAnswer, place: UnlikelyWord, tell: Callable[[AnyEvent], None], stopped: Callable[[], bool]
     ) -> SideAnswer:
         """Let the model continue its last answer up to `place`, followed by the other model's token there. The history
         keeps the answer that it has."""

@@ -68,11 +68,11 @@ def check_ranges(name: str, words: str) -> None:
             raise ValueError(f"{name}: the range {part} is reversed")
 
 
-class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SettingsSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of the tables of config.toml."""
 
 
-class ChatSection(Section):
+class ChatSection(SettingsSection):
     """Chats. `preset` is for new ones, a name."""
 
     system_prompt: Annotated[str, Setting("System prompt", "for new chats")] = ""
@@ -114,7 +114,7 @@ class ChatSection(Section):
         }
 
 
-class SamplingSection(Section):
+class SamplingSection(SettingsSection):
     """Sampling options (protocol.Sampling). None: as the model's publisher recommends it, else the default there.
     `seed` -1 draws a new one for each answer."""
 
@@ -182,7 +182,7 @@ class SamplingSection(Section):
         return {"sampling": self.sampling(), "unset": unset}
 
 
-class EngineSection(EngineOptions, Section):
+class EngineSection(EngineOptions, SettingsSection):
     """Where the engine computes, and how it loads a model. 0 means "automatic".
 
     `cores` and `memory` are in the words of hardware.placement and hardware.numa.mempolicy. `saved_kv_gb` never takes
@@ -227,7 +227,7 @@ class EngineSection(EngineOptions, Section):
         return msgspec.structs.replace(options, n_ubatch=min(self.n_ubatch, self.n_batch))
 
 
-class SpeculationSection(DraftOptions, Section):
+class SpeculationSection(DraftOptions, SettingsSection):
     """Drafters and draft depth (protocol.Speculation).
 
     `drafters` "auto" is the default ones of `protocol.drafters`, the draft model if one is loaded; "free" those
@@ -281,14 +281,14 @@ class SpeculationSection(DraftOptions, Section):
         return Speculation(drafters=CHOICES[self.drafters], **options)
 
 
-class HardwareSection(Section):
+class HardwareSection(SettingsSection):
     """Measurements."""
 
     probe: Annotated[bool, Setting("Probe", "measure read bandwidth and passes, once for each set of cores")] = True
     counters: Annotated[bool, Setting("Counters", "read memory traffic and power while answering")] = True
 
 
-class SpeechSection(Section):
+class SpeechSection(SettingsSection):
     """Reading aloud."""
 
     answers: Annotated[bool, Setting("Read answers aloud", "while they are written (Ctrl+S)")] = False
@@ -309,7 +309,7 @@ class SpeechSection(Section):
         check_ranges("cores", self.cores)
 
 
-class UiSection(Section):
+class UiSection(SettingsSection):
     theme: Annotated[str, Setting("Theme", "auto follows the terminal's background", is_basic=True)] = (
         "auto"  # cpuchat or cpuchat-light
     )
@@ -321,7 +321,7 @@ class UiSection(Section):
     motion: Annotated[bool, Setting("Motion", "smooth scrolling and blinking cursors", takes_effect="start")] = True
 
 
-class ModelSection(Section):
+class ModelSection(SettingsSection):
     """`last` is what the app opened last ("" = the demo model): a file, or the address of a model on a server. It is
     remembered in `state.json`."""
 
@@ -333,7 +333,7 @@ class ModelSection(Section):
             raise ValueError("a path contains a NUL character")
 
 
-class ServersSection(Section):
+class ServersSection(SettingsSection):
     urls: Annotated[list[str], Setting("Servers", "addresses of inference servers, one per line")] = []
 
     def __post_init__(self) -> None:
@@ -344,7 +344,7 @@ class ServersSection(Section):
                 raise ValueError("urls: must be addresses such as http://127.0.0.1:8080, without a password") from None
 
 
-class Settings(Section):
+class Settings(SettingsSection):
     """All of config.toml."""
 
     chat: ChatSection = msgspec.field(default_factory=ChatSection)

@@ -28,7 +28,7 @@ UNSTEADY_SECONDS: Final = 3_600.0
 programs disturbed is repeated as soon as the cores are idle."""
 MIN_COMPARED: Final = 100
 """Compared tokens from which on an acceptance rate is told."""
-_MOST_COMPARED: Final = 10_000.0
+_MAX_COMPARED: Final = 10_000.0
 """More is no count of this program's: it forgets."""
 
 
@@ -95,7 +95,7 @@ class Calibration(PassCosts, frozen=True, kw_only=True):
     @property
     def acceptance(self) -> tuple[float, float]:
         """Return `accepted` and `compared`; (0, 0) for counts that cannot be."""
-        is_possible = 0 <= self.accepted <= self.compared <= _MOST_COMPARED
+        is_possible = 0 <= self.accepted <= self.compared <= _MAX_COMPARED
         return (self.accepted, self.compared) if is_possible else (0.0, 0.0)
 
     def is_of(self, other: Calibration) -> bool:
@@ -130,7 +130,7 @@ def interpolate(points: Mapping[int, float]) -> tuple[float, ...]:
     return tuple(times)
 
 
-DEAREST, STEEPEST, LEAST = 1.25, 0.5, 0.8
+DEAREST, STEEPEST, MIN = 1.25, 0.5, 0.8
 """Limits of plausible pass times, from measurements on quiet machines: n tokens cost at most n plain steps (Gemma 270M:
 2.1 for 2, 4.4 for 5); longer passes may cost less than shorter ones because kernels compute groups of rows (3.9 for 8;
 1.5B Q8_0: 3.15 for 6, 2.79 for 8); and none costs less than a plain step."""
@@ -145,7 +145,7 @@ def implausible(ms: Mapping[int, float]) -> list[int]:
     return [
         n
         for n, time in sorted(ms.items())
-        if time > DEAREST * n * ms[1] or cheapest[n] < (LEAST if n == 1 else STEEPEST) * time
+        if time > DEAREST * n * ms[1] or cheapest[n] < (MIN if n == 1 else STEEPEST) * time
     ]
 
 

@@ -19,7 +19,7 @@ from cpuchat.costs.products import Points, ProductRate
 from cpuchat.protocol.model_info import ModelWork
 
 _LONG = 1000  # tokens of context from which a pass tells what attention takes
-_LEAST = 0.2  # share of a pass that its largest part takes at least: measurements scatter
+_MIN = 0.2  # share of a pass that its largest part takes at least: measurements scatter
 _ROUNDS = 2  # in which the parts of a pass are told from each other
 _CACHES = 1e9  # more than a narrow model has: it stays in caches, also where their size is not known
 
@@ -67,8 +67,8 @@ def fit(start: CostProfile, seen: tuple[Observation, ...]) -> CostProfile:
         profile = _beside_products(profile, short)
         profile = replace(profile, attention=_attention(seen) or start.attention)
     fastest = max((one.points[0][1] for one in profile.products), default=0.0)
-    most = start.bandwidth / usual().decode["here"].value  # the read bandwidth
-    return replace(profile, bandwidth=min(max(fastest, start.bandwidth), most))
+    maximum = start.bandwidth / usual().decode["here"].value  # the read bandwidth
+    return replace(profile, bandwidth=min(max(fastest, start.bandwidth), maximum))
 
 
 def _products(profile: CostProfile, seen: Sequence[Observation]) -> list[ProductRate]:
@@ -81,11 +81,11 @@ def _products(profile: CostProfile, seen: Sequence[Observation]) -> list[Product
     for kind, passes in by_type.items():
         largest = max(one.work.weight_bytes for one in passes)
         points: dict[float, float] = {}
-        most = math.inf  # seconds per byte of a longer pass
+        maximum = math.inf  # seconds per byte of a longer pass
         for one in sorted(passes, key=lambda one: one.n_tokens, reverse=True):
             if one.work.weight_bytes == largest:
-                most = min(most, _seconds_of_main(profile, one) / one.main.nbytes)
-                points[one.main.batch] = 1 / most
+                maximum = min(maximum, _seconds_of_main(profile, one) / one.main.nbytes)
+                points[one.main.batch] = 1 / maximum
         found.append(ProductRate(kind, tuple(sorted(points.items()))))
     return found
 
@@ -93,7 +93,7 @@ def _products(profile: CostProfile, seen: Sequence[Observation]) -> list[Product
 def _seconds_of_main(profile: CostProfile, one: Observation) -> float:
     main, working_set = one.main, one.work.weight_bytes
     others = pass_cost(profile, one.work, one.n_tokens, one.n_past, n_outputs=one.n_outputs).seconds
-    return max(one.seconds - others + profile.seconds(main, working_set), _LEAST * one.seconds)
+    return max(one.seconds - others + profile.seconds(main, working_set), _MIN * one.seconds)
 
 
 def _beside_products(profile: CostProfile, seen: Sequence[Observation]) -> CostProfile:
@@ -107,7 +107,7 @@ def _beside_products(profile: CostProfile, seen: Sequence[Observation]) -> CostP
         cost = pass_cost(cached, one.work, one.n_tokens, one.n_past, n_outputs=one.n_outputs)
         return max(one.seconds - cost.seconds, 0.0)
 
-    fixed = max(left(one), _LEAST * one.seconds)
+    fixed = max(left(one), _MIN * one.seconds)
     between = sum(part.madds for part in many.parts if part.type == ACTIVATIONS)
     rest = left(many) - fixed
     return replace(

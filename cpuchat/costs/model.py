@@ -311,7 +311,7 @@ def batch_rate(profile: CostProfile, work: ModelWork, users: int, n_past: float 
     return 1 / pass_cost(profile, work, users, n_past, sequences=users).seconds
 
 
-def most_users(profile: CostProfile, work: ModelWork, tok_s: float, n_past: float, limit: int) -> int:
+def max_users(profile: CostProfile, work: ModelWork, tok_s: float, n_past: float, limit: int) -> int:
     """Return how many chats, at most `limit`, can be decoded together at `tok_s` each; 0 when not even one can."""
     few = min(limit, _KERNELS_CHANGE)  # longer passes are not always slower per token here: all are tried
     low = max((n for n in range(1, few + 1) if batch_rate(profile, work, n, n_past) >= tok_s), default=0)

@@ -23,8 +23,8 @@ from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
 from cpuchat.engine.llama.vocab import MARK
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain_completion
 from cpuchat.engine.prompt.prompt_builder import PromptBuilder, TrimResult
-from cpuchat.engine.states.prompt import Prompt
-from cpuchat.engine.states.store import Live, Start, StateStore
+from cpuchat.engine.states.prompt import RenderedPrompt
+from cpuchat.engine.states.store import EvaluationStart, Live, StateStore
 from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
 from cpuchat.engine.text.text_stream import CallSplitter, OutputThread, TextStream, ThreadedStream
 from cpuchat.protocol.messages import (
@@ -84,7 +84,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks at whether other programs have the cores; each reads a file per thread."""
 
 
-class Answer:
+class AnswerRun:
     """Answers one request.
 
     Args:
@@ -192,7 +192,7 @@ class Answer:
         if self._sequence.abort.is_set():
             raise Aborted
 
-    def _build_prompt(self, builder: PromptBuilder) -> Prompt:
+    def _build_prompt(self, builder: PromptBuilder) -> RenderedPrompt:
         command = self._command
         if command.prompt is not None:
             return builder.from_text(command.prompt)
@@ -227,7 +227,7 @@ class Answer:
             )
         )
 
-    def _prefill(self, prompt: Prompt, start: Start) -> Prefill | None:
+    def _prefill(self, prompt: RenderedPrompt, start: EvaluationStart) -> Prefill | None:
         """Evaluate the prompt; returns None when cancelled, after emitting the last event."""
         loaded, since, done = self._loaded, perf_counter(), start.n
 
@@ -252,7 +252,7 @@ class Answer:
             self._finish("cancelled", Timings(cache_n=start.n, prompt_n=evaluated, prompt_ms=prompt_ms))
             return None
 
-    def _decode(self, prompt: Prompt, prefilled: Prefill) -> DecodeResult:
+    def _decode(self, prompt: RenderedPrompt, prefilled: Prefill) -> DecodeResult:
         command, speculator, sequence = self._command, self._loaded.speculator, self._sequence
         stream, is_eog = self._stream(prompt.text), self._vocab.is_eog
         self._sampler.begin(self._splitter(prompt.text))

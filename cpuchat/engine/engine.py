@@ -10,7 +10,7 @@ from time import perf_counter
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
-from cpuchat.engine.answer import Answer, LoadedModel, measure
+from cpuchat.engine.answer import AnswerRun, LoadedModel, measure
 from cpuchat.engine.decoding.decode import PrefillChunking
 from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculation
 from cpuchat.engine.llama import bindings
@@ -63,7 +63,7 @@ class Engine:
         self._writer = DiskWriter()
         self._model: Model | None = None
         self._loaded: LoadedModel | None = None
-        self._answer: Answer | None = None
+        self._answer: AnswerRun | None = None
         self._setup: SpeculationSetup | None = None
         self._scorer: Scorer | None = None
         self._template: TemplateHelper | None = None
@@ -114,11 +114,11 @@ class Engine:
             roams=command.roams,
             available=available,
         )
-        left = available - model.plan.need.least
+        left = available - model.plan.need.min_bytes
         setup = self._setup = set_up_speculation(model, command, left, self._on_progress, self._abort)
         model.info = describe_with_limits(model, self._on_progress, self._abort)
         if setup.draft is not None:
-            left -= setup.draft.plan.need.least
+            left -= setup.draft.plan.need.min_bytes
         template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)
         states = self._make_store(command, model, setup.draft, left)
         partial = model.sequence.partial_bytes
@@ -162,7 +162,7 @@ class Engine:
         """
         arrived = perf_counter() if arrived is None else arrived
         with self._answering(command.request_id):
-            self._answer = Answer(self._ready(), command, arrived, self._emit, self._output_thread)
+            self._answer = AnswerRun(self._ready(), command, arrived, self._emit, self._output_thread)
             self._answer.run()
 
     def measure(self, command: Measure) -> None:
@@ -229,7 +229,7 @@ class Engine:
         if self._loaded is not None:
             with contextlib.suppress(CpuchatError):  # the vocabulary does not cover it
                 if prompt is not None:
-                    n_tokens = Answer(
+                    n_tokens = AnswerRun(
                         self._loaded, prompt, perf_counter(), self._emit, self._output_thread
                     ).count_prompt()
                 else:

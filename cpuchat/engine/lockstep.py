@@ -31,12 +31,12 @@ from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadOptions, Message
 from cpuchat.quality.messages import (
     Disagreement,
-    Finished,
     Loading,
     Planned,
+    QualityFinished,
+    QualityStart,
     RowComparer,
     Scored,
-    Start,
     Text,
     Tops,
 )
@@ -72,7 +72,7 @@ class Window(NamedTuple):
 class Lockstep:
     """One measurement. Made, run and closed on one thread, which also computes."""
 
-    def __init__(self, start: Start, output: LineOutput) -> None:
+    def __init__(self, start: QualityStart, output: LineOutput) -> None:
         self._start = start
         self._output = output
         self._abort = AbortFlag()
@@ -99,7 +99,7 @@ class Lockstep:
                 pairs = [(i, model) for i, model in zip(loaded, self._others, strict=True) if number in left[i]]
                 if pairs:
                     self._together(base, pairs, number, window)
-        self._output.send(Finished())
+        self._output.send(QualityFinished())
 
     def close(self) -> None:
         """Free everything."""
@@ -134,11 +134,11 @@ class Lockstep:
     def _load_others(self, numbers: list[int]) -> str:
         """Load the others beside the base; where they do not fit, free them and return a note that says so."""
         assert self._base is not None
-        taken = self._base.plan.need.least
+        taken = self._base.plan.need.min_bytes
         try:
             for number in numbers:
                 self._others.append(self._load(self._start.others[number], taken))
-                taken += self._others[-1].plan.need.least
+                taken += self._others[-1].plan.need.min_bytes
         except DoesNotFit:
             for model in self._others:
                 model.free()
@@ -272,7 +272,7 @@ def _end_with(stream: BinaryIO) -> None:
 
 def main() -> None:
     output = LineOutput.claim()
-    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(Start))
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(QualityStart))
     threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
     try:
         with contextlib.closing(Lockstep(start, output)) as lockstep:

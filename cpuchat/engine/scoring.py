@@ -18,7 +18,7 @@ import numpy as np
 
 from cpuchat.base.text import common_prefix
 from cpuchat.engine.answer import LoadedModel
-from cpuchat.engine.states.prompt import Prompt
+from cpuchat.engine.states.prompt import RenderedPrompt
 from cpuchat.protocol.messages import Score, ScoredRows, StateKey, TokensScored
 from cpuchat.quality.messages import RowComparer
 
@@ -92,10 +92,10 @@ class Scorer:
         return rows + [sequence.logits(i) for i in range(len(batch))]
 
     def _restore(self, prompt: list[int]) -> np.ndarray | None:
-        """Copy what the chat's memory holds of a prompt; returns the logits after it where they are kept."""
+        """Copy what the chat's KV cache holds of a prompt; returns the logits after it where they are kept."""
         states, source = self._loaded.states, self._model.sequence
         text = b"".join(map(states.piece, prompt))
-        start = states.begin(Prompt(text, prompt), StateKey())
+        start = states.begin(RenderedPrompt(text, prompt), StateKey())
         self._sequence.clear()
         if not start.n or not self._sequence.set_state(source.tokens, source.state()):
             return None

@@ -28,19 +28,19 @@ MAX_REPETITIONS: Final = 2000
 LONGEST_FORM: Final = 1 << 20
 """Bytes of a grammar or a JSON schema that are accepted."""
 _MAX_DEPTH: Final = 100
-_MOST_ELEMENTS: Final = 100_000
+_MAX_ELEMENTS: Final = 100_000
 LAST: Final = 0x10FFFF
-MOST_RANGES: Final = 4096
+MAX_RANGES: Final = 4096
 """Ranges of a class: llama.cpp tries them one by one, for each token of the vocabulary."""
-MOST_WAYS: Final = 4096
+MAX_WAYS: Final = 4096
 """Ways to read a text that llama.cpp may have to follow at once."""
-_MOST_PATHS: Final = 1 << 22
+_MAX_PATHS: Final = 1 << 22
 """Ways to reach them within `STEPS` characters: llama.cpp's check of a token does not merge those that meet."""
 STEPS: Final = 16
 """Characters of a text that are tried; longer tokens are not used under a grammar."""
-_MOST_EXPANDED: Final = 2_000_000  # elements of the expanded rules, some 30 bytes each
+_MAX_EXPANDED: Final = 2_000_000  # elements of the expanded rules, some 30 bytes each
 _RULE_SIZE: Final = 8  # elements that a rule takes as much memory as
-_MOST_SEARCHED: Final = 20_000_000  # rules that the search for left recursion enters
+_MAX_SEARCHED: Final = 20_000_000  # rules that the search for left recursion enters
 _RULE_WORK, _WORK = 100_000, 150_000  # stacks looked at, from one rule on and from all
 _PROBES: Final = (0x61, 0x20, 0x30, 0x41, 0x2D, 0xE9)  # characters that a negated class is tried with
 
@@ -95,7 +95,7 @@ def without(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]
 
 
 @dataclass(eq=False, slots=True)
-class Body:
+class RuleBody:
     """The alternatives of a rule, or of a group in the rule `name`."""
 
     name: str
@@ -106,7 +106,7 @@ class Body:
 
 @dataclass(eq=False, slots=True)
 class Element:
-    """One element of a sequence, `least` to `most` times (None: no limit): a text, one character, or a body.
+    """One element of a sequence, `min_times` to `max_times` times (None: no limit): a text, one character, or a body.
 
     A text of several characters comes once.
     """
@@ -114,9 +114,9 @@ class Element:
     text: str = ""
     ranges: Ranges = field(default_factory=list)
     negated: bool = False
-    body: Body | None = None
-    least: int = 1
-    most: int | None = 1
+    body: RuleBody | None = None
+    min_times: int = 1
+    max_times: int | None = 1
     n_copied: int = 0  # elements that llama.cpp copies with each round, 0: those of the text or the class
 
     @property
@@ -125,7 +125,7 @@ class Element:
 
     @property
     def may_be_empty(self) -> bool:
-        return self.least == 0 or self.inner_is_empty
+        return self.min_times == 0 or self.inner_is_empty
 
     def matches(self, code: int) -> bool:
         return any(low <= code <= high for low, high in self.ranges) != self.negated
@@ -136,14 +136,14 @@ class _Parser:
         self._text = text
         self._source = source
         self._at = 0
-        self._rules: dict[str, Body] = {ROOT: Body(ROOT)}
-        self._groups: list[Body] = []
+        self._rules: dict[str, RuleBody] = {ROOT: RuleBody(ROOT)}
+        self._groups: list[RuleBody] = []
         self._places: dict[str, int] = {}  # of definitions, then of references
         self._references: dict[str, int] = {}
         self._name_of_rule = ""
         self._n_elements = 0
 
-    def check(self) -> list[Body]:
+    def check(self) -> list[RuleBody]:
         """Return the bodies of the rules, the root first, then those of groups. Raises UsageError."""
         if (zero := self._text.find("\0")) >= 0:
             self._fail("a zero byte", zero)
@@ -194,11 +194,11 @@ class _Parser:
             self._fail(f"unexpected {self._peek()!r}")
         self._skip(_SPACE_OR_NEWLINE)
 
-    def _body(self, name: str) -> Body:
-        return self._rules.setdefault(name, Body(name))
+    def _body(self, name: str) -> RuleBody:
+        return self._rules.setdefault(name, RuleBody(name))
 
     def _group(self, alternates: list[list[Element]]) -> Element:
-        self._groups.append(Body(self._name_of_rule, alternates))
+        self._groups.append(RuleBody(self._name_of_rule, alternates))
         return Element(body=self._groups[-1])
 
     def _alternates(self, depth: int) -> list[list[Element]]:
@@ -218,11 +218,11 @@ class _Parser:
             if character in "*+?{":
                 if not elements:
                     self._fail(f"nothing before {character} to repeat")
-                if elements[-1].text or (elements[-1].least, elements[-1].most) != (1, 1):
+                if elements[-1].text or (elements[-1].min_times, elements[-1].max_times) != (1, 1):
                     one = elements[-1]
                     elements[-1] = self._group([[one]])
                     elements[-1].n_copied = len(one.text)
-                elements[-1].least, elements[-1].most = self._repetition()
+                elements[-1].min_times, elements[-1].max_times = self._repetition()
             elif (element := self._element(character, depth)) is not None:
                 elements.append(element)
             else:
@@ -234,8 +234,8 @@ class _Parser:
         """Parse one element; None if there is none."""
         place = self._at
         self._n_elements += 1
-        if self._n_elements > _MOST_ELEMENTS:
-            self._fail(f"more than {_MOST_ELEMENTS:,} elements: write less", kind=AmbiguousGrammar)
+        if self._n_elements > _MAX_ELEMENTS:
+            self._fail(f"more than {_MAX_ELEMENTS:,} elements: write less", kind=AmbiguousGrammar)
         if character == '"':
             return self._literal()
         if character == "[":
@@ -292,8 +292,8 @@ class _Parser:
         self._at += 1
         if not ranges:
             self._fail("an empty class of characters", place)
-        if len(ranges) > MOST_RANGES:
-            reason = f"a class has more than {MOST_RANGES:,} characters and ranges: write ranges"
+        if len(ranges) > MAX_RANGES:
+            reason = f"a class has more than {MAX_RANGES:,} characters and ranges: write ranges"
             self._fail(reason, place, AmbiguousGrammar)
         return Element(ranges=merged(ranges), negated=negated)
 
@@ -318,22 +318,22 @@ class _Parser:
         found = _BOUNDS.match(self._text, self._at)
         if found is None:
             self._fail("expected {n}, {n,} or {n,m}")
-        least, most = (int(digits.lstrip("0")[:9] or 0) if digits else None for digits in (found[1], found[3]))
-        assert least is not None
-        end = None if found[2] and most is None else least if most is None else most
-        if max(least, end or 0) > MAX_REPETITIONS:
+        min_times, max_times = (int(digits.lstrip("0")[:9] or 0) if digits else None for digits in (found[1], found[3]))
+        assert min_times is not None
+        end = None if found[2] and max_times is None else min_times if max_times is None else max_times
+        if max(min_times, end or 0) > MAX_REPETITIONS:
             self._fail(f"more than {MAX_REPETITIONS} repetitions")
-        if end is not None and end < least:
+        if end is not None and end < min_times:
             self._fail(f"{found[0]} ends before it begins")
         self._at = found.end()
-        return least, end
+        return min_times, end
 
 
-def left_recursive(bodies: list[Body]) -> Body | None:
+def left_recursive(bodies: list[RuleBody]) -> RuleBody | None:
     """Return a body that can reach itself without a character in between, None if there is none; notes in all bodies
     whether they may be empty.
     """
-    rules: list[tuple[Body, list[Body]]] = []
+    rules: list[tuple[RuleBody, list[RuleBody]]] = []
     for body in bodies:
         for needed in ([one for one in alternate if not one.may_be_empty] for alternate in body.alternates):
             others = [one.body for one in needed if one.body is not None]
@@ -343,7 +343,7 @@ def left_recursive(bodies: list[Body]) -> Body | None:
     return _in_cycle({body: _firsts(body) for body in bodies})[0]
 
 
-def check_ways(bodies: list[Body]) -> None:
+def check_ways(bodies: list[RuleBody]) -> None:
     """Check that llama.cpp can follow a grammar without left recursion, whose first body is the root.
 
     Raises:
@@ -351,21 +351,21 @@ def check_ways(bodies: list[Body]) -> None:
     """
     n_expanded = n_searched = 0
     for body in _in_cycle({body: _firsts(body) for body in bodies})[1]:
-        body.n_ways = min(sum(next(iter(_ways(one)), 0) for one in map(_leftmost, body.alternates)), _MOST_SEARCHED)
+        body.n_ways = min(sum(next(iter(_ways(one)), 0) for one in map(_leftmost, body.alternates)), _MAX_SEARCHED)
         n_searched += body.n_ways
     for body in bodies:
         for element in (element for alternate in body.alternates for element in alternate):
-            n = element.least + 1 if element.most is None else element.most
+            n = element.min_times + 1 if element.max_times is None else element.max_times
             n_expanded += n * (element.n_copied or len(element.text) or 2 * len(element.ranges) or 1) + _RULE_SIZE * (
-                n - element.least + 1
+                n - element.min_times + 1
             )
             n_searched += n * n * _inner(element) if element.inner_is_empty else 0
         widest = max((max(_ways(alternate), default=0) for alternate in body.alternates), default=0)
         if (
-            max(widest, body.n_ways) > 4 * MOST_WAYS
+            max(widest, body.n_ways) > 4 * MAX_WAYS
         ):  # rules that are entered count too, as they do for llama.cpp's stack
             raise _too_many(body)
-    if n_expanded > _MOST_EXPANDED or n_searched > _MOST_SEARCHED:
+    if n_expanded > _MAX_EXPANDED or n_searched > _MAX_SEARCHED:
         raise AmbiguousGrammar("the rules are too large with all their repetitions", "Lower the repetitions.")
     work = 0
     trees = _trees(bodies)
@@ -375,19 +375,19 @@ def check_ways(bodies: list[Body]) -> None:
             break
 
 
-def _trees(bodies: list[Body]) -> set[Body]:
+def _trees(bodies: list[RuleBody]) -> set[RuleBody]:
     """Return the bodies that match a text in one way at most, as the values of an enum: their alternatives begin with
     different characters, and hold texts and characters, with no other body than one of these at the end.
     """
     return _implied((body, ends) for body in bodies if (ends := _ends(body)) is not None)
 
 
-def _implied(rules: Iterable[tuple[Body, list[Body]]]) -> set[Body]:
+def _implied(rules: Iterable[tuple[RuleBody, list[RuleBody]]]) -> set[RuleBody]:
     """Return the bodies of which something is true: by one of the rules, since it is of all the others in it."""
-    found, ready = set[Body](), list[Body]()
-    waiting: defaultdict[Body, list[tuple[Body, list[int]]]] = defaultdict(list)
+    found, ready = set[RuleBody](), list[RuleBody]()
+    waiting: defaultdict[RuleBody, list[tuple[RuleBody, list[int]]]] = defaultdict(list)
 
-    def settle(body: Body, n_unknown: list[int]) -> None:
+    def settle(body: RuleBody, n_unknown: list[int]) -> None:
         if not n_unknown[0] and body not in found:
             found.add(body)
             ready.append(body)
@@ -404,26 +404,26 @@ def _implied(rules: Iterable[tuple[Body, list[Body]]]) -> set[Body]:
     return found
 
 
-def _ends(body: Body) -> list[Body] | None:
+def _ends(body: RuleBody) -> list[RuleBody] | None:
     """Return the bodies at the ends of the alternatives of a tree, None if it cannot be one."""
     firsts: Ranges = []
-    ends: list[Body] = []
+    ends: list[RuleBody] = []
     for alternate in body.alternates:
-        *most, last = [one for one in alternate if one.text or one.ranges or one.body is not None] or [Element()]
-        if any((one.least, one.most) != (1, 1) or one.negated for one in (*most, last)):
+        *max_times, last = [one for one in alternate if one.text or one.ranges or one.body is not None] or [Element()]
+        if any((one.min_times, one.max_times) != (1, 1) or one.negated for one in (*max_times, last)):
             return None
-        if any(one.body is not None for one in most) or (last.body is not None and not most):
+        if any(one.body is not None for one in max_times) or (last.body is not None and not max_times):
             return None
-        first = most[0] if most else last
+        first = max_times[0] if max_times else last
         firsts += [(ord(first.text[0]), ord(first.text[0]))] if first.text else first.ranges
         ends += [last.body] if last.body is not None else []
     firsts.sort()
-    if len(body.alternates) > MOST_WAYS:
+    if len(body.alternates) > MAX_WAYS:
         return None
     return ends if all(one[1] < other[0] for one, other in itertools.pairwise(firsts)) else None
 
 
-def _too_many(body: Body) -> AmbiguousGrammar:
+def _too_many(body: RuleBody) -> AmbiguousGrammar:
     return AmbiguousGrammar(
         f"the rule {body.name} can match one text in too many ways",
         "Repeat only what is never empty, and let one text match in one way: [a-z]* instead of ([a-z]*)*.",
@@ -436,7 +436,7 @@ def _leftmost(alternate: list[Element]) -> list[Element]:
     return alternate[:n]
 
 
-def _firsts(body: Body) -> list[Body]:
+def _firsts(body: RuleBody) -> list[RuleBody]:
     found = (one.body for alternate in body.alternates for one in _leftmost(alternate))
     return list(dict.fromkeys(one for one in found if one is not None))
 
@@ -450,19 +450,19 @@ def _ways(alternate: list[Element]) -> list[int]:
     ways: list[int] = []
     rest = 0
     for one in reversed(alternate):
-        n = one.most or 1 if one.inner_is_empty else 1
-        rest = min(n * _inner(one) + (rest if one.may_be_empty else 0), _MOST_SEARCHED)
+        n = one.max_times or 1 if one.inner_is_empty else 1
+        rest = min(n * _inner(one) + (rest if one.may_be_empty else 0), _MAX_SEARCHED)
         ways.append(rest)
     return ways[::-1]
 
 
-def _in_cycle(edges: dict[Body, list[Body]]) -> tuple[Body | None, list[Body]]:
+def _in_cycle(edges: dict[RuleBody, list[RuleBody]]) -> tuple[RuleBody | None, list[RuleBody]]:
     """Return a node from which a path leads back to it, None if there is none; and the nodes, each after those that
     its edges lead to.
     """
-    above, done = set[Body](), dict[Body, None]()
+    above, done = set[RuleBody](), dict[RuleBody, None]()
     for start in edges:
-        path: list[tuple[Body, Iterator[Body]]] = [(start, iter(edges[start]))] if start not in done else []
+        path: list[tuple[RuleBody, Iterator[RuleBody]]] = [(start, iter(edges[start]))] if start not in done else []
         above.update(body for body, _ in path)
         while path:
             body, others = path[-1]
@@ -489,7 +489,7 @@ class _Walk:
         AmbiguousGrammar: the ways become too many.
     """
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: RuleBody) -> None:
         self._n_looked = self._n_compared = 0
         self._body = body
         self._frames: list[tuple[list[Element], int, int, int]] = [([], 0, 0, 0)]
@@ -500,7 +500,7 @@ class _Walk:
             paths.update(self._tops(self._push(alternate, 0, 0, 0)))
         for _ in range(STEPS):
             paths = self._step(paths)
-            if len(paths) > MOST_WAYS or paths.total() > _MOST_PATHS:
+            if len(paths) > MAX_WAYS or paths.total() > _MAX_PATHS:
                 raise _too_many(body)
 
     @property
@@ -519,10 +519,10 @@ class _Walk:
     def _after(self, stack: int) -> int:
         """Return the stack once the element on top has come one more time."""
         sequence, at, n, below = self._frames[stack]
-        n, most = n + 1, sequence[at].most
-        if n == most:
+        n, max_times = n + 1, sequence[at].max_times
+        if n == max_times:
             return self._push(sequence, at + 1, 0, below)
-        return self._push(sequence, at, min(n, sequence[at].least + 1) if most is None else n, below)
+        return self._push(sequence, at, min(n, sequence[at].min_times + 1) if max_times is None else n, below)
 
     def _tops(self, stack: int) -> list[int]:
         """Return the stacks that begin with a character, or are empty, without one in between."""
@@ -542,12 +542,12 @@ class _Walk:
                 found.append(one)
                 continue
             element = sequence[at]
-            if element.text or (element.ranges and element.most != 0):
+            if element.text or (element.ranges and element.max_times != 0):
                 found.append(one)
-            elif element.body is not None and element.most != 0:
+            elif element.body is not None and element.max_times != 0:
                 after = self._after(one)
                 todo += [self._push(alternate, 0, 0, after) for alternate in element.body.alternates]
-            if not element.text and (n >= element.least or not (element.ranges or element.body)):
+            if not element.text and (n >= element.min_times or not (element.ranges or element.body)):
                 todo.append(self._push(sequence, at + 1, 0, below))
         self._known[stack] = found
         return found

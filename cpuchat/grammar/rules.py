@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cpuchat.grammar.gbnf import LAST, MAX_REPETITIONS, MOST_RANGES, MOST_WAYS, ROOT, Ranges, merged, without
+from cpuchat.grammar.gbnf import LAST, MAX_RANGES, MAX_REPETITIONS, MAX_WAYS, ROOT, Ranges, merged, without
 
 _LONGEST: Final = 10_000
 """The longest string or array with a limit; a higher limit counts as this one."""
@@ -92,8 +92,8 @@ def _fork(parts: Iterable[tuple[str, str]]) -> str:
             some = character_class(merged((ord(one), ord(one)) for one in first))
             words = [some, literal(text) if text else "", rest]
         alternatives.append(" ".join(filter(None, words)))
-    if len(alternatives) > MOST_WAYS:
-        raise ValueError(f"more than {MOST_WAYS:,} values go on differently after the same beginning")
+    if len(alternatives) > MAX_WAYS:
+        raise ValueError(f"more than {MAX_WAYS:,} values go on differently after the same beginning")
     return " | ".join(alternatives)
 
 
@@ -142,27 +142,27 @@ class Rules:
                 self.built_in(word)
         return name
 
-    def repeat(self, rule: str, least: int, most: int | None) -> str:
-        """Return an expression for `least` to `most` (None: no limit) times the rule with this name.
+    def repeat(self, rule: str, minimum: int, maximum: int | None) -> str:
+        """Return an expression for `minimum` to `maximum` (None: no limit) times the rule with this name.
 
         Raises:
             ValueError: too many.
         """
-        if least > MAX_REPETITIONS:
-            raise ValueError(f"at least {least:,} repetitions are too many, the limit is {MAX_REPETITIONS:,}")
-        if most is None:
-            body = f"{rule}{{{least},}}" if least > 1 else f"{rule}{'+' if least else '*'}"
-        elif most <= MAX_REPETITIONS:
-            body = f"{rule}{{{least},{most}}}"
+        if minimum > MAX_REPETITIONS:
+            raise ValueError(f"at least {minimum:,} repetitions are too many, the limit is {MAX_REPETITIONS:,}")
+        if maximum is None:
+            body = f"{rule}{{{minimum},}}" if minimum > 1 else f"{rule}{'+' if minimum else '*'}"
+        elif maximum <= MAX_REPETITIONS:
+            body = f"{rule}{{{minimum},{maximum}}}"
         else:
-            body = (f"{rule}{{{least}}} " if least else "") + self._up_to(rule, min(most, _LONGEST) - least)
+            body = (f"{rule}{{{minimum}}} " if minimum else "") + self._up_to(rule, min(maximum, _LONGEST) - minimum)
         # A group that repeats counts the rules that llama.cpp makes of what is in it.
-        return self.add(f"{rule}-many", body) if max(least, most or 0) > _MANY else body
+        return self.add(f"{rule}-many", body) if max(minimum, maximum or 0) > _MANY else body
 
-    def _up_to(self, rule: str, most: int) -> str:
-        if most <= MAX_REPETITIONS:
-            return f"{rule}{{0,{most}}}"
-        more = self._up_to(rule, most - MAX_REPETITIONS)
+    def _up_to(self, rule: str, maximum: int) -> str:
+        if maximum <= MAX_REPETITIONS:
+            return f"{rule}{{0,{maximum}}}"
+        more = self._up_to(rule, maximum - MAX_REPETITIONS)
         return self.add(f"{rule}-more", f"{rule}{{0,{MAX_REPETITIONS - 1}}} | {rule}{{{MAX_REPETITIONS}}} {more}")
 
     def choice(self, texts: Iterable[str], name: str) -> str:
@@ -196,7 +196,7 @@ _FRACTION: Final = '("." [0-9]{1,16})?'
 
 
 @dataclass(frozen=True)
-class Bounds:
+class NumberBounds:
     """The bounds of a number; None: none. An open one is not part of it."""
 
     low: int | None = None
@@ -205,7 +205,7 @@ class Bounds:
     high_open: bool = False
 
 
-def numbers(bounds: Bounds, *, whole: bool) -> str:
+def numbers(bounds: NumberBounds, *, whole: bool) -> str:
     """Return an expression for the numbers within `bounds`; with fractions unless `whole`, never with an exponent.
 
     Raises:
@@ -214,29 +214,31 @@ def numbers(bounds: Bounds, *, whole: bool) -> str:
     low, high = bounds.low, bounds.high
     parts: list[str] = []
     if high is None or high >= 0:
-        least, is_open = (low, bounds.low_open) if low is not None and low >= 0 else (0, False)
-        parts += _magnitudes(least, high, is_open, bounds.high_open, whole)
+        minimum, is_open = (low, bounds.low_open) if low is not None and low >= 0 else (0, False)
+        parts += _magnitudes(minimum, high, is_open, bounds.high_open, whole)
     if low is None or low < 0:
         # Zero has no sign, so magnitudes begin above it.
-        least, is_open = (-high, bounds.high_open) if high is not None and high < 0 else (0, True)
-        negative = _magnitudes(least, None if low is None else -low, is_open, bounds.low_open, whole)
+        minimum, is_open = (-high, bounds.high_open) if high is not None and high < 0 else (0, True)
+        negative = _magnitudes(minimum, None if low is None else -low, is_open, bounds.low_open, whole)
         parts += [f'"-" ({" | ".join(negative)})'] if negative else []
     if not parts:
         raise ValueError("there is no number within these bounds")
     return " | ".join(parts)
 
 
-def _magnitudes(least: int, most: int | None, least_open: bool, most_open: bool, whole: bool) -> list[str]:
-    """Return alternatives for the numbers from `least` >= 0 to `most`."""
-    if most is None or most >= _TOP:
-        most, most_open = _TOP, True
+def _magnitudes(minimum: int, maximum: int | None, minimum_open: bool, maximum_open: bool, whole: bool) -> list[str]:
+    """Return alternatives for the numbers from `minimum` >= 0 to `maximum`."""
+    if maximum is None or maximum >= _TOP:
+        maximum, maximum_open = _TOP, True
     if whole:
-        return _integers(least + least_open, most - most_open)
-    parts = [f"({' | '.join(found)}) {_FRACTION}" for found in (_integers(least + least_open, most - 1),) if found]
-    if least_open and least < most:
-        parts.append(f'"{least}." [0-9]{{0,15}} [1-9]')
-    if not most_open and (most > least or (most == least and not least_open)):
-        parts.append(f'"{most}" ("." "0"{{1,16}})?')
+        return _integers(minimum + minimum_open, maximum - maximum_open)
+    parts = [
+        f"({' | '.join(found)}) {_FRACTION}" for found in (_integers(minimum + minimum_open, maximum - 1),) if found
+    ]
+    if minimum_open and minimum < maximum:
+        parts.append(f'"{minimum}." [0-9]{{0,15}} [1-9]')
+    if not maximum_open and (maximum > minimum or (maximum == minimum and not minimum_open)):
+        parts.append(f'"{maximum}" ("." "0"{{1,16}})?')
     return parts
 
 
@@ -369,9 +371,9 @@ class _Writer:
                     raise ValueError("has inline flags, which are not supported")
                 return f"({self.sequence(inner, depth)})"
             case "MAX_REPEAT" | "MIN_REPEAT":
-                least, most, inner = value
+                minimum, maximum, inner = value
                 rule = self._rules.add(f"{self._name}-part", self.sequence(inner, depth))
-                return self._rules.repeat(rule, least, None if most == _parser.MAXREPEAT else most)
+                return self._rules.repeat(rule, minimum, None if maximum == _parser.MAXREPEAT else maximum)
         raise ValueError(f"has {_UNSUPPORTED.get(op, op.lower())} which a grammar cannot express")
 
 
@@ -397,8 +399,8 @@ def _character(ranges: Ranges) -> str:
     """Return an expression for one character of a JSON string out of `ranges`."""
     parts: list[str] = []
     plain = without(ranges, NOT_IN_STRINGS)
-    if len(plain) > MOST_RANGES:
-        raise ValueError(f"has a class of more than {MOST_RANGES:,} ranges")
+    if len(plain) > MAX_RANGES:
+        raise ValueError(f"has a class of more than {MAX_RANGES:,} ranges")
     if plain:
         parts.append(character_class(plain))
     escaped = "".join(text for code, text in _ESCAPES.items() if any(low <= code <= high for low, high in ranges))

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from cpuchat.base.errors import AmbiguousGrammar, UsageError
 from cpuchat.grammar.gbnf import ROOT, check_grammar
-from cpuchat.grammar.rules import SPACE, Bounds, Rules, literal, numbers, pattern_expression
+from cpuchat.grammar.rules import SPACE, NumberBounds, Rules, literal, numbers, pattern_expression
 
 Schema = dict[str, Any]
 
@@ -49,7 +49,7 @@ _KEYWORDS: Final[tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...]]
 """What the values of keywords must be, in the order of the checks."""
 _FORMATS: Final = {"date": "date", "time": "time", "date-time": 'date "T" time', "uuid": "uuid"}
 _MAX_DEPTH: Final = 60
-_MOST_VISITS: Final = 20_000
+_MAX_VISITS: Final = 20_000
 _PER_VISIT: Final = 20  # values of an enum, or characters of a pattern, that take as long as a visit
 _LONGEST_NAME: Final = 80  # of a property in a path
 _LARGEST: Final = 10**15
@@ -137,7 +137,7 @@ class _Converter:
         self._rules.n_visited += 1
         if self._depth > _MAX_DEPTH:
             self._fail(path, "the schema is nested too deeply, or refers to itself without an end")
-        if self._rules.n_visited > _MOST_VISITS:
+        if self._rules.n_visited > _MAX_VISITS:
             self._fail(path, "the schema is too large, with all that its references repeat")
         try:
             return work()
@@ -289,36 +289,36 @@ class _Converter:
         first, others = schema.get("prefixItems"), items
         if isinstance(items, list):
             first, others = items, schema.get("additionalItems", {})
-        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
-        most = None if most is None else int(most)
-        first = (first or [])[:most]
-        least -= len(first)
+        min_count, max_count = int(schema.get("minItems", 0)), schema.get("maxItems")
+        max_count = None if max_count is None else int(max_count)
+        first = (first or [])[:max_count]
+        min_count -= len(first)
         if others is False or (first and others in (True, {})):
-            most = max(least, 0)  # no more than needed
-            if others is False and most:
+            max_count = max(min_count, 0)  # no more than needed
+            if others is False and max_count:
                 raise ValueError("minItems is more than the items it may have")
-        elif most is not None:
-            most -= len(first)
-        if most is not None and least > most:
+        elif max_count is not None:
+            max_count -= len(first)
+        if max_count is not None and min_count > max_count:
             raise ValueError("minItems is more than maxItems")
         names = [self._visit(item, f"{path}/prefixItems/{i}") for i, item in enumerate(first)]
-        if most == 0:
+        if max_count == 0:
             inner = f' "," {SPACE} '.join(names)
             return f'"[" {SPACE} {inner} {SPACE} "]"' if names else f'"[" {SPACE} "]"'
         item = self._visit(others, f"{path}/items")
         more = self._rules.add(f"{_name(path)}-more", f'"," {SPACE} {item}')
         if not names:
-            names, most = [item], None if most is None else most - 1
-            rest = self._rules.repeat(more, max(least - 1, 0), most) if most != 0 else ""
+            names, max_count = [item], None if max_count is None else max_count - 1
+            rest = self._rules.repeat(more, max(min_count - 1, 0), max_count) if max_count != 0 else ""
             inner = f"{item} {rest} {SPACE}"
-            return f'"[" {SPACE} {inner} "]"' if least > 0 else f'"[" {SPACE} ({inner})? "]"'
+            return f'"[" {SPACE} {inner} "]"' if min_count > 0 else f'"[" {SPACE} ({inner})? "]"'
         inner = f' "," {SPACE} '.join(names)
-        return f'"[" {SPACE} {inner} {self._rules.repeat(more, max(least, 0), most)} {SPACE} "]"'
+        return f'"[" {SPACE} {inner} {self._rules.repeat(more, max(min_count, 0), max_count)} {SPACE} "]"'
 
     def _string(self, schema: Schema, path: str) -> str:
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        min_count, max_count = schema.get("minLength", 0), schema.get("maxLength")
         if "pattern" in schema:
-            if least or most is not None:
+            if min_count or max_count is not None:
                 raise ValueError(
                     "pattern cannot be combined with minLength or maxLength: put the length in the pattern"
                 )
@@ -326,10 +326,12 @@ class _Converter:
                 inside = pattern_expression(schema["pattern"], self._rules, _name(path))
             except ValueError as error:
                 raise ValueError(f"the pattern {schema['pattern'][:_LONGEST_NAME]} {error}") from None
-        elif least or most is not None:
-            if most is not None and most < least:
+        elif min_count or max_count is not None:
+            if max_count is not None and max_count < min_count:
                 raise ValueError("minLength is more than maxLength")
-            inside = self._rules.repeat(self._rules.built_in("char"), int(least), None if most is None else int(most))
+            inside = self._rules.repeat(
+                self._rules.built_in("char"), int(min_count), None if max_count is None else int(max_count)
+            )
         elif (kind := str(schema.get("format"))) in _FORMATS:
             inside = _FORMATS[kind]
             for name in ("date", "time", "uuid"):
@@ -382,7 +384,7 @@ def _has_type(value: Any, kind: Any) -> bool:
     return kind in kinds and isinstance(value, kinds[kind])
 
 
-def _bounds(schema: Schema, *, whole: bool) -> Bounds | None:
+def _bounds(schema: Schema, *, whole: bool) -> NumberBounds | None:
     """Return the bounds of a number, None without any. Raises ValueError for those that are not supported."""
     ends: list[tuple[int | None, bool]] = []
     for key, open_key, sign in (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1)):
@@ -396,7 +398,7 @@ def _bounds(schema: Schema, *, whole: bool) -> Bounds | None:
             end, is_open = exclusive, True
         ends.append(_end(end, key, sign, is_open=is_open, whole=whole))
     (low, low_open), (high, high_open) = ends
-    return None if low is None and high is None else Bounds(low, high, low_open, high_open)
+    return None if low is None and high is None else NumberBounds(low, high, low_open, high_open)
 
 
 def _end(value: float | None, key: str, sign: int, *, is_open: bool, whole: bool) -> tuple[int | None, bool]:

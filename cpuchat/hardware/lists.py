@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-_MOST = 65_535  # far above the kernel's NR_CPUS; a range is spelled out, so nonsense must not fill the memory
+_MAX = 65_535  # far above the kernel's NR_CPUS; a range is spelled out, so nonsense must not fill the memory
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
@@ -18,7 +18,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MAX
 
 
 def format_cpu_list(numbers: Collection[int]) -> str:

@@ -109,7 +109,7 @@ def available_within(nodes: Collection[int], root: Path = ROOT) -> int:
 
 _CHUNK: Final = 4 << 20
 _BYTES: Final = 64 << 20
-_MOST_SECONDS: Final = 1.0
+_MAX_SECONDS: Final = 1.0
 
 
 def read_rate(path: Path) -> float | None:
@@ -127,7 +127,7 @@ def read_rate(path: Path) -> float | None:
         start = os.fstat(file).st_size // 2 // _CHUNK * _CHUNK
         with mmap.mmap(-1, _CHUNK) as buffer:  # aligned, as O_DIRECT wants it
             done, began = 0, perf_counter()
-            while flag and done < _BYTES and perf_counter() - began < _MOST_SECONDS:
+            while flag and done < _BYTES and perf_counter() - began < _MAX_SECONDS:
                 if os.preadv(file, [buffer], start + done) < _CHUNK:
                     break
                 done += _CHUNK

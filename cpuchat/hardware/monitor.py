@@ -15,7 +15,7 @@ from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
 
-LEAST_SECONDS = 0.25
+MIN_SECONDS = 0.25
 """Minimum interval between two readings; in between the last figure stays."""
 RETRY_SECONDS = 60.0
 """Seconds until a counter that did not open is tried again: a module may have been loaded in the meantime."""
@@ -23,7 +23,7 @@ STALE_SECONDS = 3.0
 """Seconds after which a figure without a successor is no longer shown."""
 IMPOSSIBLE = 1.5
 """Multiple of the theoretical bandwidth above which a figure is wrong."""
-_MOST_WATTS = 2000.0
+_MAX_WATTS = 2000.0
 """Maximum plausible watts of a package."""
 
 V = TypeVar("V", Bandwidth, Power)
@@ -101,7 +101,7 @@ class _Watched(Generic[V]):
         try:
             if self._counter is None:
                 self._open(now)
-            elif not 0 <= now - self._read_at < LEAST_SECONDS:
+            elif not 0 <= now - self._read_at < MIN_SECONDS:
                 self._read(now, self._counter)
         except Exception as error:
             why, how = _why(error)
@@ -170,7 +170,7 @@ class Monitor:
 
     def _watts(self, name: str, seconds: float, amounts: tuple[float, ...]) -> Power | None:
         [joules] = amounts
-        if joules > _MOST_WATTS * max(len(self._topology.packages), 1) * seconds:
+        if joules > _MAX_WATTS * max(len(self._topology.packages), 1) * seconds:
             return None
         self._joules += joules
         return Power(joules / seconds, self._joules, name)

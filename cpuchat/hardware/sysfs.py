@@ -279,7 +279,11 @@ def efficient_cpus(root: Path, cpus: Collection[int], vendor: str) -> frozenset[
 def _fastest_together(capacities: Sequence[int]) -> int:
     """Return the capacity from which cores are used: threads get equal parts of the work and wait for the slowest, so n
     cores are as fast as n times the slowest of them."""
-    return max(capacities, key=lambda least: (least * sum(one >= least for one in capacities), least), default=0)
+    return max(
+        capacities,
+        key=lambda min_capacity: (min_capacity * sum(one >= min_capacity for one in capacities), min_capacity),
+        default=0,
+    )
 
 
 def allowed_list(root: Path, name: str) -> tuple[int, ...]:

@@ -322,15 +322,15 @@ _USUAL_BANDWIDTH = 25e9  # bytes/s of decoding on a laptop with two memory chann
 _COMMON_BYTES = 2.5e9
 """A model of 4B parameters in 4 bits: useful for most, quick to download, and at reading pace on most machines. Without
 any speed, models near it are preferred ..."""
-_MOST_UNMEASURED_BYTES = 6e9
+_MAX_UNMEASURED_BYTES = 6e9
 """... and larger ones are not recommended."""
-_MOST_MEMORY = 0.5
+_MAX_MEMORY = 0.5
 """Share of the machine's memory that a recommended model takes: the rest is for the user's other programs."""
-_MOST_CHAT = 4
+_MAX_CHAT = 4
 _FASTER, _FAST = 1.5, 4 * PACE
 """How many times less the fast model reads for a token than the first one for chats, and tok/s that are enough for
 it."""
-_LEAST_FAST = 1.0  # billions of parameters; smaller models are for drafting
+_MIN_FAST = 1.0  # billions of parameters; smaller models are for drafting
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
     possible = [
         model
         for model in newest
-        if _recommendable(model, predictions.get(model.id)) and (measured or model.size <= _MOST_UNMEASURED_BYTES)
+        if _recommendable(model, predictions.get(model.id)) and (measured or model.size <= _MAX_UNMEASURED_BYTES)
     ]
     chosen = _by_purpose(possible, predictions, _worth if measured else _worth_unmeasured)
     purposes = {model.id: purpose for purpose, model in chosen}
@@ -397,11 +397,11 @@ def _by_purpose(
     for model in by_use["chat"]:
         place = model.publisher or model.family
         of_publisher[place] = max(of_publisher.get(place, model), model, key=worth)
-    chat = sorted(of_publisher.values(), key=worth, reverse=True)[:_MOST_CHAT]
+    chat = sorted(of_publisher.values(), key=worth, reverse=True)[:_MAX_CHAT]
     chosen = [("chat", model) for model in chat]
     if chat:
         first = chat[0]
-        left = [m for m in by_use["chat"] if m not in chat and m.year == first.year and m.params >= _LEAST_FAST]
+        left = [m for m in by_use["chat"] if m not in chat and m.year == first.year and m.params >= _MIN_FAST]
         reads = {model.id: predictions[model.id].bytes_per_token for model in (first, *left)}
         quick = sorted((m for m in left if _FASTER * reads[m.id] <= reads[first.id]), key=lambda m: reads[m.id])
         enough = [m for m in quick if (predictions[m.id].tok_s or 0) >= _FAST]
@@ -422,7 +422,7 @@ def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
         and model.license not in _RESEARCH_ONLY
         and "repo" in model.verified
         and prediction.verdict == "fits"
-        and prediction.needed <= _MOST_MEMORY * prediction.total_memory
+        and prediction.needed <= _MAX_MEMORY * prediction.total_memory
         and pace >= PACE
     )
 

@@ -29,7 +29,7 @@ AUTO: Final = "auto"
 MODULE_VARIABLE: Final = "CPUCHAT_ENGINE_CPU_MODULE"
 """Tells a process which module to open, as it stands for the setting: a name, or `AUTO` for the highest score."""
 _PREFIX: Final = "libggml-cpu-"
-_MOST: Final = 4
+_MAX: Final = 4
 _AVX2: Final = "AVX F16C FMA AVX2 BMI2"
 _AVX512: Final = f"{_AVX2} AVX512"
 _FP16: Final = "NEON DOTPROD FP16_VA"
@@ -142,4 +142,4 @@ def fastest_first(scores: Mapping[str, int]) -> tuple[str, ...]:
         family = next((one for one in _DOT_PRODUCTS if one in features), "" if is_x86 else name)
         if not found or family:
             found.setdefault(family, name)
-    return tuple(found.values())[:_MOST]
+    return tuple(found.values())[:_MAX]

@@ -283,7 +283,7 @@ _SNAPSHOT_ARCHITECTURES = frozenset(
 _COPYING_ARCHITECTURES = frozenset({"qwen35", "qwen35moe", "qwen4exp", "kimi-k3", "glm5-next"})
 _COPY_COST = 3.5
 COPY_SHARE = 0.01  # of a plain pass
-_MOST_SNAPSHOTS, _FEWEST_SNAPSHOTS = VERIFIED - 1, 2
+_MAX_SNAPSHOTS, _FEWEST_SNAPSHOTS = VERIFIED - 1, 2
 SNAPSHOT_BYTES = 256_000_000  # for all snapshots, or this share of the weights:
 SNAPSHOT_SHARE = 0.1
 _RECURRENT = re.compile(r"blk\.([^.]*)\.(?:ssm_|time_mix_|shortconv\.)").match
@@ -316,19 +316,19 @@ class MemoryNeed(msgspec.Struct, frozen=True):
         return self.weights + self.repack + self.kv + self.compute
 
     @property
-    def least(self) -> int:
+    def min_bytes(self) -> int:
         """Return what it needs to run at full speed: `total` without what the system can drop."""
         return self.total - self.reclaimable
 
     def breakdown(self, draft: MemoryNeed | None = None) -> str:
-        """Explain `least` in GB: `weights 4.7 + KV cache 0.5 (4096 tokens) + draft 0.7 + buffers 0.4`."""
+        """Explain `min_bytes` in GB: `weights 4.7 + KV cache 0.5 (4096 tokens) + draft 0.7 + buffers 0.4`."""
         parts = [f"weights {gigabytes(self.weights - self.reclaimable)}"] if self.weights > self.reclaimable else []
         if self.repack:
             parts.append(f"repacked copy {gigabytes(self.repack)}")
         if self.kv:
             parts.append(f"KV cache {gigabytes(self.kv)} ({self.n_ctx} tokens)")
         if draft is not None:
-            parts.append(f"draft {gigabytes(draft.least)}")
+            parts.append(f"draft {gigabytes(draft.min_bytes)}")
         return f"{' + '.join(parts)} + {'buffers' if self.kv else 'KV cache and buffers'} {gigabytes(self.compute)}"
 
 
@@ -442,7 +442,7 @@ def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
         return 0
     layers, (convolution, rest) = len(_recurrent_layers(header)), _recurrent_bytes(header)
     budget = max(SNAPSHOT_BYTES, int(SNAPSHOT_SHARE * header.size))
-    n = min(most_snapshots(_n_ubatch(options)), budget // max(layers * (convolution + rest), 1))
+    n = min(max_snapshots(_n_ubatch(options)), budget // max(layers * (convolution + rest), 1))
     if header.architecture in _COPYING_ARCHITECTURES:
         copied = _COPY_COST * layers * convolution
         n = min(n, int(COPY_SHARE * _bytes_per_token(header) / max(copied, 1)))
@@ -458,9 +458,9 @@ def _bytes_per_token(header: GGUFHeader) -> int:
     return sum(t.nbytes * used // experts if t.is_routed else t.nbytes for t in weights)
 
 
-def most_snapshots(n_ubatch: int) -> int:
+def max_snapshots(n_ubatch: int) -> int:
     """Return the limit: more are useless, and llama_batch_allocr::split_equal aborts unless n_ubatch > 1 + this."""
-    return max(min(_MOST_SNAPSHOTS, n_ubatch - 2), 0)
+    return max(min(_MAX_SNAPSHOTS, n_ubatch - 2), 0)
 
 
 def rollback_bytes(header: GGUFHeader, n_rs_seq: int) -> tuple[int, int]:
@@ -558,7 +558,7 @@ def plan_memory(
     n_ctx = choose_context(header, options, available)
     n_rs_seq = snapshots(header, options)
     need = required_memory(header, options, n_ctx, n_outputs, n_rs_seq)
-    while n_rs_seq and need.least > available:
+    while n_rs_seq and need.min_bytes > available:
         n_rs_seq //= 2
         need = required_memory(header, options, n_ctx, n_outputs, n_rs_seq)
     return need, n_rs_seq
@@ -578,14 +578,14 @@ def largest_context(header: GGUFHeader, options: LoadOptions, available: int, dr
     Never more than the model was trained for. With the header of a `draft` model, both fit.
     """
 
-    def least(n_ctx: int) -> int:
-        beside = draft_memory(draft, options, n_ctx).least if draft is not None else 0
-        return required_memory(header, options, n_ctx).least + beside
+    def min_bytes(n_ctx: int) -> int:
+        beside = draft_memory(draft, options, n_ctx).min_bytes if draft is not None else 0
+        return required_memory(header, options, n_ctx).min_bytes + beside
 
     low, high = 0, max((header.n_ctx_train or 1 << 20) // CONTEXT_STEP, 1)
     while low < high:
         middle = (low + high + 1) // 2
-        if least(middle * CONTEXT_STEP) <= available:
+        if min_bytes(middle * CONTEXT_STEP) <= available:
             low = middle
         else:
             high = middle - 1
@@ -600,7 +600,7 @@ def choose_context(header: GGUFHeader, options: LoadOptions, available: int, wan
     if options.n_ctx:
         return options.n_ctx
     limit = min(wanted, header.n_ctx_train or wanted)
-    if required_memory(header, options, limit).least <= available:
+    if required_memory(header, options, limit).min_bytes <= available:
         return limit
     return max(min(limit, largest_context(header, options, available)), min(limit, CONTEXT_STEP))
 
@@ -615,12 +615,12 @@ def check_fit(
     """Refuse a model that cannot fit. With `header` and `options` the hint names a context that would.
 
     Raises:
-        DoesNotFit: `need.least`, with that of a `draft`, is more than `available_bytes`; the message holds the sum.
+        DoesNotFit: `need.min_bytes`, with that of a `draft`, is more than `available_bytes`; the message holds the sum.
     """
-    total, in_all = need.least + (draft.least if draft is not None else 0), available_bytes
+    total, in_all = need.min_bytes + (draft.min_bytes if draft is not None else 0), available_bytes
     if total <= available_bytes:
         return
-    available_bytes -= total - need.least
+    available_bytes -= total - need.min_bytes
     ideas: list[str] = []
     stays_on_disk = False
     if header is not None and options is not None:
@@ -633,7 +633,7 @@ def check_fit(
             if longer > fitting:
                 ideas.append(f"a q8_0 KV cache allows {longer} tokens (prefill at 4k: half as fast)")
         on_disk = required_memory(header, msgspec.structs.replace(options, from_disk=True), need.n_ctx)
-        stays_on_disk = may_stay_on_disk(options) and on_disk.least <= available_bytes
+        stays_on_disk = may_stay_on_disk(options) and on_disk.min_bytes <= available_bytes
     elif need.weights - need.reclaimable + need.repack + need.compute < available_bytes:
         ideas += ["use a smaller --ctx", "quantize the KV cache (q8_0; prefill at 4k: half as fast)"]
     if not ideas:

@@ -14,7 +14,7 @@ from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
-from cpuchat.models.hub.repository import Data
+from cpuchat.models.hub.repository import ModelData
 from cpuchat.models.support import scalar_types, why_unsupported
 from cpuchat.models.traffic import bytes_per_token, table_bytes
 from cpuchat.protocol.messages import LoadOptions
@@ -38,7 +38,7 @@ _SHOWN_TEXT = 120
 _MAX_LISTED = 16
 
 
-class TensorKind(Data, frozen=True):
+class TensorKind(ModelData, frozen=True):
     """All tensors of one type. `nbytes` of their data."""
 
     type: str
@@ -51,7 +51,7 @@ class TensorKind(Data, frozen=True):
         return BY_NAME[self.type].bits_per_weight
 
 
-class Experts(Data, frozen=True):
+class Experts(ModelData, frozen=True):
     """A mixture of experts: a token is sent to `used` of `count` experts, and to all `shared` ones."""
 
     count: int
@@ -59,7 +59,7 @@ class Experts(Data, frozen=True):
     shared: int
 
 
-class SpecialToken(Data, frozen=True):
+class SpecialTokenInfo(ModelData, frozen=True):
     """`role` as llama.cpp's log calls it ("bos", "eot", ...). `text` "" when the vocabulary has no such id."""
 
     role: str
@@ -67,7 +67,7 @@ class SpecialToken(Data, frozen=True):
     text: str
 
 
-class Tokenizer(Data, frozen=True):
+class Tokenizer(ModelData, frozen=True):
     """`kind` is llama.cpp's ("BPE", "SPM"), `pre` the name of the pre-tokenizer."""
 
     model: str
@@ -77,10 +77,10 @@ class Tokenizer(Data, frozen=True):
     n_merges: int
     add_bos: bool
     add_eos: bool
-    special: tuple[SpecialToken, ...]
+    special: tuple[SpecialTokenInfo, ...]
 
 
-class Template(Data, frozen=True):
+class Template(ModelData, frozen=True):
     """A chat template. `features`: what it supports, by its words, of "system", "tools", "thinking", "images"."""
 
     name: str
@@ -88,7 +88,7 @@ class Template(Data, frozen=True):
     features: tuple[str, ...]
 
 
-class Origin(Data, frozen=True):
+class Origin(ModelData, frozen=True):
     """Where a model comes from, according to its file; "" and () where not stated."""
 
     author: str = ""
@@ -102,7 +102,7 @@ class Origin(Data, frozen=True):
     tags: tuple[str, ...] = ()
 
 
-class Inspection(Data, frozen=True):
+class Inspection(ModelData, frozen=True):
     """The description of a model by its `header`.
 
     `kind`: "model", or what it is instead ("an adapter of a model"). Sizes in bytes. `bytes_per_token` is what a plain
@@ -201,7 +201,7 @@ def _tokenizer(header: GGUFHeader) -> Tokenizer | None:
     )
 
 
-def _special(header: GGUFHeader, default: dict[str, int], tokens: LazyArray | None) -> list[SpecialToken]:
+def _special(header: GGUFHeader, default: dict[str, int], tokens: LazyArray | None) -> list[SpecialTokenInfo]:
     ids: dict[str, int] = {}
     for key, role in _SPECIAL.items():
         number = header.metadata.get(f"tokenizer.ggml.{key}_token_id", default.get(key, -1))
@@ -211,7 +211,7 @@ def _special(header: GGUFHeader, default: dict[str, int], tokens: LazyArray | No
     wanted = {number for number in ids.values() if tokens is not None and number < len(tokens)}
     strings = islice(tokens.raw_strings(), max(wanted) + 1) if tokens is not None and wanted else ()
     texts = {i: raw.decode("utf-8", "replace") for i, raw in enumerate(strings) if i in wanted}
-    return [SpecialToken(role=role, id=number, text=texts.get(number, "")) for role, number in ids.items()]
+    return [SpecialTokenInfo(role=role, id=number, text=texts.get(number, "")) for role, number in ids.items()]
 
 
 def _templates(header: GGUFHeader) -> tuple[Template, ...]:

@@ -54,9 +54,9 @@ def rows_of(instructions: str) -> int:
     return 16 if instructions.startswith("AVX-512") else 8
 
 
-_LEAST_DECODE: Final = 0.97
+_MIN_DECODE: Final = 0.97
 """Of llama.cpp's speed for one token: what passes of several tokens gain is not worth more than that."""
-_MOST_APART: Final = 0.01
+_MAX_APART: Final = 0.01
 """Of the norm: both quantize activations to 8 bits, in blocks of 32 or 256 values, and differ by up to 0.6 %."""
 
 
@@ -83,13 +83,13 @@ class MeasuredProducts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_wrong(self) -> bool:
         """Return whether the results differ by more than quantization does."""
-        return self.difference > _MOST_APART
+        return self.difference > _MAX_APART
 
     @property
     def is_chosen(self) -> bool:
         """Return whether cpuchat's kernels are used: with one token they are not slower, on the geometric mean of all
         passes neither, and the results agree. A measurement beside other programs only tells the last."""
-        is_faster = self.ratios[0] >= _LEAST_DECODE and math.prod(self.ratios) >= 1
+        is_faster = self.ratios[0] >= _MIN_DECODE and math.prod(self.ratios) >= 1
         return not self.is_wrong and (self.disturbed or is_faster)
 
     @property

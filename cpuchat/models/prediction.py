@@ -19,7 +19,7 @@ from cpuchat.costs.model import ALIKE, bytes_read, pass_cost
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME
-from cpuchat.models.hub.repository import Data, RepoModel, Repository, loadable, usual_first
+from cpuchat.models.hub.repository import ModelData, RepoModel, Repository, loadable, usual_first
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
 from cpuchat.models.support import check_supported, scalar_type_of, why_slow
@@ -38,7 +38,7 @@ _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
 _MUCH = 0.02  # of a factor that a model has of its own, from which it is told
 # KV cache and buffers of a model of which only the size is known, as a share of its weights: at 8,192 tokens it is 0.25
 # for a Q4_K_M file of 0.5B parameters (Qwen2.5), 0.1 to 0.2 for 7B to 32B, 0.06 for 70B (Llama 3).
-_BESIDE_SHARE, _BESIDE_MOST = 0.2, 3_000_000_000
+_BESIDE_SHARE, _BESIDE_MAX = 0.2, 3_000_000_000
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needed(self) -> int:
         """Return all memory needed, the draft model included."""
-        return self.need.least + (self.draft_need.least if self.draft_need is not None else 0)
+        return self.need.min_bytes + (self.draft_need.min_bytes if self.draft_need is not None else 0)
 
     @property
     def too_slow(self) -> bool:
@@ -91,7 +91,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     def _end(self) -> str:
         if self.verdict != "too large":
             return self.verdict
-        if self.draft_need is not None and self.need.least <= self.available:
+        if self.draft_need is not None and self.need.min_bytes <= self.available:
             return "too large, but it fits without the draft model"
         if self.needed <= self.total_memory - spare_bytes(self.total_memory):
             return f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
@@ -193,7 +193,7 @@ def local_work(model: LocalModel, id: str = "") -> ModelWork:
 def _need_of(size: int, work: ModelWork) -> MemoryNeed:
     """Return what a model with a file of `size` bytes usually needs."""
     lazy = round(work.on_disk)
-    beside = min(round(_BESIDE_SHARE * (size - lazy)), _BESIDE_MOST)
+    beside = min(round(_BESIDE_SHARE * (size - lazy)), _BESIDE_MAX)
     return MemoryNeed(weights=size, repack=0, kv=0, compute=beside + PROCESS_BYTES, reclaimable=lazy)
 
 
@@ -209,7 +209,7 @@ def _judged(
     exact_work: bool = False,
 ) -> Prediction:
     """Predict the speed of `work` where it fits; its passes take `factor` times as long as by the profile."""
-    needed = need.least + (draft_need.least if draft_need is not None else 0)
+    needed = need.min_bytes + (draft_need.min_bytes if draft_need is not None else 0)
     verdict: Fit = "too large"
     if needed <= machine.available:
         verdict = "fits" if needed + spare_bytes(machine.total) <= machine.available else "tight"
@@ -261,7 +261,7 @@ _MAX_SECONDS = 20.0
 """Seconds after which no further header is requested."""
 
 
-class ModelPrediction(Data, frozen=True):
+class ModelPrediction(ModelData, frozen=True):
     """`problem`: why the header could not be read, or the engine cannot run the model; "" where neither is known.
     `fault`: the header was read, and no model could be loaded with it."""
 

@@ -283,7 +283,7 @@ def where_needed(header: GGUFHeader, options: LoadOptions, available: int) -> Lo
             "Turn off --mlock and set --load-mode to mmap, or leave out --from-disk.",
         )
     in_memory = msgspec.structs.replace(options, from_disk=False)
-    fits = plan_memory(header, in_memory, available)[0].least <= available
+    fits = plan_memory(header, in_memory, available)[0].min_bytes <= available
     return in_memory if fits else options
 
 
@@ -297,7 +297,7 @@ def slowness(header: GGUFHeader, need: MemoryNeed, available: int, rate: float |
         rate: bytes per second of the disk; None if it is not known.
         n_experts: that a token uses; 0 for as many as trained.
     """
-    missing = 1 - min(max(available - need.least, 0) / max(header.size, 1), 1)
+    missing = 1 - min(max(available - need.min_bytes, 0) / max(header.size, 1), 1)
     used = round(bytes_per_token(header, n_experts))
     read = f"{gigabytes(round(missing * used))} of {gigabytes(used)} GB are read from disk for each token"
     if rate is None:

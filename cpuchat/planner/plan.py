@@ -15,7 +15,7 @@ from cpuchat.costs.model import (
     batch_rate,
     bytes_read,
     compute_ceiling,
-    most_users,
+    max_users,
     pair_costs,
     pass_cost,
     prefill_cost,
@@ -29,14 +29,14 @@ from cpuchat.planner.specs import MachineSpec, PlannedModel, from_catalog
 
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 """Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""
-MOST_USERS = 1024
+MAX_USERS = 1024
 """Chats decoded together that are tried: llama-server and vLLM allow some hundred."""
 _USABLE = 0.95
-_BUFFERS, _MOST_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
+_BUFFERS, _MAX_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
 _HOURS_PER_YEAR = 8766
 
 
-class Workload(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """The work to plan for: tokens of context per chat, of a prompt, and of an answer, and the target `tok_s` of each
     user."""
 
@@ -78,7 +78,7 @@ class Range(msgspec.Struct, frozen=True):
         return Range(low, value, high)
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes: of the weights, the KV caches of all users, the draft model, buffers; `usable` of the machine, of which
     `spare` should be left for everything else."""
 
@@ -115,7 +115,8 @@ class Drafted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pricing(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of the machine per hour, and per million generated tokens: of one chat, and of `Plan.users` together.
+    """Prices of the machine per hour, and per million generated tokens: of one chat, and of `CapacityPlan.users`
+    together.
 
     `prices` is what the hour rests on; None where the machine is rented.
     """
@@ -126,7 +127,7 @@ class Pricing(msgspec.Struct, frozen=True, kw_only=True):
     prices: Prices | None
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A model on a machine.
 
     `tok_s` of one chat in the middle of an answer; None when it does not fit. `limit` takes most of a pass, with
@@ -140,8 +141,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     machine: MachineSpec
     model: PlannedModel
     draft: PlannedModel | None
-    workload: Workload
-    memory: Memory
+    workload: PlannedWorkload
+    memory: PlannedMemory
     users_by_memory: int
     bytes_per_token: float
     tok_s: Range | None = None
@@ -175,14 +176,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def make_plan(
     machine: MachineSpec,
     model: PlannedModel,
-    workload: Workload,
+    workload: PlannedWorkload,
     *,
     draft: PlannedModel | None = None,
     prices: Prices | None = None,
-) -> Plan:
+) -> CapacityPlan:
     """Plan `model` on `machine`."""
     memory = _memory(machine, model, draft, workload, users=1)
-    plan = Plan(
+    plan = CapacityPlan(
         machine=machine,
         model=model,
         draft=draft,
@@ -198,8 +199,8 @@ def make_plan(
     middle, watts = pass_cost(machine.profile(), work, 1, past), machine.watts
     tok_s = _over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds)
     ttft_s = _over(machine, lambda profile: prefill_cost(profile, work, workload.n_prompt).seconds)
-    by_memory = min(plan.users_by_memory, MOST_USERS)
-    chats = [most_users(machine.profile(name), work, workload.tok_s, past, by_memory) for name in SCENARIOS]
+    by_memory = min(plan.users_by_memory, MAX_USERS)
+    chats = [max_users(machine.profile(name), work, workload.tok_s, past, by_memory) for name in SCENARIOS]
     together = [
         n * batch_rate(machine.profile(name), work, n, past) if n else 0.0
         for name, n in zip(SCENARIOS, chats, strict=True)
@@ -223,7 +224,7 @@ def make_plan(
     return msgspec.structs.replace(plan, costs=_costs(machine, plan, prices or Prices()))
 
 
-def require_fit(plan: Plan) -> None:
+def require_fit(plan: CapacityPlan) -> None:
     """Check that a speed is planned. Raises UsageError: the machine does not hold the model (the message has the
     arithmetic), or it has no SIMD kernel for its weights."""
     if plan.verdict == "no SIMD":
@@ -253,7 +254,7 @@ def _ordered(figures: Sequence[float]) -> Range:
     return Range(min(low, high), value, max(low, high))
 
 
-def _memory_ceiling(machine: MachineSpec, plan: Plan) -> Range:
+def _memory_ceiling(machine: MachineSpec, plan: CapacityPlan) -> Range:
     """Return the tok/s if only reading took time, at the read bandwidth: as in the chat's panel."""
     read = machine.read_gbs
     cached = machine.profile().read_rate(plan.model.work.weight_bytes)  # faster where the weights stay in the caches
@@ -262,30 +263,34 @@ def _memory_ceiling(machine: MachineSpec, plan: Plan) -> Range:
 
 
 def _memory(
-    machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: Workload, users: int
-) -> Memory:
+    machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: PlannedWorkload, users: int
+) -> PlannedMemory:
     kv = users * (model.kv_bytes(workload.n_ctx) + model.work.state)
     beside = draft.size + users * draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0
     total = 1e9 * machine.memory_gb.value
-    return Memory(
+    return PlannedMemory(
         weights=model.size - model.work.on_disk,
         kv=kv,
         draft=beside,
-        buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MOST_BUFFERS),
+        buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS),
         # What is available now is counted without what other programs use.
         usable=1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total,
         spare=spare_bytes(total),
     )
 
 
-def _users_by_memory(machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: Workload) -> int:
+def _users_by_memory(
+    machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: PlannedWorkload
+) -> int:
     none, one = (_memory(machine, model, draft, workload, users) for users in (0, 1))
     each = one.needed - none.needed
     left = none.usable - none.needed
-    return max(int(left // each), 0) if each > 0 else MOST_USERS
+    return max(int(left // each), 0) if each > 0 else MAX_USERS
 
 
-def _drafted(machine: MachineSpec, plan: Plan, draft: PlannedModel, acceptances: Sequence[float]) -> list[Drafted]:
+def _drafted(
+    machine: MachineSpec, plan: CapacityPlan, draft: PlannedModel, acceptances: Sequence[float]
+) -> list[Drafted]:
     work, past = plan.model.work, plan.workload.n_past
     pairs = [pair_costs(machine.profile(name), work, draft.work, past, MAX_TOKENS) for name in SCENARIOS]
     found: list[Drafted] = []
@@ -317,7 +322,7 @@ def hourly(machine: MachineSpec, prices: Prices) -> float | None:
     return machine.price_usd.value / (prices.years * _HOURS_PER_YEAR) + power
 
 
-def _costs(machine: MachineSpec, plan: Plan, prices: Prices) -> Pricing | None:
+def _costs(machine: MachineSpec, plan: CapacityPlan, prices: Prices) -> Pricing | None:
     per_hour = hourly(machine, prices)
     if plan.tok_s is None or per_hour is None:
         return None
@@ -350,13 +355,15 @@ def catalog_models(
     return [here.get(entry.id) or from_catalog(entry, kind) for entry, kind in zip(chat, kinds, strict=True)]
 
 
-def catalog_plans(machine_for: MachineFor, models: Iterable[PlannedModel], workload: Workload) -> list[Plan]:
+def catalog_plans(
+    machine_for: MachineFor, models: Iterable[PlannedModel], workload: PlannedWorkload
+) -> list[CapacityPlan]:
     """Return a plan for each of the models that fits the machine, the fastest first."""
     plans = [make_plan(machine_for(model, None), model, workload) for model in models]
     return _fastest_first(plan for plan in plans if plan.tok_s is not None)
 
 
-def _fastest_first(plans: Iterable[Plan]) -> list[Plan]:
+def _fastest_first(plans: Iterable[CapacityPlan]) -> list[CapacityPlan]:
     return sorted(plans, key=lambda plan: plan.tok_s.value if plan.tok_s is not None else 0.0, reverse=True)
 
 
@@ -378,7 +385,7 @@ def usual_draft(
 
 
 def machine_plans(
-    machines: Iterable[MachineSpec], model: PlannedModel, workload: Workload, *, draft: PlannedModel | None
-) -> list[Plan]:
+    machines: Iterable[MachineSpec], model: PlannedModel, workload: PlannedWorkload, *, draft: PlannedModel | None
+) -> list[CapacityPlan]:
     """Return a plan on every machine, the fastest first; those that do not run the model last."""
     return _fastest_first(make_plan(machine, model, workload, draft=draft) for machine in machines)

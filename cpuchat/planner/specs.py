@@ -59,7 +59,7 @@ _FOLDER = Path(__file__).parent
 _WORDS = re.compile(r"[a-z]+|\d+")
 _NOT_IN_ID = re.compile(r"[^a-z0-9.+-]+")
 _LARGE = 1e12  # bytes of weights that no cache holds
-_MEASURED_MOST = 1.05  # of the theoretical bandwidth: data sheets round
+_MEASURED_MAX = 1.05  # of the theoretical bandwidth: data sheets round
 _ARM = frozenset({"ampereone", "apple-m", "arm64"})  # of the names in cpus.toml
 _WITH_AVX2 = Instructions(frozenset({"AVX", "AVX2"}))
 _FITTED: dict[Scenario, float] = {"low": 0.87, "value": 1.0, "high": 1.15}
@@ -102,10 +102,10 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.cores.value < 1:
             raise ValueError("cores: a machine has at least 1")
         both = self.theoretical, self.measured
-        if both[0] is not None and both[1] is not None and both[1].at("high") > _MEASURED_MOST * both[0].value:
+        if both[0] is not None and both[1] is not None and both[1].at("high") > _MEASURED_MAX * both[0].value:
             raise ValueError("measured: exceeds the theoretical bandwidth")
-        most = both[0] or self.read_gbs
-        if self.decode is not None and self.decode.at("high") > _MEASURED_MOST * most.at("high"):
+        max_names = both[0] or self.read_gbs
+        if self.decode is not None and self.decode.at("high") > _MEASURED_MAX * max_names.at("high"):
             raise ValueError("decode: exceeds the bandwidth of the memory")
         if self.cpu not in usual().cpu:
             known = difflib.get_close_matches(self.cpu, usual().cpu, n=3, cutoff=0.3) or list(usual().cpu)
@@ -370,8 +370,8 @@ def _files(catalog: Catalog, folders: Sequence[str], quantization: str) -> list[
     return [(entry, one.path) for entry, one in found]
 
 
-def _choices(ids: Sequence[str], most: int = 4) -> str:
-    return " or ".join(ids[:most]) + (f" or {len(ids) - most} more" if len(ids) > most else "")
+def _choices(ids: Sequence[str], max_names: int = 4) -> str:
+    return " or ".join(ids[:max_names]) + (f" or {len(ids) - max_names} more" if len(ids) > max_names else "")
 
 
 def _model_words(name: str) -> frozenset[str]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from cpuchat.base.errors import UsageError
 from cpuchat.costs.model import MICRO_BATCH, pass_cost, prefill_cost
-from cpuchat.planner.plan import MOST_USERS, Plan, require_fit
+from cpuchat.planner.plan import MAX_USERS, CapacityPlan, require_fit
 
 PAUSE_S = 60.0
 """Seconds between an answer and the user's next message: reading 300 tokens at about 5 tok/s."""
@@ -27,7 +27,7 @@ _SIZES = (0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0)
 """Numbers of machines to show, by that which is enough."""
 
 
-class Pace(NamedTuple):
+class UserPace(NamedTuple):
     """Seconds that a machine takes for a prompt, in so many micro-batches, and, at `step_s[n - 1]`, for a token of each
     of n chats; at most `len(step_s)` chats are in progress. Answers have `n_answer` tokens."""
 
@@ -87,7 +87,7 @@ class UserPlan(msgspec.Struct, frozen=True, kw_only=True):
     numbers: tuple[Occupancy, ...]
 
 
-def plan_users(plan: Plan, users: int) -> UserPlan:
+def plan_users(plan: CapacityPlan, users: int) -> UserPlan:
     """Return how many machines of the plan so many users need. Raises UsageError: the model does not fit, or one chat
     alone does not reach the target tok/s."""
     require_fit(plan)
@@ -115,11 +115,11 @@ def plan_users(plan: Plan, users: int) -> UserPlan:
     )
 
 
-def pace_of(plan: Plan) -> Pace:
+def pace_of(plan: CapacityPlan) -> UserPace:
     """Return the pace of a plan's machine, as expected, with as many chats at once as reach the target."""
     profile, work, load = plan.machine.profile(), plan.model.work, plan.workload
-    most = min(int(plan.users.value) if plan.users is not None else 0, plan.users_by_memory, MOST_USERS)
-    pace = Pace(
+    most = min(int(plan.users.value) if plan.users is not None else 0, plan.users_by_memory, MAX_USERS)
+    pace = UserPace(
         prefill_s=prefill_cost(profile, work, load.n_prompt).seconds,
         n_batches=math.ceil(load.n_prompt / MICRO_BATCH),
         n_answer=load.n_answer,
@@ -129,7 +129,7 @@ def pace_of(plan: Plan) -> Pace:
     return pace._replace(step_s=pace.step_s[: fast[-1] + 1 if len(fast) else 0])
 
 
-def occupancy(pace: Pace, users: int, machines: int, pause_s: float = PAUSE_S) -> Occupancy:
+def occupancy(pace: UserPace, users: int, machines: int, pause_s: float = PAUSE_S) -> Occupancy:
     """Return what `users` of `machines` find; of uneven numbers, on the machine with the most users."""
     each, most = math.ceil(users / machines), len(pace.step_s)
     present = np.arange(each + 1)  # chats in progress, or waiting for a place

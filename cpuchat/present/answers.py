@@ -220,8 +220,8 @@ def _first_token(timings: Timings, brief: bool = False) -> str:
     """Format `first token 0.21 s`, with what of it was waiting at a server: `(queue 0.10 s, network 4 ms)`; `brief`:
     only parts that are a tenth of it."""
     shares = (("queue", timings.queue_ms), ("network", timings.network_ms))
-    least = timings.ttft_ms / 10 if brief else 0.0
-    waited = [f"{name} {' '.join(units.duration(ms / 1e3))}" for name, ms in shares if ms is not None and ms >= least]
+    min_ms = timings.ttft_ms / 10 if brief else 0.0
+    waited = [f"{name} {' '.join(units.duration(ms / 1e3))}" for name, ms in shares if ms is not None and ms >= min_ms]
     text = f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
     return f"{text} ({', '.join(waited)})" if waited else text
 

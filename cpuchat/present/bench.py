@@ -350,12 +350,12 @@ def _section(title: str, bars: Sequence[_Bar], y: float) -> list[str]:
     return parts
 
 
-def _scale(most: float) -> tuple[float, int]:
-    """Return a round step and how many of them hold `most`."""
-    rough = max(most, 1e-9) / _TICKS
+def _scale(max_value: float) -> tuple[float, int]:
+    """Return a round step and how many of them hold `max_value`."""
+    rough = max(max_value, 1e-9) / _TICKS
     power = 10 ** math.floor(math.log10(rough))
     step = next(power * n for n in (1, 2, 2.5, 5, 10) if power * n >= rough)
-    return step, max(1, math.ceil(most / step))
+    return step, max(1, math.ceil(max_value / step))
 
 
 def _drawn(bar: _Bar, left: float, y: float, scale: float) -> list[str]:

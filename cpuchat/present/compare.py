@@ -9,17 +9,26 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cpuchat.base.text import clean, clean_line
-from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, ScoredToken
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, ScoredToken, UnlikelyWord
 from cpuchat.compare.comparison import Comparison
-from cpuchat.compare.figures import MEMORY_BUSY, MIN_ROUNDS, Figures, Name, Row, Value, Verdict, figures_of
+from cpuchat.compare.figures import (
+    MEMORY_BUSY,
+    MIN_ROUNDS,
+    ComparisonFigures,
+    ComparisonRow,
+    Name,
+    Value,
+    Verdict,
+    figures_of,
+)
 from cpuchat.compare.recording import Recording
-from cpuchat.compare.runner import Difference, DraftOffer, MemoryTogether, Round, SideAnswer, Turn
+from cpuchat.compare.runner import DraftOffer, MemoryTogether, Round, SideAnswer, TextDifference, Turn
 from cpuchat.present.answers import roofline_json, stop_reason, timings_json
 from cpuchat.present.quality import token
 from cpuchat.present.table import markdown_table
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ProcessMemory
-from cpuchat.telemetry.meter import Figures as MeterFigures
+from cpuchat.telemetry.meter import ChatFigures
 
 
 class _Shown(NamedTuple):
@@ -56,7 +65,7 @@ _FIGURES: dict[Name, _Shown] = {
 }
 
 
-def cell(row: Row, value: Value | None, *, spread: bool) -> str:
+def cell(row: ComparisonRow, value: Value | None, *, spread: bool) -> str:
     """A figure with the range of its rounds: `46.2 tok/s (45.9–46.7)`."""
     if value is None:
         return "n/a"
@@ -70,7 +79,7 @@ def cell(row: Row, value: Value | None, *, spread: bool) -> str:
     return f"{text} ({low}–{high})"
 
 
-def rows(figures: Figures, names: Sequence[str]) -> list[tuple[str, str, str, str]]:
+def rows(figures: ComparisonFigures, names: Sequence[str]) -> list[tuple[str, str, str, str]]:
     """Return the table with its headings: label, A, B, B ÷ A."""
     table = [("", names[0], names[1], "B ÷ A")]
     for name, row in figures.rows.items():
@@ -79,11 +88,11 @@ def rows(figures: Figures, names: Sequence[str]) -> list[tuple[str, str, str, st
     return table
 
 
-def _ratio(row: Row) -> str:
+def _ratio(row: ComparisonRow) -> str:
     return units.factor(row.ratio) if row.ratio is not None and row.name not in ("tokens", "acceptance") else ""
 
 
-def live(figures: MeterFigures, memory: ProcessMemory | None) -> str:
+def live(figures: ChatFigures, memory: ProcessMemory | None) -> str:
     """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · ≈50/51 GB/s`; without ≈ a counter, and without the
     measured peak where more was read than that."""
     parts = [f"{units.rate(figures.tok_s.value):>5} tok/s"] if figures.tok_s.value is not None else []
@@ -176,7 +185,7 @@ def _bytes(share: float) -> str:
     return f"{percent} % {'fewer' if share < 1 else 'more'} bytes" if percent else "as many bytes"
 
 
-def difference(found: Difference | None, done: Round) -> str:
+def difference(found: TextDifference | None, done: Round) -> str:
     """Say where the texts diverge."""
     a, b = done.answers
     if not a.written.n_tokens or not b.written.n_tokens:
@@ -222,7 +231,7 @@ def _below_whole(share: float) -> int:
     return min(max(round(100 * share), 1), 99)
 
 
-def place(one: Place, other: str) -> str:
+def place(one: UnlikelyWord, other: str) -> str:
     """`…each weight is ▸ “fetched” 62 % · Q4_K_M “read” 71 %, “fetched” 4 %`: after ▸ the writer's choice."""
     before = ("…" if one.character > len(one.before) else "") + clean_line(one.before.replace("\n", "⏎"))
     return (
@@ -231,7 +240,7 @@ def place(one: Place, other: str) -> str:
     )
 
 
-def candidates(one: Place, writer: str, other: str) -> str:
+def candidates(one: UnlikelyWord, writer: str, other: str) -> str:
     """`Q8_0 wrote “fetched” (62 %); Q4_K_M: “read” 71 %, “fetched” 4 %.`"""
     return (
         f"{writer} wrote {token(one.text)} ({_share(one.p)}); "

@@ -168,8 +168,12 @@ def knee(survey: Survey | None) -> str:
     """Return how many cores of each L3 group are enough; "" if that was not measured, or all are needed."""
     if survey is None or survey.knee is None or not survey.per_core_counts:
         return ""
-    most = max(survey.per_core_counts)
-    return f"{survey.knee} of {most} cores per L3 group reach 97 % of the read bandwidth" if survey.knee < most else ""
+    max_cores = max(survey.per_core_counts)
+    return (
+        f"{survey.knee} of {max_cores} cores per L3 group reach 97 % of the read bandwidth"
+        if survey.knee < max_cores
+        else ""
+    )
 
 
 def costs_measured(n_passes: int, n_cores: int) -> str:

@@ -17,7 +17,7 @@ from cpuchat.base.errors import AccessDenied, CpuchatError, ModelUnsupported
 from cpuchat.base.text import clean_line
 from cpuchat.models.catalog import PACE
 from cpuchat.models.downloads.state import Download
-from cpuchat.models.drafts.candidates import Candidate
+from cpuchat.models.drafts.candidates import DraftCandidate
 from cpuchat.models.heads import ENGINE, ONLY_ENGINE, TITLES, kind_named, title
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 Rows = list[tuple[str, str]]
-_MOST_LABEL, _MOST_TEXT = 60, 400  # characters: a file can hold texts of any length
+_MAX_LABEL, _MAX_TEXT = 60, 400  # characters: a file can hold texts of any length
 
 
 def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Rows]]:
@@ -59,14 +59,14 @@ def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Row
         ("Metadata", list(model.settings) if settings else []),
     ]
     shown = [
-        (heading, [(_short(label, _MOST_LABEL), _short(text, _MOST_TEXT)) for label, text in rows if text])
+        (heading, [(_short(label, _MAX_LABEL), _short(text, _MAX_TEXT)) for label, text in rows if text])
         for heading, rows in found
     ]
     return [(heading, rows) for heading, rows in shown if rows]
 
 
-def _short(text: str, most: int) -> str:
-    return clean_line(text if len(text) <= most else f"{text[: most - 1]}…")
+def _short(text: str, max_length: int) -> str:
+    return clean_line(text if len(text) <= max_length else f"{text[: max_length - 1]}…")
 
 
 def _model(model: Inspection) -> Rows:
@@ -192,7 +192,7 @@ _OTHERS = {
 }
 
 
-def draft_rows(candidates: dict[str, Candidate], loaded: str, wanted: str) -> list[ListRow]:
+def draft_rows(candidates: dict[str, DraftCandidate], loaded: str, wanted: str) -> list[ListRow]:
     """Return all rows. `candidates` and `loaded`, the draft model ("" = none), by key; `wanted` is the setting: AUTO,
     NONE or else.
     """
@@ -210,7 +210,7 @@ def draft_rows(candidates: dict[str, Candidate], loaded: str, wanted: str) -> li
     return lines
 
 
-def _row(key: str, candidate: Candidate, *, is_loaded: bool) -> ListRow:
+def _row(key: str, candidate: DraftCandidate, *, is_loaded: bool) -> ListRow:
     mark = "●" if is_loaded else "○" if candidate.where == "here" else "◌"
     state = (
         "unknown" if candidate.failed else {None: "checking…", True: "compatible", False: "mismatch"}[candidate.fits]
@@ -223,7 +223,7 @@ def _row(key: str, candidate: Candidate, *, is_loaded: bool) -> ListRow:
     )
 
 
-def _gain(candidate: Candidate) -> str:
+def _gain(candidate: DraftCandidate) -> str:
     """`≈ 1.1–1.4×`, `no gain`, `no SIMD`; "" when unknown or irrelevant."""
     if candidate.fits is False or not candidate.expected.gains:
         return "no SIMD" if candidate.fits is not False and candidate.expected.scalar_type else ""
@@ -237,7 +237,9 @@ def _gain(candidate: Candidate) -> str:
 _IN_PLACE = f"{ENGINE} only: it runs in place of cpuchat's own engine"
 
 
-def draft_details(key: str, candidate: Candidate | None, *, is_loaded: bool, is_best: bool) -> list[tuple[str, str]]:
+def draft_details(
+    key: str, candidate: DraftCandidate | None, *, is_loaded: bool, is_best: bool
+) -> list[tuple[str, str]]:
     """Label and text, cleaned."""
     if candidate is None:
         return [("effect", _OTHERS[key][1])]
@@ -257,7 +259,7 @@ def draft_details(key: str, candidate: Candidate | None, *, is_loaded: bool, is_
     return [(label, clean_line(words)) for label, words in text if words]
 
 
-def _vocabulary(candidate: Candidate) -> str:
+def _vocabulary(candidate: DraftCandidate) -> str:
     if candidate.failed:
         return f"unknown: {candidate.failed}"
     if candidate.verdict is None:
@@ -267,7 +269,7 @@ def _vocabulary(candidate: Candidate) -> str:
     return f"compatible. {candidate.verdict.note}" if candidate.verdict.note else "compatible"
 
 
-def keys(candidate: Candidate | None, *, is_loaded: bool) -> str:
+def keys(candidate: DraftCandidate | None, *, is_loaded: bool) -> str:
     """Return what Enter does, for the border of the pane."""
     if candidate is None:
         return "Enter select"

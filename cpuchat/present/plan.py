@@ -13,7 +13,7 @@ from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.costs.model import Figure
-    from cpuchat.planner.plan import Drafted, Plan, Range, Workload
+    from cpuchat.planner.plan import CapacityPlan, Drafted, PlannedWorkload, Range
     from cpuchat.planner.specs import MachineSpec
     from cpuchat.planner.users import Occupancy, UserPlan
 
@@ -50,12 +50,12 @@ def time_of(value: float) -> str:
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def title(plan: Plan) -> str:
+def title(plan: CapacityPlan) -> str:
     """`70B Q4_K_M on EPYC 9754`."""
     return f"{plan.model.name} {plan.model.quantization} on {plan.machine.name}"
 
 
-def lines(plan: Plan) -> Lines:
+def lines(plan: CapacityPlan) -> Lines:
     """Return the plan as labels and texts."""
     found = [("memory", _memory(plan))]
     if plan.tok_s is None:
@@ -73,7 +73,7 @@ def lines(plan: Plan) -> Lines:
     return [*found, *_draft_lines(plan), *_shared(plan), *_costs(plan)]
 
 
-def _draft_lines(plan: Plan) -> Lines:
+def _draft_lines(plan: CapacityPlan) -> Lines:
     if plan.draft is None:
         why = "rarely pays: a verify pass reads the experts of all of its tokens"
         return [("draft model", why)] if plan.model.work.is_moe else []
@@ -88,7 +88,7 @@ def _draft_lines(plan: Plan) -> Lines:
     return found
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: CapacityPlan) -> str:
     need = plan.memory
     parts = [f"weights {gigabytes(need.weights)}"]
     parts.append(f"KV cache {gigabytes(need.kv)} ({units.tokens(plan.workload.n_ctx)} tokens)")
@@ -97,7 +97,7 @@ def _memory(plan: Plan) -> str:
     return f"{' + '.join(parts)} = {gigabytes(need.needed)} of {gigabytes(need.usable)} GB: {need.fit}"
 
 
-def _reason(plan: Plan) -> str:
+def _reason(plan: CapacityPlan) -> str:
     machine = plan.machine
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
     per_token = gigabytes(plan.bytes_per_token)
@@ -113,7 +113,7 @@ def _drafted(drafted: Drafted) -> str:
     return f"{rates(drafted.tok_s)}, {drafted.speedup.value:.1f}×, depth {drafted.depth}"
 
 
-def _shared(plan: Plan) -> Lines:
+def _shared(plan: CapacityPlan) -> Lines:
     tok_s, users = plan.workload.tok_s, plan.users
     if users is None or plan.shared_tok_s is None:
         return []
@@ -128,7 +128,7 @@ def _shared(plan: Plan) -> Lines:
     return found
 
 
-def _costs(plan: Plan) -> Lines:
+def _costs(plan: CapacityPlan) -> Lines:
     costs, watts = plan.costs, plan.machine.watts
     joules = f", {units.about(plan.joules.value)} J per token" if plan.joules is not None else ""
     if costs is None:
@@ -143,14 +143,14 @@ def _costs(plan: Plan) -> Lines:
     return [("cost", f"${costs.usd_per_hour:.2f} an hour{power}{joules}; {per}")]
 
 
-def workload_words(workload: Workload, quantization: str = "") -> str:
+def workload_words(workload: PlannedWorkload, quantization: str = "") -> str:
     """`Q8_0 · ctx 8,192 · prompt 500 · answer 300 · 5 tok/s`; without a quantization that is usual."""
     kind = f"{quantization} · " if quantization else ""
     lengths = f"prompt {workload.n_prompt:,} · answer {workload.n_answer:,}"
     return f"{kind}ctx {workload.n_ctx:,} · {lengths} · {workload.tok_s:g} tok/s"
 
 
-def catalog_row(plan: Plan) -> tuple[str, ...]:
+def catalog_row(plan: CapacityPlan) -> tuple[str, ...]:
     """Return a line of the catalog on a machine, as of `CATALOG_HEADS`."""
     assert plan.tok_s is not None and plan.ttft_s is not None  # only models that fit are listed
     return (
@@ -163,12 +163,12 @@ def catalog_row(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def code_draft(plan: Plan) -> Drafted | None:
+def code_draft(plan: CapacityPlan) -> Drafted | None:
     """Return the plan with its draft model in code; None without a draft model."""
     return next((one for one in plan.drafted if one.acceptance == CODE), None)
 
 
-def machine_row(plan: Plan) -> tuple[str, ...]:
+def machine_row(plan: CapacityPlan) -> tuple[str, ...]:
     """Return a line of a model on all machines, as of `MACHINE_HEADS`."""
     code = code_draft(plan)
     cells = (plan.machine.name, f"{plan.machine.read_gbs.value:.0f} GB/s")
@@ -232,7 +232,7 @@ def user_rows(found: UserPlan) -> list[tuple[str, ...]]:
     ]
 
 
-def user_lines(found: UserPlan, plan: Plan) -> list[str]:
+def user_lines(found: UserPlan, plan: CapacityPlan) -> list[str]:
     """Return what the users of a plan need, in sentences."""
     from cpuchat.planner.users import AT_ONCE, PAUSE_S
 
@@ -246,7 +246,7 @@ def user_lines(found: UserPlan, plan: Plan) -> list[str]:
     ]
 
 
-def catalog_rows(plans: Sequence[Plan], target: float) -> list[ListRow]:
+def catalog_rows(plans: Sequence[CapacityPlan], target: float) -> list[ListRow]:
     """Return the lines of a list of `catalog_plans`, the key is the model's name; headings divide it by speed."""
     rows: list[ListRow] = []
     bounds = [("10 tok/s or more", 10.0), ("5 to 10 tok/s: reading speed", PACE), ("slower", 0.0)]
@@ -268,7 +268,7 @@ def _speed(tok_s: float) -> str:
     return f"≈{units.about(tok_s)} tok/s"
 
 
-def machine_rows(plans: Sequence[Plan]) -> list[ListRow]:
+def machine_rows(plans: Sequence[CapacityPlan]) -> list[ListRow]:
     """Return the lines of a list of `machine_plans`, the key is the machine's id; headings divide it by what reaches
     the target, plain or with the draft model."""
     target = plans[0].workload.tok_s
@@ -292,7 +292,7 @@ def machine_rows(plans: Sequence[Plan]) -> list[ListRow]:
     return [row for rows in groups if len(rows) > 1 for row in rows]
 
 
-def _machine_row(plan: Plan, tok_s: Range | None) -> ListRow:
+def _machine_row(plan: CapacityPlan, tok_s: Range | None) -> ListRow:
     machine = plan.machine
     speed = _speed(tok_s.value) if tok_s is not None else ""
     columns = (f"{machine.read_gbs.value:.0f} GB/s", f"{machine.memory_gb.value:.0f} GB", plan.verdict, speed)

@@ -11,7 +11,7 @@ import msgspec
 
 from cpuchat.base.text import clean_line
 from cpuchat.present.table import table
-from cpuchat.quality.measure import Progress, QualityLoss, QualityMeasurement
+from cpuchat.quality.measure import QualityLoss, QualityMeasurement, QualityProgress
 from cpuchat.quality.messages import Disagreement
 from cpuchat.quality.statistics import (
     MIN_POSITIONS,
@@ -56,7 +56,7 @@ def _one_in(same: float) -> str:
 
 
 def _word(same: float) -> str:
-    return next(word for least, word in _WORDS if same >= least)
+    return next(word for min_share, word in _WORDS if same >= min_share)
 
 
 def headlines(measurement: QualityMeasurement) -> list[str]:
@@ -228,7 +228,7 @@ def token(text: str) -> str:
 
 def status(measurement: QualityMeasurement, *, figures: bool = True) -> str:
     """One line about a running measurement: `12 of 32 windows · same next token 94.1 % · KLD 0.0213 · 47 s left`."""
-    progress: Progress = measurement.progress
+    progress: QualityProgress = measurement.progress
     if progress.loading or not progress.total:
         return f"Loading {progress.loading or 'the models'} {100 * progress.share:.0f} %"
     parts = [f"{progress.done} of {units.plural(progress.total, 'window')}"]

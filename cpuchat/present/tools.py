@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import plural
-from cpuchat.tools.loop import MOST_TOOLS, Choice
+from cpuchat.tools.loop import MAX_TOOLS, Choice
 
 if TYPE_CHECKING:
     from cpuchat.tools.servers import ToolServer
@@ -24,8 +24,8 @@ CHOICES: dict[Choice, str] = {
 }
 LONGEST_NAME = 64  # characters
 _LONGEST = 44  # characters of the arguments in a title
-_MOST_SPACES = 8  # in a row that are shown as they are
-_MANY_SPACES = re.compile(rf" {{{_MOST_SPACES + 1},}}")
+_MAX_SPACES = 8  # in a row that are shown as they are
+_MANY_SPACES = re.compile(rf" {{{_MAX_SPACES + 1},}}")
 _LIKE_ARGUMENTS = re.compile(r"[,:]\s")  # in a title: quoted
 _CHARACTERS_PER_TOKEN = 4
 # Without a form of their own, but letters or marks by their category: fillers and variation selectors.
@@ -50,9 +50,9 @@ def shown_name(name: str) -> str:
     return _shortened(name, LONGEST_NAME)
 
 
-def _shortened(text: str, most: int) -> str:
+def _shortened(text: str, max_length: int) -> str:
     text = clean_line(text)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def arguments(call: ToolCall, width: int = 0) -> str:
@@ -96,7 +96,7 @@ def _exact(line: str) -> str:
     """Return a line with everything in it visible, also spaces at its end and many in a row."""
     n_spaces = len(line) - len(line.rstrip(" "))
     shown = "".join(map(_visible, line[: len(line) - n_spaces]))
-    end = n_spaces * (_code(" ") if n_spaces <= _MOST_SPACES else " ")
+    end = n_spaces * (_code(" ") if n_spaces <= _MAX_SPACES else " ")
     return _MANY_SPACES.sub(lambda found: f"‹{len(found[0])} spaces›", shown + end)
 
 
@@ -147,7 +147,7 @@ def left_out(servers: Sequence[tuple[ToolServer, Sequence[Tool]]]) -> str:
         for server, offered in servers
         if _has_more(server, offered)
     ]
-    return f"At most {MOST_TOOLS} tools are offered: {', '.join(shares)}." if shares else ""
+    return f"At most {MAX_TOOLS} tools are offered: {', '.join(shares)}." if shares else ""
 
 
 def _has_more(server: ToolServer, offered: Sequence[Tool]) -> bool:

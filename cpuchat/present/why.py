@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
 
-from cpuchat.bench.why import Rate, SettingFacts, SettingRow, State, WhyReport, Worth
+from cpuchat.bench.why import SettingFacts, SettingGain, SettingProof, State, WhyReport, Worth
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages
@@ -30,7 +30,7 @@ _HUGE_WORTH: Final = 0.01
 """Share of the memory below which huge pages count as not in use."""
 
 
-def rows(facts: SettingFacts) -> list[SettingRow]:
+def rows(facts: SettingFacts) -> list[SettingProof]:
     """Return all settings; those without an effect on this machine or this model say so."""
     evidence = facts.model.evidence or LoadEvidence()
     return [*_of_cpus(facts), *_of_memory(facts, evidence), *_of_engine(facts, evidence), _drafters(facts), _row(
@@ -38,16 +38,16 @@ def rows(facts: SettingFacts) -> list[SettingRow]:
     )]  # fmt: skip
 
 
-def _row(name: str, value: object, state: State | bool, proof: str, *, reported: object = True) -> SettingRow:
+def _row(name: str, value: object, state: State | bool, proof: str, *, reported: object = True) -> SettingProof:
     """Return a row; `state` True is "works", False "fails". Without anything `reported` its state is unknown."""
     if not reported:
         state, proof = "unknown", "not reported here"
     elif isinstance(state, bool):
         state = "works" if state else "fails"
-    return SettingRow(name=name, value=str(value), state=state, proof=proof)
+    return SettingProof(name=name, value=str(value), state=state, proof=proof)
 
 
-def _of_cpus(facts: SettingFacts) -> Iterator[SettingRow]:
+def _of_cpus(facts: SettingFacts) -> Iterator[SettingProof]:
     cpus, found, topology = facts.model.cpus, facts.threads, facts.topology
     allowed = {cpu for one in found for cpu in one.allowed}
     ran_on = {one.ran_on for one in found if one.ran_on is not None}
@@ -64,7 +64,7 @@ def _of_cpus(facts: SettingFacts) -> Iterator[SettingRow]:
     yield _row("SMT siblings", "used" if used else "unused", "works" if used else "off", proof, reported=ran_on)
 
 
-def _of_memory(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingRow]:
+def _of_memory(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingProof]:
     engine, pages = facts.chosen.engine, facts.pages or MemoryPages()
     yield _memory_policy(facts)
     mapped = sum(facts.residency.weights.values()) if facts.residency is not None else 0
@@ -82,7 +82,7 @@ def _of_memory(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingR
     yield _row("lock memory", "on" if engine.mlock else "off", works, proof, reported=facts.pages)
 
 
-def _memory_policy(facts: SettingFacts) -> SettingRow:
+def _memory_policy(facts: SettingFacts) -> SettingProof:
     value, residency = facts.chosen.engine.memory, facts.residency or Residency()
     if len([node for node in facts.topology.nodes if node.memory]) < 2:
         return _row("memory policy", value, "no effect", "no effect on this machine: one NUMA node")
@@ -93,7 +93,7 @@ def _memory_policy(facts: SettingFacts) -> SettingRow:
     return _row("memory policy", value, works, f"{residency.words()}; kernel: {in_force}", reported=residency.words())
 
 
-def _of_engine(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingRow]:
+def _of_engine(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingProof]:
     engine, weights, module = facts.chosen.engine, evidence.weights, facts.engine.module
     if module:
         proof = f"{module_words(facts.engine)}: {', '.join(facts.engine.features)}"
@@ -125,7 +125,7 @@ def _of_engine(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingR
     yield _row("KV cache", value, works, f"allocated K {k}, V {v}: {units.size(evidence.kv_bytes)}", reported=k)
 
 
-def _drafters(facts: SettingFacts) -> SettingRow:
+def _drafters(facts: SettingFacts) -> SettingProof:
     value, figures = facts.chosen.speculation.drafters, facts.timings.speculation or SpeculationFigures()
     if value == "off":
         return _row("drafters", value, "off", "nothing is drafted")
@@ -169,7 +169,7 @@ def worth_words(worth: Worth | None) -> str:
     return f"{words} over {worth.alternative}{' (machine was busy)' if worth.noisy else ''}"
 
 
-def _rate(rate: Rate) -> str:
+def _rate(rate: SettingGain) -> str:
     return f"{'' if rate.is_sure else '≈ '}{percent(rate.gain)} ± {200 * rate.error:.1f} %"
 
 

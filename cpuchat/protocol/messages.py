@@ -104,11 +104,11 @@ FRAME_SECONDS: Final = 0.08
 """Shortest time between two events with text, unless a request says otherwise."""
 
 
-class Data(msgspec.Struct, frozen=True, kw_only=True):
+class MessageData(msgspec.Struct, frozen=True, kw_only=True):
     """Base of plain values inside messages."""
 
 
-class Sampling(Data, frozen=True):
+class Sampling(MessageData, frozen=True):
     """Sampling options.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off;
@@ -146,7 +146,7 @@ class LoadOptions(EngineOptions, frozen=True):  # pyright: ignore[reportGeneralT
     calibrate: bool = False
 
 
-class Message(Data, frozen=True):
+class Message(MessageData, frozen=True):
     """One turn. `reasoning` is the model's reasoning, separate from `content`.
 
     `calls` are what an answer calls. Each is followed by a message of the role "tool" with what it returned, for
@@ -161,7 +161,7 @@ class Message(Data, frozen=True):
     tool: str = ""
 
 
-class CallRule(Data, frozen=True):
+class CallRule(MessageData, frozen=True):
     """Which tools an answer may call. "required": it is calls and nothing else; "none": it calls nothing, although the
     tools stay in the prompt. `names`: only these (() all). `single`: one call at most.
     """
@@ -174,7 +174,7 @@ class CallRule(Data, frozen=True):
 ANY_CALL: Final = CallRule()
 
 
-class TokenLogprob(Data, frozen=True):
+class TokenLogprob(MessageData, frozen=True):
     """The log probability of a token under the model, before any option of sampling, and the most likely ones."""
 
     piece: bytes
@@ -216,7 +216,7 @@ than has to be, for a request that none continues. Or it is an error; early: als
 """
 
 
-class StateKey(Data, frozen=True):
+class StateKey(MessageData, frozen=True):
     """Which states of the model's memory a request may reuse, and what its own are kept as.
 
     What was evaluated for another `owner` is not reused. `chat` is the conversation, which is saved; one without a
@@ -229,7 +229,7 @@ class StateKey(Data, frozen=True):
     on_disk: bool = False
 
 
-class Output(Data, frozen=True):
+class Output(MessageData, frozen=True):
     """How an answer is told.
 
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
@@ -499,7 +499,7 @@ class Measured(Event, frozen=True):
     cpu_wait: float | None = None
 
 
-class ScoredRows(Data, frozen=True):
+class ScoredRows(MessageData, frozen=True):
     """Figures of `n` tokens: those of `quality.statistics.Scores` as float32, little-endian; `ranks` (int32, from 1) of
     each token with the other, `tops` the text of the other's most probable token, `tops_p` (float32) its probability.
     """

@@ -15,7 +15,7 @@ from cpuchat.protocol.reasons import DraftsOff
 
 """The source of figures of speculation that hold what a server drafted for other requests, too."""
 
-LEAST_TOKENS = 16
+MIN_TOKENS = 16
 """Minimum tokens of an answer for a comparison with plain decoding."""
 
 
@@ -85,7 +85,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     def speed_up(self, tok_s: float | None, predicted_n: int) -> float | None:
         """Return `tok_s` ÷ plain decoding of this model here. None when one of them is not known, nothing was drafted,
         and for a few tokens only, over which the first pass weighs too much."""
-        if tok_s is None or not self.plain_ms or not self.draft_n or predicted_n < LEAST_TOKENS:
+        if tok_s is None or not self.plain_ms or not self.draft_n or predicted_n < MIN_TOKENS:
             return None
         return tok_s * self.plain_ms / 1e3
 

@@ -26,7 +26,7 @@ from cpuchat.hardware.placement.placement import Placement
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary
 from cpuchat.protocol.options import MIN_CTX
-from cpuchat.quality.messages import Answer, Disagreement, Finished, Loading, Planned, Scored, Start, Text
+from cpuchat.quality.messages import Answer, Disagreement, Loading, Planned, QualityFinished, QualityStart, Scored, Text
 from cpuchat.quality.statistics import Scores, Summary, indistinguishable, summarize
 
 _KEPT_FILES = 50
@@ -104,7 +104,7 @@ class QualityLoss:
 
 
 @dataclass
-class Progress:
+class QualityProgress:
     """How far a measurement is. `kinds` of all windows, in order; () until the models are loaded.
 
     `loading` names the model that is being loaded, "" when none is, `share` (0-1) is how much of it.
@@ -153,7 +153,7 @@ class QualityMeasurement:
         self.comparisons = [QualityLoss(path, read_model(path)) for path in others]
         for comparison in self.comparisons:
             require_same_vocabulary(self.header, comparison.header)
-        self.progress = Progress()
+        self.progress = QualityProgress()
         self._texts = tuple(texts)
         self._saved: list[SavedWindows] = []
         if folder is not None:
@@ -172,7 +172,7 @@ class QualityMeasurement:
         for saved in self._saved:
             saved.delete()
 
-    async def run(self, placement: Placement, tell: Callable[[Progress], None] = lambda _: None) -> None:
+    async def run(self, placement: Placement, tell: Callable[[QualityProgress], None] = lambda _: None) -> None:
         """Measure what is missing. Cancelling ends the process and keeps every complete window.
 
         Args:
@@ -182,7 +182,7 @@ class QualityMeasurement:
             CpuchatError: of the process, such as DoesNotFit; UsageError: a text is shorter than a window.
             MeasureFailed: the process ended.
         """
-        start = Start(
+        start = QualityStart(
             base=str(self.base),
             others=tuple(str(comparison.path) for comparison in self.comparisons),
             cpus=placement.cpus,
@@ -207,7 +207,7 @@ class QualityMeasurement:
                     case Scored():
                         self._take(answer)
                         self._estimate(time.monotonic() - started, before)
-                    case Finished():
+                    case QualityFinished():
                         tell(self.progress)
                         return
                 tell(self.progress)

@@ -26,7 +26,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
     dialogues: tuple[tuple[Message, ...], ...] = ()
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+class QualityStart(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Compare each of `others` with `base` on `cpus`, over `texts` in windows of `n_ctx` tokens.
 
     `done` has, for each of `others`, the windows that need not be measured again.
@@ -80,11 +80,11 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, tag="scored"):
     worst: tuple[Disagreement, ...]
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+class QualityFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """All windows are measured."""
 
 
-Answer = Loading | Planned | Scored | Finished
+Answer = Loading | Planned | Scored | QualityFinished
 
 
 class Tops(msgspec.Struct, frozen=True):

@@ -24,10 +24,10 @@ from cpuchat.serving.offered import Offered
 from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import (
     Asked,
-    Body,
     ParsedRequest,
+    RequestBody,
+    RequestMessages,
     RequestReader,
-    Transcript,
     Unsupported,
     answer_grammar,
     field_error,
@@ -48,7 +48,7 @@ class InputMessage(msgspec.Struct):
     content: str | list[dict[str, Any]]
 
 
-class MessagesBody(Body, kw_only=True):
+class MessagesBody(RequestBody, kw_only=True):
     messages: list[InputMessage]
     system: str | list[dict[str, Any]] | None = None
     max_tokens: int | None = None
@@ -117,10 +117,10 @@ def _rule(choice: dict[str, Any] | None, offered: Offered) -> CallRule:
     return read_rule(_MODES.get(str(kind), str(kind)), (), offered, single=single)
 
 
-def _messages(body: MessagesBody) -> Transcript:
+def _messages(body: MessagesBody) -> RequestMessages:
     if not body.messages:
         raise Refusal(400, "`messages` is empty.", param="messages")
-    found = Transcript()
+    found = RequestMessages()
     if system := read_text(body.system or "", "system"):
         found.add("system", system)
     for number, message in enumerate(body.messages):
@@ -136,7 +136,7 @@ def _messages(body: MessagesBody) -> Transcript:
     return found
 
 
-def _add_answer(content: str | list[dict[str, Any]], found: Transcript, where: str) -> None:
+def _add_answer(content: str | list[dict[str, Any]], found: RequestMessages, where: str) -> None:
     texts, reasoning, calls = list[str](), list[str](), list[ToolCall | str]()
     for number, block in enumerate([{"type": "text", "text": content}] if isinstance(content, str) else content):
         at, kind = f"{where}.content[{number}]", str(block.get("type"))
@@ -152,7 +152,7 @@ def _add_answer(content: str | list[dict[str, Any]], found: Transcript, where: s
     found.add_answer("\n".join(texts), "\n".join(reasoning), calls)
 
 
-def _add_question(content: str | list[dict[str, Any]], found: Transcript, where: str) -> None:
+def _add_question(content: str | list[dict[str, Any]], found: RequestMessages, where: str) -> None:
     """Add the results of calls in a message of the user, and what else it says."""
     texts = [content] if isinstance(content, str) else list[str]()
     n_before = len(found.messages)

@@ -30,7 +30,7 @@ from cpuchat.serving.replies import Reply
 from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
 from cpuchat.serving.responses import ResponsesReply, read_response
 from cpuchat.serving.server import Guard, local_user
-from cpuchat.serving.service import Place, Service
+from cpuchat.serving.service import InferenceService, QueueSlot
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
@@ -53,8 +53,8 @@ _DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest],
 """Paths, and who reads the requests and writes the answers."""
 ENDPOINTS = (*_DIALECTS, "count")
 
-_MOST_CONTROL = 4096
-_MOST_PARSED = 4  # requests at a time
+_MAX_CONTROL = 4096
+_MAX_PARSED = 4  # requests at a time
 _JSON = "application/json"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -79,7 +79,7 @@ class AnswerEndpoint:
 
     def __init__(
         self,
-        service: Service,
+        service: InferenceService,
         name: str,
         parse: Callable[[bytes], ParsedRequest],
         make_reply: Callable[[ParsedRequest], Reply] | None,
@@ -89,14 +89,14 @@ class AnswerEndpoint:
         self._name = name
         self._parse = parse
         self._make_reply = make_reply
-        self._parsing = asyncio.Semaphore(_MOST_PARSED)
+        self._parsing = asyncio.Semaphore(_MAX_PARSED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; when its client leaves, whatever is done for it ends."""
         request = Request(scope, receive)
         client = request.client.host if request.client is not None else ""
         with self._service.place(self._name, client) as place:  # before the body is read
-            body = await _body(request, self._service.reader.most_body)
+            body = await _body(request, self._service.reader.max_body)
             answering = asyncio.create_task(self._answer(body, place, scope, receive, send))
             leaving = asyncio.create_task(_disconnected(receive))
             try:
@@ -108,7 +108,7 @@ class AnswerEndpoint:
             if not answering.cancelled():
                 answering.result()
 
-    async def _answer(self, body: bytes, place: Place, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, body: bytes, place: QueueSlot, scope: Scope, receive: Receive, send: Send) -> None:
         parsed = await self._parsed(body)
         parsed = parsed.of_client(f"{place.client} {await asyncio.to_thread(local_user, scope)}")
         if self._make_reply is not None:
@@ -135,7 +135,7 @@ class _Exchange:
     one that hangs up cancels the answer at once, wherever it stands.
     """
 
-    def __init__(self, service: Service, parsed: ParsedRequest, place: Place, reply: Reply) -> None:
+    def __init__(self, service: InferenceService, parsed: ParsedRequest, place: QueueSlot, reply: Reply) -> None:
         self._service = service
         self._parsed = parsed
         self._place = place
@@ -231,20 +231,22 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _body(request: Request, most: int) -> bytes:
-    """Return the body, at most `most` bytes. Raises Refusal when it is too large or too slow, ClientDisconnect."""
-    too_large = Refusal(413, f"The body is larger than {most:,} bytes, more than the context holds.", "body_too_large")
+async def _body(request: Request, max_bytes: int) -> bytes:
+    """Return the body, at most `max_bytes` bytes. Raises Refusal when it is too large or too slow, ClientDisconnect."""
+    too_large = Refusal(
+        413, f"The body is larger than {max_bytes:,} bytes, more than the context holds.", "body_too_large"
+    )
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise Refusal(415, f"The body is compressed ({quoted(coding)}). Send it as plain JSON.", "unsupported")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most:
+    if declared.isdigit() and int(declared) > max_bytes:
         raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 body += part
-                if len(body) > most:
+                if len(body) > max_bytes:
                     raise too_large
     except TimeoutError:
         raise Refusal(408, f"The body did not arrive within {BODY_SECONDS:.0f} seconds.", "body_timeout") from None
@@ -284,7 +286,7 @@ def _right_path(path: str) -> str:
 class Pages:
     """Answers requests about the server."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: InferenceService) -> None:
         self._service = service
 
     async def health(self, request: Request) -> Response:
@@ -321,14 +323,14 @@ class Pages:
 
     async def control(self, request: Request) -> Response:
         """Control the running answer, as llama-server does: `reasoning_end` lets it answer now."""
-        wanted = read_control(await _body(request, _MOST_CONTROL))
+        wanted = read_control(await _body(request, _MAX_CONTROL))
         return _json({"success": await self._service.end_reasoning(wanted.id)})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics_page(ENDPOINTS), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _build(service: Service) -> str:
+def _build(service: InferenceService) -> str:
     engine = service.engine
     return f"cpuchat-{__version__}" + (f"-llama.cpp-{engine.llama_commit or engine.version}" if engine else "")
 
@@ -365,7 +367,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
     return _internal_error().response(path=request.url.path)
 
 
-def make_app(service: Service, *, token: str = "", local: bool = True, origins: tuple[str, ...] = ()) -> Starlette:
+def make_app(
+    service: InferenceService, *, token: str = "", local: bool = True, origins: tuple[str, ...] = ()
+) -> Starlette:
     """Return the ASGI app; see `Guard` for the arguments."""
     pages = Pages(service)
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.meter import ChatFigures
 
 Result = Literal["ok", "cancelled", "refused", "queue_full", "failed"]
 """How requests end: answered, cut by the client, refused as wrong or too long or because too many wait, failed."""
@@ -33,7 +33,7 @@ _COUNTERS: Final = {
 _OF = "Of the running answer, else the last one."
 
 
-class Metrics:
+class ServingMetrics:
     """Counts since the start of the server. `results`: how many requests of all endpoints have ended so;
     `prompt_tokens`: those of prompts that were reused, and evaluated.
     """
@@ -97,7 +97,9 @@ class Metrics:
             self._drafted.labels(position).inc(drafted)
             self._accepted.labels(position).inc(accepted)
 
-    def page(self, endpoints: Iterable[str], state: Mapping[str, int], model: ModelInfo | None, now: Figures) -> bytes:
+    def page(
+        self, endpoints: Iterable[str], state: Mapping[str, int], model: ModelInfo | None, now: ChatFigures
+    ) -> bytes:
         """Return everything in Prometheus' text format. `state`: the numbers of requests running, waiting, and that may
         wait; `now`: the figures of the running answer, else of the last one.
         """
@@ -115,7 +117,7 @@ class _Page(Collector):
         return self._families
 
 
-def _gauges(state: Mapping[str, int], model: ModelInfo | None, now: Figures) -> Iterator[Family]:
+def _gauges(state: Mapping[str, int], model: ModelInfo | None, now: ChatFigures) -> Iterator[Family]:
     """Yield what is read and not counted; a figure that is not known has no sample."""
     drafting, roofline, peak = now.drafting, now.roofline, now.roofline.peak.value
     for name, text, value in (

@@ -24,14 +24,14 @@ from cpuchat.protocol.messages import (
     ToolCall,
 )
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.replies import Choice, Reply, sent_event, timings_fields
+from cpuchat.serving.replies import Reply, ReplyChoice, sent_event, timings_fields
 from cpuchat.serving.requests import (
-    MOST_ANSWERS,
+    MAX_ANSWERS,
     Asked,
-    Body,
     ParsedRequest,
+    RequestBody,
+    RequestMessages,
     RequestReader,
-    Transcript,
     Unsupported,
     answer_grammar,
     decoded,
@@ -44,7 +44,7 @@ from cpuchat.serving.requests import (
 )
 
 DONE = b"data: [DONE]\n\n"
-_MOST_LOGPROBS = 20
+_MAX_LOGPROBS = 20
 _ROLES: dict[str, Role | Literal["tool"]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
 }  # fmt: skip
@@ -63,7 +63,7 @@ class ChatMessage(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-class _Completion(Body, kw_only=True):
+class _Completion(RequestBody, kw_only=True):
     """Fields that both kinds of requests share."""
 
     stream_options: StreamOptions | None = None
@@ -145,8 +145,8 @@ def read_completion(reader: RequestReader, data: bytes) -> ParsedRequest:
     if len(prompts) != 1 or not isinstance(prompts[0], str):
         raise Refusal(400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt")
     top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)  # 0: the chosen tokens alone
-    if top is not None and not 0 <= top <= _MOST_LOGPROBS:
-        raise field_error("logprobs", f"0 to {_MOST_LOGPROBS} are supported")
+    if top is not None and not 0 <= top <= _MAX_LOGPROBS:
+        raise field_error("logprobs", f"0 to {_MAX_LOGPROBS} are supported")
     asked = Asked(
         prompt=prompts[0], max_tokens=body.max_tokens, grammar=_grammar(body), logprobs=top, **_shared(body)
     )  # fmt: skip
@@ -155,8 +155,8 @@ def read_completion(reader: RequestReader, data: bytes) -> ParsedRequest:
 
 def _shared(body: _Completion) -> dict[str, Any]:
     n = 1 if body.n is None else body.n
-    if not 1 <= n <= MOST_ANSWERS:
-        raise field_error("n", f"1 to {MOST_ANSWERS} answers are supported", "unsupported")
+    if not 1 <= n <= MAX_ANSWERS:
+        raise field_error("n", f"1 to {MAX_ANSWERS} answers are supported", "unsupported")
     return {
         "n": n,
         "stop": body.stop,
@@ -172,18 +172,18 @@ def _shared(body: _Completion) -> dict[str, Any]:
 
 def _logprobs(body: ChatBody) -> int | None:
     top = body.top_logprobs or 0
-    if not 0 <= top <= _MOST_LOGPROBS:
-        raise field_error("top_logprobs", f"0 to {_MOST_LOGPROBS} are supported")
+    if not 0 <= top <= _MAX_LOGPROBS:
+        raise field_error("top_logprobs", f"0 to {_MAX_LOGPROBS} are supported")
     if top and not body.logprobs:
         raise field_error("top_logprobs", "needs `logprobs`")
     return top if body.logprobs else None
 
 
-def read_messages(given: list[ChatMessage]) -> Transcript:
+def read_messages(given: list[ChatMessage]) -> RequestMessages:
     """Return the messages. Raises Refusal."""
     if not given:
         raise Refusal(400, "`messages` is empty.", param="messages")
-    found = Transcript()
+    found = RequestMessages()
     for number, message in enumerate(given):
         where = f"messages[{number}]"
         role = _ROLES.get(message.role)
@@ -339,7 +339,7 @@ class _CompletionsReply(Reply):
         return {"finish_reason": None, "index": self.progress.index, **self._delta(event)}
 
     @abstractmethod
-    def _content(self, choice: Choice) -> dict[str, Any]:
+    def _content(self, choice: ReplyChoice) -> dict[str, Any]:
         """Return the part of a whole answer's choice."""
 
     @abstractmethod
@@ -347,7 +347,7 @@ class _CompletionsReply(Reply):
         """Return what an event adds to the choice. None: the request waits."""
 
 
-def _finish_reason(choice: Choice) -> str:
+def _finish_reason(choice: ReplyChoice) -> str:
     """Return OpenAI's word; "stop" only for an answer that is complete, and matches its grammar."""
     if not choice.is_whole:
         return "length"
@@ -366,7 +366,7 @@ class ChatReply(_CompletionsReply):
         self._n_begun = 0
         self._told = set[tuple[int, int]]()  # calls whose names were sent, of the answers
 
-    def _content(self, choice: Choice) -> dict[str, Any]:
+    def _content(self, choice: ReplyChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text}
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
@@ -423,7 +423,7 @@ class CompletionReply(_CompletionsReply):
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl-"
 
-    def _content(self, choice: Choice) -> dict[str, Any]:
+    def _content(self, choice: ReplyChoice) -> dict[str, Any]:
         return {"text": choice.text, "logprobs": self._logprobs(choice.logprobs, 0)}
 
     def _delta(self, event: AnyEvent | None) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class WrittenCall:
 
 
 @dataclass
-class Choice:
+class ReplyChoice:
     """One of the answers to a request. `logprobs` are of the text of the answer."""
 
     text: str = ""
@@ -65,7 +65,7 @@ class Choice:
         return end is not None and bool(end.matches_grammar) and end.stop_reason in ("end", "stop_string")
 
 
-class Progress:
+class ReplyProgress:
     """Follows the events of one request: its timings so far and its answers, one after the other."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Progress:
         self.seed: int | None = None
         """That the request gave."""
         self.queued_ms = 0.0
-        self.choices: list[Choice] = [Choice()]
+        self.choices: list[ReplyChoice] = [ReplyChoice()]
         self.n_reasoning = 0
         self.prompt: PrefillProgress | None = None
         self._start = self._prefilled = 0.0
@@ -87,7 +87,7 @@ class Progress:
         self._figured = 0
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> ReplyChoice:
         """Return the answer that is being written, or the last one."""
         return self.choices[-1]
 
@@ -102,7 +102,7 @@ class Progress:
     def begin_next(self) -> None:
         """Begin another answer to the same prompt."""
         self._before = self.timings
-        self.choices.append(Choice())
+        self.choices.append(ReplyChoice())
         self._written, self._figures, self._figured, self.first_ms = Timings(), None, 0, None
 
     def follow(self, event: AnyEvent, now: float) -> None:
@@ -187,7 +187,7 @@ class Reply(ABC):
     ping = PING
 
     def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
-        self.progress = Progress()
+        self.progress = ReplyProgress()
         self.progress.id = f"{self.id_prefix}{secrets.token_urlsafe(24)}"
         self.parsed = parsed
         self.model = model

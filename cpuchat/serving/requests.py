@@ -45,17 +45,17 @@ from cpuchat.serving.offered import NO_TOOLS, Dialect, Kind, Offered, declaratio
 
 BYTES_PER_TOKEN = 64
 """More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""
-MOST_STOPS, LONGEST_STOP = 16, 1000
+MAX_STOPS, LONGEST_STOP = 16, 1000
 STREAM_SECONDS, WHOLE_SECONDS = 0.08, 1.0
 """Between two events with text: of a stream, and where only the end is sent."""
 SHORT_TOKENS, SHORT_BYTES = 64, 8_000
 """A request with so small a limit and so little text is short: it may be answered before a long one of its client."""
-MOST_ANSWERS = 8
-_MOST_QUOTED = 80
+MAX_ANSWERS = 8
+_MAX_QUOTED = 80
 """Characters of a wrong value that an error repeats."""
 TEXTS = ("text", "input_text", "output_text", "refusal")
 """Kinds of parts that are text, in OpenAI's dialects."""
-_MOST_TOOLS = 512
+_MAX_TOOLS = 512
 _DEEPEST = 60
 _INT32 = (1 << 31) - 1
 _BILLING = re.compile(
@@ -72,7 +72,7 @@ class Unsupported:
     neutral: tuple[Any, ...]
 
 
-class Body(SamplingSection, kw_only=True, forbid_unknown_fields=False):
+class RequestBody(SamplingSection, kw_only=True, forbid_unknown_fields=False):
     """Fields that all dialects share; those of sampling have the bounds of the settings."""
 
     model: str | None = None
@@ -83,14 +83,14 @@ class Body(SamplingSection, kw_only=True, forbid_unknown_fields=False):
 
 
 @cache
-def _unsupported(kind: type[Body]) -> dict[str, Unsupported]:
+def _unsupported(kind: type[RequestBody]) -> dict[str, Unsupported]:
     """Return the fields of a body that are refused."""
     hints = get_type_hints(kind, include_extras=True).items()
     return {name: one for name, hint in hints for one in get_args(hint) if isinstance(one, Unsupported)}
 
 
 B = TypeVar("B")
-T = TypeVar("T", bound=Body)
+T = TypeVar("T", bound=RequestBody)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ class RequestReader:
         self.note = note
 
     @property
-    def most_body(self) -> int:
+    def max_body(self) -> int:
         """Return the bytes of a body beyond which its text cannot fit into the context."""
         return 2 * LONGEST_FORM + 2 * BYTES_PER_TOKEN * self.n_ctx
 
@@ -218,7 +218,7 @@ class RequestReader:
         message = f"The prompt has {size}, but the context holds only {self.n_ctx:,} tokens."
         return Refusal(400, message, "context_length_exceeded", param=param, more={"n_ctx": self.n_ctx})
 
-    def parsed(self, body: Body, asked: Asked, param: str = "messages") -> ParsedRequest:
+    def parsed(self, body: RequestBody, asked: Asked, param: str = "messages") -> ParsedRequest:
         """Return the request. `param` has its text. Raises Refusal."""
         asked = replace(asked, messages=_without_billing(asked.messages))
         texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
@@ -278,7 +278,7 @@ class RequestReader:
             if engine and is_asked:
                 raise field_error(param, f"not supported while {engine} answers (a draft head)", "unsupported")
 
-    def _sampling(self, body: Body) -> Sampling:
+    def _sampling(self, body: RequestBody) -> Sampling:
         """Return the settings with what the request gives."""
         if body.top_k is not None and body.top_k < -1:
             raise field_error("top_k", "expected `int` >= 0")
@@ -351,7 +351,7 @@ def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = ""
             return grammar
         return schema_grammar(schema, param)
     except UsageError as error:
-        reason = clean_line(f"{error.message} {error.hint}".strip())[: 5 * _MOST_QUOTED]
+        reason = clean_line(f"{error.message} {error.hint}".strip())[: 5 * _MAX_QUOTED]
         raise Refusal(400, reason, "invalid_grammar", param=param) from None
 
 
@@ -376,8 +376,8 @@ def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
         raise field_error(f"{where}.name", "must be 1 to 128 letters, digits, `_`, `-`, `.` or `:`")
     if name in known:
         raise field_error(f"{where}.name", f"`{quoted(name)}` is there twice")
-    if len(known) >= _MOST_TOOLS:
-        raise field_error("tools", f"more than {_MOST_TOOLS} are not supported", "unsupported")
+    if len(known) >= _MAX_TOOLS:
+        raise field_error("tools", f"more than {_MAX_TOOLS} are not supported", "unsupported")
     schema = {"type": "object", "properties": {}} if schema is None else schema
     if not isinstance(schema, dict) or is_deep(schema):
         raise field_error(
@@ -453,7 +453,7 @@ def read_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall | str:
     return f'<tool_call>\n{{"name": {encoded(name, where)}, "arguments": {written}'
 
 
-class Transcript:
+class RequestMessages:
     """The messages of a request so far. A result belongs to the latest call with its id that has none yet."""
 
     def __init__(self) -> None:
@@ -532,7 +532,7 @@ def encoded(value: Any, param: str) -> str:
 
 def quoted(value: str) -> str:
     """Return a client's value for an error message: one short line."""
-    return clean_line(value[: 4 * _MOST_QUOTED])[:_MOST_QUOTED]
+    return clean_line(value[: 4 * _MAX_QUOTED])[:_MAX_QUOTED]
 
 
 def decoded(data: bytes, kind: type[B]) -> B:
@@ -555,8 +555,8 @@ def decoded(data: bytes, kind: type[B]) -> B:
 
 def _stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = tuple(stop for stop in ([given] if isinstance(given, str) else given or ()) if stop)
-    if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
-        limits = f"{MOST_STOPS} strings of {LONGEST_STOP:,} characters"
+    if len(stops) > MAX_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
+        limits = f"{MAX_STOPS} strings of {LONGEST_STOP:,} characters"
         raise Refusal(400, f"`stop`: more than {limits} are not supported.", param="stop")
     try:
         "".join(stops).encode()

@@ -20,10 +20,10 @@ from cpuchat.serving.offered import namespaced
 from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import (
     Asked,
-    Body,
     ParsedRequest,
+    RequestBody,
+    RequestMessages,
     RequestReader,
-    Transcript,
     Unsupported,
     answer_grammar,
     encoded,
@@ -41,7 +41,7 @@ _CUSTOM = "response.custom_tool_call_input"
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
-class ResponsesBody(Body, kw_only=True):
+class ResponsesBody(RequestBody, kw_only=True):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -108,13 +108,13 @@ class _Items:
     """Turns items into messages: reasoning, text and calls that follow each other are one answer."""
 
     def __init__(self, instructions: str) -> None:
-        self._found = Transcript()
+        self._found = RequestMessages()
         self._texts, self._thoughts, self._calls = list[str](), list[str](), list[ToolCall | str]()
         self._is_open = False  # an answer, to which these belong
         if instructions:
             self._found.add("system", instructions)
 
-    def read(self, given: str | list[dict[str, Any]]) -> Transcript:
+    def read(self, given: str | list[dict[str, Any]]) -> RequestMessages:
         """Return the messages. Raises Refusal."""
         if isinstance(given, str):
             self._found.add("user", given)

@@ -23,25 +23,25 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.metrics import Metrics, Result
-from cpuchat.serving.replies import Progress
+from cpuchat.serving.metrics import Result, ServingMetrics
+from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest, RequestReader
 from cpuchat.session.conversation import Conversation
-from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.meter import ChatFigures
 
-_MOST_NOTES = 100
+_MAX_NOTES = 100
 """Clients choose some of the words in them."""
 _LONGEST_RETRY = 300
 _RETRY_LOADING = 5
 _USUAL_WEIGHT = 0.2  # of the newest answer in the moving average
 
 
-_MOST_PASSED = 4
+_MAX_PASSED = 4
 """Short requests of its client that a long one lets pass."""
 
 
 @dataclass(eq=False)
-class Place:
+class QueueSlot:
     """A request's place in the queue, from before its body is read until the engine takes it; `turn` is set when it
     does, None while the body is read.
     """
@@ -60,18 +60,18 @@ class TurnQueue:
     """
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
-        self.current: Place | None = None
+        self.places: list[QueueSlot] = []
+        self.current: QueueSlot | None = None
 
     @contextlib.asynccontextmanager
-    async def turn(self, place: Place, owner: str, *, is_short: bool) -> AsyncIterator[None]:
+    async def turn(self, place: QueueSlot, owner: str, *, is_short: bool) -> AsyncIterator[None]:
         """Wait for the turn of a request, which lasts as long as the block."""
         turn = place.turn = asyncio.Event()
         place.owner, place.is_short = owner, is_short
         at = self.places.index(place)
         for before, other in enumerate(self.places[:at] if is_short else ()):
             is_longer = other.turn is not None and not other.is_short
-            if is_longer and other.owner == owner and other.n_passed < _MOST_PASSED:
+            if is_longer and other.owner == owner and other.n_passed < _MAX_PASSED:
                 self.places[before], self.places[at] = place, other
                 other.n_passed += 1
                 break
@@ -82,7 +82,7 @@ class TurnQueue:
         finally:
             self.leave(place)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: QueueSlot) -> None:
         """Let the next one come, if this one had its turn."""
         if place in self.places:
             self.places.remove(place)
@@ -114,7 +114,7 @@ class RequestRecord:
     hint: str = ""
 
 
-class Service:
+class InferenceService:
     """Use from one event loop. Requests are refused until `loaded`.
 
     Args:
@@ -137,11 +137,11 @@ class Service:
         on_note: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.metrics = Metrics()
+        self.metrics = ServingMetrics()
         self.limit = limit
         self.closing = False
         self.started = int(time.time())
-        self.running: Progress | None = None
+        self.running: ReplyProgress | None = None
         """The answer that the engine works on."""
         self._conversation = conversation
         self._aliases = aliases
@@ -190,7 +190,7 @@ class Service:
         return self._reader
 
     def _note(self, text: str) -> None:
-        if len(self._notes) < _MOST_NOTES:
+        if len(self._notes) < _MAX_NOTES:
             self._notes.setdefault(text.encode("utf-8", "replace").decode(), False)
 
     def _tell_notes(self) -> None:
@@ -207,13 +207,13 @@ class Service:
         """Return the number of requests in the queue, those whose body is still being read among them."""
         return len(self._queue.places)
 
-    def ahead(self, place: Place) -> int | None:
+    def ahead(self, place: QueueSlot) -> int | None:
         """Return how many requests come before one in the queue, the running one among them; None once it has left."""
         places = self._queue.places
         return places.index(place) + self.busy if place in places else None
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> ChatFigures:
         """Return the figures of the running answer, else of the last one."""
         return self._conversation.meter.figures(self._clock())
 
@@ -230,11 +230,11 @@ class Service:
         self.metrics.count_load()
 
     @contextlib.contextmanager
-    def place(self, endpoint: str, client: str) -> Iterator[Place]:
+    def place(self, endpoint: str, client: str) -> Iterator[QueueSlot]:
         """Give a request a place in the queue inside the block, and count it if it is refused there before its turn.
         Raises Refusal while loading or closing, or when the queue is full.
         """
-        place = Place(endpoint, client)
+        place = QueueSlot(endpoint, client)
         try:
             self._check_room()
             self._queue.places.append(place)
@@ -256,7 +256,9 @@ class Service:
             message = f"The queue is full ({self.waiting} requests). Retry later."
             raise Refusal(503, message, "queue_full", retry_after=self._retry_after())
 
-    async def answer(self, parsed: ParsedRequest, place: Place, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
+    async def answer(
+        self, parsed: ParsedRequest, place: QueueSlot, progress: ReplyProgress
+    ) -> AsyncGenerator[AnyEvent, None]:
         """Stream the events of one answer, which `progress` has followed; ends with `GenerationFinished`. Closing it
         early cancels the answer: once closed, the engine is idle or answers the next request.
 
@@ -304,7 +306,7 @@ class Service:
             record = RequestRecord(place.endpoint, place.client, result, timings, reason, message, queued, hint)
             self._on_done(record)
 
-    async def count(self, parsed: ParsedRequest, place: Place) -> int:
+    async def count(self, parsed: ParsedRequest, place: QueueSlot) -> int:
         """Return how many tokens the prompt of a request has. Raises Refusal."""
         async with self._queue.turn(place, parsed.request.state.owner, is_short=True):
             n_tokens = None if self.closing else await self._conversation.backend.count_prompt(parsed.request)
@@ -328,7 +330,7 @@ class Service:
         """Return in how many seconds a place should be free, by the answers so far."""
         return max(1, min(_LONGEST_RETRY, math.ceil(self._usual_s)))
 
-    async def _events(self, request: Generate, progress: Progress) -> AsyncGenerator[AnyEvent, None]:
+    async def _events(self, request: Generate, progress: ReplyProgress) -> AsyncGenerator[AnyEvent, None]:
         conversation, meter = self._conversation, self._conversation.meter
         meter.expect(request.speculation)
         meter.request_started(self._clock())
@@ -350,7 +352,7 @@ class Service:
         taken = self._clock() - started
         self._usual_s += (taken - self._usual_s) * (_USUAL_WEIGHT if self._usual_s else 1.0)
 
-    def _count_answer(self, progress: Progress, arrived: float) -> None:
+    def _count_answer(self, progress: ReplyProgress, arrived: float) -> None:
         if progress.prompt is None:
             return
         ttft_s = progress.first_at - arrived if progress.first_at is not None else None
@@ -362,7 +364,7 @@ class Service:
         return self.metrics.page(endpoints, state, self._info, self.figures)
 
 
-def _untold(event: AnyEvent, progress: Progress) -> Iterator[CallDelta]:
+def _untold(event: AnyEvent, progress: ReplyProgress) -> Iterator[CallDelta]:
     """Yield the calls of an answer that no event told before: not every engine tells them as they are written."""
     if isinstance(event, GenerationFinished):
         for index, call in enumerate(event.calls[len(progress.choice.calls) :], len(progress.choice.calls)):

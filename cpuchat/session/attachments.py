@@ -19,7 +19,7 @@ from cpuchat.base.text import clean_line, is_safe
 from cpuchat.chats.records import Attachment, storable
 from cpuchat.telemetry.units import plural, size
 
-MOST_BYTES = 4_000_000
+MAX_BYTES = 4_000_000
 """Of one attachment."""
 PASTED_LINES = 40
 """A pasted text with more lines than this becomes an attachment."""
@@ -233,10 +233,10 @@ def _opened(path: Path) -> BinaryIO:
 
 def _whole(path: Path, name: str) -> str:
     with _opened(path) as stream:
-        data = stream.read(MOST_BYTES + 1) or b""  # None: of /proc/kmsg and the like, where there is nothing yet
+        data = stream.read(MAX_BYTES + 1) or b""  # None: of /proc/kmsg and the like, where there is nothing yet
         text_size = max(len(data), os.fstat(stream.fileno()).st_size)
     _refuse_binary(data, name)
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         raise _too_large(f"{clean_line(name)} has {size(text_size)}", name)
     return _decoded(data, name)
 
@@ -251,8 +251,8 @@ def _lines(path: Path, name: str, first: int, last: int | None) -> tuple[str, st
             if number >= first:
                 kept.append(part)
                 n_bytes += len(part)
-                if n_bytes > MOST_BYTES:
-                    raise _too_large(f"These lines of {clean_line(name)} have over {size(MOST_BYTES)}", name)
+                if n_bytes > MAX_BYTES:
+                    raise _too_large(f"These lines of {clean_line(name)} have over {size(MAX_BYTES)}", name)
             ended = part.endswith(b"\n")
             number += ended
     if not kept:
@@ -294,7 +294,7 @@ def _no_text(name: str, what: str, hint: str) -> UsageError:
 
 def _too_large(found: str, name: str) -> UsageError:
     file = clean_line(name.rpartition(":")[0] if _RANGE.fullmatch(name) else name)
-    return UsageError(f"{found}; at most {size(MOST_BYTES)} can be attached.", f"Name fewer lines: @{file}:1-200.")
+    return UsageError(f"{found}; at most {size(MAX_BYTES)} can be attached.", f"Name fewer lines: @{file}:1-200.")
 
 
 def _listing(path: Path) -> str:

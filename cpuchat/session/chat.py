@@ -36,9 +36,9 @@ from cpuchat.session.events import Outgoing, SessionEvent, Severity
 from cpuchat.session.preset import reasoning_of
 from cpuchat.session.summaries import compact, title_chat, wants_title
 from cpuchat.session.tools import ChatTools
-from cpuchat.telemetry.meter import Figures, PrefillClock
+from cpuchat.telemetry.meter import ChatFigures, PrefillClock
 from cpuchat.telemetry.units import plural, time_left
-from cpuchat.tools.config import Server
+from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.loop import Choice
 from cpuchat.tools.servers import ToolServer
 
@@ -208,7 +208,7 @@ class ChatSession:
         if self.conversation.backend.pid is not None:
             self.conversation.backend.kill()
 
-    def figures(self) -> Figures:
+    def figures(self) -> ChatFigures:
         """Return the current figures."""
         return self.conversation.figures()
 
@@ -538,7 +538,7 @@ class ChatSession:
         self.tools.offer_folder(path)
         self._emit(events.Changed("tools"))
 
-    async def start_server(self, name: str, config: Server) -> ToolServer:
+    async def start_server(self, name: str, config: ToolServerConfig) -> ToolServer:
         """Start an MCP server; the model may call its tools from the next answer on. Raises CpuchatError."""
         self.tell(f"Starting the MCP server {name}…")
         try:

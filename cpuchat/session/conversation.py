@@ -47,7 +47,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.activity import Activity, ActivityOwner
 from cpuchat.session.preset import ChatPreset
-from cpuchat.telemetry.meter import Figures, Meter, ReasoningTime
+from cpuchat.telemetry.meter import ChatFigures, Meter, ReasoningTime
 
 if TYPE_CHECKING:  # not needed before the first paint
     from cpuchat.chats.store import ChatStore
@@ -156,7 +156,7 @@ class Conversation:
         """Let so much time pass between two events with text."""
         self.output = msgspec.structs.replace(self.output, frame_seconds=frame_seconds)
 
-    def figures(self) -> Figures:
+    def figures(self) -> ChatFigures:
         """Return the current figures."""
         if not self.busy:
             self.meter.expect(self.speculation)

@@ -23,7 +23,7 @@ _LONGEST_SUMMARY = 1024  # tokens
 _SHARE = 8  # of the context, which a summary has at most
 _NAME = "Write a title for this conversation, of at most six words and in its language. Write only the title."
 _LONGEST_TITLE = 32  # tokens
-_MOST_MESSAGES = 6  # of a chat that is named
+_MAX_MESSAGES = 6  # of a chat that is named
 
 
 def _request(conversation: Conversation, messages: Sequence[StoredMessage], task: str, **more: Any) -> Generate:
@@ -88,7 +88,7 @@ def wants_title(conversation: Conversation) -> bool:
     chat, messages, model = conversation.chat, conversation.messages, conversation.model
     if chat is None or model is None or model.server or not model.has_template:
         return False
-    if not 2 <= len(messages) <= _MOST_MESSAGES or messages[-1].role != "assistant" or not messages[-1].content.strip():
+    if not 2 <= len(messages) <= _MAX_MESSAGES or messages[-1].role != "assistant" or not messages[-1].content.strip():
         return False
     return chat.title == title_of(messages[0].content, messages[0].attachments) and not is_demo(Path(model.path))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.session.conversation import Conversation
-from cpuchat.tools.config import Server
+from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.folder import Folder
-from cpuchat.tools.loop import Approvals, Ask, FolderSource, Source, Toolbox, ToolLoop
+from cpuchat.tools.loop import Approvals, Ask, FolderSource, Toolbox, ToolLoop, ToolSource
 from cpuchat.tools.servers import ToolServer
 
 
@@ -57,7 +57,7 @@ class ChatTools:
         self.offer_folder(self.first_folder)
         return True
 
-    async def start_server(self, name: str, config: Server) -> ToolServer:
+    async def start_server(self, name: str, config: ToolServerConfig) -> ToolServer:
         """Start an MCP server and offer its tools. Raises CpuchatError."""
         server = self.servers[name] = ToolServer(name, config)
         self._offer()  # so that it is ended with the conversation
@@ -77,7 +77,7 @@ class ChatTools:
         await server.close()
 
     def _offer(self) -> None:
-        sources: list[Source] = [FolderSource(self._folder)] if self._folder is not None else []
+        sources: list[ToolSource] = [FolderSource(self._folder)] if self._folder is not None else []
         self.box.sources = (*sources, *self.servers.values())
         self.box.collect()
         self._conversation.tools = self._loop if self.box.sources else None

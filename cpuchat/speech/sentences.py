@@ -224,7 +224,7 @@ def _lines(tokens: Sequence[Token], n_complete: int) -> Iterator[_Line]:
 
 MAX_CHARS = 280
 """A sentence that is longer is divided at a comma or a space: it would keep the listener waiting."""
-_MOST_OPEN = 8_000
+_MAX_OPEN = 8_000
 """Characters of a block after which what there is of it is read as if it were complete."""
 _MAY_END = re.compile(r"\n|[.!?…।॥؟۔][^\w\s]{0,8}\s{1,8}\S{1,80}\s|[。！？]\S")
 _WORD = re.compile(r"[A-Za-z0-9.'’-]*$")
@@ -262,7 +262,7 @@ class SentenceSplitter:
             return []
         found = self._take()
         self._parsed = len(self._text)
-        return found + self.flush() if len(self._text) > _MOST_OPEN else found
+        return found + self.flush() if len(self._text) > _MAX_OPEN else found
 
     def flush(self) -> list[str]:
         """Return what is left at the end of the text."""

@@ -269,7 +269,7 @@ async def read_aloud(speaker: Speaker, text: str) -> None:
             speaker.stop()
 
 
-_MOST_CORES = 2
+_MAX_CORES = 2
 """One is enough; the process moves to the one that is idle."""
 
 
@@ -285,7 +285,7 @@ def cpus_beside(topology: Topology, cores: str, model: ModelInfo | None) -> tupl
     if cores != "auto":
         cpus = [cpu for cpu in parse_cpu_list(cores) if cpu in allowed]
     elif idle := [core.cpus for core in topology.allowed_cores if computing.isdisjoint(core.cpus)]:
-        cpus = sorted(cpu for cpus in idle[-_MOST_CORES:] for cpu in cpus if cpu in allowed)
+        cpus = sorted(cpu for cpus in idle[-_MAX_CORES:] for cpu in cpus if cpu in allowed)
     else:
-        cpus = sorted(allowed - computing)[-_MOST_CORES:]
+        cpus = sorted(allowed - computing)[-_MAX_CORES:]
     return tuple(cpus), bool(computing) and set(cpus or allowed) <= computing

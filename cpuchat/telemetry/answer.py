@@ -14,7 +14,7 @@ import msgspec
 
 from cpuchat.base.errors import MeasureFailed
 from cpuchat.protocol.messages import AnyEvent, Failed, Generate, GenerationFinished, Sampling, Speculation, TextDelta
-from cpuchat.protocol.timings import LEAST_TOKENS, Timings
+from cpuchat.protocol.timings import MIN_TOKENS, Timings
 from cpuchat.telemetry import units
 
 Answering = Callable[[Generate], AsyncGenerator[AnyEvent, None]]
@@ -68,7 +68,7 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
     a model that ends earlier is measured by what it wrote. Raises MeasureFailed: the engine failed, it was stopped, or
     no answer reached 16 tokens (`n_tokens` if that is less).
     """
-    least = min(LEAST_TOKENS, n_tokens)
+    min_tokens = min(MIN_TOKENS, n_tokens)
     written = 0
     for prompt in PROMPTS:
         request = Generate(prompt=prompt, max_tokens=n_tokens, speculation=Speculation())
@@ -78,7 +78,7 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
             timings = await answer_greedily(answer, request)
             written = max(written, timings.predicted_n)
             rate = timings.predicted_per_second
-            if timings.predicted_n < least or rate is None:
+            if timings.predicted_n < min_tokens or rate is None:
                 break
             rates.append(rate)
         else:
@@ -86,7 +86,7 @@ async def measure_decode(answer: Answering, *, n_tokens: int = N_TOKENS, rounds:
     raise MeasureFailed(f"The model stops after {written} tokens, too few to measure.", "Choose another model.")
 
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 
 
 class RateChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ class RateChange(msgspec.Struct, frozen=True, kw_only=True):
 def compare(before: DecodeRate, after: DecodeRate) -> RateChange:
     """Keep a change only if it gains more than 2 % and more than twice the larger spread of the two measurements."""
     gained = after.tok_s - before.tok_s
-    enough = max(LEAST_GAIN * before.tok_s, 2 * max(before.spread, after.spread))
+    enough = max(MIN_GAIN * before.tok_s, 2 * max(before.spread, after.spread))
     gain, needed = gained / before.tok_s, enough / before.tok_s
     keep = gained > enough
     rates = f"{units.rate(before.tok_s)} → {units.rate(after.tok_s)} tok/s"

@@ -36,13 +36,13 @@ from cpuchat.protocol.timings import Reuse, Timings
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
 from cpuchat.telemetry.roofline import Reach, Roofline, RooflineMeter
-from cpuchat.telemetry.speculation import Drafting, SpeculationMeter
+from cpuchat.telemetry.speculation import DraftingFigures, SpeculationMeter
 from cpuchat.telemetry.speech import Speech
 
 _T = TypeVar("_T")
 AT_THE_END = "at the end"
 """Why a figure of a server is missing that it reports with the end of the answer."""
-_LEAST_SECONDS = 0.5  # of prefill, before its speed is known
+_MIN_SECONDS = 0.5  # of prefill, before its speed is known
 
 
 def seconds_left(points: Sequence[tuple[float, int]], total: int) -> float | None:
@@ -54,7 +54,7 @@ def seconds_left(points: Sequence[tuple[float, int]], total: int) -> float | Non
     if not points:
         return None
     (start, first), (now, done) = points[0], points[-1]
-    if now - start < _LEAST_SECONDS or done <= first:
+    if now - start < _MIN_SECONDS or done <= first:
         return None
     mean = (now - start) / (done - first)
     middle, half = next(point for point in points if 2 * point[1] >= first + done)
@@ -101,7 +101,7 @@ class ServerFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ChatFigures:
     """The current figures.
 
     `load_fraction` 0-1, None: not loading, or of an unknown size. `prefill_*` in tokens of the prompt;
@@ -130,7 +130,7 @@ class Figures:
     stop_reason: StopReason | None
     history: tuple[float, ...]
     failed: bool
-    drafting: Drafting
+    drafting: DraftingFigures
     roofline: Roofline
     server: ServerFigures | None
     approximate: bool
@@ -395,7 +395,7 @@ class Meter:
         """Return the ms from the first token to the newest."""
         return self._points[-1][0] - self._first[0] if self._first is not None and self._points else 0.0
 
-    def figures(self, now: float | None = None) -> Figures:
+    def figures(self, now: float | None = None) -> ChatFigures:
         """Return the figures at `now` (monotonic seconds), which lowers the live rate while no token arrives."""
         prefill, timings = self._prefill, self._timings
         live, decode = self._live(now), self._decode()
@@ -415,7 +415,7 @@ class Meter:
                 queue_s=figure("queue_s", _seconds(timings and timings.queue_ms), AT_THE_END),
                 unreported=tuple(unreported.items()),
             )
-        return Figures(
+        return ChatFigures(
             phase=self._phase,
             load_fraction=self._load_fraction,
             prefill_processed=prefill.processed if prefill else 0,

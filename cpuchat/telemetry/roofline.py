@@ -29,12 +29,12 @@ AT_THE_LIMIT = 0.75
 """Share of a pass from which on memory or compute counts as the limit of decoding."""
 PARTLY_CACHED = 4
 """Multiple of the L3 caches up to which a part of the weights may stay in them from pass to pass."""
-LEAST_PREFILL = 64
+MIN_PREFILL = 64
 """Minimum prompt tokens for the prefill rate to show what the cores can compute."""
 _CALIBRATED = 32  # tokens of the largest measured pass
 _WORTH_TELLING = 1.1
 _FAR_BELOW = 0.5
-_LEAST_PASSES = 20
+_MIN_PASSES = 20
 _ENOUGH = 16  # tokens of an average
 BY_MEMORY = frozenset({"ceiling_plain", "ceiling_accepted"})
 CEILINGS = (*sorted(BY_MEMORY), "ceiling_compute")
@@ -196,8 +196,8 @@ def roofline(
     utilization = None if bandwidth is None or peak is None or no_limit else bandwidth / peak.bytes_per_s
     remark = _remark(counted, estimate, cached)
     over_peak = counted is not None and utilization is not None and utilization > OFF
-    most = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
-    plain, accepted = _memory_ceilings(model, now, most, no_limit)
+    max_bytes_per_s = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
+    plain, accepted = _memory_ceilings(model, now, max_bytes_per_s, no_limit)
     if not BY_MEMORY.isdisjoint(exceeded):
         plain, accepted = (_TOO_LOW if one.value is not None else missing(one.why) for one in (plain, accepted))
     compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
@@ -306,7 +306,7 @@ def _memory_ceilings(
 def _compute_ceiling(now: Decoding, prefill: float | None) -> Metric[float]:
     """Return tok/s if only computing took time; `prefill` is what the cores compute."""
     if prefill is None:
-        return missing(f"needs a prompt of {LEAST_PREFILL} tokens")
+        return missing(f"needs a prompt of {MIN_PREFILL} tokens")
     ceiling = prefill * max(part.tokens_per_pass / part.n_per_pass for part in _parts(now))
     return _unless_exceeded(ceiling, max(_average(now), now.plain_tok_s or 0.0))
 
@@ -347,7 +347,7 @@ def better_depth(pass_ms: Sequence[float], by_position: Sequence[tuple[int, int]
     drafts that were right up to there. Depths that were not tried are not judged.
     """
     tried = min(len(by_position), len(pass_ms) - 1, depth)
-    if depth < 1 or tried < depth or by_position[0][0] < _LEAST_PASSES:
+    if depth < 1 or tried < depth or by_position[0][0] < _MIN_PASSES:
         return ""
     each_ms = draft_ms / max(sum(drafted for drafted, _ in by_position), 1)
     rates = [1e3 / pass_ms[0]]
@@ -451,7 +451,7 @@ class RooflineMeter:
 
     def prefilled(self, n_tokens: int, tok_s: float | None) -> None:
         """Record that `n_tokens` of a prompt were evaluated at `tok_s`."""
-        if tok_s is not None and n_tokens >= LEAST_PREFILL:
+        if tok_s is not None and n_tokens >= MIN_PREFILL:
             self._prefill = max(tok_s, self._prefill or 0.0)
 
     def update(self, figures: SpeculationFigures, predicted_n: int) -> None:

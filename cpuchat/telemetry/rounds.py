@@ -126,8 +126,8 @@ def schedule(cells: Sequence[C], rounds: int) -> list[tuple[C, int]]:
     return [(cell, number) for number in range(1, rounds + 1) for cell in (cells if number % 2 else cells[::-1])]
 
 
-LEAST_GAIN: Final = 0.02
-LEAST_ROUNDS, MOST_ROUNDS = 3, 8
+MIN_GAIN: Final = 0.02
+MIN_ROUNDS, MAX_ROUNDS = 3, 8
 _Z: Final = 3.2
 """Normal quantile of a gain that is believed. Six choices of two figures each, looked at after each of six rounds, are
 together to be wrong in at most 2 % of all runs of `tune` (benchmarks/tune_noise.py)."""
@@ -135,7 +135,7 @@ _HOPE: Final = 1.5
 """Standard errors by which a gain may exceed its estimate; where even that is too little, measuring stops early."""
 
 
-class Gain(NamedTuple):
+class MeasuredGain(NamedTuple):
     """The gain of a figure as a share (0.05: 5 % faster), its standard error, and the gain that would be believed."""
 
     gain: float
@@ -165,7 +165,7 @@ class InTurn:
         self._rivals.append(rival)
         self._anchors.append(anchor)
 
-    def gain(self, name: str) -> Gain:
+    def gain(self, name: str) -> MeasuredGain:
         """Return the gain of a figure, by the logarithms of its ratios.
 
         What one measurement scatters by is told by the ratios and by neighbouring measurements of the anchor together.
@@ -180,15 +180,15 @@ class InTurn:
         squares = sum((ratio - mean) ** 2 for ratio in ratios) / 1.5
         squares += sum((after - before) ** 2 for before, after in pairwise(logs)) / 2
         error = math.sqrt(squares / (2 * n - 1) * (2 * n - 0.5)) / n
-        needed = max(math.log1p(LEAST_GAIN), student(_Z, max(1, (n - 1) + 2 * n // 3)) * error)
-        return Gain(math.expm1(mean), error, math.expm1(needed))
+        needed = max(math.log1p(MIN_GAIN), student(_Z, max(1, (n - 1) + 2 * n // 3)) * error)
+        return MeasuredGain(math.expm1(mean), error, math.expm1(needed))
 
     def is_decided(self, names: Sequence[str]) -> bool:
         """Return whether another round would not change what is said of these figures."""
         gains = [self.gain(name) for name in names]
-        if self.rounds >= MOST_ROUNDS or all(one.gain + _HOPE * one.error < LEAST_GAIN for one in gains):
+        if self.rounds >= MAX_ROUNDS or all(one.gain + _HOPE * one.error < MIN_GAIN for one in gains):
             return True
-        return self.rounds >= LEAST_ROUNDS and any(one.is_sure for one in gains)
+        return self.rounds >= MIN_ROUNDS and any(one.is_sure for one in gains)
 
 
 def student(z: float, dof: int) -> float:

@@ -15,7 +15,7 @@ _NO_COUNTS = SpeculationFigures()
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
+class DraftingFigures:
     """The figures of drafting: `counts` as the worker or a server sent them last, and what follows from them.
 
     `wanted`: drafters are chosen; `adaptive`: the depth is not fixed by the user. Acceptance is accepted by drafted
@@ -67,16 +67,16 @@ class SpeculationMeter:
         """Record figures taken when `predicted_n` tokens were generated in `decode_ms` milliseconds."""
         self._figures, self._predicted_n, self._decode_ms = figures, predicted_n, decode_ms
 
-    def drafting(self, tok_s: float | None, answered: bool) -> Drafting:
+    def drafting(self, tok_s: float | None, answered: bool) -> DraftingFigures:
         """Return the current figures. `tok_s` is the rate to compare with plain decoding; `answered`: text has come."""
         adaptive = self.asked.depth == 0 and not self._server
         if not self.asked.drafters and not self._remote:
-            return Drafting(adaptive=adaptive)
+            return DraftingFigures(adaptive=adaptive)
         counts = self._figures or SpeculationFigures(off=self._drafts_off)
         nothing = "nothing drafted" if answered else NO_ANSWER
         depth = None if self._figures is None or self._server else self.asked.depth or counts.depth
         plain = self._plain_tok_s(counts)
-        return Drafting(
+        return DraftingFigures(
             counts=counts,
             wanted=True,
             adaptive=adaptive,

@@ -20,7 +20,7 @@ from cpuchat.base.text import common_prefix
 from cpuchat.grammar.gbnf import ROOT, check_grammar
 from cpuchat.grammar.rules import SPACE, Rules, any_but, literal
 from cpuchat.grammar.schema import add_schema, schema_grammar
-from cpuchat.protocol.messages import Data, Tool
+from cpuchat.protocol.messages import MessageData, Tool
 
 ID = "\0"
 """Stands for the id of a call in the texts of a format, or another word: any."""
@@ -37,7 +37,7 @@ _LOOSE_MARKERS = re.compile(r"(?:\s*<\|[^<>|]*\|>\w*)+\s*$")  # before a call th
 Shape = Literal["object", "json", "pairs"]
 
 
-class PairStyle(Data, frozen=True):
+class PairStyle(MessageData, frozen=True):
     """How arguments stand one by one: `opening` key `assignment` value `closing`, with `separator` between two.
 
     A string is between two `quote`; "" writes it as it is.
@@ -50,7 +50,7 @@ class PairStyle(Data, frozen=True):
     quote: str = ""
 
 
-class CallFormat(Data, frozen=True):
+class CallFormat(MessageData, frozen=True):
     """How calls are written: `section`, then calls with `between` two of them, then `end`. `turn_end` ends any
     answer, `text_end`, with which `section` begins, any text.
 
@@ -393,7 +393,7 @@ def _common_suffix(text: str, other: str) -> str:
     return text[len(text) - common_prefix(text[::-1], other[::-1]) :]
 
 
-_MOST_CHECKED: Final = 32 << 10
+_MAX_CHECKED: Final = 32 << 10
 """Bytes of schemas that are checked one by one when they are too much together."""
 _ANY_ID: Final = "[0-9A-Za-z_.:-]{1,64}"
 _ID_PAIR: Final = rf'"\"" ("id" | "tool_call_id" | "call_id") "\":" space "\"" {_ANY_ID} "\""'
@@ -417,7 +417,7 @@ def call_grammar(form: CallFormat, tools: Sequence[Tool], *, single: bool = Fals
 
 def _is_unusable() -> Callable[[Tool], bool]:
     """Return what says whether no grammar can hold a tool to its schema; of many large ones, not all are checked."""
-    left = _MOST_CHECKED
+    left = _MAX_CHECKED
 
     def check(tool: Tool) -> bool:
         nonlocal left

@@ -157,7 +157,7 @@ def bare_value_end(text: str, at: int, quote: str) -> int:
     return -1
 
 
-_MOST_CALLS = 64
+_MAX_CALLS = 64
 _NAME = r"(?P<name>[\w.$:-]{1,256}?)(?![\w-])"
 _WHOLE_NAME = r"(?P<name>[\w.$:-]{1,256}+)"  # where nothing but white space follows
 _KEY = r"(?P<key>[^\s<>=:/{}()\[\],\"']{1,256}?)"
@@ -177,7 +177,7 @@ def parse_calls(
     said, written = form.split(text, tuple(schemas), at_start=at_start)
     calls, at = list[ToolCall](), 0
     try:
-        while written and len(calls) < _MOST_CALLS and (found := _next(form, written, at, schemas)) is not None:
+        while written and len(calls) < _MAX_CALLS and (found := _next(form, written, at, schemas)) is not None:
             call, at = found
             calls.append(call)
     except RecursionError:  # values in values in values
@@ -479,7 +479,7 @@ class CallReader:
     def feed(self, text: str) -> None:
         """Add more of the text from the trigger on."""
         self._text += text
-        while len(self._calls) < _MOST_CALLS and (self._open or self._find()):
+        while len(self._calls) < _MAX_CALLS and (self._open or self._find()):
             if not (self._follow_json() if self._form.shape != "pairs" else self._follow_pairs()):
                 return
             self._open = False

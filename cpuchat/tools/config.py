@@ -25,7 +25,7 @@ _KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR",
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
+class ToolServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A server that is started as a program and speaks over its standard input and output.
 
     `timeout` is in seconds, for one call. Keys of other programs are ignored, such as what they run without asking.
@@ -43,7 +43,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         return {name: os.environ[name] for name in _KEPT if name in os.environ} | self.env
 
 
-def load_servers() -> dict[str, Server | SettingsError]:
+def load_servers() -> dict[str, ToolServerConfig | SettingsError]:
     """Return the servers that are not disabled, by name; none where the file is missing or empty. One that is not valid
     is the error, which names what is wrong; values of `env` are not shown. Raises SettingsError: the file cannot be
     read, is no JSON, or has no object of servers.
@@ -62,7 +62,7 @@ def load_servers() -> dict[str, Server | SettingsError]:
     if not isinstance(servers, dict):
         form = '{"mcpServers": {"name": {"command": …}}}'
         raise SettingsError(f'{file}: no object "mcpServers".', f"Its form is {form}.")
-    found = dict[str, Server | SettingsError]()
+    found = dict[str, ToolServerConfig | SettingsError]()
     for name, value in servers.items():
         if not (isinstance(value, Mapping) and value.get("disabled") is True):
             try:
@@ -72,7 +72,7 @@ def load_servers() -> dict[str, Server | SettingsError]:
     return found
 
 
-def _server(name: str, value: Any, file: Path) -> Server:
+def _server(name: str, value: Any, file: Path) -> ToolServerConfig:
     where = f"{file}, mcpServers.{name}"
     if _NAME.fullmatch(name) is None:
         raise SettingsError(
@@ -83,7 +83,7 @@ def _server(name: str, value: Any, file: Path) -> Server:
             f"{where}: a server at an address.", "Only programs can be started: give a command, or remove it."
         )
     try:
-        server = msgspec.convert(value, prepared(Server))
+        server = msgspec.convert(value, prepared(ToolServerConfig))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{where}{f'.{key}' if key else ''}: {reason}.", "Fix or remove it.") from None

@@ -39,12 +39,12 @@ _SECRETS = (
 _is_secret = re.compile("|".join(map(translate, _SECRETS)), re.IGNORECASE).match
 _REFUSED = "Files that may hold keys or passwords are not read."
 _SKIPPED = {"node_modules", "__pycache__"}  # in a search, beside hidden ones
-_MOST_BYTES = 4_000_000  # of a file
-_MOST_LINES = 2_000
-_MOST_NAMES = 500
-_MOST_OFFERED = 30  # names, where one does not exist
-MOST_HITS = 200
-_MOST_FILES = 20_000
+_MAX_BYTES = 4_000_000  # of a file
+_MAX_LINES = 2_000
+_MAX_NAMES = 500
+_MAX_OFFERED = 30  # names, where one does not exist
+MAX_HITS = 200
+_MAX_FILES = 20_000
 _LONGEST_LINE = 300
 SEARCH_SECONDS = 10.0
 _READ = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -136,15 +136,15 @@ class Folder:
 
     def _read_file(self, wanted: _ReadFile) -> str:
         with _stream(self._open(wanted.path)) as stream:
-            data = stream.read(_MOST_BYTES + 1)
+            data = stream.read(_MAX_BYTES + 1)
         if b"\0" in data:
             raise UsageError("It is a binary file.")
-        is_whole = len(data) <= _MOST_BYTES
-        lines = data[:_MOST_BYTES].decode("utf-8-sig", "replace").splitlines()
+        is_whole = len(data) <= _MAX_BYTES
+        lines = data[:_MAX_BYTES].decode("utf-8-sig", "replace").splitlines()
         if not lines:
             return "(empty)"
         first = max(1, wanted.first_line)
-        last = min(len(lines), wanted.last_line or len(lines), first + _MOST_LINES - 1)
+        last = min(len(lines), wanted.last_line or len(lines), first + _MAX_LINES - 1)
         of = f"{len(lines):,}" if is_whole else f"over {len(lines):,}"
         if first > last:
             raise UsageError(f"No such lines: it has {'' if is_whole else 'over '}{plural(len(lines), 'line')}.")
@@ -158,8 +158,8 @@ class Folder:
                 found = sorted((_line(entry) for entry in entries if not _is_secret(entry.name)), key=str.lower)
         finally:
             os.close(handle)
-        more = f"\n… and {len(found) - _MOST_NAMES:,} more" if len(found) > _MOST_NAMES else ""
-        return "\n".join(found[:_MOST_NAMES]) + more or "(empty)"
+        more = f"\n… and {len(found) - _MAX_NAMES:,} more" if len(found) > _MAX_NAMES else ""
+        return "\n".join(found[:_MAX_NAMES]) + more or "(empty)"
 
     def _search(self, wanted: _Search) -> str:
         if not wanted.text.strip():
@@ -171,8 +171,8 @@ class Folder:
             if b"\0" not in data:
                 lines = enumerate(data.decode("utf-8", "replace").splitlines(), 1)
                 found = (f"{name}:{n}: {line.strip()[:_LONGEST_LINE]}" for n, line in lines if pattern.search(line))
-                hits += islice(found, MOST_HITS - len(hits))
-            if len(hits) >= MOST_HITS or n_files >= _MOST_FILES:
+                hits += islice(found, MAX_HITS - len(hits))
+            if len(hits) >= MAX_HITS or n_files >= _MAX_FILES:
                 break
         else:
             if time.monotonic() <= deadline:
@@ -250,7 +250,7 @@ class Folder:
     def _beginning(self, name: str, folder: int) -> bytes | None:
         """Return the first bytes of a file in an open folder; None: it cannot be read, or is no file."""
         with contextlib.suppress(OSError, UsageError), _stream(self._opened(name, folder)) as stream:
-            return stream.read(_MOST_BYTES)
+            return stream.read(_MAX_BYTES)
         return None
 
 
@@ -292,8 +292,8 @@ def _names_in(folder: int) -> str:
             names = sorted(f"{clean_line(one.name)}{'/' * one.is_dir(follow_symlinks=False)}" for one in shown)
     except OSError:
         return ""
-    more = f" and {len(names) - _MOST_OFFERED:,} more" if len(names) > _MOST_OFFERED else ""
-    return f" There is: {', '.join(names[:_MOST_OFFERED])}{more}." if names else ""
+    more = f" and {len(names) - _MAX_OFFERED:,} more" if len(names) > _MAX_OFFERED else ""
+    return f" There is: {', '.join(names[:_MAX_OFFERED])}{more}." if names else ""
 
 
 def _line(entry: os.DirEntry[str]) -> str:

@@ -36,7 +36,7 @@ from cpuchat.protocol.timings import Timings
 from cpuchat.tools.folder import TOOLS, Folder
 
 Choice = Literal["once", "chat", "always", "refuse"]
-_MOST_APPROVED = 500
+_MAX_APPROVED = 500
 
 
 class _Approved(msgspec.Struct):
@@ -54,7 +54,7 @@ class Approvals:
     """
 
     def __init__(self, file: Path) -> None:
-        self._cache = JsonCache(file, _Approved, version=1, max_entries=_MOST_APPROVED)
+        self._cache = JsonCache(file, _Approved, version=1, max_entries=_MAX_APPROVED)
         self._in_chat: set[tuple[str, str]] = set()
 
     @staticmethod
@@ -88,18 +88,18 @@ CALL_SECONDS = 60.0
 START_SECONDS = 30.0
 """The first start of a server may download it (npx, uvx)."""
 LONGEST_MESSAGE = 4_000_000
-MOST_BYTES = 64_000_000
-MOST_MESSAGES = 10_000
+MAX_BYTES = 64_000_000
+MAX_MESSAGES = 10_000
 """A server that writes more bytes in one message, or more bytes or messages during a call, is ended."""
-MOST_TOOLS = 128
+MAX_TOOLS = 128
 """They are in every prompt. Those that come after are not offered."""
-MOST_ROUNDS = 20
+MAX_ROUNDS = 20
 """Answers with calls to one question."""
-_MOST_REPEATS = 2
-_LEAST_TOKENS = 1_000  # where there is room for them
+_MAX_REPEATS = 2
+_MIN_TOKENS = 1_000  # where there is room for them
 _ROOM_SHARE = 2  # of a free context that is nearly full: the answer needs some of it, too
 _SHORT = 1_000  # bytes
-_LEAST_KEPT = 100  # characters: about as long as the note of what is missing
+_MIN_KEPT = 100  # characters: about as long as the note of what is missing
 _USUAL_TOKENS = 8_000  # of a free context that is not known
 _CONTEXT_SHARE = 4  # a result takes at most this fraction of the free context
 _CHARACTERS_PER_TOKEN = 3.0  # where they cannot be counted
@@ -111,18 +111,18 @@ async def shortened(text: str, free_tokens: int | None, count: Count) -> tuple[s
     note between. `free_tokens`: of the context; None: not known.
     """
     free = _USUAL_TOKENS if free_tokens is None else free_tokens
-    most = max(free // _CONTEXT_SHARE, min(_LEAST_TOKENS, free // _ROOM_SHARE))
+    max_tokens = max(free // _CONTEXT_SHARE, min(_MIN_TOKENS, free // _ROOM_SHARE))
     text = clean(text)
-    kept = min(len(text), max(most * _LONGEST_TOKEN, _LEAST_KEPT))
+    kept = min(len(text), max(max_tokens * _LONGEST_TOKEN, _MIN_KEPT))
     while True:
         shown = text if kept >= len(text) else _beginning_and_end(text, kept)
-        if (n_bytes := len(shown.encode())) <= min(_SHORT, most):  # a token has one at least
+        if (n_bytes := len(shown.encode())) <= min(_SHORT, max_tokens):  # a token has one at least
             return shown, n_bytes // 3  # not worth asking
         counted = await count(shown)
         tokens = counted if counted is not None else round(len(shown) / _CHARACTERS_PER_TOKEN)
-        if tokens <= most or kept <= _LEAST_KEPT:
+        if tokens <= max_tokens or kept <= _MIN_KEPT:
             return shown, tokens
-        kept = max(_LEAST_KEPT, min(int(0.95 * kept * most / tokens), kept - 100))
+        kept = max(_MIN_KEPT, min(int(0.95 * kept * max_tokens / tokens), kept - 100))
 
 
 def _beginning_and_end(text: str, n_characters: int) -> str:
@@ -144,17 +144,17 @@ class CallLimits:
         """Count an answer with calls. Returns why the next one must do without, in a few words; "": it may call."""
         self._rounds += 1
         before, self._last = self._last, [(_made(call), one.text) for call, one in zip(calls, results, strict=True)]
-        if self._last == before or all(self._made[_made(call)] > _MOST_REPEATS for call in calls):
+        if self._last == before or all(self._made[_made(call)] > _MAX_REPEATS for call in calls):
             return "it repeated a call"
-        return f"it had called tools {MOST_ROUNDS} times" if self._rounds >= MOST_ROUNDS else ""
+        return f"it had called tools {MAX_ROUNDS} times" if self._rounds >= MAX_ROUNDS else ""
 
     def refusal(self, call: ToolCall) -> ToolResult | None:
         """Return what the model is told in place of a call that it repeats; None: the call may be made."""
         self._made[_made(call)] += 1
-        if self._made[_made(call)] <= _MOST_REPEATS:
+        if self._made[_made(call)] <= _MAX_REPEATS:
             return None
         return ToolResult(
-            text=f"Not run: {call.name} was called {_MOST_REPEATS} times with these arguments. Use those results.",
+            text=f"Not run: {call.name} was called {_MAX_REPEATS} times with these arguments. Use those results.",
             failed=True,
         )
 
@@ -167,7 +167,7 @@ _LONGEST_NAME = 64
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-class Source(Protocol):
+class ToolSource(Protocol):
     """Has tools, and runs them. `timeout` is in seconds, for one call."""
 
     @property
@@ -190,7 +190,7 @@ class Source(Protocol):
 
 
 class FolderSource:
-    """The built-in tools in a folder; see `Source`.
+    """The built-in tools in a folder; see `ToolSource`.
 
     A call that is cancelled goes on in its thread, a search for 10 s at most; its result is dropped.
     """
@@ -214,9 +214,9 @@ class FolderSource:
 class Toolbox:
     """Offers the tools of several sources under names that are unique and that every template and server takes."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[ToolSource]) -> None:
         self.sources = tuple(sources)
-        self._owners: dict[str, tuple[Source, Tool]] = {}
+        self._owners: dict[str, tuple[ToolSource, Tool]] = {}
         self.tools: tuple[Tool, ...] = ()
         """As they are offered: their names may differ from those of their sources."""
         self.collect()
@@ -240,14 +240,14 @@ class Toolbox:
         offered = list[Tool]()
         for source in self.sources:
             for tool in source.tools:
-                if len(offered) < MOST_TOOLS:
+                if len(offered) < MAX_TOOLS:
                     name = self._unique(tool)
                     self._owners[name] = source, tool
                     offered.append(msgspec.structs.replace(tool, name=name))
         self.tools = tuple(offered)
 
-    def offered(self, source: Source) -> list[Tool]:
-        """Return those tools of a source that are offered: no more than MOST_TOOLS of all sources are."""
+    def offered(self, source: ToolSource) -> list[Tool]:
+        """Return those tools of a source that are offered: no more than MAX_TOOLS of all sources are."""
         return [tool for owner, tool in self._owners.values() if owner is source]
 
     async def find(self, call: ToolCall) -> Tool | ToolResult:

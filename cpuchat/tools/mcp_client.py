@@ -23,8 +23,8 @@ from cpuchat import __version__
 from cpuchat.base.text import clean, clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import size
-from cpuchat.tools.loop import MOST_TOOLS
-from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ServerProcess
+from cpuchat.tools.loop import MAX_TOOLS
+from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ToolServerProcess
 
 _LONGEST_DESCRIPTION = 4_000
 _LONGEST_NAME = 128  # characters: modelcontextprotocol.io, specification, server/tools
@@ -35,13 +35,13 @@ for _name in ("mcp", "client"):  # which would write to the terminal
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
-class Connection:
+class McpSession:
     """An open session, as `open` makes one.
 
     `changed`: the server says that its tools are others than those read. `has_more`: it has some beyond them.
     """
 
-    def __init__(self, process: ServerProcess) -> None:
+    def __init__(self, process: ToolServerProcess) -> None:
         self.changed = False
         self.has_more = False
         self._process = process
@@ -50,7 +50,7 @@ class Connection:
         self._over = False
 
     @classmethod
-    async def open(cls, process: ServerProcess, *, legacy: bool) -> Connection:
+    async def open(cls, process: ToolServerProcess, *, legacy: bool) -> McpSession:
         """Agree on a version of the protocol. Cancelling this leaves no task behind. `legacy`: do not ask for its
         versions first, for which some servers end. Raises ServerEnded, ServerInvalid.
         """
@@ -81,7 +81,7 @@ class Connection:
         found: dict[str, Tool] = {}
         cursor: str | None = None
         try:
-            while len(found) < MOST_TOOLS:
+            while len(found) < MAX_TOOLS:
                 params = types.PaginatedRequestParams(cursor=cursor) if cursor else None
                 page = await self._client.session.send_request(
                     types.ListToolsRequest(params=params), types.ListToolsResult

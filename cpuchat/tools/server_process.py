@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from cpuchat.base.processes import exit_reason
 from cpuchat.telemetry.units import size
-from cpuchat.tools.config import Server
-from cpuchat.tools.loop import LONGEST_MESSAGE, MOST_BYTES, MOST_MESSAGES
+from cpuchat.tools.config import ToolServerConfig
+from cpuchat.tools.loop import LONGEST_MESSAGE, MAX_BYTES, MAX_MESSAGES
 
 if TYPE_CHECKING:
     import psutil
@@ -38,7 +38,7 @@ class ServerInvalid(Exception):
     """What the server sent is not MCP, or an error."""
 
 
-class ServerProcess(asyncio.SubprocessProtocol):
+class ToolServerProcess(asyncio.SubprocessProtocol):
     """A running server, as `start` makes one. Use it from one event loop only.
 
     `fault` is the rule that it broke, for which it was ended; "": none. `n_messages` counts the lines of its output
@@ -61,7 +61,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport
 
     @classmethod
-    async def start(cls, server: Server, log: Path) -> ServerProcess:
+    async def start(cls, server: ToolServerConfig, log: Path) -> ToolServerProcess:
         """Start a server; what it writes to its standard error goes to `log`, a megabyte at most. Raises OSError: there
         is no such command or folder; ValueError: an argument has a NUL.
         """
@@ -185,10 +185,10 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self.n_messages += len(lines)
         if max(map(len, (*lines, self._rest))) > LONGEST_MESSAGE:
             return self.fail(f"it wrote more than {size(LONGEST_MESSAGE)} in one message")
-        if self._n_bytes > MOST_BYTES:
-            return self.fail(f"it wrote more than {size(MOST_BYTES)}")
-        if self.n_messages > MOST_MESSAGES:
-            return self.fail(f"it sent more than {MOST_MESSAGES:,} messages")
+        if self._n_bytes > MAX_BYTES:
+            return self.fail(f"it wrote more than {size(MAX_BYTES)}")
+        if self.n_messages > MAX_MESSAGES:
+            return self.fail(f"it sent more than {MAX_MESSAGES:,} messages")
         for line in lines:
             if line.strip():
                 self._lines.put_nowait(line)

@@ -14,12 +14,12 @@ from cpuchat.base import paths
 from cpuchat.base.errors import ToolServerFailed
 from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
-from cpuchat.tools.config import Server
+from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.loop import START_SECONDS
-from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ServerProcess
+from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ToolServerProcess
 
 if TYPE_CHECKING:
-    from cpuchat.tools.mcp_client import Connection
+    from cpuchat.tools.mcp_client import McpSession
 
 State = Literal["stopped", "starting", "running", "failed"]
 _LONGEST_REASON = 300
@@ -31,7 +31,7 @@ class ToolServer:
     `tools` are those that it offered when it ran last. `problem` is why it does not run; None when nothing is wrong.
     """
 
-    def __init__(self, name: str, server: Server) -> None:
+    def __init__(self, name: str, server: ToolServerConfig) -> None:
         self.name = name
         self.timeout = server.timeout
         self.tools: tuple[Tool, ...] = ()
@@ -40,8 +40,8 @@ class ToolServer:
         self._server = server
         told = msgspec.json.encode([server.command, server.args, server.cwd, server.env], order="sorted")
         self._origin = hashlib.sha256(told).hexdigest()[:16]
-        self._process: ServerProcess | None = None
-        self._connection: Connection | None = None
+        self._process: ToolServerProcess | None = None
+        self._connection: McpSession | None = None
         self._busy = asyncio.Lock()  # starting, or closing
         self._closed = False
 
@@ -120,7 +120,7 @@ class ToolServer:
                 break
             try:
                 async with asyncio.timeout(START_SECONDS):
-                    connection: Connection = await client.Connection.open(process, legacy=legacy)
+                    connection: McpSession = await client.McpSession.open(process, legacy=legacy)
                     self._connection = connection
                     self.tools = await connection.tools(self.name, self._origin)
                 return
@@ -140,9 +140,9 @@ class ToolServer:
         await self._end()
         raise self._failure(reason)
 
-    async def _spawn(self) -> ServerProcess:
+    async def _spawn(self) -> ToolServerProcess:
         try:
-            return await ServerProcess.start(self._server, self.log)
+            return await ToolServerProcess.start(self._server, self.log)
         except OSError as error:
             what = clean_line(error.filename or self._server.command)
             raise self._failure(f"cannot be started: {what}: {error.strerror}") from None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cpuchat.base.errors import SettingsError
     from cpuchat.compare.comparison import Sides
     from cpuchat.config.settings import SettingSources
-    from cpuchat.tools.config import Server
+    from cpuchat.tools.config import ToolServerConfig
 
 _INPUT = (events.Key, events.Paste, events.MouseDown, events.MouseScrollDown, events.MouseScrollUp)
 _LOOK_SECONDS = 3.0
@@ -96,7 +96,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         key_ring: KeyRing | None = None,
         sources: SettingSources | None = None,
         tools_folder: Path | None = None,
-        tool_servers: Mapping[str, Server | SettingsError] | None = None,
+        tool_servers: Mapping[str, ToolServerConfig | SettingsError] | None = None,
     ) -> None:
         self._gate = Gate()
         painter.keep()
@@ -277,7 +277,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     def action_command_palette(self) -> None:
         if not isinstance(self.screen, CommandPalette):
-            self.push_screen(commands.Palette())
+            self.push_screen(commands.ActionPalette())
 
     def get_key_display(self, binding: Binding) -> str:
         return binding.key_display or keys.display(binding.key)
@@ -287,7 +287,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._theme_before_preview = self.theme
         own = frozenset({themes.AUTO, *self._own_files.themes.themes})
         provider = commands.theme_provider(self.available_themes, own, self._use_theme)
-        self.push_screen(commands.Palette(providers=[provider], placeholder="Theme …"))
+        self.push_screen(commands.ActionPalette(providers=[provider], placeholder="Theme …"))
 
     @on(CommandPalette.OptionHighlighted)
     def _preview_theme(self, event: CommandPalette.OptionHighlighted) -> None:

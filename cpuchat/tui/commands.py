@@ -59,7 +59,7 @@ def load_hit(score: float, shown: Content, run: Callable[[], Any], text: str) ->
     return Hit(_LOADS + score, shown, run, text=text)
 
 
-class Palette(CommandPalette):
+class ActionPalette(CommandPalette):
     """Textual's palette, whose Enter acts on the rows of the text, even if they are still being searched."""
 
     _search: Worker[None]
@@ -153,7 +153,7 @@ def run_on_screen(node: DOMNode, action: str, *parameters: object) -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class PaletteRow:
     """One of a list to choose from. `group` stands before the first of its rows, `about` at the end of the line;
     `found_by` are other words that find it.
     """
@@ -165,13 +165,13 @@ class Row:
     found_by: str = ""
 
 
-class Rows(Provider):
+class PaletteProvider(Provider):
     """Rows to choose from, filtered by what is typed; `discovered` makes the row of an empty query."""
 
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[PaletteRow]:
         return ()
 
-    def discovered(self, row: Row, shown: Content) -> DiscoveryHit:
+    def discovered(self, row: PaletteRow, shown: Content) -> DiscoveryHit:
         return DiscoveryHit(shown, row.run, text=row.title)
 
     async def discover(self) -> Hits:
@@ -188,25 +188,25 @@ class Rows(Provider):
             yield Hit(score, shown, row.run, text=title)
 
 
-class Commands(Rows):
+class Commands(PaletteProvider):
     """Commands of the screen that the palette was opened on."""
 
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[PaletteRow]:
         return [
-            Row(title, run, key.group, keys.display_all(key.keys), key.found_by)
+            PaletteRow(title, run, key.group, keys.display_all(key.keys), key.found_by)
             for key, title, run in offered(self.screen)
         ]
 
-    def discovered(self, row: Row, shown: Content) -> DiscoveryHit:
+    def discovered(self, row: PaletteRow, shown: Content) -> DiscoveryHit:
         return Listed(shown, row.run, text=row.title, group=row.group)
 
 
-def listing(rows: Sequence[Row]) -> type[Provider]:
+def listing(rows: Sequence[PaletteRow]) -> type[Provider]:
     """Return a provider of these rows."""
-    return type("Listing", (Rows,), {"rows": lambda self: rows})
+    return type("Listing", (PaletteProvider,), {"rows": lambda self: rows})
 
 
 def theme_provider(names: Iterable[str], own: Collection[str], use: Callable[[str], None]) -> type[Provider]:
     """Themes, `own` (cpuchat's and the user's) first; `use` is called with the chosen one."""
-    rows = [Row(name, partial(use, name), "cpuchat" if name in own else "Textual") for name in {*names, *own}]
+    rows = [PaletteRow(name, partial(use, name), "cpuchat" if name in own else "Textual") for name in {*names, *own}]
     return listing(sorted(rows, key=lambda row: (row.group == "Textual", row.title)))

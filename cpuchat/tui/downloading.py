@@ -23,7 +23,7 @@ from cpuchat.tui.threads import result_of
 
 if TYPE_CHECKING:
     from cpuchat.models.downloads.manager import Downloads
-    from cpuchat.models.quantize.make import Job, QuantizeProgress
+    from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 
 
 # Drawn this seldom, progress costs a chat nothing that could be felt.
@@ -174,14 +174,14 @@ class Quantizing:
 
     def __init__(self, app: App[Any]) -> None:
         self.changed: Signal[Path | None] = Signal(app, "quantizing")
-        self.job: Job | None = None
+        self.job: QuantizeJob | None = None
         self.progress: QuantizeProgress | None = None
         self.outcome = ""
         self._app = app
         self._worker: Worker[None] | None = None
         self._timer: Timer | None = None
 
-    def start(self, job: Job) -> None:
+    def start(self, job: QuantizeJob) -> None:
         """Start `job`; no other may be running."""
         assert self.job is None
         self.job, self.outcome = job, ""
@@ -200,7 +200,7 @@ class Quantizing:
         if worker is not None:
             await result_of(worker)
 
-    async def _make(self, job: Job) -> None:
+    async def _make(self, job: QuantizeJob) -> None:
         from cpuchat.models.quantize.make import quantize
 
         made: Path | None = None

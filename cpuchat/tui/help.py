@@ -92,7 +92,7 @@ _TIPS = (
 Row = tuple[str, str, str]
 """A key or figure, its text, and other words that find it."""
 Section = tuple[str, list[Row]]
-_MOST_ROWS, _TEXT_WIDTH = 38, 51  # of a page and of a text in it, for two screens of 80×24 cells
+_MAX_ROWS, _TEXT_WIDTH = 38, 51  # of a page and of a text in it, for two screens of 80×24 cells
 
 
 def key_sections(offered: Sequence[keys.Key]) -> Iterator[Section]:
@@ -111,7 +111,7 @@ def pages(sections: Iterable[Section]) -> list[list[Section]]:
         for row in rows:
             needs = len(textwrap.wrap(row[1], _TEXT_WIDTH))
             begins = not found[-1] or found[-1][-1][0] != title
-            if height + needs + 2 * begins > _MOST_ROWS:
+            if height + needs + 2 * begins > _MAX_ROWS:
                 found.append([])
                 height, begins = 0, True
             if begins:

@@ -431,8 +431,8 @@ _TYPED: Final = frozenset({"app", "chat", "prompt"})
 _KNOWN: Final = {key.id: key for key in KEYS}
 _WIDEST: Final = 40
 """Characters of a name or key that are shown."""
-_MOST_PROBLEMS: Final = 8
-_MOST_KEYS: Final = 8
+_MAX_PROBLEMS: Final = 8
+_MAX_KEYS: Final = 8
 """Keys of one action."""
 
 
@@ -450,8 +450,8 @@ def parse_keys(text: str) -> str:
         ValueError: there is no such key, or they are too many.
     """
     parts = [part for part in text.replace(" ", "").split(",") if part]
-    if len(parts) > _MOST_KEYS:
-        raise ValueError(f"more than {_MOST_KEYS} keys")
+    if len(parts) > _MAX_KEYS:
+        raise ValueError(f"more than {_MAX_KEYS} keys")
     return ",".join(dict.fromkeys(map(_parse_key, parts)))
 
 
@@ -538,8 +538,8 @@ def load_keymap() -> Keymap:
                 problems.append(f"{id[:_WIDEST]}: {error}")
     while wrong := _without_conflicts(moved):
         problems += wrong
-    if (more := len(problems) - _MOST_PROBLEMS) > 1:
-        problems[_MOST_PROBLEMS:] = [f"and {more} more"]
+    if (more := len(problems) - _MAX_PROBLEMS) > 1:
+        problems[_MAX_PROBLEMS:] = [f"and {more} more"]
     return Keymap(moved, tuple(problems))
 
 

@@ -17,9 +17,9 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.plan import (
+    CapacityPlan,
     MachineFor,
-    Plan,
-    Workload,
+    PlannedWorkload,
     catalog_drafts,
     catalog_models,
     catalog_plans,
@@ -94,11 +94,11 @@ class MachinesPage(PlanPage, keys="plan_machines"):
         self.dismiss(self.marked_key or None)
 
 
-def _plan_lines(plan: Plan) -> words.Lines:
+def _plan_lines(plan: CapacityPlan) -> words.Lines:
     return [*words.lines(plan), ("", ""), *words.machine_figures(plan.machine)]
 
 
-def machines_page(plans: list[Plan]) -> Page:
+def machines_page(plans: list[CapacityPlan]) -> Page:
     """Return the page of `machine_plans`."""
     by_id = {plan.machine.id: plan for plan in plans}
     first = plans[0]
@@ -110,7 +110,7 @@ def machines_page(plans: list[Plan]) -> Page:
     return Page(title, words.workload_words(first.workload), words.machine_rows(plans), details)
 
 
-def users_page(plan: Plan, users: int) -> Page:
+def users_page(plan: CapacityPlan, users: int) -> Page:
     """Return the page of so many users of a plan. Raises UsageError: as of `plan_users`."""
     found = plan_users(plan, users)
     by_key = {str(one.machines): one for one in found.numbers}
@@ -127,8 +127,8 @@ class Question(NamedTuple):
     """A figure that the user can change: its title and bounds."""
 
     title: str
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     whole: bool = True
 
     def parse(self, text: str) -> float:
@@ -137,9 +137,9 @@ class Question(NamedTuple):
             value = float(text.replace(",", "").replace("_", "").replace(" ", ""))
         except ValueError:
             raise UsageError(f"{text} is not a number.") from None
-        if not self.least <= value <= self.most or (self.whole and value % 1):
+        if not self.minimum <= value <= self.maximum or (self.whole and value % 1):
             what = "a whole number" if self.whole else "a number"
-            raise UsageError(f"Give {what} from {self.least:g} to {self.most:,.0f}.")
+            raise UsageError(f"Give {what} from {self.minimum:g} to {self.maximum:,.0f}.")
         return int(value) if self.whole else value
 
 
@@ -165,7 +165,7 @@ class _Wanted(msgspec.Struct, frozen=True, kw_only=True):
     the id of a machine what the user says of its price and power, as of `with_costs`."""
 
     machine: int = 0
-    workload: Workload = Workload()
+    workload: PlannedWorkload = PlannedWorkload()
     quantization: str = ""
     costs: Mapping[str, Mapping[str, float]] = {}
 
@@ -179,7 +179,7 @@ class PlanScreen(PlanPanes[None], keys="plan"):
         self._machines: list[MachineSpec] = []  # those that are not here
         self._catalog = Catalog(())
         self._wanted = _Wanted()
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, CapacityPlan] = {}
         self._machine_for: MachineFor | None = None  # of the list
         self._files: dict[str, dict[str, PlannedModel]] = {}  # those here, by quantization
         self._drafts: dict[str, int] = {}  # by model: which of the catalog's draft models, then none
@@ -206,7 +206,7 @@ class PlanScreen(PlanPanes[None], keys="plan"):
         if wanted is self._wanted:
             self._show(machine, plans)
 
-    def _planned(self, wanted: _Wanted) -> tuple[MachineFor, MachineSpec, list[Plan]]:
+    def _planned(self, wanted: _Wanted) -> tuple[MachineFor, MachineSpec, list[CapacityPlan]]:
         """Return a machine and the plans of the catalog on it; some tenths of a second, in a thread."""
         found = self._machines[wanted.machine - 1] if wanted.machine else None
         here = self._here() if found is None else None
@@ -221,7 +221,7 @@ class PlanScreen(PlanPanes[None], keys="plan"):
     def _here(self) -> ThisMachine:
         return ThisMachine(self._services.settings, self._services.conversation.model)
 
-    def _show(self, machine: MachineSpec | None, plans: list[Plan]) -> None:
+    def _show(self, machine: MachineSpec | None, plans: list[CapacityPlan]) -> None:
         self._plans = {plan.model.name: plan for plan in plans}
         wanted, name = self._wanted, machine.name if machine is not None else "This machine"
         self.show_list(
@@ -237,7 +237,7 @@ class PlanScreen(PlanPanes[None], keys="plan"):
         return bool(self._plans) if self._plans or self._problem else None
 
     @property
-    def _selected(self) -> Plan | None:
+    def _selected(self) -> CapacityPlan | None:
         return self._plans.get(self.marked_key)
 
     def _draft(self, model: PlannedModel) -> PlannedModel | None:
@@ -337,9 +337,9 @@ class PlanScreen(PlanPanes[None], keys="plan"):
         await self.app.push_screen_wait(page)
 
 
-def _changed(workload: Workload, name: str, value: float) -> Workload:
+def _changed(workload: PlannedWorkload, name: str, value: float) -> PlannedWorkload:
     """Return the workload with another figure; a longer prompt or answer takes a longer context. Raises UsageError: as
-    of `Workload`.
+    of `PlannedWorkload`.
     """
     changes = {name: value}
     if name in ("n_prompt", "n_answer"):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.library.places import LocalModel
     from cpuchat.telemetry.machine import MachineSample
-    from cpuchat.tools.config import Server
+    from cpuchat.tools.config import ToolServerConfig
 
 
 MonitorOpener = Callable[[], "Monitor"]
@@ -198,7 +198,7 @@ class Services:
         """The app has not remembered anything yet: an empty chat shows how to begin."""
         self.tools_folder: Path | None = None
         """In which the model may read files from the start."""
-        self.tool_servers: Mapping[str, Server | SettingsError] = {}
+        self.tool_servers: Mapping[str, ToolServerConfig | SettingsError] = {}
         """MCP servers to start with the chat."""
         self.leaving = False
         """True once the app is quitting."""

@@ -94,13 +94,13 @@ def own_variables(theme: Theme) -> dict[str, str]:
 def readable(color: Color, foreground: Color, backgrounds: Sequence[Color]) -> Color:
     """Mix `color` with as much of `foreground`, then of black or white, as it needs for `CONTRAST` on `backgrounds`."""
 
-    def least(mixed: Color) -> float:
+    def min_contrast(mixed: Color) -> float:
         return min(contrast(mixed, background) for background in backgrounds)
 
-    extreme = max(Color.parse("black"), Color.parse("white"), key=least)
+    extreme = max(Color.parse("black"), Color.parse("white"), key=min_contrast)
     steps = [color.blend(foreground, step / 20) for step in range(20)]
     steps += [foreground.blend(extreme, step / 20) for step in range(21)]
-    return next((mixed for mixed in steps if least(mixed) >= CONTRAST), extreme)
+    return next((mixed for mixed in steps if min_contrast(mixed) >= CONTRAST), extreme)
 
 
 def contrast(one: Color, other: Color) -> float:

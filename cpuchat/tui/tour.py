@@ -20,7 +20,7 @@ from cpuchat.compare.recording import RecordingError
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.compare.replay import ReplayScreen
 from cpuchat.tui.plan import PlanScreen
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 
 _KEYS = "→ next · Space pauses · Esc quits"
 _LOOK_SECONDS = 0.1
@@ -147,7 +147,7 @@ class TourApp(ChatApp):
     async def _ask(self, question: str) -> None:
         chat = self.chat_screen
         chat.commands.new_chat()
-        chat.query_one(Prompt).put(question)
+        chat.query_one(PromptInput).put(question)
         await self._hold(_READ)
         chat.submit(question)
         await asyncio.sleep(_LOOK_SECONDS)
@@ -205,9 +205,11 @@ class TourApp(ChatApp):
             await asyncio.sleep(min(left, _LOOK_SECONDS))
             left -= 0 if self._paused else _LOOK_SECONDS
 
-    async def _until(self, condition: Callable[[], object], most: float = _PATIENCE, *, may_skip: bool = True) -> None:
+    async def _until(
+        self, condition: Callable[[], object], max_seconds: float = _PATIENCE, *, may_skip: bool = True
+    ) -> None:
         """Wait for a condition, at most so many seconds, unless the step is skipped."""
-        left = most
+        left = max_seconds
         while left > 0 and not condition() and not (may_skip and self._skipped):
             await asyncio.sleep(_LOOK_SECONDS)
             left -= _LOOK_SECONDS

@@ -47,9 +47,9 @@ from cpuchat.models.machine import GROUPS, MEASURED, costs_here, differences, se
 from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo, ModelWork
 from cpuchat.protocol.options import UNQUANTIZED
-from cpuchat.protocol.timings import LEAST_TOKENS
+from cpuchat.protocol.timings import MIN_TOKENS
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.telemetry.roofline import OFF, fits_cache
 from cpuchat.telemetry.units import plural
 
@@ -65,7 +65,7 @@ DEEP_SECONDS: Final = 3.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class TuningCandidate:
     """Settings to measure; `words` tell them from the other candidates of a choice."""
 
     words: str
@@ -73,7 +73,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TuningChoice:
     """One thing to choose.
 
     `keys`: the settings that it is about. `prompt_seconds`: how long a prompt to measure with, in seconds of prefill.
@@ -83,8 +83,8 @@ class Choice:
 
     name: str
     keys: tuple[str, ...]
-    now: Candidate
-    candidates: tuple[Candidate, ...] = ()
+    now: TuningCandidate
+    candidates: tuple[TuningCandidate, ...] = ()
     prompt_seconds: float = 1.5
     test: Literal["both", "prefill", "texts"] = "both"
     needs_consent: bool = False
@@ -106,10 +106,10 @@ def possible(topology: Topology, chosen: Settings) -> Settings:
     return chosen
 
 
-def thread_choice(topology: Topology, chosen: Settings) -> Choice:
+def thread_choice(topology: Topology, chosen: Settings) -> TuningChoice:
     """Threads and cores: fewer, one for each core, one for each SMT sibling, the cores of each L3 group."""
     now, used = _place(topology, chosen), PlacementSpec.of(chosen)
-    found: dict[tuple[int, ...], Candidate] = {}
+    found: dict[tuple[int, ...], TuningCandidate] = {}
     n_cores = len(_cpus(topology, PlacementSpec(memory=used.memory)))
     counts = (0, n_cores - 1, math.ceil(0.75 * n_cores), math.ceil(0.5 * n_cores))
     specs = [("auto", n if n != n_cores else 0) for n in dict.fromkeys(counts) if 0 <= n <= n_cores]
@@ -123,17 +123,17 @@ def thread_choice(topology: Topology, chosen: Settings) -> Choice:
             if cores.endswith("/l3"):
                 words += f", {cores.partition('/')[0]} per L3 group"
             found[cpus] = _candidate(words, chosen, engine={"cores": cores, "threads": threads})
-    here = Candidate(thread_words(topology, now.cpus), chosen)
-    return Choice("threads", ("engine.threads", "engine.cores"), here, tuple(found.values()))
+    here = TuningCandidate(thread_words(topology, now.cpus), chosen)
+    return TuningChoice("threads", ("engine.threads", "engine.cores"), here, tuple(found.values()))
 
 
-def memory_choice(topology: Topology, chosen: Settings) -> Choice:
+def memory_choice(topology: Topology, chosen: Settings) -> TuningChoice:
     """The NUMA policy, and the cores of one node with its memory."""
     now, keys = _place(topology, chosen), ("engine.memory",)
-    here = Candidate(now.memory.words, chosen)
+    here = TuningCandidate(now.memory.words, chosen)
     if len([node for node in topology.nodes if node.memory]) < 2:
-        return Choice("memory policy", keys, here, skipped="one NUMA node")
-    found: dict[tuple[object, ...], Candidate] = {}
+        return TuningChoice("memory policy", keys, here, skipped="one NUMA node")
+    found: dict[tuple[object, ...], TuningCandidate] = {}
     policies = ["auto", "local", "interleave", "weighted"]
     specs = [dataclasses.replace(PlacementSpec.of(chosen), memory=policy) for policy in policies]
     one_node = [one.spec for one in placements.candidates(topology) if one.name == placements.ONE_NODE]
@@ -148,79 +148,79 @@ def memory_choice(topology: Topology, chosen: Settings) -> Choice:
             words = placement.memory.words if placement.cpus == now.cpus else words
             found[key] = _candidate(words, chosen, engine={"cores": spec.cores, "memory": spec.memory,
                                                       "threads": spec.threads})  # fmt: skip
-    return Choice("memory policy", keys, here, tuple(found.values()))
+    return TuningChoice("memory policy", keys, here, tuple(found.values()))
 
 
-def attention_choice(chosen: Settings) -> Choice:
+def attention_choice(chosen: Settings) -> TuningChoice:
     """Flash attention on or off; `auto` turns it on."""
     engine, keys = chosen.engine, ("engine.flash_attn",)
-    here = Candidate(engine.flash_attn, chosen)
+    here = TuningCandidate(engine.flash_attn, chosen)
     if engine.type_v not in UNQUANTIZED:
-        return Choice("flash attention", keys, here, skipped=f"a V cache of type {engine.type_v} needs it")
+        return TuningChoice("flash attention", keys, here, skipped=f"a V cache of type {engine.type_v} needs it")
     other = "auto" if engine.flash_attn == "off" else "off"
-    return Choice("flash attention", keys, here, (_candidate(other, chosen, engine={"flash_attn": other}),),
+    return TuningChoice("flash attention", keys, here, (_candidate(other, chosen, engine={"flash_attn": other}),),
                   DEEP_SECONDS)  # fmt: skip
 
 
-def module_choice(chosen: Settings, engine: EngineInfo) -> Choice:
+def module_choice(chosen: Settings, engine: EngineInfo) -> TuningChoice:
     """The CPU modules of the engine that are worth timing here, beside the one in use."""
     found = [_candidate(name, chosen, engine={"cpu_module": name}) for name in engine.modules if name != engine.module]
-    return Choice("CPU module", ("engine.cpu_module",), Candidate(engine.module, chosen), tuple(found))
+    return TuningChoice("CPU module", ("engine.cpu_module",), TuningCandidate(engine.module, chosen), tuple(found))
 
 
-def kernel_choice(chosen: Settings, engine: EngineInfo, model: ModelInfo) -> Choice:
+def kernel_choice(chosen: Settings, engine: EngineInfo, model: ModelInfo) -> TuningChoice:
     """The kernels of cpuchat or llama.cpp's, unless the load of the model measured which are faster."""
-    keys, here = ("engine.kernels",), Candidate(chosen.engine.kernels, chosen)
+    keys, here = ("engine.kernels",), TuningCandidate(chosen.engine.kernels, chosen)
     weights = model.evidence.weights if model.evidence is not None else ()
     kinds = [one.type.upper() for one in weights if one.type.upper() in TYPES]
     if not engine.kernels or not kinds:
-        return Choice("kernels", keys, here, skipped="cpuchat has none for this CPU or these types")
+        return TuningChoice("kernels", keys, here, skipped="cpuchat has none for this CPU or these types")
     products = ProductLog(model.cpus, engine.memory, engine_cpu(engine.module or AUTO)).read()
     known = [kind for kind in dict.fromkeys(kinds) if kind in products and not products[kind].disturbed]
     if kinds[0] in known:
         words = ", ".join(f"{'cpuchat' if products[kind].is_chosen else 'llama.cpp'} for {kind}" for kind in known)
-        return Choice("kernels", keys, here, skipped=f"measured at the load: {words}")
+        return TuningChoice("kernels", keys, here, skipped=f"measured at the load: {words}")
     other = "llama.cpp" if chosen.engine.kernels == "auto" else "auto"
-    return Choice("kernels", keys, here, (_candidate(other, chosen, engine={"kernels": other}),))
+    return TuningChoice("kernels", keys, here, (_candidate(other, chosen, engine={"kernels": other}),))
 
 
-def ubatch_choice(chosen: Settings, most_tokens: int) -> Choice:
-    """The micro-batch, at most what a prompt of `most_tokens` fills."""
+def ubatch_choice(chosen: Settings, max_tokens: int) -> TuningChoice:
+    """The micro-batch, at most what a prompt of `max_tokens` fills."""
     now = min(chosen.engine.n_ubatch, chosen.engine.n_batch)
-    sizes = [n for n in UBATCHES if n != now and n <= most_tokens]
+    sizes = [n for n in UBATCHES if n != now and n <= max_tokens]
     found = tuple(
         _candidate(str(n), chosen, engine={"ubatch": n, "batch": max(n, Settings().engine.n_batch)}) for n in sizes
     )
-    keys, here = ("engine.ubatch", "engine.batch"), Candidate(str(now), chosen)
+    keys, here = ("engine.ubatch", "engine.batch"), TuningCandidate(str(now), chosen)
     if not found:
-        return Choice("micro-batch", keys, here, skipped="prefill is too slow to measure long prompts")
-    return Choice("micro-batch", keys, here, found, UBATCH_SECONDS, test="prefill")
+        return TuningChoice("micro-batch", keys, here, skipped="prefill is too slow to measure long prompts")
+    return TuningChoice("micro-batch", keys, here, found, UBATCH_SECONDS, test="prefill")
 
 
-def kv_choice(chosen: Settings) -> Choice:
+def kv_choice(chosen: Settings) -> TuningChoice:
     """A KV cache of 8 bits; quantized types change what the model writes."""
     engine, keys = chosen.engine, ("engine.cache_type_k", "engine.cache_type_v")
-    here = Candidate(kv_words(chosen), chosen)
+    here = TuningCandidate(kv_words(chosen), chosen)
     if engine.flash_attn == "off":
-        return Choice("KV cache", keys, here, skipped="a quantized V cache needs flash attention, which is off")
+        return TuningChoice("KV cache", keys, here, skipped="a quantized V cache needs flash attention, which is off")
     if not {engine.type_k, engine.type_v} <= {*UNQUANTIZED}:
         other = _candidate("f16", chosen, engine={"cache_type_k": "f16", "cache_type_v": "f16"})
-        return Choice("KV cache", keys, here, (other,), DEEP_SECONDS)
+        return TuningChoice("KV cache", keys, here, (other,), DEEP_SECONDS)
     other = _candidate("q8_0", chosen, engine={"cache_type_k": "q8_0", "cache_type_v": "q8_0"})
-    return Choice("KV cache", keys, here, (other,), DEEP_SECONDS, needs_consent=True)
+    return TuningChoice("KV cache", keys, here, (other,), DEEP_SECONDS, needs_consent=True)
 
 
-def drafter_choice(chosen: Settings, draft: str) -> Choice:
+def drafter_choice(chosen: Settings, draft: str) -> TuningChoice:
     """All drafters, those that need no draft model, none; with adaptive depth. `draft` names the draft model, "" for
     none."""
-    keys, here = ("speculation.drafters", "speculation.depth"), Candidate(drafter_words(chosen), chosen)
-    known, found = {_drafting(chosen, draft)}, list[Candidate]()
+    keys, here = ("speculation.drafters", "speculation.depth"), TuningCandidate(drafter_words(chosen), chosen)
+    known, found = {_drafting(chosen, draft)}, list[TuningCandidate]()
     for drafters in ("auto", "free", "off"):
         other = with_changes(chosen, {"speculation": {"drafters": drafters, "depth": 0}})
         if _drafting(other, draft) not in known:
             known.add(_drafting(other, draft))
-            found.append(Candidate(drafter_words(other), other))
-    return Choice("drafters", keys, here, tuple(found), test="texts")
+            found.append(TuningCandidate(drafter_words(other), other))
+    return TuningChoice("drafters", keys, here, tuple(found), test="texts")
 
 
 def _drafting(chosen: Settings, draft: str) -> tuple[object, ...]:
@@ -230,7 +230,7 @@ def _drafting(chosen: Settings, draft: str) -> tuple[object, ...]:
     return tuple(names), section.depth if names else 0
 
 
-def without_what_is_set(choice: Choice, wanted: Settings) -> Choice:
+def without_what_is_set(choice: TuningChoice, wanted: Settings) -> TuningChoice:
     """Return the choice without candidates where the user's settings decide it: of these, only `MEASURED` ones are
     replaced."""
     keys = [key for group in GROUPS if {*group} & {*choice.keys} for key in set_keys(wanted, group)]
@@ -286,9 +286,11 @@ def _cpus(topology: Topology, spec: PlacementSpec) -> tuple[int, ...]:
         return ()
 
 
-def _candidate(words: str, chosen: Settings, **changes: dict[str, Any]) -> Candidate:
+def _candidate(words: str, chosen: Settings, **changes: dict[str, Any]) -> TuningCandidate:
     merged: Changes = dict(changes)
-    return Candidate(words, msgspec.convert(msgspec.to_builtins(with_changes(chosen, merged)), prepared(Settings)))
+    return TuningCandidate(
+        words, msgspec.convert(msgspec.to_builtins(with_changes(chosen, merged)), prepared(Settings))
+    )
 
 
 _ASSUMED_ACCEPTANCE = sum(rate for _, rate in TYPICAL) / len(TYPICAL)
@@ -406,7 +408,7 @@ def compare_placements(
     survey: Survey | None,
     theoretical: Theoretical | None,
     model: ModelInfo | None,
-    figures: Figures,
+    figures: ChatFigures,
     in_use: PlacementSpec,
     costs: LoadedCosts | None = None,
 ) -> PlacementOptions:
@@ -429,25 +431,28 @@ def compare_placements(
         spec = candidate.spec
         if not taken and now is not None and _same(candidate.placement, now):
             spec, taken = in_use, True  # other words for the same
-        tok_s, depth, most = 0.0, _ASSUMED_DEPTH, None
+        tok_s, depth, max_speed = 0.0, _ASSUMED_DEPTH, None
         if basis is not None and costs is not None and (costs.draft is not None or not candidate.placement.is_split):
             tok_s, depth = _predicted(candidate, topology, basis, costs, in_use)
             tok_s, told = scale * tok_s, _told(costs, basis, depth, scale)
         if basis is not None and not cached:
-            most = _ceiling(candidate, topology, basis, depth)
-            if most is not None and candidate.placement.is_split:  # both models read the same memory
-                tok_s = min(tok_s, most.tok_s)
-            if most is not None and max(tok_s, _measured(figures) if candidate is used else 0.0) > OFF * most.tok_s:
-                most = None  # the bandwidth was measured too low
+            max_speed = _ceiling(candidate, topology, basis, depth)
+            if max_speed is not None and candidate.placement.is_split:  # both models read the same memory
+                tok_s = min(tok_s, max_speed.tok_s)
+            if (
+                max_speed is not None
+                and max(tok_s, _measured(figures) if candidate is used else 0.0) > OFF * max_speed.tok_s
+            ):
+                max_speed = None  # the bandwidth was measured too low
         options.append(
             PlacementOption(
                 candidate.name,
                 spec,
                 not options,
-                most,
+                max_speed,
                 tok_s,
-                _speed(candidate, most, tok_s, model),
-                _about(candidate, most, basis, why_not, model, told if tok_s else ""),
+                _speed(candidate, max_speed, tok_s, model),
+                _about(candidate, max_speed, basis, why_not, model, told if tok_s else ""),
             )
         )
     return PlacementOptions(tuple(options), _advice(options, in_use))
@@ -469,7 +474,7 @@ def _basis(
     survey: Survey | None,
     theoretical: Theoretical | None,
     model: ModelInfo | None,
-    figures: Figures,
+    figures: ChatFigures,
     costs: LoadedCosts | None,
 ) -> tuple[_Basis | None, str]:
     """Return the basis of predictions, or why there is none."""
@@ -510,7 +515,7 @@ def _basis(
     ), ""
 
 
-def _newest_peak(model: ModelInfo, figures: Figures) -> float:
+def _newest_peak(model: ModelInfo, figures: ChatFigures) -> float:
     peak = figures.roofline.peak.value
     return model.peak_read if peak is None else peak.bytes_per_s
 
@@ -563,7 +568,7 @@ def _predicted(
     return plain * best.speedup, best.depth
 
 
-def _scale(predicted: float, figures: Figures) -> float:
+def _scale(predicted: float, figures: ChatFigures) -> float:
     """Return the measured speed of the last answer by that predicted for the placement in use; 1 where it was not
     slower, no answer was long enough, or other programs were using the cores. Of very small models much of a
     token's time is spent outside of passes.
@@ -572,9 +577,9 @@ def _scale(predicted: float, figures: Figures) -> float:
     return measured / predicted if 0 < measured < predicted else 1.0
 
 
-def _measured(figures: Figures) -> float:
+def _measured(figures: ChatFigures) -> float:
     """Return the measured speed of the last answer in tok/s; 0 where it was not long enough."""
-    return figures.decode_tok_s.value or 0.0 if figures.predicted_n >= LEAST_TOKENS else 0.0
+    return figures.decode_tok_s.value or 0.0 if figures.predicted_n >= MIN_TOKENS else 0.0
 
 
 def _told(costs: LoadedCosts, basis: _Basis, depth: int, scale: float) -> str:
@@ -590,17 +595,17 @@ def _told(costs: LoadedCosts, basis: _Basis, depth: int, scale: float) -> str:
     return f"{_PREDICTED} {costs.source}; {how} at {100 * basis.acceptance:.0f} % acceptance{scaled}."
 
 
-def _speed(candidate: PlacementCandidate, most: Ceiling | None, tok_s: float, model: ModelInfo | None) -> str:
+def _speed(candidate: PlacementCandidate, max_speed: Ceiling | None, tok_s: float, model: ModelInfo | None) -> str:
     if tok_s:
         return f"≈ {units.rate(tok_s)} tok/s"
-    if most is not None:
-        return f"≤ {units.rate(most.tok_s)} tok/s"
+    if max_speed is not None:
+        return f"≤ {units.rate(max_speed.tok_s)} tok/s"
     return "needs draft" if candidate.placement.is_split and model is not None and not model.draft else ""
 
 
 def _about(
     candidate: PlacementCandidate,
-    most: Ceiling | None,
+    max_speed: Ceiling | None,
     basis: _Basis | None,
     why_not: str,
     model: ModelInfo | None,
@@ -608,15 +613,15 @@ def _about(
 ) -> str:
     lines: list[str] = []
     remarks: tuple[str, ...] = ()
-    if most is not None and basis is not None:
-        draft = f", its drafts {units.rate(1e3 * most.t_draft_s)} ms" if most.t_draft_s else ""
+    if max_speed is not None and basis is not None:
+        draft = f", its drafts {units.rate(1e3 * max_speed.t_draft_s)} ms" if max_speed.t_draft_s else ""
         lines.append(
-            f"Memory bandwidth allows {units.rate(most.tok_s)} tok/s: one pass of the target takes at least "
-            f"{units.rate(1e3 * most.t_target_s)} ms{draft}. Limit: {most.limit}. From {basis.source}."
+            f"Memory bandwidth allows {units.rate(max_speed.tok_s)} tok/s: one pass of the target takes at least "
+            f"{units.rate(1e3 * max_speed.t_target_s)} ms{draft}. Limit: {max_speed.limit}. From {basis.source}."
         )
         if basis.computing and not predicted_by:
             lines.append("Memory bandwidth only; compute is the limit now, so expect less.")
-        remarks = most.remarks
+        remarks = max_speed.remarks
     elif candidate.placement.is_split and model is not None and not model.draft:
         lines.append("Needs a draft model; none is loaded.")
     elif why_not:

@@ -15,7 +15,7 @@ from typing import Final, Generic, Literal, TypeVar
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted
-from cpuchat.telemetry.rounds import GROUP, LEAST_GAIN, MAX_DRIFT, Anchored, Gain, InTurn
+from cpuchat.telemetry.rounds import GROUP, MAX_DRIFT, MIN_GAIN, Anchored, InTurn, MeasuredGain
 
 HOPELESS: Final = 0.97
 """A candidate this far below the anchor is not measured again: short measurements scatter by less."""
@@ -52,7 +52,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     prefill: float
 
 
-class Finding(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
+class HalvingResult(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
     """The best candidate (None: none was measured) and the verdict on it.
 
     `spread` is the standard error of the overall ratio. `anchor` is the median speed of the setting in use. `problem`
@@ -82,7 +82,7 @@ class Halving(Generic[C]):
         self._anchors: list[Speed] = []
         self._problem = ""
 
-    async def run(self, anchor: C, candidates: Sequence[C]) -> Finding[C]:
+    async def run(self, anchor: C, candidates: Sequence[C]) -> HalvingResult[C]:
         """Find out whether one of `candidates` is faster than `anchor`.
 
         Raises:
@@ -137,7 +137,7 @@ class Halving(Generic[C]):
             ]
         return found
 
-    async def _duel(self, anchor: C, best: C, rung: int) -> Finding[C]:
+    async def _duel(self, anchor: C, best: C, rung: int) -> HalvingResult[C]:
         """Measure both in turn, until it is clear which is faster. What was measured before chose the best one, so it
         tells too well of it, and does not count."""
         anchored = self._anchored(anchor, rung, 1)
@@ -170,8 +170,8 @@ class Halving(Generic[C]):
         ratio: Ratio | None = None,
         spread: float = 0.0,
         problem: str = "",
-    ) -> Finding[C]:
-        return Finding(
+    ) -> HalvingResult[C]:
+        return HalvingResult(
             verdict=verdict, best=best, ratio=ratio, spread=spread, anchor=self.anchor_speed, problem=problem
         )
 
@@ -209,5 +209,5 @@ def _verdict(rounds: InTurn, texts: Sequence[str]) -> Verdict:
     return "faster" if all(_is_no_slower(rounds.gain(name)) for name in (*texts, "prefill")) else "mixed"
 
 
-def _is_no_slower(gain: Gain) -> bool:
-    return gain.gain > -min(max(LEAST_GAIN, 2 * gain.error), MAX_DRIFT / 2)
+def _is_no_slower(gain: MeasuredGain) -> bool:
+    return gain.gain > -min(max(MIN_GAIN, 2 * gain.error), MAX_DRIFT / 2)

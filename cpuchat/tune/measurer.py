@@ -26,7 +26,7 @@ from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.answer import Answering, DecodeRate, answer_greedily, compare, measure_decode, percent
-from cpuchat.tune.candidates import Choice
+from cpuchat.tune.candidates import TuningChoice
 from cpuchat.tune.halving import Speed
 
 _DECODE_SECONDS: Final = 1.0
@@ -82,7 +82,7 @@ class Measurer:
         return self._backend.model
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Return the longest prompt that fits the context."""
         model = self._backend.model
         return min(model.n_ctx if model is not None else CTX, CTX) // 2
@@ -97,7 +97,7 @@ class Measurer:
             self._chars_per_token = len(prompt) / timings.prompt_n
         return self._rates
 
-    async def measure(self, chosen: Settings, choice: Choice, rung: int, draft: str) -> Speed:
+    async def measure(self, chosen: Settings, choice: TuningChoice, rung: int, draft: str) -> Speed:
         """Measure once.
 
         Raises:
@@ -133,13 +133,13 @@ class Measurer:
 
     def _prompt(self, seconds: float) -> str:
         """Return a text that takes about so many seconds of prefill."""
-        tokens = min(max(int(seconds * self._rates.prefill), _PROMPT_TOKENS), self.most_tokens)
+        tokens = min(max(int(seconds * self._rates.prefill), _PROMPT_TOKENS), self.max_tokens)
         length = int(tokens * self._chars_per_token)
         return (self._text * (1 + length // len(self._text)))[:length]
 
     def _tokens(self, seconds: float) -> int:
-        least, most = TOKENS
-        return min(max(int(seconds * self._rates.mean_decode), least), most)
+        min_n, max_n = TOKENS
+        return min(max(int(seconds * self._rates.mean_decode), min_n), max_n)
 
     async def _answer(
         self, prompt: str | tuple[Message, ...], n_tokens: int, speculation: Speculation | None = None

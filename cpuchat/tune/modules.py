@@ -15,7 +15,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.cpu_modules import AUTO, TimedModules
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.protocol.messages import Failed, LoadOptions, Measure
-from cpuchat.tune.halving import Finding, Halving, Speed
+from cpuchat.tune.halving import Halving, HalvingResult, Speed
 from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE
 
 _N_LAYER = 3  # of synthetic weights, more than caches of most cores hold
@@ -85,7 +85,7 @@ class ModuleProbe:
         return found.seconds
 
 
-def timed(usual: str, rivals: Sequence[str], finding: Finding[str]) -> TimedModules | None:
+def timed(usual: str, rivals: Sequence[str], finding: HalvingResult[str]) -> TimedModules | None:
     """Return what a search among `rivals` of the `usual` module found; None where it decided nothing."""
     best, ratio = finding.best, finding.ratio
     if best is None or ratio is None or finding.verdict in ("busy", "failed"):

@@ -30,7 +30,7 @@ Stage = Literal["before", "loading", "after", "back"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrialStep:
     """The progress of a trial: the answer `number` of `of` being measured, or the share of the load that is done
     (0-1).
     """
@@ -42,7 +42,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """The result of a trial.
 
     `applied`: the model runs as was wanted, because it is faster or was not to be measured. `before` and `after` are
@@ -83,7 +83,7 @@ class Trial:
         self,
         conversation: Conversation,
         wanted: PlacementSpec,
-        tell: Callable[[Step], None] = lambda _: None,
+        tell: Callable[[TrialStep], None] = lambda _: None,
         *,
         measure: bool = True,
     ) -> None:
@@ -109,48 +109,48 @@ class Trial:
         """Return whether it was asked to stop."""
         return self._stopped
 
-    async def run(self) -> Outcome:
+    async def run(self) -> TrialOutcome:
         """Run the trial. Never raises for what the backend does."""
         outcome = await self._run()
         return dataclasses.replace(outcome, lost=self._conversation.model is None)
 
-    async def _run(self) -> Outcome:
+    async def _run(self) -> TrialOutcome:
         before: DecodeRate | None = None
         model = self._conversation.model
         if self._measure and model is not None:
             try:
                 before = await self._decoding("before", model)
             except CpuchatError as error:
-                return Outcome(False, problem="" if self._stopped else str(error), stopped=self._stopped)
+                return TrialOutcome(False, problem="" if self._stopped else str(error), stopped=self._stopped)
             if self._stopped:
-                return Outcome(False, before, stopped=True)
+                return TrialOutcome(False, before, stopped=True)
         problem = await self._load(self.wanted, "loading", model)
         if problem or self._conversation.model is None:
             return await self._back(before, problem)
         if before is None:
-            return Outcome(True, stopped=self._stopped)
+            return TrialOutcome(True, stopped=self._stopped)
         try:
             after = await self._decoding("after", self._conversation.model)
         except CpuchatError as error:
             return await self._back(before, "" if self._stopped else str(error))
         if self._stopped or not compare(before, after).keep:
             return await self._back(before, "", None if self._stopped else after)
-        return Outcome(True, before, after)
+        return TrialOutcome(True, before, after)
 
-    async def _back(self, before: DecodeRate | None, problem: str, after: DecodeRate | None = None) -> Outcome:
+    async def _back(self, before: DecodeRate | None, problem: str, after: DecodeRate | None = None) -> TrialOutcome:
         self._conversation.settings = self.previous.applied_to(self._conversation.settings)
         stopped = self._stopped and not problem
         if not self._left:
             again = await self._load(self.previous, "back", None)
             if again:
                 problem = f"{problem} Restoring the previous placement failed too: {again}".strip()
-        return Outcome(False, before, after, problem=problem, stopped=stopped)
+        return TrialOutcome(False, before, after, problem=problem, stopped=stopped)
 
     async def _load(self, spec: PlacementSpec, stage: Stage, before: ModelInfo | None) -> str:
         """Load the model again; returns what went wrong, "" also when it was stopped."""
         conversation = self._conversation
         conversation.settings = spec.applied_to(conversation.settings)
-        self._tell(Step(stage))
+        self._tell(TrialStep(stage))
         problem = ""
         try:
             async with contextlib.aclosing(conversation.reload()) as events:
@@ -169,7 +169,7 @@ class Trial:
                 # A draft model that cannot be used is left out of a load, with a note.
                 return next(iter(event.model.notes[-1:]), "The draft model was not loaded.") if lost else ""
             case LoadProgress() if event.total > 1:  # else one step
-                self._tell(Step(stage, done=min(event.done / event.total, 1.0)))
+                self._tell(TrialStep(stage, done=min(event.done / event.total, 1.0)))
         return ""
 
     async def _decoding(self, stage: Stage, model: ModelInfo) -> DecodeRate:
@@ -179,7 +179,7 @@ class Trial:
         async def answer(request: Generate) -> AsyncGenerator[AnyEvent, None]:
             nonlocal answers
             # The first one is a short one that does not count.
-            self._tell(Step(stage, min(max(answers, 1), ROUNDS), ROUNDS))
+            self._tell(TrialStep(stage, min(max(answers, 1), ROUNDS), ROUNDS))
             answers += 1
             speculation = self._conversation.speculation
             if model.draft and "draft" in speculation.drafters:

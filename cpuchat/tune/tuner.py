@@ -28,10 +28,10 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.answer import percent
 from cpuchat.telemetry.units import plural
 from cpuchat.tune import candidates
-from cpuchat.tune.candidates import Candidate, Choice, changed_keys
-from cpuchat.tune.halving import Finding, Halving, Speed
+from cpuchat.tune.candidates import TuningCandidate, TuningChoice, changed_keys
+from cpuchat.tune.halving import Halving, HalvingResult, Speed
 from cpuchat.tune.measurer import Measurer
-from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, ChoiceResult, Outcome, Step, TuneResult, speeds
+from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, ChoiceResult, TrialOutcome, TrialStep, TuneResult, speeds
 
 LIMIT_SECONDS: Final = 170.0
 _LONGEST_SECONDS: Final = 900.0
@@ -44,7 +44,7 @@ class OutOfTime(Interrupted):
 
 
 @dataclass
-class Progress:
+class TuningProgress:
     """How far it is. `what` is being measured; `choices` are decided."""
 
     what: str = ""
@@ -75,7 +75,7 @@ class Tuner:
         library: Library | None = None,
         tell: Callable[[], None] = lambda: None,
     ) -> None:
-        self.progress = Progress(limit=seconds or LIMIT_SECONDS)
+        self.progress = TuningProgress(limit=seconds or LIMIT_SECONDS)
         self._may_extend = seconds is None
         self.tell = tell
         self._path, self._wanted = path, chosen
@@ -136,9 +136,9 @@ class Tuner:
             await asyncio.to_thread(self._kept.put, self._path, result.kept_as(earlier))
         return result
 
-    def _choices(self, topology: Topology) -> Sequence[Callable[[Settings], Choice]]:
+    def _choices(self, topology: Topology) -> Sequence[Callable[[Settings], TuningChoice]]:
         """Return what makes the choices, in their order; each is made for the settings as they are then."""
-        most = min(int(candidates.UBATCH_SECONDS * self._about.prefill), self._measurer.most_tokens)
+        max_tokens = min(int(candidates.UBATCH_SECONDS * self._about.prefill), self._measurer.max_tokens)
         drafters = partial(candidates.drafter_choice, draft=self._draft)
         # Without a draft model little depends on the drafters: they come last, when the time may be over.
         last = (drafters, candidates.kv_choice) if self._draft else (candidates.kv_choice, drafters)
@@ -151,7 +151,7 @@ class Tuner:
             lambda chosen: candidates.memory_choice(topology, chosen),
             *modules,
             candidates.attention_choice,
-            lambda chosen: candidates.ubatch_choice(chosen, most),
+            lambda chosen: candidates.ubatch_choice(chosen, max_tokens),
             *last,
         )
 
@@ -163,7 +163,7 @@ class Tuner:
             return ""
         return str(draft or "")
 
-    async def _decide(self, choice: Choice, chosen: Settings) -> Settings:
+    async def _decide(self, choice: TuningChoice, chosen: Settings) -> Settings:
         """Make a choice; returns the settings with it."""
         base = ChoiceResult(name=choice.name, before=choice.now.words)
         skipped = choice.skipped or ("" if choice.candidates else "nothing else to try")
@@ -173,7 +173,7 @@ class Tuner:
 
         draft = self._draft if choice.test == "texts" else ""
 
-        async def measure(candidate: Candidate, rung: int) -> Speed:
+        async def measure(candidate: TuningCandidate, rung: int) -> Speed:
             self._note(f"{choice.name}: {candidate.words}")
             if self._stopped:
                 raise Interrupted("Stopped.")
@@ -201,7 +201,7 @@ class Tuner:
         self._done(result)
         return finding.best.settings if result.adopted and finding.best is not None else chosen
 
-    def _decided(self, choice: Choice, finding: Finding[Candidate]) -> ChoiceResult:
+    def _decided(self, choice: TuningChoice, finding: HalvingResult[TuningCandidate]) -> ChoiceResult:
         best, ratio = finding.best, finding.ratio
         faster = finding.verdict == "faster"
         adopted = faster and (self._quantized_kv or not choice.needs_consent)
@@ -269,7 +269,7 @@ _STAGES = {
 }
 
 
-def step(step: Step) -> str:
+def step(step: TrialStep) -> str:
     """Format the progress of a trial."""
     if step.stage in ("before", "after"):
         return f"{_STAGES[step.stage]} · run {step.number} of {step.of} · Esc cancels"
@@ -277,7 +277,7 @@ def step(step: Step) -> str:
     return f"{_STAGES[step.stage]}{share} · Esc cancels"
 
 
-def outcome(outcome: Outcome) -> str:
+def outcome(outcome: TrialOutcome) -> str:
     """Format the result of a trial, in a line or two."""
     lines: list[str] = []
     if outcome.before and outcome.after and outcome.factor is not None:

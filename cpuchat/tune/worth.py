@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from cpuchat.base.errors import CpuchatError, Interrupted
-from cpuchat.bench.why import Rate, SettingFacts, Worth, worth_cache
+from cpuchat.bench.why import SettingFacts, SettingGain, Worth, worth_cache
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol.options import EngineOptions
 from cpuchat.telemetry.rounds import InTurn, has_drifted
 from cpuchat.telemetry.units import plural
-from cpuchat.tune.candidates import Candidate, Choice, attention_choice, kv_choice, thread_choice
+from cpuchat.tune.candidates import TuningCandidate, TuningChoice, attention_choice, kv_choice, thread_choice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
 
@@ -30,24 +30,25 @@ _DEEP_SECONDS: Final = 1.5
 """Of prefill before attention and the KV cache are measured."""
 
 
-def comparisons(topology: Topology, chosen: Settings) -> list[Choice]:
-    """Return each setting in use with one alternative, or why it has none here. The names are those of `SettingRow`."""
-    engine, now = chosen.engine, Candidate("as set", chosen)
+def comparisons(topology: Topology, chosen: Settings) -> list[TuningChoice]:
+    """Return each setting in use with one alternative, or why it has none here. The names are those of
+    `SettingProof`."""
+    engine, now = chosen.engine, TuningCandidate("as set", chosen)
     half = len(place(topology, PlacementSpec.of(chosen)).cpus) // 2
     siblings = [one for one in thread_choice(topology, chosen).candidates if "two per core" in one.words]
 
-    def either(name: str, words: str, section: str = "engine", **values: object) -> Choice:
-        other = Candidate(words, with_changes(chosen, {section: values}))
+    def either(name: str, words: str, section: str = "engine", **values: object) -> TuningChoice:
+        other = TuningCandidate(words, with_changes(chosen, {section: values}))
         test = "texts" if section == "speculation" else "both"
-        return Choice(name, tuple(f"{section}.{key}" for key in values), now, (other,), _PROMPT_SECONDS, test)
+        return TuningChoice(name, tuple(f"{section}.{key}" for key in values), now, (other,), _PROMPT_SECONDS, test)
 
     threads = either("threads", plural(half, "thread"), threads=half)
     load_mode = "read" if engine.load_mode == "mmap" else "mmap"
     poll = 0 if engine.poll else EngineOptions().poll
     drafters = "auto" if chosen.speculation.drafters == "off" else "off"
     return [
-        threads if half else Choice("threads", (), now, skipped="one thread"),
-        Choice("SMT siblings", (), now, tuple(siblings[:1]), _PROMPT_SECONDS),
+        threads if half else TuningChoice("threads", (), now, skipped="one thread"),
+        TuningChoice("SMT siblings", (), now, tuple(siblings[:1]), _PROMPT_SECONDS),
         either("load mode", load_mode, load_mode=load_mode),
         either("poll", str(poll), poll=poll),
         either("repack", "off" if engine.use_repack else "on", repack=not engine.use_repack),
@@ -122,7 +123,7 @@ class WorthMeasurer:
             await self._measurer.close()
         return self.worths
 
-    async def _decide(self, choice: Choice) -> Worth:
+    async def _decide(self, choice: TuningChoice) -> Worth:
         """Return the worth over the first candidate. Raises Interrupted."""
         if choice.skipped or not choice.candidates:
             return Worth(skipped=choice.skipped or "nothing else to try")
@@ -155,7 +156,7 @@ class WorthMeasurer:
             prefill=_worth(rates, "prefill") if choice.test == "both" else None,
         )
 
-    async def _speed(self, choice: Choice, candidate: Candidate, number: int) -> Speed:
+    async def _speed(self, choice: TuningChoice, candidate: TuningCandidate, number: int) -> Speed:
         if self.stopped:
             raise Interrupted("Stopped.")
         left = max(0.0, self._until - time.monotonic())
@@ -168,8 +169,8 @@ def _rates(speed: Speed) -> dict[str, float]:
     return {"decode": speed.mean_decode, "prefill": speed.prefill}
 
 
-def _worth(rates: InTurn, name: str) -> Rate:
+def _worth(rates: InTurn, name: str) -> SettingGain:
     """Return how much faster the setting in use is than its rival in these rounds."""
     gain = rates.gain(name)
     log = -math.log1p(gain.gain)
-    return Rate(gain=math.expm1(log), error=gain.error, is_sure=abs(log) > math.log1p(gain.needed))
+    return SettingGain(gain=math.expm1(log), error=gain.error, is_sure=abs(log) > math.log1p(gain.needed))

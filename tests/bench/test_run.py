@@ -17,7 +17,7 @@ import pytest
 
 from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError
 from cpuchat.base.paths import bench_dir
-from cpuchat.bench.matrix import Cell, Kind, Prompt, Setup, Workload, cells_of, load, read_matrix
+from cpuchat.bench.matrix import BenchCell, BenchPrompt, BenchWorkload, Kind, Setup, cells_of, load, read_matrix
 from cpuchat.bench.results import REGRESSION, Journal, Report, as_json, compare_reports, read_report, report_of
 from cpuchat.bench.run import Bench
 from cpuchat.config.settings import Settings
@@ -107,7 +107,7 @@ async def test_a_setup_that_cannot_be_loaded_does_not_keep_others_from_being_mea
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + b"\0" * 64)
     good = bench(tmp_path, tg=["8"]).cells
-    bad = [Cell(setup=Setup(model=str(damaged)), test=Workload.random("tg", 8, 0))]
+    bad = [BenchCell(setup=Setup(model=str(damaged)), test=BenchWorkload.random("tg", 8, 0))]
     running = Bench([*bad, *good], 3, Settings(), folder=tmp_path)
     found = await report(running)
     assert [bool(one.failure) for one in found.results] == [True, False]
@@ -117,9 +117,12 @@ async def test_a_setup_that_cannot_be_loaded_does_not_keep_others_from_being_mea
 async def test_a_cell_that_fails_does_not_keep_others_from_being_measured(tmp_path: Path, tiny_model: Path) -> None:
     setup = Setup(model=str(tiny_model), threads=1)
     kinds: tuple[Kind, ...] = ("code", "chat")
-    cells = [Cell(setup=setup, test=Workload.of_prompts(kind, 8)) for kind in kinds]
+    cells = [BenchCell(setup=setup, test=BenchWorkload.of_prompts(kind, 8)) for kind in kinds]
     # More tokens than any model with a usual vocabulary would have.
-    prompts = [Prompt(kind="code", name="long", text="~ " * 4000), Prompt(kind="chat", name="short", text="hello")]
+    prompts = [
+        BenchPrompt(kind="code", name="long", text="~ " * 4000),
+        BenchPrompt(kind="chat", name="short", text="hello"),
+    ]
     found = await report(Bench(cells, 3, Settings(), folder=tmp_path, prompts=prompts))
     assert [bool(one.failure) for one in found.results] == [True, False]
     assert len(found.results[1].samples_ts) == 3

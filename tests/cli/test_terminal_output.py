@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cpuchat.base.errors import UsageError
 from cpuchat.cli.output import json_line
 from cpuchat.cli.question import compose
-from cpuchat.cli.terminal import Terminal
+from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.protocol.messages import LoadProgress, PrefillProgress
 
 
@@ -85,7 +85,7 @@ def test_escape_characters_of_an_answer_never_reach_the_terminal(
     screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdout", screen.stream)
-    terminal = Terminal()
+    terminal = TerminalOutput()
     terminal.answer("\x1b]0;owned\x07 hello \x1b")
     terminal.answer("[2J")
     terminal.end_answer()
@@ -96,7 +96,7 @@ def test_a_pipe_gets_the_answer_cleaned_or_as_it_is_when_asked(monkeypatch: pyte
     for raw, got in ((False, "a␛[1m\nb\n"), (True, "a\x1b[1m\r\nb\n")):
         out = io.StringIO()
         monkeypatch.setattr(sys, "stdout", out)
-        terminal = Terminal(quiet=True, raw=raw)
+        terminal = TerminalOutput(quiet=True, raw=raw)
         for piece in ("a\x1b", "[1m\r", "\nb"):
             terminal.answer(piece)
         terminal.end_answer()
@@ -109,7 +109,7 @@ def test_reasoning_is_dim_on_the_terminals_stderr_and_the_answer_starts_on_a_new
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", screen.stream)
-    terminal = Terminal()
+    terminal = TerminalOutput()
     terminal.reasoning("hm\x1b")
     terminal.answer("42")
     terminal.end_answer()
@@ -120,7 +120,7 @@ def test_reasoning_is_dim_on_the_terminals_stderr_and_the_answer_starts_on_a_new
 def test_no_color_is_respected(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys, "stderr", screen.stream)
-    terminal = Terminal()
+    terminal = TerminalOutput()
     terminal.reasoning("hm")
     assert screen.text() == "hm"
 
@@ -128,7 +128,7 @@ def test_no_color_is_respected(screen: Screen, monkeypatch: pytest.MonkeyPatch) 
 def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", screen.stream)
-    terminal = Terminal()
+    terminal = TerminalOutput()
     terminal.progress(LoadProgress(phase="reading", done=1, total=2))
     terminal.progress(PrefillProgress(request_id=1, processed=512, total=1203, cache_n=0))
     terminal.answer("hi")
@@ -140,16 +140,16 @@ def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest
 def test_no_progress_when_quiet_or_piped(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     err = io.StringIO()
     monkeypatch.setattr(sys, "stderr", err)
-    Terminal().progress(LoadProgress(phase="reading", done=1, total=2))
+    TerminalOutput().progress(LoadProgress(phase="reading", done=1, total=2))
     assert err.getvalue() == ""
     monkeypatch.setattr(sys, "stderr", screen.stream)
-    Terminal(quiet=True).progress(LoadProgress(phase="reading", done=1, total=2))
+    TerminalOutput(quiet=True).progress(LoadProgress(phase="reading", done=1, total=2))
     assert screen.text() == ""
 
 
 def test_a_block_of_lines_goes_away_as_one(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", screen.stream)
-    terminal = Terminal()
+    terminal = TerminalOutput()
     terminal.status("1 running\n41.2 tok/s\nreused")
     terminal.status("0 running")
     terminal.note("done")

@@ -13,7 +13,7 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, SettingsError
 from cpuchat.cli.session import Session
-from cpuchat.cli.terminal import Terminal as OwnTerminal
+from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.cli.tools import start_tools, tool_loop
 from cpuchat.config.settings import Settings
 from tests.cli.program import run, run_process
@@ -206,17 +206,17 @@ def test_all_leaves_out_servers_that_are_not_valid_with_a_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     configure(tmp_path, "noise")
-    tools = tool_loop(None, ["all"], OwnTerminal())
+    tools = tool_loop(None, ["all"], TerminalOutput())
     assert tools is not None and [source.timeout for source in tools.toolbox.sources] == [60.0]
     assert "mcpServers.remote: a server at an address" in capfd.readouterr().err
     with pytest.raises(SettingsError, match="a server at an address"):
-        tool_loop(None, ["noise", "remote"], OwnTerminal())
+        tool_loop(None, ["noise", "remote"], TerminalOutput())
 
 
 async def test_servers_that_are_stopped_while_they_start_are_named(tmp_path: Path) -> None:
     configure(tmp_path, "silent")
-    session = Session(Settings(), OwnTerminal())
-    tools, terminal = tool_loop(None, ["silent"], OwnTerminal()), OwnTerminal()
+    session = Session(Settings(), TerminalOutput())
+    tools, terminal = tool_loop(None, ["silent"], TerminalOutput()), TerminalOutput()
     starting = asyncio.ensure_future(start_tools(tools, session.conversation, terminal, session))
     await asyncio.sleep(0)
     session.on_interrupt()
@@ -234,7 +234,7 @@ async def test_tools_that_are_left_out_are_said_once(tmp_path: Path, capfd: pyte
         (None, ["many", "noise"], "cpuchat: At most 128 tools are offered: 128 of 200 of server many, 0 of 1 of server "
          "noise.\n"),
     ):  # fmt: skip
-        terminal = OwnTerminal(quiet=True)
+        terminal = TerminalOutput(quiet=True)
         session = Session(Settings(), terminal)
         await start_tools(tool_loop(folder, names, terminal), session.conversation, terminal)
         await session.conversation.close()

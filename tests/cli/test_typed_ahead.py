@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from cpuchat.cli.lines import Lines
-from cpuchat.cli.terminal import Terminal
+from cpuchat.cli.terminal import TerminalOutput
 
 
 async def test_lines_are_kept_an_empty_one_is_told_and_ctrl_d_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     keyboard, terminal = os.openpty()
     empty = asyncio.Event()
-    lines = Lines(Terminal(plain=True), empty.set)
+    lines = Lines(TerminalOutput(plain=True), empty.set)
     with os.fdopen(terminal) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         with lines.reading():

@@ -12,14 +12,14 @@ import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.line_process import LineOutput
-from cpuchat.compare.agreement import Place
+from cpuchat.compare.agreement import UnlikelyWord
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Side, SideAnswer
 from cpuchat.engine.lockstep import Lockstep, Window
 from cpuchat.present import compare as words
 from cpuchat.protocol.messages import TextDelta
 from cpuchat.quality.measure import scores_of
-from cpuchat.quality.messages import Answer, Scored, Start
+from cpuchat.quality.messages import Answer, QualityStart, Scored
 from cpuchat.quality.statistics import Summary, summarize
 from tests.compare.test_comparison import Watched, demo
 from tests.support.cores import ONE_CPU
@@ -53,7 +53,7 @@ class _After(Window):
 def as_quality_measures(base: Side, other: Side, answer: SideAnswer) -> Summary:
     """What the process of `cpuchat quality` finds on the tokens of an answer."""
     stream = io.BytesIO()
-    start = Start(base=base.path, others=(other.path,), cpus=ONE_CPU, texts=(), n_ctx=512)
+    start = QualityStart(base=base.path, others=(other.path,), cpus=ONE_CPU, texts=(), n_ctx=512)
     window = _After("answer", [*answer.prompt_tokens, *answer.tokens])
     _After.n_prompt = len(answer.prompt_tokens)
     with contextlib.closing(Lockstep(start, LineOutput(stream))) as lockstep:
@@ -90,7 +90,9 @@ async def test_a_prompt_after_an_agreement_and_a_branch_continues_the_answers(wa
     done = await comparison.ask(PROMPT)
     assert await comparison.agree() is not None
     before = done.answers[0]
-    place = Place(token=3, character=before.written.ends[2], before="", text="", p=1, p_other=0, top=" speed", p_top=1)
+    place = UnlikelyWord(
+        token=3, character=before.written.ends[2], before="", text="", p=1, p_other=0, top=" speed", p_top=1
+    )
     watched.events.clear()
     branch = await comparison.continue_with(0, place)
     assert branch.answer.content.startswith(before.written.text[: before.written.ends[2]] + " speed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.compare.figures import Row, Value, figures_of
+from cpuchat.compare.figures import ComparisonRow, Value, figures_of
 from cpuchat.compare.runner import MemoryTogether, Round, SideAnswer, Turn, WorkerMemory
 from cpuchat.present import compare
 from cpuchat.protocol.messages import Failed, TextDelta
@@ -127,7 +127,7 @@ def test_three_rounds_give_medians_and_their_range() -> None:
 
 
 def test_a_range_in_other_units_names_them() -> None:
-    row = Row("first_s", Value(0.06, 0.006, 0.12, 3), None)
+    row = ComparisonRow("first_s", Value(0.06, 0.006, 0.12, 3), None)
     assert compare.cell(row, row.a, spread=True) == "60 ms (6 ms–0.12 s)"
 
 

@@ -11,8 +11,8 @@ from cpuchat.base.errors import UsageError
 from cpuchat.compare.agreement import Agreement, AnswerAgreement
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import (
-    Difference,
     Side,
+    TextDifference,
     TokenText,
     first_difference,
     fit_together,
@@ -124,19 +124,19 @@ def written(*deltas: tuple[str, tuple[int, ...]]) -> TokenText:
 def test_the_first_difference_is_told_by_token() -> None:
     a = written(("The answer", (3, 7)), (" is 42.", (3, 3, 1)))
     b = written(("The answer", (3, 7)), (" is 41!", (3, 3, 1)))
-    assert first_difference(a, b, complete=True) == Difference(15, 4, 4)
+    assert first_difference(a, b, complete=True) == TextDifference(15, 4, 4)
 
 
 def test_tokens_without_text_count() -> None:
     a = written(("é!", (0, 1, 1)))
     b = written(("é?", (1, 1)))
-    assert first_difference(a, b, complete=True) == Difference(1, 3, 2)
+    assert first_difference(a, b, complete=True) == TextDifference(1, 3, 2)
 
 
 def test_a_shorter_answer_differs_only_when_both_ended() -> None:
     a, b = written(("One", (3,))), written(("One two", (3, 4)))
     assert first_difference(a, b, complete=False) is None
-    assert first_difference(a, b, complete=True) == Difference(3, 2, 2)
+    assert first_difference(a, b, complete=True) == TextDifference(3, 2, 2)
     assert first_difference(a, a, complete=True) is None
 
 
@@ -212,9 +212,9 @@ def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPa
     for one in settings:
         one.engine.n_ctx, one.engine.use_repack = 512, False  # else the private copies are what counts
     need = required_memory(read_model(Path(same[0].path)), settings[0].load_options(), 512)
-    machine_with(monkeypatch, 2 * need.least - need.weights)
+    machine_with(monkeypatch, 2 * need.min_bytes - need.weights)
     assert fit_together(same, settings, Library([]))[1] == ""
-    machine_with(monkeypatch, 2 * need.least - need.weights - 1)
+    machine_with(monkeypatch, 2 * need.min_bytes - need.weights - 1)
     assert "loaded in turn" in fit_together(same, settings, Library([]))[1]
 
 

@@ -10,7 +10,7 @@ from cpuchat.costs.model import (
     CostProfile,
     batch_rate,
     compute_ceiling,
-    most_users,
+    max_users,
     on_other_cores,
     pass_cost,
     prefill_cost,
@@ -80,9 +80,9 @@ def test_many_chats_share_the_weights_until_arithmetic_or_kv_cache_limit_them() 
     assert rates == sorted(rates, reverse=True)
     assert 4 * rates[1] > 3.5 * rates[0]  # together, four write almost four times as much
     wished = rates[2]
-    assert most_users(machine, model, wished, 512, limit=100) == 16
-    assert most_users(machine, model, wished, 512, limit=7) == 7
-    assert most_users(machine, model, 2 * rates[0], 512, limit=100) == 0
+    assert max_users(machine, model, wished, 512, limit=100) == 16
+    assert max_users(machine, model, wished, 512, limit=7) == 7
+    assert max_users(machine, model, 2 * rates[0], 512, limit=100) == 0
 
 
 def test_no_drafter_gets_beyond_the_arithmetic() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.grammar.rules import Bounds, Rules, numbers, pattern_expression
+from cpuchat.grammar.rules import NumberBounds, Rules, numbers, pattern_expression
 from cpuchat.grammar.schema import schema_grammar
 from tests.grammar.conftest import Matches
 
@@ -191,7 +191,7 @@ def test_numbers_within_bounds(matches: Matches) -> None:
         low, high = draw.choice(ends), draw.choice(ends)
         if low is not None and high is not None and low > high:
             low, high = high, low
-        bounds = Bounds(low, high, draw.random() < 0.3, draw.random() < 0.3)
+        bounds = NumberBounds(low, high, draw.random() < 0.3, draw.random() < 0.3)
         for whole in (True, False):
             texts = [str(n) for n in draw.sample(tried, 25)]
             if not whole:
@@ -207,7 +207,7 @@ def test_numbers_within_bounds(matches: Matches) -> None:
                 assert matches(f"root ::= {body}", text) == _within(text, bounds), (bounds, whole, text, body)
 
 
-def _within(text: str, bounds: Bounds) -> bool:
+def _within(text: str, bounds: NumberBounds) -> bool:
     n = float(text)
     above = bounds.low is None or n > bounds.low or (n == bounds.low and not bounds.low_open)
     return above and (bounds.high is None or n < bounds.high or (n == bounds.high and not bounds.high_open))

@@ -114,8 +114,8 @@ def test_repacked_weights_count_once_unless_locked(models: dict[str, Path], monk
     repacked = fit.required_memory(header, LoadOptions(), 512)
     locked = fit.required_memory(header, LoadOptions(mlock=True), 512)
     assert repacked.repack > 0 == plain.repack
-    assert repacked.least == plain.least
-    assert locked.least == repacked.total == plain.total + repacked.repack
+    assert repacked.min_bytes == plain.min_bytes
+    assert locked.min_bytes == repacked.total == plain.total + repacked.repack
 
 
 @pytest.mark.parametrize("name", ["llama", "moe"])
@@ -130,8 +130,8 @@ def test_what_cpuchat_lays_out_exists_once_unless_it_is_locked(
     locked = fit.required_memory(header, LoadOptions(kernels="auto", mlock=True), 512)
     # Groups of 16 rows that are filled up, and a buffer of whole huge pages.
     assert 0 <= ours.total - plain.total < (4 << 20)
-    assert ours.least == ours.total and ours.repack % (2 << 20) == 0
-    assert locked.least == locked.total == plain.total + ours.repack
+    assert ours.min_bytes == ours.total and ours.repack % (2 << 20) == 0
+    assert locked.min_bytes == locked.total == plain.total + ours.repack
 
 
 def test_a_copy_that_is_larger_replaces_no_more_than_it_copies(
@@ -141,7 +141,9 @@ def test_a_copy_that_is_larger_replaces_no_more_than_it_copies(
     monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(amx))
     need = fit.required_memory(read_header(models["llama"]), LoadOptions(), 512)
     assert need.repack > need.reclaimable > 0
-    assert need.least > fit.required_memory(read_header(models["llama"]), LoadOptions(use_repack=False), 512).least
+    assert (
+        need.min_bytes > fit.required_memory(read_header(models["llama"]), LoadOptions(use_repack=False), 512).min_bytes
+    )
 
 
 def test_layers_with_a_window_keep_no_more_than_it_and_one_batch() -> None:
@@ -151,17 +153,17 @@ def test_layers_with_a_window_keep_no_more_than_it_and_one_batch() -> None:
     assert fit.kv_bytes(header, 131_072, n_ubatch=600) == row * (10 * 131_072 + 52 * 1792)  # padded to 256
     assert fit.kv_bytes(header, 512) == row * 62 * 512
     assert fit.kv_growth(header, LoadOptions(n_ubatch=256)) == (10 * row, 52 * 1280 * row)
-    available = fit.required_memory(header, LoadOptions(), 65_536).least
+    available = fit.required_memory(header, LoadOptions(), 65_536).min_bytes
     assert fit.largest_context(header, LoadOptions(), available) == 65_536
 
 
 def test_the_largest_context_is_the_largest(models: dict[str, Path]) -> None:
     header, options = read_header(models["half"]), LoadOptions()
-    available = fit.required_memory(header, options, 10_000).least
+    available = fit.required_memory(header, options, 10_000).min_bytes
     largest = fit.largest_context(header, options, available)
     assert largest % 256 == 0
-    assert fit.required_memory(header, options, largest).least <= available
-    assert fit.required_memory(header, options, largest + 256).least > available
+    assert fit.required_memory(header, options, largest).min_bytes <= available
+    assert fit.required_memory(header, options, largest + 256).min_bytes > available
     assert fit.largest_context(header, options, 0) == 0
     assert fit.largest_context(header, options, 1 << 50) == header.n_ctx_train
     assert fit.choose_context(header, LoadOptions(n_ctx=777), 0) == 777
@@ -173,8 +175,8 @@ def test_the_largest_context_is_the_largest(models: dict[str, Path]) -> None:
 def test_a_refusal_holds_the_sum_and_a_way_out(models: dict[str, Path]) -> None:
     header, options = read_header(models["half"]), LoadOptions()
     need = fit.required_memory(header, options, 1_000_000)
-    fit.check_fit(need, need.least, header, options)
-    available = fit.required_memory(header, options, 30_000).least
+    fit.check_fit(need, need.min_bytes, header, options)
+    available = fit.required_memory(header, options, 30_000).min_bytes
     with pytest.raises(DoesNotFit) as caught:
         fit.check_fit(need, available, header, options)
     largest = fit.largest_context(header, options, available)
@@ -186,7 +188,7 @@ def test_a_refusal_holds_the_sum_and_a_way_out(models: dict[str, Path]) -> None:
     with pytest.raises(DoesNotFit, match="smaller model or quantization"):
         fit.check_fit(need, 1_000_000, header, options)
     with pytest.raises(DoesNotFit, match="smaller --ctx"):
-        fit.check_fit(need, need.least - 1)
+        fit.check_fit(need, need.min_bytes - 1)
 
 
 def test_the_reference_knows_the_cache_types_too() -> None:

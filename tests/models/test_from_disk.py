@@ -16,13 +16,13 @@ from tests.models.test_prediction import MACHINE
 DENSE = header_of("8b", "Q4_K_M")
 OPTIONS = LoadOptions(n_ctx=4096, from_disk=True)
 IN_MEMORY = msgspec.structs.replace(OPTIONS, from_disk=False)
-SMALL = fit.required_memory(DENSE, OPTIONS, 4096).least
-ALL = fit.required_memory(DENSE, IN_MEMORY, 4096).least
+SMALL = fit.required_memory(DENSE, OPTIONS, 4096).min_bytes
+ALL = fit.required_memory(DENSE, IN_MEMORY, 4096).min_bytes
 
 
 def test_only_cache_and_buffers_have_to_fit() -> None:
     need = fit.required_memory(DENSE, OPTIONS, 4096)
-    assert (need.repack, need.least) == (0, need.kv + need.compute)
+    assert (need.repack, need.min_bytes) == (0, need.kv + need.compute)
     fit.check_fit(need, SMALL, DENSE, OPTIONS)
     with pytest.raises(DoesNotFit) as caught:
         fit.check_fit(need, SMALL - 1, DENSE, OPTIONS)
@@ -61,7 +61,7 @@ def test_lists_go_on_calling_it_too_large() -> None:
 
 def test_its_note_says_how_slow_it_is() -> None:
     need, used = fit.required_memory(DENSE, OPTIONS, 4096), bytes_per_token(DENSE)
-    half = need.least + DENSE.size // 2
+    half = need.min_bytes + DENSE.size // 2
     note = slowness(DENSE, need, half, 1e9)
     assert f"about {used / 2e9:.2g} s per token" in note
     assert f"{used / 2e9:.1f} of {used / 1e9:.1f} GB are read from disk for each token at 1 GB/s" in note
@@ -73,5 +73,5 @@ def test_of_a_mixture_only_used_experts_are_read() -> None:
     need = fit.required_memory(mixture, OPTIONS, 4096)
     used = bytes_per_token(mixture)
     assert used < mixture.size / 5
-    assert f"{used / 1e9:.1f} of {used / 1e9:.1f} GB" in slowness(mixture, need, need.least, 1e9)
-    assert slowness(mixture, need, need.least, 1e9, n_experts=4) != slowness(mixture, need, need.least, 1e9)
+    assert f"{used / 1e9:.1f} of {used / 1e9:.1f} GB" in slowness(mixture, need, need.min_bytes, 1e9)
+    assert slowness(mixture, need, need.min_bytes, 1e9, n_experts=4) != slowness(mixture, need, need.min_bytes, 1e9)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.inspect import Experts, Inspection, SpecialToken, inspect
+from cpuchat.models.inspect import Experts, Inspection, SpecialTokenInfo, inspect
 from cpuchat.present.models import sections
 from tests.models.llama import Llama
 from tests.support.edited_gguf import edited
@@ -97,9 +97,9 @@ def test_special_tokens(tiny_model: Path, tmp_path: Path) -> None:
     assert (found.kind, found.model, found.pre, found.n_tokens, found.n_merges) == ("BPE", "gpt2", "gpt-2", 272, 11)
     assert (found.add_bos, found.add_eos) == (True, False)
     assert found.special == (
-        SpecialToken(role="bos", id=TOKENS.index("<|endoftext|>"), text="<|endoftext|>"),
-        SpecialToken(role="eos", id=270, text="<think>"),
-        SpecialToken(role="pad", id=5000, text=""),
+        SpecialTokenInfo(role="bos", id=TOKENS.index("<|endoftext|>"), text="<|endoftext|>"),
+        SpecialTokenInfo(role="eos", id=270, text="<think>"),
+        SpecialTokenInfo(role="pad", id=5000, text=""),
     )
 
 

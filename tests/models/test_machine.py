@@ -87,7 +87,7 @@ def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
     assert unloaded_bytes(loaded, options) == need.total - need.weights - PROCESS_BYTES
     for locked in (msgspec.structs.replace(options, mlock=True), msgspec.structs.replace(options, load_mode="read")):
         need = required_memory(read_model(path), locked, 1024)
-        assert unloaded_bytes(loaded, locked) == need.least - PROCESS_BYTES
+        assert unloaded_bytes(loaded, locked) == need.min_bytes - PROCESS_BYTES
     assert this_machine(Settings(), loaded=loaded).available <= total_bytes()
     path.unlink()
     assert unloaded_bytes(loaded, options) == 1

@@ -22,7 +22,7 @@ from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import N_PAST, Prediction, estimate, estimate_local, predict, predict_like
 from cpuchat.models.synthetic.model import SHAPES, Shape, header_of, layer_tensors, metadata, write_model
 from cpuchat.models.traffic import model_work
-from cpuchat.planner.plan import Workload, make_plan
+from cpuchat.planner.plan import PlannedWorkload, make_plan
 from cpuchat.planner.specs import MachineSpec, from_catalog
 from cpuchat.protocol.messages import LoadOptions
 from tests.costs.made_up import decode_rate, two_cores
@@ -77,7 +77,7 @@ def test_memory_is_what_the_engine_counts(headers: dict[str, GGUFHeader], name: 
         except DoesNotFit as refusal:
             assert seen.verdict == "too large", options
             assert seen.need.breakdown() in refusal.message
-        assert seen.needed == seen.need.least
+        assert seen.needed == seen.need.min_bytes
 
 
 def test_the_draft_model_counts(headers: dict[str, GGUFHeader]) -> None:
@@ -86,11 +86,11 @@ def test_the_draft_model_counts(headers: dict[str, GGUFHeader]) -> None:
     both = predict(headers["dense"], options, MACHINE, draft=headers["draft"])
     assert both.draft_need == plan_load(headers["draft"], options, MACHINE.available).need
     assert both.draft_need is not None
-    assert both.needed == alone.needed + both.draft_need.least
+    assert both.needed == alone.needed + both.draft_need.min_bytes
     assert "draft 0.1" in both.explained
     tight = msgspec.structs.replace(MACHINE, available=alone.needed)
     refused = predict(headers["dense"], options, tight, draft=headers["draft"])
-    assert refused.verdict == "too large" and refused.need.least <= refused.available
+    assert refused.verdict == "too large" and refused.need.min_bytes <= refused.available
     assert refused.explained.endswith("too large, but it fits without the draft model")
 
 
@@ -157,7 +157,7 @@ def test_the_catalog_is_predicted_as_it_is_planned() -> None:
     here = msgspec.structs.replace(here, scalar_types=planned.scalar_types)
     for entry in load_catalog().models:
         if entry.sizes:
-            plan, expected = make_plan(planned, from_catalog(entry), Workload()), estimate_entry(entry, here)
+            plan, expected = make_plan(planned, from_catalog(entry), PlannedWorkload()), estimate_entry(entry, here)
             assert (plan.scalar_type, plan.tok_s is None) == (expected.scalar_type, bool(expected.scalar_type))
             if plan.tok_s is not None:
                 assert expected.tok_s == pytest.approx(plan.tok_s.value), entry.id

@@ -26,7 +26,7 @@ from cpuchat.models.machine import Machine, require_loadable
 from cpuchat.models.prediction import predict, predict_repository
 from cpuchat.models.support import check_supported, scalar_types, why_unsupported
 from cpuchat.models.traffic import main_type
-from cpuchat.planner.plan import Workload, make_plan
+from cpuchat.planner.plan import PlannedWorkload, make_plan
 from cpuchat.planner.specs import find_machine, find_model, from_catalog, from_header
 from cpuchat.present.models import sections, verdict
 from cpuchat.protocol.messages import LoadOptions
@@ -210,7 +210,7 @@ def test_tables_of_a_real_header_are_size_and_not_traffic(tmp_path: Path, monkey
     monkeypatch.setattr(fit, "LAZY_BYTES", 9000 * 32 * 2 - 1)
     for options in (LoadOptions(), LoadOptions(mlock=True), LoadOptions(load_mode="read")):
         need = required_memory(header, options, 512)
-        assert (need.reclaimable, need.least) == (9000 * 32 * 2, need.total - 9000 * 32 * 2)
+        assert (need.reclaimable, need.min_bytes) == (9000 * 32 * 2, need.total - 9000 * 32 * 2)
     rows = dict(dict(sections(found))["Memory"])
     assert rows["lookup tables"].endswith("576 kB of them stay on disk and count as no memory")
     assert from_header(msgspec.structs.replace(header, tensors=header.tensors * 40)).work.on_disk == 40 * 9000 * 32 * 2
@@ -224,5 +224,5 @@ def test_a_large_table_of_the_catalog_counts_as_size_and_not_as_memory() -> None
     expected = estimate_entry(model, Machine(available=100 * GB, total=128 * GB))
     assert expected.need.weights == model.size and model.size - expected.need.reclaimable < 0.75 * model.size
     assert expected.verdict == "fits"
-    plan = make_plan(find_machine("ryzen-9950x"), from_catalog(model), Workload())
+    plan = make_plan(find_machine("ryzen-9950x"), from_catalog(model), PlannedWorkload())
     assert plan.memory.weights == pytest.approx(model.size - expected.need.reclaimable)

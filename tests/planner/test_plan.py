@@ -10,9 +10,9 @@ from cpuchat.costs.model import Figure, batch_rate
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.prediction import spare_bytes
 from cpuchat.planner.plan import (
-    Plan,
+    CapacityPlan,
+    PlannedWorkload,
     Prices,
-    Workload,
     catalog_models,
     catalog_plans,
     machine_plans,
@@ -27,9 +27,9 @@ def catalog() -> Catalog:
     return load_catalog()
 
 
-def planned(catalog: Catalog, machine: str, model: str, draft: str = "", **workload: float) -> Plan:
+def planned(catalog: Catalog, machine: str, model: str, draft: str = "", **workload: float) -> CapacityPlan:
     drafting = find_model(draft, catalog) if draft else None
-    return make_plan(find_machine(machine), find_model(model, catalog), Workload(**workload), draft=drafting)
+    return make_plan(find_machine(machine), find_model(model, catalog), PlannedWorkload(**workload), draft=drafting)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_70b_is_where_rooflines_of_others_have_it(catalog: Catalog, machine: str
 def test_nothing_decodes_faster_than_its_bytes_allow(catalog: Catalog) -> None:
     for machine in machines():
         for name in ("8b:Q8_0", "70b:Q4_K_M", "30b-a3b:Q4_K_M", "0.5b"):
-            plan = make_plan(machine, find_model(name, catalog), Workload())
+            plan = make_plan(machine, find_model(name, catalog), PlannedWorkload())
             if plan.tok_s is None:
                 continue
             assert machine.theoretical is not None
@@ -83,7 +83,7 @@ def test_this_machine_fits_a_model_as_the_lists_say(catalog: Catalog, free: floa
         id="x", name="x", kind="here", cpu="zen4", cores=Figure(2), clock_ghz=Figure(3), memory_gb=Figure(40),
         free_gb=Figure(free), measured=Figure(60),
     )  # fmt: skip
-    memory = make_plan(here, find_model("8b:Q8_0", catalog), Workload()).memory
+    memory = make_plan(here, find_model("8b:Q8_0", catalog), PlannedWorkload()).memory
     assert memory.usable == free * 1e9
     assert memory.spare == spare_bytes(40e9) == 2e9
     assert memory.fit == {9.0: "too large", 10.5: "tight", 15.0: "fits"}[free]
@@ -97,7 +97,7 @@ def test_a_type_without_a_simd_kernel_is_marked_and_has_no_speed(catalog: Catalo
     rows = machine_rows([x86, arm])
     assert [row.name for row in rows if not row.key][-1] == "no SIMD kernel" and machine_row(x86)[2] == "no SIMD"
     on = find_machine("9754")
-    plans = catalog_plans(lambda *_: on, catalog_models(catalog), Workload())
+    plans = catalog_plans(lambda *_: on, catalog_models(catalog), PlannedWorkload())
     assert plans and not any(plan.scalar_type for plan in plans)
     drafted = planned(catalog, "9754", "qwen3-32b", "ternary-bonsai-1.7b")
     assert drafted.tok_s is not None and not drafted.drafted
@@ -122,9 +122,9 @@ def test_users_share_the_weights_and_are_limited_by_memory(catalog: Catalog) -> 
 
 def test_costs_are_price_and_power(catalog: Catalog) -> None:
     machine, model = find_machine("9354"), find_model("8b", catalog)
-    assert make_plan(machine, model, Workload()).costs is None  # prices move: none comes with the program
+    assert make_plan(machine, model, PlannedWorkload()).costs is None  # prices move: none comes with the program
     bought = with_costs(machine, "a quote", price_usd=7800)
-    plan = make_plan(bought, model, Workload(), prices=Prices(years=2, usd_per_kwh=0.3))
+    plan = make_plan(bought, model, PlannedWorkload(), prices=Prices(years=2, usd_per_kwh=0.3))
     assert machine.watts is not None
     assert plan.costs is not None
     assert plan.tok_s is not None
@@ -136,7 +136,7 @@ def test_costs_are_price_and_power(catalog: Catalog) -> None:
     assert plan.joules is not None
     assert plan.joules.value == pytest.approx(machine.watts.value / plan.tok_s.value)
     rented = msgspec.structs.replace(find_machine("a2"), usd_per_hour=Figure(0.19))
-    costs = make_plan(rented, find_model("8b:Q8_0", catalog), Workload()).costs
+    costs = make_plan(rented, find_model("8b:Q8_0", catalog), PlannedWorkload()).costs
     assert costs is not None
     assert costs.usd_per_hour == 0.19
     assert costs.usd_per_million.value == pytest.approx(5.7, rel=0.05)  # as published for 9.2 tok/s
@@ -144,12 +144,12 @@ def test_costs_are_price_and_power(catalog: Catalog) -> None:
 
 def test_an_impossible_load_gets_a_sentence() -> None:
     with pytest.raises(UsageError, match="exceed the context"):
-        Workload(n_ctx=1024, n_prompt=1000, n_answer=100)
+        PlannedWorkload(n_ctx=1024, n_prompt=1000, n_answer=100)
 
 
 def test_the_catalog_on_a_machine(catalog: Catalog) -> None:
     machine = find_machine("7950x")
-    plans = catalog_plans(lambda model, draft: machine, catalog_models(catalog), Workload())
+    plans = catalog_plans(lambda model, draft: machine, catalog_models(catalog), PlannedWorkload())
     rates = [plan.tok_s.value for plan in plans if plan.tok_s is not None]
     assert len(rates) == len(plans) > 50
     assert rates == sorted(rates, reverse=True)
@@ -161,7 +161,7 @@ def test_the_catalog_on_a_machine(catalog: Catalog) -> None:
 
 def test_a_model_on_all_machines(catalog: Catalog) -> None:
     model, draft = find_model("llama-3.3-70b-instruct:Q4_K_M", catalog), find_model("llama-3.2-1b-instruct", catalog)
-    plans = machine_plans(machines(), model, Workload(tok_s=15), draft=draft)
+    plans = machine_plans(machines(), model, PlannedWorkload(tok_s=15), draft=draft)
     rates = [plan.tok_s.value if plan.tok_s is not None else 0.0 for plan in plans]
     assert rates == sorted(rates, reverse=True) and rates[0] > 0 == rates[-1]
     assert len(plans) == len(machines())

@@ -7,9 +7,9 @@ import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
-from cpuchat.planner.plan import Plan, Workload, make_plan
+from cpuchat.planner.plan import CapacityPlan, PlannedWorkload, make_plan
 from cpuchat.planner.specs import find_machine, find_model
-from cpuchat.planner.users import AT_ONCE, PAUSE_S, Pace, occupancy, pace_of, plan_users
+from cpuchat.planner.users import AT_ONCE, PAUSE_S, UserPace, occupancy, pace_of, plan_users
 from cpuchat.present.plan import user_lines, user_list, user_rows
 
 
@@ -18,8 +18,8 @@ def catalog() -> Catalog:
     return load_catalog()
 
 
-def planned(catalog: Catalog, machine: str, model: str, **workload: float) -> Plan:
-    return make_plan(find_machine(machine), find_model(model, catalog), Workload(**workload))
+def planned(catalog: Catalog, machine: str, model: str, **workload: float) -> CapacityPlan:
+    return make_plan(find_machine(machine), find_model(model, catalog), PlannedWorkload(**workload))
 
 
 def machine_repair(users: int, load: float) -> tuple[float, float]:
@@ -35,7 +35,7 @@ def machine_repair(users: int, load: float) -> tuple[float, float]:
 @pytest.mark.parametrize(("users", "pause"), [(1, 2.0), (3, 2.0), (12, 10.0), (40, 100.0)])
 def test_one_chat_at_a_time_is_the_queue_m_m_1_with_so_many_users(users: int, pause: float) -> None:
     """Its answers are all prompt: one second of service."""
-    one = Pace(prefill_s=1.0, n_batches=1, n_answer=1, step_s=np.array([1e-12]))
+    one = UserPace(prefill_s=1.0, n_batches=1, n_answer=1, step_s=np.array([1e-12]))
     found = occupancy(one, users, machines=1, pause_s=pause)
     busy, time = machine_repair(users, 1 / pause)
     assert found.busy == pytest.approx(busy)
@@ -45,7 +45,7 @@ def test_one_chat_at_a_time_is_the_queue_m_m_1_with_so_many_users(users: int, pa
 
 def test_chats_that_share_a_machine_evenly_are_processor_sharing() -> None:
     """Each further chat makes the step longer by as much; as many are in the system as with one after the other."""
-    shared = Pace(prefill_s=0.0, n_batches=0, n_answer=100, step_s=0.01 * np.arange(1, 21))
+    shared = UserPace(prefill_s=0.0, n_batches=0, n_answer=100, step_s=0.01 * np.arange(1, 21))
     found = occupancy(shared, 10, machines=1, pause_s=15.0)
     busy, time = machine_repair(10, 1 / 15)
     assert found.busy == pytest.approx(busy)
@@ -54,7 +54,7 @@ def test_chats_that_share_a_machine_evenly_are_processor_sharing() -> None:
 
 
 def test_a_saturated_machine_writes_its_batch_once_per_step() -> None:
-    pace = Pace(prefill_s=0.0, n_batches=1, n_answer=1000, step_s=0.1 + 0.01 * np.arange(1, 9))
+    pace = UserPace(prefill_s=0.0, n_batches=1, n_answer=1000, step_s=0.1 + 0.01 * np.arange(1, 9))
     found = occupancy(pace, 600, machines=3, pause_s=1.0)
     assert found.total_tok_s == pytest.approx(3 * 8 / pace.step_s[-1])
     assert found.chats == pytest.approx(8) and found.busy == pytest.approx(1)
@@ -63,7 +63,7 @@ def test_a_saturated_machine_writes_its_batch_once_per_step() -> None:
 
 
 def test_prompts_take_their_time_and_slow_the_other_chats_down() -> None:
-    pace = Pace(prefill_s=3.0, n_batches=1, n_answer=100, step_s=np.full(4, 0.1))
+    pace = UserPace(prefill_s=3.0, n_batches=1, n_answer=100, step_s=np.full(4, 0.1))
     alone, three = (occupancy(pace, users, machines=1, pause_s=10.0) for users in (1, 3))
     assert alone.ttft_s == pytest.approx(3.1) and alone.tok_s == pytest.approx(10)
     assert three.tok_s < 0.9 * alone.tok_s
@@ -72,12 +72,12 @@ def test_prompts_take_their_time_and_slow_the_other_chats_down() -> None:
 
 def test_prompts_wait_for_each_other_as_in_the_queue_m_m_1() -> None:
     """Chats that hardly decode together: the prompts are the only queue, of users whose pause is their answer."""
-    pace = Pace(prefill_s=1.0, n_batches=0, n_answer=100, step_s=np.full(5, 0.05))
+    pace = UserPace(prefill_s=1.0, n_batches=0, n_answer=100, step_s=np.full(5, 0.05))
     assert pace.prompt_s == pytest.approx([machine_repair(n, 1 / 5)[1] for n in range(1, 6)])
 
 
 def test_users_who_are_not_divided_evenly_are_those_of_the_fullest_machine() -> None:
-    pace = Pace(prefill_s=1.0, n_batches=1, n_answer=100, step_s=np.full(4, 0.1))
+    pace = UserPace(prefill_s=1.0, n_batches=1, n_answer=100, step_s=np.full(4, 0.1))
     assert occupancy(pace, 7, machines=3).at_once == occupancy(pace, 9, machines=3).at_once
     assert occupancy(pace, 7, machines=3).total_tok_s == pytest.approx(7 / 9 * occupancy(pace, 9, 3).total_tok_s)
 

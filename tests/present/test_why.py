@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.bench.why import Rate, SettingFacts, Worth
+from cpuchat.bench.why import SettingFacts, SettingGain, Worth
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.costs.products import ProductRate
 from cpuchat.hardware.numa.residency import Residency
@@ -129,7 +129,10 @@ def test_a_machine_where_little_matters_or_is_known(tmp_path: Path) -> None:
 
 
 def test_worths_and_wrapped_columns() -> None:
-    sure, unsure = Rate(gain=0.123, error=0.005, is_sure=True), Rate(gain=-0.004, error=0.01, is_sure=False)
+    sure, unsure = (
+        SettingGain(gain=0.123, error=0.005, is_sure=True),
+        SettingGain(gain=-0.004, error=0.01, is_sure=False),
+    )
     words = worth_words(Worth(alternative="off", decode=sure, prefill=unsure, noisy=True))
     assert words == "decode +12.3 % ± 1.0 %, prefill ≈ −0.4 % ± 2.0 % over off (machine was busy)"
     assert worth_words(Worth(skipped="one thread")) == "not measured: one thread"

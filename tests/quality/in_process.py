@@ -11,12 +11,12 @@ from cpuchat.base.line_process import LineOutput
 from cpuchat.engine.lockstep import Lockstep
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.quality.measure import QualityMeasurement
-from cpuchat.quality.messages import Answer, Loading, Planned, Scored, Start
+from cpuchat.quality.messages import Answer, Loading, Planned, QualityStart, Scored
 
 
 def run_in_process(measurement: QualityMeasurement, placement: Placement) -> QualityMeasurement:
     """Run the measurement in this process. Raises CpuchatError."""
-    start = Start(
+    start = QualityStart(
         base=str(measurement.base),
         others=tuple(str(one.path) for one in measurement.comparisons),
         cpus=placement.cpus,

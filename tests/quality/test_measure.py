@@ -17,7 +17,7 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.placement.placement import Placement, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol.messages import Message
-from cpuchat.quality.measure import Progress, QualityMeasurement
+from cpuchat.quality.measure import QualityMeasurement, QualityProgress
 from cpuchat.quality.messages import Text
 from cpuchat.quality.texts import prose
 from tests.quality.in_process import run_in_process
@@ -90,7 +90,7 @@ async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
     monkeypatch.setattr(LineProcess, "__aenter__", entered)
     killed = measurement(tmp_path)
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: QualityProgress) -> None:
         pid = processes[-1].pid
         if progress.done == 2 and pid is not None:
             os.kill(pid, signal.SIGKILL)

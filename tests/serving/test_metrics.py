@@ -7,7 +7,7 @@ import pytest
 from cpuchat.protocol.messages import GenerationFinished, ModelLoaded, Speculation
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.serving.metrics import Metrics
+from cpuchat.serving.metrics import ServingMetrics
 from cpuchat.telemetry.meter import Meter
 from tests.support.scripted_backend import DRAFTING, WITH_DRAFT
 
@@ -18,14 +18,14 @@ TIMINGS = Timings(
 )  # fmt: skip
 
 
-def samples(metrics: Metrics, meter: Meter, model: ModelInfo = WITH_DRAFT) -> dict[str, float]:
+def samples(metrics: ServingMetrics, meter: Meter, model: ModelInfo = WITH_DRAFT) -> dict[str, float]:
     page = metrics.page(("chat",), STATE, model, meter.figures(1.0)).decode()
     lines = [line for line in page.splitlines() if not line.startswith("#")]
     return {name.removeprefix("cpuchat_"): float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
 def test_answers_add_up() -> None:
-    metrics = Metrics()
+    metrics = ServingMetrics()
     for _ in range(2):
         metrics.count_request("chat", "ok")
         metrics.count_queued(0.5)
@@ -47,12 +47,12 @@ def test_answers_add_up() -> None:
 
 def test_gauges_tell_the_last_answer_and_unknown_ones_are_left_out() -> None:
     meter = Meter()
-    assert "acceptance_ratio" not in samples(Metrics(), meter)
+    assert "acceptance_ratio" not in samples(ServingMetrics(), meter)
     meter.observe(ModelLoaded(model=WITH_DRAFT), 0.0)
     meter.expect(Speculation(drafters=("draft",)))
     meter.request_started(0.0)
     meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=TIMINGS), 0.5)
-    found = samples(Metrics(), meter)
+    found = samples(ServingMetrics(), meter)
     assert found["acceptance_ratio"] == pytest.approx(346 / 470)
     assert found["tokens_per_pass"] > 6
     assert found["read_bandwidth_bytes_per_second"] > 0

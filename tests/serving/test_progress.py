@@ -6,17 +6,17 @@ import msgspec
 
 from cpuchat.present.answers import summary
 from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
-from cpuchat.serving.metrics import Metrics
+from cpuchat.serving.metrics import ServingMetrics
 from cpuchat.serving.openai_chat import ChatReply
-from cpuchat.serving.replies import Progress
+from cpuchat.serving.replies import ReplyProgress
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
 from tests.serving.test_service import parsed
 from tests.support.scripted_backend import DRAFTING
 
 
-def cut(*, drafting: bool) -> Progress:
-    progress = Progress()
+def cut(*, drafting: bool) -> ReplyProgress:
+    progress = ReplyProgress()
     progress.follow(PrefillProgress(request_id=1, processed=40, total=40, cache_n=8), 10.0)
     progress.follow(TextDelta(request_id=1, text="a", n_tokens=1, predicted_n=1, at_ms=700.0), 11.0)
     if drafting:
@@ -26,7 +26,7 @@ def cut(*, drafting: bool) -> Progress:
 
 
 def test_drafts_of_a_cut_answer_are_counted_with_their_passes() -> None:
-    metrics, progress = Metrics(), cut(drafting=True)
+    metrics, progress = ServingMetrics(), cut(drafting=True)
     metrics.count_answer(progress.timings, None, progress.figured_n)
     found = samples(metrics, Meter())
     assert found["decode_steps_total"] / found["passes_total"] == 412 / DRAFTING.passes
@@ -38,7 +38,7 @@ def test_drafts_of_a_cut_answer_are_counted_with_their_passes() -> None:
 
 
 def test_a_plain_cut_answer_has_a_pass_for_each_step() -> None:
-    metrics, progress = Metrics(), cut(drafting=False)
+    metrics, progress = ServingMetrics(), cut(drafting=False)
     metrics.count_answer(progress.timings, None, progress.figured_n)
     found = samples(metrics, Meter())
     assert found["decode_steps_total"] == found["passes_total"] == 419

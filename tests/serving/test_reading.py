@@ -19,14 +19,14 @@ from cpuchat.protocol.messages import Speculation
 from cpuchat.serving import app
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.requests import RequestReader
-from cpuchat.serving.service import Service
+from cpuchat.serving.service import InferenceService
 from tests.support.scripted_backend import WITH_DRAFT
 
 
 def reader(n_ctx: int = 4096) -> RequestReader:
     """Return what reads requests for a model that is called tiny."""
     conversation: Any = SimpleNamespace(in_effect=Settings(), speculation=Speculation())
-    service = Service(conversation, aliases=("tiny",))
+    service = InferenceService(conversation, aliases=("tiny",))
     service.loaded(msgspec.structs.replace(WITH_DRAFT, n_ctx=n_ctx))
     return service.reader
 

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from cpuchat.cli.serve import MOST_LINES, LineLimit
+from cpuchat.cli.serve import MAX_LINES, LineLimit
 from cpuchat.serving import server
 from tests.cli.program import HANG_GUARD
 from tests.support.serving import Server, chat
@@ -94,5 +94,5 @@ def test_a_flood_of_connections_shuts_out_nobody_and_fills_no_log(tiny: Server) 
 
 def test_lines_of_refused_requests_are_limited() -> None:
     lines = LineLimit()
-    assert [lines.take(1.0) for _ in range(MOST_LINES + 7)].count((True, 0)) == MOST_LINES
+    assert [lines.take(1.0) for _ in range(MAX_LINES + 7)].count((True, 0)) == MAX_LINES
     assert [lines.take(2.5), lines.take(2.6)] == [(True, 7), (True, 0)]

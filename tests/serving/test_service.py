@@ -21,9 +21,9 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.replies import Progress
+from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import Asked, ParsedRequest
-from cpuchat.serving.service import RequestRecord, Service
+from cpuchat.serving.service import InferenceService, RequestRecord
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
 from tests.support.scripted_backend import WITH_DRAFT
@@ -54,9 +54,9 @@ class Engine:
                 yield step
 
 
-def served(engine: Engine, **options: Any) -> Service:
+def served(engine: Engine, **options: Any) -> InferenceService:
     conversation: Any = engine
-    service = Service(conversation, **options)
+    service = InferenceService(conversation, **options)
     service.loaded(WITH_DRAFT)
     return service
 
@@ -65,9 +65,9 @@ def parsed(prompt: str = "Hello", *, stream: bool = True, with_queue: bool = Fal
     return ParsedRequest(request=Generate(prompt=prompt), stream=stream, asked=Asked(with_queue=with_queue))
 
 
-async def ask(service: Service, prompt: str = "Hello") -> None:
+async def ask(service: InferenceService, prompt: str = "Hello") -> None:
     with service.place("chat", "") as place:
-        async for _ in service.answer(parsed(prompt), place, Progress()):
+        async for _ in service.answer(parsed(prompt), place, ReplyProgress()):
             pass
 
 
@@ -149,10 +149,10 @@ async def test_an_internal_error_counts_as_failed() -> None:
     assert service.metrics.results == {"failed": 1}
 
 
-async def place_in_line(service: Service, client: str, prompt: str, *, short: bool = False) -> None:
+async def place_in_line(service: InferenceService, client: str, prompt: str, *, short: bool = False) -> None:
     request = replace(parsed(prompt), is_short=short).of_client(client)
     with service.place("chat", client) as place:
-        async for _ in service.answer(request, place, Progress()):
+        async for _ in service.answer(request, place, ReplyProgress()):
             pass
 
 

@@ -18,7 +18,7 @@ from cpuchat.serving.errors import Refusal
 from cpuchat.serving.openai_chat import ChatReply
 from cpuchat.serving.replies import PING
 from cpuchat.serving.requests import ParsedRequest
-from cpuchat.serving.service import Place
+from cpuchat.serving.service import QueueSlot
 from tests.serving.test_service import parsed
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": ("127.0.0.1", 1)}
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(180)
 class Queue:
     """A service whose only place is taken until `released`; then the request is refused."""
 
-    most_body = 1000
+    max_body = 1000
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
@@ -36,9 +36,9 @@ class Queue:
         self.refusals: list[int] = []
 
     @contextlib.contextmanager
-    def place(self, endpoint: str, client: str) -> Iterator[Place]:
+    def place(self, endpoint: str, client: str) -> Iterator[QueueSlot]:
         try:
-            yield Place(endpoint, client)
+            yield QueueSlot(endpoint, client)
         except Refusal as refusal:
             self.refusals.append(refusal.status)
             raise
@@ -48,7 +48,7 @@ class Queue:
         raise Refusal(500, "The worker died.", "worker_died")
         yield
 
-    def ahead(self, place: Place) -> int:
+    def ahead(self, place: QueueSlot) -> int:
         return 2
 
 
@@ -194,7 +194,7 @@ async def test_reading_ends_when_the_client_leaves_and_makes_room_for_others() -
     reading, queue, left = Reading(), Queue(), asyncio.Event()
     endpoint = AnswerEndpoint(queue, "chat", reading, None)  # type: ignore[arg-type]
     sent = asyncio.Queue[dict]()
-    tasks = [exchange(queue, stream=True, sent=sent, left=left, endpoint=endpoint) for _ in range(app._MOST_PARSED)]
+    tasks = [exchange(queue, stream=True, sent=sent, left=left, endpoint=endpoint) for _ in range(app._MAX_PARSED)]
     waiting = asyncio.gather(*tasks)
     await reading.begins(len(tasks))
     left.set()

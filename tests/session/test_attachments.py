@@ -11,7 +11,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.chats.history import sent_text
 from cpuchat.chats.records import Attachment
 from cpuchat.session.attachments import (
-    MOST_BYTES,
+    MAX_BYTES,
     attach,
     completions,
     estimated_tokens,
@@ -138,7 +138,7 @@ def test_a_large_file_is_read_by_range(folder: Path) -> None:
     )
     assert "over 4.0 MB" in refusal("@big.log:2-", folder)
     assert read("@big.log:200001-", folder)[0][2] == "last\n"
-    assert len(read(f"@big.log:1-{MOST_BYTES // 100}", folder)[0][2]) == MOST_BYTES
+    assert len(read(f"@big.log:1-{MAX_BYTES // 100}", folder)[0][2]) == MAX_BYTES
 
 
 def test_what_is_no_regular_file_is_refused(folder: Path) -> None:

@@ -23,7 +23,7 @@ from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent
-from cpuchat.tools.config import Server
+from cpuchat.tools.config import ToolServerConfig
 from tests.support.scripted_backend import MODEL, READ, Gate, ScriptedBackend, answer, calling
 
 FILE, OTHER = Path("/models/qwen2.5-1.5b-instruct-q8_0.gguf"), Path("/models/other.gguf")
@@ -362,7 +362,7 @@ async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on()
 
 async def test_a_tool_server_ended_before_it_had_started_takes_no_other_one_along() -> None:
     script = str(Path(__file__).parent.parent / "support" / "mcp_server.py")
-    config = Server(command=sys.executable, args=(script,))
+    config = ToolServerConfig(command=sys.executable, args=(script,))
     async with session_of(ScriptedBackend(), load=False) as (session, _):
         tools = session.tools
         first = asyncio.ensure_future(tools.start_server("one", config))

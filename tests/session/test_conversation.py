@@ -32,7 +32,7 @@ from cpuchat.protocol.messages import (
     ModelLoaded,
     TextDelta,
 )
-from cpuchat.protocol.timings import LEAST_TOKENS, MAX_CPU_WAIT
+from cpuchat.protocol.timings import MAX_CPU_WAIT, MIN_TOKENS
 from cpuchat.session.conversation import Conversation
 from tests.models.drafts.files import write_catalog
 from tests.support.cores import ON_ONE_CPU
@@ -114,7 +114,7 @@ async def test_a_message_and_its_answer_are_kept(anywhere: Source, shared: Switc
 
 
 async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path, shared: SwitchingBackend) -> None:
-    async with conversation(tiny_model, max_tokens=LEAST_TOKENS, backend=shared) as core:
+    async with conversation(tiny_model, max_tokens=MIN_TOKENS, backend=shared) as core:
         assert usage_of(UsageLog().read(), [tiny_model]).used > 0
         core.drafting = "off"
         await everything(core.send("hello"))
@@ -122,7 +122,7 @@ async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path,
         assert timings is not None
         usage = usage_of(UsageLog().read(), [tiny_model])
         alone = (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT  # else it would tell of the other programs
-        tells = alone and timings.predicted_n >= LEAST_TOKENS
+        tells = alone and timings.predicted_n >= MIN_TOKENS
         assert usage.plain_tok_s == (timings.predicted_per_second if tells else 0.0)
 
 

@@ -26,7 +26,7 @@ from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.markdown.transcript import Transcript
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.idle import draw
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
 
@@ -56,8 +56,8 @@ class RunningApp:
         return self.app.conversation
 
     @property
-    def prompt(self) -> Prompt:
-        return self.chat.query_one(Prompt)
+    def prompt(self) -> PromptInput:
+        return self.chat.query_one(PromptInput)
 
     @property
     def status(self) -> str:

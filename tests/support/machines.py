@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.hardware.bandwidth.read_bandwidth import Cell, ReadBandwidth, Survey, default_cpus
+from cpuchat.hardware.bandwidth.read_bandwidth import NodeBandwidth, ReadBandwidth, Survey, default_cpus
 from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -58,7 +58,7 @@ def surveyed(topology: Topology, one: float = 25.3, group: float = 49.9, socket:
         per_core_counts={1: read(0.55 * socket, cpus), 2: read(0.97 * socket, cpus), 4: read(socket, cpus)}
         if len(groups) > 1
         else None,
-        cells=tuple(Cell(a, b, read(per_node if a == b else 0.6 * per_node, (a,), b)) for a, b in pairs),
+        cells=tuple(NodeBandwidth(a, b, read(per_node if a == b else 0.6 * per_node, (a,), b)) for a, b in pairs),
         seconds=9.0,
     )
 

@@ -23,7 +23,7 @@ from cpuchat.engine.text.text_stream import TextStream
 from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.protocol.messages import Event, LoadOptions, Sampling, Speculation, TextDelta
 from cpuchat.protocol.timings import SpeculationFigures
-from cpuchat.speculation.depth.acceptance import Plan
+from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import Proposal
 from tests.support.prefilling import prefilled, store_of
@@ -51,10 +51,10 @@ class Always(DepthController):
 
     def __init__(self, depth: int, overlap: bool = False) -> None:
         super().__init__(FLAT, has_draft_model=True)
-        self.always = Plan(depth, overlap)
+        self.always = DraftPlan(depth, overlap)
 
-    def plan_draft(self, most: int, lag: int) -> Plan:
-        self.plan = Plan(min(self.always.depth, most), self.always.overlap)
+    def plan_draft(self, most: int, lag: int) -> DraftPlan:
+        self.plan = DraftPlan(min(self.always.depth, most), self.always.overlap)
         return self.plan
 
     def free_depth(self, proposal: Proposal) -> int:
@@ -68,11 +68,11 @@ class Wandering(DepthController):
         super().__init__(FLAT, has_draft_model=True)
         self._rng = np.random.default_rng(seed)
         self._overlaps = overlaps
-        self.plans: set[Plan] = set()
+        self.plans: set[DraftPlan] = set()
 
-    def plan_draft(self, most: int, lag: int) -> Plan:
+    def plan_draft(self, most: int, lag: int) -> DraftPlan:
         depth = int(self._rng.choice((0, 0, 1, 2, 3, 5, 8, 31)))
-        self.plan = Plan(min(depth, most), self._overlaps and bool(depth) and bool(self._rng.integers(0, 4)))
+        self.plan = DraftPlan(min(depth, most), self._overlaps and bool(depth) and bool(self._rng.integers(0, 4)))
         self.plans.add(self.plan)
         return self.plan
 

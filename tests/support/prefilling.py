@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cpuchat.engine.decoding.decode import Prefill, PrefillChunking, prefill
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.states.files import StateFiles, WriteBudget
-from cpuchat.engine.states.prompt import Prompt
+from cpuchat.engine.states.prompt import RenderedPrompt
 from cpuchat.engine.states.store import StateStore
 
 
@@ -24,6 +24,6 @@ def prefilled(
 ) -> Prefill:
     """Evaluate `tokens`, from what the memory and the `store` hold; `on_progress` as (processed, reused)."""
     store = store or store_of(model)
-    prompt = Prompt(b"".join(map(model.vocab.raw_piece, tokens)), tokens)
+    prompt = RenderedPrompt(b"".join(map(model.vocab.raw_piece, tokens)), tokens)
     start = store.begin(prompt, "", "")
     return prefill(store, prompt, start, PrefillChunking.of(model), lambda done: on_progress(done, start.n))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cpuchat.config.settings import Settings
-from cpuchat.tune.candidates import Choice
+from cpuchat.tune.candidates import TuningChoice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
 
@@ -20,7 +20,7 @@ def make_up_speeds(monkeypatch: pytest.MonkeyPatch, factors: Factors, but: str =
     is measured."""
     really = Measurer.measure
 
-    async def measure(self: Measurer, chosen: Settings, choice: Choice, rung: int, draft: str) -> Speed:
+    async def measure(self: Measurer, chosen: Settings, choice: TuningChoice, rung: int, draft: str) -> Speed:
         if choice.name == but:
             return await really(self, chosen, choice, rung, draft)
         prefill, decode = factors(chosen)

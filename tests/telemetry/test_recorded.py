@@ -15,9 +15,9 @@ import pytest
 from cpuchat.protocol.messages import AnyEvent, GenerationFinished, ModelLoaded, Speculation
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import Figures, Meter
+from cpuchat.telemetry.meter import ChatFigures, Meter
 from cpuchat.telemetry.roofline import AT_THE_LIMIT, OFF, Roofline
-from cpuchat.telemetry.speculation import Drafting
+from cpuchat.telemetry.speculation import DraftingFigures
 
 FILES = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 CEILINGS = ("ceiling_plain", "ceiling_accepted", "ceiling_compute")
@@ -29,7 +29,7 @@ class Recorded(msgspec.Struct):
     events: list[tuple[float, AnyEvent]]
 
 
-def replayed(file: Path, cached: bool) -> Iterator[tuple[AnyEvent, Figures, ModelInfo | None]]:
+def replayed(file: Path, cached: bool) -> Iterator[tuple[AnyEvent, ChatFigures, ModelInfo | None]]:
     """Return every event with the figures right after it, and 0.3 seconds later if nothing else had come. Not `cached`:
     as on a machine without L3, where the bandwidth, probed under other load, is far too low for what was read."""
     recorded = msgspec.json.decode(file.read_bytes(), type=Recorded)
@@ -49,12 +49,12 @@ def replayed(file: Path, cached: bool) -> Iterator[tuple[AnyEvent, Figures, Mode
         yield event, meter.figures(at + 0.3), model
 
 
-def measured(figures: Figures) -> float:
+def measured(figures: ChatFigures) -> float:
     """Return the average of an answer that is long enough to contradict a ceiling: a fast second is no proof."""
     return figures.decode_tok_s.value or 0.0 if figures.predicted_n > 16 else 0.0
 
 
-def check_ceilings(figures: Figures, now: Roofline, drafting: Drafting) -> None:
+def check_ceilings(figures: ChatFigures, now: Roofline, drafting: DraftingFigures) -> None:
     """Assert that no average on the screen is more than 5 % above one of its ceilings."""
     fastest, plain = measured(figures), (drafting.plain_tok_s.value or 0.0) if figures.ttft_s.value is not None else 0.0
     drafted = drafting.tokens_per_pass.value is not None
@@ -72,7 +72,7 @@ def check_ceilings(figures: Figures, now: Roofline, drafting: Drafting) -> None:
         assert drafted
 
 
-def check_limit(figures: Figures, now: Roofline, drafting: Drafting) -> None:
+def check_limit(figures: ChatFigures, now: Roofline, drafting: DraftingFigures) -> None:
     """Assert that the stated limit agrees with the bar and the ceilings."""
     shown = [ceiling for name in CEILINGS if (ceiling := getattr(now, name).value) is not None]
     average = figures.decode_tok_s.value or 0.0
@@ -91,7 +91,7 @@ def check_limit(figures: Figures, now: Roofline, drafting: Drafting) -> None:
         assert now.off and not now.limit
 
 
-def check_drafting(figures: Figures, drafting: Drafting) -> None:
+def check_drafting(figures: ChatFigures, drafting: DraftingFigures) -> None:
     """Assert that depth, acceptance, tokens per pass and speed-up are there together, and fit each other."""
     nothing = drafting.acceptance.value is None
     assert (drafting.tokens_per_pass.value is None) == nothing
@@ -117,7 +117,7 @@ def check_drafting(figures: Figures, drafting: Drafting) -> None:
         assert drafting.speed_up.value * drafting.plain_tok_s.value == pytest.approx(rate)
 
 
-def check_counts(event: AnyEvent, figures: Figures, model: ModelInfo | None) -> None:
+def check_counts(event: AnyEvent, figures: ChatFigures, model: ModelInfo | None) -> None:
     """Assert that the context is never fuller than it is long, and the same after the last event as before."""
     if figures.n_ctx.value is not None and figures.n_past.value is not None:
         assert 0 <= figures.n_past.value <= figures.n_ctx.value

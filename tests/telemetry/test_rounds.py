@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cpuchat.telemetry.rounds import LEAST_ROUNDS, MOST_ROUNDS, Anchored, InTurn
+from cpuchat.telemetry.rounds import MAX_ROUNDS, MIN_ROUNDS, Anchored, InTurn
 from cpuchat.tune.halving import Halving, Speed
 
 
@@ -25,15 +25,15 @@ def in_turn(ratio: float, noise: float = 0.0, seed: int = 0) -> InTurn:
 
 def test_a_clear_gain_takes_few_rounds_and_one_near_the_threshold_more() -> None:
     clear = in_turn(1.3, 0.01)
-    assert clear.rounds == LEAST_ROUNDS and clear.gain("decode").is_sure
+    assert clear.rounds == MIN_ROUNDS and clear.gain("decode").is_sure
     assert clear.gain("decode").gain == pytest.approx(0.3, abs=0.02)
-    assert any(in_turn(1.04, 0.02, seed).rounds > LEAST_ROUNDS for seed in range(10))
-    assert all(in_turn(1.04, 0.02, seed).rounds <= MOST_ROUNDS for seed in range(10))
+    assert any(in_turn(1.04, 0.02, seed).rounds > MIN_ROUNDS for seed in range(10))
+    assert all(in_turn(1.04, 0.02, seed).rounds <= MAX_ROUNDS for seed in range(10))
 
 
 def test_no_gain_is_told_early() -> None:
     rounds = in_turn(0.9, 0.01)
-    assert rounds.rounds < LEAST_ROUNDS and not rounds.gain("decode").is_sure
+    assert rounds.rounds < MIN_ROUNDS and not rounds.gain("decode").is_sure
     assert in_turn(1.0).rounds == 1 and in_turn(1.01).rounds == 1
 
 

@@ -104,7 +104,7 @@ def test_search_finds_text_in_files_of_the_folder(folder: Folder, monkeypatch: p
     assert told(folder, "search", text="(two", file_name="*.md") == "Not found in 1 file."
     assert told(folder, "search", text=SECRET[:4]).startswith("Not found")
     assert "empty" in told(folder, "search", failed=True, text=" ")
-    monkeypatch.setattr(module, "MOST_HITS", 1)
+    monkeypatch.setattr(module, "MAX_HITS", 1)
     assert told(folder, "search", text="two").splitlines()[-1] == "… stopped after 1 file: narrow the search"
     monkeypatch.setattr(module, "SEARCH_SECONDS", -1.0)
     assert told(folder, "search", text="two", file_name="none") == "… stopped after 0 files: narrow the search"

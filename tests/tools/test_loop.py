@@ -200,7 +200,7 @@ async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run(tmp_path: 
 async def test_a_model_that_only_calls_answers_without_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[ToolCall], n_rounds: int, note: str
 ) -> None:
-    monkeypatch.setattr(limits, "MOST_ROUNDS", 6)
+    monkeypatch.setattr(limits, "MAX_ROUNDS", 6)
     model = Scripted(*([call] for call in calls[:n_rounds]), result="a cat")
     events = await answer(model, User("chat"), tmp_path / "a.json")
     assert isinstance(events[-1], GenerationFinished) and events[-1].note == note

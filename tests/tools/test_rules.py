@@ -11,8 +11,8 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
-from cpuchat.tools.config import Server, load_servers
-from cpuchat.tools.loop import MOST_ROUNDS, Approvals, CallLimits, Count, shortened
+from cpuchat.tools.config import ToolServerConfig, load_servers
+from cpuchat.tools.loop import MAX_ROUNDS, Approvals, CallLimits, Count, shortened
 
 READ = Tool(name="read", source="files", read_only=True)
 WRITE = Tool(name="write", source="files")
@@ -39,7 +39,7 @@ def test_servers_are_read_as_other_programs_write_them(monkeypatch: pytest.Monke
     servers = load_servers()
     assert list(servers) == ["files"]
     server = servers["files"]
-    assert isinstance(server, Server)
+    assert isinstance(server, ToolServerConfig)
     assert (server.command, server.args, server.timeout) == ("npx", ("-y", "server", "/tmp"), 60.0)
     environment = server.environment()
     assert environment["KEY"] == "abc" and "PATH" in environment
@@ -62,7 +62,7 @@ def test_a_wrong_server_is_an_error_of_its_own(text: str, reason: str, monkeypat
     configure(text.removesuffix("}}") + ', "fine": {"command": "x"}, "off": {"url": "http://x", "disabled": true}}}')
     wrong, fine = load_servers().values()
     assert isinstance(wrong, SettingsError) and re.search(reason, str(wrong)) and "hidden" not in str(wrong)
-    assert isinstance(fine, Server)
+    assert isinstance(fine, ToolServerConfig)
 
 
 @pytest.mark.parametrize(("text", "reason"), [("{", "line 1, column 2"), ("[]", 'no object "mcpServers"')])
@@ -114,7 +114,7 @@ def test_calls_end_when_they_bring_nothing_new() -> None:
     assert not limits.reached([other], [first]) and not limits.reached([one], [second])
     assert limits.reached([one], [second]) == "it repeated a call"
     limits = CallLimits()
-    said = [limits.reached([one], [ToolResult(text=str(at))]) for at in range(MOST_ROUNDS)]
+    said = [limits.reached([one], [ToolResult(text=str(at))]) for at in range(MAX_ROUNDS)]
     assert said[-1] == "it had called tools 20 times" and not any(said[:-1])
 
 

@@ -17,7 +17,7 @@ from cpuchat.base.errors import ToolServerFailed
 from cpuchat.present.tools import server_state
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools import servers as tool_servers
-from cpuchat.tools.config import Server
+from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.loop import Approvals, Toolbox
 from cpuchat.tools.servers import ToolServer
 
@@ -30,7 +30,7 @@ async def hostile(way: str, folder: Path, timeout: float = 60.0, *more: str) -> 
     """Yield a server of `hostile_server.py` that was not started; wait until nothing of it is left."""
     file = folder / "started"
     arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), way, str(file), *more)
-    server = ToolServer(way, Server(command=sys.executable, args=arguments, timeout=timeout))
+    server = ToolServer(way, ToolServerConfig(command=sys.executable, args=arguments, timeout=timeout))
     try:
         yield server
     finally:
@@ -57,7 +57,7 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SECRET_TOKEN", "abc")
     monkeypatch.setenv("PYTHONPATH", "")
     script = str(SUPPORT / "mcp_server.py")
-    server = ToolServer("good", Server(command=sys.executable, args=(script,), env={"GIVEN": "1"}))
+    server = ToolServer("good", ToolServerConfig(command=sys.executable, args=(script,), env={"GIVEN": "1"}))
     box = Toolbox([server])
     assert server.state == "stopped"
     try:
@@ -171,7 +171,7 @@ async def test_an_approval_for_good_holds_for_the_same_variables_only(tmp_path: 
     approvals, asked = Approvals(tmp_path / "approvals.json"), list[bool]()
     for value in ("https://one.example", "https://other.example", "https://one.example"):
         arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), "noise", str(tmp_path / "started"))
-        server = ToolServer("noise", Server(command=sys.executable, args=arguments, env={"API": value}))
+        server = ToolServer("noise", ToolServerConfig(command=sys.executable, args=arguments, env={"API": value}))
         await server.ready()
         asked.append(not approvals.is_approved(server.tools[0], "chat"))
         if len(asked) == 1:
@@ -265,14 +265,14 @@ async def test_a_server_that_cannot_be_used_is_ended(
 @pytest.mark.parametrize(
     ("server", "reason"),
     [
-        (Server(command="gone-mad"), "cannot be started: gone-mad: No such file"),
-        (Server(command="sh", cwd="/gone"), "cannot be started: /gone: No such file"),
-        (Server(command="sh", args=("a\0b",)), "cannot be started: .*null byte"),
-        (Server(command="sh", args=("-c", "echo it is Sunday >&2; exit 3")), "ended: it is Sunday"),
-        (Server(command="sh", args=("-c", "exit 3")), "ended: exit status 3"),
+        (ToolServerConfig(command="gone-mad"), "cannot be started: gone-mad: No such file"),
+        (ToolServerConfig(command="sh", cwd="/gone"), "cannot be started: /gone: No such file"),
+        (ToolServerConfig(command="sh", args=("a\0b",)), "cannot be started: .*null byte"),
+        (ToolServerConfig(command="sh", args=("-c", "echo it is Sunday >&2; exit 3")), "ended: it is Sunday"),
+        (ToolServerConfig(command="sh", args=("-c", "exit 3")), "ended: exit status 3"),
     ],
 )
-async def test_a_server_that_does_not_start_says_why(server: Server, reason: str) -> None:
+async def test_a_server_that_does_not_start_says_why(server: ToolServerConfig, reason: str) -> None:
     started = ToolServer("odd", server)
     with pytest.raises(ToolServerFailed, match=f"The MCP server odd {reason}") as error:
         await started.ready()

@@ -24,7 +24,7 @@ from cpuchat.tui.chat.composer import QueuedMessages
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.commands import Palette
+from cpuchat.tui.commands import ActionPalette
 from cpuchat.tui.compare.agreement import PlacesList
 from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.quality import QualityTab
@@ -46,7 +46,7 @@ from cpuchat.tui.settings import SettingRow, SettingsScreen
 from cpuchat.tui.threads import result_of
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.model_list import DetailsScreen, ListScreen
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 from tests.support.shapes import TINY_LLAMA
@@ -65,7 +65,7 @@ def test_ids_and_keys_are_unique() -> None:
 
 
 def test_every_action_of_the_table_exists() -> None:
-    owners = {"app": ChatApp, "chat": ChatScreen, "prompt": Prompt, "chats": Chats, "models": ModelsScreen,
+    owners = {"app": ChatApp, "chat": ChatScreen, "prompt": PromptInput, "chats": Chats, "models": ModelsScreen,
               "repository": RepositoryScreen, "downloads": DownloadsScreen, "inspection": InspectionScreen,
               "queue": QueuedMessages,
               "draft_models": DraftModelsScreen, "measure_pair": MeasurePairScreen, "list": ListScreen,
@@ -232,8 +232,8 @@ async def test_a_palette_that_is_closed_twice_takes_no_other_screen_along() -> N
         await app.ready()
         await app.press("f1", "ctrl+p")
         below, palette = app.app.screen_stack[-2:]
-        assert isinstance(palette, Palette)
-        app.app.push_screen(opening := Palette())
+        assert isinstance(palette, ActionPalette)
+        app.app.push_screen(opening := ActionPalette())
         opening.dismiss(None)  # too early: it would look for the screen below
         await app.until(lambda: opening.has_class("-ready"))
         opening.dismiss(None)
@@ -258,7 +258,7 @@ async def test_what_was_typed_into_a_palette_that_closes_is_not_searched_for() -
 
     async with running() as app:
         await app.ready()
-        palette = Palette(providers=[Slow])
+        palette = ActionPalette(providers=[Slow])
         await app.app.push_screen(palette)
         palette.post_message(Input.Changed(palette.query_one(Input), "late"))
         palette.dismiss(None)
@@ -452,7 +452,7 @@ async def test_sixteen_colors_and_no_motion(monkeypatch: pytest.MonkeyPatch) -> 
     async with running() as app:
         await app.ready()
         assert app.app.theme == "terminal"
-        prompt = app.app.screen.query_one(Prompt)
+        prompt = app.app.screen.query_one(PromptInput)
         assert prompt.has_focus and not prompt.cursor_blink
         await app.press("f2")
         await app.until(lambda: isinstance(app.app.screen, SettingsScreen) and app.app.screen.query(SettingRow))

@@ -51,8 +51,8 @@ class HeldTour(QuickTour):
 
 @pytest.fixture(autouse=True)
 def short_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stage, "LEAST_S", 0.001)
-    monkeypatch.setattr(Stage, "MOST_S", 0.001)
+    monkeypatch.setattr(Stage, "MIN_S", 0.001)
+    monkeypatch.setattr(Stage, "MAX_S", 0.001)
 
 
 async def test_the_tour_runs_by_itself_and_ends_at_a_first_model() -> None:

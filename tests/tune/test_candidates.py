@@ -11,7 +11,7 @@ from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.tune import candidates
-from cpuchat.tune.candidates import Choice
+from cpuchat.tune.candidates import TuningChoice
 from tests.hardware.trees import NAMES, make_tree
 
 
@@ -19,7 +19,7 @@ def machine(tmp_path: Path, name: str) -> Topology:
     return read_topology(make_tree(tmp_path, name))
 
 
-def numbers_of_threads(topology: Topology, choice: Choice) -> list[int]:
+def numbers_of_threads(topology: Topology, choice: TuningChoice) -> list[int]:
     return [len(place(topology, PlacementSpec.of(one.settings)).cpus) for one in choice.candidates]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from cpuchat.base.errors import Interrupted, UsageError
-from cpuchat.tune.halving import HOPELESS, Finding, Halving, Speed
+from cpuchat.tune.halving import HOPELESS, Halving, HalvingResult, Speed
 
 Weather = Callable[[int], float]
 BASE = Speed(prefill=100.0, decode=(20.0,))
@@ -36,7 +36,7 @@ class MadeUp:
         prefill, *decode = self.factors[name]
         return Speed(prefill=100 * prefill * factor, decode=tuple(20 * one * factor for one in decode))
 
-    async def find(self, prompt_share: float = 0.5) -> Finding[str]:
+    async def find(self, prompt_share: float = 0.5) -> HalvingResult[str]:
         others = [name for name in self.factors if name != "now"]
         return await Halving(self, prompt_share).run("now", others)
 

@@ -8,7 +8,7 @@ import pytest
 from cpuchat.base.errors import Interrupted, UsageError
 from cpuchat.models.cpu_modules import AUTO, TimedModules
 from cpuchat.tune import modules
-from cpuchat.tune.halving import Finding, Ratio, Verdict
+from cpuchat.tune.halving import HalvingResult, Ratio, Verdict
 from cpuchat.tune.modules import ModuleProbe, timed
 from tests.support.cores import ON_ONE_CPU
 
@@ -19,7 +19,7 @@ RATIO = Ratio(overall=1.08, decode=1.1, prefill=1.05)
     ("verdict", "module"), [("faster", "icelake"), ("mixed", AUTO), ("no gain", AUTO), ("slower", AUTO)]
 )
 def test_only_a_significantly_faster_module_replaces_the_usual_one(verdict: Verdict, module: str) -> None:
-    found = timed("zen4", ["icelake", "haswell"], Finding(verdict=verdict, best="icelake", ratio=RATIO))
+    found = timed("zen4", ["icelake", "haswell"], HalvingResult(verdict=verdict, best="icelake", ratio=RATIO))
     assert found == TimedModules(
         module=module, usual="zen4", of=("zen4", "icelake", "haswell"), rival="icelake",
         decode=pytest.approx(0.1), prefill=pytest.approx(0.05),
@@ -28,7 +28,7 @@ def test_only_a_significantly_faster_module_replaces_the_usual_one(verdict: Verd
 
 @pytest.mark.parametrize("verdict", ["busy", "failed"])
 def test_what_was_disturbed_decides_nothing(verdict: Verdict) -> None:
-    assert timed("zen4", ["icelake"], Finding(verdict=verdict, best="icelake", ratio=RATIO)) is None
+    assert timed("zen4", ["icelake"], HalvingResult(verdict=verdict, best="icelake", ratio=RATIO)) is None
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import Figures, Meter
+from cpuchat.telemetry.meter import ChatFigures, Meter
 from cpuchat.telemetry.metric import Metric
 from cpuchat.telemetry.roofline import Roofline
-from cpuchat.telemetry.speculation import Drafting
+from cpuchat.telemetry.speculation import DraftingFigures
 from cpuchat.tune.candidates import LoadedCosts, PlacementOption, PlacementOptions, compare_placements, loaded_costs
 from tests.costs.made_up import decode_rate, probe, two_cores, work
 from tests.hardware.trees import make_tree
@@ -39,8 +39,8 @@ def small_model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "small.gguf", "0.05b", "Q8_0")
 
 
-def figures(drafting: bool = True) -> Figures:
-    return dataclasses.replace(Meter().figures(), drafting=Drafting(wanted=drafting))
+def figures(drafting: bool = True) -> ChatFigures:
+    return dataclasses.replace(Meter().figures(), drafting=DraftingFigures(wanted=drafting))
 
 
 def options(
@@ -141,7 +141,7 @@ def test_predictions_do_not_exceed_what_was_measured_in_the_placement_in_use(tmp
     costs = LoadedCosts(two_cores(), "probe of 32 cores", model.cpus, work("1.5b", "Q8_0"))
 
     def after(tok_s: float | None, n: int = 40, disturbed: bool = False) -> PlacementOptions:
-        drafting = Drafting(counts=SpeculationFigures(disturbed=disturbed))
+        drafting = DraftingFigures(counts=SpeculationFigures(disturbed=disturbed))
         answered = dataclasses.replace(
             figures(), decode_tok_s=Metric.of(tok_s, "no answer yet"), predicted_n=n, drafting=drafting
         )
@@ -188,7 +188,7 @@ def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, t
         pass_ms=tuple(10 + 0.5 * n for n in range(32)),
     )  # fmt: skip
     drafted = (DrafterCount(name="draft", draft_n=500, draft_n_accepted=400),)
-    right = Drafting(wanted=True, counts=SpeculationFigures(by_drafter=drafted, by_position=((500, 400),)))
+    right = DraftingFigures(wanted=True, counts=SpeculationFigures(by_drafter=drafted, by_position=((500, 400),)))
     now = dataclasses.replace(figures(), drafting=right)
     costs = loaded_costs(pair, "local")
     options = compare_placements(topology, None, None, pair, now, PlacementSpec(), costs).options

@@ -19,7 +19,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import AnyEvent, Generate, ModelLoaded, TextDelta
 from cpuchat.session.conversation import Conversation
 from cpuchat.tune import tuner
-from cpuchat.tune.trial import Step, Trial
+from cpuchat.tune.trial import Trial, TrialStep
 from tests.support.chatting import collect
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ async def conversation(model: Path) -> AsyncIterator[Conversation]:
 
 
 async def test_it_measures_loads_and_measures_again(tiny_model: Path) -> None:
-    steps: list[Step] = []
+    steps: list[TrialStep] = []
     async with conversation(tiny_model) as core:
         await collect(core.send("hello there, how are you doing on this fine day?"))
         figures = core.figures().predicted_n
@@ -67,7 +67,7 @@ async def test_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
         loaded = core.model
         assert loaded
 
-        def stop(step: Step) -> None:
+        def stop(step: TrialStep) -> None:
             trial.leave()
 
         trial = Trial(core, PlacementSpec(cores=str(loaded.cpus[0])), stop)
@@ -80,7 +80,7 @@ async def test_a_stop_before_the_load_changes_nothing(tiny_model: Path) -> None:
 async def test_a_worker_killed_in_the_middle_is_told_and_the_chat_can_go_on(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps: list[Step] = []
+    steps: list[TrialStep] = []
     killed: list[int] = []
     stage = ""
     async with conversation(tiny_model) as core:

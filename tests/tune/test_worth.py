@@ -14,7 +14,7 @@ from cpuchat.config.settings import Settings
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.tune.candidates import Choice
+from cpuchat.tune.candidates import TuningChoice
 from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
 from cpuchat.tune.worth import WorthMeasurer, comparisons
@@ -27,7 +27,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of what is measured: flash attention gains a fifth of the prefill, one thread halves all."""
     names: list[str] = []
 
-    async def measure(self: Measurer, chosen: Settings, choice: Choice, rung: int, draft: str) -> Speed:
+    async def measure(self: Measurer, chosen: Settings, choice: TuningChoice, rung: int, draft: str) -> Speed:
         names.append(choice.name)
         if chosen.engine.load_mode == "read":
             raise MeasureFailed("It does not fit.")

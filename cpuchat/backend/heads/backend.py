@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cpuchat.backend.base import ModelBackend
-from cpuchat.backend.heads.server import Drafting, ServerPlan, ServerProcess
+from cpuchat.backend.heads.server import LlamaServerProcess, ServerDraftOptions, ServerPlan
 from cpuchat.backend.process import Spawner
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
@@ -53,7 +53,7 @@ _GONE_SECONDS = 1.0
 _CLOSED = Failed(code=Interrupted.code, message="llama-server was closed.")
 
 
-class HeadBackend(ModelBackend[ServerProcess]):
+class HeadBackend(ModelBackend[LlamaServerProcess]):
     """See `backend.base.Backend`. Nothing of a chat stays after the server has exited: `forget` has nothing to delete.
 
     `spawner` starts the server, as it does workers: their priority must not be that of the user interface.
@@ -76,7 +76,7 @@ class HeadBackend(ModelBackend[ServerProcess]):
                 yield _CLOSED if self._closed else LoadCancelled()
                 return
             memory = plan.placement.memory.words
-            self._process = server = await ServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
+            self._process = server = await LlamaServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
         except CpuchatError as error:
             yield Failed.of(error)
             return
@@ -100,7 +100,7 @@ class HeadBackend(ModelBackend[ServerProcess]):
             if self._model is None:
                 await self._stop()
 
-    async def _connect(self, server: ServerProcess, plan: ServerPlan) -> AsyncGenerator[AnyEvent, None]:
+    async def _connect(self, server: LlamaServerProcess, plan: ServerPlan) -> AsyncGenerator[AnyEvent, None]:
         """Wait until the server has loaded its model, and describe that."""
         from cpuchat.backend.remote.backend import RemoteBackend
 
@@ -129,7 +129,7 @@ class HeadBackend(ModelBackend[ServerProcess]):
         return self._cancelled.is_set() and not self._closed
 
     @contextlib.asynccontextmanager
-    async def _watched(self, server: ServerProcess, remote: RemoteBackend) -> AsyncGenerator[None, None]:
+    async def _watched(self, server: LlamaServerProcess, remote: RemoteBackend) -> AsyncGenerator[None, None]:
         """Stop waiting for the server once its process has exited: nothing will come."""
 
         async def watch() -> None:
@@ -142,7 +142,7 @@ class HeadBackend(ModelBackend[ServerProcess]):
         finally:
             watching.cancel()
 
-    def _ending(self, server: ServerProcess, request_id: int = 0) -> Failed:
+    def _ending(self, server: LlamaServerProcess, request_id: int = 0) -> Failed:
         if self._closed:
             return msgspec.structs.replace(_CLOSED, request_id=request_id)
         return server.crash(request_id=request_id)
@@ -158,7 +158,7 @@ class HeadBackend(ModelBackend[ServerProcess]):
         if self.model is None or self._plan is None:
             return False
         server = self._plan.server
-        return server.drafting == Drafting.of(request.speculation, server.kind)
+        return server.drafting == ServerDraftOptions.of(request.speculation, server.kind)
 
     async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         server, remote = self._process, self._remote

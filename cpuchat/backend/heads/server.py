@@ -36,14 +36,14 @@ _DEPTHS = {"eagle3": 3, "mtp": 2, "dflash": 7, "dspark": 7}
 in one pass."""
 
 
-class Drafting(msgspec.Struct, frozen=True):
+class ServerDraftOptions(msgspec.Struct, frozen=True):
     """How a llama-server drafts from its start on: its requests cannot change that. `depth` 0: not at all."""
 
     depth: int = 0
     min_p: float = 0.0
 
     @classmethod
-    def of(cls, wanted: Speculation, kind: HeadKind | None) -> Drafting:
+    def of(cls, wanted: Speculation, kind: HeadKind | None) -> ServerDraftOptions:
         if kind is None or "draft" not in wanted.drafters:
             return cls()
         return cls(wanted.depth or _DEPTHS[kind], wanted.min_probability)
@@ -64,7 +64,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     head: str
     kind: HeadKind | None
-    drafting: Drafting
+    drafting: ServerDraftOptions
     port: int
     n_ctx: int
     cache_mib: int = 0
@@ -116,7 +116,7 @@ _POLL_SECONDS = 0.05
 _ENDING_SECONDS = 5.0
 
 
-class ServerProcess(ChildProcess):
+class LlamaServerProcess(ChildProcess):
     """A running host, as `start` makes one; `pid` is None until it has reported it. `key` is what its server wants."""
 
     title = "llama-server"
@@ -128,7 +128,7 @@ class ServerProcess(ChildProcess):
         threading.Thread(target=self._watch, name=f"llama-server-{self._process.pid}", daemon=True).start()
 
     @classmethod
-    async def start(cls, spawner: Spawner, log_dir: Path, server: ServerOptions, memory: str) -> ServerProcess:
+    async def start(cls, spawner: Spawner, log_dir: Path, server: ServerOptions, memory: str) -> LlamaServerProcess:
         """Start a host under the memory policy `memory`, in words. Raises OSError."""
         key, text = secrets.token_urlsafe(24), msgspec.json.encode(server).decode()
         more = {KEY_VARIABLE: key, "GGML_NO_BACKTRACE": "1"}  # which would wait for a debugger
@@ -174,7 +174,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-_MOST_CACHE_MIB = 8192  # llama-server's own limit
+_MAX_CACHE_MIB = 8192  # llama-server's own limit
 
 
 class ServerPlan(msgspec.Struct, frozen=True):
@@ -214,10 +214,10 @@ class ServerPlan(msgspec.Struct, frozen=True):
             model=str(header.path.absolute()),
             head=str(head.path.absolute()) if head is not None else "",
             kind=kind,
-            drafting=Drafting.of(options.speculation, kind),
+            drafting=ServerDraftOptions.of(options.speculation, kind),
             port=free_port(),
             n_ctx=n_ctx,
-            cache_mib=min(spare // 4 >> 20, _MOST_CACHE_MIB),
+            cache_mib=min(spare // 4 >> 20, _MAX_CACHE_MIB),
             cpus=placement.cpus,
             options=options,
         )
@@ -260,7 +260,7 @@ def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions, avai
     n_ctx = choose_context(header, options, available)
     beside = draft_memory(head, options, n_ctx) if head is not None else None
     if beside is not None:
-        n_ctx = choose_context(header, options, available - beside.least)
+        n_ctx = choose_context(header, options, available - beside.min_bytes)
     need = required_memory(header, options, n_ctx)
     check_fit(need, available, header, options, beside)
-    return n_ctx, available - need.least - (beside.least if beside is not None else 0)
+    return n_ctx, available - need.min_bytes - (beside.min_bytes if beside is not None else 0)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 import msgspec
 
-from cpuchat.backend.remote.connection import Connection, Status
+from cpuchat.backend.remote.connection import ServerConnection, Status
 from cpuchat.backend.remote.stream import Chunk, decoded, error_words, number_at, valid_text, value_at
 from cpuchat.base.errors import CpuchatError, ServerError
 from cpuchat.base.text import clean_line
@@ -159,7 +159,7 @@ class ListedModel:
     loaded: bool | None = None
 
 
-_LONGEST_NAME, _LONGEST_WORD, _MOST_MODELS = 300, 40, 2_000
+_LONGEST_NAME, _LONGEST_WORD, _MAX_MODELS = 300, 40, 2_000
 _META = {name: f"meta.{name}" for name in ("size", "n_params", "n_ctx", "n_ctx_train", "n_vocab")}
 _FIELDS = {**_META, "quantization": "meta.ftype"}  # of llama-server in `/v1/models`
 _PENALTIES = ("presence_penalty", "frequency_penalty")  # some servers have none: left out where they are off
@@ -182,7 +182,7 @@ _OVER_CONTEXT = "exceed_context_size_error"
 class Adapter:
     """Speaks to one server of a kind. `models` are those that it lists."""
 
-    def __init__(self, connection: Connection, kind: ServerKind, models: tuple[ListedModel, ...] = ()) -> None:
+    def __init__(self, connection: ServerConnection, kind: ServerKind, models: tuple[ListedModel, ...] = ()) -> None:
         self.connection, self.kind, self.models = connection, kind, models
         self._rejected: set[str] = set()
         self._told = False  # that tools are ignored
@@ -391,7 +391,7 @@ def _option(request: Generate, name: str) -> Any:
     return getattr(sampling if name in Sampling.__struct_fields__ else request, name)
 
 
-async def identify(connection: Connection) -> Adapter:
+async def identify(connection: ServerConnection) -> Adapter:
     """Return the adapter for the server, with its models.
 
     `owned_by` in the list of models names most servers; Ollama names the owner of each model's repository, and is asked
@@ -433,11 +433,11 @@ def _with_entry(model: ListedModel, entry: dict[str, Any], fields: Mapping[str, 
 def _entries(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
     """Return the entries of a list of models."""
     found = data.get(key)
-    entries = found[:_MOST_MODELS] if isinstance(found, list) else []
+    entries = found[:_MAX_MODELS] if isinstance(found, list) else []
     return [one if isinstance(one, dict) else {"id": one} for one in entries]
 
 
-async def _listing(connection: Connection) -> dict[str, Any]:
+async def _listing(connection: ServerConnection) -> dict[str, Any]:
     """Return the list of models; where the address is already that of the OpenAI routes, `/v1` is left out. Raises
     Status, httpx.HTTPError, ServerError: as `identify`.
     """
@@ -456,7 +456,7 @@ async def _listing(connection: Connection) -> dict[str, Any]:
     return found
 
 
-async def _object(connection: Connection, path: str) -> dict[str, Any]:
+async def _object(connection: ServerConnection, path: str) -> dict[str, Any]:
     try:
         return decoded(await connection.get(path))
     except (Status, httpx.HTTPError, CpuchatError):

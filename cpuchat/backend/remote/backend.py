@@ -14,7 +14,7 @@ import msgspec
 from cpuchat.backend.base import ModelBackend
 from cpuchat.backend.process import ChildProcess
 from cpuchat.backend.remote.adapter import Adapter, ListedModel, identify
-from cpuchat.backend.remote.connection import Connection, Retries, Status
+from cpuchat.backend.remote.connection import Retries, ServerConnection, Status
 from cpuchat.backend.remote.exchange import Exchange
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.remote.stream import Chunk
@@ -94,9 +94,9 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             if self._adapter is None:
                 await connection.close()
 
-    async def _open(self, server: str) -> Connection:
+    async def _open(self, server: str) -> ServerConnection:
         """Return a connection. Raises ServerError when its key, proxy or certificates cannot be used."""
-        return await asyncio.to_thread(lambda: Connection(server, self._keys.key(server)))
+        return await asyncio.to_thread(lambda: ServerConnection(server, self._keys.key(server)))
 
     async def models(self, server: str) -> tuple[str, tuple[ListedModel, ...]]:
         """Return what the server calls itself, and its models, within 20 s. Raises CpuchatError."""
@@ -238,6 +238,6 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             await adapter.connection.close()
 
 
-async def _described(connection: Connection, name: str) -> tuple[Adapter, ModelInfo]:
+async def _described(connection: ServerConnection, name: str) -> tuple[Adapter, ModelInfo]:
     adapter = await identify(connection)
     return adapter, adapter.describe(name)

@@ -26,12 +26,12 @@ BACK_OFF = (0.25, 0.5, 1.0, 2.0, 4.0)
 _CONNECT, _WRITE, _SMALL = 5.0, 60.0, 10.0
 SILENCE = 600.0
 """Seconds without a byte after which a server counts as hung: prefill of a long prompt on a CPU takes minutes."""
-_MOST_BODY = 8 << 20
+_MAX_BODY = 8 << 20
 _LONGEST_REASON = 300
 _LOADING = 503
 _TRANSIENT = frozenset({429, _LOADING, 502, 504, 520, 521, 522, 523, 524})
 LOADING_SECONDS = 1.0
-_MOST_LOOKS = 1_800  # at a server that loads its model
+_MAX_LOOKS = 1_800  # at a server that loads its model
 
 
 class Status(Exception):
@@ -47,7 +47,7 @@ class Status(Exception):
         return clean_line(str(self.error.get("message") or ""))[:_LONGEST_REASON]
 
 
-class Connection:
+class ServerConnection:
     """Sends requests to one server. Use from one event loop; make it in a thread, because certificates take long to
     read. Raises ServerError: its proxy or certificates cannot be used.
 
@@ -153,7 +153,7 @@ class Retries:
         """
         wanted = 0.0
         if isinstance(error, Status):
-            if error.code == _LOADING and "loading" in error.message.lower() and self._looks < _MOST_LOOKS:
+            if error.code == _LOADING and "loading" in error.message.lower() and self._looks < _MAX_LOOKS:
                 self._looks += 1
                 return 0, LOADING_SECONDS
             wanted = error.retry_after or 0.0
@@ -210,9 +210,9 @@ async def read_body(response: httpx.Response) -> bytes:
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) > _MOST_BODY:
+        if len(body) > _MAX_BODY:
             hint = "Is this really an inference server?"
-            raise ServerError(f"The server sent more than {_MOST_BODY >> 20} MiB.", hint)
+            raise ServerError(f"The server sent more than {_MAX_BODY >> 20} MiB.", hint)
     return bytes(body)
 
 

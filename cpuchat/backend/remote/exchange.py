@@ -20,10 +20,10 @@ from cpuchat.base.errors import ContextFull, ServerError, ServerUnreachable
 from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import ANSWER_SHARE, ContextTrimmed, Generate, Message, Reconnecting
 
-MOST_TEXT = 16 << 20
+MAX_TEXT = 16 << 20
 """Characters of an answer at most; one that goes on never ends."""
 _PER_MESSAGE = 16  # characters that a template adds, about
-_MOST_CHANGES = 8  # to a request that was too long
+_MAX_CHANGES = 8  # to a request that was too long
 _REST_SECONDS = 0.1  # to read what a server sends after the end of an answer
 _STREAMS = ("text/event-stream", "application/x-ndjson", "application/json", "text/plain", "")
 
@@ -82,7 +82,7 @@ class Exchange:
                 if self._answered:
                     cut = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
                     raise self._broken_off() if cut else error from None
-                if isinstance(error, Status) and changes < _MOST_CHANGES:
+                if isinstance(error, Status) and changes < _MAX_CHANGES:
                     changes += 1
                     if sizes := self._adapter.context_sizes(error):
                         if (trimmed := self._shorten(error, *sizes)) is not None:
@@ -150,8 +150,8 @@ class Exchange:
                 chunk = adapter.chunk(data)
                 self._answered = self._answered or "ahead" not in chunk.figures
                 size += len(chunk.content) + len(chunk.reasoning)
-                if size > MOST_TEXT:
-                    problem = f"The answer is longer than {MOST_TEXT >> 20} million characters."
+                if size > MAX_TEXT:
+                    problem = f"The answer is longer than {MAX_TEXT >> 20} million characters."
                     raise ServerError(problem, "Set Max tokens in the settings.")
                 self._finished = self._finished or bool(chunk.finish)
                 yield chunk

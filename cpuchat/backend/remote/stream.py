@@ -12,7 +12,7 @@ from typing import Any
 from cpuchat.base.errors import ServerError
 from cpuchat.protocol.messages import ToolCall
 
-MOST_EVENT = 1 << 20
+MAX_EVENT = 1 << 20
 """Bytes of one event at most: an ordinary one has a few hundred."""
 _DONE = b"[DONE]"
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a CR at the end may be half of one
@@ -20,7 +20,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a CR at the end may be half of o
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Split a byte stream at LF, CR LF or CR. A last line without its end is dropped if it was cut. Raises ServerError:
-    a line is longer than `MOST_EVENT`.
+    a line is longer than `MAX_EVENT`.
     """
     rest = b""
     async for chunk in chunks:
@@ -35,9 +35,9 @@ async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _require_size(data: bytes) -> None:
-    if len(data) > MOST_EVENT:
+    if len(data) > MAX_EVENT:
         raise ServerError(
-            f"The server sent an event of more than {MOST_EVENT >> 20} MiB.",
+            f"The server sent an event of more than {MAX_EVENT >> 20} MiB.",
             "Is this really an inference server? Check its address and its log.",
         )
 
@@ -119,14 +119,14 @@ def value_at(data: Any, path: str) -> Any:
     return data
 
 
-_MOST = 1e15  # of any count or time: what is larger is a mistake
+_MAX = 1e15  # of any count or time: what is larger is a mistake
 
 
 def number_at(data: Any, path: str) -> float | None:
     """Return a count or a time; None when it is missing or cannot be."""
     value = value_at(data, path)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value <= _MOST else None
+    return float(value) if is_number and 0 <= value <= _MAX else None
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class Chunk:
     calls: Any = None
 
 
-_MOST_CALLS = 64
+_MAX_CALLS = 64
 _LONGEST = 1 << 20  # characters of a call's arguments
 
 
@@ -184,7 +184,7 @@ class CallParts:
 
     def add(self, sent: Any) -> None:
         """Take in `tool_calls` of a part of an answer; what is none is left out."""
-        for number, one in enumerate(sent[:_MOST_CALLS] if isinstance(sent, list) else ()):
+        for number, one in enumerate(sent[:_MAX_CALLS] if isinstance(sent, list) else ()):
             function = one.get("function") if isinstance(one, dict) else None
             if not isinstance(function, dict):
                 continue
@@ -194,7 +194,7 @@ class CallParts:
             part = self._open.get(index)
             # Some servers give all calls one index, or repeat the name in each part.
             if part is None or (name and part.name and part.differs(call_id)):
-                if len(self._parts) >= _MOST_CALLS:
+                if len(self._parts) >= _MAX_CALLS:
                     continue
                 part = self._open[index] = _Part()
                 self._parts.append(part)

@@ -14,8 +14,8 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 
 _UPDATE_SECONDS = 0.25
-_MOST_TOKENS = 1 << 31
-_LEAST_QUEUE_MS = 100.0  # a shorter wait that nothing explains is no queue: tokenizing, or this process was busy
+_MAX_TOKENS = 1 << 31
+_MIN_QUEUE_MS = 100.0  # a shorter wait that nothing explains is no queue: tokenizing, or this process was busy
 
 
 class StreamTally:
@@ -71,7 +71,7 @@ class StreamTally:
         self.calls.add(chunk.calls)
         found: list[AnyEvent] = []
         figures = dict(chunk.figures)
-        if not self._figures.get("predicted_n", 0) <= figures.get("predicted_n", _MOST_TOKENS) <= _MOST_TOKENS:
+        if not self._figures.get("predicted_n", 0) <= figures.get("predicted_n", _MAX_TOKENS) <= _MAX_TOKENS:
             del figures["predicted_n"]
             figures.pop("predicted_ms", None)
         ahead, processed, total = (figures.pop(name, None) for name in ("ahead", "processed", "total"))
@@ -181,5 +181,5 @@ class StreamTally:
         waited_ms = 1e3 * (self._first_at - self.attempted)
         rest = max(0.0, waited_ms - prompt_ms - (self._first_ms or 0.0))
         if queue_ms is None:
-            return (None, rest) if rest >= _LEAST_QUEUE_MS else (rest, 0.0)
+            return (None, rest) if rest >= _MIN_QUEUE_MS else (rest, 0.0)
         return max(0.0, rest - queue_ms), queue_ms

@@ -15,7 +15,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import hub_address
 from cpuchat.cli.options import laid_over, setting
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table
+from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import Catalog, CatalogModel, estimates, load_catalog, match_local, ranked
 from cpuchat.models.downloads.manager import Downloads
@@ -54,7 +54,7 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     """Download a model and print the path of its (first) file."""
     chosen = laid_over(values)
     address = hub_address(repo)
-    hub, terminal = Hub(), Terminal()
+    hub, terminal = Hub(), TerminalOutput()
     repository = hub.repository(address.repo, revision or address.revision or "main")
     model = choose_repo_model(repository, address.wanted, heads=True)
     parts = f", {len(model.files)} files" if model.files[1:] else ""
@@ -79,7 +79,7 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
     _tell(terminal, repository, done, as_json=as_json)
 
 
-def _explain(terminal: Terminal, predicted: ModelPrediction) -> None:
+def _explain(terminal: TerminalOutput, predicted: ModelPrediction) -> None:
     if predicted.problem:
         terminal.warn(f"  ! {clean_line(predicted.problem)}")
     if not predicted.fault:
@@ -116,7 +116,7 @@ async def _download(repository: Repository, model: RepoModel, shown: _Shown) -> 
 class _Shown:
     """Shows the progress: one updated line on a terminal, else a line for each tenth and for each fault."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: TerminalOutput) -> None:
         self._terminal = terminal
         self._last = ""
 
@@ -150,7 +150,7 @@ def _share(download: Download) -> str:
     return f"{100 * download.done // max(download.total, 1)} %"
 
 
-def _tell(terminal: Terminal, repository: Repository, done: Download, *, as_json: bool) -> None:
+def _tell(terminal: TerminalOutput, repository: Repository, done: Download, *, as_json: bool) -> None:
     order, model, path = done.order, done.order.model, clean_line(done.path)
     if as_json:
         files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in model.files]

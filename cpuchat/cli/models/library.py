@@ -18,12 +18,12 @@ from cpuchat.base.errors import Interrupted, ModelDamaged, ModelNotFound, UsageE
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import laid_over, setting
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import Terminal, echo_table
+from cpuchat.cli.terminal import TerminalOutput, echo_table
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.downloads.hf_cache import bytes_here
-from cpuchat.models.drafts.candidates import Candidate
+from cpuchat.models.drafts.candidates import DraftCandidate
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ONLY_ENGINE, TITLES, kind_named
@@ -81,7 +81,7 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
     return _print(found, header, drafts, tensors=tensors, metadata=metadata)
 
 
-def _own_drafts(header: GGUFHeader, chosen: Settings) -> list[Candidate]:
+def _own_drafts(header: GGUFHeader, chosen: Settings) -> list[DraftCandidate]:
     """Return the smaller quantizations of a model on this machine: they can be its draft models."""
     from cpuchat.models.drafts.candidates import candidates, target_costs
     from cpuchat.models.machine import machine_for
@@ -100,7 +100,7 @@ _HEADER_FIGURES = (
 )  # fmt: skip
 
 
-def _print_json(found: Inspection, header: GGUFHeader, drafts: Sequence[Candidate], *, tensors: bool) -> None:
+def _print_json(found: Inspection, header: GGUFHeader, drafts: Sequence[DraftCandidate], *, tensors: bool) -> None:
     described = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "header"}
     plain = {name: getattr(header, name) for name in _HEADER_FIGURES} | msgspec.to_builtins(described)
     plain |= {"file": header.path.name, "path": str(header.path), "parts": header.split_count, "heads": header.n_head}
@@ -112,7 +112,7 @@ def _print_json(found: Inspection, header: GGUFHeader, drafts: Sequence[Candidat
 
 
 def _print(
-    found: Inspection, header: GGUFHeader, drafts: Sequence[Candidate], *, tensors: bool, metadata: bool
+    found: Inspection, header: GGUFHeader, drafts: Sequence[DraftCandidate], *, tensors: bool, metadata: bool
 ) -> None:
     shown = sections(found, settings=metadata)
     if drafts:
@@ -362,7 +362,7 @@ def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
         raise UsageError("No models named.", "Name the models to verify, or give --all.")
     library = Library(settings.load().model.folders)
     models = library.local_models() if everything else [find_model(library, spec) for spec in specs]
-    terminal = Terminal(quiet=as_json)
+    terminal = TerminalOutput(quiet=as_json)
     checked: list[Verification] = []
     for model, spec in zip(models, specs_of(models), strict=True):
         result = _check(library, model, terminal)
@@ -378,7 +378,7 @@ def verify(specs: tuple[str, ...], everything: bool, as_json: bool) -> int:
     return ModelDamaged.exit_code if any(one.state == "damaged" for one in checked) else 0
 
 
-def _check(library: Library, model: LocalModel, terminal: Terminal) -> Verification:
+def _check(library: Library, model: LocalModel, terminal: TerminalOutput) -> Verification:
     def progress(done: int, total: int) -> None:
         terminal.status(f"checking {model.path.name} {100 * done // max(total, 1)} %")
 
@@ -413,7 +413,7 @@ def files(repo: str, draft: str | None, revision: str, no_header: bool, as_json:
     if no_header and draft:
         raise UsageError("--no-header and --draft are mutually exclusive.", "Omit one of them.")
     address = hub_address(repo)
-    hub, terminal = Hub(), Terminal()
+    hub, terminal = Hub(), TerminalOutput()
     terminal.status("contacting Hugging Face")
     try:
         repository = hub.repository(address.repo, revision or address.revision or "main")
@@ -490,7 +490,7 @@ def _notes(repository: Repository, found: Mapping[str, ModelPrediction]) -> list
     if judged:
         expected = max(judged, key=lambda one: (one.exact, one.tok_s or 0))
         context = f" with {expected.n_ctx:,} tokens of context" if expected.exact else ""
-        draft = f" and the draft model ({gigabytes(expected.draft_need.least)} GB)" if expected.draft_need else ""
+        draft = f" and the draft model ({gigabytes(expected.draft_need.min_bytes)} GB)" if expected.draft_need else ""
         notes.append(f"FIT{context}{draft}, for the {gigabytes(expected.available)} GB that are free now.")
         notes.append(f"TOK/S: {expected.basis}.")
     notes += [f"! {problem}" for problem in repository.problems]

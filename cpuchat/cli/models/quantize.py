@@ -17,14 +17,14 @@ from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of
 from cpuchat.cli.options import file_option
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import Terminal, echo_paragraph, echo_table, is_terminal
+from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table, is_terminal
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import (
-    Candidate,
+    DraftCandidate,
     candidates,
     check,
     expected_pair,
@@ -39,7 +39,7 @@ from cpuchat.models.kernels import chosen_types
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import is_inside
 from cpuchat.models.machine import machine_for, this_machine
-from cpuchat.models.quantize.make import Job, QuantizeProgress
+from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.make import quantize as quantize_model
 from cpuchat.models.quantize.types import (
     TYPES,
@@ -108,7 +108,7 @@ def quantize(
         out = suggested_path(read_header(path), wanted, out or suggested_folder(path, library))
     elif out.suffix.lower() != ".gguf":
         raise UsageError(f"Not a model file name: {out}.", "Give one that ends in .gguf.")
-    job = Job(
+    job = QuantizeJob(
         source=path, out=out, type=wanted, threads=threads, imatrix=imatrix, requantize=allow_requantize, force=force
     )  # fmt: skip
     return _make(job, library, as_json=as_json)
@@ -118,8 +118,8 @@ def _library() -> Library:
     return Library(settings.load().model.folders)
 
 
-def _make(job: Job, library: Library, *, as_json: bool) -> None:
-    terminal = Terminal(quiet=as_json)
+def _make(job: QuantizeJob, library: Library, *, as_json: bool) -> None:
+    terminal = TerminalOutput(quiet=as_json)
     terminal.note(f"{job.source.name} → {job.out.name}")
     try:
         path = asyncio.run(quantize_model(job, lambda progress: terminal.status(_status(progress))))
@@ -339,9 +339,9 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, ask_h
     return 0 if here else DraftMismatch.exit_code
 
 
-def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> list[Candidate]:
-    hub, terminal = Hub() if ask_hub else None, Terminal()
-    checked: list[Candidate] = []
+def _checked(found: list[DraftCandidate], target: GGUFHeader, *, ask_hub: bool) -> list[DraftCandidate]:
+    hub, terminal = Hub() if ask_hub else None, TerminalOutput()
+    checked: list[DraftCandidate] = []
     try:
         for one in found:
             terminal.status(f"comparing {clean_line(one.name)}")
@@ -352,7 +352,7 @@ def _checked(found: list[Candidate], target: GGUFHeader, *, ask_hub: bool) -> li
 
 
 def _print_tables(
-    target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None
+    target: Path, here: dict[str, DraftCandidate], on_hub: dict[str, DraftCandidate], best: DraftCandidate | None
 ) -> None:
     headings = ("DRAFT MODEL", "SIZE", "EXPECTED", "")
     if here:
@@ -376,29 +376,29 @@ def _print_tables(
         echo_paragraph(clean_line(note))
 
 
-def _size(candidate: Candidate) -> str:
+def _size(candidate: DraftCandidate) -> str:
     """Return the size of one on the hub: from its repository, before that approximately from the catalog."""
     if not candidate.size:
         return ""
     return f"{'≈ ' if candidate.verdict is None else ''}{size(candidate.size)}"
 
 
-def _gain(candidate: Candidate) -> str:
+def _gain(candidate: DraftCandidate) -> str:
     """Return the speed-up; "" where it is not known, or the model does not fit."""
     return candidate.expected.words if candidate.expected.gains and candidate.fits is not False else ""
 
 
-def _mark(candidate: Candidate, best: Candidate | None) -> str:
+def _mark(candidate: DraftCandidate, best: DraftCandidate | None) -> str:
     return "← recommended" if candidate is best else ""
 
 
-def _fit(candidate: Candidate) -> str:
+def _fit(candidate: DraftCandidate) -> str:
     if candidate.verdict is None:
         return "not checked"
     return "fits" if candidate.verdict.ok else "does not fit"
 
 
-def _note(spec: str, candidate: Candidate) -> str:
+def _note(spec: str, candidate: DraftCandidate) -> str:
     """Return why it does not fit or was not checked; "" when it fits."""
     if candidate.failed:
         return f"Not checked: {candidate.failed}"
@@ -407,8 +407,10 @@ def _note(spec: str, candidate: Candidate) -> str:
     return "" if candidate.verdict.ok else f"{spec} does not fit: {candidate.verdict.reason}."
 
 
-def _print_json(target: Path, here: dict[str, Candidate], on_hub: dict[str, Candidate], best: Candidate | None) -> None:
-    def row(spec: str, one: Candidate) -> dict[str, Any]:
+def _print_json(
+    target: Path, here: dict[str, DraftCandidate], on_hub: dict[str, DraftCandidate], best: DraftCandidate | None
+) -> None:
+    def row(spec: str, one: DraftCandidate) -> dict[str, Any]:
         return {
             "spec": spec,
             "path": str(one.path) if one.path is not None else None,

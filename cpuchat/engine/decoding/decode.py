@@ -27,8 +27,8 @@ from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
-from cpuchat.engine.states.prompt import Prompt
-from cpuchat.engine.states.store import Start, StateStore
+from cpuchat.engine.states.prompt import RenderedPrompt
+from cpuchat.engine.states.store import EvaluationStart, StateStore
 from cpuchat.engine.text.text_stream import TextStream, ThreadedStream
 from cpuchat.protocol.messages import StopReason
 from cpuchat.protocol.timings import SpeculationFigures
@@ -89,8 +89,8 @@ class PrefillChunking:
         if self.attention:
             # tokens * (n_past + tokens) = most_pairs
             rate = _ATTENTION_RATE[self.wide_vectors] * self.n_threads
-            most_pairs = _NODE_SECONDS * rate / self.attention
-            tokens = min(tokens, (math.sqrt(n_past**2 + 4 * most_pairs) - n_past) / 2)
+            max_pairs = _NODE_SECONDS * rate / self.attention
+            tokens = min(tokens, (math.sqrt(n_past**2 + 4 * max_pairs) - n_past) / 2)
         size = min(max(int(tokens) // _TILE * _TILE, _TILE), n_ubatch)
         if size < left < size + _TILE:  # what would be left is less than a tile
             return left if left <= n_ubatch else size - _TILE if size > _TILE else size
@@ -125,7 +125,11 @@ class DecodeResult:
 
 
 def prefill(
-    store: StateStore, prompt: Prompt, start: Start, chunking: PrefillChunking, on_progress: Callable[[int], None]
+    store: StateStore,
+    prompt: RenderedPrompt,
+    start: EvaluationStart,
+    chunking: PrefillChunking,
+    on_progress: Callable[[int], None],
 ) -> Prefill:
     """Evaluate `prompt` from where the store has begun, and keep checkpoints for later prompts.
 

@@ -34,7 +34,7 @@ from cpuchat.engine.llama.bindings import (
 )
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import ReasoningSplitter
-from cpuchat.grammar.gbnf import MOST_WAYS, ROOT, STEPS
+from cpuchat.grammar.gbnf import MAX_WAYS, ROOT, STEPS
 from cpuchat.protocol.messages import ANY_CALL, CallRule, Sampling, Tool
 from cpuchat.tools.call_format import ID, CallFormat, call_grammar
 
@@ -104,9 +104,9 @@ class Grammar:
             GrammarUnmet: the text can be read in so many ways that the next tokens would take seconds, then minutes.
         """
         grammar_accept(self._grammar, token)
-        if grammar_ways(self._grammar) > MOST_WAYS:
+        if grammar_ways(self._grammar) > MAX_WAYS:
             raise GrammarUnmet(
-                f"The answer can match the grammar in more than {MOST_WAYS:,} ways.",
+                f"The answer can match the grammar in more than {MAX_WAYS:,} ways.",
                 "Change the rules that can read one text in several ways.",
             )
 

@@ -284,10 +284,10 @@ class Sampler:
         s, exp = self._sampling, math.exp
         n = keep = len(ids)
         others = max(s.top_k - n, 0) * exp(limit - peak)  # their share of the peak's weight, at most
-        least = peak + self._min_p_logit
-        while keep > 1 and logits[keep - 1] < least:
+        min_logit = peak + self._min_p_logit
+        while keep > 1 and logits[keep - 1] < min_logit:
             keep -= 1
-        has_all = not others or least >= limit  # that pass min-p
+        has_all = not others or min_logit >= limit  # that pass min-p
         if s.top_p < 1:
             shares = [exp(x - peak) for x in logits]
             total = sum(shares)

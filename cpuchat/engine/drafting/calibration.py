@@ -314,7 +314,7 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
 
 LOOK_SECONDS: Final = 0.2
 """Seconds in which idle cores are told from busy ones: the system counts in hundredths."""
-_MOST_UNFINISHED: Final = 20
+_MAX_UNFINISHED: Final = 20
 
 
 def calibrated_costs(
@@ -379,7 +379,7 @@ def calibrated_costs(
 def _unfinished(file: Path) -> JsonCache[tuple[float, Samples]]:
     """Return what was measured of calibrations until they were skipped, in seconds since 1970, beside `file`."""
     file = file.with_stem(f"{file.stem}-unfinished")
-    return JsonCache(file, tuple[float, Samples], version=2, max_entries=_MOST_UNFINISHED)
+    return JsonCache(file, tuple[float, Samples], version=2, max_entries=_MAX_UNFINISHED)
 
 
 def _take_unfinished(file: Path | None, key: str) -> Samples:

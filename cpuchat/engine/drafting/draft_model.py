@@ -25,7 +25,7 @@ from cpuchat.base.text import common_prefix
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.engine.llama.threads import ThreadPool
-from cpuchat.speculation.depth.acceptance import Plan
+from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Drafter, Proposal, confidence_bucket
 
@@ -463,7 +463,7 @@ class ModelDrafting:
         proposal = self._run(lambda: draft.propose(plan.depth, self._min_probability))
         return proposal if proposal.tokens else None
 
-    def _plan(self, room: int) -> Plan:
+    def _plan(self, room: int) -> DraftPlan:
         draft, from_start = self._draft, self._draft.n_unread_from_start
         if from_start is not None:  # it has followed only the end of the text; once it is worth it, it reads all
             self.unread = from_start

@@ -28,7 +28,7 @@ _MUCH: Final = 128 << 20
 """Bytes of a type from which it is measured: of less, caches hold a large part, and reading it takes a few ms."""
 _COMPARED: Final = (1, 8)
 _ROOM: Final = 1 << 30  # bytes of free memory
-_LEAST_BYTES, _MOST_BYTES = 64 << 20, 128 << 20  # of matrices to measure with, for each of the kernels
+_MIN_BYTES, _MAX_BYTES = 64 << 20, 128 << 20  # of matrices to measure with, for each of the kernels
 
 
 def select(types: Collection[str]) -> None:
@@ -142,7 +142,7 @@ def measure(
         return None
     select(TYPES)
     prepare(pool.cpus, pool.n_active, is_mapped=False)
-    n_bytes = min(max(_LEAST_BYTES, read_topology(allowed=pool.cpus).l3_bytes(pool.cpus)), _MOST_BYTES)
+    n_bytes = min(max(_MIN_BYTES, read_topology(allowed=pool.cpus).l3_bytes(pool.cpus)), _MAX_BYTES)
     n = len(tokens)
     found = (ctypes.c_double * (2 * n + 1))()
     waited, begun = cpu_wait_seconds(), time.perf_counter()

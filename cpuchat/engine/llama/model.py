@@ -147,11 +147,11 @@ def expert_override(header: GGUFHeader, n: int) -> tuple[str, int] | None:
             f"{header.path.name} sets the number of experts per layer, which cannot be changed.",
             "Leave out --experts, or set it to 0.",
         )
-    most = _selectable_experts(header, n_expert)
-    if not 1 <= n <= most:
+    maximum = _selectable_experts(header, n_expert)
+    if not 1 <= n <= maximum:
         raise UsageError(
-            f"Cannot use {n} experts per token: this model has {most} to choose from.",
-            f"Choose 1 to {most} (trained with {trained}), or 0 for the default.",
+            f"Cannot use {n} experts per token: this model has {maximum} to choose from.",
+            f"Choose 1 to {maximum} (trained with {trained}), or 0 for the default.",
         )
     return None if n == trained else (f"{header.architecture}.{_EXPERTS_USED}", n)
 
@@ -171,9 +171,9 @@ def _expert_note(n: int, trained: int) -> str:
 def check_numbers(options: LoadOptions) -> None:
     """Check ranges. Raises UsageError for a number out of range."""
 
-    def within(name: str, value: int, least: int, most: int, also: str = "") -> None:
-        if not least <= value <= most:
-            raise UsageError(f"{name} must be between {least} and {most}, not {value}.", also)
+    def within(name: str, value: int, minimum: int, maximum: int, also: str = "") -> None:
+        if not minimum <= value <= maximum:
+            raise UsageError(f"{name} must be between {minimum} and {maximum}, not {value}.", also)
 
     if options.n_ctx:
         within("The context size", options.n_ctx, MIN_CTX, _MAX_CTX, "Use 0 to choose it automatically.")
@@ -484,11 +484,11 @@ class Model:
         sequence.free()
         llama.llama_free(sequence.context)
 
-    def _new_context(self, n_threads: int, n_ctx: int, n_outputs: int, least_batch: int = 0) -> Any:
+    def _new_context(self, n_threads: int, n_ctx: int, n_outputs: int, min_batch: int = 0) -> Any:
         options = self.options
         params = llama.llama_context_default_params()
         params.n_ctx = n_ctx
-        params.n_batch, params.n_ubatch = max(options.n_batch, least_batch), max(options.n_ubatch, least_batch)
+        params.n_batch, params.n_ubatch = max(options.n_batch, min_batch), max(options.n_ubatch, min_batch)
         params.n_seq_max = 1
         # 0 would reserve one row of logits for every token of a batch.
         params.n_outputs_max = n_outputs

@@ -30,7 +30,7 @@ import numpy as np
 from cpuchat.base.errors import GenerationFailed
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
-from cpuchat.models.fit import most_snapshots
+from cpuchat.models.fit import max_snapshots
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -54,15 +54,15 @@ class Rollback:
     kind: RollbackKind = "exact"
     note = ""
 
-    def __init__(self, memory: Any, max_draft: int = MAX_DEPTH) -> None:
+    def __init__(self, kv_cache: Any, max_draft: int = MAX_DEPTH) -> None:
         self.max_draft = max_draft
-        self._memory = memory
+        self._kv_cache = kv_cache
 
     def checkpoint(self) -> None:
         """Remember the present state as the only one to roll back to."""
 
     def forget(self) -> None:
-        """Drop what `checkpoint` remembers: it takes room in the memory."""
+        """Drop what `checkpoint` remembers: it takes room in the KV cache."""
 
     def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:
         """Go back to the first `n` tokens, or to an earlier point that is not before the checkpoint.
@@ -72,10 +72,10 @@ class Rollback:
             passes: batches evaluated since then.
 
         Returns:
-            How many tokens the memory holds now: the caller evaluates the rest of `n` again. None when that was not
-            possible; the memory must be cleared then.
+            How many tokens the KV cache holds now: the caller evaluates the rest of `n` again. None when that was not
+            possible; the KV cache must be cleared then.
         """
-        return n if llama.llama_memory_seq_rm(self._memory, TEXT, n, -1) else None
+        return n if llama.llama_memory_seq_rm(self._kv_cache, TEXT, n, -1) else None
 
 
 class Bounded(Rollback):
@@ -83,8 +83,8 @@ class Bounded(Rollback):
 
     kind: RollbackKind = "bounded"
 
-    def __init__(self, memory: Any, max_draft: int) -> None:
-        super().__init__(memory, max_draft)
+    def __init__(self, kv_cache: Any, max_draft: int) -> None:
+        super().__init__(kv_cache, max_draft)
         if max_draft < _SHORT:
             unit = "token" if max_draft == 1 else "tokens"
             self.note = f"This model can roll back at most {max_draft} {unit}, which limits the draft depth."
@@ -101,17 +101,17 @@ class Checkpoint(Rollback):
     note = "Drafting costs more with this model: after a rejection, the accepted tokens are re-evaluated."
 
     def forget(self) -> None:
-        llama.llama_memory_seq_rm(self._memory, CHECKPOINT, -1, -1)
+        llama.llama_memory_seq_rm(self._kv_cache, CHECKPOINT, -1, -1)
 
     def checkpoint(self) -> None:
         self.forget()
-        llama.llama_memory_seq_cp(self._memory, TEXT, CHECKPOINT, -1, -1)
+        llama.llama_memory_seq_cp(self._kv_cache, TEXT, CHECKPOINT, -1, -1)
 
     def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:
-        if int(llama.llama_memory_seq_pos_max(self._memory, CHECKPOINT)) + 1 != n_checkpoint:
+        if int(llama.llama_memory_seq_pos_max(self._kv_cache, CHECKPOINT)) + 1 != n_checkpoint:
             return None
-        llama.llama_memory_seq_rm(self._memory, TEXT, -1, -1)
-        llama.llama_memory_seq_cp(self._memory, CHECKPOINT, TEXT, -1, -1)
+        llama.llama_memory_seq_rm(self._kv_cache, TEXT, -1, -1)
+        llama.llama_memory_seq_cp(self._kv_cache, CHECKPOINT, TEXT, -1, -1)
         return n_checkpoint
 
 
@@ -121,8 +121,8 @@ class NoRollback(Rollback):
     kind: RollbackKind = "none"
     note = "This model cannot roll back rejected tokens, so drafting is off."
 
-    def __init__(self, memory: Any) -> None:
-        super().__init__(memory, 0)
+    def __init__(self, kv_cache: Any) -> None:
+        super().__init__(kv_cache, 0)
 
     def checkpoint(self) -> None:
         raise ValueError("this context cannot roll back")
@@ -142,7 +142,7 @@ def request_rollback(params: Any, n_rs_seq: int) -> None:
     `n_rs_seq` snapshots, or a second sequence when that is 0. Both cost memory: a state each (`fit.rollback_bytes`).
     Fewer snapshots are requested when a ubatch is too short for them.
     """
-    n_rs_seq = min(n_rs_seq, most_snapshots(params.n_ubatch))
+    n_rs_seq = min(n_rs_seq, max_snapshots(params.n_ubatch))
     if n_rs_seq > 0:
         params.n_rs_seq = n_rs_seq
     else:
@@ -163,7 +163,7 @@ class Aborted(Exception):
 
 
 class Sequence:
-    """Sequence 0 of a context: `tokens` is always exactly what its memory holds.
+    """Sequence 0 of a context: `tokens` is always exactly what its KV cache holds.
 
     Attention keeps tokens apart, so that the newest can be cut off at any place. A recurrent state cannot be cut, and a
     window-sized cache only as far as the window before the cut is still there. What cannot be cut is the partial state
@@ -173,7 +173,7 @@ class Sequence:
         context: the llama_context; freed by its owner, after `free` here.
         n_vocab: length of a row of logits.
         abort: flag that stops a running batch.
-        is_recurrent: the memory has a recurrent state, alone or beside attention.
+        is_recurrent: the KV cache has a recurrent state, alone or beside attention.
         n_window: tokens of the attention window that some layers keep; 0: all layers keep everything.
 
     Attributes:
@@ -201,8 +201,8 @@ class Sequence:
         self.n_ubatch = min(int(llama.llama_n_ubatch(context)), self.n_batch)
         self.decode_seconds = 0.0
         self.n_vocab = n_vocab
-        self._memory = llama.llama_get_memory(context)
-        self.rollback = Rollback(self._memory)
+        self._kv_cache = llama.llama_get_memory(context)
+        self.rollback = Rollback(self._kv_cache)
         self._n_checkpoint = self._passes = 0  # tokens at the checkpoint, batches since
         self.pool: ThreadPool | None = None
         self.attached = 0
@@ -298,7 +298,7 @@ class Sequence:
         if self.is_recurrent:
             self.is_broken = True
             return
-        held = int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1
+        held = int(llama.llama_memory_seq_pos_max(self._kv_cache, 0)) + 1
         past = len(self.tokens)
         self.tokens.extend(tokens[: max(held - past, 0)])
         self.truncate(min(held, past + len(tokens)))
@@ -323,18 +323,18 @@ class Sequence:
         return row
 
     def can_cut(self, n: int) -> bool:
-        """Return whether the memory can be cut to its first `n` tokens, as if the others had never been there."""
+        """Return whether the KV cache can be cut to its first `n` tokens, as if the others had never been there."""
         if n == 0 or (n == len(self.tokens) and not self.is_broken):
             return True
         return self.can_cut_from(self.first_held(), n)
 
     def can_cut_from(self, first: int, n: int) -> bool:
-        """Return the same for a memory of which `first` is the first position that every layer holds."""
+        """Return the same for a KV cache of which `first` is the first position that every layer holds."""
         return not self.is_recurrent and first <= max(0, n - self._n_window + 1)
 
     def first_held(self) -> int:
         """Return the first position that every layer still holds; -1: nothing is held."""
-        return int(llama.llama_memory_seq_pos_min(self._memory, 0)) if self._n_window else 0
+        return int(llama.llama_memory_seq_pos_min(self._kv_cache, 0)) if self._n_window else 0
 
     def truncate(self, n: int) -> int:
         """Drop all but the first `n` tokens; returns how many are left, 0 if they cannot be dropped in part."""
@@ -342,13 +342,13 @@ class Sequence:
         if n == 0 or not self.can_cut(n):
             self.clear()
             return 0
-        if n < len(self.tokens) and not llama.llama_memory_seq_rm(self._memory, 0, n, -1):
+        if n < len(self.tokens) and not llama.llama_memory_seq_rm(self._kv_cache, 0, n, -1):
             self.clear()
         del self.tokens[n:]
         return len(self.tokens)
 
     def find_divisions(self) -> None:
-        """Find out what a partial state is, with a token in the memory. Not all models with windows use them."""
+        """Find out what a partial state is, with a token in the KV cache. Not all models with windows use them."""
         size = self.state_size(partial=True)
         is_all = size == self.state_size()
         self.is_divisible = not (is_all and self.is_recurrent)
@@ -400,7 +400,7 @@ class Sequence:
 
     def clear(self) -> None:
         """Drop all tokens."""
-        llama.llama_memory_clear(self._memory, False)
+        llama.llama_memory_clear(self._kv_cache, False)
         self.tokens.clear()
         self._n_checkpoint, self.is_broken = 0, False
 
@@ -413,27 +413,27 @@ class Sequence:
         return int(llama.llama_state_seq_get_size_ext(self.context, 0, int(partial)))
 
     def state(self, *, partial: bool = False) -> np.ndarray:
-        """Return a copy of the memory, or of its partial state: uint8. Cannot be cancelled."""
+        """Return a copy of the KV cache, or of its partial state: uint8. Cannot be cancelled."""
         data = np.empty(self.state_size(partial=partial), np.uint8)
         n = llama.llama_state_seq_get_data_ext(self.context, _pointer(data), data.size, 0, int(partial))
         return data[: int(n)]
 
     def set_state(self, tokens: Tokens[int], data: np.ndarray, *, partial: bool = False) -> bool:
-        """Replace the memory by what `state` gave for `tokens` with the same model and cache types.
+        """Replace the KV cache by what `state` gave for `tokens` with the same model and cache types.
 
         llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. Returns False,
         with an empty sequence, when it was rejected.
 
         Args:
-            partial: go back to `tokens`, with which the memory begins, by their partial state.
+            partial: go back to `tokens`, with which the KV cache begins, by their partial state.
         """
         if not partial:
             self.clear()
         self.rollback.forget()
         read = llama.llama_state_seq_set_data_ext(self.context, _pointer(data), data.size, 0, int(partial))
         if partial and read:
-            llama.llama_memory_seq_rm(self._memory, 0, len(tokens), -1)
-        if not read or int(llama.llama_memory_seq_pos_max(self._memory, 0)) + 1 != len(tokens):
+            llama.llama_memory_seq_rm(self._kv_cache, 0, len(tokens), -1)
+        if not read or int(llama.llama_memory_seq_pos_max(self._kv_cache, 0)) + 1 != len(tokens):
             self.clear()
             return False
         self.tokens, self.is_broken, self._n_checkpoint = list(tokens), False, 0
@@ -458,15 +458,15 @@ def detect_rollback(sequence: Sequence) -> Rollback:
     Raises:
         Aborted: as `Sequence.extend`.
     """
-    context, memory = sequence.context, llama.llama_get_memory(sequence.context)
+    context, kv_cache = sequence.context, llama.llama_get_memory(sequence.context)
     if sequence.n_batch <= len(_PROBE):
-        return NoRollback(memory)  # such batches are of no use for drafts anyway
+        return NoRollback(kv_cache)  # such batches are of no use for drafts anyway
     room = min(MAX_DEPTH, sequence.n_batch - 1)
     snapshots = min(int(llama.llama_n_rs_seq(context)), room)
-    ways: list[Rollback] = [Bounded(memory, snapshots) if snapshots else Rollback(memory, room)]
+    ways: list[Rollback] = [Bounded(kv_cache, snapshots) if snapshots else Rollback(kv_cache, room)]
     if int(llama.llama_n_seq_max(context)) > CHECKPOINT:
-        ways.append(Checkpoint(memory, room))
-    return next((way for way in ways if can_roll_back(sequence, way)), NoRollback(memory))
+        ways.append(Checkpoint(kv_cache, room))
+    return next((way for way in ways if can_roll_back(sequence, way)), NoRollback(kv_cache))
 
 
 def can_roll_back(sequence: Sequence, way: Rollback) -> bool:

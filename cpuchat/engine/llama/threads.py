@@ -31,7 +31,7 @@ _LOAD_LOOKS: Final = 4  # every so many looks the quota and a file per thread ar
 _RETRY_SECONDS: Final = 5.0  # that cores are left to other programs, before all threads are tried again
 _MAX_WAIT: Final = 0.15
 """Share of the time that fewer threads may wait for a CPU: above it, leaving cores to other programs is no use."""
-_LEAST_SAMPLE: Final = 200_000_000  # ns that a thread computed or waited; what begins beside a short pass is over soon
+_MIN_SAMPLE: Final = 200_000_000  # ns that a thread computed or waited; what begins beside a short pass is over soon
 _TASKS: Final = Path("/proc/self/task")
 
 
@@ -142,31 +142,31 @@ class ThreadPool:
             return
         allowed, home = self._allowed(), {*(self._roams or self.cpus)}
         cpus = home & allowed | allowed - self._known or allowed
-        most = min(self.n_threads, len(cpus))
+        max_threads = min(self.n_threads, len(cpus))
         why = f"only {plural(len(cpus), 'CPU')} {'is' if len(cpus) == 1 else 'are'} allowed now"
         if self._looks % _LOAD_LOOKS == 0:
             self._quota = cpu_quota()
-            self._left = self._left_to_others(now, most)
+            self._left = self._left_to_others(now, max_threads)
         self._looks += 1
-        if self._quota is not None and max(math.floor(self._quota), 1) < most:
-            most, why = max(math.floor(self._quota), 1), f"the cgroup CPU quota is {self._quota:g} now"
-        if 0 < self._left < most:
-            most -= self._left
+        if self._quota is not None and max(math.floor(self._quota), 1) < max_threads:
+            max_threads, why = max(math.floor(self._quota), 1), f"the cgroup CPU quota is {self._quota:g} now"
+        if 0 < self._left < max_threads:
+            max_threads -= self._left
             why = f"other programs use {plural(self._left, 'core')}"
-        if most < self.n_threads:
-            self.note = f"{self.n_threads} → {plural(most, 'thread')}: {why}"
-        if most != self.n_active:
-            self.n_active, self._threads = most, self._pools.get(most) or self._start(most)
+        if max_threads < self.n_threads:
+            self.note = f"{self.n_threads} → {plural(max_threads, 'thread')}: {why}"
+        if max_threads != self.n_active:
+            self.n_active, self._threads = max_threads, self._pools.get(max_threads) or self._start(max_threads)
             self._times = dict(_thread_times(self._threads.ids))
-        is_pinned = most == self.n_threads and not self._roams and home <= allowed
+        is_pinned = max_threads == self.n_threads and not self._roams and home <= allowed
         # The caller has the last CPU, as ggml would place it.
         own = (self.cpus[-1], *self.cpus[:-1])
-        masks = tuple(frozenset({cpu}) for cpu in own) if is_pinned else (frozenset(cpus),) * most
+        masks = tuple(frozenset({cpu}) for cpu in own) if is_pinned else (frozenset(cpus),) * max_threads
         if masks != self._masks or os.sched_getaffinity(0) != masks[0]:
             self._masks = masks
             self._pin()
 
-    def _left_to_others(self, now: float, most: int) -> int:
+    def _left_to_others(self, now: float, max_threads: int) -> int:
         """Return how many cores to leave to other programs.
 
         One of them on a core slows all threads down to half, so leaving up to half of the cores to them is no loss.
@@ -179,7 +179,7 @@ class ThreadPool:
             return 0
         # A thread that waits for half of the time shares its core with one program; less if it also sleeps.
         others = round(sum(share / (1 - share) for share in waits) + 0.2)
-        if now < self._retry or not 0 < 2 * others <= most:
+        if now < self._retry or not 0 < 2 * others <= max_threads:
             return 0
         self._retry = now + _RETRY_SECONDS
         return others
@@ -190,7 +190,7 @@ class ThreadPool:
         shares: list[float] = []
         for thread, (ran, waited) in self._times.items():
             ran_before, waited_before = before.get(thread, (ran, waited))
-            if (total := ran - ran_before + waited - waited_before) >= _LEAST_SAMPLE:
+            if (total := ran - ran_before + waited - waited_before) >= _MIN_SAMPLE:
                 shares.append(min((waited - waited_before) / total, 0.95))
         return shares
 

@@ -9,7 +9,7 @@ import msgspec
 
 from cpuchat.base.errors import ContextFull, UsageError
 from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.engine.states.prompt import Prompt, TokenHistory
+from cpuchat.engine.states.prompt import RenderedPrompt, TokenHistory
 from cpuchat.protocol.messages import ANSWER_SHARE, Message
 
 
@@ -118,7 +118,7 @@ class PromptBuilder:
         self._rendered: tuple[list[Message], bytes] = ([], b"")
         self._encoded: tuple[bytes, list[int]] = (b"", [])
 
-    def from_text(self, prompt: str) -> Prompt:
+    def from_text(self, prompt: str) -> RenderedPrompt:
         """Return a raw prompt.
 
         Raises:
@@ -138,7 +138,7 @@ class PromptBuilder:
         on_trimmed: Callable[[TrimResult], None],
         *,
         in_steps: bool = True,
-    ) -> Prompt:
+    ) -> RenderedPrompt:
         """Return the rendered prompt; oldest messages are left out where the context is too small.
 
         Args:
@@ -159,7 +159,7 @@ class PromptBuilder:
             on_trimmed(trimmed)
         return self._checked(self._render(trimmed.messages), trimmed.messages, trimmed.dropped_messages > 0)
 
-    def from_all_messages(self, messages: Iterable[Message], max_tokens: int | None = None) -> Prompt:
+    def from_all_messages(self, messages: Iterable[Message], max_tokens: int | None = None) -> RenderedPrompt:
         """Return the rendered prompt; nothing is left out.
 
         Args:
@@ -191,19 +191,19 @@ class PromptBuilder:
 
     def _reserve(self, max_tokens: int, share: int) -> int:
         """Return the tokens that are kept for the answer: one in `share` of the context at most."""
-        most = self._n_ctx // share
-        return max(min(max_tokens or most, most), 1)
+        max_n_tokens = self._n_ctx // share
+        return max(min(max_tokens or max_n_tokens, max_n_tokens), 1)
 
     def _count(self, messages: list[Message]) -> int:
         return len(self._encode(self._render(messages)))
 
-    def _checked(self, text: bytes, messages: Iterable[Message] = (), is_trimmed: bool = False) -> Prompt:
+    def _checked(self, text: bytes, messages: Iterable[Message] = (), is_trimmed: bool = False) -> RenderedPrompt:
         tokens = self._encode(text, self._n_ctx)
         if not tokens:  # an empty prompt, and a model without a begin token
             raise UsageError("The prompt is empty.", "Write one first.")
         if len(tokens) >= self._n_ctx:
             raise self._too_long(len(tokens))
-        return Prompt(text, tokens, tuple(messages), is_trimmed)
+        return RenderedPrompt(text, tokens, tuple(messages), is_trimmed)
 
     def _too_long(self, n_tokens: int, about: str = "") -> ContextFull:
         message = f"The prompt has {about}{n_tokens:,} tokens, but the context holds only {self._n_ctx:,}."
@@ -214,13 +214,14 @@ class PromptBuilder:
             self._rendered = messages, self._render_text(messages).encode("utf-8", "replace")
         return self._rendered[1]
 
-    def _encode(self, text: bytes, most: int | None = None) -> list[int]:
-        """Return the tokens of a prompt. Raises ContextFull once there are `most`, with about how many it has."""
+    def _encode(self, text: bytes, max_n_tokens: int | None = None) -> list[int]:
+        """Return the tokens of a prompt. Raises ContextFull once there are `max_n_tokens`, with about how many it
+        has."""
 
         def tokenize(part: bytes, at_start: bool) -> list[int]:
             def check(n_tokens: int, n_bytes: int) -> None:
                 self._check()
-                if most is not None and n_tokens >= most and n_bytes < len(part):
+                if max_n_tokens is not None and n_tokens >= max_n_tokens and n_bytes < len(part):
                     raise self._too_long(n_tokens * len(part) // n_bytes, "about ")
 
             if at_start:

@@ -139,9 +139,9 @@ def _limit_everything() -> None:
     if resource is None:
         return
     limits = ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0))
-    for what, most in limits:
+    for what, maximum in limits:
         try:
-            resource.setrlimit(what, (most, most))
+            resource.setrlimit(what, (maximum, maximum))
         except (ValueError, OSError):  # a lower limit is set already, or the system has no such limit
             continue
 

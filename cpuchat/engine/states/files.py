@@ -130,7 +130,7 @@ def _logged(job: Callable[[], None]) -> None:
 
 _FOOTER: Final = struct.Struct("<8sQI")  # magic, bytes and checksum of the index before it
 _MAGIC: Final = b"cpuchat3"
-_MOST_INDEX: Final = 64 << 20
+_MAX_INDEX: Final = 64 << 20
 _SLICE: Final = 4 << 20
 _STALE_SECONDS: Final = 3600.0
 
@@ -208,7 +208,7 @@ class StateFiles:
             end = stream.seek(0, os.SEEK_END) - _FOOTER.size
             stream.seek(max(end, 0))
             magic, length, checksum = _FOOTER.unpack(stream.read(_FOOTER.size).ljust(_FOOTER.size, b"\0"))
-            if magic != _MAGIC or not length <= min(_MOST_INDEX, end):
+            if magic != _MAGIC or not length <= min(_MAX_INDEX, end):
                 raise ValueError("another format")
             stream.seek(end - length)
             content = stream.read(length)

@@ -9,7 +9,7 @@ from typing import Final
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.states.prompt import State, shared_tokens, token_bytes
 
-LEAST_TOKENS: Final = 32
+MIN_TOKENS: Final = 32
 """Tokens that keeping or restoring a whole state must spare."""
 _MEMORY_SPEED, _DISK_SPEED = 4e9, 8e8
 """Bytes per second of restoring; the order of magnitude decides."""
@@ -37,7 +37,7 @@ def plan_reuse(prompt: bytes, most: int, memory: Sequence, states: Collection[St
         if not (memory.can_cut(n) if base is None else n == len(base) or memory.can_cut_from(base.first, n)):
             partial = max((one for one in partials if len(one) <= n), key=len, default=None)
             n = len(partial) if partial is not None else 0
-        cost = (most - n + (LEAST_TOKENS if base is not None else 0)) * token_seconds
+        cost = (most - n + (MIN_TOKENS if base is not None else 0)) * token_seconds
         for one in (base, partial):
             if one is not None:
                 cost += one.restored_bytes / (_MEMORY_SPEED if one.data is not None else _DISK_SPEED)

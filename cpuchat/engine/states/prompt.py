@@ -36,7 +36,7 @@ Change = Literal["", "system", "trimmed", "message", "template"]
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RenderedPrompt:
     """A rendered prompt.
 
     Attributes:
@@ -237,11 +237,11 @@ class SavedPart(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class State:
-    """What the memory held after `tokens` (of `token_bytes`).
+    """What the KV cache held after `tokens` (of `token_bytes`).
 
     Attributes:
         key: whose it is, and what it is kept as.
-        is_whole: everything; else only what cannot be cut (`Sequence.state`), for a memory that holds the tokens.
+        is_whole: everything; else only what cannot be cut (`Sequence.state`), for a KV cache that holds the tokens.
         data: None while it is only on disk (`file`, `part`), and where nothing is needed but cutting.
         first: the first position of `tokens` that every layer has in it.
         row: the logits after the last token, for a prompt that ends exactly here.

@@ -1,6 +1,6 @@
 """The one store of states: what was evaluated before is not re-evaluated.
 
-A state is what the model's memory held after some tokens. It is kept where going back is likely: at a user's message,
+A state is what the model's KV cache held after some tokens. It is kept where going back is likely: at a user's message,
 before the answer, every so many tokens of a long prompt, and where a conversation is left for another one. Attention
 keeps its tokens apart, so there going back is cutting. A recurrent state and a window-sized cache cannot be cut: what
 they hold is copied (the partial state of `Sequence`), and set again over the attention that still holds the tokens
@@ -14,10 +14,10 @@ An example, with window-sized caches: some layers see the last 1,024 tokens, and
 - A prompt shares 4,900 tokens. The token after them sees positions 3,877 on, which are there: everything after 4,900
   is cut.
 - A prompt shares 4,000 tokens. Positions 2,977 on are needed, and gone. The newest checkpoint before is at the user's
-  message at 3,900: its partial state, the windows of positions 2,876 to 3,899, is set over the memory, which is cut to
-  3,900. The 100 tokens up to 4,000 are re-evaluated (`Reuse.again`), and what is new.
-- A prompt shares 40 tokens with the memory, but 3,000 with another conversation that is kept whole: that one replaces
-  the memory, which is kept before.
+  message at 3,900: its partial state, the windows of positions 2,876 to 3,899, is set over the KV cache, which is cut
+  to 3,900. The 100 tokens up to 4,000 are re-evaluated (`Reuse.again`), and what is new.
+- A prompt shares 40 tokens with the KV cache, but 3,000 with another conversation that is kept whole: that one replaces
+  the KV cache, which is kept before.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ import numpy as np
 from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.states.files import Index, StateFiles, WriteBudget
-from cpuchat.engine.states.plan import LEAST_TOKENS, Plan, plan_reuse
+from cpuchat.engine.states.plan import MIN_TOKENS, Plan, plan_reuse
 from cpuchat.engine.states.prompt import (
     SPACING,
     TOKEN_BYTES,
-    Prompt,
+    RenderedPrompt,
     SavedPart,
     State,
     TokenHistory,
@@ -60,9 +60,9 @@ _SAVED_PARTIALS, _SAVED_LEFT = 3, 3
 _AGENT: Final = "@"
 """Before the names of files with what several conversations of a client begin with: an agent's system prompt and
 tools."""
-_LEAST_HEAD: Final = 256
+_MIN_HEAD: Final = 256
 """Tokens of that: fewer are soon evaluated."""
-_MOST_HEADS, _KNOWN_HEADS = 8, 64
+_MAX_HEADS, _KNOWN_HEADS = 8, 64
 """Of a client, that are kept; of all, that are compared."""
 _ONCE_SHARE: Final = 4
 """What was used once takes one part in so many of the memory before it goes first."""
@@ -70,14 +70,14 @@ _COPY_SHARE: Final = 0.01
 """Of the time of a long prompt, for copying checkpoints."""
 _QUICK_SECONDS: Final = 0.25
 """Of a batch that a stop waits for."""
-_MOST_STATES: Final = 128
+_MAX_STATES: Final = 128
 """Each one is compared with every prompt."""
 
 
 @dataclass
 class Live:
-    """What the memory holds: whose it is and what it is kept as, its text, and whether no second request has continued
-    it."""
+    """What the KV cache holds: whose it is and what it is kept as, its text, and whether no second request has
+    continued it."""
 
     key: StateKey = field(default_factory=StateKey)
     history: TokenHistory = field(default_factory=TokenHistory)
@@ -85,9 +85,9 @@ class Live:
 
 
 @dataclass(frozen=True)
-class Start:
-    """From where a prompt is evaluated: the memory holds its first `n` tokens. `row` are the logits after the last one,
-    only when that are all."""
+class EvaluationStart:
+    """From where a prompt is evaluated: the KV cache holds its first `n` tokens. `row` are the logits after the last
+    one, only when that are all."""
 
     n: int
     row: np.ndarray | None
@@ -161,8 +161,8 @@ class StateStore:
             if gone.data is None:
                 self._states.remove(gone)
 
-    def begin(self, prompt: Prompt, key: StateKey) -> Start:
-        """Go to where `prompt` is evaluated soonest. What the memory loses of another conversation by that is kept.
+    def begin(self, prompt: RenderedPrompt, key: StateKey) -> EvaluationStart:
+        """Go to where `prompt` is evaluated soonest. What the KV cache loses of another conversation by that is kept.
 
         Raises:
             Aborted: stopped while a state was read from disk; nothing has changed.
@@ -177,8 +177,8 @@ class StateStore:
         self._mend()
         start, self._prompt = perf_counter(), token_bytes(prompt.tokens)
         row = next((one.row for one in self._own() if one.row is not None and one.tokens == self._prompt), None)
-        most = len(prompt.tokens) - (row is None)
-        plan = self._best(most)
+        max_tokens = len(prompt.tokens) - (row is None)
+        plan = self._best(max_tokens)
         base = self.live if plan.base is None or plan.base.key == self.live.key else plan.base
         head = self._head = prompt.head(self.piece) if owner else 0
         held = len(plan.base if plan.base is not None else self.sequence)
@@ -188,14 +188,14 @@ class StateStore:
         kept = kept or StateKey(owner=owner, chat=uuid.uuid4().hex[:20], on_disk=key.on_disk)
         self._keep_lost(plan, kept)
         while (source := self._go(plan)) is None:
-            plan = self._best(most)
+            plan = self._best(max_tokens)
         changed, message = "", 0
         if base.history is not None and (is_same or named == base.key):
             changed, message = prompt.changed(base.history.text)
         histories = (self.live.history, *(one.history for one in self._own() if one.history is not None))
         known = max(histories, key=lambda one: one.shared(prompt.text)).copy()
         known.record(prompt.text, prompt.tokens, (), self.piece)  # and nothing of another conversation
-        is_once = named is None and (kept != base.key or plan.shared < head + LEAST_TOKENS)
+        is_once = named is None and (kept != base.key or plan.shared < head + MIN_TOKENS)
         for one in self._own():
             one.is_once = one.is_once and (is_once or one.key != kept)
         self.live = Live(kept, known, is_once)
@@ -208,10 +208,10 @@ class StateStore:
             again=again,
         )
         self._at, self._seconds = plan.n, 0.0
-        return Start(plan.n, row if plan.n == len(prompt.tokens) else None, reuse)
+        return EvaluationStart(plan.n, row if plan.n == len(prompt.tokens) else None, reuse)
 
     def resume(self) -> None:
-        """Bring back what a client used last before a restart, so that its next request finds it in the memory."""
+        """Bring back what a client used last before a restart, so that its next request finds it in the KV cache."""
         self._find_saved()
         last = next((one for one in self._states if one.is_whole and one.key.owner and one.file is not None), None)
         if last is None or self.sequence.tokens or len(last) > self.sequence.n_ctx:
@@ -225,7 +225,7 @@ class StateStore:
             self._draft.set_state(last.draft.list(), drafted)
         self.live = Live(last.key, last.history.copy() if last.history is not None else TokenHistory())
 
-    def places(self, prompt: Prompt, at: int) -> list[int]:
+    def places(self, prompt: RenderedPrompt, at: int) -> list[int]:
         """Return after how many tokens of the prompt, more than `at`, to call `keep_head` and `checkpoint`.
 
         Where a prompt has changed, the next one may change again: what cannot be cut keeps the beginning of that line.
@@ -237,11 +237,11 @@ class StateStore:
         self.keep_head()
         return sorted(place for place in places | self._due if place > at)
 
-    def _heads_due(self, prompt: Prompt, at: int) -> set[int]:
+    def _heads_due(self, prompt: RenderedPrompt, at: int) -> set[int]:
         """Return after how many tokens, `at` or more, what other conversations may begin with as well is to be kept:
         the head, and what it has in common with earlier ones. Heads that are kept count as used."""
         owner, head, due = self.live.key.owner, self._prompt[: self._head * TOKEN_BYTES], set[int]()
-        if self._head < _LEAST_HEAD:
+        if self._head < _MIN_HEAD:
             return due
         kept = [one for one in self._own() if one.key.agent]
         before = (*(tokens for other, tokens in self._heads if other == owner), *(one.tokens for one in kept))
@@ -253,7 +253,7 @@ class StateStore:
         self._common = common
         for n, holders in ((common, [one for one in kept if not one.is_once]), (self._head, kept)):
             held = max((self._usable(one, head[: n * TOKEN_BYTES]) for one in holders), default=0)
-            if n >= at and n - max(held, *due, 0) >= _LEAST_HEAD:
+            if n >= at and n - max(held, *due, 0) >= _MIN_HEAD:
                 due.add(n)
         return due
 
@@ -274,7 +274,7 @@ class StateStore:
             self._unwritten.append(head)
 
     def keep_head(self) -> None:
-        """Keep what the memory holds if that is a head that is due; it is written once it is used a second time."""
+        """Keep what the KV cache holds if that is a head that is due; it is written once it is used a second time."""
         n, live = len(self.sequence), self.live
         if n not in self._due or not self._make_room(self.sequence.state_size(), ()):
             return
@@ -288,7 +288,7 @@ class StateStore:
         if not state.is_once:
             self._use_head([state])
         heads = [one for one in reversed(self._own()) if one.key.agent]  # those of earlier runs: the newest last
-        for one in sorted(heads, key=lambda one: (not one.is_once, one.used))[:-_MOST_HEADS]:
+        for one in sorted(heads, key=lambda one: (not one.is_once, one.used))[:-_MAX_HEADS]:
             self._drop(one)
             if self._files is not None and one.file is not None:
                 self._files.forget(_stem(one.key))
@@ -307,12 +307,12 @@ class StateStore:
     def _own(self) -> list[State]:
         return [one for one in self._states if one.key.owner == self.live.key.owner]
 
-    def _best(self, most: int) -> Plan:
-        """Return the cheapest way to the first `most` tokens of the prompt, or fewer."""
-        return plan_reuse(self._prompt, most, self.sequence, self._own(), self._token_seconds)
+    def _best(self, max_tokens: int) -> Plan:
+        """Return the cheapest way to the first `max_tokens` tokens of the prompt, or fewer."""
+        return plan_reuse(self._prompt, max_tokens, self.sequence, self._own(), self._token_seconds)
 
     def _go(self, plan: Plan) -> Literal["", "memory", "disk"] | None:
-        """Take the memory to the end of a plan; returns where its states were. None: one could not be used, and is
+        """Take the KV cache to the end of a plan; returns where its states were. None: one could not be used, and is
         dropped.
 
         Raises:
@@ -331,7 +331,7 @@ class StateStore:
         of_draft = None
         if drafted is not None and target is not None:
             held = shared_tokens(token_bytes(target.tokens), self._prompt)
-            if shared_tokens(drafted.tokens, self._prompt) >= held + LEAST_TOKENS:
+            if shared_tokens(drafted.tokens, self._prompt) >= held + MIN_TOKENS:
                 of_draft = self._loaded(drafted)
         for one, data in loaded:
             if not sequence.set_state(one.list(), data, partial=not one.is_whole):
@@ -359,18 +359,19 @@ class StateStore:
         return data
 
     def _keep_lost(self, plan: Plan, key: StateKey) -> None:
-        """Keep and save what the memory loses by a plan, as far as that is worth it."""
+        """Keep and save what the KV cache loses by a plan, as far as that is worth it."""
         held = plan.n if plan.base is None else 0
         lost, spared = len(self.sequence) - held, [one for one in (plan.base, plan.partial) if one is not None]
-        is_kept = lost >= LEAST_TOKENS and lost * _KEEP_SHARE >= len(self.sequence)
+        is_kept = lost >= MIN_TOKENS and lost * _KEEP_SHARE >= len(self.sequence)
         self.leave(spared, keep=is_kept, save=key != self.live.key or plan.base is not None)
 
     def leave(self, spared: Collection[State] = (), *, keep: bool = True, save: bool = True) -> None:
-        """Keep what the memory holds before it is used for something else: in memory, on disk if there is much new."""
+        """Keep what the KV cache holds before it is used for something else: in memory, on disk if there is much
+        new."""
         if not self.live.key.chat:  # nobody's: random tokens of a measurement
             return
         self._mend()
-        if keep and len(self.sequence) >= LEAST_TOKENS:
+        if keep and len(self.sequence) >= MIN_TOKENS:
             self._whole(spared)
         if save:
             self.save()
@@ -387,7 +388,7 @@ class StateStore:
         self.sequence.clear()
 
     def _whole(self, spared: Collection[State] = (), *, to_save: bool = False) -> State | None:
-        """Keep what the memory holds as a state, and return it; None when there is no room, unless it is `to_save`.
+        """Keep what the KV cache holds as a state, and return it; None when there is no room, unless it is `to_save`.
         What it extends goes, but never the `spared`."""
         sequence, live, tokens = self.sequence, self.live, token_bytes(self.sequence.tokens)
         for one in self._own():
@@ -418,7 +419,7 @@ class StateStore:
     def evaluated(self, n: int, seconds: float) -> None:
         """Note that `n` tokens of the prompt took `seconds`; checkpoint if that is due: copying takes some time too."""
         self._seconds += seconds
-        if n >= LEAST_TOKENS:
+        if n >= MIN_TOKENS:
             self._token_seconds += (seconds / n - self._token_seconds) / 4
         is_due = len(self.sequence) - self._at >= SPACING and self._copying <= _COPY_SHARE * self._seconds
         if is_due and self.sequence.partial_bytes:
@@ -443,8 +444,8 @@ class StateStore:
         self._states.append(state)
         self._at, self._seconds, self._copying = len(sequence), 0.0, perf_counter() - start
 
-    def record(self, prompt: Prompt, answer: list[int]) -> None:
-        """Keep the text of what the memory holds now."""
+    def record(self, prompt: RenderedPrompt, answer: list[int]) -> None:
+        """Keep the text of what the KV cache holds now."""
         self.live.history.record(prompt.text, prompt.tokens, answer, self.piece)
         self._write_heads()
         if self._files is not None and self._files.limit and self._note is None:
@@ -462,7 +463,7 @@ class StateStore:
         return note
 
     def save(self, *, at_end: bool = False) -> None:
-        """Begin to write the conversation in the memory if enough of it would be lost.
+        """Begin to write the conversation in the KV cache if enough of it would be lost.
 
         It is written whole, so a long one is written again only when it has grown by a third: in all, at most four
         times what was added, whatever its length. What is lost meanwhile costs its prefill.
@@ -482,7 +483,7 @@ class StateStore:
         saved = [one for one in saved if one.key == self.live.key or one.key.agent]
         held = max((self._usable(one, tokens) for one in saved), default=0)
         new = len(sequence) - held
-        if not (new >= LEAST_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) > 0 and self._budget.allows()):
+        if not (new >= MIN_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) > 0 and self._budget.allows()):
             return
         size = sequence.state_size()
         if size > files.limit or size > available_bytes() // 2:
@@ -500,7 +501,7 @@ class StateStore:
         self._budget.spend(sum(one.restored_bytes for one in parts))
 
     def is_another(self, chat_id: str) -> bool:
-        """Return whether a named chat is another one than the memory holds."""
+        """Return whether a named chat is another one than the KV cache holds."""
         return bool(chat_id) and kv_stem(chat_id) != self.live.key.chat
 
     def texts(self, limit: int, without: str) -> list[list[int]]:
@@ -519,7 +520,7 @@ class StateStore:
         """Drop a chat, in memory and on disk, and what has no name and may tell of it; "": everything in memory.
 
         Returns:
-            Whether what the memory holds was dropped.
+            Whether what the KV cache holds was dropped.
         """
         stem = kv_stem(chat_id)
         self._states = [one for one in self._states if chat_id and one.key.chat != stem and one.key.on_disk]
@@ -532,7 +533,7 @@ class StateStore:
         return True
 
     def close(self, is_cancelled: Callable[[], bool]) -> None:
-        """Save what the memory holds, unless `is_cancelled` meanwhile."""
+        """Save what the KV cache holds, unless `is_cancelled` meanwhile."""
         if self._files is not None:
             self._files.writer.finish(is_cancelled)
             while self._unwritten and self._budget.allows() and not is_cancelled():
@@ -566,21 +567,21 @@ class StateStore:
         if size > self.limit or size > available_bytes() // 2:
             return False
         held = b""
-        while self.n_bytes + size > self.limit or sum(one.memory_bytes > 0 for one in self._states) >= _MOST_STATES:
+        while self.n_bytes + size > self.limit or sum(one.memory_bytes > 0 for one in self._states) >= _MAX_STATES:
             left = [one for one in self._states if one.memory_bytes and one not in spared]
             if not left:
                 return False
             once = [one for one in left if one.is_once]
             n_bytes = sum(one.memory_bytes for one in once)
-            if n_bytes * _ONCE_SHARE > self.limit or len(once) * _ONCE_SHARE > _MOST_STATES:
+            if n_bytes * _ONCE_SHARE > self.limit or len(once) * _ONCE_SHARE > _MAX_STATES:
                 left = once
             held = held or token_bytes(self.sequence.tokens)
             by_size = self.n_bytes + size > self.limit  # else there are too many
-            least = min(left, key=lambda one: self._worth(one, held) / (one.memory_bytes if by_size else 1))
-            if least.file is not None:
-                least.free()
+            victim = min(left, key=lambda one: self._worth(one, held) / (one.memory_bytes if by_size else 1))
+            if victim.file is not None:
+                victim.free()
             else:
-                self._drop(least)
+                self._drop(victim)
         return True
 
     def _worth(self, state: State, held: bytes) -> float:

@@ -37,7 +37,7 @@ from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.units import plural
 
 ROOT = Path("/")
-MOST_BYTES: Final = 3_900_000_000
+MAX_BYTES: Final = 3_900_000_000
 """Upper limit of the memory that a measurement takes, in bytes, unless caches are larger than half of it; it never
 takes more than a quarter of the free memory."""
 
@@ -143,9 +143,9 @@ def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
     for size, threads in groups:
         wanted = max(wanted, _FAR_BEYOND * size // threads)
         needed = max(needed, _BEYOND * size // threads)
-    most = max(MOST_BYTES, _BEYOND * sum(size for size, _ in groups))
-    needed = min(needed, most // len(cpus))  # Hundreds of cores: together they are beyond the caches with less each.
-    allowed = min(most, available_bytes(root) // 4)
+    maximum = max(MAX_BYTES, _BEYOND * sum(size for size, _ in groups))
+    needed = min(needed, maximum // len(cpus))  # Hundreds of cores: together they are beyond the caches with less each.
+    allowed = min(maximum, available_bytes(root) // 4)
     if needed * len(cpus) > allowed:
         raise ProbeFailed(
             f"Measuring {plural(len(cpus), 'core')} needs {needed * len(cpus) * 4 / 1e9:.1f} GB of free memory, "
@@ -334,7 +334,7 @@ def _peak(measured: ReadBandwidth) -> Peak:
 BUDGET_SECONDS: Final = 12.0
 _STARTING: Final = 0.45
 """Seconds to start a measuring process and fill its memory."""
-_MOST_CELLS: Final = 16
+_MAX_CELLS: Final = 16
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12)
 _KNEE: Final = 0.97
 
@@ -345,7 +345,7 @@ Found = dict[tuple[tuple[int, ...], int | None], ReadBandwidth]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class NodeBandwidth:
     """The bandwidth from the cores of one NUMA node to the memory of another, or of their own."""
 
     cpu_node: int
@@ -366,7 +366,7 @@ class Survey:
     l3_group: ReadBandwidth | None = None
     fabric_link: ReadBandwidth | None = None
     per_core_counts: dict[int, ReadBandwidth] | None = None
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[NodeBandwidth, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -381,8 +381,8 @@ class Survey:
         counts = self.per_core_counts
         if not counts:
             return None
-        most = max(measured.bytes_per_s for measured in counts.values())
-        return min(count for count, measured in counts.items() if measured.bytes_per_s >= _KNEE * most)
+        maximum = max(measured.bytes_per_s for measured in counts.values())
+        return min(count for count, measured in counts.items() if measured.bytes_per_s >= _KNEE * maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,10 +473,10 @@ class _Schedule:
             behind = topology.fabric_links[topology.l3_groups[index].fabric_link]
             linked = sorted(cpu for other in behind for cpu in groups.get(other, ()))
             self.fabric_link = tuple(linked) if len(linked) > len(whole) else ()
-        most = len(whole)
+        maximum = len(whole)
         self.counts = {
             count: tuple(sorted(cpu for members in groups.values() for cpu in members[:count]))
-            for count in (*(count for count in _COUNTS if count < most), *((most,) if most else ()))
+            for count in (*(count for count in _COUNTS if count < maximum), *((maximum,) if maximum else ()))
         }
         self.cells = _cells(topology, self.cpus)
         self.steps: list[_Step] = []
@@ -503,7 +503,7 @@ class _Schedule:
             fabric_link=found.get((self.fabric_link, None)),
             per_core_counts=counts if len(counts) > 1 else None,
             cells=tuple(
-                Cell(near, far, found[cpus, far])
+                NodeBandwidth(near, far, found[cpus, far])
                 for (near, far), cpus in self.cells.items()
                 if (cpus, far) in found
             ),
@@ -521,6 +521,6 @@ def _cells(topology: Topology, cpus: tuple[int, ...]) -> dict[tuple[int, int], t
     if len(far) < 2:
         return {}
     readers = list(near)
-    if len(readers) * len(far) > _MOST_CELLS:
+    if len(readers) * len(far) > _MAX_CELLS:
         readers = readers[:1]
     return {(reader, memory): tuple(near[reader]) for reader in readers for memory in far}

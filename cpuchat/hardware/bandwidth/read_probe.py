@@ -33,7 +33,7 @@ _WARM_UP = 0.06
 _ALL_READY_SECONDS = 40.0
 
 
-class Memory:
+class ProbeBuffer:
     """`size` bytes of 1, in huge pages where available, first touched by the thread that creates it."""
 
     def __init__(self, size: int) -> None:
@@ -104,7 +104,7 @@ class Probe:
             self._fail(_REFUSED.format(cpu))
             return
         try:
-            memory = Memory(self.size)
+            memory = ProbeBuffer(self.size)
         except (OSError, MemoryError, ValueError) as error:
             self._fail(f"CPU {cpu}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
             return
@@ -118,7 +118,7 @@ class Probe:
         self._failures.append(why)
         self._ready.abort()
 
-    def _read(self, memory: Memory) -> list[tuple[float, float]]:
+    def _read(self, memory: ProbeBuffer) -> list[tuple[float, float]]:
         """Return bytes per second in each window, and the share of the time that the thread computed."""
         size, length, offset = self.size, min(_FIRST_CALL, self.size), 0
         windows: list[tuple[float, float]] = []

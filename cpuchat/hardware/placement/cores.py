@@ -59,7 +59,7 @@ def choose_cores(
     there are fewer cores than threads; it says what is possible.
     """
     named = _without(topology, _named(topology, spec), without)
-    most = len(named.cpus) + len(named.spare)
+    max_threads = len(named.cpus) + len(named.spare)
     # Threads wait for each other: one that is throttled stops all, so a part of a CPU is no CPU.
     taken = len(set(without).intersection(topology.allowed))
     quota = None if topology.quota is None else max(math.floor(topology.quota), 1) - taken
@@ -68,8 +68,8 @@ def choose_cores(
             f"The cgroup CPU quota is {topology.quota:g}, and CPUs {format_cpu_list(without)} already use it up.",
             "Let both models share the same cores.",
         )
-    if n_threads < 0 or n_threads > most or (quota is not None and n_threads > quota):
-        raise _too_many(topology, spec, n_threads, most, quota, named)
+    if n_threads < 0 or n_threads > max_threads or (quota is not None and n_threads > quota):
+        raise _too_many(topology, spec, n_threads, max_threads, quota, named)
     wanted = n_threads or len(named.cpus)
     capped = quota is not None and wanted > quota
     n = min(wanted, quota) if quota is not None else wanted
@@ -112,12 +112,12 @@ def check_thread_count(n: int, topology: Topology) -> int:
     cpus, cores = len(topology.allowed), len(topology.allowed_cores)
     if n == 0:
         return cores
-    most, why = cpus, f"this process may use {plural(cpus, 'CPU')} ({plural(cores, 'physical core')})"
-    if topology.quota is not None and max(math.floor(topology.quota), 1) < most:
-        most, why = max(math.floor(topology.quota), 1), f"the cgroup CPU quota is {topology.quota:g}"
-    if 1 <= n <= most:
+    max_threads, why = cpus, f"this process may use {plural(cpus, 'CPU')} ({plural(cores, 'physical core')})"
+    if topology.quota is not None and max(math.floor(topology.quota), 1) < max_threads:
+        max_threads, why = max(math.floor(topology.quota), 1), f"the cgroup CPU quota is {topology.quota:g}"
+    if 1 <= n <= max_threads:
         return n
-    raise UsageError(f"Cannot use {plural(n, 'thread')}: {why}.", f"Choose 1 to {most}, or 0 for the default.")
+    raise UsageError(f"Cannot use {plural(n, 'thread')}: {why}.", f"Choose 1 to {max_threads}, or 0 for the default.")
 
 
 def spread(topology: Topology, cpus: Collection[int], n: int) -> tuple[int, ...]:
@@ -235,11 +235,11 @@ def _of_each_l3(topology: Topology, n: int) -> _Named:
             groups.setdefault(core.l3, []).append(core)
     if not groups:
         raise UsageError("The L3 groups of this machine are not known.", "Use a list of CPUs such as 0-7.")
-    most = max(len(cores) for cores in groups.values())
-    if not 1 <= n <= most:
+    max_threads = max(len(cores) for cores in groups.values())
+    if not 1 <= n <= max_threads:
         raise UsageError(
-            f"Cannot use {n}/l3: an L3 group has {plural(most, 'core')} that this process may use.",
-            f"Choose 1/l3 to {most}/l3.",
+            f"Cannot use {n}/l3: an L3 group has {plural(max_threads, 'core')} that this process may use.",
+            f"Choose 1/l3 to {max_threads}/l3.",
         )
     notes = [
         f"L3 group {index} has only {plural(len(cores), 'core')} that this process may use."
@@ -276,18 +276,20 @@ def _without(topology: Topology, named: _Named, taken: Collection[int]) -> _Name
     return _Named(cpus, what, named.why, spare, named.notes)
 
 
-def _too_many(topology: Topology, spec: str, n: int, most: int, quota: int | None, named: _Named) -> UsageError:
+def _too_many(topology: Topology, spec: str, n: int, max_threads: int, quota: int | None, named: _Named) -> UsageError:
     cpus, more = len(topology.allowed), ""
-    if quota is not None and quota < most:
-        why, most = f"the cgroup CPU quota is {topology.quota:g}", quota
+    if quota is not None and quota < max_threads:
+        why, max_threads = f"the cgroup CPU quota is {topology.quota:g}", quota
     elif spec in ("auto", "all"):
-        why = f"this process may use {plural(cpus, 'CPU')} ({plural(most, 'physical core')})"
-        if most < n <= cpus:
+        why = f"this process may use {plural(cpus, 'CPU')} ({plural(max_threads, 'physical core')})"
+        if max_threads < n <= cpus:
             every = format_cpu_list(topology.allowed)
             more = f" The other CPUs are SMT siblings; --cores {every} uses them."
     else:
-        why = f"the cores {spec} are {plural(most, 'CPU')}"
-    return UsageError(f"Cannot use {plural(n, 'thread')}: {why}.", f"Choose 1 to {most}, or 0 for the default.{more}")
+        why = f"the cores {spec} are {plural(max_threads, 'CPU')}"
+    return UsageError(
+        f"Cannot use {plural(n, 'thread')}: {why}.", f"Choose 1 to {max_threads}, or 0 for the default.{more}"
+    )
 
 
 def n_sharing_a_core(topology: Topology, cpus: Collection[int]) -> int:

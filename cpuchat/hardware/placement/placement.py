@@ -421,9 +421,9 @@ class ReadRates(NamedTuple):
         share = max(len(sockets), 1) / max(len(topology.packages), 1)
         if memory.startswith("bind:"):
             share = min(share, len(parse_cpu_list(memory.removeprefix("bind:"))) / max(len(topology.cpu_nodes), 1))
-        most = peak * share
+        max_bytes_per_s = peak * share
         if one_core is None and l3_link is None:
-            return most, "memory"
+            return max_bytes_per_s, "memory"
         cores: dict[int, set[int]] = {}
         for cpu in cpus:
             core, group = topology.core_of(cpu), topology.l3_of(cpu)
@@ -436,8 +436,8 @@ class ReadRates(NamedTuple):
             limit = l3_link if l3_link is not None and link >= 0 else float("inf")
             total += min(asked, limit)
             on_link = on_link or limit <= asked
-        if total >= most:
-            return most, "memory"
+        if total >= max_bytes_per_s:
+            return max_bytes_per_s, "memory"
         return total, "link" if on_link else "cores"
 
 

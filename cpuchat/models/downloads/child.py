@@ -39,7 +39,7 @@ from cpuchat.models.downloads.hf_cache import (
     update_main,
     write_error,
 )
-from cpuchat.models.downloads.state import Download, Progress
+from cpuchat.models.downloads.state import Download, DownloadProgress
 from cpuchat.models.hub import errors
 from cpuchat.models.hub.client import headers, raise_for_status
 from cpuchat.models.hub.errors import endpoint, host, is_offline
@@ -67,7 +67,7 @@ class WrongResponse(BrokenResponse):
     """A response with another length, range or hash than was listed: probably the same at every attempt."""
 
 
-def with_retries(act: Callable[[], T], progress: Progress) -> T:
+def with_retries(act: Callable[[], T], progress: DownloadProgress) -> T:
     """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report.
 
     Raises:
@@ -113,7 +113,7 @@ def with_retries(act: Callable[[], T], progress: Progress) -> T:
             _wait(delay if retry_after is None else retry_after, fault, progress)
 
 
-def _fault(error: Exception, progress: Progress) -> CpuchatError:
+def _fault(error: Exception, progress: DownloadProgress) -> CpuchatError:
     order = progress.order
     if isinstance(error, OSError) and error.errno is not None:  # some of huggingface_hub's errors are without a number
         return write_error(error, Path(order.cache), order.model.size - progress.done)
@@ -140,7 +140,7 @@ def _refusal(error: Exception) -> httpx.Response | None:
     return error.response if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError) else None
 
 
-def _wait(seconds: float, fault: CpuchatError, progress: Progress) -> None:
+def _wait(seconds: float, fault: CpuchatError, progress: DownloadProgress) -> None:
     until = time.monotonic() + seconds
     left = seconds
     while True:
@@ -193,14 +193,14 @@ def _pieces(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: 
     Each attempt starts at the hub: signed links of the servers that it redirects to expire. httpx passes the
     Authorization header on only within the host and port that it was meant for.
     """
-    from cpuchat.models.hub.http import Bounds
+    from cpuchat.models.hub.http import ResponseLimits
 
     missing = file.size - offset
     if missing == 0:
         return
     url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
     sent = {**headers(), "accept-encoding": "identity", "range": f"bytes={offset}-"}
-    bounds = Bounds(max_bytes=None, idle_timeout=idle_timeout, seconds=inf)
+    bounds = ResponseLimits(max_bytes=None, idle_timeout=idle_timeout, seconds=inf)
     with _client().stream("GET", url, headers=sent, extensions=bounds.extensions()) as response:
         elsewhere = bool(response.history) and response.url.netloc != response.history[0].url.netloc
         if elsewhere and response.status_code in _REFUSED:
@@ -252,7 +252,7 @@ def _first_byte(response: httpx.Response, file: HubFile, offset: int) -> int:
     return start
 
 
-def fetch_model(progress: Progress) -> Path:
+def fetch_model(progress: DownloadProgress) -> Path:
     """Download and check all files of the order. Returns the first one, by its name in the cache.
 
     Raises:
@@ -277,7 +277,7 @@ def fetch_model(progress: Progress) -> Path:
 class _FileFetch:
     """The download of one file."""
 
-    def __init__(self, file: HubFile, progress: Progress) -> None:
+    def __init__(self, file: HubFile, progress: DownloadProgress) -> None:
         self._order, self._file, self._progress = progress.order, file, progress
         self._cached = CachedFile(Path(progress.order.cache), progress.order.repo, file)
         self._was_verified = file.etag in progress.verified
@@ -356,9 +356,9 @@ class _Stopped(BaseException):
 def main() -> None:
     os.nice(_NICENESS)
     signal.signal(signal.SIGTERM, _stop)
-    progress: Progress | None = None
+    progress: DownloadProgress | None = None
     try:
-        progress = Progress(msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(Download)), _send)
+        progress = DownloadProgress(msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(Download)), _send)
         threading.Thread(target=_watch_input, name="input", daemon=True).start()
         threading.Thread(target=progress.report_by_clock, name="clock", daemon=True).start()
         try:

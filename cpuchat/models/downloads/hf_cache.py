@@ -20,7 +20,7 @@ from pathlib import Path
 from cpuchat.base.errors import CpuchatError, DiskFull, DownloadFailed
 from cpuchat.base.files import write_atomically
 from cpuchat.base.paths import shown
-from cpuchat.models.downloads.state import Progress
+from cpuchat.models.downloads.state import DownloadProgress
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.hub.errors import is_set
 from cpuchat.models.hub.repository import HubFile, checked_etag
@@ -208,7 +208,7 @@ class CachedFile:
         return WeakFileLock(lock, timeout=_POLL_SECONDS)
 
     @contextmanager
-    def locked(self, progress: Progress) -> Iterator[None]:
+    def locked(self, progress: DownloadProgress) -> Iterator[None]:
         """Hold the lock that every huggingface_hub takes for this file; it ends with its process.
 
         While another program holds it, the state is `waiting`, and `here` follows what that program has written.

@@ -23,7 +23,7 @@ from cpuchat.base.errors import DownloadFailed, HubError, UsageError
 from cpuchat.base.files import JsonCache
 from cpuchat.base.processes import python_command
 from cpuchat.models.downloads.hf_cache import bytes_here, discard
-from cpuchat.models.downloads.state import RUNNING, Download, Order, Rate, RetryPolicy
+from cpuchat.models.downloads.state import RUNNING, Download, Order, RetryPolicy, TransferRate
 from cpuchat.models.hub.repository import RepoModel, check_names
 from cpuchat.models.library.places import hub_cache
 
@@ -114,7 +114,7 @@ class _Entry:
         self.wanted: Literal["run", "pause", "cancel", "close"] = "run"
         self.discard = False
         self.stopping = False
-        self.rate = Rate()
+        self.rate = TransferRate()
         self.task: asyncio.Task[None] | None = None
         self.process: DownloadProcess | None = None
         self.settled = asyncio.Event()

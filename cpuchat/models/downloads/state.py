@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.models.hub.repository import Data, RepoModel
+from cpuchat.models.hub.repository import ModelData, RepoModel
 
 State = Literal["queued", "running", "waiting", "checking", "paused", "done", "failed"]
 """`waiting`: for a retry, or for another program. `checking`: all bytes are here, the hash is being computed. `done`
@@ -21,7 +21,7 @@ only after the file passed its check and has its name in the cache."""
 RUNNING: frozenset[State] = frozenset({"queued", "running", "waiting", "checking"})
 
 
-class RetryPolicy(Data, frozen=True):
+class RetryPolicy(ModelData, frozen=True):
     """How long network faults are retried; times in seconds.
 
     The wait before a retry doubles from `first_wait` to `max_wait`. A server's Retry-After is respected up to
@@ -36,7 +36,7 @@ class RetryPolicy(Data, frozen=True):
     attempts: int = 10
 
 
-class Order(Data, frozen=True):
+class Order(ModelData, frozen=True):
     """What is wanted: a model of a repository, in the Hugging Face cache `cache`.
 
     `revision` is a commit, `newest_at` see `Repository`. `reserved` bytes of the free space belong to other downloads.
@@ -57,7 +57,7 @@ class Order(Data, frozen=True):
         return hashlib.sha256(named.encode()).hexdigest()[:12]
 
 
-class Download(Data, frozen=True):
+class Download(ModelData, frozen=True):
     """How an order stands, in bytes. Also the message to and from the process of a download, one JSON line each.
 
     `done` counts what is on the disk, `checked` how much of that the running check has hashed. `retry_in` is the time
@@ -98,7 +98,7 @@ class Download(Data, frozen=True):
 _INTERVAL = 0.2
 
 
-class Progress:
+class DownloadProgress:
     """Counts the bytes of a download in its process. One thread changes it, several may report; `send` delivers.
 
     The current file has `here` bytes on the disk, of which `hashed` are checked; the other files of the model have
@@ -167,7 +167,7 @@ WINDOW = 8.0
 """Seconds of the moving average."""
 
 
-class Rate:
+class TransferRate:
     """Computes bytes per second over the last seconds from readings of a counter."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ NO_SPEED = "the draft model's time per token is unknown"
 _NEARLY_ALL = 0.9
 
 
-class Gain(msgspec.Struct, frozen=True):
+class DraftGain(msgspec.Struct, frozen=True):
     """At an `acceptance` rate per token, the best draft `depth` (0: no drafting) and its speed-up."""
 
     kind: Kind
@@ -80,7 +80,7 @@ class Expectation(msgspec.Struct, frozen=True):
     draft model as of `Prediction`: only what was measured is told, and it is never worth loading.
     """
 
-    gains: tuple[Gain, ...] = ()
+    gains: tuple[DraftGain, ...] = ()
     why: str = NOT_CALIBRATED
     draft_ms: float = 0.0
     no_gain: str = ""
@@ -109,7 +109,7 @@ class Expectation(msgspec.Struct, frozen=True):
 
 def gain(
     pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kind = "measured", *, overlap: bool = False
-) -> Gain:
+) -> DraftGain:
     """Return the best depth, 0 included.
 
     Args:
@@ -119,7 +119,7 @@ def gain(
         overlap: the next tokens are drafted while these are verified.
     """
     tokens = reached = 1.0
-    best = Gain(kind, acceptance, 0, 1.0)
+    best = DraftGain(kind, acceptance, 0, 1.0)
     if pass_ms[0] < MIN_PLAIN_MS:
         return best
     for depth in range(1, len(pass_ms)):
@@ -129,7 +129,7 @@ def gain(
         took = max(pass_ms[depth], drafting) if overlap else pass_ms[depth] + drafting
         speedup = tokens * pass_ms[0] / took
         if speedup > best.speedup:
-            best = Gain(kind, acceptance, depth, speedup)
+            best = DraftGain(kind, acceptance, depth, speedup)
     return best
 
 
@@ -215,7 +215,7 @@ INCLUDED = "mtp"
 """The value for `--draft-model` that means the MTP layers of the target itself."""
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class DraftCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A model that may draft. `where`: on this machine (then `path` is its file) or on the hub (then `repo`).
 
     `size` in bytes (0: not known). `entry` is the id of its catalog entry, "" for none, and `named` whether the catalog
@@ -261,13 +261,13 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.verdict is None else self.verdict.ok
 
     @classmethod
-    def of_file(cls, model: LocalModel, **facts: Any) -> Candidate:
+    def of_file(cls, model: LocalModel, **facts: Any) -> DraftCandidate:
         """Create one for a model on this machine; `facts` are fields that its file does not have."""
         named = {"name": model.name, "path": model.path, "repo": model.repo}
         return cls(**{**named, "quantization": model.quantization, "size": model.size, **facts}, where="here")
 
 
-def most_read(target: GGUFHeader) -> float:
+def max_read(target: GGUFHeader) -> float:
     """Return how many bytes a draft model may read for a token: a share of what the target reads. More never pays, even
     if four of five drafted tokens are accepted and verifying a second one costs only a twentieth of a pass."""
     return _MAX_READ_SHARE * bytes_per_token(target)
@@ -282,7 +282,7 @@ def candidates(
     *,
     acceptance: float | None = None,
     beside: Path | None = None,
-) -> list[Candidate]:
+) -> list[DraftCandidate]:
     """Return all of them unchecked: those named by the catalog first, then smaller quantizations of the target, then
     the other local ones, smaller ones first.
 
@@ -298,7 +298,7 @@ def candidates(
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
     entry = match_local(catalog, target)
     wanted = catalog.drafts_of(entry) if entry is not None else []
-    listed: list[Candidate] = []
+    listed: list[DraftCandidate] = []
     toy = is_demo(target.path)
     for model in here:
         if toy and is_demo(model.path):
@@ -310,15 +310,17 @@ def candidates(
             expected = judged.expected(
                 local_work(model, id), model.path, measured, exact=model.work is not None, same_model=same
             )
-            listed.append(Candidate.of_file(model, entry=id, named=draft in wanted, expected=expected, same_model=same))
+            listed.append(
+                DraftCandidate.of_file(model, entry=id, named=draft in wanted, expected=expected, same_model=same)
+            )
     there = {candidate.entry for candidate in listed}
-    limit = most_read(target)
+    limit = max_read(target)
     for draft in wanted:
         if draft.id not in there:
             listed.append(judged.on_hub(draft, limit))
     order = {model.id: number for number, model in enumerate(wanted)}
 
-    def place(one: Candidate) -> tuple[int, int, int]:
+    def place(one: DraftCandidate) -> tuple[int, int, int]:
         better = rank_among(_DRAFT_QUANTIZATIONS, one.quantization) if one.named else 0
         return order.get(one.entry, len(order) + (not one.same_model)), better, one.size
 
@@ -341,11 +343,11 @@ class _Target(NamedTuple):
     costs: TargetCosts
     machine: Machine | None
 
-    def on_hub(self, draft: CatalogModel, limit: float) -> Candidate:
+    def on_hub(self, draft: CatalogModel, limit: float) -> DraftCandidate:
         """Return a model of the catalog in its least quantized file of at most `limit` bytes, or one that is clearly
         faster by its predicted speed."""
         found = [
-            Candidate(name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size,
+            DraftCandidate(name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size,
                       entry=draft.id, named=True, expected=self.expected(
                           typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)))
             for quantization, size in _files(draft, limit)
@@ -415,7 +417,7 @@ def rank_among(preferred: Sequence[str], quantization: str) -> int:
     return preferred.index(quantization) if quantization in preferred else len(preferred)
 
 
-def check(candidate: Candidate, target: GGUFHeader, hub: Hub | None = None) -> Candidate:
+def check(candidate: DraftCandidate, target: GGUFHeader, hub: Hub | None = None) -> DraftCandidate:
     """Return the candidate with its verdict. Reads headers, of one on the hub over the network: not for the UI thread.
 
     Args:
@@ -435,7 +437,7 @@ def check(candidate: Candidate, target: GGUFHeader, hub: Hub | None = None) -> C
     return msgspec.structs.replace(candidate, verdict=check_pair(target, header), size=header.file_size)
 
 
-def header_of(candidate: Candidate, hub: Hub | None) -> GGUFHeader | None:
+def header_of(candidate: DraftCandidate, hub: Hub | None) -> GGUFHeader | None:
     """Return the header of a candidate; None for one on the hub without `hub`.
 
     Raises:
@@ -449,7 +451,7 @@ def header_of(candidate: Candidate, hub: Hub | None) -> GGUFHeader | None:
     return hub.header(repository, model_of(repository, candidate))
 
 
-def model_of(repository: Repository, candidate: Candidate) -> RepoModel:
+def model_of(repository: Repository, candidate: DraftCandidate) -> RepoModel:
     """Return the file of a candidate on the hub. Raises NotOnHub."""
     from cpuchat.models.hub.repository import choose_repo_model
 
@@ -461,7 +463,7 @@ def model_of(repository: Repository, candidate: Candidate) -> RepoModel:
     raise NotOnHub(f"{repository.id} no longer has {candidate.file}.", "Choose another one.")
 
 
-def recommended(found: Iterable[Candidate]) -> Candidate | None:
+def recommended(found: Iterable[DraftCandidate]) -> DraftCandidate | None:
     """Return the one to use: it fits (or is unchecked, but named by the catalog), its type has a SIMD kernel, and it
     has the largest expected speed-up.
 

@@ -20,13 +20,13 @@ from cpuchat.models.catalog import Catalog, CatalogModel, load_catalog, match_lo
 from cpuchat.models.drafts.candidates import (
     INCLUDED,
     UNKNOWN,
-    Candidate,
+    DraftCandidate,
     Expectation,
     candidates,
     check,
     header_of,
+    max_read,
     measured_draft_ms,
-    most_read,
     rank_among,
     target_costs,
 )
@@ -231,13 +231,13 @@ def _smaller_file(
 
 def named_drafts(
     target: GGUFHeader, entry: CatalogModel, library: Library, catalog: Catalog, beside: Path | None = None
-) -> list[Candidate]:
+) -> list[DraftCandidate]:
     """Return the drafts that the catalog names for `target` (its `entry`), if they are small enough and have a SIMD
     kernel; of those here, the ones in the folder of the file `beside`, too.
     """
     if not entry.drafts:  # saves reading the library
         return []
-    limit, found = most_read(target), candidates(target, library.local_models(beside), catalog)
+    limit, found = max_read(target), candidates(target, library.local_models(beside), catalog)
     return [one for one in found if one.named and one.size <= limit and not one.expected.scalar_type]
 
 
@@ -286,22 +286,22 @@ _NOT_PREDICTED = Expectation(why=f"not predicted: {ENGINE} drafts with a head, a
 _HEAD_QUANTIZATIONS = ("Q8_0", "BF16", "F16", "Q6_K", "Q4_K_M", "Q4_0")
 
 
-def local_heads(target: GGUFHeader, here: Iterable[LocalModel]) -> list[Candidate]:
+def local_heads(target: GGUFHeader, here: Iterable[LocalModel]) -> list[DraftCandidate]:
     """Return the MTP layers of the target itself, then the head files on this machine, unchecked."""
-    listed: list[Candidate] = []
+    listed: list[DraftCandidate] = []
     if included_layers(target):
         listed.append(
-            Candidate(name=title("mtp"), where="here", path=target.path, head="mtp", included=True,
+            DraftCandidate(name=title("mtp"), where="here", path=target.path, head="mtp", included=True,
                       expected=_NOT_PREDICTED)
         )  # fmt: skip
     for model in here:
         if model.kind == "head" and model.unfinished is None:
             kind = kind_named(model.path.name) or ARCHITECTURES.get(model.architecture, "mtp")
-            listed.append(Candidate.of_file(model, name=model.path.stem, head=kind, expected=_NOT_PREDICTED))
+            listed.append(DraftCandidate.of_file(model, name=model.path.stem, head=kind, expected=_NOT_PREDICTED))
     return listed
 
 
-def heads_of(repository: Repository, here: Iterable[Candidate] = ()) -> list[Candidate]:
+def heads_of(repository: Repository, here: Iterable[DraftCandidate] = ()) -> list[DraftCandidate]:
     """Return the heads of the target's repository that are not `here`, unchecked: one file of each kind and base, the
     least quantized of the usual ones.
     """
@@ -316,7 +316,15 @@ def heads_of(repository: Repository, here: Iterable[Candidate] = ()) -> list[Can
         if other is None or rank(model.quantization) < rank(other.quantization):
             best[kind, model.base] = model
     return [
-        Candidate(name=model.name, where="hub", repo=repository.id, quantization=model.quantization, size=model.size,
-                  head=kind_named(model.files[0].path), file=model.files[0].path, expected=_NOT_PREDICTED)
+        DraftCandidate(
+            name=model.name,
+            where="hub",
+            repo=repository.id,
+            quantization=model.quantization,
+            size=model.size,
+            head=kind_named(model.files[0].path),
+            file=model.files[0].path,
+            expected=_NOT_PREDICTED,
+        )
         for model in best.values()
-    ]  # fmt: skip
+    ]

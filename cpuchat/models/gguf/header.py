@@ -20,7 +20,7 @@ import msgspec
 
 from cpuchat.base.errors import ModelDamaged
 from cpuchat.base.text import clean_line
-from cpuchat.models.gguf.parse import FILE_TYPES, FileSource, LazyArray, Parsed, Source, parse
+from cpuchat.models.gguf.parse import FILE_TYPES, ByteSource, FileSource, LazyArray, Parsed, parse
 
 _MAX_LAYERS = 4096
 _MAX_PARTS = 1000
@@ -189,7 +189,7 @@ class GGUFHeader(Parsed, frozen=True):
         return "" if self.tensors else "a vocabulary without weights"
 
 
-def header_from(source: Source, path: Path) -> GGUFHeader:
+def header_from(source: ByteSource, path: Path) -> GGUFHeader:
     """Read a header from any source; `path` is only recorded in the result.
 
     Raises:
@@ -378,7 +378,7 @@ _WITHOUT_ROPE = frozenset(
 # Kinds of vocabulary that add bos or eos to a text (llama_vocab::impl::tokenize).
 _ADDING = {"bos": frozenset({"BPE", "SPM", "UGM", "WPM"}), "eos": frozenset({"BPE", "SPM", "UGM"})}
 _BYTE_TOKEN = 6  # LLAMA_TOKEN_TYPE_BYTE
-_MOST_COMPARED = 3 << 17  # tokens: 1.5 times the largest vocabulary of a chat model
+_MAX_COMPARED = 3 << 17  # tokens: 1.5 times the largest vocabulary of a chat model
 _BLOCK = 4096  # tokens checked together: much faster than one by one
 _SHOWN_BYTES = 32
 
@@ -477,7 +477,7 @@ def _vocabulary(vocab: Vocabulary, header: GGUFHeader) -> Iterator[str]:
     """Check the vocabulary (llama_vocab::impl::load, and assertions of the tokenizer)."""
     if vocab.tokens is None:
         return
-    if vocab.n_tokens <= _MOST_COMPARED and (repeated := _repeated(vocab.tokens)):
+    if vocab.n_tokens <= _MAX_COMPARED and (repeated := _repeated(vocab.tokens)):
         yield repeated
     for name, adds, token in (("bos", vocab.add_bos, vocab.bos), ("eos", vocab.add_eos, vocab.eos)):
         if adds and token < 0 and vocab.kind in _ADDING[name]:

@@ -154,7 +154,7 @@ class LazyArray(Sequence[Any]):
         return f"LazyArray({self._count} values of type {self.value_type})"
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Bytes that `parse` reads front to back in few large pieces: 1 MiB first, then doubling."""
 
     @property
@@ -217,7 +217,7 @@ KEPT_TEXT = 1 << 20  # bytes kept of one of them
 MAX_DIMS = 4
 MAX_TENSOR_NAME = 64
 _ROUTED = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps\.")  # LLM_FFN_EXPS_REGEX in llama.cpp's common.h
-_MOST_VERSIONS = 100
+_MAX_VERSIONS = 100
 _INCONSISTENT = "Compare it with its checksum (`cpuchat models verify`), or choose another file of this model."
 _CHUNK = 1 << 20
 _ARRAY = 9
@@ -261,7 +261,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 class _Reader:
     """Reads forward through the source into a buffer."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self.source = source
         self.size = source.size
         self.buffer = bytearray()
@@ -407,7 +407,7 @@ def _other_version(reader: _Reader, version: int) -> CpuchatError:
         return ModelUnsupported(
             f"{name} is a big-endian GGUF file, for other CPUs.", "Choose a little-endian file of this model."
         )
-    if not 0 < version < _MOST_VERSIONS:
+    if not 0 < version < _MAX_VERSIONS:
         return reader.damaged(f"GGUF version {version}; versions 2 and 3 are supported")
     return ModelUnsupported(
         f"{name} is in version {version} of GGUF; this engine supports 2 and 3.",
@@ -415,7 +415,7 @@ def _other_version(reader: _Reader, version: int) -> CpuchatError:
     )
 
 
-def parse(source: Source) -> Parsed:
+def parse(source: ByteSource) -> Parsed:
     """Parse the header of a file.
 
     Raises:

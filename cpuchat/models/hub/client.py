@@ -27,7 +27,7 @@ from cpuchat.models.gguf.header import GGUFHeader, header_from, join_parts
 from cpuchat.models.gguf.parse import MAX_HEADER
 from cpuchat.models.hub import errors, responses
 from cpuchat.models.hub.errors import endpoint, host, invalid_response, is_offline, too_slow
-from cpuchat.models.hub.repository import Data, FoundRepository, HubFile, RepoModel, Repository, checked_etag
+from cpuchat.models.hub.repository import FoundRepository, HubFile, ModelData, RepoModel, Repository, checked_etag
 
 if TYPE_CHECKING:
     import httpx
@@ -114,9 +114,9 @@ def get(url: str, repo: str, extra: Mapping[str, str], max_bytes: int) -> Iterat
     _set_up()
     from huggingface_hub.utils import get_session
 
-    from cpuchat.models.hub.http import Bounds
+    from cpuchat.models.hub.http import ResponseLimits
 
-    bounds = Bounds(max_bytes=max_bytes).extensions()
+    bounds = ResponseLimits(max_bytes=max_bytes).extensions()
     try:
         with get_session().stream("GET", url, headers={**headers(), **extra}, extensions=bounds) as response:
             raise_for_status(response)
@@ -166,7 +166,7 @@ _REPO = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _QUANTIZATION = re.compile(r"[\w.-]+", re.ASCII)
 
 
-class Address(Data, frozen=True):
+class Address(ModelData, frozen=True):
     """A repository (`owner/name`) and what was named of it; "" for what was not. `path`: a file or a folder of it."""
 
     repo: str

@@ -31,7 +31,7 @@ _EXTENSION = "cpuchat.bounds"
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ResponseLimits:
     """Limits of a response. `max_bytes` counts uncompressed content; None where the reader counts.
 
     `idle_timeout`: seconds without a byte; the head of the response, redirects included, may take half as much again.
@@ -47,7 +47,7 @@ class Bounds:
         return {_EXTENSION: self}
 
 
-DEFAULT = Bounds()
+DEFAULT = ResponseLimits()
 
 
 def client() -> httpx.Client:
@@ -145,7 +145,7 @@ class _Sending(threading.Thread):
         return self._response
 
 
-def _bounds(request: httpx.Request) -> Bounds:
+def _bounds(request: httpx.Request) -> ResponseLimits:
     return request.extensions.get(_EXTENSION, DEFAULT)
 
 

@@ -15,11 +15,11 @@ from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import Role, rank, without_prefix, without_quantization
 
 
-class Data(msgspec.Struct, frozen=True, kw_only=True):
+class ModelData(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the plain data of `models`."""
 
 
-class FoundRepository(Data, frozen=True):
+class FoundRepository(ModelData, frozen=True):
     """One hit of a search. `downloads` of the last 30 days; `updated` as `2025-11-03`, "" when not known."""
 
     id: str
@@ -32,7 +32,7 @@ class FoundRepository(Data, frozen=True):
     n_params: int = 0
 
 
-class HubFile(Data, frozen=True):
+class HubFile(ModelData, frozen=True):
     """One file of a repository at one revision. `size` in bytes.
 
     `path` is relative to the repository and has passed `safe_path`. `sha256` (64 hex digits) is announced for files in
@@ -50,7 +50,7 @@ class HubFile(Data, frozen=True):
         return self.sha256 or self.git_sha1
 
 
-class RepoModel(Data, frozen=True):
+class RepoModel(ModelData, frozen=True):
     """One model of a repository: a GGUF file, or all parts of a split one, in order.
 
     `name` is the file's name without folder, `.gguf` and the part number. `quantization` as the name says it, upper
@@ -75,7 +75,7 @@ class RepoModel(Data, frozen=True):
         return without_quantization(self.name)
 
 
-class Repository(Data, frozen=True):
+class Repository(ModelData, frozen=True):
     """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first.
 
     `newest_at`: when the hub reported this as its newest commit, in seconds since 1970; 0 for another commit.

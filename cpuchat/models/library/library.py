@@ -17,8 +17,8 @@ from cpuchat.models.gguf.header import model_files
 from cpuchat.models.library.deleting import Deletion, Progress, Verification, check_content, plan_deletion
 from cpuchat.models.library.places import (
     DEMO_FILES,
+    LocalFile,
     LocalModel,
-    Place,
     SummaryCache,
     all_places,
     hub_cache,
@@ -54,14 +54,14 @@ class Library:
         self.cache = cache or hub_cache()
         self._summaries = SummaryCache()
 
-    def places(self, beside: Path | None = None) -> Iterator[Place]:
+    def places(self, beside: Path | None = None) -> Iterator[LocalFile]:
         """Yield every file that may be a model, with those in the folder of the model `beside`."""
         files = models_in(beside.parent) if beside is not None else []
         return all_places(self.cache, self.folders, [*RecentModels().files(), *files])
 
     def at(self, path: Path) -> LocalModel | None:
         """Return the model whose first file is `path`, wherever that is; None when it is something else."""
-        return self._summaries.model(Place(path=path, source="folder", root=path.parent))
+        return self._summaries.model(LocalFile(path=path, source="folder", root=path.parent))
 
     def opened(self, path: Path) -> None:
         """Record that `path` was loaded: it is listed from now on, also if it lies in no folder that is searched."""
@@ -136,7 +136,7 @@ class Library:
         hints = hints or ["Give the path of a GGUF file, or `demo` for the model that comes with cpuchat."]
         raise ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
 
-    def _quantization_of(self, repo: str, places: list[Place], quant: str | None) -> Path:
+    def _quantization_of(self, repo: str, places: list[LocalFile], quant: str | None) -> Path:
         """Return the file of a repository with the quantization `quant`, or that of the usual trade-off."""
         # By its name it is a model, and by its header where that says more.
         models = [(place, self._summaries.model(place)) for place in places if role_of(place.name_in_repo) == "model"]
@@ -187,7 +187,7 @@ class Library:
         if state != "unchecked":
             self._summaries.set_checksum_error(parts, words if state == "damaged" else None)
             self._summaries.save()
-        now = self._summaries.model(Place(path=model.path, source=model.source, root=model.path.parent))
+        now = self._summaries.model(LocalFile(path=model.path, source=model.source, root=model.path.parent))
         # By its header, or a partial download; what the engine cannot run is intact, as a head is.
         if state != "damaged" and now is not None and now.damaged and now.state != "head":
             state, words = (state, f"{words}; {now.damaged}") if now.unsupported else ("damaged", now.damaged)

@@ -98,10 +98,10 @@ INCOMPLETE = ".incomplete"
 _MAGIC = b"GGUF"
 _REPO, _BLOBS = "models--", "blobs"
 _BLOCK = 4096  # bytes at the ends of files that are compared
-_MOST_FILES, _MOST_BESIDE = 10_000, 200  # in a folder that is not searched below; nobody waits for more headers
+_MAX_FILES, _MAX_BESIDE = 10_000, 200  # in a folder that is not searched below; nobody waits for more headers
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that may be a model. `root` is the folder under which it was found: nothing outside is ever deleted."""
 
     path: Path
@@ -215,10 +215,10 @@ def is_same_model(one: LocalModel | GGUFHeader, other: LocalModel | GGUFHeader) 
     return one.name == other.name or len({*stems}) == 1
 
 
-def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[Place]:
+def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[LocalFile]:
     """Yield every model once, also if it can be reached in several ways: demo, cache, folders, single `files`."""
     seen: set[str] = set()
-    single = (Place(path=file, source="folder", root=file.parent) for file in files)
+    single = (LocalFile(path=file, source="folder", root=file.parent) for file in files)
     for place in (*_demo(), *_in_cache(cache), *_in_folders(folders, cache), *single):
         real = os.path.realpath(place.path)
         if real not in seen:
@@ -226,32 +226,32 @@ def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ())
             yield place
 
 
-def _demo() -> Iterator[Place]:
+def _demo() -> Iterator[LocalFile]:
     demo = paths.demo_dir()
     for name in DEMO_FILES.values():
         if (demo / name).is_file():
-            yield Place(path=demo / name, source="demo", root=demo)
+            yield LocalFile(path=demo / name, source="demo", root=demo)
 
 
-def _in_folders(folders: Iterable[Path], cache: Path) -> Iterator[Place]:
+def _in_folders(folders: Iterable[Path], cache: Path) -> Iterator[LocalFile]:
     real_cache = os.path.realpath(cache)
     for folder in folders:
         for path, beside in walk(folder):
             real = entry(path)
             inside = real.relative_to(real_cache).parts if real.is_relative_to(real_cache) else ("",)
             if not inside[0].startswith(_REPO):  # a folder around the cache: its repositories are found there
-                yield Place(path=path, source="folder", root=folder, projector=beside)
+                yield LocalFile(path=path, source="folder", root=folder, projector=beside)
 
 
-def _in_cache(cache: Path) -> Iterator[Place]:
+def _in_cache(cache: Path) -> Iterator[LocalFile]:
     for folder in sorted(cache.glob(f"{_REPO}*")):
         repo = folder.name.removeprefix(_REPO).replace("--", "/", 1)
         yield from repo_places(folder, repo)
         for path in _nameless(folder):
-            yield Place(path=path, source="huggingface", root=folder, repo=repo)
+            yield LocalFile(path=path, source="huggingface", root=folder, repo=repo)
 
 
-def repo_places(folder: Path, repo: str) -> list[Place]:
+def repo_places(folder: Path, repo: str) -> list[LocalFile]:
     """Return the models of a cached repository, each in its current revision."""
     try:
         main = paths.read_text(folder / "refs/main").strip()
@@ -262,10 +262,10 @@ def repo_places(folder: Path, repo: str) -> list[Place]:
         revisions.sort(key=lambda path: (path.name == main, path.stat().st_mtime), reverse=True)
     except OSError:
         return []
-    found: dict[Path, Place] = {}
+    found: dict[Path, LocalFile] = {}
     for revision in revisions:
         for path, projector in walk(revision):
-            place = Place(path=path, source="huggingface", root=folder, repo=repo, projector=projector)
+            place = LocalFile(path=path, source="huggingface", root=folder, repo=repo, projector=projector)
             found.setdefault(path.relative_to(revision), place)
     return [found[name] for name in sorted(found)]
 
@@ -280,10 +280,10 @@ def models_in(folder: Path) -> list[Path]:
     """Return the models in `folder` itself by their first file: of very many, some."""
     try:
         with os.scandir(folder) as found:
-            names = [one.name for one in itertools.islice(found, _MOST_FILES)]
+            names = [one.name for one in itertools.islice(found, _MAX_FILES)]
     except OSError:
         return []
-    return [path for path, _ in _models(folder, names)][:_MOST_BESIDE]
+    return [path for path, _ in _models(folder, names)][:_MAX_BESIDE]
 
 
 def _models(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, Path | None]]:
@@ -348,7 +348,7 @@ class SummaryCache:
         """Read what other programs have cached."""
         self._known |= self._cache.read()
 
-    def model(self, place: Place) -> LocalModel | None:
+    def model(self, place: LocalFile) -> LocalModel | None:
         """Return the model at `place`; None when it is something else, such as the image part of one."""
         if place.is_unfinished:
             return _unfinished(place)
@@ -460,7 +460,7 @@ class _PartialFile(FileSource):
         return self
 
 
-def _unfinished(place: Place) -> LocalModel | None:
+def _unfinished(place: LocalFile) -> LocalModel | None:
     """Summarize a partial download by its header, if that has arrived. All of it may be here: its name comes last."""
     base = LocalModel(path=place.path, name=place.repo, source=place.source, repo=place.repo, unfinished=-1.0)
     try:

@@ -18,7 +18,7 @@ from cpuchat.models.costs import CostLog
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import LEAST_TOKENS, MAX_CPU_WAIT, Timings
+from cpuchat.protocol.timings import MAX_CPU_WAIT, MIN_TOKENS, Timings
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class UsageLog:
             memory: the worker's memory policy, in the words of `mempolicy`.
         """
         rate = timings.predicted_per_second
-        if rate is None or timings.predicted_n < LEAST_TOKENS or model.server or model.engine:
+        if rate is None or timings.predicted_n < MIN_TOKENS or model.server or model.engine:
             return
         figures = timings.speculation
         plain = rate

@@ -33,7 +33,7 @@ from cpuchat.models.quantize.types import (
 _TICK_SECONDS = 0.25
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
     """Quantizing `source` to `out`. `threads` 0: one per core. `imatrix`: an importance matrix.
 
     `requantize` allows a source that is quantized below Q8_0, `force` overwriting `out`.
@@ -61,7 +61,7 @@ class QuantizeProgress(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float | None
 
 
-async def quantize(job: Job, progress: Callable[[QuantizeProgress], None] | None = None) -> Path:
+async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None] | None = None) -> Path:
     """Write `job.out` and return it. Cancelling kills the process and leaves nothing behind.
 
     Raises:
@@ -99,7 +99,7 @@ async def quantize(job: Job, progress: Callable[[QuantizeProgress], None] | None
     return job.out
 
 
-def _check_quality(job: Job, source: GGUFHeader, forecast: Forecast) -> None:
+def _check_quality(job: QuantizeJob, source: GGUFHeader, forecast: Forecast) -> None:
     """Check that quantizing does not lose quality needlessly. Raises UsageError."""
     if forecast.needs_imatrix and job.imatrix is None:
         raise UsageError(

@@ -111,8 +111,8 @@ _REPACKED = {
 
 def smaller_types(model: LocalModel) -> tuple[QuantType, ...]:
     """Return the types that make a model smaller, by their usual bits per weight."""
-    most = _WORTHWHILE * model.size
-    return tuple(k for k in TYPES if k.bits * model.n_params / 8 < most and k.name != model.quantization.upper())
+    maximum = _WORTHWHILE * model.size
+    return tuple(k for k in TYPES if k.bits * model.n_params / 8 < maximum and k.name != model.quantization.upper())
 
 
 def quant_type(text: str) -> QuantType:
@@ -321,10 +321,10 @@ def _values(path: Path, file: BinaryIO, header: GGUFHeader, tensor: TensorInfo) 
 def _read_old(path: Path, file: BinaryIO) -> ImportanceMatrix:
     size = path.stat().st_size
 
-    def number(most: int, what: str) -> int:
+    def number(maximum: int, what: str) -> int:
         data = file.read(4)
         value = struct.unpack("<i", data)[0] if len(data) == 4 else -1
-        if not 0 <= value <= most:
+        if not 0 <= value <= maximum:
             raise _damaged(path, f"{what} is missing or invalid")
         return value
 

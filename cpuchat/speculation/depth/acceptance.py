@@ -77,7 +77,7 @@ _RATES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class DraftPlan:
     """Next draft: `depth` tokens, 0 = plain decoding; `overlap`: it drafts on during verify."""
 
     depth: int = 0
@@ -109,13 +109,13 @@ def rates(rate: float, costs: CurrentCosts, max_depth: int) -> tuple[list[float]
     return sequential, concurrent
 
 
-def best_plan(both: tuple[list[float], list[float]]) -> tuple[float, Plan]:
+def best_plan(both: tuple[list[float], list[float]]) -> tuple[float, DraftPlan]:
     """Return the best of `rates` and its plan; of equal ones the shortest draft."""
     sequential, concurrent = both
     rate, overlapped = max(sequential), max(concurrent)
     if overlapped > rate:
-        return overlapped, Plan(concurrent.index(overlapped), True)
-    return rate, Plan(sequential.index(rate))
+        return overlapped, DraftPlan(concurrent.index(overlapped), True)
+    return rate, DraftPlan(sequential.index(rate))
 
 
 def limit_gain(rate: float, costs: CurrentCosts, max_depth: int) -> float:

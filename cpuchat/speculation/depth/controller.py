@@ -19,7 +19,7 @@ from cpuchat.protocol.drafters import DRAFTERS, DrafterName
 from cpuchat.protocol.reasons import UNCALIBRATED, WORTHWHILE_GAIN, DraftsOff, no_gain
 from cpuchat.speculation.depth.acceptance import (
     Acceptance,
-    Plan,
+    DraftPlan,
     best_plan,
     expected_tokens,
     limit_gain,
@@ -79,7 +79,7 @@ class DepthController:
 
     def _reset(self, fixed: int) -> None:
         self._fixed = fixed
-        self.plan = Plan()
+        self.plan = DraftPlan()
         self._is_asked = False  # about the draft model, in this answer
         self._n_written = 0
         self._n_proposed = 0  # by free drafters
@@ -198,24 +198,24 @@ class DepthController:
                 best, depth = worth, n - 1
         return depth
 
-    def plan_draft(self, room: int, unread: int) -> Plan:
+    def plan_draft(self, room: int, unread: int) -> DraftPlan:
         """Plan the draft model's next draft: at most `room` tokens, with `unread` tokens of text to read first."""
         self._is_asked = True
         self.plan = self._decide(min(room, self._max_depth), unread)
         return self.plan
 
-    def _decide(self, max_depth: int, unread: int) -> Plan:
+    def _decide(self, max_depth: int, unread: int) -> DraftPlan:
         costs, acceptance = self._costs, self._draft_acceptance
         if not self._has_draft or max_depth <= 0:
-            return Plan()
+            return DraftPlan()
         if self._fixed:
             depth = min(self._fixed, max_depth)
             if costs is None or costs.overlap_times is None:
-                return Plan(depth)
+                return DraftPlan(depth)
             one, other = rates(acceptance.mean, costs, depth)
-            return Plan(depth, other[-1] > one[-1])
+            return DraftPlan(depth, other[-1] > one[-1])
         if costs is None:
-            return Plan()
+            return DraftPlan()
         rate, plan = best_plan(self._current_rates(costs, max_depth))
         plain, catch_up = costs.plain_ms, costs.catch_up_ms(unread)
         is_near = catch_up < CONSTANTS.near_share * plain
@@ -223,7 +223,7 @@ class DepthController:
         pays = (1.0 - 1.0 / (rate * plain)) * plain * tokens if plan.depth else 0.0
         self._slow_prefill_ms = catch_up if plan.depth and pays <= catch_up else 0.0
         if not plan.depth or (not is_near and (pays <= catch_up or not self._is_known)):
-            return Plan()
+            return DraftPlan()
         return plan
 
     @property

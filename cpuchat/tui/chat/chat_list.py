@@ -17,7 +17,7 @@ from textual.widgets.option_list import Option
 
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, Excerpt, SearchHit
-from cpuchat.chats.store import MOST_CHATS
+from cpuchat.chats.store import MAX_CHATS
 from cpuchat.tui import keys
 from cpuchat.tui.commands import run_on_screen
 
@@ -122,8 +122,8 @@ class ChatList(Vertical):
             rows.append(Option(title.append(clean_line(chat.title) or "New chat"), id=chat.id))
             if isinstance(chat, SearchHit):
                 rows += [Option(excerpt_row(one), id=f"{chat.id}/{one.message_id}") for one in chat.excerpts]
-        if self.searching and len(chats) >= MOST_CHATS:
-            rows.append(Option(Text(f" First {MOST_CHATS} matches. Type more.", style="italic"), disabled=True))
+        if self.searching and len(chats) >= MAX_CHATS:
+            rows.append(Option(Text(f" First {MAX_CHATS} matches. Type more.", style="italic"), disabled=True))
         if not rows:
             text = "no matches" if self.searching else "no chats yet"
             rows.append(Option(Text(f" {text}", style="italic"), disabled=True))

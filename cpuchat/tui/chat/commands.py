@@ -35,9 +35,9 @@ from cpuchat.tools.config import load_servers
 from cpuchat.tui.chat.conversation_pane import ConversationPane
 from cpuchat.tui.chat.menus import gist, model_rows, shortened
 from cpuchat.tui.chat.reader import Reader
-from cpuchat.tui.commands import Palette, Row, listing
+from cpuchat.tui.commands import ActionPalette, PaletteRow, listing
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import AskTextScreen, Choice, ChoiceScreen, ConfirmScreen
+from cpuchat.tui.widgets.dialogs import AskTextScreen, ChoiceScreen, ConfirmScreen, DialogChoice
 
 if TYPE_CHECKING:
     from cpuchat.compare.comparison import Opened, Sides
@@ -45,8 +45,13 @@ if TYPE_CHECKING:
 FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 """Default prompt for the demo pair: its two quantizations answer it differently."""
 UNDO: Final = "You can undo this until you quit (U in the chat list)."
-_REASONING = (Choice("on", "On"), Choice("off", "Off"), Choice("limit", "Limit…"), Choice("default", "Default"))
-_WHEN_FULL = tuple(Choice(choice, label) for choice, label in answers.WHEN_FULL.items())
+_REASONING = (
+    DialogChoice("on", "On"),
+    DialogChoice("off", "Off"),
+    DialogChoice("limit", "Limit…"),
+    DialogChoice("default", "Default"),
+)
+_WHEN_FULL = tuple(DialogChoice(choice, label) for choice, label in answers.WHEN_FULL.items())
 T = TypeVar("T")
 P = ParamSpec("P")
 Asked = Callable[Concatenate["ChatCommands", P], Awaitable[None]]
@@ -100,11 +105,11 @@ class ChatCommands:
     async def _answer(self, dialog: Screen[T]) -> T | None:
         return await self._screen.app.push_screen_wait(dialog)
 
-    def _list(self, placeholder: str, rows: Sequence[Row]) -> None:
-        self._screen.app.push_screen(Palette(providers=[listing(rows)], placeholder=placeholder))
+    def _list(self, placeholder: str, rows: Sequence[PaletteRow]) -> None:
+        self._screen.app.push_screen(ActionPalette(providers=[listing(rows)], placeholder=placeholder))
 
-    def _row(self, title: str, run: Callable[[str], object], argument: str, about: str = "") -> Row:
-        return Row(clean_line(title), partial(run, argument), about=about)
+    def _row(self, title: str, run: Callable[[str], object], argument: str, about: str = "") -> PaletteRow:
+        return PaletteRow(clean_line(title), partial(run, argument), about=about)
 
     async def _confirms(self, title: str, question: str, yes: str = "Delete", no: str = "Cancel") -> bool:
         return bool(await self._answer(ConfirmScreen(title, question, yes, no)))
@@ -383,7 +388,7 @@ class ChatCommands:
         path = self._session.tools.folder
         if path is not None:
             what = f"The model may list, read and search files in {paths.shown(path)}."
-            choices = (Choice("keep", "Keep"), Choice("change", "Change…"), Choice("off", "Turn off"))
+            choices = (DialogChoice("keep", "Keep"), DialogChoice("change", "Change…"), DialogChoice("off", "Turn off"))
             dialog = ChoiceScreen("Tools", f"{what} Each call needs your approval.", choices)
             if (choice := await self._answer(dialog)) != "change":
                 return "off" if choice == "off" else ""
@@ -410,7 +415,7 @@ class ChatCommands:
         if name in servers:
             self.start_server(name, servers[name])
             return
-        rows = list[Row]()
+        rows = list[PaletteRow]()
         for one, config in servers.items():
             about = "invalid: see why" if isinstance(config, SettingsError) else "start"
             if one in session.tools.servers:

@@ -48,7 +48,7 @@ from cpuchat.session.events import Outgoing
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tui import keys
 from cpuchat.tui.commands import offered, run_on_screen
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 
 ACTIONS = {
     "/rename": "rename_chat", "/preset": "preset", "/reasoning": "chat_reasoning", "/system-prompt": "system_prompt",
@@ -59,7 +59,7 @@ _COMMAND = re.compile(r"/[a-z-]*")
 _WITH_ARGUMENT = re.compile(rf"({'|'.join(ACTIONS)}) +(\S.*)")
 _PAUSE_SECONDS = 0.15  # in typing, before files are read and tokens counted
 _COUNTED = 200  # characters from which the tokens of a message without attachments are shown
-_LEAST_WAIT = 2.0  # seconds to read a message from which they are shown
+_MIN_WAIT = 2.0  # seconds to read a message from which they are shown
 _LONGEST_TOKENS = 8  # characters per token; a text with more than the context has of these is not counted exactly
 _QUEUED = "Queued: "
 
@@ -171,7 +171,7 @@ class QueuedMessages(OptionList):
             self.post_message(self.DeleteAsked(self._messages[self.highlighted]))
 
 
-class Composer(Prompt):
+class Composer(PromptInput):
     """A prompt that gives messages to a session. It knows what is edited, and each chat's draft and pasted texts."""
 
     def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
@@ -516,7 +516,7 @@ class Composer(Prompt):
         elif model is not None and 0 < room < n_tokens + used:
             tokens = f"{tokens}: with this chat {n_tokens + used:,} of {model.n_ctx:,}"
         seconds = self._session.conversation.meter.prefill_s(n_tokens)
-        if seconds is not None and seconds > _LEAST_WAIT and "too long" not in tokens:
+        if seconds is not None and seconds > _MIN_WAIT and "too long" not in tokens:
             tokens = f"{tokens} · ≈{time_left(seconds).removesuffix(' left')} to read"
         if not found:
             return tokens

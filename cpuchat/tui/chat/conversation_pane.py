@@ -24,7 +24,7 @@ from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.chat.welcome import OF_DEMO, OF_OTHERS, STARTS, SUGGESTED_ACTIONS, WelcomePane, start_of
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 
 
 class ConversationPane(Vertical):
@@ -125,8 +125,8 @@ class ConversationPane(Vertical):
         self.composer.begin_editing(message, kind)
         self.screen.refresh_bindings()
 
-    @on(Prompt.Scrolled)
-    def _scrolled(self, event: Prompt.Scrolled) -> None:
+    @on(PromptInput.Scrolled)
+    def _scrolled(self, event: PromptInput.Scrolled) -> None:
         self.transcript.scroll_pages(event.pages)
 
     @on(Paths.Chosen)

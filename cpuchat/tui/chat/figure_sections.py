@@ -1,6 +1,6 @@
 """The sections of all figures, with their sources and denominators.
 
-A figure has its place on the panel as a `Row` of a section in `SECTIONS`.
+A figure has its place on the panel as a `PanelRow` of a section in `SECTIONS`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from cpuchat.present.chats import cores, real_time_factor
 from cpuchat.present.drafts_off import off_words
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
 from cpuchat.telemetry.roofline import NO_ESTIMATE, Roofline
-from cpuchat.telemetry.speculation import Drafting
+from cpuchat.telemetry.speculation import DraftingFigures
 from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.figures import SCALE, TALL, Frame, Line, fit, large, percent, shape
 from cpuchat.tui.chat.status import WARNING_SHARE
@@ -31,7 +31,7 @@ _SPACED = 38
 
 
 @dataclass(frozen=True)
-class Row:
+class PanelRow:
     """The place of a figure on the panel.
 
     `figure` returns the figure, `words` its value as number and unit. The number ends at cell `end`. `counted`: from
@@ -39,13 +39,13 @@ class Row:
     """
 
     label: str
-    figure: Callable[[Figures], Metric[Any]]
+    figure: Callable[[ChatFigures], Metric[Any]]
     words: Callable[[Any], tuple[str, str]]
     end: int = _LABEL + _NUMBER
     counted: bool = False
 
 
-def _row(frame: Frame, row: Row) -> Line:
+def _row(frame: Frame, row: PanelRow) -> Line:
     value = row.figure(frame.figures).value
     if value is None:
         return []
@@ -67,7 +67,7 @@ def _levels(shares: Sequence[float | None]) -> str:
     return "".join(" " if one is None else LEVELS[min(len(LEVELS) - 1, int(one * len(LEVELS)))] for one in shares)
 
 
-def _waited(name: str) -> Callable[[Figures], Metric[Any]]:
+def _waited(name: str) -> Callable[[ChatFigures], Metric[Any]]:
     """Return a part of the time to the first token at a server."""
     return lambda now: Metric(None, NO_ANSWER) if now.server is None else getattr(now.server, name)
 
@@ -84,13 +84,13 @@ def _reused(frame: Frame) -> list[Line]:
 
 
 TIMING = (
-    Row("average", lambda now: now.decode_tok_s, _tok_s, counted=True),
-    Row("first token", lambda now: now.ttft_s, units.duration),
-    Row("  network", _waited("network_s"), units.duration),
-    Row("  queue", _waited("queue_s"), units.duration),
-    Row("prefill", lambda now: now.prefill_tok_s, _tok_s),
+    PanelRow("average", lambda now: now.decode_tok_s, _tok_s, counted=True),
+    PanelRow("first token", lambda now: now.ttft_s, units.duration),
+    PanelRow("  network", _waited("network_s"), units.duration),
+    PanelRow("  queue", _waited("queue_s"), units.duration),
+    PanelRow("prefill", lambda now: now.prefill_tok_s, _tok_s),
     _reused,
-    Row(
+    PanelRow(
         "written",
         lambda now: Metric.of(now.predicted_n or None, NO_ANSWER),
         lambda count: (f"{count:,}", "token" if count == 1 else "tokens"),
@@ -100,9 +100,9 @@ TIMING = (
 """Averages and counts of this answer."""
 
 
-def _spoken(label: str, value: Callable[[Speech], Any], how: Callable[[Any], tuple[str, str]]) -> Row:
+def _spoken(label: str, value: Callable[[Speech], Any], how: Callable[[Any], tuple[str, str]]) -> PanelRow:
     """Return the row of a figure of reading aloud."""
-    return Row(label, lambda now: Metric.of(value(now.speech), NO_ANSWER), how)
+    return PanelRow(label, lambda now: Metric.of(value(now.speech), NO_ANSWER), how)
 
 
 SPEECH = (
@@ -125,9 +125,9 @@ def speech(frame: Frame) -> list[Line]:
 
 _DRAFTING_ROWS, _SENTENCE_ROWS = 7, 3
 _BY_POSITION = "by position"
-_PER_PASS = Row("per pass", lambda now: now.drafting.tokens_per_pass, lambda value: (f"{value:.1f}", "tokens"))
-_PLAIN = Row("plain", lambda now: now.drafting.plain_tok_s, _tok_s)
-_DRAFT_SHARE = Row("drafting", lambda now: now.drafting.draft_share, lambda value: (percent(value), "% time"))
+_PER_PASS = PanelRow("per pass", lambda now: now.drafting.tokens_per_pass, lambda value: (f"{value:.1f}", "tokens"))
+_PLAIN = PanelRow("plain", lambda now: now.drafting.plain_tok_s, _tok_s)
+_DRAFT_SHARE = PanelRow("drafting", lambda now: now.drafting.draft_share, lambda value: (percent(value), "% time"))
 
 
 def drafting(frame: Frame) -> list[Line]:
@@ -154,14 +154,14 @@ def _off(frame: Frame, off: DraftsOff, height: int) -> list[Line]:
     return rows + [[] for _ in range(height - len(rows))]
 
 
-def _acceptance(frame: Frame, now: Drafting) -> Line:
+def _acceptance(frame: Frame, now: DraftingFigures) -> Line:
     if now.acceptance_now.value is None or now.acceptance.value is None:
         return []
     line = frame.item("acceptance", f"{percent(now.acceptance_now.value):>5}", " %")
     return [*line, *frame.item("  avg", f"{percent(now.acceptance.value):>4}", " %")]
 
 
-def _by_position(frame: Frame, now: Drafting) -> Line:
+def _by_position(frame: Frame, now: DraftingFigures) -> Line:
     """Draw the acceptance of the first, second, ... drafted token, from zero to all."""
     if not now.counts.by_position:
         return []
@@ -170,7 +170,7 @@ def _by_position(frame: Frame, now: Drafting) -> Line:
     return [frame.text("fill", f"{levels:<{room}} "), frame.text("label", _BY_POSITION)]
 
 
-def _by_drafter(frame: Frame, now: Drafting) -> Line:
+def _by_drafter(frame: Frame, now: DraftingFigures) -> Line:
     """Draw the share of accepted tokens by drafter: the two largest, the active one in bold."""
     counts, drafter = now.counts.by_drafter, now.counts.drafter
     total = sum(count.draft_n_accepted for count in counts)
@@ -188,7 +188,7 @@ def _by_drafter(frame: Frame, now: Drafting) -> Line:
     return line
 
 
-def _depth(frame: Frame, now: Drafting) -> Line:
+def _depth(frame: Frame, now: DraftingFigures) -> Line:
     if now.depth is None:
         return []
     label = f"{'adaptive depth' if now.adaptive else 'fixed depth':<{_LABEL + 2}}"
@@ -201,9 +201,9 @@ _LIMITED = {"memory": "memory-bound", "compute": "compute-bound", "overhead": "o
 
 _LIMIT_END = 26  # the labels are long
 LIMITS = (
-    Row("limit without drafts", lambda now: now.roofline.ceiling_plain, _tok_s, _LIMIT_END),
-    Row("limit with drafts", lambda now: now.roofline.ceiling_accepted, _tok_s, _LIMIT_END),
-    Row("limit by compute", lambda now: now.roofline.ceiling_compute, _tok_s, _LIMIT_END),
+    PanelRow("limit without drafts", lambda now: now.roofline.ceiling_plain, _tok_s, _LIMIT_END),
+    PanelRow("limit with drafts", lambda now: now.roofline.ceiling_accepted, _tok_s, _LIMIT_END),
+    PanelRow("limit by compute", lambda now: now.roofline.ceiling_compute, _tok_s, _LIMIT_END),
 )
 
 
@@ -315,7 +315,7 @@ def reuse(frame: Frame) -> list[Line]:
     return [[frame.text("label", fit(text, frame.width))] for text in shortest]
 
 
-Section = Sequence[Row | Callable[[Frame], Sequence[Line]]]
+Section = Sequence[PanelRow | Callable[[Frame], Sequence[Line]]]
 SECTIONS: dict[str, Section] = {
     "timing": TIMING,
     "drafting": (drafting,),
@@ -333,7 +333,7 @@ def draw(section: Section, frame: Frame) -> list[Line]:
     """Draw a section, once the figures are settled without its empty rows."""
     rows: list[Line] = []
     for part in section:
-        if not isinstance(part, Row):
+        if not isinstance(part, PanelRow):
             rows += part(frame)
         elif part.label[0] != " " or frame.figures.server is not None:  # parts of a wait at a server
             rows.append(_row(frame, part))

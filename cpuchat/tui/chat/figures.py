@@ -17,7 +17,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.present import answers as words
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ProcessMemory
-from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import bar, big_digits, braille, nice_max, over_time
 
@@ -33,7 +33,7 @@ PARTS = ("label", "value", "now", "fill", "track", "limit")
 class Frame:
     """What is drawn, in so many cells; `draft` is the draft model's name in short."""
 
-    figures: Figures
+    figures: ChatFigures
     memory: ProcessMemory | None
     width: int
     height: int
@@ -68,9 +68,9 @@ class Frame:
         drawn = self.bar(fraction, self.width - len(label) - 1, *marks, warns=warns)
         return [*drawn, self.text("value", f" {label}")]
 
-    def sentence(self, text: str, most: int, part: str = "label") -> list[Line]:
+    def sentence(self, text: str, max_lines: int, part: str = "label") -> list[Line]:
         """Draw a sentence over as many rows as it needs, at most so many."""
-        rows = textwrap.wrap(clean_line(text), max(8, self.width), max_lines=most, placeholder=" …")
+        rows = textwrap.wrap(clean_line(text), max(8, self.width), max_lines=max_lines, placeholder=" …")
         return [[self.text(part, row)] for row in rows]
 
 
@@ -83,7 +83,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f}"
 
 
-def title(figures: Figures) -> str:
+def title(figures: ChatFigures) -> str:
     """Return of what the figures are: `Now · reading the prompt`, `Last answer · stopped`."""
     parts = ["Now", {"loading": "loading", "prefill": "reading the prompt"}.get(figures.phase, "")]
     if figures.phase == "done":
@@ -93,12 +93,12 @@ def title(figures: Figures) -> str:
     return " · ".join(filter(None, parts))
 
 
-def rough(figures: Figures) -> str:
+def rough(figures: ChatFigures) -> str:
     """Return the mark of figures that other programs or a wrong measurement blurred; "" for others."""
     return "rough speeds" if figures.roofline.rough or figures.drafting.counts.disturbed else ""
 
 
-def _progress(figures: Figures) -> float | None:
+def _progress(figures: ChatFigures) -> float | None:
     if figures.phase == "prefill" and figures.prefill_total:
         return min(1.0, figures.prefill_processed / figures.prefill_total)
     return figures.load_fraction if figures.phase == "loading" else None
@@ -144,7 +144,7 @@ def large(frame: Frame) -> list[Line]:
     return rows
 
 
-def _limit(figures: Figures) -> tuple[str, float]:
+def _limit(figures: ChatFigures) -> tuple[str, float]:
     """Return the lowest limit that applies now, in words and in tok/s; 0 without one."""
     now, drafting = figures.roofline, figures.drafting
     plain, accepted = now.ceiling_plain.value or 0.0, now.ceiling_accepted.value or 0.0

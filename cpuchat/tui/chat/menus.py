@@ -15,10 +15,10 @@ from cpuchat.config.presets import Preset
 from cpuchat.config.servers import ServerModel, Source, host
 from cpuchat.models.library.places import LocalModel
 from cpuchat.telemetry import units
-from cpuchat.tui.commands import RECENT, Listed, Row, highlighted, line, load_hit, matches
+from cpuchat.tui.commands import RECENT, Listed, PaletteRow, highlighted, line, load_hit, matches
 from cpuchat.tui.services import Services
 
-MOST_RECENT = 3
+MAX_RECENT = 3
 _WIDEST = 36  # of what a preset sets, in cells
 
 
@@ -69,7 +69,7 @@ def model_provider(services: Services) -> type[Provider]:
             loaded = services.conversation.model
             draft = loaded.draft if loaded is not None else ""  # in use as it should be
             recent = [model for model in self._models if model.last_used and model.name != draft]
-            for number, model in enumerate(recent[:MOST_RECENT]):
+            for number, model in enumerate(recent[:MAX_RECENT]):
                 shown = line(self.app, "" if number else RECENT, Content(_title(model)), units.size(model.size))
                 load = partial(services.session.load, model.path)
                 yield Listed(shown, load, text=_title(model), group=RECENT)
@@ -86,13 +86,13 @@ def model_provider(services: Services) -> type[Provider]:
     return ModelProvider
 
 
-async def model_rows(services: Services, load: Callable[[Source], object]) -> list[Row]:
+async def model_rows(services: Services, load: Callable[[Source], object]) -> list[PaletteRow]:
     """Return the models that can be loaded without a download: those on this machine, the last used first, then those
     that servers listed.
     """
     here = [(_title(one), one.path, units.size(one.size)) for one in await _other_models(services)]
     served = [(_served_title(one), one, "") for one in services.served if one != services.loaded]
-    return [Row(title, partial(load, one), about=about) for title, one, about in here + served]
+    return [PaletteRow(title, partial(load, one), about=about) for title, one, about in here + served]
 
 
 async def _other_models(services: Services) -> list[LocalModel]:

@@ -18,7 +18,7 @@ from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry import units
-from cpuchat.telemetry.speculation import Drafting
+from cpuchat.telemetry.speculation import DraftingFigures
 
 WARNING_SHARE = 0.8
 """Share of the context from which on it is almost full."""
@@ -43,7 +43,7 @@ class StatusLine(Widget):
         self._model: ModelInfo | None = None
         self._state = ""
         self._used = 0
-        self._drafting = Drafting()
+        self._drafting = DraftingFigures()
         self._memory = ""
         self._n_tools = 0
         self._noted: set[tuple[str, str]] = set()  # notes of models that were shown, with their paths
@@ -130,7 +130,7 @@ class StatusLine(Widget):
             self._memory = words
             self.refresh()
 
-    def show_drafting(self, drafting: Drafting) -> None:
+    def show_drafting(self, drafting: DraftingFigures) -> None:
         """Show the draft depth."""
         shown = self._draft_words()
         self._drafting = drafting

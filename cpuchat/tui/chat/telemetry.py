@@ -19,7 +19,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from cpuchat.telemetry.machine import ProcessMemory, process_memory
-from cpuchat.telemetry.meter import Figures
+from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.figure_sections import all_figures
 from cpuchat.tui.chat.figures import PARTS, Frame, Line, brief, one_line, presentation, rough, title
@@ -48,7 +48,7 @@ class FigureRows(Widget):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._last: tuple[Figures, ProcessMemory | None, str] | None = None
+        self._last: tuple[ChatFigures, ProcessMemory | None, str] | None = None
         self._lines: list[Line] = []
         self._rows: list[Strip] = []  # of the lines
         self._styles: dict[str, Style] = {}  # working them out costs more than drawing does
@@ -58,7 +58,7 @@ class FigureRows(Widget):
         """Return the rows of the figures; a widget has its own."""
         return [one_line(frame)]
 
-    def show(self, figures: Figures, memory: ProcessMemory | None, draft: str = "") -> None:
+    def show(self, figures: ChatFigures, memory: ProcessMemory | None, draft: str = "") -> None:
         """Show these figures; `draft` is the draft model's name in short. Never causes a layout."""
         self._last = (figures, memory, draft)
         if changed := self._draw():

@@ -43,7 +43,7 @@ from cpuchat.telemetry.units import plural
 from cpuchat.tui import keys
 from cpuchat.tui.chat.figure_sections import fit
 from cpuchat.tui.commands import run_on_screen
-from cpuchat.tui.markdown.message_view import Spans, Step
+from cpuchat.tui.markdown.message_view import AnswerStep, Spans
 from cpuchat.tui.markdown.rows import CodeBlock, Line, selected
 from cpuchat.tui.markdown.transcript import MessageSource, Transcript, TranscriptMessage
 from cpuchat.tui.threads import spare_from_collections
@@ -66,7 +66,7 @@ _TITLES = {
 _WAITING = "Waiting for the first token…"
 _RUNNING = "running…"
 _GIST = 40  # characters of a folded system prompt
-MOST_COLORED = 100
+MAX_COLORED = 100
 """Answers whose drafters are remembered while the app runs, the last ones."""
 
 
@@ -241,7 +241,7 @@ class ChatTranscript(Transcript):
         if answer is not None and messages and messages[-1].role == "assistant":
             # Also when it has none: the id may be that of an answer that was deleted.
             self._spans[messages[-1].id] = answer.spans
-            if len(self._spans) > MOST_COLORED:  # a drafted answer has hundreds
+            if len(self._spans) > MAX_COLORED:  # a drafted answer has hundreds
                 del self._spans[next(iter(self._spans))]
         if self._replaces and not self._written:
             self.show_chat()  # what was to be replaced is back
@@ -433,9 +433,9 @@ def system_prompt(text: str, preset: Preset | None) -> list[TranscriptMessage]:
     return [TranscriptMessage(role="system", title="", content="", attachments=((title, text),))]
 
 
-def shown_steps(steps: Sequence[ToolStep], *, current: str = "") -> tuple[Step, ...]:
+def shown_steps(steps: Sequence[ToolStep], *, current: str = "") -> tuple[AnswerStep, ...]:
     """Convert what came before an answer. `current` is the state of the first call without a result."""
-    found = list[Step]()
+    found = list[AnswerStep]()
     for step in steps:
         calls = list[tuple[str, str | None]]()
         for call, result in zip_longest(step.calls, step.results[: len(step.calls)]):
@@ -444,7 +444,7 @@ def shown_steps(steps: Sequence[ToolStep], *, current: str = "") -> tuple[Step, 
             else:
                 calls.append((f"{title(call)} · {current or 'not run'}", None))
                 current = ""
-        found.append(Step(step.said, step.reasoning, tuple(calls)))
+        found.append(AnswerStep(step.said, step.reasoning, tuple(calls)))
     return tuple(found)
 
 

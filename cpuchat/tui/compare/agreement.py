@@ -12,7 +12,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from cpuchat.base.text import clean_line
-from cpuchat.compare.agreement import MATTERS, Agreement, Place, spans
+from cpuchat.compare.agreement import MATTERS, Agreement, UnlikelyWord, spans
 from cpuchat.compare.runner import SideAnswer
 from cpuchat.present import compare
 from cpuchat.tui import keys
@@ -54,7 +54,7 @@ class PlacesList(OptionList):
     class _OfPlace(Message):
         """`side` has written the answer with this place."""
 
-        def __init__(self, places: PlacesList, side: int, place: Place) -> None:
+        def __init__(self, places: PlacesList, side: int, place: UnlikelyWord) -> None:
             super().__init__()
             self.places, self.side, self.place = places, side, place
 
@@ -71,7 +71,7 @@ class PlacesList(OptionList):
     def __init__(self, names: Sequence[str], *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
         self._names = names
-        self._places: list[tuple[int, Place]] = []
+        self._places: list[tuple[int, UnlikelyWord]] = []
 
     def show(self, agreement: Agreement) -> None:
         """List the places of this agreement."""
@@ -92,12 +92,12 @@ class PlacesList(OptionList):
                 self._places.append((side, place))
                 yield Option(Content(f"{'AB'[side]}  {line}"), id=str(len(self._places) - 1))
         if not self._places:
-            least = f"{100 * MATTERS:.0f} %"
+            min_share = f"{100 * MATTERS:.0f} %"
             is_close = any(token.step == "close" for answer in agreement.answers for token in answer.tokens)
-            close = f"The other side gives a word marked ▯ at least {least}, though another word comes first."
+            close = f"The other side gives a word marked ▯ at least {min_share}, though another word comes first."
             yield Option(close if is_close else "No place matters.", disabled=True)
 
-    def candidates(self, side: int, place: Place) -> str:
+    def candidates(self, side: int, place: UnlikelyWord) -> str:
         """Return both candidates of a place with what each side gives them, for a notice where the place is."""
         return clean_line(compare.candidates(place, self._names[side], self._names[1 - side]))
 

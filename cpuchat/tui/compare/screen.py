@@ -19,7 +19,7 @@ from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import write_atomically
 from cpuchat.base.paths import expanded, shown
 from cpuchat.base.text import clean_line
-from cpuchat.compare.agreement import Place
+from cpuchat.compare.agreement import UnlikelyWord
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, Side
@@ -38,7 +38,7 @@ from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import result_of, yield_to_inference
 from cpuchat.tui.widgets.dialogs import AskTextScreen, Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 
 
 class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
@@ -84,11 +84,11 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         yield Stage(id="stage", repeat_key=self._key("repeat"))
         yield TablePane()
         yield PlacesList(self.comparison.names, id="places")
-        yield Prompt(self.submit, id="prompt")
+        yield PromptInput(self.submit, id="prompt")
         yield KeyFooter()
 
     def on_mount(self) -> None:
-        self._prompt, self._stage = self.query_one(Prompt), self.query_one(Stage)
+        self._prompt, self._stage = self.query_one(PromptInput), self.query_one(Stage)
         self._prompt.border_title = "Prompt for both · Enter sends"
         self._timer = self.set_interval(SPARE.figures, self._show_live, pause=True)
         self._put_in_front(0)
@@ -412,7 +412,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             self._continue_with(event.side, event.place)
 
     @work(exclusive=True, group="round")
-    async def _continue_with(self, side: int, place: Place) -> None:
+    async def _continue_with(self, side: int, place: UnlikelyWord) -> None:
         """Show how the answer of a side goes on with the other model's token."""
         pane, name = self._panes[side], self.comparison.names[1 - side]
         self.remove_class("-places")

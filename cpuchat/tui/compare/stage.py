@@ -45,7 +45,7 @@ _RANK = {kind: number for number, kind in enumerate(_MARKS)}
 _SIDES: Line = [("■", "a"), (" A  ", "label"), ("■", "b"), (" B  ", "label")]
 _WORDS: Line = [("▮", "same"), (" same  ", "label"), ("▯", "differs"), (" differs", "label")]
 _STEPS: Line = [("▮", "same"), (" agrees  ", "label"), ("▯ close", "changed"), ("  ", ""), ("◆ matters", "parted")]
-_MOST_BAR, _MOST_NAME, _LABEL, _RATE = 24, 22, 17, 12
+_MAX_BAR, _MAX_NAME, _LABEL, _RATE = 24, 22, 17, 12
 
 
 class Scene:
@@ -103,8 +103,8 @@ class Scene:
         """Draw both tracks, below a scale; with `tail`, the ratio is at the end of the leader's."""
         recording = self.recording
         names = [f"{letter} {clean_line(side.name)}" for letter, side in zip("AB", recording.sides, strict=True)]
-        most_name = _MOST_NAME if n_scales else max(8, width // 5)
-        names = [name if len(name) <= most_name else f"{name[: most_name - 1]}…" for name in names]
+        max_name = _MAX_NAME if n_scales else max(8, width // 5)
+        names = [name if len(name) <= max_name else f"{name[: max_name - 1]}…" for name in names]
         labels = max(map(len, names)) + 1
         ratio = self._ratio(at_ms) if tail else None
         track = max(width - labels - _RATE - (8 if tail else 0), 4)
@@ -130,15 +130,15 @@ class Scene:
     def _costs(self, at_ms: float, width: int) -> list[Line]:
         sides = self.recording.sides
         sizes = [side.bytes_per_token for side in sides]
-        most = max((size for size in sizes if size), default=0.0)
-        if not most:
+        max_size = max((size for size in sizes if size), default=0.0)
+        if not max_size:
             return []
-        cells = max(4, min(_MOST_BAR, (width - 74) // 4))
+        cells = max(4, min(_MAX_BAR, (width - 74) // 4))
         line: Line = [("bytes per token".ljust(_LABEL), "label")]
         for part, size in zip("ab", sizes, strict=True):
             if size:
-                amount = f"{size / 1e9:.2f} GB" if most >= 1e9 else units.size(round(size))  # both in one unit
-                filled = max(1, round(cells * size / most))
+                amount = f"{size / 1e9:.2f} GB" if max_size >= 1e9 else units.size(round(size))  # both in one unit
+                filled = max(1, round(cells * size / max_size))
                 line += [(f"{part.upper()} ", part), (_TRACK * filled + " " * (cells - filled), part),
                          (f" {amount:<9}", "value")]  # fmt: skip
         if all(side.cached for side in sides):
@@ -276,7 +276,7 @@ class Stage(Widget):
         &:ansi > .stage--label, &:ansi > .stage--same { color: ansi_default; text-style: dim; }
     }
     """
-    MOST_S, LEAST_S = 8.0, 2.5
+    MAX_S, MIN_S = 8.0, 2.5
     FRAMES_PER_S = 15
 
     class Replayed(Message):
@@ -345,7 +345,7 @@ class Stage(Widget):
         self._advance()
 
     def _seconds(self, recording: Recording) -> float:
-        return min(max(recording.end_ms / 1e3, self.LEAST_S), self.MOST_S)
+        return min(max(recording.end_ms / 1e3, self.MIN_S), self.MAX_S)
 
     def _advance(self) -> None:
         assert self._scene is not None

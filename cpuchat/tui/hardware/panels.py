@@ -81,15 +81,15 @@ class FactsTable(Static):
     def _bars(self, survey: Survey, theoretical: Theoretical | None) -> list[Text]:
         fill, track, dim = (self.get_component_rich_style(f"facts--{part}") for part in ("fill", "track", "dim"))
         share = machine.share_of_peak(survey, theoretical)
-        most = survey.all_cores.bytes_per_s / (share or 1.0)
+        max_bytes_per_s = survey.all_cores.bytes_per_s / (share or 1.0)
         how = machine.how_measured(survey)
-        of = how if share is None else f"{100 * share:.0f} % of {gigabytes(most)}, {how}"
+        of = how if share is None else f"{100 * share:.0f} % of {gigabytes(max_bytes_per_s)}, {how}"
         width = max(min(self.size.width - _BEFORE_BAR, _LONGEST_BAR), 8)
         sets = machine.measured_sets(survey)
         names = max(len(name) for name, _ in sets) + 1
         bars: list[Text] = []
         for name, one in sets:
-            filled = min(max(round(one.bytes_per_s / most * width), 1), width)
+            filled = min(max(round(one.bytes_per_s / max_bytes_per_s * width), 1), width)
             words = f"{name:<{names}}{gigabytes(one.bytes_per_s):>5} GB/s  "
             bars.append(Text.assemble(words, ("━" * filled, fill), ("─" * (width - filled), track)))
         bars[-1].append(f"  {of}", dim)
@@ -97,7 +97,7 @@ class FactsTable(Static):
 
 
 _RUNS = ("fits", "tight")
-_LEAST_HEIGHT, _TYPICAL_BEFORE_BAR, _TYPICAL_LONGEST_BAR = 2, 56, 48
+_MIN_HEIGHT, _TYPICAL_BEFORE_BAR, _TYPICAL_LONGEST_BAR = 2, 56, 48
 
 
 class TypicalModels(Static):
@@ -123,7 +123,7 @@ class TypicalModels(Static):
         self._draw()
 
     def on_resize(self) -> None:
-        self.visible = self.size.height >= _LEAST_HEIGHT
+        self.visible = self.size.height >= _MIN_HEIGHT
         self._draw()
 
     def _draw(self) -> None:

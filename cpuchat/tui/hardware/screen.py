@@ -30,7 +30,7 @@ from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tune import tuner
 from cpuchat.tune.candidates import LoadedCosts, PlacementOptions
-from cpuchat.tune.trial import Outcome, Step, Trial
+from cpuchat.tune.trial import Trial, TrialOutcome, TrialStep
 
 SAMPLE_SECONDS = 1.0
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
@@ -318,7 +318,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if self.has_widgets:
             self._tried(outcome)
 
-    def _tried(self, outcome: Outcome) -> None:
+    def _tried(self, outcome: TrialOutcome) -> None:
         self.query_one(PlacementsPane).reset(self._in_use)
         if isinstance(self.focused, Input):
             self.query_one(PlacementList).focus()
@@ -326,7 +326,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._tell(tuner.outcome(outcome), strong=True)
         self.refresh_bindings()
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: TrialStep) -> None:
         if self.has_widgets and self._trial is not None and not self._trial.stopped:
             self._tell(tuner.step(step))
 

@@ -20,7 +20,7 @@ from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
 if TYPE_CHECKING:
-    from cpuchat.bench.why import Environment, SettingFacts, SettingRow, Worth
+    from cpuchat.bench.why import Environment, SettingFacts, SettingProof, Worth
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.tune.worth import WorthMeasurer
 
@@ -40,7 +40,7 @@ class ProofTable(Static):
     }
     """
 
-    def show(self, rows: list[SettingRow], worths: dict[str, Worth]) -> None:
+    def show(self, rows: list[SettingProof], worths: dict[str, Worth]) -> None:
         works, fails, dim = (
             self.get_component_rich_style(f"proof--{name}", partial=True) for name in ("works", "fails", "dim")
         )
@@ -73,7 +73,7 @@ class WhyScreen(Dismissable[None], keys="why"):
         super().__init__()
         self._services, self._model = services, model
         self._found: tuple[SettingFacts, Environment] | None = None
-        self._rows: list[SettingRow] = []
+        self._rows: list[SettingProof] = []
         self._worths: dict[str, Worth] = {}
         self._measurer: WorthMeasurer | None = None
         self._unloaded = False

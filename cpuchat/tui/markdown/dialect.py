@@ -7,8 +7,8 @@ Against stock CommonMark:
 - Link reference definitions are text: they would vanish, and would make a block depend on another one.
 - Link targets and titles are kept letter by letter, without decoding or percent-encoding.
 - Cells beyond a table's last column are kept (`token.meta["extra"]` of the row).
-- A table of over `MOST_COLUMNS` columns is text: each of its cells would be a line.
-- A paragraph, heading or cell with over `MOST_MARKS` characters that may be markup is text: the inline rules look for
+- A table of over `MAX_COLUMNS` columns is text: each of its cells would be a line.
+- A paragraph, heading or cell with over `MAX_MARKS` characters that may be markup is text: the inline rules look for
   the other end of each, and a screen must not wait for it (5,000 take 0.1 s).
 - `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]` are taken as they are: a backslash or underscore in a formula is no markup
   (`latex` shows them).
@@ -47,8 +47,8 @@ _INLINE_MATH = re.compile(
 )
 ENTITY = re.compile(r"&(?:#[xX][0-9a-fA-F]{1,6}|#[0-9]{1,7}|[A-Za-z][A-Za-z0-9]{1,31});")
 LINE_BREAK = re.compile(r"<br\s*/?>[ \t]*\n?[ \t]*", re.IGNORECASE)
-MOST_MARKS = 5_000
-MOST_COLUMNS = 100
+MAX_MARKS = 5_000
+MAX_COLUMNS = 100
 _MARK = re.compile(r"[$*_~`\[\]<!\\&]")
 _MATH_FENCE = {"$$": "$$", "\\[": "\\]"}
 # Wide and half-width characters and Hangul, with the selectors of ideographs, without emoji: "CJK character" of the
@@ -92,7 +92,7 @@ def _inline(state: StateCore) -> None:
         if token.type != "inline":
             continue
         token.children = children = []
-        if sum(1 for _ in islice(_MARK.finditer(token.content), MOST_MARKS + 1)) <= MOST_MARKS:
+        if sum(1 for _ in islice(_MARK.finditer(token.content), MAX_MARKS + 1)) <= MAX_MARKS:
             state.md.inline.parse(token.content, state.md, state.env, children)
             continue
         for number, line in enumerate(token.content.split("\n")):
@@ -165,7 +165,7 @@ def _title(string: str, start: int, maximum: int, prev_state: Any = None) -> Any
 
 def _table(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
     before = len(state.tokens)
-    if state.src.count("|", state.bMarks[start_line], state.eMarks[start_line]) > MOST_COLUMNS + 1:
+    if state.src.count("|", state.bMarks[start_line], state.eMarks[start_line]) > MAX_COLUMNS + 1:
         return False
     if not table(state, start_line, end_line, silent):
         return False

@@ -24,13 +24,13 @@ from rich.style import Style
 from cpuchat.base.text import Cleaner, clean, clean_line, common_prefix
 from cpuchat.protocol.drafters import DRAFTERS
 from cpuchat.telemetry.units import plural
-from cpuchat.tui.markdown.render import MOST, render
+from cpuchat.tui.markdown.render import MAX, render
 from cpuchat.tui.markdown.rows import (
     Line,
     LineStream,
-    Palette,
-    Row,
     Run,
+    TextRow,
+    TextStyles,
     copied_text,
     plain_rows,
     prefix,
@@ -71,7 +71,7 @@ class SpanList:
 class DraftedStream(LineStream):
     """Renders as `streaming.Stream`: feed it text, ask for rows."""
 
-    def __init__(self, width: int, palette: Palette) -> None:
+    def __init__(self, width: int, palette: TextStyles) -> None:
         super().__init__(width, palette.of_drafter)
 
 
@@ -90,8 +90,8 @@ AGREES = _NOBODY
 
 
 def drafted_rows(
-    text: str, spans: Spans, width: int, palette: Palette, style: Callable[[str], Style] | None = None
-) -> list[Row]:
+    text: str, spans: Spans, width: int, palette: TextStyles, style: Callable[[str], Style] | None = None
+) -> list[TextRow]:
     """Render `text` as Markdown, in the `style` of its `spans` (None: of who drafted them) in place of its own.
 
     What is shown is found again in `text` from word to word. A word that is not in there, as those of a formula may be,
@@ -118,7 +118,7 @@ def drafted_rows(
     return rows
 
 
-def _recolored(row: Row, proposed: list[str], of: Callable[[str], Style]) -> list[Run]:
+def _recolored(row: TextRow, proposed: list[str], of: Callable[[str], Style]) -> list[Run]:
     """Return the runs of `row` with each character in the style of who `proposed` it; decoration keeps its own."""
     runs: list[Run] = []
     at = 0
@@ -134,20 +134,20 @@ def _recolored(row: Row, proposed: list[str], of: Callable[[str], Style]) -> lis
     return runs
 
 
-def legend(spans: Spans, width: int, palette: Palette) -> list[Row]:
+def legend(spans: Spans, width: int, palette: TextStyles) -> list[TextRow]:
     """Explain the colors, with shares of the text for a complete answer (`spans` given)."""
     counts: Counter[str] = Counter()
     for length, drafter in spans:
         counts[drafter] += length
     total = counts.total()
-    rows = [Row([("proposed by ", palette.dim)])]
+    rows = [TextRow([("proposed by ", palette.dim)])]
     shown = [drafter for drafter in _NAMES if counts[drafter] or not total]
     for drafter in shown:
         part: list[Run] = [(_NAMES[drafter], palette.of_drafter(drafter))]
         tail = f" {100 * counts[drafter] / total:.0f} %" if total else ""
         part.append((tail + (", " if drafter != shown[-1] else ""), palette.dim))
         if len(rows[-1].runs) > 1 and len(rows[-1].text) + len("".join(text for text, _ in part).rstrip()) > width:
-            rows.append(Row(joint=" "))
+            rows.append(TextRow(joint=" "))
         rows[-1].runs += part
     return [row for wide in rows for row in wrap(wide, width)]
 
@@ -156,8 +156,8 @@ FIRST_MARK = "▸"
 """Stands before the first word that differs, for terminals without colors."""
 _WORD = re.compile(r"\S+")
 # Compared word by word; of an answer with more, all words behind the first difference are marked.
-_MOST_WORDS = 4000
-_MOST_PAIRS = 60_000  # of equal words, one on either side: what repeats itself takes minutes
+_MAX_WORDS = 4000
+_MAX_PAIRS = 60_000  # of equal words, one on either side: what repeats itself takes minutes
 
 
 class _Word(NamedTuple):
@@ -167,7 +167,7 @@ class _Word(NamedTuple):
     text: str
 
 
-def mark_differences(rows: list[Row], other: Sequence[Row], palette: Palette) -> None:
+def mark_differences(rows: list[TextRow], other: Sequence[TextRow], palette: TextStyles) -> None:
     """Mark in `rows`, in place, the first word that differs from `other`, and from there on all others."""
     ours, theirs = _words(rows), _words(other)
     a, b = [word.text for word in ours], [word.text for word in theirs]
@@ -177,7 +177,7 @@ def mark_differences(rows: list[Row], other: Sequence[Row], palette: Palette) ->
     changed = range(common, len(a))
     there = Counter(b[common:])
     n_pairs = sum(there[word] for word in a[common:])
-    if len(a) + len(b) - 2 * common <= _MOST_WORDS and n_pairs <= _MOST_PAIRS:
+    if len(a) + len(b) - 2 * common <= _MAX_WORDS and n_pairs <= _MAX_PAIRS:
         matcher = SequenceMatcher(None, a[common:], b[common:], autojunk=False)
         changed = [
             common + at for tag, first, end, _, _ in matcher.get_opcodes() if tag != "equal" for at in range(first, end)
@@ -190,7 +190,7 @@ def mark_differences(rows: list[Row], other: Sequence[Row], palette: Palette) ->
     _insert(rows[first.row], first.start, (FIRST_MARK, palette.parted))
 
 
-def _words(rows: Sequence[Row]) -> list[_Word]:
+def _words(rows: Sequence[TextRow]) -> list[_Word]:
     return [
         _Word(number, match.start(), match.end(), match[0])
         for number, row in enumerate(rows)
@@ -198,7 +198,7 @@ def _words(rows: Sequence[Row]) -> list[_Word]:
     ]
 
 
-def _restyle(row: Row, start: int, end: int, style: Style) -> None:
+def _restyle(row: TextRow, start: int, end: int, style: Style) -> None:
     runs: list[Run] = []
     at = 0
     for text, old in row.runs:
@@ -211,7 +211,7 @@ def _restyle(row: Row, start: int, end: int, style: Style) -> None:
     row.runs = [run for run in runs if run[0]]
 
 
-def _insert(row: Row, at: int, run: Run) -> None:
+def _insert(row: TextRow, at: int, run: Run) -> None:
     runs: list[Run] = []
     for text, style in row.runs:
         if 0 <= at < len(text):
@@ -233,7 +233,7 @@ STEP = 4000  # characters of a long message that are rendered in one go
 
 
 @dataclass(frozen=True)
-class Step:
+class AnswerStep:
     """What came before an answer: text, then calls of tools, each with what it returned (None: it has not)."""
 
     said: str = ""
@@ -265,7 +265,7 @@ class TranscriptMessage:
     place: str = ""
     attachments: tuple[tuple[str, str], ...] = ()
     reasoning_s: float = 0.0
-    steps: tuple[Step, ...] = ()
+    steps: tuple[AnswerStep, ...] = ()
 
     def cleaned(self) -> TranscriptMessage:
         return replace(
@@ -286,7 +286,7 @@ class View:
     """
 
     width: int
-    palette: Palette
+    palette: TextStyles
     show_reasoning: bool = False
     color_drafts: bool = False
 
@@ -298,10 +298,10 @@ class View:
     def gutter(self) -> str:
         return " " * max(GUTTER, (self.width - LONGEST_LINE - 1) // 2)
 
-    def line(self, row: Row) -> Line:
+    def line(self, row: TextRow) -> Line:
         return to_line(row, self.width, self.palette.base, self.gutter)
 
-    def lines(self, rows: list[Row]) -> list[Line]:
+    def lines(self, rows: list[TextRow]) -> list[Line]:
         return [self.line(row) for row in rows]
 
 
@@ -328,9 +328,9 @@ class Rendering:
         for part in _content_rows(message, view):
             self.lines += view.lines(part)
             self.content = range(start, len(self.lines))
-            if len(message.content) > MOST:
+            if len(message.content) > MAX:
                 yield True
-        self.lines += view.lines([*(note_rows(message.note, view) if message.note else []), Row()])
+        self.lines += view.lines([*(note_rows(message.note, view) if message.note else []), TextRow()])
 
 
 def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
@@ -345,11 +345,11 @@ def _rendered(message: TranscriptMessage, view: View) -> Rendering:
     return rendering
 
 
-def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[Row]]:
+def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[TextRow]]:
     """Render the text of a message: a long one in steps, as while it is written, differences unmarked."""
     text, width, palette = message.content.strip("\n"), view.text_width, view.palette
     spans = message.spans if view.color_drafts else ()
-    if len(text) > MOST or message.role != "assistant":
+    if len(text) > MAX or message.role != "assistant":
         # What people type is shown as they typed it.
         stream = _new_stream(message.role, bool(spans), view)
         rest = deque(pieces(text, spans))
@@ -366,7 +366,7 @@ def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[Row]]
         yield drafted_rows(text, spans, width, palette) + legend(spans, width, palette)
     else:
         body = render(text, width, palette)
-        if message.other is not None and len(message.other) <= MOST:
+        if message.other is not None and len(message.other) <= MAX:
             mark_differences(body, render(message.other.strip("\n"), width, palette), palette)
         yield body
 
@@ -392,15 +392,15 @@ def _feed(stream: Stream | LineStream, rest: deque[tuple[str, str]]) -> None:
 
 def plain_text(message: TranscriptMessage) -> str:
     """Return the content of a message as it is shown, without Markdown's marks, unwrapped; a long one as it is."""
-    if len(message.content) > MOST:
+    if len(message.content) > MAX:
         return message.content
     bare = replace(message, reasoning="", note="", spans=(), other=None, attachments=()).cleaned()
-    rendering = _rendered(bare, View(LONGEST_LINE + GUTTER + 1, Palette()))
+    rendering = _rendered(bare, View(LONGEST_LINE + GUTTER + 1, TextStyles()))
     shown = rendering.lines[rendering.content.start : rendering.content.stop]
     return copied_text(shown, (0, 0), (len(shown), 0))
 
 
-def note_rows(note: str, view: View) -> list[Row]:
+def note_rows(note: str, view: View) -> list[TextRow]:
     """Render the note, wrapped between its parts."""
     lines = [""]
     for part in note.split(" · "):
@@ -409,28 +409,28 @@ def note_rows(note: str, view: View) -> list[Row]:
             lines[-1] = longer
         else:
             lines.append(part)
-    return [row for line in lines if line for row in wrap(Row([(line, view.palette.dim)]), view.text_width)]
+    return [row for line in lines if line for row in wrap(TextRow([(line, view.palette.dim)]), view.text_width)]
 
 
-def title_rows(message: TranscriptMessage, view: View) -> list[Row]:
+def title_rows(message: TranscriptMessage, view: View) -> list[TextRow]:
     """Render the speaker's name; a notice may have none."""
     if not message.title:
         return []
     palette = view.palette
     styles = {"user": palette.you, "assistant": palette.model, "system": palette.dim, "notice": palette.notice}
     place = [(f"  ‹ {message.place} ›", palette.marker)] if message.place else []
-    return wrap(Row([(message.title, styles[message.role]), *place]), view.text_width)
+    return wrap(TextRow([(message.title, styles[message.role]), *place]), view.text_width)
 
 
-def fold_rows(reasoning: str, seconds: float, view: View) -> list[Row]:
+def fold_rows(reasoning: str, seconds: float, view: View) -> list[TextRow]:
     """Render the reasoning of a message, which took `seconds` (0: not known): one line, or all of it when unfolded."""
     if not reasoning.strip():
         return []
     sign = "▾" if view.show_reasoning else "▸"
-    head = Row([(f"{sign} {_about_reasoning(reasoning, seconds)} (F7)", view.palette.dim)])
+    head = TextRow([(f"{sign} {_about_reasoning(reasoning, seconds)} (F7)", view.palette.dim)])
     if not view.show_reasoning:
         return [head]
-    return [head, *_reasoning_rows(reasoning, view), Row()]
+    return [head, *_reasoning_rows(reasoning, view), TextRow()]
 
 
 def _about_reasoning(reasoning: str, seconds: float) -> str:
@@ -439,11 +439,11 @@ def _about_reasoning(reasoning: str, seconds: float) -> str:
     return " · ".join(filter(None, ("reasoning", time, plural(len(reasoning.split()), "word"))))
 
 
-def attachment_rows(title: str, text: str, view: View) -> list[Row]:
+def attachment_rows(title: str, text: str, view: View) -> list[TextRow]:
     """Render an attachment: one line, or its beginning too when unfolded."""
     n_lines = text.count("\n") + (not text.endswith("\n"))
     sign = "▾" if view.show_reasoning else "▸"
-    head = Row([(f"{sign} {clean_line(title)} · {plural(n_lines, 'line')} (F7)", view.palette.dim)])
+    head = TextRow([(f"{sign} {clean_line(title)} · {plural(n_lines, 'line')} (F7)", view.palette.dim)])
     if not view.show_reasoning:
         return wrap(head, view.text_width)
     shown = "\n".join(text[:UNFOLDED_CHARACTERS].split("\n", UNFOLDED_LINES)[:UNFOLDED_LINES])
@@ -451,26 +451,26 @@ def attachment_rows(title: str, text: str, view: View) -> list[Row]:
     if len(shown) < len(text.rstrip("\n")):
         rest = n_lines - shown.count("\n") - 1
         more = f"… {plural(rest, 'more line')}" if rest else "…"
-        rows.append(Row([("│ ", view.palette.rule), (more, view.palette.dim)]))
-    return [*rows, Row()]
+        rows.append(TextRow([("│ ", view.palette.rule), (more, view.palette.dim)]))
+    return [*rows, TextRow()]
 
 
-def steps_rows(steps: tuple[Step, ...], view: View) -> list[Row]:
+def steps_rows(steps: tuple[AnswerStep, ...], view: View) -> list[TextRow]:
     """Render what came before an answer: its text, and a line for each call, with the result when unfolded."""
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     for step in steps:
         rows += fold_rows(clean(step.reasoning), 0.0, view)
         if said := clean(step.said).strip("\n"):
-            rows += [*render(said, view.text_width, view.palette), Row()]
+            rows += [*render(said, view.text_width, view.palette), TextRow()]
         for title, result in step.calls:
             if result is not None:
                 rows += attachment_rows(title, result, view)
             else:
-                rows += wrap(Row([(f"▸ {clean_line(title)}", view.palette.dim)]), view.text_width)
-    return [*rows, Row()] if rows and rows[-1].runs else rows
+                rows += wrap(TextRow([(f"▸ {clean_line(title)}", view.palette.dim)]), view.text_width)
+    return [*rows, TextRow()] if rows and rows[-1].runs else rows
 
 
-def _reasoning_rows(reasoning: str, view: View) -> list[Row]:
+def _reasoning_rows(reasoning: str, view: View) -> list[TextRow]:
     bar = ("│ ", view.palette.rule)
     rows = plain_rows(reasoning.strip("\n"), view.text_width - 2, view.palette.dim)
     return prefix(rows, bar, bar)
@@ -488,7 +488,7 @@ class OpenMessage:
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.pending = ""
-        self.steps: tuple[Step, ...] = ()
+        self.steps: tuple[AnswerStep, ...] = ()
         self._cleaner = Cleaner()
         self._reasoning_cleaner = Cleaner()
         self._reasoned_at: tuple[float, float] | None = None  # its first and its last text, or the first of the answer
@@ -496,7 +496,9 @@ class OpenMessage:
         self._fresh = deque[tuple[str, str]]()  # content that the stream has not seen yet, and who proposed it
         self._stream = _new_stream("assistant", drafted and view.color_drafts, view)
         self._head: list[Line] = []  # title, steps and reasoning
-        self._head_of: tuple[int, bool, tuple[Step, ...]] | None = None  # parts of reasoning, whether there is content
+        self._head_of: tuple[int, bool, tuple[AnswerStep, ...]] | None = (
+            None  # parts of reasoning, whether there is content
+        )
         self._done: list[Line] = []
         self.lines: list[Line] = []
         self.update()
@@ -518,7 +520,7 @@ class OpenMessage:
                 cleaned = cleaned.lstrip("\n")
             self._take(cleaned, drafter)
 
-    def show_steps(self, steps: tuple[Step, ...]) -> None:
+    def show_steps(self, steps: tuple[AnswerStep, ...]) -> None:
         """Show what came before; the text up to here is part of it."""
         self.steps = steps
         self.content, self.reasoning, self._done = [], [], []
@@ -561,10 +563,10 @@ class OpenMessage:
         self._done += view.lines(final)
         if not tail:
             # A line is kept for what comes next: the state of the prefill, then the text's first line.
-            tail = note_rows(self.pending, view) if self.pending and not self.content else [Row()]
+            tail = note_rows(self.pending, view) if self.pending and not self.content else [TextRow()]
         if not (self.pending and not self.content):
             tail[-1].runs = [*tail[-1].runs, (CURSOR, view.palette.cursor)]
-        return self._replace([*self._head, *self._done, *view.lines([*tail, *key]), view.line(Row())])
+        return self._replace([*self._head, *self._done, *view.lines([*tail, *key]), view.line(TextRow())])
 
     def message(self, note: str = "") -> TranscriptMessage:
         """Return the message so far."""
@@ -581,7 +583,7 @@ class OpenMessage:
         self.reasoning.append(self._reasoning_cleaner.flush())
         return self.message(note)
 
-    def _live_reasoning(self) -> list[Row]:
+    def _live_reasoning(self) -> list[TextRow]:
         text = "".join(self.reasoning)
         if not text.strip():
             return []
@@ -591,10 +593,10 @@ class OpenMessage:
             return fold_rows(shown, self.reasoning_s, self.view)
         # The last rows only, at a fixed height: what comes below does not move.
         rows = _reasoning_rows(text[-4 * LIVE_REASONING * self.view.width :], self.view)[-LIVE_REASONING:]
-        rows += [Row([("│ ", self.view.palette.rule)]) for _ in range(LIVE_REASONING - len(rows))]
+        rows += [TextRow([("│ ", self.view.palette.rule)]) for _ in range(LIVE_REASONING - len(rows))]
         about = _about_reasoning(text, self.reasoning_s)
         head = " · ".join(filter(None, (f"▾ {about}", self._hint)))
-        return [Row([(head[: self.view.text_width], self.view.palette.dim)]), *rows]
+        return [TextRow([(head[: self.view.text_width], self.view.palette.dim)]), *rows]
 
     def _replace(self, new: list[Line]) -> int:
         old = self.lines

@@ -25,7 +25,7 @@ from rich.style import Style
 
 from cpuchat.base.text import expand_tabs
 from cpuchat.tui.markdown.fences import language_of
-from cpuchat.tui.markdown.rows import CodeBlock, Palette, Row, Run, plain_rows, prefix, wrap
+from cpuchat.tui.markdown.rows import CodeBlock, Run, TextRow, TextStyles, plain_rows, prefix, wrap
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -93,7 +93,7 @@ def _add(line: list[Run], text: str, style: Style) -> None:
         line.append((text, style))
 
 
-def highlight(code: str, language: str, palette: Palette) -> tuple[list[list[Run]], list[bool]]:
+def highlight(code: str, language: str, palette: TextStyles) -> tuple[list[list[Run]], list[bool]]:
     """Return `code` as one list of runs per line, and for each line whether highlighting may start afresh after it.
 
     Never loses a character: where a lexer does, the code comes back plain.
@@ -171,30 +171,31 @@ def column_widths(table: Table, width: int) -> list[int] | None:
     return widths
 
 
-def layout(table: Table, width: int, palette: Palette, widths: list[int] | None = None) -> list[Row]:
+def layout(table: Table, width: int, palette: TextStyles, widths: list[int] | None = None) -> list[TextRow]:
     """Return rows of the table; with `widths`, the columns of an earlier part of it, without the header."""
     continued = widths is not None
     widths = widths or column_widths(table, width)
     if widths is None:
         return _stacked(table, width, palette)
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     if not continued:
         rows += _row(table.header, widths, table.aligns, palette)
         bars = "─┼─".join("─" * size for size in widths)
-        rows.append(Row([(f"─{bars}─", palette.rule)]))
+        rows.append(TextRow([(f"─{bars}─", palette.rule)]))
     for index, cells in enumerate(table.rows):
         rows += _row(cells, widths, table.aligns, palette)
         if index in table.extra:
-            extra = Row([("│ " + " │ ".join(table.extra[index]), palette.dim)])
+            extra = TextRow([("│ " + " │ ".join(table.extra[index]), palette.dim)])
             rows += prefix(wrap(extra, width - 2), ("  ", palette.dim), ("  ", palette.dim))
     return rows
 
 
-def _row(cells: list[Cell], widths: list[int], aligns: list[str], palette: Palette) -> list[Row]:
+def _row(cells: list[Cell], widths: list[int], aligns: list[str], palette: TextStyles) -> list[TextRow]:
     columns = [
-        [row for line in cell for row in wrap(Row(list(line)), size)] for cell, size in zip(cells, widths, strict=False)
+        [row for line in cell for row in wrap(TextRow(list(line)), size)]
+        for cell, size in zip(cells, widths, strict=False)
     ]
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     for line in range(max((len(column) for column in columns), default=0)):
         runs: list[Run] = [(" ", palette.rule)]
         for index, (column, size) in enumerate(zip(columns, widths, strict=False)):
@@ -208,22 +209,22 @@ def _row(cells: list[Cell], widths: list[int], aligns: list[str], palette: Palet
             runs += content
             if free - before > 0:
                 runs.append((" " * (free - before), palette.rule))
-        rows.append(Row(runs))
+        rows.append(TextRow(runs))
     return rows
 
 
-def _stacked(table: Table, width: int, palette: Palette) -> list[Row]:
+def _stacked(table: Table, width: int, palette: TextStyles) -> list[TextRow]:
     """Render one "heading: value" line per cell, for any width."""
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     if not table.rows:
-        return [row for head in table.header for row in wrap(Row(_joined(head)), width)]
+        return [row for head in table.header for row in wrap(TextRow(_joined(head)), width)]
     for index, cells in enumerate(table.rows):
         if index:
-            rows.append(Row([("─" * min(width, 12), palette.rule)]))
+            rows.append(TextRow([("─" * min(width, 12), palette.rule)]))
         for head, cell in zip(table.header, cells, strict=False):
-            rows += wrap(Row([*_joined(head), (": ", palette.dim), *_joined(cell)]), width)
+            rows += wrap(TextRow([*_joined(head), (": ", palette.dim), *_joined(cell)]), width)
         if index in table.extra:
-            rows += wrap(Row([(" │ ".join(table.extra[index]), palette.dim)]), width)
+            rows += wrap(TextRow([(" │ ".join(table.extra[index]), palette.dim)]), width)
     return rows
 
 
@@ -263,7 +264,7 @@ def parse_inline(text: str) -> list[Token]:
 
 
 _URL = re.compile(r"https?://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]")
-MOST = 16_000
+MAX = 16_000
 """Maximum characters to render at once, longer texts are shown as plain text: rendering takes 1 to 20 µs per character,
 and the screen waits for it. `message_view.Rendering` renders longer messages in steps.
 """
@@ -272,13 +273,13 @@ _TASK = re.compile(r"\[[ xX]\](?:\s|$)")
 _MARKUP = re.compile(r"&#?\w{1,32};|<br\s*/?>|\[[xX]\](?=\s|$)", re.IGNORECASE)  # letters that become something else
 
 
-def render(source: str, width: int, palette: Palette) -> list[Row]:
+def render(source: str, width: int, palette: TextStyles) -> list[TextRow]:
     """Return the rows of a whole message. `source` has been cleaned (`base.text.clean`).
 
     Every top-level block whose letters and digits are not all in its rows (or that nests too deep to be rendered)
-    comes out as plain text; so does a message of over `MOST` characters.
+    comes out as plain text; so does a message of over `MAX` characters.
     """
-    if len(source) > MOST:
+    if len(source) > MAX:
         return plain_rows(source, width, Style())
     try:
         tokens = parse(source)
@@ -287,7 +288,7 @@ def render(source: str, width: int, palette: Palette) -> list[Row]:
     lines = source.split("\n")
     renderer = Renderer(width, palette)
     renderer.whole = True
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     last_heading = False
     end = 0
     for block in top_blocks(tokens):
@@ -295,13 +296,13 @@ def render(source: str, width: int, palette: Palette) -> list[Row]:
         text = "\n".join(lines[end:after])  # with what a block in front of it may have left over
         try:
             new = renderer.rows(block)
-            complete = not missing(text, [*new, Row([(renderer.shown_twice, Style())])])
+            complete = not missing(text, [*new, TextRow([(renderer.shown_twice, Style())])])
         except RecursionError:
             new, complete = [], False
         if not complete:
             new = plain_rows("\n".join(lines[end if first > end else first : after]).strip("\n"), width, Style())
         if rows and new and not last_heading:
-            rows.append(Row())
+            rows.append(TextRow())
         rows += new
         last_heading = block[0].type == "heading_open"
         end = after
@@ -311,7 +312,7 @@ def render(source: str, width: int, palette: Palette) -> list[Row]:
     return rows
 
 
-def missing(source: str, rows: Sequence[Row]) -> Counter[str]:
+def missing(source: str, rows: Sequence[TextRow]) -> Counter[str]:
     """Return letters and digits that are more frequent in `source` than in `rows`."""
     lost = Counter(_MARKUP.sub(lambda match: html.unescape(match[0]) if match[0][0] == "&" else "", source))
     lost.subtract("".join([row.text for row in rows]))
@@ -346,19 +347,19 @@ class Renderer:
     end, and its first row has it.
     """
 
-    def __init__(self, width: int, palette: Palette) -> None:
+    def __init__(self, width: int, palette: TextStyles) -> None:
         self.width = max(8, width)
         self.palette = palette
         self.continued = self.whole = False
         self.table_widths: list[int] | None = None
         self.shown_twice = ""  # of the last block: link targets that are the link's text, and what became Unicode
 
-    def rows(self, tokens: Sequence[Token]) -> list[Row]:
+    def rows(self, tokens: Sequence[Token]) -> list[TextRow]:
         self.shown_twice = ""
         return self._blocks(tokens, self.width, Style(), 0)
 
-    def _blocks(self, tokens: Sequence[Token], width: int, style: Style, depth: int) -> list[Row]:
-        rows: list[Row] = []
+    def _blocks(self, tokens: Sequence[Token], width: int, style: Style, depth: int) -> list[TextRow]:
+        rows: list[TextRow] = []
         index = 0
         joined = True  # no blank line before the next block
         while index < len(tokens):
@@ -366,14 +367,14 @@ class Renderer:
             close = _close_of(tokens, index) if token.nesting == 1 else index
             new = self._block(token, tokens[index + 1 : close], max(4, width), style, depth)
             if rows and new and not (joined or token.hidden):
-                rows.append(Row())
+                rows.append(TextRow())
             rows += new
             # Tight list items and headings stand directly above what follows.
             joined = token.hidden or token.type == "heading_open"
             index = close + 1
         return rows
 
-    def _block(self, token: Token, inner: Sequence[Token], width: int, style: Style, depth: int) -> list[Row]:
+    def _block(self, token: Token, inner: Sequence[Token], width: int, style: Style, depth: int) -> list[TextRow]:
         palette = self.palette
         match token.type:
             case "paragraph_open":
@@ -397,17 +398,17 @@ class Renderer:
             case "table_open":
                 return self._table(inner, width, style)
             case "hr":
-                return [Row([("─" * width, palette.rule)])]
+                return [TextRow([("─" * width, palette.rule)])]
             case "math_block":
                 return plain_rows(self._formula(token.content), width, style + palette.math)
             case _:  # no rule of ours makes other blocks; text is text
                 return plain_rows(token.content.rstrip("\n"), width, style) if token.content else []
 
-    def _paragraph(self, inner: Sequence[Token], width: int, style: Style) -> list[Row]:
-        rows: list[Row] = []
+    def _paragraph(self, inner: Sequence[Token], width: int, style: Style) -> list[TextRow]:
+        rows: list[TextRow] = []
         for token in inner:
             for line in self.inline(token.children or [], style):
-                rows += wrap(Row(line), width)
+                rows += wrap(TextRow(line), width)
         return rows
 
     def _formula(self, source: str) -> str:
@@ -420,8 +421,8 @@ class Renderer:
         self.shown_twice += "".join((Counter(source) - Counter(shown)).elements())
         return shown
 
-    def _list(self, inner: Sequence[Token], width: int, style: Style, depth: int) -> list[Row]:
-        rows: list[Row] = []
+    def _list(self, inner: Sequence[Token], width: int, style: Style, depth: int) -> list[TextRow]:
+        rows: list[TextRow] = []
         loose = any(token.type == "paragraph_open" and not token.hidden and token.level == inner[0].level + 1
                     for token in inner) if inner else False  # fmt: skip
         start = 0
@@ -432,32 +433,32 @@ class Renderer:
             marker = f"{item.info}{item.markup} " if item.info else _BULLETS[min(depth, 2)] + " "
             if box := _take_task(inner[start + 1 : close]):
                 marker = f"{marker if item.info else ''}{box} "
-            content = self._blocks(inner[start + 1 : close], width - len(marker), style, depth + 1) or [Row()]
+            content = self._blocks(inner[start + 1 : close], width - len(marker), style, depth + 1) or [TextRow()]
             if rows and loose:
-                rows.append(Row())
+                rows.append(TextRow())
             rows += prefix(content, (marker, self.palette.bullet), (" " * len(marker), style))
             start = close + 1
         return rows
 
-    def _code(self, token: Token, width: int) -> list[Row]:
+    def _code(self, token: Token, width: int) -> list[TextRow]:
         palette = self.palette
         label = token.info.strip() if token.type == "fence" else ""
         block = _code_block(token)
         bar = palette.block + palette.rule
-        rows: list[Row] = []
+        rows: list[TextRow] = []
         if label and not self.continued:
-            for part in wrap(Row([(label, palette.block + palette.label)]), width - 3):
+            for part in wrap(TextRow([(label, palette.block + palette.label)]), width - 3):
                 part.fill = palette.block
                 rows += prefix([part], ("▎ ", bar), ("▎ ", bar))
         code = "\n".join(expand_tabs(line) for line in token.content.removesuffix("\n").split("\n"))
         for runs in highlight(code, block.language, palette)[0]:
             # A dashed bar marks the rest of a line that was too long.
-            parts = wrap(Row(runs, bare=True, fill=palette.block), width - 3)
+            parts = wrap(TextRow(runs, bare=True, fill=palette.block), width - 3)
             rows += prefix(parts, ("▎ ", bar), ("╎ ", bar))
         rows[0].code = block if self.whole else None
         return rows
 
-    def _table(self, inner: Sequence[Token], width: int, style: Style) -> list[Row]:
+    def _table(self, inner: Sequence[Token], width: int, style: Style) -> list[TextRow]:
         lines: list[list[Cell]] = []
         aligns: list[str] = []
         extra: dict[int, list[str]] = {}

@@ -1,6 +1,6 @@
 """Rows of styled text: their palette, wrapping them to a width, and turning them into strips.
 
-A `Row` is what renderers produce (runs without a width), a `Line` is what the transcript shows and copies.
+A `TextRow` is what renderers produce (runs without a width), a `Line` is what the transcript shows and copies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Run = tuple[str, Style]
 # Scripts written without spaces: a line may end after each character, but not before closing punctuation.
 _WIDE = "\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff01-\uff60"
 _CLOSING = "\u3001\u3002\u3009\u300b\u300d\u300f\u3011\uff01\uff09\uff0c\uff0e\uff1a\uff1b\uff1f\uff5d"
-_MOST_PER_CELL = 16  # characters in a row, on average: more are accents upon accents
-_MOST_OPEN_ROWS = 20  # of a line that grows; they are wrapped again with each part of it
+_MAX_PER_CELL = 16  # characters in a row, on average: more are accents upon accents
+_MAX_OPEN_ROWS = 20  # of a line that grows; they are wrapped again with each part of it
 _WORD = re.compile(rf"[^\S\n]*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)|\s+")
 
-_MOST_STRIPS = 256  # kept; more than the lines of most screens
+_MAX_STRIPS = 256  # kept; more than the lines of most screens
 _drawn: deque[Line] = deque()  # the lines that have one, oldest first
 
 
@@ -41,7 +41,7 @@ class CodeBlock(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class TextRow:
     """One line of styled text.
 
     `joint` is what stands between the row before and this one in copied text: a line break, or for a wrapped row the
@@ -63,7 +63,7 @@ class Row:
 
 
 class Line:
-    """A finished row: what is drawn, and how it and its `code` are copied (see `Row`).
+    """A finished row: what is drawn, and how it and its `code` are copied (see `TextRow`).
 
     Strips are heavy (seven caches each, and what is in them) and most lines of a chat are never on screen, so they are
     made when asked for, and only those made last are kept.
@@ -90,7 +90,7 @@ class Line:
         if self._strip is None:
             self._strip = Strip(self.segments, self.width)
             _drawn.append(self)
-            if len(_drawn) > _MOST_STRIPS:
+            if len(_drawn) > _MAX_STRIPS:
                 _drawn.popleft()._strip = None
         return self._strip
 
@@ -102,21 +102,21 @@ class Line:
     __hash__ = None  # type: ignore[assignment]
 
 
-def wrap(row: Row, width: int) -> list[Row]:
+def wrap(row: TextRow, width: int) -> list[TextRow]:
     """Cut `row` into rows of at most `width` cells, at spaces where it can, inside a word where it must.
 
     No character is lost: joining the texts with the rows' `joint` gives back the text, but for spaces at its end.
     """
     text = row.text
-    if len(text) <= _MOST_PER_CELL * width and (len(text) if text.isascii() else cell_len(text)) <= width:
+    if len(text) <= _MAX_PER_CELL * width and (len(text) if text.isascii() else cell_len(text)) <= width:
         return [row]
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     joint = row.joint
     rest = deque(row.runs)
     at = 0
     for start, end, next_joint in _cuts(text, max(2, width)):
         _take(rest, start - at)
-        rows.append(Row(_take(rest, end - start), joint, bare=row.bare, fill=row.fill))
+        rows.append(TextRow(_take(rest, end - start), joint, bare=row.bare, fill=row.fill))
         joint, at = next_joint, end
     return rows
 
@@ -152,15 +152,15 @@ def _cuts(text: str, width: int) -> list[tuple[int, int, str]]:
             cells += size
     if start < len(text) or not cuts:
         cuts.append((start, len(text), ""))
-    return [short for cut in cuts for short in _shortened(*cut, _MOST_PER_CELL * width)]
+    return [short for cut in cuts for short in _shortened(*cut, _MAX_PER_CELL * width)]
 
 
-def _shortened(start: int, end: int, joint: str, most: int) -> Iterator[tuple[int, int, str]]:
-    """Split a cut into pieces of at most `most` characters: thousands of accents fit into one cell, and freeze
+def _shortened(start: int, end: int, joint: str, max_length: int) -> Iterator[tuple[int, int, str]]:
+    """Split a cut into pieces of at most `max_length` characters: thousands of accents fit into one cell, and freeze
     terminals."""
-    while end - start > most:
-        yield start, start + most, ""
-        start += most
+    while end - start > max_length:
+        yield start, start + max_length, ""
+        start += max_length
     yield start, end, joint
 
 
@@ -176,7 +176,7 @@ def _take(runs: deque[Run], count: int) -> list[Run]:
     return taken
 
 
-def prefix(rows: Iterable[Row], first: Run, rest: Run) -> list[Row]:
+def prefix(rows: Iterable[TextRow], first: Run, rest: Run) -> list[TextRow]:
     """Put a marker (bullet, bar) before the first row, and an indentation of its width before the others."""
     result = list(rows)
     for index, row in enumerate(result):
@@ -187,11 +187,11 @@ def prefix(rows: Iterable[Row], first: Run, rest: Run) -> list[Row]:
     return result
 
 
-def plain_rows(text: str, width: int, style: Style) -> list[Row]:
+def plain_rows(text: str, width: int, style: Style) -> list[TextRow]:
     """Wrap `text` as it is; nothing in it is read as markup."""
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     for line in text.split("\n"):
-        rows.extend(wrap(Row([(expand_tabs(line), style)]), width))
+        rows.extend(wrap(TextRow([(expand_tabs(line), style)]), width))
     return rows
 
 
@@ -206,7 +206,7 @@ class LineStream:
         self._style_of = style_of
         self._line: list[Run] = []
         self._joint = "\n"
-        self._final: list[Row] = []
+        self._final: list[TextRow] = []
 
     def feed(self, text: str, drafter: str = "") -> None:
         style = self._style_of(drafter)
@@ -216,19 +216,19 @@ class LineStream:
             self._final += self._rows()
             self._line, self._joint = [(part, style)], "\n"
 
-    def update(self) -> tuple[list[Row], list[Row]]:
+    def update(self) -> tuple[list[TextRow], list[TextRow]]:
         """Return new final rows, and the rows of the open line (they replace those of the last call)."""
         tail = self._rows() if any(text for text, _ in self._line) else []
-        if len(tail) > _MOST_OPEN_ROWS:
+        if len(tail) > _MAX_OPEN_ROWS:
             self._final += tail[:-1]
             self._line, self._joint, tail = tail[-1].runs, tail[-1].joint, tail[-1:]
         final, self._final = self._final, []
         return final, tail
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[TextRow]:
         if any("\t" in text for text, _ in self._line):
             self._line = _expanded(self._line)
-        return wrap(Row([run for run in self._line if run[0]], self._joint), self._width)
+        return wrap(TextRow([run for run in self._line if run[0]], self._joint), self._width)
 
 
 def _expanded(runs: list[Run]) -> list[Run]:
@@ -243,7 +243,7 @@ def _expanded(runs: list[Run]) -> list[Run]:
     return result
 
 
-def to_line(row: Row, width: int, base: Style, gutter: str = "") -> Line:
+def to_line(row: TextRow, width: int, base: Style, gutter: str = "") -> Line:
     """Draw `row` over `base`, `gutter` before it, padded to `width` cells in all.
 
     This is the last gate to the terminal: whatever a renderer let through is cleaned here.
@@ -294,7 +294,7 @@ _UNDERLINE, _STRIKE, _BOLD_UNDERLINE = Style(underline=True), Style(strike=True)
 
 
 @dataclass(frozen=True)
-class Palette:
+class TextStyles:
     """Styles to add to `base`. The defaults have no color: for tests and as a fallback."""
 
     base: Style = _PLAIN
@@ -338,7 +338,7 @@ class Palette:
 
 
 _POSITIONS = {row.name: position for position, row in enumerate(DRAFTERS)}
-ROLES = tuple(f.name for f in fields(Palette) if f.name not in ("base", "drafters"))
+ROLES = tuple(f.name for f in fields(TextStyles) if f.name not in ("base", "drafters"))
 _DRAFTER_CLASSES = tuple(f"{_PREFIX}drafter-{row.name}" for row in DRAFTERS)
 COMPONENT_CLASSES = {*(_PREFIX + role for role in ROLES), *_DRAFTER_CLASSES}
 
@@ -383,11 +383,11 @@ COMPONENT_CSS = """
 )
 
 
-def from_widget(widget: Widget) -> Palette:
+def from_widget(widget: Widget) -> TextStyles:
     """Return the palette of `widget`'s theme; `widget` declares `COMPONENT_CLASSES` and styles them in CSS."""
     roles: dict[str, Any] = {role: _own(widget, _PREFIX + role) for role in ROLES}
     drafters = tuple(_own(widget, name) for name in _DRAFTER_CLASSES)
-    return Palette(base=widget.rich_style, drafters=drafters, **roles)
+    return TextStyles(base=widget.rich_style, drafters=drafters, **roles)
 
 
 def _own(widget: Widget, name: str) -> Style:

@@ -15,7 +15,7 @@ from rich.style import Style
 
 from cpuchat.tui.markdown.fences import is_document, language_of, nesting
 from cpuchat.tui.markdown.render import Renderer, highlight, missing, parse, parse_blocks, parse_inline, top_blocks
-from cpuchat.tui.markdown.rows import LineStream, Palette, Row, plain_rows
+from cpuchat.tui.markdown.rows import LineStream, TextRow, TextStyles, plain_rows
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LONG_BLOCK = 1600
 # Any other open block is cut after a line when it is longer, as it is parsed again at each flush; one without a line
 # break is shown as it is.
-MOST_OPEN = 4_000
+MAX_OPEN = 4_000
 # A last line that may still become anything: shown when more of it has come, so that "--" isn't a heading for a moment.
 _UNDECIDED = re.compile(r"[-=*_+#>`~|: \t]+|[ \t]*\d{1,9}[.)]?[ \t]*")
 
@@ -32,7 +32,7 @@ _UNDECIDED = re.compile(r"[-=*_+#>`~|: \t]+|[ \t]*\d{1,9}[.)]?[ \t]*")
 class Stream:
     """Renders text fed to it, as rows."""
 
-    def __init__(self, width: int, palette: Palette) -> None:
+    def __init__(self, width: int, palette: TextStyles) -> None:
         self._renderer = Renderer(width, palette)
         self._width = width
         self._palette = palette
@@ -45,9 +45,9 @@ class Stream:
     def feed(self, text: str, _drafter: str = "") -> None:
         self._open += text
 
-    def update(self) -> tuple[list[Row], list[Row]]:
+    def update(self) -> tuple[list[TextRow], list[TextRow]]:
         """Return rows that are new and final, and the rows of the open block (they replace those of the last call)."""
-        final: list[Row] = []
+        final: list[TextRow] = []
         if self._line is not None:
             rest, ended, self._open = self._open.partition("\n")
             self._line.feed(rest + ended)
@@ -68,14 +68,14 @@ class Stream:
             self._show_as_is(final)
             return final, self._line.update()[1] if self._line is not None else []
 
-    def _show_as_is(self, final: list[Row], head: int = 0) -> None:
+    def _show_as_is(self, final: list[TextRow], head: int = 0) -> None:
         """Show the open block as it is, up to the end of its last line, after its head of `head` characters."""
         text = self._open
         before, _, last = text[head:].rpartition("\n")
         if head > self._head:
             final += self._complete(text[:head])
         elif self._gap:
-            final.append(Row())
+            final.append(TextRow())
         if before:
             final += plain_rows(before, self._width, Style())
         self._line = LineStream(self._width, lambda _: Style())
@@ -83,7 +83,7 @@ class Stream:
         final += self._line.update()[0]
         self._open, self._after_line, self._head, self._gap = "", text[:head], head, not head
 
-    def _commit(self, final: list[Row]) -> bool:
+    def _commit(self, final: list[TextRow]) -> bool:
         text = self._open
         if cut := commit_point(text):
             self._open = text[cut:]
@@ -101,32 +101,32 @@ class Stream:
             self._open = text[:head] + text[cut:]
             self._head = head
             return True
-        if len(text) > MOST_OPEN + head:
+        if len(text) > MAX_OPEN + head:
             self._show_as_is(final, head)
         return False
 
-    def _complete(self, text: str) -> list[Row]:
+    def _complete(self, text: str) -> list[TextRow]:
         """Return the rows of what is final; as it is if something would be missing."""
         try:
             rows = self._rows(text)
-            if not missing(text[self._head :], [*rows, Row([(self._renderer.shown_twice, Style())])]):
+            if not missing(text[self._head :], [*rows, TextRow([(self._renderer.shown_twice, Style())])]):
                 return rows
         except RecursionError:
             pass
-        return [*([Row()] if self._gap else []), *plain_rows(text[self._head :].strip("\n"), self._width, Style())]
+        return [*([TextRow()] if self._gap else []), *plain_rows(text[self._head :].strip("\n"), self._width, Style())]
 
-    def _rows(self, text: str, preview: bool = False) -> list[Row]:
+    def _rows(self, text: str, preview: bool = False) -> list[TextRow]:
         tokens = parse(text, unfinished=True)
         if preview:
             _close_markup(tokens)
-        rows: list[Row] = []
+        rows: list[TextRow] = []
         gap, twice = self._gap, ""
         for index, block in enumerate(top_blocks(tokens)):
             self._renderer.continued = self._head > 0 and index == 0
             new = self._renderer.rows(block)
             twice += self._renderer.shown_twice
             if new and gap:
-                rows.append(Row())
+                rows.append(TextRow())
             rows += new
             gap = block[0].type != "heading_open"
         self._renderer.shown_twice = twice
@@ -155,7 +155,7 @@ def commit_point(tail: str) -> int:
     return _offset(tail, line)
 
 
-def _inner_cut(text: str, palette: Palette) -> tuple[int, int]:
+def _inner_cut(text: str, palette: TextStyles) -> tuple[int, int]:
     """Return for a long open block: (length of its head, which the rest needs again, end of the finished part)."""
     if len(text) <= LONG_BLOCK:
         return 0, 0
@@ -164,7 +164,7 @@ def _inner_cut(text: str, palette: Palette) -> tuple[int, int]:
         return 0, 0
     first = blocks[0][0]
     lines = text.split("\n")
-    too_long = len(text) > MOST_OPEN
+    too_long = len(text) > MAX_OPEN
     if first.type == "fence" and first.map == [0, len(lines)]:
         safe = highlight(first.content, language_of(first.info), palette)[1]
         if is_document(first.info):  # a part that begins within a nested fence would take its end for that of the block

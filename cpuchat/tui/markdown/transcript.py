@@ -44,7 +44,7 @@ MessageSource = TranscriptMessage | Callable[[], TranscriptMessage]
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class TranscriptEntry:
     """One message on screen. `view` is what `lines` were rendered for, None before; `message` is cleaned then. While a
     long one is rendered, in steps, `lines` are those for the view before, at first those that there are.
 
@@ -110,10 +110,10 @@ class Entry:
         return first
 
 
-class Entries(list[Entry]):
+class Entries(list[TranscriptEntry]):
     """Entries in order. After lines have changed, `recount` brings the line numbers up to date."""
 
-    def __init__(self, entries: list[Entry] | None = None) -> None:
+    def __init__(self, entries: list[TranscriptEntry] | None = None) -> None:
         super().__init__(entries or [])
         self.starts = [0]
         self.recount()
@@ -238,7 +238,7 @@ class Transcript(ScrollView, can_focus=True):
     def set_messages(self, messages: Sequence[MessageSource], top: int | None = None) -> None:
         """Show only these, from the end or from the one at `top`, which is selected; long chats in chunks."""
         self._flush_timer.stop()
-        self._entries = Entries([Entry(message) for message in messages])
+        self._entries = Entries([TranscriptEntry(message) for message in messages])
         self._current = self._jump = top
         self._end = 0
         self.following = top is None
@@ -249,7 +249,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def add_message(self, message: TranscriptMessage) -> None:
         """Append a message."""
-        self._append(Entry(message))
+        self._append(TranscriptEntry(message))
 
     def begin_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
         """Open an answer and follow it; an open one is finished first.
@@ -259,8 +259,8 @@ class Transcript(ScrollView, can_focus=True):
         self.finish_answer()
         message = TranscriptMessage("assistant", title, "").cleaned()
         self.following = True
-        view = self._view or View(80, palettes.Palette())
-        self._append(Entry(message, OpenMessage(message.title, view, drafted, hint)))
+        view = self._view or View(80, palettes.TextStyles())
+        self._append(TranscriptEntry(message, OpenMessage(message.title, view, drafted, hint)))
 
     def reopen_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
         """Open the last answer again, with its text; see `begin_answer`."""
@@ -330,18 +330,18 @@ class Transcript(ScrollView, can_focus=True):
 
     # Rendering
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: TranscriptEntry) -> None:
         self._entries.append(entry)
         self._show_whole(entry)
 
-    def _show_whole(self, entry: Entry) -> None:
+    def _show_whole(self, entry: TranscriptEntry) -> None:
         self._render_entry(entry)
         self._resized()
         self.refresh()
         if self._view is not None and not entry.is_current(self._view):
             self._chunk_timer.start(_CHUNK_PAUSE)
 
-    def _render_entry(self, entry: Entry) -> int:
+    def _render_entry(self, entry: TranscriptEntry) -> int:
         """Render the entry and return its first changed line; the caller calls `_resized`. Quitting does not wait."""
         return 0 if self._view is None or getattr(self.app, "leaving", False) else entry.render(self._view)
 

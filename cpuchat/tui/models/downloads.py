@@ -20,11 +20,11 @@ from cpuchat.tui.models.screen import choose
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets import charts
 from cpuchat.tui.widgets.charts import rule
-from cpuchat.tui.widgets.dialogs import Choice, ChoiceScreen
+from cpuchat.tui.widgets.dialogs import ChoiceScreen, DialogChoice
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.model_list import DetailsScreen, Labelled
 
-_LEAST_BAR, _MOST_BAR = 8, 60
+_MIN_BAR, _MAX_BAR = 8, 60
 _EMPTY = "No downloads. Ctrl+O in the chat finds models."
 
 
@@ -80,7 +80,7 @@ class DownloadList(OptionList):
         state = Text(downloads.state(download), failed if download.state == "failed" else "")
         first = Text.assemble(f"{downloads.download_mark(download)} ", name, "  ", state)
         figures = f"  {downloads.percent(download)}  {downloads.amount(download)}"
-        cells = max(min(width - 2 - len(figures), _MOST_BAR), _LEAST_BAR)
+        cells = max(min(width - 2 - len(figures), _MAX_BAR), _MIN_BAR)
         parts = [(text, fill if part == "fill" else track) for text, part in rule(downloads.share(download), cells)]
         return Text.assemble(first, "\n  ", *parts, (figures, dim), no_wrap=True, overflow="crop")
 
@@ -169,7 +169,7 @@ class DownloadsScreen(DetailsScreen[Path | None], keys="downloads"):
             f"{downloads.download_title(download.order.model)}: {units.size(download.done)} of "
             f"{units.size(download.total)} downloaded. Keep the partial files to resume later?"
         )
-        choices = [Choice(_KEEP, "Keep"), Choice(_DISCARD, "Delete", danger=True)]
+        choices = [DialogChoice(_KEEP, "Keep"), DialogChoice(_DISCARD, "Delete", danger=True)]
         answer = await self.app.push_screen_wait(ChoiceScreen("Cancel download", question, choices))
         if answer is not None:
             self._downloading.cancel(download.id, discard=answer == _DISCARD)

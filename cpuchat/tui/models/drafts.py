@@ -16,7 +16,14 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, HubError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
-from cpuchat.models.drafts.candidates import Candidate, candidates, check, measured_acceptance, model_of, recommended
+from cpuchat.models.drafts.candidates import (
+    DraftCandidate,
+    candidates,
+    check,
+    measured_acceptance,
+    model_of,
+    recommended,
+)
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
 from cpuchat.present import models
 from cpuchat.present.table import ListRow, table
@@ -150,7 +157,7 @@ class DraftReader:
         models = ModelsReader(services.library, services.settings, conversation.model)
         return cls(services, models, conversation.model, acceptance)
 
-    def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
+    def candidates(self) -> tuple[GGUFHeader, list[DraftCandidate]]:
         """Return the target's header and the candidates, unchecked. Raises ModelNotFound, ModelDamaged: the file of the
         loaded model is gone or has changed.
         """
@@ -168,7 +175,7 @@ class DraftReader:
                            acceptance=self.acceptance, beside=beside)  # fmt: skip
         return target, [*local_heads(target, here), *found]
 
-    def heads_on_hub(self, target: GGUFHeader, found: Iterable[Candidate]) -> list[Candidate]:
+    def heads_on_hub(self, target: GGUFHeader, found: Iterable[DraftCandidate]) -> list[DraftCandidate]:
         """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""
         repo = next((model.repo for model in self.models.local_models() if model.path == target.path), "")
         with contextlib.suppress(HubError):
@@ -179,11 +186,11 @@ class DraftReader:
         """Return whether it is the loaded draft model."""
         return bool(name) and (name, quantization) == (self.loaded.draft, self.loaded.draft_quantization)
 
-    def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
+    def check(self, candidate: DraftCandidate, target: GGUFHeader) -> DraftCandidate:
         """Return the candidate with its verdict, or why there is none; for a remote one, its header is requested."""
         return check(candidate, target, hub=self.services.hub)
 
-    def to_download(self, candidate: Candidate) -> tuple[Repository, RepoModel]:
+    def to_download(self, candidate: DraftCandidate) -> tuple[Repository, RepoModel]:
         """Find its file. Raises HubError and its kinds."""
         repository = self.services.hub.repository(candidate.repo)
         return repository, model_of(repository, candidate)
@@ -200,7 +207,7 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         self._reader = reader or DraftReader.of(services)
         self.list_title = f"Draft models for {self._reader.loaded.name}"
         self._target = Path(self._reader.loaded.path)
-        self._candidates: dict[str, Candidate] | None = None
+        self._candidates: dict[str, DraftCandidate] | None = None
         self._problem = ""
 
     def compose_below(self) -> ComposeResult:
@@ -225,15 +232,15 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
             self._put(candidate)
             self._put(await run_in_daemon_thread(partial(reader.check, candidate, target)))
 
-    def _put(self, *candidates: Candidate) -> None:
+    def _put(self, *candidates: DraftCandidate) -> None:
         self._candidates = (self._candidates or {}) | {candidate.spec: candidate for candidate in candidates}
         self._show()
 
-    def _is_loaded(self, candidate: Candidate) -> bool:
+    def _is_loaded(self, candidate: DraftCandidate) -> bool:
         return self._reader.is_loaded(candidate.name, candidate.quantization)
 
     @property
-    def _marked(self) -> Candidate | None:
+    def _marked(self) -> DraftCandidate | None:
         return (self._candidates or {}).get(self.marked_key)
 
     def _show(self) -> None:
@@ -299,7 +306,7 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         self.dismiss(self._target)
 
     @work(exclusive=True, group="fetch")
-    async def _fetch(self, candidate: Candidate) -> None:
+    async def _fetch(self, candidate: DraftCandidate) -> None:
         """Start the download. The app does the rest: this screen may be closed."""
         try:
             repository, model = await run_in_daemon_thread(lambda: self._reader.to_download(candidate))

@@ -80,7 +80,7 @@ Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | H
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelListEntry:
     """One line that can be selected. `key` is the same for the same subject while its figures change; `purpose` is
     what it is recommended for."""
 
@@ -90,11 +90,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Section:
+class ModelListSection:
     """Lines under one heading; `note` while there are none."""
 
     heading: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ModelListEntry, ...]
     note: str = ""
 
 
@@ -112,82 +112,88 @@ class ModelListState:
     local_problem: str = ""
     on_servers: tuple[ServerEntry, ...] = ()
 
-    def sections(self, text: str) -> list[Section]:
+    def sections(self, text: str) -> list[ModelListSection]:
         """Return the sections for the filter text: local models first, then what can be downloaded."""
         if _is_server(text.strip()):
-            return [Section("", tuple(self._typed_server(text.strip())))]
+            return [ModelListSection("", tuple(self._typed_server(text.strip())))]
         path = typed_path(text)
         if path is not None:
-            return [Section("", (Entry("file", TypedFile(path, _problem(path))),))]
+            return [ModelListSection("", (ModelListEntry("file", TypedFile(path, _problem(path))),))]
         words = text.lower().split()
         sections = [
-            Section("on this machine", tuple(self._local(words)), "" if words else self._local_note()),
+            ModelListSection("on this machine", tuple(self._local(words)), "" if words else self._local_note()),
             *self._on_servers(words),
-            Section("downloads", tuple(self._downloads(words))),
-            Section("recommended for this machine", tuple(self._catalog(self.catalog.suits, words))),
-            Section("catalog", tuple(self._catalog(self.catalog.others, words))),
-            Section("too large or too slow for this machine", tuple(self._catalog(self.catalog.unsuitable, words))),
+            ModelListSection("downloads", tuple(self._downloads(words))),
+            ModelListSection("recommended for this machine", tuple(self._catalog(self.catalog.suits, words))),
+            ModelListSection("catalog", tuple(self._catalog(self.catalog.others, words))),
+            ModelListSection(
+                "too large or too slow for this machine", tuple(self._catalog(self.catalog.unsuitable, words))
+            ),
             *self._hub(text.strip(), words),
         ]
         return [section for section in sections if section.entries or section.note]
 
-    def _typed_server(self, text: str) -> Iterator[Entry]:
+    def _typed_server(self, text: str) -> Iterator[ModelListEntry]:
         try:
             source = ServerModel.of(text)
         except UsageError as error:
             invalid = ServerEntry(ServerModel(text), problem=error.message, hint=error.hint, is_invalid=True)
-            yield Entry("server", invalid)
+            yield ModelListEntry("server", invalid)
             return
         there = [entry for entry in self.on_servers if entry.source.server == source.server]
         for served in there or [ServerEntry(source)]:
-            yield Entry(f"server {served.source}", served)
+            yield ModelListEntry(f"server {served.source}", served)
 
-    def _on_servers(self, words: list[str]) -> list[Section]:
+    def _on_servers(self, words: list[str]) -> list[ModelListSection]:
         """Return one section for each server, and one for those whose models are not known."""
-        by_heading: dict[str, list[Entry]] = {}
+        by_heading: dict[str, list[ModelListEntry]] = {}
         for served in self.on_servers:
             if _has(words, str(served.source), served.kind):
                 is_listed = served.model is not None
                 heading = f"on {host(served.source.server)} · {served.kind}" if is_listed else "on servers"
-                by_heading.setdefault(heading, []).append(Entry(f"server {served.source}", served))
-        return [Section(heading, tuple(entries)) for heading, entries in by_heading.items()]
+                by_heading.setdefault(heading, []).append(ModelListEntry(f"server {served.source}", served))
+        return [ModelListSection(heading, tuple(entries)) for heading, entries in by_heading.items()]
 
     def _local_note(self) -> str:
         if self.local is None:
             return "Reading…"
         return self.local_problem or "no models yet: choose one below, or paste the path of a GGUF file"
 
-    def _local(self, words: list[str]) -> Iterator[Entry]:
+    def _local(self, words: list[str]) -> Iterator[ModelListEntry]:
         # The cache names the part of a download after the content that it will have.
         arriving = {file.etag for download in self.downloads for file in download.order.model.files}
         for model in sorted(self.local or (), key=lambda model: (bool(model.damaged), -model.last_used)):
             if model.unfinished is not None and model.path.name.partition(".")[0] in arriving:
                 continue  # listed as a download
             if _has(words, model.name, model.quantization, model.repo, model.architecture, str(model.path)):
-                yield Entry(f"local {model.path}", model)
+                yield ModelListEntry(f"local {model.path}", model)
 
-    def _downloads(self, words: list[str]) -> Iterator[Entry]:
+    def _downloads(self, words: list[str]) -> Iterator[ModelListEntry]:
         for download in self.downloads:
             if download.state != "done" and _has(words, download.order.model.name, download.order.repo):
-                yield Entry(f"download {download.id}", download)
+                yield ModelListEntry(f"download {download.id}", download)
 
-    def _catalog(self, models: Iterable[CatalogModel], words: list[str]) -> Iterator[Entry]:
+    def _catalog(self, models: Iterable[CatalogModel], words: list[str]) -> Iterator[ModelListEntry]:
         for model in sorted(models, key=lambda model: model.use == "draft"):
             # Models that only draft are offered where drafts are chosen; who searches for one finds it last.
             wanted = model.use != "draft" or words
             names = (model.name, model.family, model.publisher, model.quantization, *model.repos)
             if wanted and model.id not in self.here and _has(words, *names):
-                yield Entry(catalog_key(model), model, self.catalog.purposes.get(model.id, ""))
+                yield ModelListEntry(catalog_key(model), model, self.catalog.purposes.get(model.id, ""))
 
-    def _hub(self, text: str, words: list[str]) -> Iterator[Section]:
+    def _hub(self, text: str, words: list[str]) -> Iterator[ModelListSection]:
         search = self.search
         if search is not None and search.found:
-            found = (Entry(f"hub {one.id}", one) for one in search.found if _has(words, one.id) or text == search.query)
-            yield Section(f"on Hugging Face: “{search.query}”", tuple(found))
+            found = (
+                ModelListEntry(f"hub {one.id}", one)
+                for one in search.found
+                if _has(words, one.id) or text == search.query
+            )
+            yield ModelListSection(f"on Hugging Face: “{search.query}”", tuple(found))
         if search is not None and search.query == text and not search.found:
-            yield Section("on Hugging Face", (Entry(SEARCH, search),))
+            yield ModelListSection("on Hugging Face", (ModelListEntry(SEARCH, search),))
         elif text and (search is None or search.query != text):
-            yield Section("on Hugging Face", (Entry(SEARCH, HubSearch(text)),))
+            yield ModelListSection("on Hugging Face", (ModelListEntry(SEARCH, HubSearch(text)),))
 
 
 def catalog_key(model: CatalogModel) -> str:
@@ -245,7 +251,10 @@ HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
 
 
 def list_rows(
-    sections: list[Section], local: Iterable[LocalModel], predictions: Mapping[str, Prediction], loaded: Source | None
+    sections: list[ModelListSection],
+    local: Iterable[LocalModel],
+    predictions: Mapping[str, Prediction],
+    loaded: Source | None,
 ) -> list[ListRow]:
     """Return all lines, headings included. `predictions` by key of the entry. `local`: all models of this machine,
     listed or not; one with the name of another is listed by its file.
@@ -265,7 +274,7 @@ def list_rows(
     return rows
 
 
-def row(entry: Entry, prediction: Prediction | None, loaded: Source | None) -> ListRow:
+def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | None) -> ListRow:
     """`● Qwen2.5-1.5B-Instruct   Q8_0   1.6 GB  here   31 tok/s`."""
     key, speed = entry.key, predicted_speed(prediction)
     match entry.subject:
@@ -328,7 +337,7 @@ def _search(key: str, search: HubSearch) -> ListRow:
 
 Row = tuple[str, str]
 
-_MOST_FILES = 4  # of a deletion that are named
+_MAX_FILES = 4  # of a deletion that are named
 
 SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder": "your folder"}
 
@@ -522,7 +531,7 @@ def deletion_question(deletion: Deletion) -> str:
     """Return the question before deleting: what is deleted, what that frees, and what is kept."""
     files = units.plural(len(deletion.files), "file")
     lines = [f"Delete {deletion.model.name}? {units.size(deletion.freed)} will be freed ({files})."]
-    lines += [paths.shown(file) for file in deletion.files[:_MOST_FILES]]
-    if len(deletion.files) > _MOST_FILES:
-        lines.append(f"and {len(deletion.files) - _MOST_FILES} more")
+    lines += [paths.shown(file) for file in deletion.files[:_MAX_FILES]]
+    if len(deletion.files) > _MAX_FILES:
+        lines.append(f"and {len(deletion.files) - _MAX_FILES} more")
     return "\n".join(clean_line(line) for line in (*lines, *deletion.stays))

@@ -21,7 +21,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, QuantizeFailed
 from cpuchat.base.text import clean_line
 from cpuchat.models.library.places import LocalModel
-from cpuchat.models.quantize.make import Job
+from cpuchat.models.quantize.make import QuantizeJob
 from cpuchat.models.quantize.types import TYPES, QuantType, smaller_types, suggested_folder, suggested_path
 from cpuchat.present import models
 from cpuchat.present.table import ListRow, table
@@ -201,7 +201,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
             return
         if self._services.quantizing.job is None:
             self._services.quantizing.start(
-                Job(source=self._model.path, out=out, type=kind, requantize=bool(forecast.lossy), force=exists)
+                QuantizeJob(source=self._model.path, out=out, type=kind, requantize=bool(forecast.lossy), force=exists)
             )
 
     def _unfold(self) -> None:

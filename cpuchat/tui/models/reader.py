@@ -159,7 +159,7 @@ def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Predic
 
 
 _LABEL = 22
-_MOST_TEMPLATE = 20_000  # characters of a template that are shown
+_MAX_TEMPLATE = 20_000  # characters of a template that are shown
 
 
 class InspectionScreen(Dismissable[None], keys="inspection"):
@@ -196,10 +196,10 @@ class InspectionScreen(Dismissable[None], keys="inspection"):
             parts += [Static(heading, classes="heading", markup=False), Static(_table(rows), classes="rows")]
         for template in inspection.templates:
             name = f" “{template.name}”" if template.name else ""
-            cut = f"\n… {len(template.text) - _MOST_TEMPLATE:,} more characters" * (len(template.text) > _MOST_TEMPLATE)
+            cut = f"\n… {len(template.text) - _MAX_TEMPLATE:,} more characters" * (len(template.text) > _MAX_TEMPLATE)
             parts += [
                 Static(clean_line(f"Text of the chat template{name}"), classes="heading", markup=False),
-                Static(Text(clean(template.text[:_MOST_TEMPLATE]) + cut), classes="rows"),
+                Static(Text(clean(template.text[:_MAX_TEMPLATE]) + cut), classes="rows"),
             ]
         pane = self.query_one("#inspection")
         self.query_one("#waiting").remove()

@@ -30,9 +30,9 @@ from cpuchat.telemetry import units
 from cpuchat.tui.models import entries
 from cpuchat.tui.models.entries import (
     SEARCH,
-    Entry,
     HubSearch,
     ModelDetails,
+    ModelListEntry,
     ModelListState,
     ServerEntry,
     TypedFile,
@@ -97,7 +97,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self.details: dict[str, ModelDetails] = {}
         self._model: ModelInfo | None = None
         self._current: set[str] = set()  # keys of details that need not be read again
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ModelListEntry] = {}
         self._details_timer: Timer | None = None
         self._new: Path | None = None
 
@@ -256,7 +256,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     # List
 
     @property
-    def entry(self) -> Entry | None:
+    def entry(self) -> ModelListEntry | None:
         """Return the selected entry."""
         return self._entries.get(self.marked_key)
 

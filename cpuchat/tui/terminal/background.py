@@ -16,7 +16,7 @@ from cpuchat.config.settings import read_state, update_state
 QUERY = "\x1b]11;?\x1b\\"
 _PART = r"([0-9a-fA-F]{1,4})"
 _REPLY = re.compile(rf"\x1b\]11;rgba?:{_PART}/{_PART}/{_PART}(?:/{_PART})?(?:\x07|\x1b\\)")
-_MOST_KEPT = 16  # names of terminals
+_MAX_KEPT = 16  # names of terminals
 
 
 class BackgroundReported(Message):
@@ -46,7 +46,7 @@ def _remember(is_light: bool) -> None:
     if is_light != (name in known):
         others = tuple(one for one in known if one != name)
         with contextlib.suppress(OSError):  # then it is not remembered
-            update_state({"light_terminals": (name, *others)[:_MOST_KEPT] if is_light else others})
+            update_state({"light_terminals": (name, *others)[:_MAX_KEPT] if is_light else others})
 
 
 def _terminal() -> str:

@@ -91,9 +91,9 @@ class GuardedApp(App[R], Generic[R]):
     def get_driver_class(self) -> type[Driver]:
         if sys.platform == "win32" or constants.DRIVER:
             return super().get_driver_class()
-        from cpuchat.tui.terminal.driver import Terminal
+        from cpuchat.tui.terminal.driver import TerminalDriver
 
-        return Terminal
+        return TerminalDriver
 
     def set_timer(
         self, delay: float, callback: TimerCallback | None = None, *, name: str | None = None, pause: bool = False

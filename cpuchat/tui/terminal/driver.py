@@ -54,7 +54,7 @@ _PUSH_KEYBOARD, _POP_KEYBOARD = "" if constants.DISABLE_KITTY_KEY else "\x1b[>29
 _WRITABLE_SECONDS = 0.5  # a terminal that takes nothing for so long gets no farewell
 
 
-class Job(Protocol):
+class JobControl(Protocol):
     signalled: int
     asks_background: bool
 
@@ -89,10 +89,10 @@ class _Output:
             self._gone()
 
 
-class Terminal(LinuxDriver):
+class TerminalDriver(LinuxDriver):
     """Textual's driver, which also stops the whole job on Ctrl+Z and notices that the terminal is gone.
 
-    `active` tells whether the terminal is taken over now. `app` is a `Job`.
+    `active` tells whether the terminal is taken over now. `app` is a `JobControl`.
     """
 
     active = False
@@ -111,8 +111,8 @@ class Terminal(LinuxDriver):
         threading.Thread(target=self._await_hangup, name="hangup", daemon=True).start()
 
     @property
-    def _job(self) -> Job:
-        return cast("Job", self._app)
+    def _job(self) -> JobControl:
+        return cast("JobControl", self._app)
 
     def _soon(self, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -45,7 +45,7 @@ _MARK_BEGUN = re.compile(r"\x1b(?:\[[\d;]*)?\Z")
 
 _ESCAPE_SECONDS = constants.ESCAPE_DELAY + 0.05  # for the rest, after an Esc that may be the key
 _SECONDS = 0.5  # for the rest of what has certainly begun, since its last part
-_MOST_SECONDS = 3.0  # for all of it: a reply that was cut swallows what is typed
+_MAX_SECONDS = 3.0  # for all of it: a reply that was cut swallows what is typed
 _PASTE_SECONDS = 1.0  # for the rest of a paste; as ends get lost with connections
 _TYPED_SECONDS = 0.05  # between keys that are typed; parts of a paste come sooner
 _BULK = 64  # characters that nobody types at once
@@ -102,7 +102,7 @@ class InputParser:
         elif self.held == "\x1b" and since >= _ESCAPE_SECONDS:
             self._escaped_at = now
             yield from self._give_up()
-        elif self.held not in ("", "\x1b") and (since >= _SECONDS or now - self._begun_at >= _MOST_SECONDS):
+        elif self.held not in ("", "\x1b") and (since >= _SECONDS or now - self._begun_at >= _MAX_SECONDS):
             yield from self._give_up()
 
     def _read(self, text: str) -> Iterator[Message]:

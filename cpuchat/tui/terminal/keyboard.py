@@ -17,7 +17,7 @@ from textual.keys import _character_to_key
 _REPORT = re.compile(r"\x1b\[([\d:;]*)([u~A-FHPQRS])(?::(\d))?")
 _SS3 = re.compile(r"\x1bO(?:1;)?(\d)([A-DFHP-S])")
 _MODIFIERS = ("shift", "alt", "ctrl", "super", "hyper", "meta")
-_CAPS, _MOST = 1 << 6, (1 << 8) - 1  # Caps Lock; all modifiers and locks
+_CAPS, _MAX = 1 << 6, (1 << 8) - 1  # Caps Lock; all modifiers and locks
 _OTHERS = {"8u": "backspace", "10u": "enter"}  # of modifyOtherKeys
 _KEYPAD = dict(zip([*range(57399, 57414), 57415, 57416], "0123456789./*-+=,", strict=True))
 _ALONE = frozenset(MODIFIER_FUNCTIONAL_KEYS) | {"caps_lock", "scroll_lock", "num_lock"}
@@ -72,7 +72,7 @@ def _reported(parameters: str, final: str, event: str | None) -> list[Key] | Non
         fields, final = [fields[2][:1] * 2, fields[1]], "u"
     (code, shifted, base), (modifiers, kind) = (*fields[0], 0, 0)[:3], (*(fields[1:2] or [[1]])[0], 1)[:2]
     bits = max(modifiers, 1) - 1
-    if kind == 3 or event == "3" or bits > _MOST:
+    if kind == 3 or event == "3" or bits > _MAX:
         return []
     held = {name for bit, name in enumerate(_MODIFIERS) if bits >> bit & 1}
     text = "".join(map(chr, filter(_is_text, fields[2] if len(fields) > 2 else [])))

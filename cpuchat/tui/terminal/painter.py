@@ -42,7 +42,7 @@ themselves."""
 _Piece = tuple[Widget, Region, int, int, int]  # widget, where it is, and row, first column and end of what it paints
 
 
-class Rows(CompositorUpdate):
+class StripUpdate(CompositorUpdate):
     """Strips to write, each with its column and row."""
 
     def __init__(self, strips: Sequence[tuple[int, int, Strip]]) -> None:
@@ -73,7 +73,7 @@ class Painter(Compositor):
                 lines = Region(0, first - region.y, region.width, last - first + 1)
                 rendered[widget] = widget.render_lines(lines)
             strips.append((start, y, rendered[widget][y - first].crop(start - region.x, end - region.x)))
-        return Rows(strips) if strips else None
+        return StripUpdate(strips) if strips else None
 
     def _in_front(self, y: int, start: int, end: int) -> Iterator[_Piece]:
         """Cut a row from column `start` to before `end` into what each widget shows of it. Widened to the edges of
@@ -115,7 +115,7 @@ class LeanScreen(Screen[ScreenResultType]):
             (size.width, self.HORIZONTAL_BREAKPOINTS),
             (size.height, self.VERTICAL_BREAKPOINTS),
         ):
-            if names := [name for least, name in breakpoints or () if length >= least]:
+            if names := [name for min_length, name in breakpoints or () if length >= min_length]:
                 self.set_class(True, names[-1], update=False)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -174,12 +174,12 @@ def _is_known() -> bool:
 
 _Variables = frozenset[tuple[str, str]]
 
-_MOST = 512
+_MAX = 512
 """Sheets to keep: those of all screens and widgets, in some themes."""
 parse_rules: Callable[..., list[RuleSet]] | None = getattr(Stylesheet, "_parse_rules", None)
 """Textual's own parser of a sheet; None where this version has none."""
 _check: Callable[[list[Selector], list[DOMNode]], bool] | None = getattr(stylesheet, "_check_selectors", None)
-_kept: LRUCache[tuple[object, ...], list[RuleSet]] = LRUCache(_MOST)
+_kept: LRUCache[tuple[object, ...], list[RuleSet]] = LRUCache(_MAX)
 _themes: dict[_Variables, _Variables] = {}
 _last: tuple[dict[str, str], _Variables] = ({}, frozenset())
 

@@ -112,7 +112,7 @@ class Dialog(Dismissable[ScreenResultType], ModalScreen[ScreenResultType]):
 
 
 @dataclass(frozen=True)
-class Choice:
+class DialogChoice:
     """One answer of a `ChoiceScreen`; `danger` marks the irreversible."""
 
     id: str
@@ -129,7 +129,7 @@ class ChoiceScreen(Dialog[str | None], keys="dialog"):
         ("right,down", "app.focus_next", "next"),
     ]
 
-    def __init__(self, title: str, question: str, choices: Sequence[Choice]) -> None:
+    def __init__(self, title: str, question: str, choices: Sequence[DialogChoice]) -> None:
         super().__init__(title, question, "Enter chooses · Esc cancels")
         self._choices = tuple(choices)
 

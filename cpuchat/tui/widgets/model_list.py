@@ -24,7 +24,7 @@ from cpuchat.present.table import ListRow
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
-_LEAST_NAME = 16
+_MIN_NAME = 16
 
 
 class ModelList(ScrollView, can_focus=False):
@@ -172,9 +172,9 @@ class ModelList(ScrollView, can_focus=False):
             [kind, f"{size:>7}", short],
             [kind, short],
         )
-        fitting = (one for one in layouts if width - len(text) - sum(len(cell) + 2 for cell in one) >= _LEAST_NAME)
+        fitting = (one for one in layouts if width - len(text) - sum(len(cell) + 2 for cell in one) >= _MIN_NAME)
         columns = next(fitting, [kind])
-        room = max(width - len(text) - sum(len(column) + 2 for column in columns), _LEAST_NAME)
+        room = max(width - len(text) - sum(len(column) + 2 for column in columns), _MIN_NAME)
         tag = f" {clean_line(row.tag)}" if row.tag else ""
         if name.cell_len + cell_len(tag) <= room:  # a part of a word would tell nothing
             name.append(tag, dim)

@@ -19,7 +19,7 @@ _MEANT_SECONDS = 0.5
 """Within these a second key says that the digit before it was meant."""
 
 
-class Prompt(TextArea):
+class PromptInput(TextArea):
     """Text area in which Enter sends, Ctrl+J inserts a line break, and ↑/↓ at its edges go through sent messages."""
 
     BINDINGS: ClassVar[list[BindingType]] = keys.bindings("prompt")

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from cpuchat.backend.heads.server import MODULE, Drafting, ServerOptions, free_port
+from cpuchat.backend.heads.server import MODULE, ServerDraftOptions, ServerOptions, free_port
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import EngineMissing
@@ -205,7 +205,7 @@ async def test_the_server_ends_with_the_app_however_that_ends(programs: Path, he
     """As when the app is killed, so that nobody closes the pipe but the system; or when the host is."""
     server = ServerOptions(
         program=str(programs / "llama-server"), model=str(DEMO), head=str(head), kind="eagle3", port=free_port(),
-        drafting=Drafting(3), n_ctx=512, cpus=(min(os.sched_getaffinity(0)),),
+        drafting=ServerDraftOptions(3), n_ctx=512, cpus=(min(os.sched_getaffinity(0)),),
     )  # fmt: skip
     for end in (lambda host: host.stdin.close(), lambda host: host.kill()):
         host = subprocess.Popen(

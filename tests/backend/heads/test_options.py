@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cpuchat.backend.heads.host import parameters
-from cpuchat.backend.heads.server import Drafting, ServerOptions, command, cpu_mask
+from cpuchat.backend.heads.server import ServerDraftOptions, ServerOptions, command, cpu_mask
 from cpuchat.base.errors import EngineMissing
 from cpuchat.models import heads
 from cpuchat.models.heads import find_program
@@ -17,7 +17,7 @@ from cpuchat.protocol.messages import LoadOptions, Speculation
 
 SERVER = ServerOptions(
     program="/usr/bin/llama-server", model="/m.gguf", head="/eagle3.gguf", kind="eagle3", port=8123, n_ctx=4096,
-    cache_mib=300, drafting=Drafting(4, 0.25), cpus=(0, 1, 3),
+    cache_mib=300, drafting=ServerDraftOptions(4, 0.25), cpus=(0, 1, 3),
     options=LoadOptions(n_batch=256, n_ubatch=512, poll=10, type_k="q8_0", use_repack=False),
 )  # fmt: skip
 
@@ -45,9 +45,11 @@ def test_a_head_in_the_model_is_no_file() -> None:
 
 def test_the_settings_decide_how_it_drafts() -> None:
     auto = Speculation(drafters=("suffix", "draft"))
-    assert Drafting.of(auto, "mtp").depth == 2
-    assert Drafting.of(msgspec.structs.replace(auto, depth=5, min_probability=0.5), "mtp") == Drafting(5, 0.5)
-    off = Drafting.of(Speculation(drafters=("suffix",), depth=5), "mtp")
+    assert ServerDraftOptions.of(auto, "mtp").depth == 2
+    assert ServerDraftOptions.of(
+        msgspec.structs.replace(auto, depth=5, min_probability=0.5), "mtp"
+    ) == ServerDraftOptions(5, 0.5)
+    off = ServerDraftOptions.of(Speculation(drafters=("suffix",), depth=5), "mtp")
     assert not any(word.startswith("--spec") for word in command(msgspec.structs.replace(SERVER, drafting=off)))
 
 
@@ -68,7 +70,7 @@ def test_the_wheel_gets_the_same() -> None:
     assert params.speculative.draft.mparams.path == "/eagle3.gguf" and not params.load_mtp
     assert params.speculative.types == [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3]
     own = ServerOptions(
-        program="", model="/m.gguf", head="", kind="mtp", port=1, n_ctx=512, drafting=Drafting(2),
+        program="", model="/m.gguf", head="", kind="mtp", port=1, n_ctx=512, drafting=ServerDraftOptions(2),
         cpus=(0,), options=LoadOptions(load_mode="read", flash_attn="off", type_v="f32"),
     )  # fmt: skip
     params = parameters(own, xllamacpp)

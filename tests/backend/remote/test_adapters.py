@@ -8,7 +8,7 @@ import pytest
 
 from cpuchat.backend.remote.adapter import KINDS, OLLAMA, OTHER, Adapter, ServerKind
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.backend.remote.connection import Connection
+from cpuchat.backend.remote.connection import ServerConnection
 from cpuchat.chats.records import AnswerSettings
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import SamplingSection
@@ -58,7 +58,7 @@ async def test_llama_server() -> None:
         model, got = await answered(server, sampling=Sampling(seed=5, top_k=7))
         assert model.server.startswith("llama-server at ") and model.name == "demo"
         assert (model.quantization, model.n_ctx, model.n_params) == ("Q4_K_M", 2048, 8_000_000)
-        assert "--spec" in model.why_unreported("acceptance") and model.no_speculation
+        assert "--spec" in model.why_unreported("acceptance") and model.drafts_off is not None
         assert (got.reasoning, got.text) == ("hm", "yes")
         assert (got.timings.cache_n, got.timings.prompt_n, got.timings.predicted_n) == (8, 32, 4)
         assert (got.timings.draft_n, got.timings.draft_n_accepted, got.timings.seed) == (6, 2, 5)
@@ -168,7 +168,7 @@ SET: dict[str, Any] = {
     ids=lambda one: getattr(one, "name", ""),
 )  # fmt: skip
 def test_a_form_is_asked_for_as_the_server_takes_it(kind: ServerKind, form: dict[str, Any]) -> None:
-    adapter = Adapter(Connection("http://127.0.0.1:9"), kind)
+    adapter = Adapter(ServerConnection("http://127.0.0.1:9"), kind)
     wanted = chat("Hello", grammar="root ::= x", json_schema='{"type": "object"}')
     _, content = adapter.request(wanted, "m", 1)
     names = ("grammar", "structured_outputs", "response_format")
@@ -177,7 +177,7 @@ def test_a_form_is_asked_for_as_the_server_takes_it(kind: ServerKind, form: dict
 
 @pytest.mark.parametrize("kind", [OTHER, OLLAMA, *KINDS.values()], ids=lambda kind: kind.name)
 def test_an_adapter_takes_what_reaches_its_server(kind: ServerKind) -> None:
-    adapter = Adapter(Connection("http://127.0.0.1:9"), kind)
+    adapter = Adapter(ServerConnection("http://127.0.0.1:9"), kind)
 
     def request(**options: Any) -> Generate:
         sampling = {name: options.pop(name) for name in [*options] if name in Sampling.__struct_fields__}

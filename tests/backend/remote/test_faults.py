@@ -189,7 +189,7 @@ async def test_a_busy_server_is_waited_for_only_when_it_is_short(status: int, er
 
 
 async def test_a_stream_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MOST_TEXT", 10_000)
+    monkeypatch.setattr(exchange, "MAX_TEXT", 10_000)
 
     async def answer(reply: Reply) -> None:
         await reply.head()
@@ -209,7 +209,7 @@ async def test_an_event_of_ten_megabytes_is_refused() -> None:
 
     got = await answered(answer)
     assert got.text == "before"
-    assert f"more than {stream.MOST_EVENT >> 20} MiB" in got.failed.message
+    assert f"more than {stream.MAX_EVENT >> 20} MiB" in got.failed.message
 
 
 @pytest.mark.parametrize("data", [b"{", b"[1]", b"\xff\xfe", b'"text"', b"{" * 5000])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.backend.remote.stream import MOST_EVENT, decoded, events, lines, objects, valid_text
+from cpuchat.backend.remote.stream import MAX_EVENT, decoded, events, lines, objects, valid_text
 from cpuchat.base.errors import ServerError
 
 
@@ -62,7 +62,7 @@ async def test_a_line_without_an_end_is_bounded() -> None:
 async def test_an_event_of_many_lines_is_bounded() -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
-            yield b"data: " + b"x" * (MOST_EVENT // 4) + b"\n"
+            yield b"data: " + b"x" * (MAX_EVENT // 4) + b"\n"
 
     with pytest.raises(ServerError, match="MiB"):
         async for _ in events(endless()):

@@ -64,10 +64,13 @@ def test_the_need_is_what_the_engine_counts_before_it_loads(hub: HubServer, tiny
     options = LoadOptions(n_ctx=1024)
     row = rows("--ctx", "1024")["Tiny-F32"]
     assert row["prediction"]["exact"]
-    assert row["prediction"]["needed"] == plan_memory(header, options, 1 << 40)[0].least
+    assert row["prediction"]["needed"] == plan_memory(header, options, 1 << 40)[0].min_bytes
     assert row["prediction"]["n_ctx"] == 1024
     with_draft = rows("--ctx", "1024", "--draft", str(tiny_model))["Tiny-F32"]
-    assert with_draft["prediction"]["needed"] - row["prediction"]["needed"] == draft_memory(header, options, 1024).least
+    assert (
+        with_draft["prediction"]["needed"] - row["prediction"]["needed"]
+        == draft_memory(header, options, 1024).min_bytes
+    )
 
 
 def test_a_draft_model_may_be_on_the_hub(hub: HubServer, tiny_model: Path) -> None:

@@ -27,7 +27,7 @@ def test_costs_are_measured_once(
     more = {"draft_path": str(files[1]), "calibration_file": str(file)}
     assert chat.load(files[0], **more).pass_ms == ()  # not asked for
     monkeypatch.setattr(calibrations, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
-    monkeypatch.setattr(calibrations, "LEAST", 0.0)
+    monkeypatch.setattr(calibrations, "MIN", 0.0)
     monkeypatch.setattr(calibrations, "STEEPEST", 0.0)
     monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: 0.0)
     monkeypatch.setattr(answer, "cpu_wait_share", lambda *_: 0.0)
@@ -168,7 +168,7 @@ def test_an_earlier_calibration_is_better_than_one_beside_other_programs(
 def test_a_calibration_that_was_skipped_is_resumed_by_the_next_load(
     chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, limit in (("DEAREST", math.inf), ("LEAST", 0.0), ("STEEPEST", 0.0)):  # a busy machine may decide nothing
+    for name, limit in (("DEAREST", math.inf), ("MIN", 0.0), ("STEEPEST", 0.0)):  # a busy machine may decide nothing
         monkeypatch.setattr(calibrations, name, limit)
     monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: 0.0)
     file, n_progress = tmp_path / "costs.json", [0]

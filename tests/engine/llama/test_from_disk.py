@@ -35,7 +35,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def available(file: Path) -> int:
     """Bytes of memory into which only half of the weights fit."""
     header = read_model(file)
-    return fit.required_memory(header, OPTIONS, 512).least + header.size // 2
+    return fit.required_memory(header, OPTIONS, 512).min_bytes + header.size // 2
 
 
 def test_it_computes_the_same(load: Load, file: Path, available: int) -> None:

@@ -455,8 +455,8 @@ def test_rollback_of_several_passes_in_a_window_sized_cache(contexts: Callable[.
     """It loses nothing as long as the oldest token that the next one can see is held."""
     sequence = contexts("gemma3", None, n_ctx=2048)
     text, rows = plain_text(sequence, 3 * WINDOW + n_back)
-    n, memory = len(sequence) - n_back, llama.llama_get_memory(sequence.context)
-    is_held = llama.llama_memory_seq_pos_min(memory, 0) <= n + 1 - WINDOW
+    n, kv_cache = len(sequence) - n_back, llama.llama_get_memory(sequence.context)
+    is_held = llama.llama_memory_seq_pos_min(kv_cache, 0) <= n + 1 - WINDOW
     assert is_held == (n_back == 33)
     assert sequence.truncate(n) == n
     at = n - len(PROMPT)
@@ -475,14 +475,14 @@ class _Renumbers(Rollback):
     """Goes back in the positions only: llama.cpp takes that, and the state still holds what was refused."""
 
     def roll_back_to(self, n: int, marked: int, passes: int) -> int | None:
-        held = llama.llama_memory_seq_pos_max(self._memory, 0) + 1
-        llama.llama_memory_seq_add(self._memory, 0, 0, -1, n - held)
+        held = llama.llama_memory_seq_pos_max(self._kv_cache, 0) + 1
+        llama.llama_memory_seq_add(self._kv_cache, 0, 0, -1, n - held)
         return n
 
 
 def test_a_way_that_does_not_work_is_found_out(files: dict[str, Path], load: Callable[..., Model]) -> None:
     sequence = load(files["mamba"], OPTIONS).sequence
-    memory = llama.llama_get_memory(sequence.context)
-    for way, works in ((_Stays(memory), False), (_Renumbers(memory), False), (Checkpoint(memory), True)):
+    kv_cache = llama.llama_get_memory(sequence.context)
+    for way, works in ((_Stays(kv_cache), False), (_Renumbers(kv_cache), False), (Checkpoint(kv_cache), True)):
         assert can_roll_back(sequence, way) == works
         assert sequence.tokens == []

@@ -76,8 +76,8 @@ def test_snapshots_must_not_slow_down_plain_passes(files: dict[str, Path], monke
 def test_snapshots_give_way_when_memory_is_short(files: dict[str, Path], abort: AbortFlag) -> None:
     options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
     header = read_model(files["nemotron_h"])
-    enough = fit.required_memory(header, options, 512, 32, 31).least
-    least = fit.required_memory(header, options, 512, 32, 3).least
+    enough = fit.required_memory(header, options, 512, 32, 31).min_bytes
+    least = fit.required_memory(header, options, 512, 32, 3).min_bytes
     for available, most in ((enough, 31), (enough - 1, 15), (least, 3)):
         model = Model.load(
             files["nemotron_h"], options, ONE_CPU, on_progress=lambda *_: None, abort=abort, available=available

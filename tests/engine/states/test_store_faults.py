@@ -13,7 +13,7 @@ from cpuchat.base.errors import GenerationFailed
 from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.sequence import Sequence
-from cpuchat.engine.states.prompt import Prompt
+from cpuchat.engine.states.prompt import RenderedPrompt
 from cpuchat.engine.states.store import StateStore
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import LoadModel, Measure, Measured, Message, Speculation
@@ -319,7 +319,7 @@ def test_places_of_many_messages_that_the_template_changes_are_found_in_time() -
     messages = tuple(user(f"question {i}") if i % 2 == 0 else assistant(f"{i} said") for i in range(n))
     rendered = (m.content.upper() if m.role == "assistant" else m.content for m in messages)
     text = "".join(f"<{content}>\n" for content in rendered).encode()
-    prompt = Prompt(text, list(text), messages)
+    prompt = RenderedPrompt(text, list(text), messages)
     contents = prompt._contents(text)
     assert contents[-2] == (text.rindex(b"question"), text.rindex(b"question") + len(f"question {n - 2}"))
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(contents))

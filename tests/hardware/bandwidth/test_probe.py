@@ -38,7 +38,7 @@ def short(cpus: tuple[int, ...] = CPUS, **more: Any) -> ReadBandwidth:
 
 
 def test_every_byte_is_ones_and_every_byte_is_looked_at() -> None:
-    memory = read_probe.Memory(4 * MIB)
+    memory = read_probe.ProbeBuffer(4 * MIB)
     assert memory.scan(0, 4 * MIB) is None
     for place in (0, 123_457, 4 * MIB - 1):
         ctypes.memset(memory.address + place, 0, 1)
@@ -49,18 +49,18 @@ def test_every_byte_is_ones_and_every_byte_is_looked_at() -> None:
 
 
 def test_memory_starts_on_a_huge_page() -> None:
-    assert read_probe.Memory(2 * MIB).address % (2 * MIB) == 0
+    assert read_probe.ProbeBuffer(2 * MIB).address % (2 * MIB) == 0
 
 
 def test_threads_are_pinned_before_they_touch_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     touched_on: list[set[int]] = []
 
-    class Recorded(read_probe.Memory):
+    class Recorded(read_probe.ProbeBuffer):
         def __init__(self, size: int) -> None:
             touched_on.append(os.sched_getaffinity(0))
             super().__init__(size)
 
-    monkeypatch.setattr(read_probe, "Memory", Recorded)
+    monkeypatch.setattr(read_probe, "ProbeBuffer", Recorded)
     run = read_probe.Probe(list(CPUS), 4 * MIB, 0.01, 2)
     run.run()
     assert sorted(touched_on, key=min) == [{cpu} for cpu in CPUS]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.models.downloads.child import fetch_model
-from cpuchat.models.downloads.state import Download, Order, Progress, RetryPolicy
+from cpuchat.models.downloads.state import Download, DownloadProgress, Order, RetryPolicy
 from cpuchat.models.hub.repository import HubFile, RepoModel
 from tests.support.hub_server import Gate, HubServer
 
@@ -59,7 +59,9 @@ class Site:
 
     def fetch(self, order: Order | None = None, verified: tuple[str, ...] = ()) -> Path:
         """Download in this process; progress goes to `reports`."""
-        return fetch_model(Progress(Download(order=order or self.order(), verified=verified), self.reports.append))
+        return fetch_model(
+            DownloadProgress(Download(order=order or self.order(), verified=verified), self.reports.append)
+        )
 
     @property
     def blobs(self) -> Path:

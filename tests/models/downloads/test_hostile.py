@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.base.errors import DownloadFailed, HubError, HubOffline
 from cpuchat.models.downloads.child import with_retries
-from cpuchat.models.downloads.state import Download, Progress, RetryPolicy
+from cpuchat.models.downloads.state import Download, DownloadProgress, RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_listening import Connection
 from tests.support.hub_server import TOKEN, Fault, HubServer
@@ -117,7 +117,7 @@ def test_a_certificate_that_is_refused_is_no_passing_fault(site: Site) -> None:
         raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch, certificate is not valid for 'x'")
 
     with pytest.raises(HubOffline, match="is for another host"):
-        with_retries(connect, Progress(Download(order=site.order(retry_policy=LENIENT)), site.reports.append))
+        with_retries(connect, DownloadProgress(Download(order=site.order(retry_policy=LENIENT)), site.reports.append))
     assert len(tries) == 1
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.models.downloads.state import WINDOW, Rate
+from cpuchat.models.downloads.state import WINDOW, TransferRate
 
 
 def test_nothing_is_known_before_two_readings() -> None:
-    rate = Rate()
+    rate = TransferRate()
     assert rate.per_second == 0.0
     rate.add(5.0, 100)
     assert rate.per_second == 0.0
 
 
 def test_it_is_the_mean_of_the_last_seconds() -> None:
-    rate = Rate()
+    rate = TransferRate()
     for second in range(60):
         rate.add(second, 1000 * second)
     assert rate.per_second == pytest.approx(1000)
@@ -25,7 +25,7 @@ def test_it_is_the_mean_of_the_last_seconds() -> None:
 
 
 def test_a_single_burst_is_smoothed() -> None:
-    rate = Rate()
+    rate = TransferRate()
     for second in range(int(WINDOW)):
         rate.add(second, 0)
     rate.add(WINDOW, 8_000)
@@ -33,7 +33,7 @@ def test_a_single_burst_is_smoothed() -> None:
 
 
 def test_a_counter_that_falls_starts_anew() -> None:
-    rate = Rate()
+    rate = TransferRate()
     rate.add(0.0, 5_000)
     rate.add(1.0, 0)
     assert rate.per_second == 0.0

@@ -13,7 +13,7 @@ from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import (
     NOT_CALIBRATED,
     UNKNOWN,
-    Candidate,
+    DraftCandidate,
     _Target,
     candidates,
     check,
@@ -48,7 +48,7 @@ def target(tmp_path: Path) -> GGUFHeader:
 
 def found(
     target: GGUFHeader, library: Library, costs: TargetCosts = COSTS, machine: Machine | None = MACHINE
-) -> dict[str, Candidate]:
+) -> dict[str, DraftCandidate]:
     listed = candidates(target, library.local_models(), load_catalog(), costs, machine)
     return {one.name: one for one in listed if "demo" not in one.name}
 

@@ -11,7 +11,7 @@ import pytest
 from cpuchat.base.errors import HubError, HubOffline, TooSlow
 from cpuchat.models.hub import http
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.hub.http import Bounds
+from cpuchat.models.hub.http import ResponseLimits
 from tests.support.hub_listening import Connection
 from tests.support.hub_server import TOKEN, Fault, Gate, HubServer
 
@@ -32,7 +32,7 @@ def flood(head: bytes, piece: bytes) -> Fault:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "DEFAULT", Bounds(idle_timeout=0.2))
+    monkeypatch.setattr(http, "DEFAULT", ResponseLimits(idle_timeout=0.2))
 
 
 def compressed(content: bytes, **headers: str) -> Fault:
@@ -95,7 +95,7 @@ def test_an_answer_that_drips_is_given_up(hub_server: HubServer, monkeypatch: py
 
 def test_an_answer_may_take_so_long_as_a_whole(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_server.add(REPO, {"a.gguf": b"1"})
-    monkeypatch.setattr(http, "DEFAULT", Bounds(seconds=-1.0))
+    monkeypatch.setattr(http, "DEFAULT", ResponseLimits(seconds=-1.0))
     with pytest.raises(TooSlow, match="did not answer in time"):
         Hub().repository(REPO)
 

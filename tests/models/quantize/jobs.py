@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.models.quantize.make import Job, quantize
+from cpuchat.models.quantize.make import QuantizeJob, quantize
 from cpuchat.models.quantize.types import quant_type
 
 
-def job(source: Path, out: Path, kind: str = "Q4_K_M", **options: Any) -> Job:
-    return Job(source=source, out=out, type=quant_type(kind), threads=1, **options)
+def job(source: Path, out: Path, kind: str = "Q4_K_M", **options: Any) -> QuantizeJob:
+    return QuantizeJob(source=source, out=out, type=quant_type(kind), threads=1, **options)
 
 
-def refused(job: Job, kind: type[CpuchatError]) -> CpuchatError:
+def refused(job: QuantizeJob, kind: type[CpuchatError]) -> CpuchatError:
     """Return the refusal; asserts that nothing new is left in the folder."""
     before = sorted(job.out.parent.iterdir()) if job.out.parent.is_dir() else []
     with pytest.raises(kind) as caught:

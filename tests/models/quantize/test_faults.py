@@ -16,7 +16,7 @@ import pytest
 
 from cpuchat.base.errors import DiskFull, QuantizeFailed
 from cpuchat.models.gguf.parse import TensorInfo
-from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
+from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress, quantize
 from cpuchat.models.quantize.types import PART
 from tests.models.quantize.jobs import children, job, refused
 from tests.support.big_headers import big_header, hollow_file
@@ -24,7 +24,7 @@ from tests.support.big_headers import big_header, hollow_file
 pytestmark = pytest.mark.slow
 
 
-def stop_when_begun(job: Job, act: Callable[[], None]) -> BaseException | None:
+def stop_when_begun(job: QuantizeJob, act: Callable[[], None]) -> BaseException | None:
     """Run the job and call `act` once llama.cpp is at work; returns the resulting error."""
 
     async def run() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cpuchat.costs.calibrations import PassCosts, interpolate
-from cpuchat.speculation.depth.acceptance import Plan
+from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.cascade import Cascade
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
@@ -203,7 +203,7 @@ def adaptive_answer(
         offer, hits = propose(at) if propose else (Proposal("lookup"), [])
         offer, hits = offer.cut(room), hits[:room]
         free = controller.free_depth(offer) if offer else 0
-        plan = Plan() if free else controller.plan_draft(room, lag)
+        plan = DraftPlan() if free else controller.plan_draft(room, lag)
         assert 0 <= free <= len(offer) and 0 <= plan.depth <= room
         answer.passes += 1
         if free:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.costs.calibrations import OverlapCosts, PassCosts, interpolate
-from cpuchat.speculation.depth.acceptance import Plan, best_plan, expected_tokens, limit_gain, overlap_pays, rates
+from cpuchat.speculation.depth.acceptance import DraftPlan, best_plan, expected_tokens, limit_gain, overlap_pays, rates
 from cpuchat.speculation.depth.costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 from tests.speculation.depth.simulator import TARGETS, true_costs
@@ -27,7 +27,7 @@ def test_the_best_depth_is_found_at_every_rate(target):
             for g in range(MAX_DEPTH + 1)
         }
         best, plan = best_plan(rates(rate, costs, MAX_DEPTH))
-        assert plan == Plan(max(by_hand, key=lambda g: by_hand[g]))
+        assert plan == DraftPlan(max(by_hand, key=lambda g: by_hand[g]))
         assert best == pytest.approx(max(by_hand.values()))
 
 

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from cpuchat.costs.calibrations import OverlapCosts, PassCosts, interpolate
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
-from cpuchat.speculation.depth.acceptance import Plan
+from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, Proposal, confidence_bucket
@@ -54,7 +54,7 @@ def test_plain_decoding_when_nothing_is_accepted_and_it_says_why():
     controller = DepthController(COSTS, has_draft_model=True)
     controller.begin_answer()
     learn(controller, 0.3)
-    assert controller.plan_draft(MAX_DEPTH, 1) == Plan(0)
+    assert controller.plan_draft(MAX_DEPTH, 1) == DraftPlan(0)
     assert controller.off is not None and controller.off.kind == "low acceptance"
     assert controller.off.acceptance == controller.acceptance and controller.off.slower_share > 0
     assert controller.acceptance == pytest.approx(0.3, abs=0.1)
@@ -72,7 +72,7 @@ def test_not_measured():
     controller = DepthController(None, has_draft_model=True)
     controller.begin_answer()
     for _ in range(40):
-        assert controller.plan_draft(MAX_DEPTH, 1) == Plan(0)
+        assert controller.plan_draft(MAX_DEPTH, 1) == DraftPlan(0)
         assert controller.free_depth(Proposal("lookup", [1, 2, 3], [4, 4, 4])) == 0
         controller.record(PassRecord(35.0))
         controller.record_scores("draft", [0], [True])

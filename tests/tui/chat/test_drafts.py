@@ -133,7 +133,7 @@ async def test_marks_are_switched_with_a_key_remembered_and_kept_while_the_app_r
 
 
 async def test_marks_of_the_last_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.tui.chat.transcript.MOST_COLORED", 2)
+    monkeypatch.setattr("cpuchat.tui.chat.transcript.MAX_COLORED", 2)
     ids = list[str]()
     async with running(drafting_backend("A **bold** word")) as app:
         await app.ready()

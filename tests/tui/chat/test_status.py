@@ -7,7 +7,7 @@ import pytest
 
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
-from cpuchat.telemetry.speculation import Drafting
+from cpuchat.telemetry.speculation import DraftingFigures
 from cpuchat.tui.chat.status import StatusLine
 from tests.support.scripted_backend import MODEL
 from tests.support.snapshots import HostApp
@@ -73,10 +73,13 @@ async def test_drafting_that_is_off_for_now_is_not_called_adaptive_alone() -> No
     async with HostApp(status).run_test(size=(120, 3)) as pilot:
         status.show_model(msgspec.structs.replace(MODEL, draft="Qwen2.5-0.5B-Instruct", draft_quantization="Q8_0"))
         for drafting, words in (
-            (Drafting(wanted=True), "draft 0.5B Q8_0 · adaptive depth"),
-            (Drafting(wanted=True, depth=0, off=UNCALIBRATED), "draft 0.5B Q8_0 · adaptive depth"),
-            (Drafting(wanted=True, depth=0, off=DraftsOff("calibration skipped")), "draft 0.5B Q8_0 · drafts off"),
-            (Drafting(wanted=True, depth=3), "draft 0.5B Q8_0 · adaptive depth 3"),
+            (DraftingFigures(wanted=True), "draft 0.5B Q8_0 · adaptive depth"),
+            (DraftingFigures(wanted=True, depth=0, off=UNCALIBRATED), "draft 0.5B Q8_0 · adaptive depth"),
+            (
+                DraftingFigures(wanted=True, depth=0, off=DraftsOff("calibration skipped")),
+                "draft 0.5B Q8_0 · drafts off",
+            ),
+            (DraftingFigures(wanted=True, depth=3), "draft 0.5B Q8_0 · adaptive depth 3"),
         ):
             status.show_drafting(drafting)
             await pilot.pause()

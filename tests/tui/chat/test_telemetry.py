@@ -19,11 +19,11 @@ from cpuchat.protocol.messages import Event, ModelLoaded, Speculation
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, Reuse, SpeculationFigures
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import Figures, Meter
+from cpuchat.telemetry.meter import ChatFigures, Meter
 from cpuchat.telemetry.metric import Metric, missing
 from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat import figure_sections
-from cpuchat.tui.chat.figure_sections import SECTIONS, TIMING, Row, all_figures
+from cpuchat.tui.chat.figure_sections import SECTIONS, TIMING, PanelRow, all_figures
 from cpuchat.tui.chat.figures import PARTS, Frame, brief, large, one_line, presentation, rough, title
 from cpuchat.tui.chat.telemetry import FigureRows, Presentation, TelemetryLine, TelemetryPanel
 from tests.support.meter_states import (
@@ -52,7 +52,7 @@ BRIEF, ALL = (33, 28), (33, 32)
 """Rows and columns of the panel at 120×40."""
 
 
-def frame_of(figures: Figures, size: tuple[int, int] = BRIEF, styles: dict[str, Style] | None = None) -> Frame:
+def frame_of(figures: ChatFigures, size: tuple[int, int] = BRIEF, styles: dict[str, Style] | None = None) -> Frame:
     memory = None if figures.server is not None else MEMORY
     return Frame(figures, memory, size[1], size[0], styles or defaultdict(Style), "0.5B")
 
@@ -280,7 +280,7 @@ def test_no_row_is_cut_off(figures: SpeculationFigures, off: DraftsOff | None) -
 
 
 @dataclasses.dataclass(frozen=True)
-class ToyFigures(Figures):
+class ToyFigures(ChatFigures):
     """The figures with one more, as a contributor adds it to its record."""
 
     toy_s: Metric[float] = dataclasses.field(default_factory=lambda: missing("no toy yet"))
@@ -288,11 +288,11 @@ class ToyFigures(Figures):
 
 @pytest.mark.parametrize(("toy", "row"), [(Metric(2.5), "toy             2.50 s"), (missing("no toy yet"), "")])
 def test_a_new_figure_needs_a_field_and_a_row(toy: Metric[float], row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def value(now: Figures) -> Metric[float]:
+    def value(now: ChatFigures) -> Metric[float]:
         assert isinstance(now, ToyFigures)
         return now.toy_s
 
-    monkeypatch.setitem(SECTIONS, "timing", (*TIMING, Row("toy", value, units.duration)))
+    monkeypatch.setitem(SECTIONS, "timing", (*TIMING, PanelRow("toy", value, units.duration)))
     plain = STATES["writing"][0].figures()
     fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
     figures = ToyFigures(**fields, toy_s=toy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.compare.agreement import Agreement, AnswerAgreement, Place, ScoredToken
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, ScoredToken, UnlikelyWord
 from cpuchat.compare.runner import SideAnswer
 from cpuchat.quality.statistics import Interval
 from cpuchat.tui.compare.agreement import PlacesList, heat
@@ -13,9 +13,9 @@ NAMES = ("Q8_0", "Q4_K_M")
 TEXT = "Each weight is fetched once and used for every token."
 
 
-def place(word: str, top: str, p_other: float, text: str = TEXT) -> Place:
+def place(word: str, top: str, p_other: float, text: str = TEXT) -> UnlikelyWord:
     at = text.index(word)
-    return Place(
+    return UnlikelyWord(
         token=at, character=at, before=text[:at], text=word, p=0.62, p_other=p_other, top=top, p_top=0.71
     )  # fmt: skip
 
@@ -25,7 +25,7 @@ def token(word: str, p_other: float, rank: int, text: str = TEXT) -> ScoredToken
     return ScoredToken(at, at + len(word), 0.62, p_other, rank, 0.4, " x", 0.71)
 
 
-def agreed(*places: Place, tokens: tuple[ScoredToken, ...] = ()) -> AnswerAgreement:
+def agreed(*places: UnlikelyWord, tokens: tuple[ScoredToken, ...] = ()) -> AnswerAgreement:
     share = 1 - len(places) / 10
     return AnswerAgreement(
         tokens=tokens, n_words=10, words=Interval(share, share - 0.1, min(share + 0.1, 1)), places=places,
@@ -49,7 +49,7 @@ class ListApp(HostApp):
 
     def __init__(self, *widgets: object) -> None:
         super().__init__(*widgets)  # type: ignore[arg-type]
-        self.posted: list[tuple[str, int, Place]] = []
+        self.posted: list[tuple[str, int, UnlikelyWord]] = []
 
     def on_places_list_chosen(self, event: PlacesList.Chosen) -> None:
         self.posted.append(("chosen", event.side, event.place))

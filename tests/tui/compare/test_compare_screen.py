@@ -14,7 +14,7 @@ import pytest
 from cpuchat.base.errors import UsageError
 from cpuchat.compare.comparison import Comparison, KeptComparison
 from cpuchat.compare.runner import DraftOffer, Round, Side, SideAnswer, Turn
-from cpuchat.models.drafts.candidates import Gain
+from cpuchat.models.drafts.candidates import DraftGain
 from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import Failed
@@ -26,7 +26,7 @@ from cpuchat.tui.compare.pane import OtherSideScreen, SidePane
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.widgets.model_list import ModelList
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, scripted, scripted_side
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer, timings
@@ -271,7 +271,7 @@ async def test_a_comparison_is_kept_and_opens_again() -> None:
     async with comparing() as app:
         await app.done()
         (turn,) = app.screen.comparison.turns
-        turn.rounds[0].draft_offer = DraftOffer(0, Gain("measured", 0.96, 2, 1.21))
+        turn.rounds[0].draft_offer = DraftOffer(0, DraftGain("measured", 0.96, 2, 1.21))
         turn.rounds[0].agreement = BOTH
         app.screen._show_agreement()
         await app.until(lambda: "≈1.2× (estimated, at an acceptance of 96 %). d uses it." in app.screen_text)
@@ -409,7 +409,7 @@ async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -
         screen = app.app.screen
         assert isinstance(screen, CompareScreen)
         assert screen.comparison.sides[1] == Side(path=MODEL.path, changes={"kv": "q8_0"})
-        await app.until(lambda: screen.query_one(Prompt).has_focus)  # nothing was asked yet
+        await app.until(lambda: screen.query_one(PromptInput).has_focus)  # nothing was asked yet
 
 
 def test_the_sides_of_these_tests_are_told_apart() -> None:

@@ -86,8 +86,8 @@ def test_an_agreement_takes_the_place_of_the_equal_words() -> None:
 
 
 async def test_a_recording_is_shown_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stage, "LEAST_S", 0.1)
-    monkeypatch.setattr(Stage, "MOST_S", 0.1)
+    monkeypatch.setattr(Stage, "MIN_S", 0.1)
+    monkeypatch.setattr(Stage, "MAX_S", 0.1)
     stage, ended = Stage(), asyncio.Event()
 
     class Host(HostApp):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.tui.markdown.message_view import TranscriptMessage, View, message_lines
-from cpuchat.tui.markdown.rows import Line, Palette
+from cpuchat.tui.markdown.rows import Line, TextStyles
 
-VIEW = View(60, Palette())
+VIEW = View(60, TextStyles())
 
 
 def lines(content: str, other: str | None) -> list[Line]:

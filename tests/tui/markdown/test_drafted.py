@@ -24,14 +24,14 @@ from cpuchat.tui.markdown.message_view import (
     pieces,
 )
 from cpuchat.tui.markdown.render import render
-from cpuchat.tui.markdown.rows import Palette, Row
+from cpuchat.tui.markdown.rows import TextRow, TextStyles
 
-PLAIN = Palette()
+PLAIN = TextStyles()
 NAMES = ["", *(row.name for row in DRAFTERS)]
 proposed = st.lists(st.tuples(st.text("ab \n\t日*#", max_size=12), st.sampled_from(NAMES)), max_size=12)
 
 
-def joined(rows: list[Row]) -> str:
+def joined(rows: list[TextRow]) -> str:
     """Return the text as it was before it was wrapped."""
     return "".join((row.joint if number else "") + row.text for number, row in enumerate(rows))
 
@@ -43,7 +43,7 @@ def test_neighbours_of_one_drafter_become_one_span() -> None:
     assert spans.spans() == ((3, ""), (6, "draft"), (1, ""))
 
 
-def streamed(parts: list[tuple[str, str]], width: int) -> list[Row]:
+def streamed(parts: list[tuple[str, str]], width: int) -> list[TextRow]:
     """Return the rows of an answer that comes at once."""
     stream = DraftedStream(width, PLAIN)
     for text, name in parts:
@@ -63,8 +63,8 @@ def test_no_character_is_lost_and_each_keeps_its_mark(parts: list[tuple[str, str
 @given(proposed, st.integers(4, 20))
 def test_a_stream_gives_what_the_whole_gives(parts: list[tuple[str, str]], width: int) -> None:
     stream = DraftedStream(width, PLAIN)
-    done: list[Row] = []
-    tail: list[Row] = []
+    done: list[TextRow] = []
+    tail: list[TextRow] = []
     for text, name in parts:
         stream.feed(text, name)
         final, tail = stream.update()

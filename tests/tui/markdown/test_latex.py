@@ -7,11 +7,11 @@ import unicodedata
 import pytest
 
 from cpuchat.tui.markdown.render import render
-from cpuchat.tui.markdown.rows import Palette
+from cpuchat.tui.markdown.rows import TextStyles
 
 
 def plain(source: str) -> str:
-    text = "\n".join(row.text.rstrip() for row in render(source, 1000, Palette()))
+    text = "\n".join(row.text.rstrip() for row in render(source, 1000, TextStyles()))
     return unicodedata.normalize("NFC", text)
 
 

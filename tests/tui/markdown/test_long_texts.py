@@ -10,18 +10,18 @@ import pytest
 from cpuchat.tui.markdown import render
 from cpuchat.tui.markdown.message_view import STEP, OpenMessage, Rendering, TranscriptMessage, View, mark_differences
 from cpuchat.tui.markdown.render import missing
-from cpuchat.tui.markdown.rows import Line, Palette, Row, plain_rows
-from cpuchat.tui.markdown.streaming import MOST_OPEN
+from cpuchat.tui.markdown.rows import Line, TextRow, TextStyles, plain_rows
+from cpuchat.tui.markdown.streaming import MAX_OPEN
 from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 pytestmark = pytest.mark.slow
 SIZE = 40_000
-VIEW = View(80, Palette())
-MOST_PARSED = 6 * (MOST_OPEN + STEP)
+VIEW = View(80, TextStyles())
+MAX_PARSED = 6 * (MAX_OPEN + STEP)
 """Characters between two keys: an open block with what has come is parsed for its end, for a place to cut it, and to be
 shown."""
-MOST_WRAPPED = 4 * (MOST_OPEN + STEP)
+MAX_WRAPPED = 4 * (MAX_OPEN + STEP)
 
 
 def fill(part: str) -> str:
@@ -61,7 +61,7 @@ class Work:
 
         wrap = rows.wrap
 
-        def counting(row: Row, width: int) -> list[Row]:
+        def counting(row: TextRow, width: int) -> list[TextRow]:
             self.wrapped += len(row.text)
             return wrap(row, width)
 
@@ -80,7 +80,7 @@ class Work:
 
     def check(self) -> None:
         """Assert that what was done since the last check is little."""
-        assert self.parsed <= MOST_PARSED and self.wrapped <= MOST_WRAPPED
+        assert self.parsed <= MAX_PARSED and self.wrapped <= MAX_WRAPPED
         self.reset()
 
 
@@ -90,7 +90,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
 
 
 def is_whole(lines: list[Line], source: str) -> bool:
-    return not missing(source, [Row([(line.text, VIEW.palette.base)]) for line in lines])
+    return not missing(source, [TextRow([(line.text, VIEW.palette.base)]) for line in lines])
 
 
 @pytest.mark.parametrize("name", TEXTS)

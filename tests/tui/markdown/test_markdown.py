@@ -14,12 +14,12 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from cpuchat.base.text import clean
-from cpuchat.tui.markdown.dialect import MOST_MARKS
+from cpuchat.tui.markdown.dialect import MAX_MARKS
 from cpuchat.tui.markdown.render import code_blocks, missing, parse, render
-from cpuchat.tui.markdown.rows import Line, Palette, Row, copied_text, to_line, wrap
+from cpuchat.tui.markdown.rows import Line, TextRow, TextStyles, copied_text, to_line, wrap
 from cpuchat.tui.markdown.streaming import Stream
 
-PALETTE = Palette()
+PALETTE = TextStyles()
 
 
 def plain(source: str, width: int = 80) -> str:
@@ -311,7 +311,7 @@ WORDS = st.text(st.sampled_from("ab cdé  日本👩‍💻✌️\u0301(.,/-。�
 @given(WORDS, st.integers(2, 20))
 def test_wrapping_loses_nothing_and_fits(text: str, width: int) -> None:
     text = clean(text)
-    rows = wrap(Row([(text[:7], Style()), (text[7:], Style(bold=True))]), width)
+    rows = wrap(TextRow([(text[:7], Style()), (text[7:], Style(bold=True))]), width)
     assert "".join(row.joint * bool(index) + row.text for index, row in enumerate(rows)).rstrip(" ") == text.rstrip(" ")
     assert all(cell_len(row.text.strip()) <= width for row in rows)
 
@@ -416,7 +416,7 @@ def test_costly_text_is_shown_plain_in_time_and_whole(name: str) -> None:
 
 
 def test_markup_beyond_the_budget_is_text_and_what_follows_is_rendered() -> None:
-    rows = [row.text for row in render("**a** " * (MOST_MARKS // 4 + 1) + "\n\n**b**", 80, PALETTE)]
+    rows = [row.text for row in render("**a** " * (MAX_MARKS // 4 + 1) + "\n\n**b**", 80, PALETTE)]
     assert rows[0].startswith("**a** **a**")
     assert rows[-1] == "b"
 

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from cpuchat.base.text import clean
 from cpuchat.tui.markdown.render import missing, render
-from cpuchat.tui.markdown.rows import Palette, Row
+from cpuchat.tui.markdown.rows import TextRow, TextStyles
 from cpuchat.tui.markdown.streaming import LONG_BLOCK, Stream, commit_point
 from tests.tui.markdown.test_markdown import SOURCES
 
-PALETTE = Palette()
+PALETTE = TextStyles()
 
 
 def stream_all(source: str, cuts: list[int]) -> str:
     stream = Stream(40, PALETTE)
-    done: list[Row] = []
-    tail: list[Row] = []
+    done: list[TextRow] = []
+    tail: list[TextRow] = []
     edges = [0, *sorted(min(cut, len(source)) for cut in cuts), len(source)]
     for a, b in itertools.pairwise(edges):
         stream.feed(source[a:b])
@@ -72,8 +72,8 @@ def test_an_undecided_line_waits() -> None:
 )
 def test_long_blocks_are_committed_in_parts(source: str) -> None:
     stream = Stream(60, PALETTE)
-    done: list[Row] = []
-    tail: list[Row] = []
+    done: list[TextRow] = []
+    tail: list[TextRow] = []
     for at in range(0, len(source), 50):
         stream.feed(source[at : at + 50])
         final, tail = stream.update()
@@ -90,7 +90,7 @@ def test_a_fenced_document_is_one_block_while_it_is_written(n_parts: int, step: 
     part = "```python\n" + "value = 1\n" * 3 + "```\n\nText with **marks**.\n\n"
     document = f"```markdown\n# Title\n\n{part * n_parts}```"
     source = f"{document}\n\n**注意：**after"
-    stream, done, tail = Stream(60, PALETTE), list[Row](), list[Row]()
+    stream, done, tail = Stream(60, PALETTE), list[TextRow](), list[TextRow]()
     for at in range(0, len(source), step):
         stream.feed(source[at : at + step])
         final, tail = stream.update()

@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 
 from cpuchat.base.text import is_safe
 from cpuchat.tui.markdown.message_view import OpenMessage, View, message_lines
-from cpuchat.tui.markdown.rows import Palette, Row, to_line
+from cpuchat.tui.markdown.rows import TextRow, TextStyles, to_line
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from tests.support.snapshots import HostApp, snapshot
 
@@ -102,7 +102,7 @@ async def test_streamed_answer_ends_as_if_it_had_been_there_before() -> None:
     st.booleans(),
 )
 def test_any_cutting_then_finish_is_the_whole(text: str, cuts: list[int], reasoning: bool) -> None:
-    view = View(30, Palette(), show_reasoning=True)
+    view = View(30, TextStyles(), show_reasoning=True)
     answer = OpenMessage("Model", view)
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for a, b in itertools.pairwise(edges):
@@ -283,7 +283,7 @@ async def test_a_long_chat_is_rendered_from_its_end_bit_by_bit() -> None:
 
 
 def test_only_the_lines_that_were_drawn_last_keep_what_is_cached_for_drawing() -> None:
-    lines = [to_line(Row([(f"line {n}", Style())]), 20, Style()) for n in range(2000)]
+    lines = [to_line(TextRow([(f"line {n}", Style())]), 20, Style()) for n in range(2000)]
     texts = [line.strip.text for line in lines]
     assert 100 < sum(line._strip is not None for line in lines) < 1000
     assert [line.strip.text for line in lines] == texts == [line.text for line in lines]

@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.config import settings
-from cpuchat.models.drafts.candidates import Candidate, Expectation, Gain
+from cpuchat.models.drafts.candidates import DraftCandidate, DraftGain, Expectation
 from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.drafts.pairing import Compatibility
 from cpuchat.models.gguf.header import GGUFHeader, read_model
@@ -242,11 +242,11 @@ async def test_the_file_of_the_loaded_model_may_be_gone(tmp_path: Path) -> None:
 # A picture
 
 
-def candidate(name: str, quantization: str, size: int, low: float, high: float, **more: object) -> Candidate:
-    gains = (Gain("prose", 0.6, 3, low), Gain("code", 0.8, 5, high))
+def candidate(name: str, quantization: str, size: int, low: float, high: float, **more: object) -> DraftCandidate:
+    gains = (DraftGain("prose", 0.6, 3, low), DraftGain("code", 0.8, 5, high))
     expected = Expectation(gains, "≈ by its size and the read bandwidth (measured with 8 cores)", 4.2)
     facts = {"where": "here", "path": Path(f"/models/{name}.gguf"), "expected": expected, **more}
-    return Candidate(name=name, quantization=quantization, size=size, **facts)  # type: ignore[arg-type]
+    return DraftCandidate(name=name, quantization=quantization, size=size, **facts)  # type: ignore[arg-type]
 
 
 FOUND = [
@@ -261,10 +261,10 @@ FOUND = [
 class FixtureDrafts(DraftReader):
     """One that fits and is loaded, one that does not, one not yet told, one that cannot be asked for."""
 
-    def candidates(self) -> tuple[GGUFHeader, list[Candidate]]:
+    def candidates(self) -> tuple[GGUFHeader, list[DraftCandidate]]:
         return big_header("1.5b", "Q8_0"), FOUND
 
-    def check(self, candidate: Candidate, target: GGUFHeader) -> Candidate:
+    def check(self, candidate: DraftCandidate, target: GGUFHeader) -> DraftCandidate:
         if candidate.name.startswith("Smol"):
             verdict = Compatibility(ok=False, reason="its vocabulary has 49,152 tokens, the target's 151,936")
             return msgspec.structs.replace(candidate, verdict=verdict)

@@ -15,11 +15,11 @@ from cpuchat.models.library.places import LocalModel
 from cpuchat.models.prediction import estimate
 from cpuchat.tui.models import entries
 from cpuchat.tui.models.entries import (
-    Entry,
     HubSearch,
     ModelDetails,
+    ModelListEntry,
+    ModelListSection,
     ModelListState,
-    Section,
     ServerEntry,
     TypedFile,
     typed_path,
@@ -31,7 +31,7 @@ OUTLOOKS = {model.id: estimate(model.size, MACHINE, active=model.active_share) f
 FULL = ModelListState(local=tuple(LOCAL), catalog=ranked(CATALOG.models, OUTLOOKS))
 
 
-def keys(sections: list[Section]) -> list[str]:
+def keys(sections: list[ModelListSection]) -> list[str]:
     return [entry.key for section in sections for entry in section.entries]
 
 
@@ -141,9 +141,9 @@ def test_models_of_one_name_are_told_apart_by_their_files() -> None:
 
 def test_what_the_engine_does_not_know_is_told_in_the_results_of_a_search() -> None:
     new, known = (FoundRepository(id="a/b", architecture=name) for name in ("llama77", "qwen35"))
-    assert entries.row(Entry("hub", new), None, None).note.endswith("unsupported")
+    assert entries.row(ModelListEntry("hub", new), None, None).note.endswith("unsupported")
     assert "needs a newer engine" in dict(entries.detail_rows(new, ModelDetails(), None, None))["problem"]
-    assert "unsupported" not in entries.row(Entry("hub", known), None, None).note
+    assert "unsupported" not in entries.row(ModelListEntry("hub", known), None, None).note
 
 
 def test_texts_of_others_are_cleaned_for_the_pane() -> None:

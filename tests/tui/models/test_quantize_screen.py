@@ -16,7 +16,7 @@ from cpuchat.hardware.topology import Instructions
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
-from cpuchat.models.quantize.make import Job, QuantizeProgress, quantize
+from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress, quantize
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui.models.quantize import USUAL, QuantizeScreen
@@ -127,7 +127,7 @@ async def test_what_is_quantized_already_leads_to_its_original_and_lists_only_sm
     half: Path, hub_server: HubServer
 ) -> None:
     hub_server.add("owner/Original-GGUF", {"Original-F16.gguf": half})
-    made = await quantize(Job(source=half, out=half.with_name("llama-Q4_K_M.gguf"), type=quant_type("Q4_K_M")))
+    made = await quantize(QuantizeJob(source=half, out=half.with_name("llama-Q4_K_M.gguf"), type=quant_type("Q4_K_M")))
     model = msgspec.structs.replace(local(made), repo="owner/Original-GGUF")
     async with running(size=SMALL) as app:
         screen = await opened(app, model)
@@ -337,7 +337,7 @@ async def test_snapshots(tmp_path: Path, elsewhere: None) -> None:
         await snapshot(app.app, "quantize-80x24")
 
         work = app.app.services.quantizing
-        work.job = Job(source=file, out=Path("Qwen2.5-7B-Instruct-Q8_0.gguf"), type=quant_type("Q8_0"))
+        work.job = QuantizeJob(source=file, out=Path("Qwen2.5-7B-Instruct-Q8_0.gguf"), type=quant_type("Q8_0"))
         work.progress = QuantizeProgress(
             done_tensors=86, tensors=339, tensor="blk.7.ffn_down.weight", bytes_in=0, bytes_out=1_310_000_000,
             total_out=4_680_000_000, seconds_left=203,

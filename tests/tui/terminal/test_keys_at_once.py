@@ -21,7 +21,7 @@ from cpuchat.tui.models.downloads import DownloadsScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.settings import SettingsScreen
 from cpuchat.tui.terminal import driver
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.chat_app import RunningApp, running
 from tests.support.comparing import comparing
 
@@ -61,7 +61,7 @@ async def test_text_after_a_key_that_opens_a_screen_goes_there() -> None:
         assert run.prompt.text == "hi"
 
 
-async def type_at_once(run: RunningApp, field: Input | Prompt, *keys: str) -> None:
+async def type_at_once(run: RunningApp, field: Input | PromptInput, *keys: str) -> None:
     """Queue these keys, and wait until `field`, which one of them focuses, has those that went there."""
     forwarded = asyncio.Event()
     for key in keys:
@@ -74,7 +74,7 @@ async def type_at_once(run: RunningApp, field: Input | Prompt, *keys: str) -> No
 async def test_text_after_a_key_that_moves_the_focus_goes_there() -> None:
     async with comparing() as run:
         await run.done()
-        prompt = run.screen.query_one(Prompt)
+        prompt = run.screen.query_one(PromptInput)
         await type_at_once(run, prompt, "n", *"And")
         assert prompt.text == "And"
         await type_at_once(run, prompt, "escape", "n", "!")

@@ -9,7 +9,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import Label
 
-from cpuchat.tui.commands import Palette
+from cpuchat.tui.commands import ActionPalette
 from cpuchat.tui.terminal.painter import LeanScreen
 
 SIZES = {"-narrow", "-wide", "-low", "-high"}
@@ -48,7 +48,7 @@ class _Busy(_Sized):
         self.call_later(lambda: None)
 
 
-@pytest.mark.parametrize("kind", [_Sized, _Busy, Palette])
+@pytest.mark.parametrize("kind", [_Sized, _Busy, ActionPalette])
 async def test_a_size_that_is_queued_behind_another_stays(kind: type[Screen[None]]) -> None:
     screen, laid_out = kind(), list[Size]()
 

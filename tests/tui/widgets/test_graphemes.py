@@ -12,7 +12,7 @@ from textual.widgets import Input, TextArea
 
 from cpuchat.base.text import cluster_edge, clusters
 from cpuchat.tui.widgets import graphemes
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 
 CLUSTERS = {
     "family": "👨\u200d👩\u200d👧",
@@ -41,7 +41,7 @@ class Fields(App[None]):
         super().__init__()
 
     def compose(self) -> ComposeResult:
-        yield Prompt(lambda text: None, id="prompt")
+        yield PromptInput(lambda text: None, id="prompt")
         yield Input(compact=True, select_on_focus=False)
 
 
@@ -88,7 +88,7 @@ async def test_a_cluster_is_one_character_for_every_key(kind: type[TextArea | In
 async def test_a_combining_mark_in_the_middle_leaves_the_cursor_after_it() -> None:
     app = Fields()
     async with app.run_test() as pilot:
-        prompt = app.query_one(Prompt)
+        prompt = app.query_one(PromptInput)
         await put(pilot, prompt, "कष")
         await pilot.press("left")
         prompt.post_message(events.Key("devanagari_sign_virama", "\u094d"))
@@ -99,7 +99,7 @@ async def test_a_combining_mark_in_the_middle_leaves_the_cursor_after_it() -> No
 async def test_words_are_not_divided_at_combining_marks() -> None:
     app = Fields()
     async with app.run_test() as pilot:
-        prompt = app.query_one(Prompt)
+        prompt = app.query_one(PromptInput)
         await put(pilot, prompt, "नमस्ते दुनिया cafe\u0301 x")
         columns = list[int]()
         for _ in range(4):
@@ -122,7 +122,7 @@ async def test_up_down_and_the_mouse_stay_outside_of_clusters() -> None:
     family = CLUSTERS["family"]
     app = Fields()
     async with app.run_test() as pilot:
-        prompt = app.query_one(Prompt)
+        prompt = app.query_one(PromptInput)
         await put(pilot, prompt, f"{family * 3}xy\nabcdefgh\n{family * 3}")
         for x, column in ((0, 0), (1, 0), (2, 5), (3, 5), (6, 15), (7, 16), (30, 17)):
             offset = (prompt.content_region.x + x, prompt.content_region.y)

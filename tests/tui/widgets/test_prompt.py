@@ -3,7 +3,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 
 from cpuchat.tui.terminal.driver import OrderedKeys
-from cpuchat.tui.widgets.prompt import Prompt
+from cpuchat.tui.widgets.prompt import PromptInput
 
 
 class Host(OrderedKeys[None]):
@@ -12,11 +12,11 @@ class Host(OrderedKeys[None]):
         self.sent: list[str] = []
 
     def compose(self) -> ComposeResult:
-        yield Prompt(self.take, id="prompt")
+        yield PromptInput(self.take, id="prompt")
 
     def take(self, text: str) -> None:
         self.sent.append(text)
-        self.query_one(Prompt).accept()
+        self.query_one(PromptInput).accept()
 
 
 async def test_enter_sends_and_ctrl_j_makes_a_line() -> None:
@@ -25,7 +25,7 @@ async def test_enter_sends_and_ctrl_j_makes_a_line() -> None:
         await pilot.press(*"one", "ctrl+j", *"two", "enter")
         await pilot.pause()
         assert app.sent == ["one\ntwo"]
-        assert app.query_one(Prompt).text == ""
+        assert app.query_one(PromptInput).text == ""
 
 
 async def test_enter_does_not_overtake_what_was_typed_before_it() -> None:
@@ -44,7 +44,7 @@ async def test_text_after_enter_is_the_next_message() -> None:
             app.simulate_key(key)
         await pilot.pause()
         assert app.sent == ["first"]
-        assert app.query_one(Prompt).text == "second"
+        assert app.query_one(PromptInput).text == "second"
 
 
 async def test_keys_that_arrive_together_act_in_the_order_typed() -> None:
@@ -53,14 +53,14 @@ async def test_keys_that_arrive_together_act_in_the_order_typed() -> None:
         for key in (*"wurld", *["left"] * 4, "delete", "o", "end", *"!?", "backspace", "home", *"o "):
             app.simulate_key(key)
         await pilot.pause()
-        assert app.query_one(Prompt).text == "o world!"
+        assert app.query_one(PromptInput).text == "o world!"
 
 
 async def test_shift_enter_makes_a_line_where_the_terminal_tells_it() -> None:
     app = Host()
     async with app.run_test() as pilot:
         await pilot.press("a", "shift+enter", "b")
-        assert app.query_one(Prompt).text == "a\nb"
+        assert app.query_one(PromptInput).text == "a\nb"
 
 
 async def test_blank_text_is_not_sent() -> None:
@@ -73,7 +73,7 @@ async def test_blank_text_is_not_sent() -> None:
 async def test_arrows_walk_through_history_and_back_to_the_draft() -> None:
     app = Host()
     async with app.run_test() as pilot:
-        prompt = app.query_one(Prompt)
+        prompt = app.query_one(PromptInput)
         prompt.begin_chat(["first", "second"], "")
         await pilot.press(*"draft", "up")
         assert prompt.text == "second"
@@ -90,7 +90,7 @@ async def test_arrows_walk_through_history_and_back_to_the_draft() -> None:
 async def test_arrows_move_inside_a_text_of_several_lines() -> None:
     app = Host()
     async with app.run_test() as pilot:
-        prompt = app.query_one(Prompt)
+        prompt = app.query_one(PromptInput)
         prompt.begin_chat(["older"], "")
         await pilot.press("a", "ctrl+j", "b", "up")
         assert prompt.text == "a\nb"
@@ -103,4 +103,4 @@ async def test_what_was_sent_can_be_called_back() -> None:
     app = Host()
     async with app.run_test() as pilot:
         await pilot.press(*"hello", "enter", "up")
-        assert app.query_one(Prompt).text == "hello"
+        assert app.query_one(PromptInput).text == "hello"
