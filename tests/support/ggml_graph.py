@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import gguf
 import numpy as np
 
-from cpuchat.engine.llama import bindings
+from cpuchat.engine.llama import bindings, kernels
+from cpuchat.hardware.sysfs import own_cpus
 
 _F32 = 0
 _IS_HADAMARD = 1
@@ -46,6 +47,7 @@ class Graph:
 
     def weights(self, kind: str, raw: np.ndarray, n_values: int) -> int:
         """Return a matrix of quantized rows, laid out for cpuchat's kernels."""
+        kernels.prepare(own_cpus()[:1], 1, is_mapped=False)  # a load before it may have been of a file, whose pages go
         number = ctypes.c_int(gguf.GGMLQuantizationType[kind])
         size = ctypes.c_int64(n_values), ctypes.c_int64(len(raw))
         tensor = _call("ggml_new_tensor_2d", self._elsewhere, number, *size)

@@ -9,6 +9,7 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.engine.states.files import StateFiles, WriteBudget
 from cpuchat.engine.states.prompt import RenderedPrompt
 from cpuchat.engine.states.store import StateStore
+from cpuchat.protocol.messages import StateKey
 
 
 def store_of(model: Model, limit: int = 1 << 28, files: StateFiles | None = None) -> StateStore:
@@ -25,5 +26,5 @@ def prefilled(
     """Evaluate `tokens`, from what the memory and the `store` hold; `on_progress` as (processed, reused)."""
     store = store or store_of(model)
     prompt = RenderedPrompt(b"".join(map(model.vocab.raw_piece, tokens)), tokens)
-    start = store.begin(prompt, "", "")
+    start = store.begin(prompt, StateKey())
     return prefill(store, prompt, start, PrefillChunking.of(model), lambda done: on_progress(done, start.n))

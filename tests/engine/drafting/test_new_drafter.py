@@ -30,7 +30,7 @@ from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import Sampling, TextDelta
 from cpuchat.tui.help import DRAFTING
 from cpuchat.tui.markdown.message_view import legend
-from cpuchat.tui.markdown.rows import COMPONENT_CSS, Palette
+from cpuchat.tui.markdown.rows import COMPONENT_CSS, TextStyles
 from tests.support.engine_chat import Chat, user
 from tests.support.toy_drafter import Toy
 
@@ -49,8 +49,8 @@ print(json.dumps({
     "figures": [(one.name, one.draft_n_accepted > 20) for one in figures.by_drafter],
     "deltas": sorted({event.drafter for event in chat.of(TextDelta)}),
     "by default": settings.Settings().speculation.speculation().drafters,
-    "legend": legend((), 80, Palette())[0].text,
-    "without colors": str(Palette().of_drafter("toy")),
+    "legend": legend((), 80, TextStyles())[0].text,
+    "without colors": str(TextStyles().of_drafter("toy")),
     "css": [line.strip() for line in COMPONENT_CSS.splitlines() if "toy" in line],
     "help": "toy knows the answer" in dict(DRAFTING)["drafters"],
 }))
