@@ -41,10 +41,7 @@ def histogram(values, bins):
     return counts
 """
 """An answer that repeats code: what the free drafters are for."""
-_QUESTION = """Write one SQL query for the five customers who spent most in 2025, with the number of their orders.
-Answer with the query alone, and no comments.
-
-customers(id, name), orders(id, customer_id, total, ordered_at)"""
+_QUESTION = "Write a Python function that merges overlapping intervals. Answer with the code alone."
 _WARM_UP = "Name three sorting algorithms, each with one sentence about it."
 
 
