@@ -18,6 +18,7 @@ from drafting import Section, Setup, Table, adaptive, figures, workers
 from pairs import Shapes, Text, text_at
 from product import GREEDY, PLAIN, Answer, answer
 
+from cpuchat.present.drafts_off import off_words
 from cpuchat.protocol.messages import Sampling, Speculation
 
 QUANTIZATION = "Q8_0"
@@ -119,6 +120,9 @@ def judge(what: str, done: dict[str, list[Answer]], wrong: int) -> Section:
             Row(f"{what}: lower end of the 95 % interval", "×", [low], target=SURE),
         ],
         tables=[Table("paired answers", HEADS, [line])],
-        remarks=[f"{what}: {wrong} answers are not what the target is known to say", found[-1].reason or "(on)"],
+        remarks=[
+            f"{what}: {wrong} answers are not what the target is known to say",
+            off_words(found[-1].off) or "(on)",
+        ],
         data={"ratios": ratios, "interval": [low, high], "draft_share": share},
     )

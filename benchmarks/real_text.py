@@ -27,6 +27,7 @@ from pairs import Text
 from product import GREEDY, answer
 from replay import RECORDED, Known, Task, likeness, oracle, proposed, recorded, repeated, replay, tasks, tokenizer
 
+from cpuchat.present.drafts_off import off_words
 from cpuchat.protocol.messages import Sampling
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.depth.costs import PassCosts
@@ -72,7 +73,7 @@ def _lines(table: Table, what: str, runs: Runs) -> None:
         accepted = sum(one.draft_n_accepted for one in found)
         share = f"{accepted} of {drafted}"
         ratio, per_pass = f"{runs.ratio(side):.2f}×", f"{tokens_per_pass(answers):.2f}"
-        table.lines.append([what, side, ratio, per_pass, share, found[-1].reason or "(on)"])
+        table.lines.append([what, side, ratio, per_pass, share, off_words(found[-1].off) or "(on)"])
 
 
 def _rows(what: str, runs: Runs, target: Target | None) -> list[Row]:
