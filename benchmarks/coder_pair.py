@@ -11,6 +11,7 @@ For measuring and recording only (Apache-2.0), never a dependency. 3.3 GB. Resul
 from __future__ import annotations
 
 import argparse
+import ctypes
 from pathlib import Path
 from typing import Literal
 
@@ -57,7 +58,7 @@ def _requantized(source: Path, out: Path, number: int, *, pure: bool = False) ->
         params = llama_cpp.llama_model_quantize_default_params()
         params.ftype, params.allow_requantize, params.pure = number, True, pure
         part = out.with_suffix(".part")
-        if llama_cpp.llama_model_quantize(bytes(source), bytes(part), params):
+        if llama_cpp.llama_model_quantize(bytes(source), bytes(part), ctypes.pointer(params)):
             raise MeasureError(f"llama.cpp did not make {out.name}.")
         part.rename(out)
     return out

@@ -1,4 +1,4 @@
-"""Runs pyright over the package: one process of a minute and more, which the other test processes work beside."""
+"""Runs pyright over the package and the benchmarks: one process of a minute and more, beside which the others work."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def huge(text: str, draw: random.Random) -> bytes:
     )).encode()  # fmt: skip
 
 
-def content(write: Callable[[str, random.Random], bytes]) -> Callable[[Path, str, random.Random], None]:
+def content(write: Callable[[str, random.Random], bytes]) -> Callable[[Path, str, random.Random], object]:
     return lambda file, text, draw: file.write_bytes(write(text, draw))
 
 
@@ -305,7 +305,7 @@ def _peak() -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=300)
     chosen = parser.parse_args()

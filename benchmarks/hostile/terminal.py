@@ -210,13 +210,15 @@ class App:
         """Kill it, or close its terminal."""
         if self.status:
             return
+        pid = self._child.pid
+        assert pid is not None
         if how is None:
             os.close(self._child.child_fd)
             until = time.monotonic() + END_S
-            while os.waitpid(self._child.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+            while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
                 time.sleep(0.05)
         else:
-            os.kill(self._child.pid, how)
+            os.kill(pid, how)
             self.take(END_S)
         self.status = self.status or "ended by us"
 
