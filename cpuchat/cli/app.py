@@ -38,9 +38,8 @@ def require_terminal() -> None:
 
 def open_app(
     model: str | None, values: Mapping[str, Any], *, sides: tuple[Side, Side] | None = None, server: str | None = None,
-    tour: bool = False,
 ) -> int:  # fmt: skip
-    """Run the app, or its tour, until it exits; returns the exit code.
+    """Run the app until it exits; returns the exit code.
 
     Args:
         model: what to load first; None is the model used last, or the demo model.
@@ -78,12 +77,10 @@ def open_app(
         if resume.chat_id:
             with contextlib.suppress(ChatsError):  # deleted meanwhile
                 asyncio.run(conversation.open_chat(resume.chat_id))
-        if tour:
-            from cpuchat.tui.tour import TourApp as App
-        else:
-            from cpuchat.tui.app import ChatApp as App
+        from cpuchat.tui.app import ChatApp
+
         compared, model = (None, resume.model) if resume.model else (sides, initial)
-        return App(
+        return ChatApp(
             conversation, library, model, sides=compared, key_ring=keys, sources=sources, **tools,
         )  # fmt: skip
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from cpuchat.base.errors import Interrupted, UsageError
+from cpuchat.base.errors import Interrupted
 from cpuchat.cli.options import DEMO, model_path, overridden, placement_options, setting, stacked
 from cpuchat.config.settings import Settings
 
@@ -18,7 +17,6 @@ _EPILOG = """\b
 Examples:
   cpuchat demo            chat with the demo model
   cpuchat demo --plain    three questions and answers with their figures, on standard output
-  cpuchat demo --tour     three minutes that run by themselves, for an audience
 
 The demo model is a toy that knows cpuchat's own manual. For real work, give a GGUF file: cpuchat --model FILE."""
 
@@ -26,16 +24,11 @@ The demo model is a toy that knows cpuchat's own manual. For real work, give a G
 @click.command(epilog=_EPILOG, short_help="Try cpuchat with the bundled demo model.")
 @stacked(
     click.option("--plain", is_flag=True, help="Answer three questions on standard output, with figures."),
-    click.option("--tour", is_flag=True, help="Show the app to an audience: three minutes that run by themselves."),
     placement_options(),
     setting("engine.ctx"),
 )
-def demo(plain: bool, tour: bool, **values: Any) -> int:
+def demo(plain: bool, **values: Any) -> int:
     """Chat with the bundled demo model: no download, no setup."""
-    if tour:
-        if plain:
-            raise UsageError("--tour draws on the terminal, which --plain does not.", "Use one of them.")
-        return _tour(values)
     if not plain:
         from cpuchat.cli.app import open_app
 
@@ -43,27 +36,6 @@ def demo(plain: bool, tour: bool, **values: Any) -> int:
     import asyncio
 
     return asyncio.run(_plain(overridden(values)))
-
-
-def _tour(values: Mapping[str, Any]) -> int:
-    """Run the tour with a data folder of its own: the audience sees no chats, and nothing is kept."""
-    import os
-    import tempfile
-
-    from cpuchat.cli.app import open_app, require_terminal
-
-    require_terminal()
-    usual = {
-        "chat__system_prompt": "",
-        "chat__preset": "",
-        "chat__max_tokens": MAX_TOKENS,
-        "speculation__drafters": "auto",
-        "ui__telemetry": True,
-        "ui__sidebar": False,
-    }
-    with tempfile.TemporaryDirectory(prefix="cpuchat-tour-", ignore_cleanup_errors=True) as folder:
-        os.environ["CPUCHAT_DATA_DIR"] = folder
-        return open_app(DEMO, {**values, **usual}, tour=True)
 
 
 async def _plain(chosen: Settings) -> int:

@@ -56,7 +56,6 @@ Examples:
   cpuchat ask "Why is the sky blue?"          answer on standard output
   cat notes.md | cpuchat ask "Sum this up:"   standard input as context
   cpuchat demo --plain                        three answers with their figures
-  cpuchat demo --tour                         three minutes that run by themselves, for an audience
   cpuchat serve                               the engine for other programs
   cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
 

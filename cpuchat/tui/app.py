@@ -321,9 +321,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     # Help and the way out
 
-    def action_tour(self) -> None:
-        self.notify("Run `cpuchat demo --tour` in a terminal: the tour has its own models and chats.", timeout=10)
-
     def action_plan(self) -> None:
         self.services.navigation.plan()
 

@@ -187,7 +187,6 @@ KEYS: tuple[Key, ...] = (
     Key("app.tune", "", "tune", "tune", "Tune the settings for the loaded model (3 minutes)", APP,
         words="optimize benchmark faster fastest threads"),
     Key("app.screenshot", "", "screenshot", "screenshot", "Save a screenshot (SVG)", APP),
-    Key("app.tour", "", "tour", "tour", "Take the tour (three minutes)", APP, words="tutorial demo"),
     Key("app.suspend", "ctrl+z", "suspend_process", "suspend", "Suspend (`fg` resumes)", APP, priority=True,
         palette=False),
     # Bound by Textual itself; here for the help screen.

@@ -85,8 +85,6 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--draft-min-p", "2", "q"], ["--draft-min-p", "2 is above 1"]),
         (["ask", "--draft-cores", "many", "q"], ["speculation.draft_cores", "shared", "4-7"]),
         (["ask", "--draft-cores", "7-4", "q"], ["draft_cores", "reversed"]),
-        (["demo", "--plain", "--tour"], ["--tour", "--plain"]),
-        (["demo", "--tour"], ["needs a terminal"]),
         (["ask", "--cores", "few", "q"], ["engine.cores", "l3:0-3"]),
         (["ask", "--cores", "l3:3-1", "q"], ["cores", "reversed"]),
         (["ask", "--memory-policy", "far", "q"], ["engine.memory", "interleave"]),

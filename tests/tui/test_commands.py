@@ -35,7 +35,6 @@ COMMANDS = [
             },
         ),
         ("help", {"Explain keys and figures"}),
-        ("tour", {"Take the tour"}),
         ("chngthm", {"Change theme"}),
         ("xyz", set[str]()),
     ],
