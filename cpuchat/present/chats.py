@@ -141,6 +141,10 @@ def _duration(seconds: float) -> str:
     return " ".join(units.duration(seconds))
 
 
+_BYTES_OF_4B = round(4e9 * 4.85 / 8)
+"""Size of a file with 4 billion parameters in Q4_K_M."""
+
+
 @dataclass(frozen=True)
 class Welcome:
     """`machine`: `8 cores · 51 GB/s · a 4B model runs at about 13 tok/s here`. `model`: name, size and speed (where
@@ -155,12 +159,12 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.catalog import estimates, load_catalog, ranked
     from cpuchat.models.machine import this_machine
-    from cpuchat.present import machine as typical
+    from cpuchat.models.prediction import estimate
 
     machine = this_machine(settings, loaded=loaded)
     parts = [units.plural(len(read_topology().allowed_cores), "core")]
     if machine.peak:
-        speed = typical.FOUR_BILLION.on(machine).tok_s
+        speed = estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9).tok_s
         parts.append(f"{units.bandwidth(machine.peak)} GB/s")
         parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
     else:

@@ -1,4 +1,4 @@
-"""The machine in words: rows of the hardware screen, the page of `cpuchat doctor`, and models of usual sizes on it."""
+"""The machine in words: rows of the hardware screen, and the page of `cpuchat doctor`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
-from cpuchat.models.prediction import estimate
 from cpuchat.present.answers import kept_states
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry.answer import percent
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from cpuchat.models.costs import CostEntry
     from cpuchat.models.cpu_modules import TimedModules
     from cpuchat.models.kernels import MeasuredProducts
-    from cpuchat.models.machine import Machine
-    from cpuchat.models.prediction import Prediction
-    from cpuchat.telemetry.machine import Peak
 
 
 Row = tuple[str, str]
@@ -84,7 +80,7 @@ def rows(facts: MachineFacts, now: Now) -> list[Row]:
     survey = facts.survey
     found = [
         ("cores", _cores(facts.topology, now.model)),
-        (READ_BANDWIDTH, _read_bandwidth(survey, facts.peak)),
+        (READ_BANDWIDTH, _read_bandwidth(facts)),
         *([("passes", now.passes)] if now.passes else []),
         ("theoretical peak", theoretical_peak(facts.topology, facts.theoretical)),
         *_nodes(survey),
@@ -141,20 +137,19 @@ def measured_sets(survey: Survey, *, per_count: bool = False) -> list[tuple[str,
     return [*found.values(), ("1 core" if n == 1 else f"all {n} cores", everything)]
 
 
-def _read_bandwidth(survey: Survey | None, peak: Peak | None) -> str:
+def _read_bandwidth(facts: MachineFacts) -> str:
+    """`1 core 25.3, all 32 cores 367 GB/s · 80 % of the theoretical peak`, and whether other programs ran meanwhile."""
+    survey, peak = facts.survey, facts.peak
     if survey is not None:
         sets = ", ".join(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in measured_sets(survey))
-        return f"{sets} GB/s ({how_measured(survey)})"
+        share = share_of_peak(survey, facts.theoretical)
+        of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
+        is_disturbed = any(one.disturbed for _, one in measured_sets(survey, per_count=True))
+        disturbed = "measured while other programs ran · m repeats it" if is_disturbed else ""
+        return " · ".join(filter(None, (f"{sets} GB/s", of_peak, knee(survey), disturbed)))
     if peak is not None:
         return f"{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} · m measures in detail"
     return _NOT_MEASURED
-
-
-def how_measured(survey: Survey) -> str:
-    """`measured`, and whether other programs took part of the cores meanwhile."""
-    if any(one.disturbed for _, one in measured_sets(survey, per_count=True)):
-        return "measured while other programs ran · m repeats it"
-    return "measured"
 
 
 def share_of_peak(survey: Survey | None, theoretical: Theoretical | None) -> float | None:
@@ -507,41 +502,3 @@ def _settings(facts: DiagnosticFacts) -> str:
     if wanted.model:
         parts.append(f"model {wanted.model}, {gigabytes(wanted.model_bytes)} GB")
     return " · ".join(parts)
-
-
-QUANTIZATION = "Q4_K_M"
-_BYTES_PER_WEIGHT = 4.85 / 8
-
-
-@dataclass(frozen=True)
-class TypicalModel:
-    """`params` and `active` (of a mixture of experts; 0: all) in billions."""
-
-    name: str
-    params: float
-    active: float = 0.0
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of its file in `QUANTIZATION`."""
-        return round(self.params * 1e9 * _BYTES_PER_WEIGHT)
-
-    def on(self, machine: Machine) -> Prediction:
-        """Predict its fit and speed by the size of its file."""
-        share = self.active / self.params if self.active else 1.0
-        return estimate(self.size, machine, quantization=QUANTIZATION, params=1e9 * self.params, active=share)
-
-
-FOUR_BILLION = TypicalModel("4B", 4.0)
-SIZES = (
-    TypicalModel("1B", 1.0),
-    TypicalModel("2B", 2.0),
-    FOUR_BILLION,
-    TypicalModel("8B", 8.0),
-    TypicalModel("14B", 14.0),
-    TypicalModel("30B-A3B", 30.5, 3.3),
-    TypicalModel("32B", 32.0),
-    TypicalModel("70B", 70.0),
-    TypicalModel("235B-A22B", 235.0, 22.0),
-)
-"""The usual sizes, small ones first; `30B-A3B` is a mixture of experts with 3B active."""

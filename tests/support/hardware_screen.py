@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from textual.widgets import Input
-
 from cpuchat.hardware.topology import read_topology
 from cpuchat.tui.hardware.picture import MachinePicture
 from cpuchat.tui.hardware.screen import HardwareScreen
@@ -44,15 +42,6 @@ def said(screen: HardwareScreen) -> str:
 def picture(screen: HardwareScreen) -> str:
     shown = screen.query_one(MachinePicture)
     return "\n".join(shown.render_line(y).text for y in range(shown.size.height))
-
-
-def field(screen: HardwareScreen, name: str) -> Input:
-    return screen.query_one(f"#field-{name}", Input)
-
-
-async def type_into(app: RunningApp, screen: HardwareScreen, name: str, text: str) -> None:
-    field(screen, name).focus()
-    await app.press("ctrl+a", "ctrl+k", *text)
 
 
 def backend_on(root: Path, speeds: tuple[float, ...] = (), **more: object) -> OnMachine:

@@ -31,7 +31,6 @@ from cpuchat.tui.compare.quality import QualityTab
 from cpuchat.tui.compare.replay import ReplayScreen
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.hardware.screen import HardwareScreen
-from cpuchat.tui.hardware.why import WhyScreen
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.keys import Keymap, load_keymap, parse_keys, problem_with
 from cpuchat.tui.markdown.transcript import Transcript
@@ -74,7 +73,7 @@ def test_every_action_of_the_table_exists() -> None:
               "dialog": ConfirmScreen, "transcript": Transcript, "branches": ChatTranscript, "compare": CompareScreen,
               "quality_tab": QualityTab, "places": PlacesList, "replay": ReplayScreen,
               "other_side": OtherSideScreen, "plan": PlanScreen, "plan_page": PlanPage,
-              "plan_machines": MachinesPage, "tune": TuneScreen, "why": WhyScreen}  # fmt: skip
+              "plan_machines": MachinesPage, "tune": TuneScreen}  # fmt: skip
     for key in keys.KEYS:
         place, _, action = key.action.partition("(")[0].rpartition(".")
         owner = ChatScreen if place == "screen" else owners[key.place]

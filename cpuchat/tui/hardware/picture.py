@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.segment import Segment
-from textual.geometry import Size
-from textual.strip import Strip
-from textual.widget import Widget
+from rich.text import Text
+from textual.widgets import Static
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.topology import Core, L3Group, Topology
+    from cpuchat.hardware.topology import Core, Topology
 
 Line = list[tuple[str, str]]
 """(text, part) in reading order; parts are the component classes of `MachinePicture` without their prefix."""
@@ -22,7 +19,6 @@ Line = list[tuple[str, str]]
 CELLS = {"target": "▣", "draft": "▤", "free": "□", "off": "·"}
 NAMES = {"target": "target", "draft": "draft", "free": "free", "off": "unavailable"}
 _GAP = 3
-_LEGEND_GAP = 3
 ROOMY_ROWS = 8
 """Maximum number of rows at which cells are drawn with gaps."""
 
@@ -41,53 +37,52 @@ class Use:
 
     def part(self, core: Core, allowed: Collection[int]) -> str:
         """Return what this core does, a key of `CELLS`."""
-        if self.draft.intersection(core.cpus) and not self.target.intersection(core.cpus):
-            return "draft"
         if self.target.intersection(core.cpus):
             return "target"
+        if self.draft.intersection(core.cpus):
+            return "draft"
         return "free" if any(cpu in allowed for cpu in core.cpus) else "off"
 
 
-def picture(
-    topology: Topology,
-    use: Use,
-    width: int,
-    roomy_rows: int = ROOMY_ROWS,
-) -> list[Line]:
+def picture(topology: Topology, use: Use, width: int) -> list[Line]:
     """Draw the rows, at most `width` cells wide if that is 24 or more.
 
-    Where cells drawn apart would take more than `roomy_rows` rows they stand close together.
+    Where cells drawn apart would take more than `ROOMY_ROWS` rows they stand close together.
     """
-    allowed = frozenset(topology.allowed)
     blocks = _blocks(topology)
-    gutter = max((len(text) for block in blocks for text in block.names), default=0)
-    room = max(width - (gutter + 3 if gutter else 0), 12)
-    label = max((len(group.name) for block in blocks for group in block.groups), default=0)
+    gutter = max(len(name) for block in blocks for name in block.names) + _GAP if any(b.names for b in blocks) else 0
     rows: list[Line] = []
-    for spaced in (True, False):
+    for gap in (" ", ""):
         rows = []
         for index, block in enumerate(blocks):
-            lines = _group_rows(block, use, allowed, room, label, spaced)
-            if gutter:
-                names = [*block.names, *[""] * (len(lines) - len(block.names))]
-                lines += [[] for _ in range(len(names) - len(lines))]
-                lines = [[(f"{name:<{gutter}}   ", "label"), *line] for name, line in zip(names, lines, strict=True)]
-                if index and (len(lines) > 1 or block.opens_socket):
-                    rows.append([])
-            rows += lines
-        if len(rows) <= roomy_rows:
+            lines = _block_rows(block, topology, use, max(width - gutter, 12), gap)
+            lines += [[] for _ in range(len(block.names) - len(lines))]
+            names = [*block.names, *[""] * (len(lines) - len(block.names))]
+            if index and gutter and (len(lines) > 1 or block.opens_socket):
+                rows.append([])
+            rows += [[(name.ljust(gutter), "label"), *line] for name, line in zip(names, lines, strict=True)]
+        if len(rows) <= ROOMY_ROWS:
             break
     return rows
 
 
+def legend(topology: Topology, use: Use) -> Line:
+    """Name the kinds of cells that occur."""
+    found = {use.part(core, topology.allowed) for core in topology.cores}
+    line: Line = []
+    for part, cell in CELLS.items():
+        line += [(f"{cell} ", part), (f"{NAMES[part]}   ", "label")] if part in found else []
+    is_linked = any(len(link) > 1 for link in topology.fabric_links)
+    return [*line, ("── ", "link"), ("shared fabric link", "label")] if is_linked else line
+
+
 @dataclass(frozen=True)
 class _Group:
-    """One L3 group; `index` -1 for cores without one."""
+    """Cores of one L3 group; `fabric_link` -1 if it shares none with another group."""
 
     name: str
     cores: tuple[Core, ...]
-    fabric_link: int
-    index: int
+    fabric_link: int = -1
 
 
 @dataclass(frozen=True)
@@ -100,19 +95,23 @@ class _Block:
 
 
 def _blocks(topology: Topology) -> list[_Block]:
-    many_sockets, many_nodes = len(topology.packages) > 1, len({n.number for n in topology.nodes if n.cpus}) > 1
     digits = len(str(max(len(topology.l3_groups) - 1, 0)))
     by_place: dict[tuple[int, int], list[_Group]] = {}
     for group in topology.l3_groups:
-        cores = tuple(topology.cores[index] for index in group.cores)
-        drawn = _Group(f"L3 {group.index:>{digits}}", cores, _link(topology, group), group.index)
+        is_linked = any(group.index in link and len(link) > 1 for link in topology.fabric_links)
+        drawn = _Group(
+            f"L3 {group.index:>{digits}}",
+            tuple(topology.cores[index] for index in group.cores),
+            group.fabric_link if is_linked else -1,
+        )
         by_place.setdefault((group.package, group.node), []).append(drawn)
     # Cores without a known L3 cache: a machine that does not tell, or efficiency cores that have none.
     grouped = {index for group in topology.l3_groups for index in group.cores}
     rest = [core for core in topology.cores if core.index not in grouped]
     for place in {(core.package, core.node) for core in rest}:
         cores = tuple(core for core in rest if (core.package, core.node) == place)
-        by_place.setdefault(place, []).append(_Group("no L3" if topology.l3_groups else "cores", cores, -1, -1))
+        by_place.setdefault(place, []).append(_Group("no L3" if topology.l3_groups else "cores", cores))
+    many_sockets, many_nodes = len(topology.packages) > 1, len({n.number for n in topology.nodes if n.cpus}) > 1
     blocks: list[_Block] = []
     seen: set[int] = set()
     for (package, node), groups in sorted(by_place.items()):
@@ -123,68 +122,47 @@ def _blocks(topology: Topology) -> list[_Block]:
     return blocks
 
 
-def _kinds(cores: Sequence[Core]) -> list[tuple[str, list[Core]]]:
-    """Return the cores by kind: "P", "E", or "" where it is not known."""
-    letters = {"performance": "P", "efficient": "E"}
-    kinds = sorted({core.kind for core in cores}, key=lambda kind: ("performance", "", "efficient").index(kind))
-    return [(letters.get(kind, ""), [core for core in cores if core.kind == kind]) for kind in kinds]
-
-
-def _link(topology: Topology, group: L3Group) -> int:
-    """Return the fabric link that this group shares with another one; -1 if it has its own."""
-    members = next((link for link in topology.fabric_links if group.index in link), ())
-    return group.fabric_link if len(members) > 1 else -1
-
-
-def _group_rows(
-    block: _Block,
-    use: Use,
-    allowed: Collection[int],
-    room: int,
-    label: int,
-    spaced: bool,
-) -> list[Line]:
-    step = 2 if spaced else 1
-    drawn: list[tuple[list[Line], int]] = []  # the lines of each group, and how wide they are
+def _block_rows(block: _Block, topology: Topology, use: Use, room: int, gap: str) -> list[Line]:
+    """Draw the groups of a block in columns as wide as the widest; groups that share a fabric link stand together."""
+    label = max(len(group.name) for group in block.groups) + 2
+    drawn: list[list[Line]] = []
     for group in block.groups:
-        cells: Line = []
-        for letter, cores in _kinds(group.cores):
-            if cells:
-                cells.append(("  ", "label"))
-            if letter:
-                cells.append((f"{letter} ", "label"))
-            for core in cores:
-                part = use.part(core, allowed)
-                cells.append((CELLS[part] + " " * (step - 1), part))
-        lines = _wrap(cells, max(room - label - 4, 4))
-        head: Line = [(f"{group.name:<{label}}  ", "label")]
-        lines = [[*(head if number == 0 else [(" " * (label + 2), "label")]), *line] for number, line in
-                 enumerate(lines)]  # fmt: skip
-        drawn.append((lines, max(_width(line) for line in lines)))
-    widest = max((width for _, width in drawn), default=0)
-    linked = max(Counter(group.fabric_link for group in block.groups if group.fabric_link >= 0).values(), default=1)
-    fit = max((room + _GAP) // (widest + _GAP), 1)
-    fit = max(fit // linked * linked, 1)
-    columns = math.ceil(len(drawn) / math.ceil(len(drawn) / fit)) if drawn else 1
+        lines = _wrap(_cells(group.cores, topology.allowed, use, gap), max(room - label - 2, 4))
+        heads = [group.name, *[""] * (len(lines) - 1)]
+        drawn.append([[(head.ljust(label), "label"), *line] for head, line in zip(heads, lines, strict=True)])
+    widest = max(_width(line) for lines in drawn for line in lines)
+    links = [group.fabric_link for group in block.groups]
+    linked = max((links.count(link) for link in links if link >= 0), default=1)
+    fit = max((room + _GAP) // (widest + _GAP) // linked * linked, 1)
+    columns = math.ceil(len(drawn) / math.ceil(len(drawn) / fit))
     columns = min(math.ceil(columns / linked) * linked, fit)
     rows: list[Line] = []
     for start in range(0, len(drawn), columns):
         some = drawn[start : start + columns]
-        for y in range(max(len(lines) for lines, _ in some)):
+        for y in range(max(map(len, some))):
             row: Line = []
-            for x, (lines, _) in enumerate(some):
+            for x, lines in enumerate(some, start):
                 line = lines[y] if y < len(lines) else []
-                row += line
-                if x + 1 < len(some):
-                    here, after = block.groups[start + x], block.groups[start + x + 1]
-                    same = y == 0 and here.fabric_link >= 0 and here.fabric_link == after.fabric_link
-                    row.append((" " * (widest - _width(line)), "label"))
-                    row.append((("── " if spaced else " ─ ") if same else " " * _GAP, "link"))
+                row += [*line, (" " * (widest - _width(line)), "label")]
+                if x + 1 < start + len(some):
+                    is_one = y == 0 and links[x] >= 0 and links[x] == links[x + 1]
+                    row.append(("── " if is_one and gap else " ─ " if is_one else " " * _GAP, "link"))
             rows.append(row)
     return rows
 
 
-def _wrap(cells: Line, width: int) -> list[Line]:
+def _cells(cores: Sequence[Core], allowed: Collection[int], use: Use, gap: str) -> Iterator[tuple[str, str]]:
+    """Yield a cell for each core; performance and efficiency cores apart, with a letter before."""
+    for kind, letter in (("performance", "P "), ("", ""), ("efficient", "E ")):
+        some = [core for core in cores if core.kind == kind]
+        if some and letter:
+            yield f"{'  ' if kind == 'efficient' and len(some) < len(cores) else ''}{letter}", "label"
+        for core in some:
+            part = use.part(core, allowed)
+            yield CELLS[part] + gap, part
+
+
+def _wrap(cells: Iterator[tuple[str, str]], width: int) -> list[Line]:
     lines: list[Line] = [[]]
     for cell in cells:
         if lines[-1] and _width(lines[-1]) + len(cell[0].rstrip()) > width:
@@ -193,44 +171,11 @@ def _wrap(cells: Line, width: int) -> list[Line]:
     return lines
 
 
-def _cut(line: Line, width: int) -> Line:
-    """Remove trailing blanks beyond `width`."""
-    over = max(_width(line) - width, 0)
-    return [*line[:-1], (line[-1][0][: len(line[-1][0]) - over], line[-1][1])] if over else line
-
-
 def _width(line: Line) -> int:
     return sum(len(text) for text, _ in line)
 
 
-def legend(topology: Topology, use: Use) -> list[Line]:
-    """Return one line for each kind of cell that occurs."""
-    allowed = frozenset(topology.allowed)
-    found = {use.part(core, allowed) for core in topology.cores}
-    items: list[Line] = [[(f"{cell} ", part), (NAMES[part], "label")] for part, cell in CELLS.items() if part in found]
-    if any(len(link) > 1 for link in topology.fabric_links):
-        items.append([("── ", "link"), ("shared fabric link", "label")])
-    return items
-
-
-def with_legend(rows: list[Line], items: list[Line], width: int) -> list[Line]:
-    """Put the legend right of the rows where there is room, else below."""
-    widest = max((len("".join(text for text, _ in row).rstrip()) for row in rows), default=0)
-    if len(items) <= len(rows) and widest + _LEGEND_GAP + max((_width(i) for i in items), default=0) <= width:
-        beside = [*items, *[[]] * (len(rows) - len(items))]
-        return [
-            [*_cut(row, widest), (" " * (widest - _width(_cut(row, widest)) + _LEGEND_GAP), "label"), *item]
-            if item
-            else row
-            for row, item in zip(rows, beside, strict=True)
-        ]
-    below: Line = []
-    for item in items:
-        below += [*item, ("   ", "label")]
-    return [*rows, [], below]
-
-
-class MachinePicture(Widget):
+class MachinePicture(Static):
     """Shows the picture with its legend, as high as its width requires."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in (*CELLS, "label", "link")}
@@ -248,52 +193,16 @@ class MachinePicture(Widget):
     """
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._topology: Topology | None = None
-        self._use = Use()
-        self._roomy_rows = ROOMY_ROWS
-        self._rows: list[Strip] | None = None  # drawn, until the figures or the size change
+        super().__init__("Reading the machine…", id=id)
+        self._shown: tuple[Topology, Use, int] | None = None
 
-    def set_roomy_rows(self, rows: int) -> None:
-        if rows != self._roomy_rows:
-            self._roomy_rows = rows
-            self._redraw()
-            self.refresh(layout=True)
-
-    def show(self, topology: Topology | None, use: Use) -> None:
-        if (topology, use) != (self._topology, self._use):
-            higher = topology is not self._topology
-            self._topology, self._use = topology, use
-            self._redraw()
-            if higher:
-                self.refresh(layout=True)
-
-    def _lines(self, width: int) -> list[Line]:
-        if self._topology is None:
-            return [[("Reading the machine…", "label")]]
-        rows = picture(self._topology, self._use, width, self._roomy_rows)
-        return with_legend(rows, legend(self._topology, self._use), width)
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self._lines(width))
-
-    def _redraw(self) -> None:
-        self._rows = None
-        self.refresh()
-
-    def on_resize(self) -> None:
-        self._rows = None
-
-    def notify_style_update(self) -> None:
-        super().notify_style_update()
-        self._rows = None
-
-    def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        if self._rows is None:
-            self._rows = [self._strip(line, width) for line in self._lines(width)]
-        return self._rows[y] if y < len(self._rows) else Strip.blank(width, self.rich_style)
-
-    def _strip(self, line: Line, width: int) -> Strip:
-        segments = [Segment(text, self.get_component_rich_style(f"machine--{part}")) for text, part in line]
-        return Strip(segments).adjust_cell_length(width, self.rich_style)
+    def show(self, topology: Topology, use: Use) -> None:
+        """Draw this; nothing happens while it is shown already, in this width."""
+        shown = (topology, use, self.size.width)
+        if shown == self._shown or not self.size.width:
+            return
+        self._shown = shown
+        lines = [*picture(*shown), [], legend(topology, use)]
+        parts = (*CELLS, "label", "link")
+        styles = {part: self.get_component_rich_style(f"machine--{part}", partial=True) for part in parts}
+        self.update(Text("\n").join(Text.assemble(*((text, styles[part]) for text, part in line)) for line in lines))

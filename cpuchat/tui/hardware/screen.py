@@ -11,10 +11,10 @@ from typing import ClassVar
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
-from textual.widgets import Input
+from textual.widgets import OptionList, Static
 
 from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.hardware.bandwidth.read_bandwidth import Survey
@@ -23,8 +23,8 @@ from cpuchat.hardware.placement.placement import Placement, PlacementError, Plac
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.tui.hardware.panels import FactsTable, PlacementList, PlacementsPane, TypicalModels, spec_of
-from cpuchat.tui.hardware.picture import ROOMY_ROWS, MachinePicture, Use
+from cpuchat.tui.hardware.panels import FactsTable, PlacementList
+from cpuchat.tui.hardware.picture import MachinePicture, Use
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -34,7 +34,6 @@ from cpuchat.tune.trial import Trial, TrialOutcome, TrialStep
 
 SAMPLE_SECONDS = 1.0
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
-_ROOMY_ROWS_LOW = 4
 
 
 class HardwareScreen(Dismissable[None], keys="hardware"):
@@ -67,7 +66,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._measuring: threading.Event | None = None  # set to cancel
         self._before: PlacementSpec | None = None  # where `u` goes: the previous placement
         self._told = ""
-        self._about: dict[str, str] | None = None  # the words that the lines at the bottom are about
+        self._about: PlacementSpec | None = None  # what the lines at the bottom are about
         self._outcome_told = False  # the lines at the bottom are about a trial
         self._options: PlacementOptions | None = None
         self._costs: LoadedCosts | None = None
@@ -77,8 +76,10 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             pane.border_title = "Hardware"
             yield MachinePicture(id="picture")
             yield FactsTable(id="facts")
-        yield PlacementsPane(id="where")
-        yield TypicalModels(id="runs")
+        with Vertical(id="where") as where:
+            where.border_title = "Placement"
+            yield PlacementList()
+            yield Static(id="about", markup=False)
         yield KeyFooter()
 
     def on_mount(self) -> None:
@@ -87,7 +88,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self.set_timer(_FIRST_SAMPLE_SECONDS, self._sample)
 
     def on_resize(self) -> None:
-        self.query_one(MachinePicture).set_roomy_rows(_ROOMY_ROWS_LOW if self.size.height < 30 else ROOMY_ROWS)
         self.call_after_refresh(self._show)
 
     def on_unmount(self) -> None:
@@ -145,33 +145,24 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._show()
 
     def _show(self) -> None:
-        if not self.has_widgets:
-            return
-        facts, now = self.facts, self.now
-        if facts is None:
-            self.query_one(MachinePicture).show(None, Use())
+        if not self.has_widgets or self.facts is None:
             return
         self._show_picture()
-        table = self.query_one(FactsTable)
-        table.set_class(self.has_class("-high"), "-bars")
         measuring = f"{self._told} · Esc stops" if self._measuring else ""
-        table.show(facts, now, measuring, self._options.advice if self._options is not None else "")
+        advice = self._options.advice if self._options is not None else ""
+        self.query_one(FactsTable).show(self.facts, self.now, measuring, advice)
 
     def _show_picture(self) -> None:
         facts, model = self.facts, self.now.model
         if facts is None:
             return
-        spec, _ = self._spec()
-        if model is not None and model.cpus and (spec is None or spec == self._in_use):
-            use = Use.of(model.cpus, model.draft_cpus)
-        else:
-            meant = self._placement(spec or self._in_use)
-            use = Use.of(meant.cpus, meant.draft_cpus) if meant is not None else Use()
+        spec = self.query_one(PlacementList).marked
+        placed = model if model is not None and model.cpus and spec == self._in_use else self._placement(spec)
+        use = Use.of(placed.cpus, placed.draft_cpus) if placed is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
 
     def _offer(self) -> None:
         if self.facts is not None:
-            self.query_one(TypicalModels).read(self._services.settings, self._model, self.reader.root)
             self._outcome_told = False
             self._list_placements(self.facts)
             self._read_costs()
@@ -192,68 +183,48 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
         self._options = compare_placements(facts.topology, facts.survey, facts.theoretical, self._model,
                                            self._conversation.figures(), self._in_use, self._costs)  # fmt: skip
-        self.query_one(PlacementsPane).offer(self._options.options, self._in_use)
+        self.query_one(PlacementList).offer(self._options.options, self._in_use)
         if not self._outcome_told:
             self._about = None
-            self._edited()
+            self._marked()
 
-    def _spec(self) -> tuple[PlacementSpec | None, dict[str, str]]:
-        """Return what the fields say, and what is wrong with it."""
-        spec, problems = spec_of(self.query_one(PlacementsPane).words())
-        if spec is None:
-            return None, problems
-        try:
-            self._placement(spec, strict=True)
-        except PlacementError as error:
-            return spec, error.problems
-        return spec, {}
-
-    def _placement(self, spec: PlacementSpec, strict: bool = False) -> Placement | None:
-        """Return `spec` resolved here; None while the machine is unknown, or if it is impossible (unless `strict`)."""
+    def _placement(self, spec: PlacementSpec) -> Placement | None:
+        """Return `spec` resolved here; None while the machine is unknown, or if it is impossible."""
         if self.facts is None:
             return None
         try:
             return place(self.facts.topology, spec, with_draft=spec.names_draft_cores)
         except PlacementError:
-            if strict:
-                raise
             return None
 
-    @on(PlacementsPane.Edited)
-    def _edited(self) -> None:
-        pane = self.query_one(PlacementsPane)
-        spec, problems = self._spec()
-        pane.show_problems(problems)
-        if not problems:
-            self._show_picture()
-        if not self.working and pane.words() != self._about:
-            self._about, self._outcome_told = pane.words(), False
-            self._tell_about(spec, problems)
+    @on(OptionList.OptionHighlighted)
+    def _marked(self) -> None:
+        self._show_picture()
+        spec = self.query_one(PlacementList).marked
+        if not self.working and spec != self._about:
+            self._about, self._outcome_told = spec, False
+            self._tell_about(spec)
         self.refresh_bindings()
 
-    def _tell_about(self, spec: PlacementSpec | None, problems: dict[str, str]) -> None:
-        meant = self._placement(spec) if spec is not None else None
-        if self.facts is None or spec is None or meant is None or problems:
-            self.query_one(PlacementsPane).tell("")
+    def _tell_about(self, spec: PlacementSpec) -> None:
+        meant = self._placement(spec)
+        if self.facts is None or meant is None:
+            self.query_one("#about", Static).update("")
             return
         choice = self._options.find(spec) if self._options is not None else None
-        lines = [choice.about] if choice is not None else [meant.reason]
-        lines += [*meant.notes, *([f"memory: {meant.memory.words}, {meant.memory_reason}"] if len(
-            self.facts.topology.nodes) > 1 else [])]  # fmt: skip
-        self.query_one(PlacementsPane).tell(Text("\n".join(filter(None, lines))))
+        memory = f"memory: {meant.memory.words}, {meant.memory_reason}" if len(self.facts.topology.nodes) > 1 else ""
+        lines = [choice.about if choice is not None else meant.reason, *meant.notes, memory]
+        self.query_one("#about", Static).update(Text("\n".join(filter(None, lines))))
 
     def _tell(self, text: str, strong: bool = False) -> None:
-        pane = self.query_one(PlacementsPane)
-        pane.tell(Text(text, style="bold" if strong else ""))
-        self._about, self._outcome_told = pane.words(), True
+        self.query_one("#about", Static).update(Text(text, style="bold" if strong else ""))
+        self._about, self._outcome_told = self.query_one(PlacementList).marked, True
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "undo":
             return True if self._before is not None and not self.working else None
         if action in ("apply", "measure", "recommended"):
             return True if self.facts is not None and not self.working else None
-        if action == "proofs":
-            return True if self._model is not None and not self.working else None
         return True
 
     def _refused(self, what: str) -> bool:
@@ -263,20 +234,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         return False
 
     def action_apply(self) -> None:
-        # The app finds Enter before it hands other keys on: what was typed just before may still wait in the field.
-        (self.focused or self).call_later(self._apply)
-
-    def _apply(self) -> None:
         if self.facts is None or self.working:
             return
-        pane = self.query_one(PlacementsPane)
-        if isinstance(self.focused, PlacementList) and pane.own_marked:
-            pane.focus_words()
-            return
-        spec, problems = self._spec()
-        if spec is None or problems:
-            self.notify(next(iter(problems.values())), severity="warning", markup=False)
-            return
+        spec = self.query_one(PlacementList).marked
         if spec == self._in_use:
             self._tell("Already in use.")
         elif not self._refused("You can change the placement"):
@@ -290,7 +250,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def action_recommended(self) -> None:
         choice = self._options.recommended if self._options is not None else None
         if choice is not None:
-            self.query_one(PlacementsPane).mark(choice.spec)
+            self.query_one(PlacementList).mark(choice.spec)
 
     def _try(self, spec: PlacementSpec, measure: bool) -> None:
         conversation = self._conversation
@@ -319,10 +279,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._tried(outcome)
 
     def _tried(self, outcome: TrialOutcome) -> None:
-        self.query_one(PlacementsPane).reset(self._in_use)
-        if isinstance(self.focused, Input):
-            self.query_one(PlacementList).focus()
         self._refresh_now()
+        self.query_one(PlacementList).mark(self._in_use)
         self._tell(tuner.outcome(outcome), strong=True)
         self.refresh_bindings()
 
@@ -373,25 +331,11 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._told = f"Measuring {event.what} · {event.done + 1} of {event.of}"
         self._show()
 
-    @work
-    async def action_proofs(self) -> None:
-        """Show what is known of each setting of the loaded model."""
-        model = self._model
-        if model is None or self.working or self._refused("The model proves its settings"):
-            return
-        from cpuchat.tui.hardware.why import WhyScreen
-
-        await self.app.push_screen_wait(WhyScreen(self._services, model))
-        self._refresh_now()
-
     async def action_close(self) -> None:
         if self._trial is not None:
             self._tell("Stopping…")
             await self._trial.stop()
         elif self._measuring is not None:
             self._measuring.set()
-        elif isinstance(self.focused, Input):
-            self.query_one(PlacementsPane).reset(self._in_use)
-            self.query_one(PlacementList).focus()
         else:
             self.dismiss(None)

@@ -49,10 +49,7 @@ def test_the_picture_of_a_server_names_every_l3_group(tmp_path: Path) -> None:
         assert joined.count("──") + joined.count(" ─ ") == 8
 
 
-MACHINES = ["epyc-9354", "epyc-9654", "epyc-9754", "2x-epyc-7543", "hybrid-desktop", "vm"]
-
-
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", ["epyc-9754", "2x-epyc-7543", "hybrid-desktop", "vm"])
 async def test_snapshots(tmp_path: Path, name: str) -> None:
     root = make_tree(tmp_path, name)
     topology = read_topology(root)
@@ -73,7 +70,8 @@ async def test_snapshots(tmp_path: Path, name: str) -> None:
         if on_server:
             await app.press("down")
         await app.pilot.pause()
-        await snapshot(app.app, f"hardware-{name}-120x40")
+        if name != "vm":
+            await snapshot(app.app, f"hardware-{name}-120x40")
         if name in ("2x-epyc-7543", "vm"):
             await app.pilot.resize_terminal(*SMALL)
             await snapshot(app.app, f"hardware-{name}-80x24")
@@ -87,18 +85,6 @@ async def test_this_machine_is_shown() -> None:
         assert sum(picture(screen).count(cell) for cell in "▣▤□·") >= len(topology.cores)
         await app.press("escape")
         await app.until(lambda: app.app.screen is app.chat)
-
-
-async def test_the_bandwidth_is_measured_and_shown(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9354")
-    async with running(backend_on(root)) as app:
-        screen = await opened(app, FixtureReader(root))
-        await app.press("m")
-        await app.until(lambda: not app.chat.busy)
-        assert "1 L3 group    49.9 GB/s" in app.screen_text
-        assert "all 32 cores   367 GB/s" in app.screen_text
-        assert "80 % of 461" in app.screen_text
-        assert "From the measured bandwidth" in said(screen)
 
 
 async def test_what_is_measured_are_the_cores_that_lists_predict_for(
@@ -133,37 +119,39 @@ class Waiting(FixtureReader):
         raise Interrupted("The measurement was stopped.")
 
 
-async def test_measuring_the_bandwidth_can_be_stopped_and_ends_with_the_app(tmp_path: Path) -> None:
+async def test_the_bandwidth_is_measured_which_may_be_stopped_or_fail(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     backend = backend_on(root)
+
+    def fails(topology: Topology) -> Survey:
+        raise ProbeFailed("There is too little free memory.", "Close other programs.")
+
     async with running(backend) as app:
-        screen = await opened(app, Waiting(root))
+        screen = await opened(app, Waiting(root, sample=SERVER_COUNTERS))
+        assert "288 GB/s now · umc, whole machine" in app.screen_text
         await app.press("m")
         await app.until(lambda: "Measuring one L3 group · 2 of 7 · Esc stops" in app.screen_text)
         await app.press("escape")
         await app.until(lambda: not app.chat.busy)
-        assert app.app.screen is screen
-        assert "not measured" in app.screen_text
+        assert app.app.screen is screen and "not measured" in app.screen_text
+        screen.reader = FixtureReader(root, fails)
+        await app.press("m")
+        await app.until(lambda: not app.chat.busy and app.notices)
+        assert app.notices == ["Not measured: There is too little free memory. Close other programs."]
+        screen.reader = FixtureReader(root)
+        await app.press("m")
+        await app.until(lambda: not app.chat.busy and "all 32 cores 367 GB/s" in " ".join(app.screen_text.split()))
+        assert "1 L3 group 49.9" in app.screen_text and "80 % of the theoretical peak" in app.screen_text
+        assert "From the measured bandwidth" in said(screen)
+        screen.reader = Waiting(root)
         await app.press("m")
         await app.until(lambda: app.chat.busy)
         app.press_last("ctrl+q")
         await app.until(lambda: backend.closed)
 
 
-async def test_a_measurement_that_fails_is_told(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9354")
-
-    def fails(topology: Topology) -> Survey:
-        raise ProbeFailed("There is too little free memory.", "Close other programs.")
-
-    async with running(backend_on(root)) as app:
-        await opened(app, FixtureReader(root, fails))
-        await app.press("m")
-        await app.until(lambda: not app.chat.busy and app.notices)
-        assert app.notices == ["Not measured: There is too little free memory. Close other programs."]
-
-
 async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path) -> None:
+    settings.update({"hardware": {"counters": False}})
     root = make_tree(tmp_path, "2x-epyc-7543")
     backend = OnMachine(on(read_topology(root)), "local", "This system does not let programs choose.")
     reader = FixtureReader(root, placed=Residency({0: 51, 1: 49}))
@@ -172,21 +160,6 @@ async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path)
         await app.until(lambda: screen.now.placed)
         assert "N0 51 % · N1 49 %" in app.screen_text
         assert "local · requested policy rejected: This system does not let programs choose." in app.screen_text
-        assert "no counter opens here; cpuchat counters says why" in app.screen_text
-
-
-async def test_the_counter_is_named_with_its_figure(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9354")
-    async with running(backend_on(root)) as app:
-        await opened(app, FixtureReader(root, sample=SERVER_COUNTERS))
-        assert "288 GB/s now · umc, whole machine" in app.screen_text
-
-
-async def test_counters_can_be_off(tmp_path: Path) -> None:
-    settings.update({"hardware": {"counters": False}})
-    root = make_tree(tmp_path, "epyc-9354")
-    async with running(backend_on(root)) as app:
-        await opened(app, FixtureReader(root))
         assert app.screen_text.count("counters are off in the settings (F2)") == 2
 
 
