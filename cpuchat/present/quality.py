@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
 import msgspec
 
 from cpuchat.base.text import clean_line
-from cpuchat.present.table import table
 from cpuchat.quality.measure import QualityLoss, QualityMeasurement, QualityProgress
 from cpuchat.quality.messages import Disagreement
 from cpuchat.quality.statistics import (
@@ -19,14 +17,12 @@ from cpuchat.quality.statistics import (
     Interval,
     Published,
     Summary,
-    published_family,
     published_for,
 )
 from cpuchat.telemetry import units
 
 HEADINGS = ("", "same next token", "KLD mean", "KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio", "RMS Δp")
 _CONTEXT_COLUMNS = 48
-_LEFT_OUT_FIRST = ("KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio")
 
 
 _WORDS = ((0.975, "indistinguishable"), (0.91, "slight"), (0.8, "noticeable"), (0.0, "clear"))
@@ -34,8 +30,6 @@ _WORDS = ((0.975, "indistinguishable"), (0.91, "slight"), (0.8, "noticeable"), (
 to 98.8 %, and among such near-lossless files no figure follows benchmark scores (arXiv 2606.19558). Q6_K and Q4_K_M
 have 91.9 to 97.5 %, and their perplexity rises by 0.18 at most. Q2_K has 85.6 % (+0.63) of Llama 2 7B, and 71.1 %
 (+3.5) of Llama 3 8B (`quality/published.toml`)."""
-_STRIP = 72
-"""Columns of the strip at most."""
 
 
 def in_words(summary: Summary) -> str:
@@ -63,40 +57,6 @@ def headlines(measurement: QualityMeasurement) -> list[str]:
     """Return `Q4_K_M: about 1 token in 7 would differ …` for each file that has a figure."""
     found = [(label(one), summary) for one in measurement.comparisons if (summary := one.summary()) is not None]
     return [f"{name}: {in_words(summary)}." for name, summary in found]
-
-
-def strip(comparison: QualityLoss, width: int) -> list[str]:
-    """Return a strip from 0 to 100 % of equal next tokens, with this file (●, its interval ━) and published values of
-    quantizations (their bits), and its legend; [] without a figure."""
-    summary = comparison.summary()
-    if summary is None:
-        return []
-    cells, same = min(width, _STRIP), summary.same_top
-    line = ["─"] * cells
-
-    def at(share: float) -> int:
-        return round(share * (cells - 1))
-
-    line[0], line[-1] = "├", "┤"
-    if same.high - same.low < 1:
-        line[at(same.low) : at(same.high) + 1] = "━" * (at(same.high) + 1 - at(same.low))
-    family = [one for one in published_family(comparison.header.name or comparison.path.stem) if one.same_top]
-    for one in family:
-        line[at((one.same_top or 0) / 100)] = _bits(one)
-    line[at(same.value)] = "●"
-    ends = "0 %" + "same next token".center(cells - 8) + "100 %"
-    legend = f"● {label(comparison)} {share(same)}"
-    values = ", ".join(f"{_bits(one)} {one.quantization} {one.same_top:.1f} %" for one in family)
-    return [
-        "".join(line),
-        ends,
-        legend,
-        *([f"Published for {family[0].model}: {values} ({family[0].source})"] * bool(family)),
-    ]
-
-
-def _bits(published: Published) -> str:
-    return next((character for character in published.quantization if character.isdigit()), "·")
 
 
 def label(comparison: QualityLoss) -> str:
@@ -149,17 +109,6 @@ def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
     return found
 
 
-def narrow(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Return `rows` as an aligned table under its headings, without the columns of least use where `width` is short."""
-    whole, lines = [HEADINGS, *rows], list[str]()
-    for n_out in range(len(_LEFT_OUT_FIRST) + 1):
-        kept = [n for n, heading in enumerate(HEADINGS) if heading not in _LEFT_OUT_FIRST[:n_out]]
-        lines = table([[row[n] for n in kept] for row in whole])
-        if all(len(line) <= width for line in lines):
-            break
-    return lines
-
-
 def _published(comparison: QualityLoss) -> list[tuple[str, ...]]:
     return [
         (
@@ -183,17 +132,15 @@ def _values(comparison: QualityLoss) -> list[Published]:
     return [one for one in found if one.same_family] or found[:1]
 
 
-def verdicts(measurement: QualityMeasurement, *, figures: bool = True) -> list[str]:
-    """Return sentences: what was measured, and which files must not be ranked. Without `figures`, no perplexity, and no
-    sources: those of the strip are below it."""
+def verdicts(measurement: QualityMeasurement) -> list[str]:
+    """Return sentences: what was measured, and which files must not be ranked."""
     measured = [one for one in measurement.comparisons if one.windows]
     found = [(label(one), summary) for one in measured if (summary := one.summary()) is not None]
     if not found:
         return ["No windows measured yet."]
     fewest = min(summary.n for _, summary in found)
-    perplexity = f", perplexity {found[0][1].ppl_base:,.2f}" if figures else ""
     base = measurement.header.quantization or measurement.base.stem
-    sentences = [f"{units.plural(fewest, 'position')} scored; base {base}{perplexity}."]
+    sentences = [f"{units.plural(fewest, 'position')} scored; base {base}, perplexity {found[0][1].ppl_base:,.2f}."]
     if fewest < MIN_POSITIONS:
         sentences.append("Too few positions for a reliable estimate: use a longer text.")
     for first, second in combinations(measured, 2):
@@ -204,8 +151,8 @@ def verdicts(measurement: QualityMeasurement, *, figures: bool = True) -> list[s
             sentences.append(f"{name} is indistinguishable from the base on this text.")
     sources = {one.source: None for comparison in measurement.comparisons for one in _values(comparison)}
     if sources:
-        named = f" ({', '.join(sources)})" if figures else ""
-        sentences.append(f"Published values{named} were measured on other texts: compare the order of magnitude.")
+        named = ", ".join(sources)
+        sentences.append(f"Published values ({named}) were measured on other texts: compare the order of magnitude.")
     return sentences
 
 
@@ -226,7 +173,7 @@ def token(text: str) -> str:
     return f"“{shown}”"
 
 
-def status(measurement: QualityMeasurement, *, figures: bool = True) -> str:
+def status(measurement: QualityMeasurement) -> str:
     """One line about a running measurement: `12 of 32 windows · same next token 94.1 % · KLD 0.0213 · 47 s left`."""
     progress: QualityProgress = measurement.progress
     if progress.loading or not progress.total:
@@ -236,7 +183,7 @@ def status(measurement: QualityMeasurement, *, figures: bool = True) -> str:
     if summary is not None:
         name = f"{label(measurement.comparisons[0])}: " if len(measurement.comparisons) > 1 else ""
         parts.append(f"{name}same next token {100 * summary.same_top.value:.1f} %")
-        parts += [f"KLD {summary.kld.value:.4f}"] * figures
+        parts.append(f"KLD {summary.kld.value:.4f}")
     if progress.seconds_left is not None:
         parts.append(units.time_left(progress.seconds_left))
     return " · ".join(parts)

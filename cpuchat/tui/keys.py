@@ -248,12 +248,8 @@ KEYS: tuple[Key, ...] = (
     Key("compare.next", "n", "next", "next prompt", "Send the next prompt to both", COMPARE, footer=True),
     Key("compare.repeat", "ctrl+r", "repeat", "repeat",
         "Repeat with sides swapped (from three rounds on: medians and ranges)", COMPARE, footer=True, priority=True),
-    Key("compare.quality", "q", "quality", "quality", "Measure the quality loss of B (again: show the answers)",
-        COMPARE, footer=True),
     Key("compare.table", "t", "table", "table", "Show all figures as a table, or the stage again", COMPARE),
     Key("compare.replay", "space", "replay", "replay", "Replay both answers on one clock", COMPARE, words="race"),
-    Key("quality_tab.figures", "k", "figures", "KLD, perplexity", "On the quality tab: show or hide KLD and perplexity",
-        COMPARE, footer=True, palette=False),
     # Enter is bound by the list itself; here for footer and help.
     Key("compare.agreement", "a", "agreement", "agreement",
         "List the places where the other would have written something else (again: the stage)", COMPARE, footer=True,

@@ -27,7 +27,6 @@ from cpuchat.tui.chat.transcript import ChatTranscript
 from cpuchat.tui.commands import ActionPalette
 from cpuchat.tui.compare.agreement import PlacesList
 from cpuchat.tui.compare.pane import OtherSideScreen
-from cpuchat.tui.compare.quality import QualityTab
 from cpuchat.tui.compare.replay import ReplayScreen
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.hardware.screen import HardwareScreen
@@ -71,7 +70,7 @@ def test_every_action_of_the_table_exists() -> None:
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript, "branches": ChatTranscript, "compare": CompareScreen,
-              "quality_tab": QualityTab, "places": PlacesList, "replay": ReplayScreen,
+              "places": PlacesList, "replay": ReplayScreen,
               "other_side": OtherSideScreen, "plan": PlanScreen, "plan_page": PlanPage,
               "plan_machines": MachinesPage, "tune": TuneScreen}  # fmt: skip
     for key in keys.KEYS:

@@ -304,13 +304,11 @@ def _row(model: LocalModel) -> ListRow:
 
 
 class TablePane(VerticalScroll):
-    """Shows all figures of the last prompt, and everything that is said about them; `quality` is one line about the
-    measured quality loss."""
+    """Shows all figures of the last prompt, and everything that is said about them."""
 
     def __init__(self) -> None:
         super().__init__(id="against")
         self.border_title = "B against A"
-        self.quality = ""
         self._table = Static(id="table")
 
     def compose(self) -> ComposeResult:
@@ -328,8 +326,8 @@ class TablePane(VerticalScroll):
         for number, (label, *cells) in enumerate(rows):
             aligned = [label.ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(cells, widths[1:], strict=True))]
             text.append("  ".join(aligned).rstrip() + "\n", "dim" if not number else "")
-        for sentence in (*compare.sentences(comparison, turn, repeat_key), self.quality):
-            text.append(clean_line(sentence) + "\n" if sentence else "")
+        for sentence in compare.sentences(comparison, turn, repeat_key):
+            text.append(clean_line(sentence) + "\n")
         text.rstrip()
         self._table.update(text)
         rounds = f"medians of {figures.n_rounds} rounds" if figures.medians else f"round {max(figures.n_rounds, 1)}"

@@ -31,7 +31,6 @@ from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
 from cpuchat.tui.compare.agreement import PlacesList
 from cpuchat.tui.compare.pane import SidePane, TablePane
-from cpuchat.tui.compare.quality import QualityTab
 from cpuchat.tui.compare.stage import Stage
 from cpuchat.tui.services import SPARE, Services, pace_beside
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
@@ -80,7 +79,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         with Horizontal(id="sides"):
             yield a
             yield b
-        yield QualityTab(self.comparison, self._services.settings)
         yield Stage(id="stage", repeat_key=self._key("repeat"))
         yield TablePane()
         yield PlacesList(self.comparison.names, id="places")
@@ -109,9 +107,9 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
 
     @property
     def busy(self) -> bool:
-        """A round or a measurement is running."""
+        """A round is running."""
         is_agreeing = self._agreeing is not None and self._agreeing.is_running
-        return (self.comparison.busy and not is_agreeing) or self.query_one(QualityTab).running
+        return self.comparison.busy and not is_agreeing
 
     def submit(self, text: str) -> None:
         """Send `text` to both sides."""
@@ -193,7 +191,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             return None
         turns = self.comparison.turns
         before = list(turns[:-1] if repeats else turns)
-        self.remove_class("-quality", "-places")
+        self.remove_class("-places")
         for pane in self._panes:
             pane.begin(before, prompt)
             pane.show_figures("")
@@ -248,11 +246,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             self._timer = self.set_interval(pace.figures, self._show_live)
 
     async def interrupt(self) -> bool:
-        """Stop the round or the measurement; False when nothing runs."""
-        quality = self.query_one(QualityTab)
-        if quality.running:
-            await quality.stop()
-            return True
+        """Stop the round; False when nothing runs."""
         if not self.comparison.busy:
             return False
         await self.comparison.stop()
@@ -263,8 +257,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             return
         if self.has_class("-asking") and self.comparison.turns:
             self._hide_prompt()
-        elif self.has_class("-quality"):
-            self.action_quality()
         elif self.has_class("-places"):
             self.action_agreement()
         elif not self._left:
@@ -278,7 +270,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
 
     def _refuse_while_busy(self) -> bool:
         if self.busy:
-            self.notify("An answer or a measurement is still running. Stop it with Esc first.", severity="warning")
+            self.notify("An answer is still being written. Stop it with Esc first.", severity="warning")
         return self.busy
 
     # Showing
@@ -315,9 +307,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         turns = self.comparison.turns
         measured = bool(turns and turns[-1].rounds)
         self.set_class(measured, "-measured", "-staged")
-        table = self.query_one(TablePane)
-        table.quality = self.query_one(QualityTab).summary
-        table.show(self.comparison, self._key("repeat"))
+        self.query_one(TablePane).show(self.comparison, self._key("repeat"))
         if not measured:
             return
         recording = Recording.of(self.comparison, turns[-1])
@@ -365,12 +355,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     def _scrolled(self, event: SidePane.Scrolled) -> None:
         if self._linked:
             self._panes[1 - event.pane.index].follow_line(event.y)
-
-    @on(QualityTab.Changed)
-    def _measured(self) -> None:
-        self.query_one(TablePane).quality = self.query_one(QualityTab).summary
-        self.query_one(TablePane).show(self.comparison, self._key("repeat"))
-        self.refresh_bindings()
 
     # Keys
 
@@ -427,7 +411,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             self.refresh_bindings()
 
     def action_next(self) -> None:
-        self.remove_class("-quality", "-places")
+        self.remove_class("-places")
         self.add_class("-asking")
         self._prompt.focus()
 
@@ -460,17 +444,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     def action_link(self) -> None:
         self._linked = not self._linked
         self.notify("Both sides scroll together." if self._linked else "Each side scrolls by itself.")
-
-    def action_quality(self) -> None:
-        quality = self.query_one(QualityTab)
-        if self.has_class("-quality") and not quality.running:
-            self.remove_class("-quality")
-            self._panes[0].focus()
-        elif not self.comparison.busy:
-            self.add_class("-quality")
-            quality.focus()
-            quality.start()
-            self.call_later(self.refresh_bindings)
 
     @work
     async def action_export(self) -> None:

@@ -18,7 +18,6 @@ from cpuchat.models.drafts.candidates import DraftGain
 from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import Failed
-from cpuchat.quality.messages import Text
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.chat.screen import ChatScreen
@@ -414,31 +413,3 @@ async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -
 
 def test_the_sides_of_these_tests_are_told_apart() -> None:
     assert SIDES[0].label == "Qwen2.5-1.5B-Instruct Q8_0"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_core")
-async def test_the_quality_tab_measures_and_tells_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = Text(kind="prose", content="The quick brown fox jumps over the lazy dog, and then it sleeps. " * 60)
-    monkeypatch.setattr("cpuchat.tui.compare.quality.builtin_texts", lambda: (text,))
-    monkeypatch.setattr(
-        "tests.support.comparing.SIDES", tuple(Side.of(Library([]).resolve(n)) for n in ("demo", "demo-q4"))
-    )
-    async with comparing() as app:
-        await app.done()
-        await app.press("q")
-        await app.until(lambda: "positions scored" in app.screen_text)
-        await app.until(lambda: "Largest disagreements" in app.screen_text and not app.screen.busy)
-        await app.press("q", "t")
-        assert "sets the pace." in app.screen_text and "Same next token" in app.screen_text
-
-
-async def test_two_models_with_other_tokens_are_compared_but_not_measured(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sides = Side.of(Library([]).resolve("demo")), Side.of(tiny_model)
-    monkeypatch.setattr("tests.support.comparing.SIDES", sides)
-    async with comparing() as app:
-        await app.done()
-        await app.press("q")
-        await app.until(lambda: "cannot be measured" in app.screen_text)
