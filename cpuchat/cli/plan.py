@@ -181,7 +181,7 @@ def _show_plan(planned: CapacityPlan, users: UserPlan | None, as_json: bool) -> 
         echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
     if users is not None:
         click.echo()
-        echo_table([words.USER_HEADS, *words.user_rows(users)], right=range(7))
+        echo_table([words.USER_HEADS, *words.user_rows(users)], right=range(6))
         for line in words.user_lines(users, planned):
             echo_paragraph(line)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cpuchat.costs.model import Figure
     from cpuchat.planner.plan import CapacityPlan, Drafted, PlannedWorkload, Range
     from cpuchat.planner.specs import MachineSpec
-    from cpuchat.planner.users import Occupancy, UserPlan
+    from cpuchat.planner.users import UserPlan
 
 
 OTHER_ENGINE = (
@@ -24,7 +24,7 @@ OTHER_ENGINE = (
 )
 CATALOG_HEADS = ("MODEL", "QUANT", "SIZE", "TOK/S", "RANGE", "FIRST TOKEN")
 MACHINE_HEADS = ("MACHINE", "BANDWIDTH", "TOK/S", "RANGE", "CODE, DRAFT", "USERS")
-USER_HEADS = ("MACHINES", "BUSY", "CHATS EACH", "AT ONCE", "FIRST TOKEN", "TOK/S", "ALL TOK/S", "")
+USER_HEADS = ("MACHINES", "CHATS EACH", "AT ONCE", "FIRST TOKEN", "TOK/S", "ALL TOK/S", "")
 CODE = 0.8
 """The acceptance rate per token at which a draft model is compared: that of code."""
 Lines = list[tuple[str, str]]
@@ -132,7 +132,7 @@ def _costs(plan: CapacityPlan) -> Lines:
     costs, watts = plan.costs, plan.machine.watts
     joules = f", {units.about(plan.joules.value)} J per token" if plan.joules is not None else ""
     if costs is None:
-        return [("cost", f"price unknown{joules}; set it with --price, or with $ on the plan screen")]
+        return [("cost", f"price unknown{joules}; set it with --price")]
     power = f", {watts.value:.0f} W" if watts is not None else ", power not counted"
     if costs.prices is not None:
         rate = f" at ${costs.prices.usd_per_kwh:g} per kWh" if watts is not None else ""
@@ -220,8 +220,7 @@ def user_rows(found: UserPlan) -> list[tuple[str, ...]]:
     return [
         (
             f"{one.machines:,}",
-            f"{100 * one.busy:.0f} %",
-            f"{one.chats:.1f}",
+            f"{one.chats:.1f} of {found.chats}",
             f"{100 * one.at_once:.0f} %",
             f"{time_of(one.ttft_s)} s",
             units.about(one.tok_s),
@@ -297,28 +296,3 @@ def _machine_row(plan: CapacityPlan, tok_s: Range | None) -> ListRow:
     speed = _speed(tok_s.value) if tok_s is not None else ""
     columns = (f"{machine.read_gbs.value:.0f} GB/s", f"{machine.memory_gb.value:.0f} GB", plan.verdict, speed)
     return ListRow(key=machine.id, name=machine.name, columns=columns, dim=tok_s is None)
-
-
-def user_list(found: UserPlan) -> list[ListRow]:
-    """Return the lines of a list of numbers of machines, the key is the number."""
-    rows: list[ListRow] = []
-    for one in found.numbers:
-        state = "enough" if one.machines == found.enough else "users wait" if one.machines < found.enough else ""
-        columns = (f"{100 * one.busy:.0f} % busy", f"{one.chats:.0f} chats", state, _speed(one.tok_s))
-        name = units.plural(one.machines, "machine")
-        rows.append(
-            ListRow(
-                key=str(one.machines), name=name, columns=columns, strong=state == "enough", dim=state == "users wait"
-            )
-        )
-    return rows
-
-
-def occupancy_lines(one: Occupancy) -> Lines:
-    """Return what users of so many machines get, as labels and texts."""
-    return [
-        ("busy", f"{100 * one.busy:.0f} %, with {one.chats:.1f} chats on a machine"),
-        ("at once", f"{100 * one.at_once:.0f} % of the messages find a free place"),
-        ("first token", f"{time_of(one.ttft_s)} s, with the wait for a place"),
-        ("tok/s", f"{units.about(one.tok_s)} each, {units.about(one.total_tok_s)} together"),
-    ]

@@ -10,7 +10,7 @@ from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.plan import CapacityPlan, PlannedWorkload, make_plan
 from cpuchat.planner.specs import find_machine, find_model
 from cpuchat.planner.users import AT_ONCE, PAUSE_S, UserPace, occupancy, pace_of, plan_users
-from cpuchat.present.plan import user_lines, user_list, user_rows
+from cpuchat.present.plan import user_lines, user_rows
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,4 @@ def test_the_words_name_the_number_that_is_enough(catalog: Catalog) -> None:
     assert f"500 users, each with {PAUSE_S:.0f} s between an answer and the next message." in said
     assert f"On {found.enough} machines 95 % of the messages begin at once." in said and "llama-server" in said
     assert [row[0] for row in user_rows(found) if row[-1] == "enough"] == [str(found.enough)]
-    (enough,) = [row for row in user_list(found) if row.strong]
-    assert enough.key == str(found.enough)
-    assert all(row.dim == (int(row.key) < found.enough) for row in user_list(found))
+    assert all(row[1].endswith(f" of {found.chats}") and "busy" not in row for row in user_rows(found))

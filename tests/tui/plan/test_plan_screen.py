@@ -8,7 +8,7 @@ from textual.widgets import Input
 from cpuchat.base import paths
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.specs import machines
-from cpuchat.tui.plan import MachinesPage, PlanPage, PlanScreen
+from cpuchat.tui.plan import MachinesScreen, PlanScreen
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from cpuchat.tui.widgets.model_list import Labelled, ModelList
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
@@ -60,11 +60,6 @@ async def marked(app: RunningApp, name: str) -> None:
     await app.until(lambda: name in details(app))
 
 
-async def on_page(app: RunningApp, kind: type[PlanPage] = PlanPage) -> None:
-    """Wait for a page that a key has opened."""
-    await app.until(lambda: isinstance(app.app.screen, kind) and app.app.screen.query(Labelled) and figures(app))
-
-
 async def on_machine(app: RunningApp, name: str) -> None:
     """Press → until that machine is shown."""
     number = 1 + next(at for at, one in enumerate(machines()) if one.name == name)
@@ -102,6 +97,9 @@ async def test_other_machines_list_models_by_speed_with_their_plan() -> None:
         await marked(app, "Llama 3.3 70B Instruct")
         assert "draft model  Llama 3.2 1B Instruct" in figures(app)
         assert "α 0.8  " in figures(app)
+        for width, height in (WIDE, SMALL):
+            await app.pilot.resize_terminal(width, height)
+            await snapshot(app.app, f"plan-{width}x{height}")
         await app.press("d")
         await app.until(lambda: "draft model  PARD Llama 3.2 1B" in figures(app))
         await app.press("d")
@@ -115,43 +113,20 @@ async def test_other_machines_list_models_by_speed_with_their_plan() -> None:
         await app.until(lambda: any("no draft model for gpt-oss 20B" in one for one in app.notices))
 
 
-async def test_every_figure_that_is_planned_with_has_a_key() -> None:
-    async with running() as app:
-        await opened(app)
-        await on_machine(app, "EPYC 9334")
-        assert load(app) == "ctx 8,192 · prompt 500 · answer 300 · 5 tok/s"
-        await marked(app, "Llama 3.3 70B Instruct")
-        await app.press("q", "q", "q", "q")
-        await app.until(lambda: load(app).startswith("Q8_0 · "))
-        await app.until(lambda: details(app) == "Llama 3.3 70B Instruct Q8_0")
-        assert {row.columns[0] for row in listed(app).rows if row.columns} == {"Q8_0", "MXFP4"}
-        await answered(app, "p", "20,000")
-        await answered(app, "a", "1000")
-        await app.until(lambda: "ctx 21,000 · prompt 20,000 · answer 1,000" in load(app))
-        await answered(app, "c", "9000")
-        await app.until(lambda: any("exceed the context" in one for one in app.notices))
-        await answered(app, "t", "many")
-        await app.until(lambda: any("many is not a number" in one for one in app.notices))
-        await answered(app, "t", "2.5")
-        await app.until(lambda: load(app) == "Q8_0 · ctx 21,000 · prompt 20,000 · answer 1,000 · 2.5 tok/s")
-        assert "2.5 tok/s or more" in [row.name for row in listed(app).rows]
-        await answered(app, "dollar_sign", "17532")
-        await answered(app, "w", "1000")
-        await app.until(lambda: "$0.65 an hour over 4 years, 1000 W at $0.15 per kWh" in figures(app))
-        assert "17,532 USD, given: on this screen" in figures(app)
-
-
-async def test_a_machine_for_a_model_becomes_that_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_workload_is_asked_for_and_machines_are_compared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "cpuchat.hardware.bandwidth.read_bandwidth.known_peak", lambda *_, **__: None
     )  # only known machines
     async with running(size=SMALL) as app:
         await opened(app)
         await on_machine(app, "EPYC 9754")
+        assert load(app) == "ctx 8,192 · prompt 500 · answer 300 · 5 tok/s"
+        await answered(app, "t", "many")
+        await app.until(lambda: any("many is not a number" in one for one in app.notices))
         await answered(app, "t", "15")
         await marked(app, "Llama 3.3 70B Instruct")
         await app.press("m")
-        await on_page(app, MachinesPage)
+        await app.until(lambda: isinstance(app.app.screen, MachinesScreen) and figures(app))
         names = [row.name for row in listed(app).rows]
         assert names[:2] == ["only with the draft model, in code", "EPYC 9655"]
         assert names[-3:] == ["too large", "Ampere A2, 8 OCPU", "Apple M4 Pro, CPU only"]
@@ -160,27 +135,14 @@ async def test_a_machine_for_a_model_becomes_that_of_the_list(monkeypatch: pytes
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, PlanScreen) and title(app) == "EPYC 9655")
         assert listed(app).marked == "Llama 3.3 70B Instruct"
-
-
-async def test_users_need_machines() -> None:
-    async with running(size=SMALL) as app:
-        await opened(app)
-        await on_machine(app, "EPYC 9754")
-        await marked(app, "Qwen3 30B A3B Instruct 2507")
-        await answered(app, "u", "800")
-        await on_page(app)
-        (enough,) = [row for row in listed(app).rows if row.columns and row.columns[2] == "enough"]
-        assert listed(app).marked == enough.key
-        assert "95 % of the messages begin at once" in figures(app)
-        await app.until(lambda: any(one.show_vertical_scrollbar for one in app.app.screen.query("#about, #details")))
-        await app.pilot.pause()
-        await snapshot(app.app, "plan-users-80x24")
-        await app.press("escape")
-        await marked(app, "Llama 3.3 70B Instruct")
-        await answered(app, "t", "100")
-        await answered(app, "u", "20")
-        await on_page(app)
-        assert "no number of machines" in figures(app)
+        await answered(app, "p", "20,000")
+        await answered(app, "a", "1000")
+        await app.until(lambda: "ctx 21,000 · prompt 20,000 · answer 1,000" in load(app))
+        await answered(app, "c", "9000")
+        await app.until(lambda: any("exceed the context" in one for one in app.notices))
+        await answered(app, "t", "2.5")
+        await app.until(lambda: load(app) == "ctx 21,000 · prompt 20,000 · answer 1,000 · 2.5 tok/s")
+        assert "2.5 tok/s or more" in [row.name for row in listed(app).rows]
 
 
 async def test_machines_of_the_config_folder_are_listed_and_wrong_ones_told() -> None:
@@ -195,13 +157,3 @@ async def test_machines_of_the_config_folder_are_listed_and_wrong_ones_told() ->
         await app.press("left")
         await app.until(lambda: title(app) == "Lab server")
         assert listed(app).rows
-
-
-async def test_snapshots() -> None:
-    async with running() as app:
-        await opened(app)
-        await on_machine(app, "EPYC 9754")
-        await marked(app, "Llama 3.3 70B Instruct")
-        for width, height in (WIDE, SMALL):
-            await app.pilot.resize_terminal(width, height)
-            await snapshot(app.app, f"plan-{width}x{height}")
