@@ -209,7 +209,6 @@ KEYS: tuple[Key, ...] = (
         priority=True),
     Key("models.search", "ctrl+s", "search", "search Hugging Face", "Search Hugging Face", MODELS, footer=True,
         priority=True),
-    Key("models.inspect", "f3", "inspect", "inspect", "Inspect the GGUF header", MODELS, footer=True, priority=True),
     Key("models.drafts", "ctrl+l", "drafts", "drafts", "Choose a draft model for the loaded model", MODELS, footer=True,
         priority=True),
     Key("models.tune", "f6", "tune", "tune", "Find the fastest settings for the model (3 minutes)", MODELS,
@@ -220,16 +219,12 @@ KEYS: tuple[Key, ...] = (
     Key("models.downloads", "ctrl+g", "downloads", "downloads", "Show all downloads", MODELS, priority=True),
     Key("models.rescan", "ctrl+r", "rescan", "refresh", "Refresh the list", MODELS, priority=True),
     Key("models.close", "escape", "close", "back", "Back to the chat", MODELS, footer=True),
-    Key("inspection.close", "escape,f3", "close", "back", "Back to the models", MODELS, footer=True, palette=False),
     Key("draft_models.use", "enter", "use", "use", "Use this draft model; downloads it first if needed", MODELS,
         footer=True, priority=True),
-    Key("draft_models.measure", "m", "measure", "measure",
-        "Measure this draft model: acceptance, best depth and speed-up", MODELS, footer=True),
     Key("draft_models.close", "escape", "close", "back", "Back to the models", MODELS, footer=True),
     Key("repository.choose", "enter", "choose", "download, load", "Download the model, or load it", DOWNLOADS,
         footer=True, priority=True),
     Key("repository.hold", "space", "hold", "pause", "Pause or resume its download", DOWNLOADS, footer=True),
-    Key("repository.inspect", "f3", "inspect", "inspect", "Inspect the GGUF header", DOWNLOADS, priority=True),
     Key("repository.downloads", "ctrl+g", "downloads", "downloads", "Show all downloads", DOWNLOADS, footer=True,
         priority=True),
     Key("repository.again", "ctrl+r", "again", "refresh", "Refresh from Hugging Face", DOWNLOADS, priority=True),
@@ -310,8 +305,6 @@ KEYS: tuple[Key, ...] = (
     Key("help.next", "tab", "page(1)", "next page", "In help: show the next page", DIALOG, footer=True, palette=False),
     Key("help.previous", "shift+tab", "page(-1)", "previous page", "In help: show the previous page", DIALOG,
         palette=False),
-    Key("measure_pair.keep", "enter", "keep", "use", "Use the measured draft model", DIALOG, palette=False),
-    Key("measure_pair.cancel", "escape", "cancel", "close", "Stop measuring, or close", DIALOG, palette=False),
     Key("tune.close", "escape", "close", "close", "Stop tuning, or close", DIALOG, palette=False),
     Key("dialog.cancel", "escape", "cancel", "cancel", "Close the dialog", DIALOG, palette=False),
 )  # fmt: skip
@@ -324,9 +317,7 @@ _NAMES = {
 
 
 _SCREENS = {
-    "inspection": "GGUF header",
     "draft_models": "Draft models",
-    "measure_pair": "Draft models",
     "tune": "Tune",
     "other_side": "Compare with",
     "replay": "Recording",

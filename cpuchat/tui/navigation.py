@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +15,6 @@ from cpuchat.tui.services import Services
 if TYPE_CHECKING:
     from cpuchat.compare.comparison import Opened, Sides
     from cpuchat.compare.runner import Side
-    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.library.places import LocalModel
 
 T = TypeVar("T")
@@ -73,11 +71,6 @@ class Navigator:
         from cpuchat.tui.settings import SettingsScreen
 
         return await self.result_of(SettingsScreen(self._services, self._app.available_themes))
-
-    def inspection(self, title: str, read: Callable[[], GGUFHeader]) -> None:
-        from cpuchat.tui.models.reader import InspectionScreen
-
-        self.show(InspectionScreen(title, read))
 
     def hardware(self) -> None:
         from cpuchat.tui.hardware.screen import HardwareScreen

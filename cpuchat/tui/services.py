@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from cpuchat.compare.comparison import Comparison, Opened, Sides
     from cpuchat.compare.runner import Side
     from cpuchat.hardware.monitor import Monitor
-    from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.client import Hub
     from cpuchat.models.library.places import LocalModel
     from cpuchat.telemetry.machine import MachineSample
@@ -136,9 +135,6 @@ class Navigation(Protocol):
     async def settings(self) -> Settings | None:
         """Returns the settings if they were saved."""
         ...
-
-    def inspection(self, title: str, read: Callable[[], GGUFHeader]) -> None:
-        """`read` runs in a thread and may raise CpuchatError."""
 
     def hardware(self) -> None: ...
 
@@ -249,11 +245,11 @@ class Services:
             except (CpuchatError, OSError) as error:
                 self._app.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)
 
-    def use_draft_model(self, target: Path, wanted: str, depth: int | None = None) -> None:
+    def use_draft_model(self, target: Path, wanted: str) -> None:
         """Make `wanted` (the path of a file, "auto" or "none") the draft model of `target` from its next load on.
 
         One that the settings have for all models no longer counts. Drafting with a model is turned on if the settings
-        have it off. `depth` None leaves the draft depth.
+        have it off.
         """
         from cpuchat.models.drafts.choice import NO_DRAFT, ChosenDrafts
 
@@ -263,8 +259,6 @@ class Services:
             changes["draft_model"] = ""
         if wanted != NO_DRAFT and section.drafters not in ("auto", "draft"):
             changes["drafters"] = "auto"
-        if depth is not None:
-            changes["depth"] = depth
         if changes:
             self.conversation.settings = with_changes(self.settings, {"speculation": changes})
             self.save_settings({"speculation": changes})

@@ -34,9 +34,8 @@ from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.keys import Keymap, load_keymap, parse_keys, problem_with
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.models.downloads import DownloadsScreen
-from cpuchat.tui.models.drafts import DraftModelsScreen, MeasurePairScreen
+from cpuchat.tui.models.drafts import DraftModelsScreen
 from cpuchat.tui.models.quantize import QuantizeScreen, TuneScreen
-from cpuchat.tui.models.reader import InspectionScreen
 from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.plan import MachinesScreen, PlanScreen
@@ -64,14 +63,15 @@ def test_ids_and_keys_are_unique() -> None:
 
 def test_every_action_of_the_table_exists() -> None:
     owners = {"app": ChatApp, "chat": ChatScreen, "prompt": PromptInput, "chats": Chats, "models": ModelsScreen,
-              "repository": RepositoryScreen, "downloads": DownloadsScreen, "inspection": InspectionScreen,
+              "repository": RepositoryScreen, "downloads": DownloadsScreen,
               "queue": QueuedMessages,
-              "draft_models": DraftModelsScreen, "measure_pair": MeasurePairScreen, "list": ListScreen,
+              "draft_models": DraftModelsScreen, "list": ListScreen,
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript, "branches": ChatTranscript, "compare": CompareScreen,
               "places": PlacesList, "replay": ReplayScreen,
-              "other_side": OtherSideScreen, "plan": PlanScreen, "plan_machines": MachinesScreen, "tune": TuneScreen}  # fmt: skip
+              "other_side": OtherSideScreen, "plan": PlanScreen, "plan_machines": MachinesScreen,
+              "tune": TuneScreen}  # fmt: skip
     for key in keys.KEYS:
         place, _, action = key.action.partition("(")[0].rpartition(".")
         owner = ChatScreen if place == "screen" else owners[key.place]

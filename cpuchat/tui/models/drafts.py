@@ -1,4 +1,4 @@
-"""Draft models for the loaded model and their predicted speed-up: use one, download it first if needed, measure it."""
+"""Draft models for the loaded model and their predicted speed-up: use one, and download it first if needed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from textual import on, work
 from textual.app import App, ComposeResult
 
-from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, HubError, Interrupted
+from cpuchat.base.errors import CpuchatError, HubError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.models.drafts.candidates import (
@@ -26,16 +25,14 @@ from cpuchat.models.drafts.candidates import (
 )
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
 from cpuchat.present import models
-from cpuchat.present.table import ListRow, table
+from cpuchat.present.table import ListRow
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import Dialog
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 
 if TYPE_CHECKING:
-    from cpuchat.bench.run import Bench, PairResult
     from cpuchat.models.downloads.state import Download
     from cpuchat.models.gguf.header import GGUFHeader
     from cpuchat.models.hub.repository import RepoModel, Repository
@@ -61,80 +58,6 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         services.session.load(target)
     else:
         app.notify(f"{name} will be the draft model of {clean_line(target.stem)} from its next load.", markup=False)
-
-
-_RIGHT = (1, 2, 3, 4, 5, 6)
-
-
-class MeasurePairScreen(Dialog[int | None], keys="measure_pair"):
-    """Returns the draft depth to use (0: adaptive), None not to; measures in a worker of its own, beside the chat's."""
-
-    def __init__(self, services: Services, target: Path, draft: Path) -> None:
-        super().__init__(f"{draft.stem} drafting for {target.stem}", "Starting…", "Esc stops")
-        self._services = services
-        self._target, self._draft = target, draft
-        self._bench: Bench | None = None
-        self.result: PairResult | None = None
-
-    def on_mount(self) -> None:
-        self._measure()
-
-    @work(exclusive=True)
-    async def _measure(self) -> None:
-        from cpuchat.bench.run import pair_bench
-        from cpuchat.present.bench import pair_verdict
-
-        running = self._bench = pair_bench(
-            self._target, self._draft, self._services.settings, paths.bench_dir(), self._show
-        )
-        try:
-            await running.run()
-        except Interrupted:
-            self.dismiss(None)
-        except (CpuchatError, OSError) as error:
-            self._fail(str(error))
-        else:
-            measured, lines = _figures(running)
-            if measured.kinds:
-                self.result = measured
-                self.show_text([*lines, "", pair_verdict(measured)], "Enter uses it · Esc closes")
-            else:
-                self._fail(next(iter(running.failed.values()), pair_verdict(measured)))
-        finally:
-            self._bench = None
-
-    def _show(self) -> None:
-        from cpuchat.present.bench import progress_bar
-
-        if self._bench is not None and self.has_widgets:
-            lines, progress = _figures(self._bench)[1], self._bench.progress
-            bar = progress_bar(progress.done, progress.total, progress.seconds_left, progress.what)
-            self.show_text([*lines, "", bar] if lines else [bar])
-
-    def _fail(self, problem: str) -> None:
-        self.show_text([f"Not measured. {clean_line(problem)}"], "Esc closes")
-
-    def action_keep(self) -> None:
-        if self.result is not None:
-            self.dismiss(self.result.depth)
-
-    async def action_cancel(self) -> None:
-        if self._bench is not None:
-            self.show_hint("Stopping…")
-            await self._bench.stop()
-        else:
-            self.dismiss(None)
-
-
-def _figures(bench: Bench) -> tuple[PairResult, list[str]]:
-    """Return what was measured so far, and its table; [] before there is a row."""
-    from cpuchat.bench.results import report_of
-    from cpuchat.bench.run import pair_result
-    from cpuchat.present.bench import PAIR_HEADINGS, pair_rows
-
-    measured = pair_result(report_of(bench.journal, bench.failed))
-    rows = pair_rows(measured)
-    return measured, table([PAIR_HEADINGS, *rows], right=_RIGHT) if rows else []
 
 
 @dataclass(frozen=True)
@@ -283,26 +206,8 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         else:
             self._use(candidate.spec)
 
-    @work(exclusive=True, group="measure")
-    async def action_measure(self) -> None:
-        candidate = self._marked
-        if candidate is None or candidate.path is None:
-            self.warn("Only a downloaded draft model can be measured.")
-        elif candidate.head is not None:
-            self.warn("A draft head cannot be measured beforehand: load it, and the panel shows its acceptance.")
-        elif not candidate.fits:
-            state = "incompatible" if candidate.verdict else "still being checked"
-            self.warn(f"{candidate.name} is {state}.")
-        elif self._services.session.busy:
-            self.warn("You can measure it when the answer is done (Esc in the chat stops it).")
-        else:
-            screen = MeasurePairScreen(self._services, self._target, candidate.path)
-            depth = await self.app.push_screen_wait(screen)
-            if depth is not None:
-                self._use(str(candidate.path), depth)
-
-    def _use(self, wanted: str, depth: int | None = None) -> None:
-        self._services.use_draft_model(self._target, wanted, depth)
+    def _use(self, wanted: str) -> None:
+        self._services.use_draft_model(self._target, wanted)
         self.dismiss(self._target)
 
     @work(exclusive=True, group="fetch")

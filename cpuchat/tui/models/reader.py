@@ -1,40 +1,27 @@
-"""Reads models and this machine for the models screen, and shows everything in the header of one model.
+"""Reads models and this machine for the models screen.
 
 Every method of `ModelsReader` that is not async blocks: call it in a thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-from rich.text import Text
-from textual import work
-from textual.app import ComposeResult
-from textual.containers import VerticalScroll
-from textual.content import Content
-from textual.widgets import Static
-
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.base.text import clean, clean_line
 from cpuchat.config.servers import ServerModel, normalized, running_servers
 from cpuchat.config.settings import Settings
 from cpuchat.models.catalog import Catalog, CatalogModel, estimate_entry, load_catalog, match_local
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.inspect import Inspection, inspect
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
-from cpuchat.present.models import sections
 from cpuchat.tui.models.entries import ModelDetails, ServerEntry, Subject
-from cpuchat.tui.widgets.dialogs import Dismissable
-from cpuchat.tui.widgets.key_footer import KeyFooter
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
@@ -156,62 +143,3 @@ def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Predic
             return estimate_entry(model, machine)
         case _:
             return None
-
-
-_LABEL = 22
-_MAX_TEMPLATE = 20_000  # characters of a template that are shown
-
-
-class InspectionScreen(Dismissable[None], keys="inspection"):
-    """Reads the header in a thread: a large vocabulary takes a while, a remote one longer."""
-
-    CSS_PATH = "inspection.tcss"
-    AUTO_FOCUS = "#inspection"
-
-    def __init__(self, title: str, read: Callable[[], GGUFHeader]) -> None:
-        """`read` gets the header and may raise CpuchatError; it runs in a thread."""
-        super().__init__()
-        self._about = clean_line(title)
-        self._read_header = read
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll(id="inspection") as pane:
-            pane.border_title = Content(self._about)
-            yield Static("Reading the header…", id="waiting", markup=False)
-        yield KeyFooter()
-
-    def on_mount(self) -> None:
-        self._read()
-
-    @work
-    async def _read(self) -> None:
-        try:
-            self._show(await run_in_daemon_thread(lambda: inspect(self._read_header())))
-        except (CpuchatError, OSError) as error:
-            self.query_one("#waiting", Static).update(clean(str(error)))
-
-    def _show(self, inspection: Inspection) -> None:
-        parts: list[Static] = []
-        for heading, rows in sections(inspection):
-            parts += [Static(heading, classes="heading", markup=False), Static(_table(rows), classes="rows")]
-        for template in inspection.templates:
-            name = f" “{template.name}”" if template.name else ""
-            cut = f"\n… {len(template.text) - _MAX_TEMPLATE:,} more characters" * (len(template.text) > _MAX_TEMPLATE)
-            parts += [
-                Static(clean_line(f"Text of the chat template{name}"), classes="heading", markup=False),
-                Static(Text(clean(template.text[:_MAX_TEMPLATE]) + cut), classes="rows"),
-            ]
-        pane = self.query_one("#inspection")
-        self.query_one("#waiting").remove()
-        pane.mount_all(parts)
-        pane.border_subtitle = Content(clean_line(inspection.header.path.name))
-
-
-def _table(rows: list[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    if any(label for label, _ in rows):
-        table.add_column(width=_LABEL, style="dim", overflow="fold")
-    table.add_column(ratio=1, overflow="fold")
-    for label, value in rows:
-        table.add_row(*(Text(part) for part in ((label, value) if len(table.columns) > 1 else (value,))))
-    return table

@@ -174,7 +174,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
     """Returns a file to load, or None. Shows the listing first; fit and speed fill in."""
 
     CSS_PATH = "repository.tcss"
-    MARKED_ACTIONS = ("choose", "hold", "inspect")
+    MARKED_ACTIONS = ("choose", "hold")
 
     def __init__(self, services: Services, repo: str, *, quantization: str = "") -> None:
         """`quantization`: the one to select first."""
@@ -269,9 +269,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         entry = self._marked
         if entry is None:
             return None
-        if action == "hold":
-            return True if entry.download is not None and entry.download.state != "done" else None
-        return True if entry.model.kind == "model" or action == "choose" else None
+        return True if action == "choose" or (entry.download is not None and entry.download.state != "done") else None
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")
@@ -320,13 +318,6 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
     async def action_downloads(self) -> None:
         if (path := await self._services.navigation.downloads()) is not None:
             self.dismiss(path)
-
-    def action_inspect(self) -> None:
-        entry, state = self._marked, self._state
-        if entry is not None and state is not None and entry.model.kind == "model":
-            title = f"{self._repo} · {downloads.download_title(entry.model)}"
-            hub = self._services.hub
-            self._services.navigation.inspection(title, lambda: hub.header(state.repository, entry.model))
 
     def action_again(self) -> None:
         self._problem, self._state = None, None

@@ -409,10 +409,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             return model
         return None
 
-    def action_inspect(self) -> None:
-        if model := self._marked_model("inspected"):
-            self.services.navigation.inspection(model.name, lambda: self.reader.header(model.path))
-
     @work
     async def action_quantize(self) -> None:
         if model := self._marked_model("quantized", whole=True):

@@ -17,7 +17,6 @@ from cpuchat.models.library.usage import RecentModels
 from cpuchat.tui.models.downloads import DownloadsScreen
 from cpuchat.tui.models.entries import HubSearch
 from cpuchat.tui.models.quantize import QuantizeScreen
-from cpuchat.tui.models.reader import InspectionScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import SMALL, WIDE, running
@@ -45,10 +44,6 @@ async def test_real_files_are_listed_described_inspected_quantized_and_loaded(tm
         await app.until(lambda: "KV cache" in about(app))
         for words in ("llama · 4k context", "KV 512 B per token of context", "GB free: fits", "used never"):
             assert words in about(app)
-        await app.press("f3")
-        await app.until(lambda: isinstance(app.app.screen, InspectionScreen) and "feed-forward" in app.screen_text)
-        await app.press("f3")
-        await app.until(lambda: app.app.screen is screen)
         await app.press("f5")
         await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
         await app.press("escape")
@@ -107,7 +102,7 @@ async def test_what_is_typed_and_pressed_on_the_list(tmp_path: Path) -> None:
         await app.until(lambda: any("cut short" in notice for notice in app.notices))
         await app.press("escape", *"llama", "home", "delete")  # inside the text, it edits
         await app.until(lambda: screen.query_one("#filter", Input).value == "lama")
-        await app.press("escape", *"gpt-oss", "f3")
+        await app.press("escape", *"gpt-oss", "f5")
         await app.until(lambda: any("Only a downloaded model" in notice for notice in app.notices))
         await type_in(app, "/no/such/file.gguf")
         await app.until(lambda: "no such file" in app.screen_text)
@@ -133,11 +128,10 @@ async def test_a_pasted_path_is_inspected_quantized_and_loaded(tiny_model: Path)
         screen = await opened(app)
         await type_in(app, f"'{tiny_model}'")
         await app.until(lambda: marked(app) == "file")
-        for key, kind in (("f3", InspectionScreen), ("f5", QuantizeScreen)):
-            await app.press(key)
-            await app.until(lambda kind=kind: isinstance(app.app.screen, kind))
-            await app.press("escape")
-            await app.until(lambda: app.app.screen is screen)
+        await app.press("f5")
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is screen)
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
         assert app.backend.loads[1][0] == tiny_model
@@ -165,8 +159,8 @@ async def test_a_choice_is_not_lost_below_a_dialog(tiny_model: Path, monkeypatch
         await opened(app)
         await type_in(app, str(tiny_model))
         await app.until(lambda: marked(app) == "file")
-        await app.press("enter", "f3")
-        await app.until(lambda: isinstance(app.app.screen, InspectionScreen))
+        await app.press("enter", "ctrl+g")
+        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
         checked.set()
         await app.press("down")  # the check has ended when this is done
         await app.press("escape")
@@ -182,9 +176,6 @@ async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Pa
     async with running(backend, model=path) as app:
         await opened(app)
         assert marked(app) == f"local {path}"
-        await app.press("f3")
-        await app.until(lambda: isinstance(app.app.screen, InspectionScreen))
-        await app.press("escape")
         await app.press("f5")
         await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
         await app.press("escape", "escape")

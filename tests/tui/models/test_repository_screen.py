@@ -146,7 +146,7 @@ async def test_offline_and_unknown_are_told_in_place_and_asked_again(
         await app.until(lambda: screen._problem is not None and screen._problem.code == "hub_offline")
         monkeypatch.delenv("HF_HUB_OFFLINE")
         hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model})
-        await app.press("enter", "space", "f3", "ctrl+r")
+        await app.press("enter", "space", "ctrl+r")
         await app.until(lambda: lines(app, " Q8_0 "))
 
 
