@@ -33,7 +33,6 @@ from cpuchat.tui.terminal import crash, painter
 from cpuchat.tui.terminal.background import BackgroundReported, is_light_at_start, remember
 from cpuchat.tui.terminal.crash import GuardedApp
 from cpuchat.tui.terminal.driver import Gate, OrderedKeys
-from cpuchat.tui.themes import OwnFiles
 from cpuchat.tui.widgets import graphemes
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from cpuchat.tools.config import ToolServerConfig
 
 _INPUT = (events.Key, events.Paste, events.MouseDown, events.MouseScrollDown, events.MouseScrollUp)
-_LOOK_SECONDS = 3.0
-"""Seconds between looks at the user's themes and keys."""
 _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0
 """Seconds after the second request to quit until the app exits forcibly."""
@@ -117,9 +114,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._ended = False
         self._ctrl_c_at = self._interrupted_at = float("-inf")
         self._theme_before_preview: str | None = None
-        self._own_files = OwnFiles()
-        self._looking = False
-        self._register_own_files()
+        self._own_themes, self._own_keys = themes.load_themes(), keys.load_keymap()
+        for theme in self._own_themes.themes.values():
+            self.register_theme(theme)
+        self.services.use_keymap(self._own_keys.moved)
         self.asks_background = self.console.color_system != "standard"
         self._is_light = is_light_at_start()
         self._begin_with_theme(conversation.settings.ui.theme)
@@ -206,52 +204,15 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         return self.chat_screen
 
     def on_mount(self) -> None:
-        wanted = self.conversation.settings.ui.theme
-        known = wanted in (themes.AUTO, *self.available_themes)
-        self._tell_problems([] if known else [f"no theme named “{wanted}”"])
-        self.set_interval(_LOOK_SECONDS, self.reload_own_files)
+        of_themes = [f"{file.name}: {reason}" for file, reason in self._own_themes.problems.items()]
+        if (wanted := self.conversation.settings.ui.theme) not in (themes.AUTO, *self.available_themes):
+            of_themes.append(f"no theme named “{wanted}”")
+        for title, problems in (("Themes skipped", of_themes), ("Keys skipped", self._own_keys.problems)):
+            if problems:
+                self.notify("\n".join(problems), title=title, severity="warning", timeout=10, markup=False)
         self.call_after_refresh(self.services.downloading.restore)
         if self._sides is not None:
             self.call_after_refresh(self.chat_screen.commands.compare_sides, self._sides, then=self._initial)
-
-    def _register_own_files(self) -> None:
-        """Register the themes and use the keys as they were read last."""
-        for theme in self._own_files.themes.themes.values():
-            self.register_theme(theme)
-        self.services.use_keymap(self._own_files.keymap.moved)
-
-    def _tell_problems(self, more: Sequence[str] = ()) -> None:
-        own = self._own_files
-        of_themes = [*(f"{file.name}: {reason}" for file, reason in own.themes.problems.items()), *more]
-        for title, problems in (("Themes skipped", of_themes), ("Keys skipped", own.keymap.problems)):
-            if problems:
-                self.notify("\n".join(problems), title=title, severity="warning", timeout=10, markup=False)
-
-    @work
-    async def reload_own_files(self) -> None:
-        """Show the user's themes and use the keys as they are saved; a file that is not valid changes nothing."""
-        if self._looking:  # still, in a folder that does not answer
-            return
-        self._looking = True
-        try:
-            before = self._own_files.themes.themes
-            if not await run_in_daemon_thread(self._own_files.changed):
-                return
-        finally:
-            self._looking = False
-        self._register_own_files()
-        after = self._own_files.themes
-        if not after.problems:  # else the missing one may be among those
-            for name in before.keys() - after.themes.keys():
-                self.unregister_theme(name)
-        wanted = self.conversation.settings.ui.theme
-        if wanted in after.themes and wanted not in before:  # mended, or written only now
-            self.theme = wanted
-        elif self.theme not in self.available_themes:
-            self.show_theme(themes.AUTO)
-        elif before.get(self.theme) != after.themes.get(self.theme, before.get(self.theme)):
-            self.mutate_reactive(ChatApp.theme)
-        self._tell_problems()
 
     def on_resize(self) -> None:
         """Redraw everything: a terminal resized twice has cut its text, and Textual ignores a size it already knows."""
@@ -285,7 +246,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def action_change_theme(self) -> None:
         """Choose a theme, previewed while it is selected; Esc restores the old one."""
         self._theme_before_preview = self.theme
-        own = frozenset({themes.AUTO, *self._own_files.themes.themes})
+        own = frozenset({themes.AUTO, *self._own_themes.themes})
         provider = commands.theme_provider(self.available_themes, own, self._use_theme)
         self.push_screen(commands.ActionPalette(providers=[provider], placeholder="Theme …"))
 

