@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from textual import on
@@ -92,7 +92,6 @@ _TIPS = (
 Row = tuple[str, str, str]
 """A key or figure, its text, and other words that find it."""
 Section = tuple[str, list[Row]]
-_MAX_ROWS, _TEXT_WIDTH = 38, 51  # of a page and of a text in it, for two screens of 80×24 cells
 
 
 def key_sections(offered: Sequence[keys.Key]) -> Iterator[Section]:
@@ -103,29 +102,12 @@ def key_sections(offered: Sequence[keys.Key]) -> Iterator[Section]:
         yield group, [(*row, words) for row, words in rows.items()]
 
 
-def pages(sections: Iterable[Section]) -> list[list[Section]]:
-    """Return sections on pages of at most two screens of 80×24; a long one goes on on the next page."""
-    found: list[list[Section]] = [[]]
-    height = 0
-    for title, rows in sections:
-        for row in rows:
-            needs = len(textwrap.wrap(row[1], _TEXT_WIDTH))
-            begins = not found[-1] or found[-1][-1][0] != title
-            if height + needs + 2 * begins > _MAX_ROWS:
-                found.append([])
-                height, begins = 0, True
-            if begins:
-                found[-1].append((title, []))
-            found[-1][-1][1].append(row)
-            height += needs + 2 * begins  # the heading, with a blank row
-    return found
-
-
 class HelpScreen(Dismissable[None], keys="help"):
     """The keys of the screen below, whose ids are `here`, then figures, then all other keys; with a filter."""
 
     CSS_PATH = "help.tcss"
     AUTO_FOCUS = "Input"
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"help--heading"}
     BINDINGS: ClassVar[list[BindingType]] = [
         ("up", "scroll('up')", "up"),
         ("down", "scroll('down')", "down"),
@@ -139,50 +121,39 @@ class HelpScreen(Dismissable[None], keys="help"):
         figures = [(title, [(*row, "") for row in rows]) for title, rows in _FIGURES.items()]
         rest = [key for key in offered if key not in near]
         self._sections: list[Section] = [*key_sections(near), *figures, *key_sections(rest), _TIPS]
-        self._pages = pages(self._sections)
-        self._page = 0
 
     def compose(self) -> ComposeResult:
         yield Input(placeholder="Filter all keys and figures", compact=True)
-        yield VerticalScroll(id="help", can_focus=False)
+        with VerticalScroll(id="help", can_focus=False) as pane:
+            pane.border_title = "Help"
+            yield Static()
         yield KeyFooter()
 
-    async def on_mount(self) -> None:
-        super().on_mount()
-        await self._show(0)
+    def on_mount(self) -> None:
+        self._show(self._sections)
 
     @on(Input.Changed)
-    async def _filter(self, event: Input.Changed) -> None:
+    def _filter(self, event: Input.Changed) -> None:
         words = event.value.casefold().split()
         found = (
             (title, [row for row in rows if all(word in f"{' '.join(row)} {title}".casefold() for word in words)])
             for title, rows in self._sections
         )
-        self._pages = pages(found)
-        await self._show(0)
+        self._show([(title, rows) for title, rows in found if rows])
 
-    async def _show(self, page: int) -> None:
-        self._page = page
-        pane = self.query_one("#help", VerticalScroll)
-        pane.border_title = f"Help · page {page + 1} of {len(self._pages)}"
-        await pane.remove_children()
-        for title, rows in self._pages[page]:
-            await pane.mount(Static(title, classes="heading"), Static(self._rows(rows), classes="rows"))
-        if not self._pages[page]:
-            await pane.mount(Static("No keys or figures match."))
+    def _show(self, sections: Sequence[Section]) -> None:
+        heading = self.get_component_rich_style("help--heading", partial=True)
+        parts: list[Text | Table] = []
+        for title, rows in sections:
+            table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+            table.add_column(width=20, no_wrap=True, style="bold")
+            table.add_column(ratio=1)
+            for left, right, _ in rows:
+                table.add_row(Text(left), Text(right))
+            parts += [Text("\n" if parts else "").append(title, heading), table]
+        pane = self.query_one("#help")
+        pane.query_one(Static).update(Group(*parts) if parts else "No keys or figures match.")
         pane.scroll_home(animate=False)
-
-    @staticmethod
-    def _rows(rows: list[Row]) -> Table:
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        table.add_column(width=20, no_wrap=True, style="bold")
-        table.add_column(ratio=1)
-        for left, right, _ in rows:
-            table.add_row(Text(left), Text(right))
-        return table
-
-    async def action_page(self, step: int) -> None:
-        await self._show((self._page + step) % len(self._pages))
 
     def action_scroll(self, where: str) -> None:
         getattr(self.query_one("#help"), f"scroll_{where}")(animate=False)

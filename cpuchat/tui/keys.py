@@ -302,9 +302,6 @@ KEYS: tuple[Key, ...] = (
         priority=True, palette=False),
     Key("settings.close", "escape", "close", "back", "Back to the chat", SETTINGS, footer=True),
     Key("help.close", "escape,f1", "close", "back", "Back", DIALOG, footer=True, palette=False),
-    Key("help.next", "tab", "page(1)", "next page", "In help: show the next page", DIALOG, footer=True, palette=False),
-    Key("help.previous", "shift+tab", "page(-1)", "previous page", "In help: show the previous page", DIALOG,
-        palette=False),
     Key("tune.close", "escape", "close", "close", "Stop tuning, or close", DIALOG, palette=False),
     Key("dialog.cancel", "escape", "cancel", "cancel", "Close the dialog", DIALOG, palette=False),
 )  # fmt: skip

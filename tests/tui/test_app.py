@@ -262,17 +262,11 @@ async def test_help_has_every_key_begins_with_those_of_the_screen_and_its_filter
     async with running(size=SMALL) as app:
         await app.ready()
         await app.press("f1")
-        await app.until(lambda: isinstance(app.app.screen, HelpScreen) and "page 1 of" in app.screen_text)
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen) and "Send the message" in app.screen_text)
         await snapshot(app.app, "help-80x24")
-        pane = app.app.screen.query_one("#help")
-        seen = []
-        for _ in range(int(str(pane.border_title).rpartition(" ")[2])):
-            await app.until(lambda: pane.virtual_size.height > 0)
-            assert pane.virtual_size.height <= 2 * pane.size.height
-            seen += [str(cell) for table in pane.query(".rows") for cell in table.content.columns[1]._cells]
-            await app.press("tab")
-        assert {key.help for key in keys.KEYS} <= set(seen)
-        await app.press("f1")
+        seen = {row[1] for _, rows in app.app.screen._sections for row in rows}
+        assert {key.help for key in keys.KEYS} <= seen
+        await app.press("pagedown", "f1")
         await app.until(lambda: app.app.screen is app.chat)
         for opened, own in (("", "Send the message"), ("f12", "Select the recommended placement")):
             await app.press(*filter(None, (opened, "f1")))
