@@ -27,7 +27,6 @@ from cpuchat.telemetry.units import plural
 from cpuchat.tui import clipboard, commands, keys, themes
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.downloading import Opener, open_downloads
-from cpuchat.tui.navigation import Navigator
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal import crash, painter
 from cpuchat.tui.terminal.background import BackgroundReported, is_light_at_start, remember
@@ -101,7 +100,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         super().__init__()
         self.conversation = conversation
         self.services = Services(self, conversation, library, downloads, key_ring, sources)
-        self.services.navigation = Navigator(self, self.services)
         self.services.show_theme, self.services.keys_held = self.show_theme, self.keys_held
         self.services.tools_folder = tools_folder
         self.services.tool_servers = tool_servers or {}

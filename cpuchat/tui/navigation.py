@@ -2,99 +2,85 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from textual.app import App
 from textual.screen import Screen
 
-from cpuchat.config.servers import Source
-from cpuchat.config.settings import Settings
-from cpuchat.tui.services import Services
-
 if TYPE_CHECKING:
     from cpuchat.compare.comparison import Opened, Sides
     from cpuchat.compare.runner import Side
+    from cpuchat.config.servers import Source
+    from cpuchat.config.settings import Settings
     from cpuchat.models.library.places import LocalModel
-
-T = TypeVar("T")
 
 
 class Navigator:
-    """The app's `services.Navigation`."""
+    """Opens the screens of `app`, which get `services` (`Services`, whose module imports this one). Those that return
+    something are awaited in a worker, until the screen closes; None when nothing was chosen.
+    """
 
-    def __init__(self, app: App[Any], services: Services) -> None:
+    def __init__(self, app: App[Any], services: Any) -> None:
         self._app = app
         self._services = services
 
-    async def result_of(self, screen: Screen[T]) -> T | None:
-        """Show a screen until it closes."""
-        return await self._app.push_screen_wait(screen)
-
-    def show(self, screen: Screen[Any]) -> None:
-        self._app.push_screen(screen)
-
     async def models(self) -> Source | None:
-        from cpuchat.tui.models.screen import ModelsScreen
-
-        return await self.result_of(ModelsScreen(self._services))
+        """Returns the model to load."""
+        return await self._result("models.screen.ModelsScreen", self._services)
 
     async def repository(self, repo: str, quantization: str = "") -> Path | None:
-        from cpuchat.tui.models.repository import RepositoryScreen
-
-        return await self.result_of(RepositoryScreen(self._services, repo, quantization=quantization))
+        """Returns the model to load."""
+        return await self._result("models.repository.RepositoryScreen", self._services, repo, quantization=quantization)
 
     async def downloads(self) -> Path | None:
-        from cpuchat.tui.models.downloads import DownloadsScreen
-
-        return await self.result_of(DownloadsScreen(self._services))
+        """Returns the model to load."""
+        return await self._result("models.downloads.DownloadsScreen", self._services)
 
     async def draft_models(self) -> Path | None:
-        from cpuchat.tui.models.drafts import DraftModelsScreen
-
-        return await self.result_of(DraftModelsScreen(self._services))
+        """Returns the loaded model when it has to be loaded again."""
+        return await self._result("models.drafts.DraftModelsScreen", self._services)
 
     async def quantize(self, model: LocalModel) -> Path | None:
-        from cpuchat.tui.models.quantize import QuantizeScreen
-
-        return await self.result_of(QuantizeScreen(self._services, model))
+        """Returns the new file if it was written meanwhile."""
+        return await self._result("models.quantize.QuantizeScreen", self._services, model)
 
     async def tune(self, model: Path) -> Path | None:
-        from cpuchat.tui.models.quantize import TuneScreen
-
+        """Returns the loaded model when it has to be loaded again."""
         if self._services.session.busy:
             self._app.notify("Tune when the answer is done (Esc in the chat stops it).", severity="warning")
             return None
-        return await self.result_of(TuneScreen(self._services, model))
+        return await self._result("models.quantize.TuneScreen", self._services, model)
 
     async def settings(self) -> Settings | None:
-        from cpuchat.tui.settings import SettingsScreen
-
-        return await self.result_of(SettingsScreen(self._services, self._app.available_themes))
+        """Returns the settings if they were saved."""
+        return await self._result("settings.SettingsScreen", self._services, self._app.available_themes)
 
     def hardware(self) -> None:
-        from cpuchat.tui.hardware.screen import HardwareScreen
-
-        self.show(HardwareScreen(self._services))
+        self._app.push_screen(self._screen("hardware.screen.HardwareScreen", self._services))
 
     def plan(self) -> None:
-        from cpuchat.tui.plan import PlanScreen
-
-        if not isinstance(self._app.screen, PlanScreen):
-            self.show(PlanScreen(self._services))
+        screen = self._screen("plan.PlanScreen", self._services)
+        if type(screen) is not type(self._app.screen):
+            self._app.push_screen(screen)
 
     async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
-        from cpuchat.tui.compare.screen import CompareScreen
+        """`kept`: one that was saved, to continue."""
+        await self._result("compare.screen.CompareScreen", self._services, sides, prompt, kept)
 
-        await self.result_of(CompareScreen(self._services, sides, prompt, kept))
+    async def compare_with(self, model: Path) -> Side | None:
+        """Returns what to compare the model with."""
+        return await self._result("compare.pane.OtherSideScreen", self._services, model)
 
     async def replay(self, name: str) -> bool:
         """Replay a recording; True when the user wants to open a model then. Raises RecordingError."""
-        from cpuchat.tui.compare.replay import ReplayScreen
+        return bool(await self._result("compare.replay.ReplayScreen", name))
 
-        return bool(await self.result_of(ReplayScreen(name)))
+    async def _result(self, where: str, *arguments: object, **more: object) -> Any:
+        return await self._app.push_screen_wait(self._screen(where, *arguments, **more))
 
-    async def compare_with(self, model: Path) -> Side | None:
-        from cpuchat.tui.compare.pane import OtherSideScreen
-
-        return await self.result_of(OtherSideScreen(self._services, model))
+    def _screen(self, where: str, *arguments: object, **more: object) -> Screen[Any]:
+        """Return a screen: its class with its module in this package."""
+        module, _, name = where.rpartition(".")
+        return getattr(import_module(f"cpuchat.tui.{module}"), name)(*arguments, **more)

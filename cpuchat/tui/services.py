@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from textual.app import App
 
@@ -33,13 +33,12 @@ from cpuchat.session.chat import ChatSession
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui import keys
 from cpuchat.tui.downloading import Downloading, Opener, Quantizing, open_downloads
+from cpuchat.tui.navigation import Navigator
 
 if TYPE_CHECKING:
-    from cpuchat.compare.comparison import Comparison, Opened, Sides
-    from cpuchat.compare.runner import Side
+    from cpuchat.compare.comparison import Comparison
     from cpuchat.hardware.monitor import Monitor
     from cpuchat.models.hub.client import Hub
-    from cpuchat.models.library.places import LocalModel
     from cpuchat.telemetry.machine import MachineSample
     from cpuchat.tools.config import ToolServerConfig
 
@@ -105,54 +104,8 @@ def _close(look: asyncio.Task[tuple[Monitor, MachineSample]], monitor: Monitor |
         monitor.close()
 
 
-class Navigation(Protocol):
-    """Opens screens by name. Those that return something are awaited in a worker, until the screen closes."""
-
-    async def models(self) -> Source | None:
-        """Returns the model to load."""
-        ...
-
-    async def repository(self, repo: str, quantization: str = "") -> Path | None:
-        """Returns the model to load."""
-        ...
-
-    async def downloads(self) -> Path | None:
-        """Returns the model to load."""
-        ...
-
-    async def draft_models(self) -> Path | None:
-        """Returns the loaded model when it has to be loaded again."""
-        ...
-
-    async def quantize(self, model: LocalModel) -> Path | None:
-        """Returns the new file if it was written meanwhile."""
-        ...
-
-    async def tune(self, model: Path) -> Path | None:
-        """Returns the loaded model when it has to be loaded again."""
-        ...
-
-    async def settings(self) -> Settings | None:
-        """Returns the settings if they were saved."""
-        ...
-
-    def hardware(self) -> None: ...
-
-    def plan(self) -> None: ...
-
-    async def replay(self, name: str) -> bool: ...
-    async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
-        """`kept`: one that was saved, to continue."""
-
-    async def compare_with(self, model: Path) -> Side | None:
-        """Returns what to compare the model with."""
-        ...
-
-
 class Services:
-    """Use from the app's event loop. `navigation` is set by the app before the first screen opens."""
-
-    navigation: Navigation
+    """Use from the app's event loop."""
 
     def __init__(
         self,
@@ -165,6 +118,7 @@ class Services:
     ) -> None:
         self.conversation = conversation
         self.session = ChatSession(conversation)
+        self.navigation = Navigator(app, self)
         self.library = conversation.library = library
         self.downloading = Downloading(app, downloads)
         self.quantizing = Quantizing(app)
