@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import RepoModel
+from cpuchat.present.table import ListRow
 from cpuchat.telemetry.units import plural, size, time_left
 
 MARKS = {"paused": "‖", "done": "✓", "failed": "!"}
@@ -18,6 +19,7 @@ _STATES = {
     "done": "Downloaded (verified)",
     "failed": "Failed",
 }
+_SHORT_STATES = {"queued": "queued", "paused": "paused", "done": "downloaded", "failed": "failed"}
 
 
 def download_mark(download: Download) -> str:
@@ -76,6 +78,16 @@ def state(download: Download) -> str:
     return f"{words:>{STATE}}"
 
 
+def row(download: Download) -> ListRow:
+    """`↓ Qwen2.5-7B-Instruct   Q4_K_M   4.7 GB  61 %   38.1 MB/s`; the key is the download's id."""
+    state = _SHORT_STATES.get(download.state, percent(download).strip())
+    if download.state == "waiting":
+        state = f"retry {download.attempt}"
+    speed = download_speed(download.speed).strip() if download.state == "running" else ""
+    columns = (clean_line(download.order.model.quantization), size(download.total), state, speed)
+    return ListRow(download.id, download_mark(download), name(download.order.model), columns)
+
+
 def problem(download: Download) -> str:
     """Return what went wrong and what to do; "" without a problem."""
     return clean_line(f"{download.message} {download.hint}")
@@ -100,7 +112,7 @@ def _state_details(download: Download) -> str:
     arrived = f"{size(download.done)} of {size(download.total)} downloaded"
     return {
         "queued": f"queued behind another download; {arrived}",
-        "running": f"downloading; {arrived}",
+        "running": ", ".join(filter(None, (f"downloading; {arrived}", left(download.seconds_left).strip()))),
         "waiting": f"waiting for retry {download.attempt}; {arrived}, resumes from there",
         "checking": "complete; verifying its SHA-256 against the hash that Hugging Face published",
         "paused": f"paused; {arrived}, resumes from there",

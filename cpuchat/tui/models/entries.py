@@ -288,9 +288,7 @@ def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | N
             rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed
             return _loadable(key, model.name, model, verdict(prediction), rate, is_loaded=model.path == loaded)
         case Download() as download:
-            state = "paused" if download.state == "paused" else downloads.percent(download).strip()
-            columns = (download.order.model.quantization, units.size(download.total), state, speed)
-            return ListRow(key, downloads.download_mark(download), downloads.name(download.order.model), columns)
+            return replace(downloads.row(download), key=key)
         case CatalogModel() as model:
             columns = (model.quantization, _size(model.size), verdict(prediction), speed)
             purpose = entry.purpose or model.use

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
-from textual.containers import Vertical
-from textual.widgets import Input, Static
+from textual.widgets import Static
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, QuantizeFailed
@@ -45,12 +44,9 @@ _BY_NAME = {kind.name: kind for kind in TYPES}
 class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
     """Returns the new file if it is finished while the screen is open, else None: the job continues when the screen is
     closed.
-
-    The box with the file's name keeps the focus; the keys of the list work beside it.
     """
 
     CSS_PATH = "quantize.tcss"
-    AUTO_FOCUS = "#out"
 
     def __init__(self, services: Services, model: LocalModel) -> None:
         super().__init__()
@@ -58,7 +54,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         self.list_title = models.quantize_title(model)
         self._source: GGUFHeader | None = None
         self._predictions: dict[str, models.TypePrediction | str] = {}
-        self._suggested = ""
         self._unfolded = False
         self._repo = model.repo
         self._working = False
@@ -66,9 +61,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         self._made: Path | None = None
 
     def compose_below(self) -> ComposeResult:
-        with Vertical(id="target") as target:
-            target.border_title = "Write to"
-            yield Input(id="out", compact=True)
         yield Static(id="state", markup=False)
         yield QuantizeLine(self._services.quantizing)
 
@@ -92,7 +84,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         self._show_types()
         try:
             self._source = await source_header(self._model.path)
-            self._suggest()
+            self._marked()
             async with QuantizeProcess() as process:
                 for kind in self._types:
                     if kind.name in self._predictions:
@@ -153,17 +145,15 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
             rows = models.quantize_details(kind, prediction, self._model.size)
             if kind.name == self._recommended and isinstance(prediction, models.TypePrediction):
                 rows.insert(0, ("recommended", models.why_recommended(prediction)))
+            if (out := self._out(kind)) is not None:
+                rows.insert(0, ("writes", paths.shown(out)))
             self.show_details(rows, kind.name)
-            self._suggest()
 
-    def _suggest(self) -> None:
-        """Name the file after the marked type, unless the user has named it."""
-        box = self.query_one("#out", Input)
-        if self._source is None or self._kind is None or box.value != self._suggested:
-            return
-        folder = suggested_folder(self._model.path, self._services.library)
-        self._suggested = paths.shown(suggested_path(self._source, self._kind, folder))
-        box.value = self._suggested
+    def _out(self, kind: QuantType) -> Path | None:
+        """Return the file to write; None until the header of the source is read."""
+        if self._source is None:
+            return None
+        return suggested_path(self._source, kind, suggested_folder(self._model.path, self._services.library))
 
     # Making it
 
@@ -184,7 +174,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         if kind is None:
             self._unfold()
             return
-        found, out = self._predictions.get(kind.name), self._out()
+        found, out = self._predictions.get(kind.name), self._out(kind)
         if isinstance(found, str):
             self.warn(found)
             return
@@ -210,25 +200,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         self._show_types()
         self.listed.mark(next(kind.name for kind in self._types if kind.name not in USUAL))
         self._forecast()
-
-    def _out(self) -> Path | None:
-        """Return the named file; None, with a message to the user, if it is not valid."""
-        text, problem = self.query_one("#out", Input).value.strip(), ""
-        try:
-            named = paths.expanded(text)
-            out = named.absolute()
-            out.exists()
-            if str(named).startswith("~"):
-                problem = f"Cannot write there: no home folder for {named.parts[0]}."
-            elif out.suffix.lower() != ".gguf":
-                problem = "The name must end in .gguf."
-            elif clean_line(text) != text:
-                problem = "The name contains unprintable characters."
-        except OSError as error:  # too long
-            problem = f"Cannot write there: {error.strerror}."
-        if problem:
-            self.warn(problem)
-        return None if problem else out
 
     def _work_changed(self, made: Path | None) -> None:
         """Handle the start, progress or end of the job."""

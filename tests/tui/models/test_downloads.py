@@ -210,7 +210,7 @@ async def test_space_pauses_and_lets_go_on_and_cancelling_asks_what_becomes_of_t
     async with running(downloads=shown.opener) as app:
         screen = await opened(app, RUNS)
         await app.press("space")
-        await app.until(lambda: "Paused" in app.screen_text.splitlines()[1])
+        await app.until(lambda: "paused" in app.screen_text.splitlines()[1])
         await app.press("space")
         await app.until(lambda: shown.asked == [(RUNS.id, "paused"), (RUNS.id, "running", "", "", "")])
         shown.asked.clear()
