@@ -318,7 +318,6 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
         self._services = services
         self._settings = services.settings
         self._themes = sorted(themes)
-        self._theme_before = ""
         self._saving = False
         self._sources: dict[str, str] = {}
 
@@ -331,15 +330,13 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
                     with TabPane(tab, id=tab.lower()), VerticalScroll(can_focus=False):
                         for field in fields(tab):
                             value = value_of(self._settings, field.key)
-                            note = self._served_note(tab, field) or self._note(field)
-                            yield SettingRow(field, value, self._themes, note, self._unset(field))
+                            yield SettingRow(field, value, self._themes, self._note(field), self._unset(field))
                         if note := _SERVED_TAB if self._is_served and tab in _OF_THE_WORKER else TABS[tab]:
                             yield Static(note, classes="note", markup=False)
         yield Static(id="hint", markup=False)
         yield KeyFooter()
 
     def on_mount(self) -> None:
-        self._theme_before = self.app.theme
         self.query_one("#form").border_subtitle = paths.shown(paths.settings_file())
 
     def on_unmount(self) -> None:
@@ -382,8 +379,6 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
     @on(SettingRow.Edited)
     def _row_edited(self, event: SettingRow.Edited) -> None:
         self._show_hint(event.row)
-        if event.row.field.kind == "theme":
-            self._services.show_theme(event.row.content if event.row.changed else self._theme_before)
 
     def show_row(self, row: SettingRow) -> None:
         """Open its tab and focus it."""
@@ -409,19 +404,11 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
     def _is_served(self) -> bool:
         return isinstance(self._services.loaded, ServerModel)
 
-    def _served_note(self, tab: str, field: Field) -> str:
-        """Return why a setting has no effect on the loaded model if that is on a server, "" else."""
-        model = self._services.conversation.model
-        if not self._is_served or tab in _OF_THE_WORKER:  # the tab says so
-            return ""
-        if field.section in ("engine", "speculation"):
-            return "not for the loaded model, which is on a server"
-        ignored = model is not None and field.name in model.ignored and field.section in ("sampling", "chat")
-        return "not supported by the server" if ignored else ""
-
     def _note(self, field: Field) -> str:
         """Return what tuning made of a setting of the loaded model, or what is recommended for it; "" if nothing."""
-        recommended = self._services.conversation.recommended
+        model, recommended = self._services.conversation.model, self._services.conversation.recommended
+        if model is not None and field.section in ("sampling", "chat") and field.name in model.ignored:
+            return "not supported by the server"
         if field.section == "sampling" and recommended is not None and field.name in recommended.sampling:
             return f"empty = {recommended.sampling[field.name]:g}, recommended {_RECOMMENDED[recommended.source]}"
         return self._tuned_note(field)
@@ -506,5 +493,4 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
         changed = any(row.changed for row in self._rows)
         if changed and not await self.confirm("Settings", "There are unsaved changes.", "Discard", "Keep editing"):
             return
-        self.app.theme = self._theme_before
         self.dismiss(None)

@@ -296,7 +296,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpuchat.models.machine.this_machine", lambda *_, **__: MACHINE)
 
 
-async def test_snapshots(tmp_path: Path, elsewhere: None) -> None:
+async def test_snapshots(tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     file = hollow_file(tmp_path / "Qwen2.5-7B-Instruct-F16.gguf", big_header("7b", "F16"))
     async with running(size=SMALL) as app:
         screen = await opened(app, local(file))
