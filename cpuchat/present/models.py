@@ -269,17 +269,6 @@ def _vocabulary(candidate: DraftCandidate) -> str:
     return f"compatible. {candidate.verdict.note}" if candidate.verdict.note else "compatible"
 
 
-def keys(candidate: DraftCandidate | None, *, is_loaded: bool) -> str:
-    """Return what Enter does, for the border of the pane."""
-    if candidate is None:
-        return "Enter select"
-    if is_loaded or candidate.fits is False:
-        return ""
-    if candidate.head is not None and candidate.where == "here":
-        return f"Enter use with {ENGINE}"
-    return "Enter use as draft model" if candidate.where == "here" else f"Enter download {size(candidate.size)} and use"
-
-
 _PURPOSES = MappingProxyType(
     {"chat": "chat", "code": "code", "reasoning": "reasoning at length", "draft": "draft model, not for chat"}
 )
@@ -431,7 +420,7 @@ def repository_details(entry: RepositoryEntry, repository: Repository) -> list[t
         ("context", context(predicted) if predicted is not None else ""),
         ("draft", _draft(entry)),
         ("head", _head(entry)),
-        ("next", _next(entry)),
+        ("here", _arrived(entry)),
         ("file", clean_line(entry.key)),
         ("base model", clean_line(repository.base_model)),
         ("path", clean_line(paths.shown(entry.path)) if entry.path is not None else ""),
@@ -452,28 +441,14 @@ def _draft(entry: RepositoryEntry) -> str:
     return entry.draft.name + ("" if entry.draft.here else " (from the catalog, not downloaded)")
 
 
-def _next(entry: RepositoryEntry) -> str:
-    download = entry.download
+def _arrived(entry: RepositoryEntry) -> str:
+    """Return what is here of a model: `61 % downloaded, 1.8 GB left`."""
     if entry.loaded:
         return "currently loaded"
     if entry.path is not None:
-        if entry.model.kind == "head":
-            return "downloaded: load its model, then Ctrl+L"
-        return "Enter load" if entry.model.kind == "model" else "downloaded"
-    if isinstance(entry.problem, AccessDenied):
-        return "Ctrl+R retry once you have access"
-    if not entry.model.complete:
-        return "parts are missing in the repository: choose another file"
-    if download is not None and download.state == "failed":
-        return "Enter retry"
-    if download is not None and download.state == "paused":
-        return "Enter resume the download"
-    if download is not None:
-        return "downloading · Space pause"
-    if part := _part(entry):
-        missing = units.size(entry.model.size - entry.arrived)
-        return f"Enter resume the download ({part} done, {missing} left)"
-    return f"Enter download {units.size(entry.model.size)}"
+        return "downloaded: load its model, then Ctrl+L" if entry.model.kind == "head" else "downloaded"
+    part = _part(entry) if entry.download is None else ""
+    return f"{part} downloaded, {units.size(entry.model.size - entry.arrived)} left" if part else ""
 
 
 def _part(entry: RepositoryEntry) -> str:

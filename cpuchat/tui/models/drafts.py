@@ -188,7 +188,7 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         rows = models.draft_details(self.marked_key, candidate, is_loaded=is_loaded, is_best=is_best)
         problem = [("problem", self._problem)] if self._problem else []
         title = candidate.name if candidate is not None else "About"
-        self.show_details([*problem, *rows], title, models.keys(candidate, is_loaded=is_loaded))
+        self.show_details([*problem, *rows], title)
 
     @on(ModelList.Chosen)
     def action_use(self) -> None:

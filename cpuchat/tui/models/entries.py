@@ -17,7 +17,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, Source, host, is_url
 from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
-from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
@@ -400,30 +400,6 @@ def title(subject: Subject) -> str:
             return source.stem if source.name else host(source.server)
         case _:
             return "About"
-
-
-def keys(subject: Subject) -> str:
-    """Return what the keys do with the subject, for the border of the pane."""
-    match subject:
-        case LocalModel(damaged=str()) as model:
-            return "Enter resume the download · Del delete" if resumable(model) else "Del delete"
-        case LocalModel():
-            return "Enter load · F5 quantize · Del delete"
-        case Download() as download:
-            ends = "resumes" if download.state == "paused" else "retries"
-            return f"Enter {'shows all downloads' if download.state in RUNNING else ends}"
-        case CatalogModel() | FoundRepository():
-            return "Enter show files"
-        case TypedFile(problem=""):
-            return "Enter load"
-        case ServerEntry(is_invalid=True):
-            return ""
-        case ServerEntry() as served:
-            return "Enter retry" if served.problem else "Enter connect" if served.model is None else "Enter use"
-        case HubSearch(running=False, found=None, problem=problem):
-            return "Enter retry" if problem else "Enter open" if subject.is_link else "Enter search"
-        case _:
-            return ""
 
 
 def resumable(model: LocalModel) -> bool:

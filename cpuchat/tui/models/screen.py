@@ -303,13 +303,13 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     def _show_details(self) -> None:
         if (entry := self.entry) is None:
-            self.show_details([], "About", "")
+            self.show_details([], "About")
             return
         details = self.details.get(entry.key) or ModelDetails(  # a prediction until its header is read
             self.predictions.get(entry.key), reading=isinstance(entry.subject, LocalModel)
         )
         rows = entries.detail_rows(entry.subject, details, self.catalog, self._loaded)
-        self.show_details(rows, entries.title(entry.subject), entries.keys(entry.subject))
+        self.show_details(rows, entries.title(entry.subject))
 
     # Keys
 

@@ -258,14 +258,13 @@ class DetailsScreen(Dismissable[ScreenResultType], keys="details"):
     def action_scroll_details(self, lines: int) -> None:
         self.query_one(Labelled).scroll_relative(y=lines, animate=False)
 
-    def show_details(self, rows: Iterable[tuple[str, str]], title: str | None = None, hint: str | None = None) -> None:
-        """Show labels and texts, cleaned, in the frame of this title and of what the keys do; None leaves these.
+    def show_details(self, rows: Iterable[tuple[str, str]], title: str) -> None:
+        """Show labels and texts, cleaned, in the frame of this title.
 
         Enables what can be done with the selected line.
         """
         pane = self.query_one("#about")
-        pane.border_title = Content(clean_line(title)) if title is not None else pane.border_title
-        pane.border_subtitle = hint if hint is not None else pane.border_subtitle
+        pane.border_title = Content(clean_line(title))
         self.query_one(Labelled).show([(label, clean_line(text)) for label, text in rows])
         enabled = [self.check_action(action, ()) for action in self.MARKED_ACTIONS]
         if enabled != self._enabled:  # this lays the footer out again

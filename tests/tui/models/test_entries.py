@@ -200,4 +200,3 @@ def test_an_address_can_be_typed_key_by_key(address: str) -> None:
 def test_what_is_no_address_is_not_connected_to() -> None:
     [[entry]] = [section.entries for section in FULL.sections("http://u:p@host")]
     assert isinstance(entry.subject, ServerEntry) and entry.subject.is_invalid
-    assert "Enter" not in entries.keys(entry.subject)

@@ -72,7 +72,6 @@ async def test_a_model_is_downloaded_and_then_loaded(hub_server: HubServer, tiny
         assert "474 kB" in row and "fits" in row
         await app.press("enter")
         await app.until(lambda: any("downloaded" in line for line in lines(app, " Q8_0 ")))
-        assert "Enter load" in app.screen_text
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
         path = app.backend.loads[1][0]
@@ -120,7 +119,7 @@ async def test_what_an_earlier_download_left_is_told(hub_server: HubServer, tiny
     async with running(size=SMALL) as app:
         await opened(app, TINY)
         assert "paused 50 %" in lines(app, " Q8_0 ")[0] or "paused 49 %" in lines(app, " Q8_0 ")[0]
-        assert "Enter resume the download" in app.screen_text.replace("\n", " ")
+        assert "% downloaded," in app.screen_text.replace("\n", " ")
 
 
 async def test_a_gated_one_says_how_it_opens(hub_server: HubServer, tiny_model: Path) -> None:
