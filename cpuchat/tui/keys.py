@@ -256,7 +256,6 @@ KEYS: tuple[Key, ...] = (
     Key("compare.draft", "d", "draft", "draft model", "Use the smaller file as the draft model of the larger one",
         COMPARE, words="draft speculation"),
     Key("compare.other", "tab", "other", "other side", "Go to the other side", COMPARE),
-    Key("compare.link", "l", "link", "link scrolling", "Toggle linked scrolling", COMPARE),
     Key("compare.export", "e", "export", "export", "Export to Markdown", COMPARE),
     Key("compare.close", "escape", "close", "back", "Stop (keeps what is written), or back to the chat", COMPARE,
         footer=True),

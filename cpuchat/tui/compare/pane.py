@@ -16,7 +16,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.message import Message
 from textual.widgets import Static
 
 from cpuchat.base.errors import CpuchatError
@@ -56,13 +55,6 @@ class SidePane(Transcript):
     BINDINGS: ClassVar[list[BindingType]] = [
         dataclasses.replace(key, footer=False).binding() for key in keys.KEYS if key.place == "transcript"
     ]
-
-    class Scrolled(Message):
-        """The user has scrolled this pane to line `y`."""
-
-        def __init__(self, pane: SidePane, y: float) -> None:
-            super().__init__()
-            self.pane, self.y = pane, y
 
     def __init__(self, index: int, name: str) -> None:
         super().__init__(id=f"side-{'ab'[index]}")
@@ -179,16 +171,6 @@ class SidePane(Transcript):
         """Show the figures in the border."""
         if str(self.border_subtitle or "") != text:
             self.border_subtitle = Content(text)
-
-    def follow_line(self, y: float) -> None:
-        """Scroll as the other pane was."""
-        self._steer(min(y, self.max_scroll_y))
-        self.following = round(self.scroll_offset.y) >= self.max_scroll_y
-
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        super().watch_scroll_y(old_value, new_value)
-        if not self._steering:
-            self.post_message(self.Scrolled(self, new_value))
 
 
 _SETTINGS: tuple[tuple[str, dict[str, str]], ...] = (

@@ -68,7 +68,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             self.comparison.restore(turns)
         self._first_prompt = prompt
         self._panes: tuple[SidePane, SidePane]
-        self._linked = False
         self._left = False
         self._noise = ""  # why the round is repeated
         self._agreeing: Worker[bool] | None = None
@@ -351,11 +350,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         self._put_in_front(other)
         self._panes[other].focus()
 
-    @on(SidePane.Scrolled)
-    def _scrolled(self, event: SidePane.Scrolled) -> None:
-        if self._linked:
-            self._panes[1 - event.pane.index].follow_line(event.y)
-
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -440,10 +434,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         names = self.comparison.names
         text = f"{names[1 - offer.target]} is the draft model of {names[offer.target]} from its next load on."
         self.notify(clean_line(text), markup=False)
-
-    def action_link(self) -> None:
-        self._linked = not self._linked
-        self.notify("Both sides scroll together." if self._linked else "Each side scrolls by itself.")
 
     @work
     async def action_export(self) -> None:

@@ -21,7 +21,7 @@ from cpuchat.protocol.messages import Failed
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.chat.screen import ChatScreen
-from cpuchat.tui.compare.pane import OtherSideScreen, SidePane
+from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.widgets.model_list import ModelList
@@ -313,18 +313,6 @@ async def test_a_stopped_round_is_one_when_it_opens_again() -> None:
         await app.until(lambda: "one after the other · stopped" in app.screen_text)
         shown = app.screen_text
         assert "Stopped: no verdict." in shown and "×" not in shown.partition("one after the other")[2]
-
-
-async def test_linked_sides_scroll_together() -> None:
-    lines = "\n\n".join(f"line {number}" for number in range(60))
-    sides = [scripted_side(answer(lines), model=model) for model in (Q8, Q4)]
-    async with comparing(sides) as app:
-        await app.done()
-        a, b = app.screen.query(SidePane)
-        await app.press("tab", "tab", "l", "home")
-        await app.until(lambda: a.scroll_offset.y == b.scroll_offset.y == 0)
-        await app.press("l", "end")
-        await app.until(lambda: a.scroll_offset.y != b.scroll_offset.y)
 
 
 async def test_quitting_in_the_middle_ends_both_workers() -> None:
