@@ -63,22 +63,12 @@ async def opened(app: RunningApp, mark: Download | None = None) -> DownloadsScre
 # The line
 
 
-async def test_the_line_comes_with_the_first_download_and_goes_with_the_last() -> None:
+async def test_the_line_follows_the_downloads_in_any_width_and_is_told_of_changes_at_once() -> None:
     shown = ShownDownloads()
     async with running(downloads=shown.opener) as app:
         await app.ready()
         assert not line(app).display
         begun = app.app.services.downloading.start(REPO, "c" * 40, Q4)
-        await app.until(lambda: line(app).display)
-        assert "Qwen2.5-7B-Instruct Q4_K_M" in line(app).text
-        shown.put(msgspec.structs.replace(begun, state="done", path="/x.gguf"))
-        await app.until(lambda: not line(app).display)
-        assert any("Qwen2.5-7B-Instruct Q4_K_M" in notice for notice in app.notices)
-
-
-async def test_the_line_fits_any_width_and_nothing_in_it_moves() -> None:
-    shown = left_by_the_last_run(RUNS, download(Q8, 0.1, state="queued"))
-    async with running(downloads=shown.opener) as app:
         await app.until(lambda: line(app).display)
         for width in (24, 80, 200):
             await app.pilot.resize_terminal(width, 24)
@@ -89,26 +79,32 @@ async def test_the_line_fits_any_width_and_nothing_in_it_moves() -> None:
                 (0.5, 38e6, 47.0),
                 (1.0, 1.2e9, 0.0),
             ):
-                shown.put(download(Q4, share, state="running", speed=speed, seconds_left=left))
+                shown.put(download(Q4, share, state="running", speed=speed, seconds_left=left, revision="c" * 40))
                 await app.until(lambda share=share: f"{int(100 * share):>3d} %" in line(app).text)
                 assert len(line(app).text) <= width
                 places.add(line(app).text.index(" %"))
             assert len(places) == 1
+        app.app.services.downloading.start(REPO, "c" * 40, Q5)
+        await app.until(lambda: "Qwen2.5-7B-Instruct Q4_K_M +1" in line(app).text)
+        app.app.services.downloading.cancel(shown.all()[1].id)
 
-
-async def test_more_than_one_are_counted_and_a_failed_one_says_why() -> None:
-    shown = left_by_the_last_run(RUNS, *ALL[1:4])
-    async with running(downloads=shown.opener) as app:
-        await app.until(lambda: line(app).display)
-        assert "Q4_K_M +2" in line(app).text
-        for one in ALL[:4]:
-            app.app.services.downloading.cancel(one.id)
+        told: list[str] = []
+        app.app.services.downloading.changed.subscribe(app.chat, lambda d: told.append(d.state), immediate=True)
+        shown.put(msgspec.structs.replace(begun, state="checking"))
+        shown.put(msgspec.structs.replace(begun, state="failed", **FULL))
+        assert told == ["checking", "failed"]
+        await app.until(lambda: any("not enough room" in notice for notice in app.notices))
+        assert "! Qwen2.5-7B-Instruct Q4_K_M  There is not enough room" in line(app).text
+        shown.put(msgspec.structs.replace(begun, state="done", path="/x.gguf"))
         await app.until(lambda: not line(app).display)
+        assert any("Qwen2.5-7B-Instruct Q4_K_M" in notice for notice in app.notices)
+
+
+async def test_what_failed_in_an_earlier_run_is_no_news() -> None:
     failed = left_by_the_last_run(download(F16, 0.3, state="failed", **FULL))
     async with running(downloads=failed.opener) as app:
         await app.until(lambda: line(app).display)
-        assert "! Qwen2.5-7B-Instruct F16  There is not enough room" in line(app).text
-        assert app.notices == []  # it ended in an earlier run
+        assert app.notices == []
 
 
 async def settled(app: RunningApp, layouts: list[Screen[Any]]) -> None:
@@ -153,18 +149,6 @@ async def test_progress_is_gathered_and_never_causes_a_layout(monkeypatch: pytes
             assert app.app.screen not in layouts, where
 
 
-async def test_a_change_of_state_is_told_at_once() -> None:
-    shown = left_by_the_last_run(RUNS)
-    async with running(downloads=shown.opener) as app:
-        await app.until(lambda: line(app).display)
-        told: list[str] = []
-        app.app.services.downloading.changed.subscribe(app.chat, lambda d: told.append(d.state), immediate=True)
-        shown.put(msgspec.structs.replace(RUNS, state="checking"))
-        shown.put(msgspec.structs.replace(RUNS, state="failed", **FULL))
-        assert told == ["checking", "failed"]
-        await app.until(lambda: any("not enough room" in notice for notice in app.notices))
-
-
 async def test_without_anything_left_no_manager_is_made() -> None:
     async with running(downloads=lambda changed: pytest.fail("a manager was made")) as app:
         await app.ready()
@@ -177,36 +161,12 @@ async def test_without_anything_left_no_manager_is_made() -> None:
 # The screen
 
 
-async def test_enter_tries_a_failed_one_again_and_loads_what_is_here(tiny_model: Path) -> None:
-    here = msgspec.structs.replace(ALL[4], path=str(tiny_model))
-    shown = left_by_the_last_run(*ALL[:4], here, ALL[5])
-    async with running(downloads=shown.opener) as app:
-        await opened(app, ALL[5])
-        assert "10.7 GB are missing" in app.screen_text
-        await app.press("enter")
-        await app.until(lambda: shown.all()[5].state == "running")
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat)
-        await opened(app, here)
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
-        assert app.backend.loads[1][0] == tiny_model
-        assert app.app.screen is app.chat
-
-
-async def test_a_finished_one_that_cannot_be_loaded_is_told_in_the_list(tmp_path: Path, tiny_model: Path) -> None:
+async def test_space_pauses_d_removes_and_enter_retries_or_loads(tmp_path: Path, tiny_model: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny_model.read_bytes()[:100])
-    shown = left_by_the_last_run(msgspec.structs.replace(ALL[4], path=str(cut)))
-    async with running(downloads=shown.opener) as app:
-        screen = await opened(app, shown.all()[0])
-        await app.press("enter")
-        await app.until(lambda: any("cut" in notice for notice in app.notices))
-        assert app.app.screen is screen and len(app.backend.loads) == 1
-
-
-async def test_space_pauses_and_lets_go_on_and_cancelling_asks_what_becomes_of_the_part() -> None:
-    shown = left_by_the_last_run(*ALL)
+    bad = download(model("Q3_K_M", 3_800_000_000), 1.0, state="done", path=str(cut))
+    here = msgspec.structs.replace(ALL[4], path=str(tiny_model))
+    shown = left_by_the_last_run(*ALL[:4], here, ALL[5], bad)
     async with running(downloads=shown.opener) as app:
         screen = await opened(app, RUNS)
         await app.press("space")
@@ -230,15 +190,22 @@ async def test_space_pauses_and_lets_go_on_and_cancelling_asks_what_becomes_of_t
             left = [download.id for download in shown.all()]
             assert [one.id not in left for one in ALL[:2]] == [one.id in [cut[0] for cut in asked] for one in ALL[:2]]
 
-
-async def test_what_is_done_leaves_the_list_without_a_question() -> None:
-    shown = left_by_the_last_run(*ALL)
-    async with running(downloads=shown.opener) as app:
-        screen = await opened(app, ALL[4])
-        await app.press("d")
-        await app.until(lambda: len(shown.all()) == 5)
+        screen.listed.mark(ALL[5].id)
+        await app.until(lambda: "10.7 GB are missing" in app.screen_text)
+        await app.press("enter")
+        await app.until(lambda: next(one for one in shown.all() if one.id == ALL[5].id).state == "running")
+        screen.listed.mark(bad.id)
+        await app.press("enter")
+        await app.until(lambda: any("cut" in notice for notice in app.notices))
+        assert app.app.screen is screen and len(app.backend.loads) == 1
+        await app.press("d")  # what is done leaves the list without a question
         await app.until(lambda: screen._marked is not None and screen._marked.id == ALL[5].id)
-        assert shown.asked == [(ALL[4].id, "cancel", False)]
+        assert shown.asked[-1] == (bad.id, "cancel", False)
+        screen.listed.mark(here.id)
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        assert app.backend.loads[1][0] == tiny_model
+        assert app.app.screen is app.chat
 
 
 # Real transfers
@@ -272,7 +239,9 @@ def went_on(hub: HubServer) -> bool:
     return int(last.range.removeprefix("bytes=").partition("-")[0]) > 0
 
 
-async def test_a_chat_goes_on_while_a_model_comes(hub_server: HubServer, tiny_model: Path) -> None:
+async def test_a_chat_goes_on_while_a_model_comes_which_is_paused_resumed_and_loaded(
+    hub_server: HubServer, tiny_model: Path
+) -> None:
     gate = Gate(at=AT)
     backend = ScriptedBackend([answer("Still talking.")])
     async with running(backend) as app:
@@ -281,20 +250,6 @@ async def test_a_chat_goes_on_while_a_model_comes(hub_server: HubServer, tiny_mo
         await app.send("Hello")
         assert "Still talking." in app.screen_text
         await app.until(lambda: "/474 kB" in line(app).text)
-        gate.open()
-        await app.until(lambda: any("tiny F32" in notice for notice in app.notices))
-        await opened(app)
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
-        path = app.backend.loads[1][0]
-        assert path.is_relative_to(hub_cache()) and path.read_bytes() == tiny_model.read_bytes()
-
-
-async def test_pause_and_go_on(hub_server: HubServer, tiny_model: Path) -> None:
-    gate = Gate(at=AT)
-    async with running() as app:
-        await started(app, hub_server, tiny_model, gate)
-        await app.until(arrived(app))
         await opened(app)
         await app.press("space")
         await app.until(lambda: one(app).state == "paused")
@@ -302,6 +257,11 @@ async def test_pause_and_go_on(hub_server: HubServer, tiny_model: Path) -> None:
         await app.press("space")
         await app.until(lambda: one(app).state == "done")
         assert went_on(hub_server)
+        await app.until(lambda: any("tiny F32" in notice for notice in app.notices))
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        path = app.backend.loads[1][0]
+        assert path.is_relative_to(hub_cache()) and path.read_bytes() == tiny_model.read_bytes()
 
 
 async def test_the_next_run_goes_on_where_this_one_ended(hub_server: HubServer, tiny_model: Path) -> None:
@@ -314,34 +274,6 @@ async def test_the_next_run_goes_on_where_this_one_ended(hub_server: HubServer, 
         await app.until(lambda: app.app.services.downloading.all() and one(app).state == "done")
         assert Path(one(app).path).read_bytes() == tiny_model.read_bytes()
     assert went_on(hub_server)
-
-
-@pytest.mark.parametrize(("key", "kept"), [("enter", True), ("right", False)])
-async def test_the_part_is_kept_or_thrown_away(hub_server: HubServer, tiny_model: Path, key: str, kept: bool) -> None:
-    gate = Gate(at=AT)
-    async with running() as app:
-        await started(app, hub_server, tiny_model, gate)
-        await app.until(arrived(app))
-        await opened(app)
-        await app.press("delete")
-        await app.until(lambda: isinstance(app.app.screen, ChoiceScreen))
-        await app.press(*([key] if key == "enter" else [key, "enter"]))
-        await app.until(lambda: app.app.services.downloading.all() == [])
-        await app.app.services.downloading.close()
-        assert bool(list(hub_cache().rglob("*.incomplete"))) == kept
-    gate.open()
-
-
-async def test_a_failure_says_what_to_do_on_the_screen_and_at_once(hub_server: HubServer, tiny_model: Path) -> None:
-    async with running() as app:
-        begun = await started(app, hub_server, tiny_model)
-        app.app.services.downloading.cancel(begun.id, discard=True)
-        hub_server.fault("tiny/tiny-GGUF", NAME, Fault(content=b"x" * tiny_model.stat().st_size, times=-1))
-        await started(app, hub_server, tiny_model)
-        await app.until(lambda: one(app).state == "failed")
-        await app.until(lambda: any(one(app).message in notice and "Ctrl+G" in notice for notice in app.notices))
-        assert one(app).code == "checksum_mismatch" and one(app).hint
-        await app.until(lambda: line(app).display and "!" in line(app).text)
 
 
 # Pictures

@@ -78,14 +78,46 @@ async def test_a_model_is_downloaded_and_then_loaded(hub_server: HubServer, tiny
         assert path.is_relative_to(hub_cache()) and path.read_bytes() == tiny_model.read_bytes()
 
 
-async def test_what_the_engine_cannot_run_is_asked_about_before_a_download(
+async def test_what_is_here_partial_gated_unsupported_or_broken_is_told(
     hub_server: HubServer, tmp_path: Path, tiny_model: Path
 ) -> None:
-    content = edited(tiny_model, tmp_path / "new.gguf", {"general.architecture": "llama77"}).read_bytes()
-    hub_server.add(TINY, {"new-Q8_0.gguf": content, "new-Q4_0.gguf": content + bytes(9)})
+    content = tiny_model.read_bytes()
+    commit = hub_server.add(TINY, {"tiny-Q4_K_M.gguf": tiny_model, "F32/tiny-F32.gguf": tiny_model})
+    here = hub_cache() / "models--tiny--tiny-GGUF/snapshots" / commit / "F32/tiny-F32.gguf"
+    here.parent.mkdir(parents=True)
+    here.write_bytes(content)
+    left = content + bytes(1)
+    hub_server.add("tiny/left-GGUF", {"tiny-Q8_0.gguf": left})
+    part = hub_cache() / f"models--tiny--left-GGUF/blobs/{hashlib.sha256(left).hexdigest()}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(left[: len(left) // 2])
+    hub_server.add("tiny/gated-GGUF", {"tiny-Q8_0.gguf": tiny_model}, gated=True)
+    new = edited(tiny_model, tmp_path / "new.gguf", {"general.architecture": "llama77"}).read_bytes()
+    hub_server.add("tiny/new-GGUF", {"new-Q8_0.gguf": new, "new-Q4_0.gguf": new + bytes(9)})
+    evil = {"license": "\x1b[2Jmit", "base_model": "a\x1b]0;b"}
+    hub_server.add(
+        "tiny/evil-GGUF", {"tiny-Q8_0.gguf": b"GGUF" + bytes(1000), "tiny-F32.gguf": tiny_model}, cardData=evil
+    )
     async with running(size=SMALL) as app:
-        await opened(app, TINY)
-        assert any("unsupported" in line for line in lines(app, " Q4_0 "))
+        app.app.services.library = Library()
+        await opened(app, "tiny/left-GGUF")
+        assert lines(app, "paused 50 %") or lines(app, "paused 49 %")
+        assert "% downloaded," in app.screen_text.replace("\n", " ")
+        await app.press("escape")
+
+        await opened(app, "tiny/gated-GGUF")
+        assert lines(app, "no access") and "gated" in app.screen_text
+        await app.press("enter")
+        await app.until(lambda: any(f"{hub_server.endpoint}/tiny/gated-GGUF" in notice for notice in app.notices))
+        assert any("hf auth login" in notice for notice in app.notices)
+        await app.press("escape")
+
+        await opened(app, "tiny/evil-GGUF")
+        assert lines(app, "≈ fits") and "problem" in app.screen_text and "\x1b" not in app.screen_text
+        await app.press("escape")
+
+        await opened(app, "tiny/new-GGUF")
+        assert lines(app, "unsupported")
         assert "needs a newer engine" in app.screen_text.replace("\n", " ")
         app.app.simulate_key("down")
         app.app.simulate_key("enter")  # before the header of this one is read
@@ -94,43 +126,13 @@ async def test_what_the_engine_cannot_run_is_asked_about_before_a_download(
         await app.press("escape")
         await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
         assert not app.app.services.downloading.all()
+        await app.press("escape")
 
-
-async def test_what_is_here_already_is_marked_and_loaded(hub_server: HubServer, tiny_model: Path) -> None:
-    commit = hub_server.add(TINY, {"tiny-Q4_K_M.gguf": tiny_model, "F32/tiny-F32.gguf": tiny_model})
-    here = hub_cache() / "models--tiny--tiny-GGUF/snapshots" / commit / "F32/tiny-F32.gguf"
-    here.parent.mkdir(parents=True)
-    here.write_bytes(tiny_model.read_bytes())
-    async with running() as app:
-        app.app.services.library = Library()
         await opened(app, TINY)
-        assert any(line.startswith("│ ○") and "downloaded" in line for line in lines(app, " F32 "))
+        assert any(line.startswith("│ ○") for line in lines(app, "downloaded"))
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
         assert app.backend.loads[1][0] == here
-
-
-async def test_what_an_earlier_download_left_is_told(hub_server: HubServer, tiny_model: Path) -> None:
-    hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model})
-    content = tiny_model.read_bytes()
-    part = hub_cache() / f"models--tiny--tiny-GGUF/blobs/{hashlib.sha256(content).hexdigest()}.incomplete"
-    part.parent.mkdir(parents=True)
-    part.write_bytes(content[: len(content) // 2])
-    async with running(size=SMALL) as app:
-        await opened(app, TINY)
-        assert "paused 50 %" in lines(app, " Q8_0 ")[0] or "paused 49 %" in lines(app, " Q8_0 ")[0]
-        assert "% downloaded," in app.screen_text.replace("\n", " ")
-
-
-async def test_a_gated_one_says_how_it_opens(hub_server: HubServer, tiny_model: Path) -> None:
-    hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model}, gated=True)
-    async with running() as app:
-        await opened(app, TINY)
-        assert "no access" in lines(app, " Q8_0 ")[0] and "gated" in app.screen_text
-        await app.press("enter")
-        await app.until(lambda: any(f"{hub_server.endpoint}/{TINY}" in notice for notice in app.notices))
-        assert any("hf auth login" in notice for notice in app.notices)
-        assert app.app.services.downloading.all() == []
 
 
 async def test_offline_and_unknown_are_told_in_place_and_asked_again(
@@ -147,18 +149,6 @@ async def test_offline_and_unknown_are_told_in_place_and_asked_again(
         hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model})
         await app.press("enter", "space", "ctrl+r")
         await app.until(lambda: lines(app, " Q8_0 "))
-
-
-async def test_a_header_that_cannot_be_read_is_an_estimate_and_names_cannot_steer_the_terminal(
-    hub_server: HubServer, tiny_model: Path
-) -> None:
-    evil = {"license": "\x1b[2Jmit", "base_model": "a\x1b]0;b"}
-    hub_server.add(TINY, {"tiny-Q8_0.gguf": b"GGUF" + bytes(1000), "tiny-F32.gguf": tiny_model}, cardData=evil)
-    async with running() as app:
-        await opened(app, TINY)
-        assert "≈ fits" in lines(app, " Q8_0 ")[0]
-        assert "problem" in app.screen_text
-        assert "\x1b" not in app.screen_text
 
 
 # The draft model in the sum
@@ -198,9 +188,9 @@ async def test_the_draft_model_is_in_the_sum(machine: None) -> None:
 # Choosing
 
 
-async def test_only_the_marked_header_is_read_and_the_others_are_estimated(machine: None) -> None:
-    hub = ShownHub(MODELS)
-    async with running(hub=hub) as app:
+async def test_what_is_marked_is_read_downloaded_paused_and_resumed(machine: None) -> None:
+    hub, shown = ShownHub(MODELS), ShownDownloads()
+    async with running(size=SMALL, hub=hub, downloads=shown.opener) as app:
         screen = await opened(app)
         assert hub.read == ["Q4_K_M"]
         assert " fits " in lines(app, " Q4_K_M ")[0] and "≈ fits" not in lines(app, " Q4_K_M ")[0]
@@ -210,15 +200,51 @@ async def test_only_the_marked_header_is_read_and_the_others_are_estimated(machi
         await app.until(lambda: hub.read[-1] == "Q8_0" and "≈ fits" not in lines(app, " Q8_0 ")[0])
         assert screen._state and len(screen._state.judged) == len(hub.read)
 
+        await app.press("up", "enter")
+        await app.until(lambda: len(shown.all()) == 1)
+        order = shown.all()[0].order
+        assert (order.repo, order.revision, order.model.quantization) == (REPO, COMMIT, "Q6_K")
+        shown.put(download(MODELS[2], 0.61, state="checking", checked=2_000_000_000))
+        await app.until(lambda: "verifying" in lines(app, " Q6_K ")[0])
+        await app.press("up")
+        await app.pilot.pause()
+        await snapshot(app.app, "repository-80x24")
+        await app.press("down")
+        shown.put(download(MODELS[2], 0.5, state="running"))
+        await app.until(lambda: "50 %" in lines(app, " Q6_K ")[0])
+        assert screen._marked is not None and screen._marked.model is MODELS[2]
+        await app.press("space")
+        await app.until(lambda: "paused" in lines(app, " Q6_K ")[0])
+        await app.press("enter")
+        await app.until(lambda: shown.all()[0].state == "running")
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is screen)
 
-async def test_details_that_are_too_long_are_scrolled_by_keys(machine: None) -> None:
-    async with running(size=(60, 20), hub=ShownHub(MODELS)) as app:
-        await opened(app)
-        assert "base model" not in app.screen_text
+        await app.press("pagedown")
+        assert screen._marked is not None and screen._marked.model.kind == "projector"
+        await app.press("enter")
+        await app.until(lambda: len(shown.all()) == 2)
+        shown.put(download(MODELS[6], 1.0, state="done", path="/models/mmproj.gguf"))
+        await app.until(lambda: "downloaded" in lines(app, "mmproj")[0])
+        await app.press("enter")
+        assert app.app.screen is screen
+
+        await app.pilot.resize_terminal(60, 20)
+        await app.press("pageup", "pageup")
+        await app.until(lambda: "base model" not in app.screen_text)
         await app.press(*["shift+down"] * 8)
         assert "base model" in app.screen_text
         await app.press(*["shift+up"] * 8)
         assert "base model" not in app.screen_text and "size" in app.screen_text
+        await app.press("escape")
+
+        app.app.services.hub = ShownHub(())  # type: ignore[assignment]
+        app.app.push_screen(RepositoryScreen(app.app.services, REPO))
+        await app.until(lambda: "no GGUF files" in app.screen_text)
+        await app.press("enter", "down", "space", "escape")
+        await app.until(lambda: app.app.screen is app.chat)
 
 
 async def test_leaving_while_what_was_chosen_is_read_ends_nothing_else(machine: None) -> None:
@@ -233,28 +259,6 @@ async def test_leaving_while_what_was_chosen_is_read_ends_nothing_else(machine: 
         await app.until(lambda: not screen.is_attached and isinstance(app.app.screen, ChatScreen))
         await app.press("h", "i")
         assert "hi" in app.screen_text
-
-
-async def test_the_mark_stays_while_figures_fill_in(machine: None) -> None:
-    shown = ShownDownloads()
-    async with running(hub=ShownHub(MODELS), downloads=shown.opener) as app:
-        screen = await opened(app)
-        await app.press("down", "enter")
-        await app.until(lambda: len(shown.all()) == 1)
-        begun = shown.all()[0]
-        order = begun.order
-        assert (order.repo, order.revision, order.model.quantization) == (REPO, COMMIT, "Q6_K")
-        shown.put(download(MODELS[2], 0.5, state="running"))
-        await app.until(lambda: "50 %" in lines(app, " Q6_K ")[0])
-        assert screen._marked is not None and screen._marked.model is MODELS[2]
-        await app.press("space")
-        await app.until(lambda: "paused" in lines(app, " Q6_K ")[0])
-        await app.press("enter")
-        await app.until(lambda: shown.all()[0].state == "running")
-        await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is screen)
 
 
 async def test_the_wanted_one_is_marked_asked_about_if_too_large_and_not_downloaded_if_incomplete(
@@ -273,29 +277,6 @@ async def test_the_wanted_one_is_marked_asked_about_if_too_large_and_not_downloa
         await app.press("down", "enter")
         await app.until(lambda: any("missing in the repository" in notice for notice in app.notices))
         assert len(shown.all()) == 1
-
-
-async def test_a_projector_is_apart_and_only_downloaded(machine: None) -> None:
-    shown = ShownDownloads()
-    async with running(hub=ShownHub(MODELS), downloads=shown.opener) as app:
-        screen = await opened(app)
-        await app.press("pagedown")
-        assert screen._marked is not None and screen._marked.model.kind == "projector"
-        await app.press("enter")
-        await app.until(lambda: len(shown.all()) == 1)
-        shown.put(download(MODELS[6], 1.0, state="done", path="/models/mmproj.gguf"))
-        await app.until(lambda: "downloaded" in lines(app, "mmproj")[0])
-        await app.press("enter")
-        assert app.app.screen is screen
-
-
-async def test_an_empty_repository_says_so(machine: None) -> None:
-    async with running(hub=ShownHub(())) as app:
-        await app.ready()
-        app.app.push_screen(RepositoryScreen(app.app.services, REPO))
-        await app.until(lambda: "no GGUF files" in app.screen_text)
-        await app.press("enter", "down", "space", "escape")
-        await app.until(lambda: app.app.screen is app.chat)
 
 
 # State
@@ -328,17 +309,6 @@ def test_nothing_is_estimated_before_a_header_was_asked_for() -> None:
 
 
 # Pictures
-
-
-async def test_snapshots(machine: None) -> None:
-    shown = ShownDownloads()
-    async with running(size=SMALL, hub=ShownHub(MODELS), downloads=shown.opener) as app:
-        await opened(app)
-        app.app.services.downloading.start(REPO, COMMIT, MODELS[2])
-        shown.put(download(MODELS[2], 0.61, state="checking", checked=2_000_000_000))
-        await app.until(lambda: "verifying" in lines(app, " Q6_K ")[0])
-        await app.pilot.pause()
-        await snapshot(app.app, "repository-80x24")
 
 
 async def test_snapshot_of_a_closed_one(machine: None) -> None:
