@@ -73,68 +73,37 @@ async def mark(app: RunningApp, key: str) -> None:
         await app.press("down")
 
 
-async def test_what_is_here_is_checked_and_enter_loads_the_pair(tmp_path: Path) -> None:
-    other = write_tiny_gguf(tmp_path / "other.gguf")
-    async with running(backend(), model=TARGET, folders=(tmp_path,)) as app:
-        await opened(app)
-        assert states(app)[str(DRAFT)] == "compatible"
-        assert states(app)[str(other)] == "mismatch"
-        await mark(app, str(DRAFT))
-        await app.until(lambda: "vocabulary  compatible" in app.screen_text)
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
-        path, options = app.backend.loads[1]
-        assert path == TARGET and options.draft_path == str(DRAFT)
-        await app.until(lambda: ChosenDrafts().of(TARGET) == str(DRAFT))
-
-
-async def test_a_draft_head_is_listed_with_its_engine_and_enter_loads_the_model_with_it(tmp_path: Path) -> None:
+async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(tmp_path: Path) -> None:
+    settings.update({"speculation": {"drafters": "lookup"}})
     demo = read_model(TARGET)
+    other = write_tiny_gguf(tmp_path / "other.gguf")
     head = tap_head_file(tmp_path / "eagle3-demo-Q8_0.gguf", n_embd=demo.n_embd, layers=(0, 1, 2), tokens=None)
     async with running(backend(), model=TARGET, folders=(tmp_path,)) as app:
-        await opened(app)
-        assert states(app)[str(head)] == "compatible"
-        await mark(app, str(head))
-        await app.until(lambda: "EAGLE-3 head, for llama-server" in app.screen_text)
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
-        assert app.backend.loads[1][1].draft_path == str(head)
-
-
-async def test_one_that_does_not_fit_is_not_taken(tmp_path: Path) -> None:
-    other = write_tiny_gguf(tmp_path / "other.gguf")
-    async with running(backend(), model=TARGET, folders=(tmp_path,)) as app:
         screen = await opened(app)
+        assert states(app)[str(DRAFT)] == states(app)[str(head)] == "compatible"
+        assert states(app)[str(other)] == "mismatch"
         await mark(app, str(other))
         await app.press("enter")
         await app.until(lambda: any("cannot be the draft model" in notice for notice in app.notices))
         assert app.app.screen is screen and len(app.backend.loads) == 1
-
-
-async def test_a_draft_model_can_be_ruled_out_and_left_to_the_program_again() -> None:
-    async with running(backend(), model=TARGET) as app:
-        await opened(app)
-        await mark(app, "none")
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][1].draft_path == ""
-        await app.until(lambda: ChosenDrafts().of(TARGET) == "none")
-        await opened(app)
-        await mark(app, "auto")
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 3 and not app.chat.busy)
-        assert app.backend.loads[2][1].draft_path == str(DRAFT)
-
-
-async def test_choosing_one_switches_drafting_on() -> None:
-    settings.update({"speculation": {"drafters": "lookup"}})
-    async with running(backend(), model=TARGET) as app:
-        await opened(app)
+        await mark(app, str(head))
+        await app.until(lambda: "EAGLE-3 head, for llama-server" in app.screen_text)
         await mark(app, str(DRAFT))
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][1].draft_path == str(DRAFT)
-        await app.until(lambda: settings.load().speculation.drafters == "auto")
+        await app.until(lambda: "vocabulary  compatible" in app.screen_text)
+
+        for number, (key, loaded) in enumerate(
+            ((str(DRAFT), str(DRAFT)), ("none", ""), ("auto", str(DRAFT)), (str(head), str(head))), 2
+        ):
+            await mark(app, key)
+            await app.press("enter")
+            await app.until(
+                lambda n=number: len(app.backend.loads) == n and app.app.screen is app.chat and not app.chat.busy
+            )
+            path, options = app.backend.loads[-1]
+            assert path == TARGET and options.draft_path == loaded
+            await app.until(lambda key=key: key in (ChosenDrafts().of(TARGET), "auto"))
+            await opened(app)
+        assert settings.load().speculation.drafters == "auto"
 
 
 def _name_a_draft_on_the_hub() -> None:
@@ -177,45 +146,29 @@ async def test_one_key_downloads_one_from_the_hub_and_activates_it(hub_server: H
         await app.until(lambda: ChosenDrafts().of(TARGET) == options.draft_path)
 
 
-async def test_one_that_was_paused_and_failed_on_its_way_is_used_when_it_has_come() -> None:
-    shown = ShownDownloads()
-    async with running(backend(), model=TARGET, downloads=shown.opener) as app:
-        await app.ready()
-        begun = app.app.services.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
-        app.app.run_worker(draft_choice.use_when_here(app.app, app.app.services, begun, TARGET))
-        for state in ("paused", "running", "failed", "running"):
-            shown.put(msgspec.structs.replace(begun, state=state))
-            await app.pilot.pause()
-        assert len(app.backend.loads) == 1
-        shown.put(msgspec.structs.replace(begun, state="done", path=str(DRAFT)))
-        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][1].draft_path == str(DRAFT)
-
-
-async def test_one_that_turns_out_to_be_broken_is_told_and_not_used(tmp_path: Path) -> None:
+async def test_a_download_is_used_when_it_has_come_if_it_can_be(tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(DRAFT.read_bytes()[:1000])
     shown = ShownDownloads()
     async with running(backend(), model=TARGET, downloads=shown.opener) as app:
         await app.ready()
-        begun = app.app.services.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
-        app.app.run_worker(draft_choice.use_when_here(app.app, app.app.services, begun, TARGET))
+        services, waiting = app.app.services, []
+        for quantization in ("Q4_0", "Q6_K", "Q8_0"):
+            begun = services.downloading.start(HUB_REPO, "0" * 40, model(quantization, 1_000_000))
+            waiting.append(app.app.run_worker(draft_choice.use_when_here(app.app, services, begun, TARGET)))
         await app.pilot.pause()
-        shown.put(msgspec.structs.replace(begun, state="done", path=str(cut)))
+        removed, broken, good = shown.all()
+        services.downloading.cancel(removed.id)
+        await app.until(lambda: waiting[0].is_finished)
+        shown.put(msgspec.structs.replace(broken, state="done", path=str(cut)))
         await app.until(lambda: any("cannot be the draft model" in notice for notice in app.notices))
+        for state in ("paused", "running", "failed", "running"):
+            shown.put(msgspec.structs.replace(good, state=state))
+            await app.pilot.pause()
         assert len(app.backend.loads) == 1 and ChosenDrafts().of(TARGET) == ""
-
-
-async def test_one_that_was_taken_off_the_list_is_not_waited_for() -> None:
-    shown = ShownDownloads()
-    async with running(backend(), model=TARGET, downloads=shown.opener) as app:
-        await app.ready()
-        begun = app.app.services.downloading.start(HUB_REPO, "0" * 40, model("Q8_0", 1_000_000))
-        waiting = app.app.run_worker(draft_choice.use_when_here(app.app, app.app.services, begun, TARGET))
-        await app.pilot.pause()
-        app.app.services.downloading.cancel(begun.id)
-        await app.until(lambda: waiting.is_finished)
-        assert len(app.backend.loads) == 1 and ChosenDrafts().of(TARGET) == ""
+        shown.put(msgspec.structs.replace(good, state="done", path=str(DRAFT)))
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
+        assert app.backend.loads[1][1].draft_path == str(DRAFT)
 
 
 async def test_without_a_connection_those_on_the_hub_are_listed_unchecked() -> None:

@@ -65,17 +65,6 @@ async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
         assert screen.reader.loaded == app.conversation.model
 
 
-async def test_the_first_picture_is_laid_out_for_the_width(tmp_path: Path) -> None:
-    async with running(size=SMALL) as app:
-        await app.ready()
-        screen = ModelsScreen(app.app.services, shelf_reader(tmp_path / "no-hub"))
-        seen: list[bool] = []
-        screen.screen_layout_refresh_signal.subscribe(app.chat, lambda _: seen.append(screen.has_class("-narrow")))
-        await app.app.push_screen(screen)
-        await settled(app)
-        assert seen and all(seen)
-
-
 async def test_what_is_typed_and_pressed_on_the_list(tmp_path: Path) -> None:
     async with running() as app:
         screen = await opened_shelf(app, tmp_path)
@@ -114,16 +103,7 @@ async def test_what_is_typed_and_pressed_on_the_list(tmp_path: Path) -> None:
         assert len(app.backend.loads) == 1
 
 
-async def test_enter_means_what_was_typed_before_it() -> None:
-    async with running() as app:
-        await opened(app)
-        for key in (*"demo-draft", "enter"):
-            app.app.simulate_key(key)  # without waiting for the list
-        await app.until(lambda: len(app.backend.loads) == 2)
-        assert app.backend.loads[1][0].name == DEMO_FILES["demo-draft"]
-
-
-async def test_a_pasted_path_is_inspected_quantized_and_loaded(tiny_model: Path) -> None:
+async def test_a_pasted_path_is_quantized_and_loaded_and_enter_means_what_was_typed_before_it(tiny_model: Path) -> None:
     async with running() as app:
         screen = await opened(app)
         await type_in(app, f"'{tiny_model}'")
@@ -133,8 +113,13 @@ async def test_a_pasted_path_is_inspected_quantized_and_loaded(tiny_model: Path)
         await app.press("escape")
         await app.until(lambda: app.app.screen is screen)
         await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
         assert app.backend.loads[1][0] == tiny_model
+        await opened(app)
+        for key in (*"demo-draft", "enter"):
+            app.app.simulate_key(key)  # without waiting for the list
+        await app.until(lambda: len(app.backend.loads) == 3)
+        assert app.backend.loads[2][0].name == DEMO_FILES["demo-draft"]
 
 
 async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_path: Path, tiny_model: Path) -> None:
@@ -189,17 +174,6 @@ async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Pa
         assert RecentModels().files() == []
 
 
-async def test_new_files_are_found_when_it_looks_again(tmp_path: Path, tiny_model: Path) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    async with running(folders=(folder,)) as app:
-        await opened(app)
-        assert not [key for key in keys(app) if str(folder) in key]
-        (folder / "new.gguf").write_bytes(tiny_model.read_bytes())
-        await app.press("ctrl+r")
-        await app.until(lambda: f"local {folder / 'new.gguf'}" in keys(app))
-
-
 # Downloads
 
 
@@ -207,18 +181,7 @@ def arriving(state: str, **more: object) -> Download:
     return download(model("Q5_K_M", 5_444_831_232), 0.61, state=state, **more)
 
 
-async def test_a_paused_download_goes_on_with_enter(tmp_path: Path) -> None:
-    shown = left_by_the_last_run(arriving("paused"))
-    async with running(downloads=shown.opener) as app:
-        await opened_shelf(app, tmp_path)
-        await app.press(*"q5_k_m", "enter")
-        await app.until(lambda: shown.listed[0].state == "running")
-        await app.until(lambda: "60 %" in app.screen_text and "paused" not in app.screen_text)
-        await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
-
-
-async def test_a_finished_download_is_found_among_the_files(tmp_path: Path, tiny_model: Path) -> None:
+async def test_a_finished_download_and_new_files_are_found(tmp_path: Path, tiny_model: Path) -> None:
     shown, folder = ShownDownloads(), tmp_path / "models"
     folder.mkdir()
     async with running(folders=(folder,), downloads=shown.opener) as app:
@@ -229,6 +192,9 @@ async def test_a_finished_download_is_found_among_the_files(tmp_path: Path, tiny
         shown.put(msgspec.structs.replace(begun, state="done", path=str(folder / "come.gguf")))
         await app.until(lambda: f"local {folder / 'come.gguf'}" in keys(app))
         assert f"download {begun.id}" not in keys(app)
+        (folder / "new.gguf").write_bytes(tiny_model.read_bytes())
+        await app.press("ctrl+r")
+        await app.until(lambda: f"local {folder / 'new.gguf'}" in keys(app))
 
 
 # Pictures
@@ -243,6 +209,11 @@ async def test_snapshots(tmp_path: Path, without_amx: None) -> None:
         await snapshot(app.app, "models-80x24")
         await app.pilot.resize_terminal(*WIDE)
         await snapshot(app.app, "models-120x40")
+        shown.put(msgspec.structs.replace(shown.listed[0], state="paused"))
+        await app.press(*"q5_k_m", "enter")
+        await app.until(lambda: shown.listed[0].state == "running")
+        await app.press("enter")
+        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
 
 
 async def test_snapshot_of_what_is_not_here(tmp_path: Path) -> None:
