@@ -553,10 +553,5 @@ def requantizing(model: LocalModel) -> str:
     return f"{model.quantization} is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0."
 
 
-def original_row(key: str, repo: str) -> ListRow:
-    """Format the line that leads to the repository of a model that is quantized already."""
-    return ListRow(key, "★", "Get the original", note=repo)
-
-
 def forecast_progress(done: int, total: int) -> str:
     return f"Computing sizes and speeds · {done} of {total}"

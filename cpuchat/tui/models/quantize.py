@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
 """Types that most people want, best quality first; the others are folded."""
-_MORE, _ORIGINAL = "more", "original"
+_MORE = "more"
 _BY_NAME = {kind.name: kind for kind in TYPES}
 
 
@@ -55,7 +55,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         self._source: GGUFHeader | None = None
         self._predictions: dict[str, models.TypePrediction | str] = {}
         self._unfolded = False
-        self._repo = model.repo
         self._working = False
         self._outcome = ""
         self._made: Path | None = None
@@ -80,8 +79,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
 
         settings, loaded = self._services.settings, self._services.conversation.model
         machine = await asyncio.to_thread(this_machine, settings, loaded=loaded)
-        self._repo = self._repo or await asyncio.to_thread(_repository, self._model)
-        self._show_types()
         try:
             self._source = await source_header(self._model.path)
             self._marked()
@@ -118,8 +115,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         listed, best = self.listed, self._recommended
         rows = [models.quantize_row(kind, self._predictions.get(kind.name)) for kind in self._types]
         rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
-        if self._repo and models.requantizing(self._model):
-            rows.insert(0, models.original_row(_ORIGINAL, self._repo))
         if folded := len(smaller_types(self._model)) - len(self._types):
             rows.append(ListRow(_MORE, "▸", f"{folded} more types", note="Enter shows them"))
         listed.show(rows, listed.marked if listed.moved or not best else best)
@@ -134,20 +129,16 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
 
     @on(ModelList.Marked)
     def _marked(self) -> None:
-        kind = self._kind
-        if kind is None and self.marked_key == _MORE:
+        if (kind := self._kind) is None:
             self.show_details([("types", "older, smaller and special-purpose types")], "More types")
-        elif kind is None:
-            advice = [("advice", models.requantizing(self._model)), ("repository", self._repo)]
-            self.show_details([*advice, ("Enter", "shows its files")], "The original")
-        else:
-            prediction = self._predictions.get(kind.name)
-            rows = models.quantize_details(kind, prediction, self._model.size)
-            if kind.name == self._recommended and isinstance(prediction, models.TypePrediction):
-                rows.insert(0, ("recommended", models.why_recommended(prediction)))
-            if (out := self._out(kind)) is not None:
-                rows.insert(0, ("writes", paths.shown(out)))
-            self.show_details(rows, kind.name)
+            return
+        prediction = self._predictions.get(kind.name)
+        rows = models.quantize_details(kind, prediction, self._model.size)
+        if kind.name == self._recommended and isinstance(prediction, models.TypePrediction):
+            rows.insert(0, ("recommended", models.why_recommended(prediction)))
+        if (out := self._out(kind)) is not None:
+            rows.insert(0, ("writes", paths.shown(out)))
+        self.show_details(rows, kind.name)
 
     def _out(self, kind: QuantType) -> Path | None:
         """Return the file to write; None until the header of the source is read."""
@@ -166,12 +157,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
     @work(exclusive=True, group="ask")
     async def action_make(self) -> None:
         """Ask the necessary questions, then start the job."""
-        kind = self._kind
-        if self.marked_key == _ORIGINAL:
-            await self._services.navigation.repository(self._repo)
-            self.dismiss(None)
-            return
-        if kind is None:
+        if (kind := self._kind) is None:
             self._unfold()
             return
         found, out = self._predictions.get(kind.name), self._out(kind)
@@ -232,13 +218,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         """Return the finished file, unless a dialog is open above."""
         if self._made is not None and self.is_active:
             self.dismiss(self._made)
-
-
-def _repository(model: LocalModel) -> str:
-    from cpuchat.models.catalog import load_catalog, match_local
-
-    entry = match_local(load_catalog(), model)
-    return entry.repos[0] if entry is not None else ""
 
 
 _CLOCK_SECONDS = 1.0

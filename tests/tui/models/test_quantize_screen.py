@@ -7,7 +7,6 @@ import os
 import signal
 from pathlib import Path
 
-import msgspec
 import pytest
 from textual.widgets import Button, Static
 
@@ -16,18 +15,16 @@ from cpuchat.hardware.topology import Instructions
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
-from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress, quantize
+from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui.models.quantize import USUAL, QuantizeScreen
-from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.download_line import working
 from cpuchat.tui.widgets.model_list import Labelled, ModelList
 from tests.models.quantize.jobs import children
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import HANG_GUARD, SMALL, WIDE, RunningApp, running
-from tests.support.hub_server import HubServer
 from tests.support.shapes import TINY_LLAMA
 from tests.support.shelf import MACHINE
 from tests.support.snapshots import snapshot
@@ -128,24 +125,6 @@ async def test_a_type_is_chosen_by_what_it_gives_and_made(half: Path) -> None:
         assert any("written" in notice for notice in app.notices)
 
 
-async def test_what_is_quantized_already_leads_to_its_original_and_lists_only_smaller_types(
-    half: Path, hub_server: HubServer
-) -> None:
-    hub_server.add("owner/Original-GGUF", {"Original-F16.gguf": half})
-    made = await quantize(QuantizeJob(source=half, out=half.with_name("llama-Q4_K_M.gguf"), type=quant_type("Q4_K_M")))
-    model = msgspec.structs.replace(local(made), repo="owner/Original-GGUF")
-    async with running(size=SMALL) as app:
-        screen = await opened(app, model)
-        await screen.known("Q3_K_M")
-        listed = [row.key for row in screen.rows.rows]
-        assert listed[0] == "original" and "Q8_0" not in listed and "Q4_K_M" not in listed
-        assert not [row.key for row in screen.rows.rows if "recommended" in row.name]
-        assert "is already quantized" in " ".join(app.screen_text.split())
-        await screen.mark("original")
-        await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
-
-
 async def test_it_asks_before_it_replaces_and_before_it_loses_quality_twice(half: Path) -> None:
     there = half.with_name("llama-Q4_K_M.gguf")
     there.write_bytes(b"mine")
@@ -166,6 +145,10 @@ async def test_it_asks_before_it_replaces_and_before_it_loses_quality_twice(half
 
         screen = await opened(app, local(there))
         await screen.known("Q3_K_M")
+        listed = [row.key for row in screen.rows.rows]
+        assert "Q8_0" not in listed and "Q4_K_M" not in listed  # only smaller ones
+        assert not [row.key for row in screen.rows.rows if "recommended" in row.name]
+        assert "is already quantized" in " ".join(app.screen_text.split())
         await screen.mark("Q3_K_M")
         assert "requantized from" in " ".join(app.screen_text.split())
         await app.press("enter")
