@@ -136,25 +136,6 @@ async def hardware(pilot: Any) -> None:
     await pilot.pause(1.5)
 
 
-async def plan(pilot: Any) -> None:
-    from cpuchat.tui.plan import PlanScreen
-    from cpuchat.tui.widgets.model_list import ModelList
-
-    await until(pilot, lambda: pilot.app.conversation.model is not None)
-    await pilot.app.run_action("app.plan")
-    await until(pilot, lambda: isinstance(pilot.app.screen, PlanScreen) and pilot.app.screen.query("#list"))
-    pane = pilot.app.screen.query_one("#list")
-    await until(pilot, lambda: pane.border_title)
-    while not str(pane.border_title).startswith("EPYC 9754"):
-        before = str(pane.border_title)
-        await pilot.press("right")
-        await until(pilot, lambda before=before: str(pane.border_title) != before)
-    pilot.app.screen.query_one(ModelList).mark("Llama 3.3 70B Instruct")
-    about = pilot.app.screen.query_one("#about")
-    await until(pilot, lambda: "Llama 3.3 70B Instruct" in str(about.border_title))
-    await pilot.pause(0.5)
-
-
 async def tune(pilot: Any) -> None:
     from cpuchat.tui.models.quantize import TuneScreen
 
@@ -186,7 +167,6 @@ SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
     "repository": repository,
     "downloads": downloads,
     "hardware": hardware,
-    "plan": plan,
     "tune": tune,
     "settings": settings,
     "help": help_screen,

@@ -1,19 +1,15 @@
-"""Plans in words: what a model would do on a machine, and lists of models, machines and numbers of machines."""
+"""Plans in words: what a model would do on a machine, and tables of models, machines and numbers of machines."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cpuchat.models.catalog import PACE
-from cpuchat.present.table import ListRow
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.costs.model import Figure
-    from cpuchat.planner.plan import CapacityPlan, Drafted, PlannedWorkload, Range
+    from cpuchat.planner.plan import CapacityPlan, Drafted, Range
     from cpuchat.planner.specs import MachineSpec
     from cpuchat.planner.users import UserPlan
 
@@ -143,13 +139,6 @@ def _costs(plan: CapacityPlan) -> Lines:
     return [("cost", f"${costs.usd_per_hour:.2f} an hour{power}{joules}; {per}")]
 
 
-def workload_words(workload: PlannedWorkload, quantization: str = "") -> str:
-    """`Q8_0 · ctx 8,192 · prompt 500 · answer 300 · 5 tok/s`; without a quantization that is usual."""
-    kind = f"{quantization} · " if quantization else ""
-    lengths = f"prompt {workload.n_prompt:,} · answer {workload.n_answer:,}"
-    return f"{kind}ctx {workload.n_ctx:,} · {lengths} · {workload.tok_s:g} tok/s"
-
-
 def catalog_row(plan: CapacityPlan) -> tuple[str, ...]:
     """Return a line of the catalog on a machine, as of `CATALOG_HEADS`."""
     assert plan.tok_s is not None and plan.ttft_s is not None  # only models that fit are listed
@@ -243,56 +232,3 @@ def user_lines(found: UserPlan, plan: CapacityPlan) -> list[str]:
         f"On {units.plural(found.enough, 'machine')} {100 * AT_ONCE:.0f} % of the messages begin at once.",
         OTHER_ENGINE,
     ]
-
-
-def catalog_rows(plans: Sequence[CapacityPlan], target: float) -> list[ListRow]:
-    """Return the lines of a list of `catalog_plans`, the key is the model's name; headings divide it by speed."""
-    rows: list[ListRow] = []
-    bounds = [("10 tok/s or more", 10.0), ("5 to 10 tok/s: reading speed", PACE), ("slower", 0.0)]
-    if target != PACE:
-        bounds = [(f"{target:g} tok/s or more", target), ("slower", 0.0)]
-    most = math.inf
-    for heading, least in bounds:
-        found = [one for one in plans if one.tok_s is not None and least <= one.tok_s.value < most]
-        rows += [ListRow(name=heading)] if found else []
-        for one in found:
-            size, speed = units.size(round(one.model.size)), _speed(one.tok_s.value) if one.tok_s is not None else ""
-            columns = (one.model.quantization, size, one.memory.fit, speed)
-            rows.append(ListRow(key=one.model.name, name=one.model.name, columns=columns))
-        most = least
-    return rows
-
-
-def _speed(tok_s: float) -> str:
-    return f"≈{units.about(tok_s)} tok/s"
-
-
-def machine_rows(plans: Sequence[CapacityPlan]) -> list[ListRow]:
-    """Return the lines of a list of `machine_plans`, the key is the machine's id; headings divide it by what reaches
-    the target, plain or with the draft model."""
-    target = plans[0].workload.tok_s
-    enough, drafted, slower, scalar, too_large = groups = (
-        [ListRow(name=f"{target:g} tok/s or more")],
-        [ListRow(name="only with the draft model, in code")],
-        [ListRow(name="slower")],
-        [ListRow(name="no SIMD kernel")],
-        [ListRow(name="too large")],
-    )
-    for plan in plans:
-        code = code_draft(plan)
-        if plan.tok_s is None:
-            (scalar if plan.verdict == "no SIMD" else too_large).append(_machine_row(plan, None))
-        elif plan.tok_s.value >= target:
-            enough.append(_machine_row(plan, plan.tok_s))
-        elif code is not None and code.tok_s.value >= target:
-            drafted.append(_machine_row(plan, code.tok_s))
-        else:
-            slower.append(_machine_row(plan, plan.tok_s))
-    return [row for rows in groups if len(rows) > 1 for row in rows]
-
-
-def _machine_row(plan: CapacityPlan, tok_s: Range | None) -> ListRow:
-    machine = plan.machine
-    speed = _speed(tok_s.value) if tok_s is not None else ""
-    columns = (f"{machine.read_gbs.value:.0f} GB/s", f"{machine.memory_gb.value:.0f} GB", plan.verdict, speed)
-    return ListRow(key=machine.id, name=machine.name, columns=columns, dim=tok_s is None)

@@ -280,9 +280,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     # Help and the way out
 
-    def action_plan(self) -> None:
-        self.services.navigation.plan()
-
     def action_help(self) -> None:
         from cpuchat.tui.help import HelpScreen
 

@@ -60,11 +60,6 @@ class Navigator:
     def hardware(self) -> None:
         self._app.push_screen(self._screen("hardware.screen.HardwareScreen", self._services))
 
-    def plan(self) -> None:
-        screen = self._screen("plan.PlanScreen", self._services)
-        if type(screen) is not type(self._app.screen):
-            self._app.push_screen(screen)
-
     async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
         """`kept`: one that was saved, to continue."""
         await self._result("compare.screen.CompareScreen", self._services, sides, prompt, kept)

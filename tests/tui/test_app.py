@@ -38,7 +38,6 @@ from cpuchat.tui.models.drafts import DraftModelsScreen
 from cpuchat.tui.models.quantize import QuantizeScreen, TuneScreen
 from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
-from cpuchat.tui.plan import MachinesScreen, PlanScreen
 from cpuchat.tui.settings import SettingRow, SettingsScreen
 from cpuchat.tui.threads import result_of
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
@@ -70,8 +69,7 @@ def test_every_action_of_the_table_exists() -> None:
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
               "dialog": ConfirmScreen, "transcript": Transcript, "branches": ChatTranscript, "compare": CompareScreen,
               "places": PlacesList, "replay": ReplayScreen,
-              "other_side": OtherSideScreen, "plan": PlanScreen, "plan_machines": MachinesScreen,
-              "tune": TuneScreen}  # fmt: skip
+              "other_side": OtherSideScreen, "tune": TuneScreen}  # fmt: skip
     for key in keys.KEYS:
         place, _, action = key.action.partition("(")[0].rpartition(".")
         owner = ChatScreen if place == "screen" else owners[key.place]
