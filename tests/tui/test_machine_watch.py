@@ -51,15 +51,17 @@ async def given_back(counters: Counters) -> None:
         await asyncio.sleep(0)
 
 
-async def test_counters_are_opened_in_a_thread_and_asked_from_then_on() -> None:
+async def test_counters_are_opened_in_a_thread_asked_from_then_on_and_opened_again_when_closed() -> None:
     machine = Machine()
     watch = MachineWatch(machine.open)
     assert watch.sample() is None  # being opened
-    assert (await first(watch)).no_bandwidth == "nothing opens"
-    watch.sample()
-    [counters] = machine.opened
-    assert counters.thread != threading.get_ident()
-    assert threading.get_ident() not in counters.threads
+    for number in range(2):
+        assert (await first(watch)).no_bandwidth == "nothing opens"
+        counters = machine.opened[number]
+        assert counters.thread != threading.get_ident()
+        assert threading.get_ident() not in counters.threads
+        watch.close()
+        await given_back(counters)
 
 
 @pytest.mark.timeout(180)
@@ -81,15 +83,6 @@ async def test_a_kernel_that_takes_its_time_keeps_nobody() -> None:
     assert watch.sample() == sample  # the last one, while the next is waited for
     go.set()
     watch.close()
-
-
-async def test_closed_counters_are_opened_again() -> None:
-    machine = Machine()
-    watch = MachineWatch(machine.open)
-    for number in range(2):
-        await first(watch)
-        watch.close()
-        await given_back(machine.opened[number])
 
 
 async def test_counters_that_come_too_late_are_given_back() -> None:
