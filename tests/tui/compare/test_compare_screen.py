@@ -121,16 +121,24 @@ async def test_next_prompt_repeat_and_medians() -> None:
         assert all(request.sampling.temperature == 0 for side in app.sides for request in side.requests)
 
 
-async def test_escape_stops_and_keeps_what_is_written() -> None:
-    gate = Gate()
-    sides = [scripted_side(answer("One two never", gate=gate), model=Q8), ScriptedBackend(model=Q4)]
+async def test_escape_stops_and_keeps_what_is_written_and_quitting_ends_both_workers() -> None:
+    gates = [Gate(), Gate()]
+    sides = [
+        scripted_side(*(answer("One two never", gate=gate) for gate in gates), model=Q8),
+        ScriptedBackend(model=Q4),
+    ]
     async with comparing(sides) as app:
-        await app.until(gate.reached.is_set)
+        await app.until(gates[0].reached.is_set)
         await app.press("escape")
         await app.done()
         assert "One two" in app.screen_text and "stopped" in app.screen_text
         assert len(app.sides[1].requests) == 1  # the warm-up
         assert isinstance(app.app.screen, CompareScreen)
+        await app.press("ctrl+r")
+        await app.until(lambda: app.screen.busy)
+        app.press_last("ctrl+q")
+        await app.until(lambda: app.app._exit)
+    assert all(side.closed for side in sides)
 
 
 async def test_a_stopped_repeat_leaves_the_complete_round() -> None:
@@ -310,33 +318,11 @@ async def test_a_stopped_round_is_one_when_it_opens_again() -> None:
         assert "Stopped: no verdict." in shown and "×" not in shown.partition("one after the other")[2]
 
 
-async def test_quitting_in_the_middle_ends_both_workers() -> None:
-    gate = Gate()
-    sides = [scripted_side(answer("One two never", gate=gate), model=Q8), ScriptedBackend(model=Q4)]
-    async with comparing(sides) as app:
-        await app.until(gate.reached.is_set)
-        app.press_last("ctrl+q")
-        await app.until(lambda: app.app._exit)
-    assert all(side.closed for side in sides)
-
-
-async def test_one_key_compares_the_demo_with_its_other_quantization() -> None:
+async def test_one_key_compares_the_demo_with_its_other_quantization_and_keys_wait_for_the_unload() -> None:
     demo = Library([]).resolve("demo")
     backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo)))
-    async with running(backend, model=demo) as app:
-        await app.ready()
-        app.app.services.new_backend = lambda: ScriptedBackend()
-        await app.press("ctrl+l")
-        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
-        screen = app.app.screen
-        assert isinstance(screen, CompareScreen)
-        assert screen.comparison.names == ("Q8_0", "Q4_K_M")
-        await app.until(lambda: screen.comparison.turns and not screen.busy)
-
-
-async def test_keys_wait_while_the_chats_model_is_unloaded_for_a_comparison() -> None:
     held, waits = 0, list[int]()
-    async with running() as app:
+    async with running(backend, model=demo) as app:
         await app.ready()
         hold, unload = app.app.services.keys_held, app.backend.unload
 
@@ -354,9 +340,12 @@ async def test_keys_wait_while_the_chats_model_is_unloaded_for_a_comparison() ->
 
         app.app.services.keys_held, app.backend.unload = keys_held, unloaded
         app.app.services.new_backend = lambda: ScriptedBackend()
-        app.chat.commands.compare_sides(SIDES)
+        await app.press("ctrl+l")
         await app.until(lambda: isinstance(app.app.screen, CompareScreen))
-        assert waits == [1]
+        screen = app.app.screen
+        assert isinstance(screen, CompareScreen)
+        assert screen.comparison.names == ("Q8_0", "Q4_K_M") and waits == [1]
+        await app.until(lambda: screen.comparison.turns and not screen.busy)
 
 
 async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -> None:

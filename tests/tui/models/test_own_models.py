@@ -27,24 +27,38 @@ from tests.support.tiny_gguf import write_tiny_gguf
 pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
 
 
-async def test_deleting_asks_says_what_is_freed_and_deletes(tmp_path: Path) -> None:
+async def test_deleting_asks_says_what_is_freed_and_refuses_what_is_loaded_and_its_draft_model(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
-    file = write_tiny_gguf(folder / "mine.gguf")
-    async with running(folders=(folder,)) as app:
+    file, draft, mine = (write_tiny_gguf(folder / f"{name}.gguf") for name in ("loaded", "beside", "mine"))
+    loaded = msgspec.structs.replace(MODEL, path=str(file), draft="tiny", draft_quantization="F32")
+    backend = ScriptedBackend(model=loaded)
+    async with running(backend, model=file, folders=(folder,)) as app:
+        await opened(app)
+        assert marked(app) == f"local {file}"
+        await app.press("delete")
+        await app.until(lambda: any("in use" in notice for notice in app.notices))
+        await type_in(app, "beside")
+        await app.until(lambda: marked(app) == f"local {draft}")
+        await app.press("f8")
+        await app.until(lambda: sum("in use" in notice for notice in app.notices) == 2)
+        assert file.exists() and draft.exists() and isinstance(app.app.screen, ModelsScreen)
+
+        backend._model = msgspec.structs.replace(loaded, draft="")
+        await app.press("escape", "escape")
         await opened(app)
         await type_in(app, "mine")
-        await app.until(lambda: marked(app) == f"local {file}")
+        await app.until(lambda: marked(app) == f"local {mine}")
         await app.press("end", "delete")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         assert "will be freed (1 file)" in app.screen_text
         await app.press("n")
         await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-        assert file.exists()
+        assert mine.exists()
         await app.press("f8")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
         await app.press("y")
-        await app.until(lambda: not file.exists() and f"local {file}" not in keys(app))
+        await app.until(lambda: not mine.exists() and f"local {mine}" not in keys(app))
         assert any("freed" in notice for notice in app.notices)
 
 
@@ -70,24 +84,6 @@ async def test_a_key_pressed_twice_on_a_slow_disk_asks_once(tmp_path: Path, monk
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen) and handled.is_set())
         await app.press("n")
         await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-
-
-async def test_what_is_loaded_and_the_draft_model_beside_it_are_not_deleted(tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    file = write_tiny_gguf(folder / "mine.gguf")
-    draft = write_tiny_gguf(folder / "beside.gguf")
-    loaded = msgspec.structs.replace(MODEL, path=str(file), draft="tiny", draft_quantization="F32")
-    async with running(ScriptedBackend(model=loaded), model=file, folders=(folder,)) as app:
-        await opened(app)
-        assert marked(app) == f"local {file}"
-        await app.press("delete")
-        await app.until(lambda: any("in use" in notice for notice in app.notices))
-        await type_in(app, "beside")
-        await app.until(lambda: marked(app) == f"local {draft}")
-        await app.press("f8")
-        await app.until(lambda: sum("in use" in notice for notice in app.notices) == 2)
-        assert file.exists() and draft.exists() and isinstance(app.app.screen, ModelsScreen)
 
 
 async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> None:

@@ -219,8 +219,7 @@ async def test_the_work_goes_on_when_the_screen_is_left_and_ends_well_while_it_i
         assert "→" not in app.screen_text.splitlines()[-2]
 
 
-@pytest.mark.parametrize("key", ["y", "ctrl+q"])  # who asks twice to leave does not want to be asked
-async def test_leaving_the_app_asks_and_leaves_nothing(large: Path, key: str) -> None:
+async def test_leaving_the_app_asks_once_and_leaves_nothing(large: Path) -> None:
     async with running() as app:
         await begun(app, large)
         await app.press("ctrl+q")
@@ -230,15 +229,16 @@ async def test_leaving_the_app_asks_and_leaves_nothing(large: Path, key: str) ->
         assert app.app.services.quantizing.job is not None
         await app.press("ctrl+q")
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        app.press_last(key)
+        app.press_last("ctrl+q")  # who asks twice to leave does not want to be asked
         await app.until(lambda: not app.app.is_running)
     assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
 
 
-async def test_a_model_that_llama_cpp_does_not_know_is_told(tmp_path: Path) -> None:
+async def test_an_unknown_model_is_told_and_what_lies_in_the_package_is_made_elsewhere(tmp_path: Path) -> None:
     unknown = write_tiny_gguf(tmp_path / "unknown.gguf")
     model = local(unknown)
     unknown.write_bytes(unknown.read_bytes().replace(b"llama", b"lhama"))
+    demo = next(model for model in Library([]).local_models() if model.source == "demo")
     async with running() as app:
         screen = await opened(app, model)
         await screen.known()
@@ -246,11 +246,7 @@ async def test_a_model_that_llama_cpp_does_not_know_is_told(tmp_path: Path) -> N
         await app.press("enter")
         await app.until(lambda: "unknown model architecture" in app.notices[-1])
         assert app.app.screen is screen.screen
-
-
-async def test_what_lies_in_the_package_is_made_elsewhere() -> None:
-    demo = next(model for model in Library([]).local_models() if model.source == "demo")
-    async with running() as app:
+        await app.press("escape")
         screen = await opened(app, demo)
         await screen.known()
         assert Path(screen.out).expanduser().parent == paths.made_models_dir()

@@ -57,7 +57,7 @@ async def test_tuned_used_and_undone(tiny_model: Path, monkeypatch: pytest.Monke
         await app.press("escape")
 
 
-async def test_esc_stops_it_and_the_model_is_loaded_again(tiny_model: Path) -> None:
+async def test_esc_stops_it_the_model_is_loaded_again_and_what_cannot_be_tuned_says_why(tiny_model: Path) -> None:
     async with running(backend(tiny_model), model=tiny_model, folders=(tiny_model.parent,)) as app:
         screen = await tuning(app)
         await app.until(lambda: " of at most " in app.screen_text)
@@ -66,6 +66,11 @@ async def test_esc_stops_it_and_the_model_is_loaded_again(tiny_model: Path) -> N
         await app.until(lambda: "Esc closes" in app.screen_text)
         await app.press("escape")
         await app.until(lambda: len(app.backend.loads) == 2 and app.app.screen is app.chat and not app.chat.busy)
+
+        app.conversation.settings.engine.n_ctx = 16_777_216
+        screen = await tuning(app)
+        await app.until(lambda: screen.done and "Not tuned." in app.screen_text)
+        await app.press("escape")
 
 
 async def test_esc_stops_it_before_it_has_begun(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,14 +86,6 @@ async def test_esc_stops_it_before_it_has_begun(tiny_model: Path, monkeypatch: p
         await app.press("escape")
         opened_chats.set()
         await app.until(lambda: screen.done and "Stopped; nothing was changed." in app.screen_text)
-        await app.press("escape")
-
-
-async def test_a_model_that_cannot_be_tuned_says_why(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(backend(tiny_model), model=tiny_model, folders=(tiny_model.parent,)) as app:
-        app.conversation.settings.engine.n_ctx = 16_777_216
-        screen = await tuning(app)
-        await app.until(lambda: screen.done and "Not tuned." in app.screen_text)
         await app.press("escape")
 
 

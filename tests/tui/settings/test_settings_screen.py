@@ -140,8 +140,15 @@ async def test_snapshots() -> None:
         await snapshot(app.app, "settings-80x24")
 
 
-async def test_what_others_changed_while_the_form_was_open_stays() -> None:
+async def test_a_closed_form_is_freed_and_what_others_changed_while_it_was_open_stays() -> None:
     async with running() as app:
+        areas = [weakref.ref(area) for area in (await opened(app)).query(TextArea)]
+        await app.press("escape")
+        await opened(app)  # what was closed last may be remembered
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
+        gc.collect()
+        assert areas and not any(area() is not None for area in areas)
         screen = await opened(app)
         app.app.services.save_settings({"engine": {"threads": 3}})
         settings.update({"chat": {"max_tokens": 50}})  # another instance
@@ -155,17 +162,6 @@ async def test_what_others_changed_while_the_form_was_open_stays() -> None:
         assert app.conversation.settings.engine.threads == 3
     saved = settings.load()
     assert (saved.sampling.top_k, saved.engine.threads, saved.chat.max_tokens) == (7, 3, 50)
-
-
-async def test_a_closed_screen_is_freed_with_its_text_areas() -> None:
-    async with running() as app:
-        areas = [weakref.ref(area) for area in (await opened(app)).query(TextArea)]
-        await app.press("escape")
-        await opened(app)  # what was closed last may be remembered
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat)
-        gc.collect()
-        assert areas and not any(area() is not None for area in areas)
 
 
 async def test_leaving_while_the_settings_are_saved_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
