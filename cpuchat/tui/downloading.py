@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from textual.app import App
 from textual.notifications import SeverityLevel
 from textual.signal import Signal
-from textual.timer import Timer
 from textual.worker import Worker
 
 from cpuchat.base import paths
@@ -19,7 +18,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download, State
 from cpuchat.models.hub.repository import RepoModel
 from cpuchat.present import downloads
-from cpuchat.tui.threads import result_of
+from cpuchat.tui.threads import LoopTimer, result_of
 
 if TYPE_CHECKING:
     from cpuchat.models.downloads.manager import Downloads
@@ -54,7 +53,7 @@ class Downloading:
         self._manager: Downloads | None = None
         self._states: dict[str, State] = {}
         self._waiting: dict[str, Download] = {}  # progress that is not published yet
-        self._timer: Timer | None = None
+        self._timer = LoopTimer(self._publish_progress)
         self._stepped = asyncio.Event()  # a download has another state now, or has left the list
 
     # What there is
@@ -116,9 +115,7 @@ class Downloading:
 
     async def close(self) -> None:
         """Stop the transfers; the next run resumes them."""
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer = None
+        self._timer.stop()
         manager, self._manager = self._manager, None
         if manager is not None:
             await manager.close()
@@ -142,11 +139,9 @@ class Downloading:
             self.changed.publish(download)
         else:
             self._waiting[download.id] = download
-            if self._timer is None:
-                self._timer = self._app.set_timer(PROGRESS_SECONDS, self._publish_progress)
+            self._timer.start(PROGRESS_SECONDS)
 
     def _publish_progress(self) -> None:
-        self._timer = None
         waiting, self._waiting = self._waiting, {}
         for download in waiting.values():
             self.changed.publish(download)
@@ -179,7 +174,7 @@ class Quantizing:
         self.outcome = ""
         self._app = app
         self._worker: Worker[None] | None = None
-        self._timer: Timer | None = None
+        self._timer = LoopTimer(self._publish)
 
     def start(self, job: QuantizeJob) -> None:
         """Start `job`; no other may be running."""
@@ -209,9 +204,8 @@ class Quantizing:
             self._app.notify(f"{clean_line(paths.shown(made))} written.", title="Quantized", markup=False)
         except CpuchatError as error:
             self.outcome = clean_line(error.message)
-            self._app.notify(
-                clean_line(str(error)), title="Not quantized", severity="error", timeout=15, markup=False
-            )  # fmt: skip
+            text = clean_line(str(error))
+            self._app.notify(text, title="Not quantized", severity="error", timeout=15, markup=False)
         except asyncio.CancelledError:
             self.outcome = "Stopped; the partial file was deleted."
             raise
@@ -221,11 +215,8 @@ class Quantizing:
 
     def _told(self, progress: QuantizeProgress) -> None:
         self.progress = progress
-        if self._timer is None:
-            self._timer = self._app.set_timer(PROGRESS_SECONDS, self._publish)
+        self._timer.start(PROGRESS_SECONDS)
 
     def _publish(self, made: Path | None = None) -> None:
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer = None
+        self._timer.stop()
         self.changed.publish(made)

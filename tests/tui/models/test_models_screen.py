@@ -122,7 +122,10 @@ async def test_a_pasted_path_is_quantized_and_loaded_and_enter_means_what_was_ty
         assert app.backend.loads[2][0].name == DEMO_FILES["demo-draft"]
 
 
-async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_path: Path, tiny_model: Path) -> None:
+async def test_what_cannot_be_loaded_is_told_here_and_a_choice_is_not_lost_below_another_screen(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = threading.Event()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny_model.read_bytes()[:100])
     large = hollow_file(tmp_path / "large.gguf", big_header("70b", "F16"))
@@ -136,12 +139,7 @@ async def test_what_cannot_be_loaded_is_told_here_and_the_good_model_stays(tmp_p
             assert isinstance(app.app.screen, ModelsScreen)
         assert len(app.backend.loads) == 1 and app.conversation.model == MODEL
 
-
-async def test_a_choice_is_not_lost_below_a_dialog(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = threading.Event()
-    monkeypatch.setattr(machine, "require_loadable", lambda *_: checked.wait(180))
-    async with running() as app:
-        await opened(app)
+        monkeypatch.setattr(machine, "require_loadable", lambda *_: checked.wait(180))
         await type_in(app, str(tiny_model))
         await app.until(lambda: marked(app) == "file")
         await app.press("enter", "ctrl+g")
