@@ -101,11 +101,6 @@ class Field(DeclaredSetting):
         when = "" if self.tab == "Engine" else self.takes_effect
         return self.words.about + (f" · from the next {when}" if when else "")
 
-    @property
-    def rule(self) -> str:
-        """Return what its text must be if there is a rule; else what the setting does."""
-        return self.wanted or self.about
-
     def shown(self, value: Any) -> Any:
         """Convert a value to the content of its widget."""
         if value is None:
@@ -120,18 +115,13 @@ class Field(DeclaredSetting):
         """Convert a widget's content to a value. Raises ValueError: not acceptable; the message says what is."""
         if self.default is None and not str(shown).strip():
             return None
+        value = shown
         if self.kind == "lines":
-            value: Any = [line.strip() for line in str(shown).splitlines() if line.strip()]
+            value = [line.strip() for line in str(shown).splitlines() if line.strip()]
         elif self.kind in ("whole", "number"):
-            text = str(shown).strip().replace(",", ".") if self.kind == "number" else str(shown).strip()
-            try:
-                value = int(text) if self.kind == "whole" else float(text)
-            except ValueError:
-                raise ValueError(self.wants) from None
-        else:
-            value = shown
+            value = str(shown).strip().replace(",", ".")
         try:
-            return msgspec.convert(value, prepared(self.type))
+            return msgspec.convert(value, prepared(self.type), strict=False)  # numbers are read from texts
         except msgspec.ValidationError:
             raise ValueError(self.wants) from None
 

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import on, work
@@ -78,18 +78,14 @@ class SidePane(Transcript):
         self._open = False
         self.set_messages(messages, top)
 
-    def _compare_last(self, other: str) -> None:
-        """Mark what differs in the last message from `other`."""
-        if self._entries and self._entries[-1].open is None:
-            entry = self._entries[-1]
-            entry.message = dataclasses.replace(entry.message, other=other).cleaned()
-            self._show_whole(entry)
-
     def show_agreement(self, agreement: Agreement, answer: SideAnswer) -> None:
         """Tint the last answer where the other side would have written something else."""
+        self._mark_last(heat=heat(agreement, self.index, answer))
+
+    def _mark_last(self, **marks: Any) -> None:
         if self._entries and self._entries[-1].open is None:
             entry = self._entries[-1]
-            entry.message = dataclasses.replace(entry.message, heat=heat(agreement, self.index, answer)).cleaned()
+            entry.message = dataclasses.replace(entry.message, **marks).cleaned()
             self._show_whole(entry)
 
     def begin_branch(self, title: str, before: str) -> None:
@@ -154,7 +150,7 @@ class SidePane(Transcript):
         """The round is over."""
         self._close("" if self._written else "not answered")
         if complete:
-            self._compare_last(both[1 - self.index].content)
+            self._mark_last(other=both[1 - self.index].content)  # shows where they differ
 
     def _close(self, note: str) -> None:
         if self._open:
