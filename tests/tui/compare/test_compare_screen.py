@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpuchat.base.errors import UsageError
-from cpuchat.compare.comparison import Comparison, KeptComparison
-from cpuchat.compare.runner import DraftOffer, Round, Side, SideAnswer, Turn
+from cpuchat.compare.comparison import Comparison
+from cpuchat.compare.runner import DraftOffer, Side
 from cpuchat.models.drafts.candidates import DraftGain
 from cpuchat.models.drafts.choice import ChosenDrafts
 from cpuchat.models.library.library import Library
@@ -28,7 +27,7 @@ from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.chat_app import SMALL, WIDE, running
 from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, scripted, scripted_side
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer, timings
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
 from tests.support.snapshots import snapshot
 from tests.tui.compare.test_agreement import BOTH
 
@@ -208,18 +207,6 @@ async def test_help_opened_while_the_sides_end_keeps_nobody_on_the_screen() -> N
         await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
 
 
-async def test_a_side_that_cannot_free_what_reading_took_does_not_stay_busy() -> None:
-    class Dying(ScriptedBackend):
-        async def score(self, command: object) -> Failed:
-            return Failed(code="worker_died", message="The worker was killed.")
-
-    async with comparing([Dying([answer("Hi"), answer(text)], model=Q8) for text in TEXTS]) as app:
-        await app.done()
-        with pytest.raises(UsageError):
-            await app.screen.comparison.agree()
-        assert not app.screen.busy
-
-
 async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
     def disturbed(text: str) -> list[Step]:
         steps = answer(text)
@@ -298,24 +285,6 @@ async def test_a_comparison_is_kept_and_opens_again() -> None:
         assert len(app.conversation.history.store.chats()) == 1
         stored = app.conversation.history.store.messages(chat.id)
         assert [message.content for message in stored] == [PROMPT, *TEXTS]
-
-
-async def test_a_stopped_round_is_one_when_it_opens_again() -> None:
-    def prepare(conversation: Conversation) -> None:
-        kept = KeptComparison(conversation.history.store, SIDES)
-        a, b = (SideAnswer(content=text, stop_reason="end", timings=timings(36)) for text in TEXTS)
-        b.stop_reason = "cancelled"
-        kept.keep([Turn(PROMPT, [Round(answers=(a, b))])])
-
-    async with running(prepare=prepare) as app:
-        await app.ready()
-        more = scripted()
-        app.app.services.new_backend = lambda: more.pop(0)
-        (chat,) = app.conversation.history.store.chats()
-        app.chat.open_chat(chat.id)
-        await app.until(lambda: "one after the other · stopped" in app.screen_text)
-        shown = app.screen_text
-        assert "Stopped: no verdict." in shown and "×" not in shown.partition("one after the other")[2]
 
 
 async def test_one_key_compares_the_demo_with_its_other_quantization_and_keys_wait_for_the_unload() -> None:

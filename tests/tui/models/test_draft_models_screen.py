@@ -9,24 +9,19 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.config import settings
-from cpuchat.models.drafts.candidates import DraftCandidate, DraftGain, Expectation
 from cpuchat.models.drafts.choice import ChosenDrafts
-from cpuchat.models.drafts.pairing import Compatibility
-from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.tui.models import drafts as draft_choice
-from cpuchat.tui.models.drafts import DraftModelsScreen, DraftReader
+from cpuchat.tui.models.drafts import DraftModelsScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.model_list import ModelList
-from tests.support.big_headers import big_header
-from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.chat_app import RunningApp, running
 from tests.support.downloads import ShownDownloads, model
 from tests.support.head_files import tap_head_file
 from tests.support.hub_server import HubServer
 from tests.support.scripted_backend import WITH_DRAFT, ScriptedBackend
-from tests.support.shelf import shelf_reader
-from tests.support.snapshots import snapshot
 from tests.support.tiny_gguf import write_tiny_gguf
 
 TARGET = paths.demo_dir() / DEMO_FILES["demo"]
@@ -190,47 +185,3 @@ async def test_the_file_of_the_loaded_model_may_be_gone(tmp_path: Path) -> None:
         await opened(app)
         await app.until(lambda: "problem" in app.screen_text and "gone.gguf" in app.screen_text)
         assert states(app) == {}
-
-
-# A picture
-
-
-def candidate(name: str, quantization: str, size: int, low: float, high: float, **more: object) -> DraftCandidate:
-    gains = (DraftGain("prose", 0.6, 3, low), DraftGain("code", 0.8, 5, high))
-    expected = Expectation(gains, "≈ by its size and the read bandwidth (measured with 8 cores)", 4.2)
-    facts = {"where": "here", "path": Path(f"/models/{name}.gguf"), "expected": expected, **more}
-    return DraftCandidate(name=name, quantization=quantization, size=size, **facts)  # type: ignore[arg-type]
-
-
-FOUND = [
-    candidate("Qwen2.5-0.5B-Instruct", "Q8_0", 531_000_000, 1.2, 1.7, named=True),
-    candidate("SmolLM2-360M", "Q8_0", 386_000_000, 1.1, 1.5),
-    candidate("Qwen2.5 Coder 0.5B Instruct", "Q8_0", 531_000_000, 1.2, 1.7, named=True, where="hub", path=None,
-              repo="bartowski/Qwen2.5-Coder-0.5B-Instruct-GGUF"),
-    candidate("Qwen3 0.6B", "Q8_0", 639_000_000, 1.1, 1.6, where="hub", path=None, repo="unsloth/Qwen3-0.6B-GGUF"),
-]  # fmt: skip
-
-
-class FixtureDrafts(DraftReader):
-    """One that fits and is loaded, one that does not, one not yet told, one that cannot be asked for."""
-
-    def candidates(self) -> tuple[GGUFHeader, list[DraftCandidate]]:
-        return big_header("1.5b", "Q8_0"), FOUND
-
-    def check(self, candidate: DraftCandidate, target: GGUFHeader) -> DraftCandidate:
-        if candidate.name.startswith("Smol"):
-            verdict = Compatibility(ok=False, reason="its vocabulary has 49,152 tokens, the target's 151,936")
-            return msgspec.structs.replace(candidate, verdict=verdict)
-        if candidate.name.startswith("Qwen3"):
-            return msgspec.structs.replace(candidate, failed="Hugging Face cannot be reached.")
-        return msgspec.structs.replace(candidate, verdict=Compatibility(ok=True))
-
-
-async def test_snapshots(tmp_path: Path) -> None:
-    async with running(size=SMALL) as app:
-        await app.ready()
-        reader = FixtureDrafts(app.app.services, shelf_reader(tmp_path), WITH_DRAFT)
-        await app.app.push_screen(DraftModelsScreen(app.app.services, reader))
-        await app.until(lambda: list(states(app).values()) == ["compatible", "mismatch", "compatible", "unknown"])
-        await app.pilot.pause()
-        await snapshot(app.app, "draft-models-80x24")
