@@ -131,8 +131,6 @@ async def hardware(pilot: Any) -> None:
     await ask(pilot, "Why does a CPU write slower than it reads the prompt?")
     await pilot.press("f12")
     await until(pilot, lambda: isinstance(pilot.app.screen, HardwareScreen) and pilot.app.screen.now.placed)
-    await pilot.press("m")
-    await until(pilot, lambda: not pilot.app.screen.working)
     await pilot.pause(1.5)
 
 

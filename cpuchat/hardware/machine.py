@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,13 +63,3 @@ class MachineReader:
         from cpuchat.hardware.numa.residency import read_residency
 
         return read_residency(pid, files, self.root)
-
-    def survey(
-        self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
-    ) -> Survey:
-        """Measure the read bandwidth under the memory policy `memory` (in words), about 12 seconds. Raises ProbeFailed:
-        it could not be measured; Interrupted: `cancelled` said so.
-        """
-        from cpuchat.hardware.bandwidth.read_bandwidth import survey
-
-        return survey(topology, progress, memory=memory, cancelled=cancelled, root=self.root)

@@ -168,7 +168,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
         parts.append(f"{units.bandwidth(machine.peak)} GB/s")
         parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
     else:
-        parts.append("F12 measures the read bandwidth")
+        parts.append("`cpuchat probe` measures the read bandwidth")
     models = load_catalog().models
     predictions = estimates(models, machine)
     best = next(iter(ranked(models, predictions).suits), None)

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """(label, text)"""
 
-READ_BANDWIDTH = "read bandwidth"
-_NOT_MEASURED = "not measured · press m (takes under 40 s)"
-_PASSES_NOT_MEASURED = "not measured: speeds are rough · m measures (under 40 s)"
+_NOT_MEASURED = "not measured: `cpuchat probe` measures it (under 40 s)"
+_PASSES_NOT_MEASURED = "not measured: speeds are rough · measured while the app is idle, or by `cpuchat probe`"
 _COUNTERS_OFF = "counters are off in the settings (F2)"
 
 
@@ -80,7 +79,7 @@ def rows(facts: MachineFacts, now: Now) -> list[Row]:
     survey = facts.survey
     found = [
         ("cores", _cores(facts.topology, now.model)),
-        (READ_BANDWIDTH, _read_bandwidth(facts)),
+        ("read bandwidth", _read_bandwidth(facts)),
         *([("passes", now.passes)] if now.passes else []),
         ("theoretical peak", theoretical_peak(facts.topology, facts.theoretical)),
         *_nodes(survey),
@@ -145,10 +144,10 @@ def _read_bandwidth(facts: MachineFacts) -> str:
         share = share_of_peak(survey, facts.theoretical)
         of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
         is_disturbed = any(one.disturbed for _, one in measured_sets(survey, per_count=True))
-        disturbed = "measured while other programs ran · m repeats it" if is_disturbed else ""
+        disturbed = "measured while other programs ran · `cpuchat probe` repeats it" if is_disturbed else ""
         return " · ".join(filter(None, (f"{sets} GB/s", of_peak, knee(survey), disturbed)))
     if peak is not None:
-        return f"{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} · m measures in detail"
+        return f"{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} · `cpuchat probe` measures in detail"
     return _NOT_MEASURED
 
 
@@ -188,9 +187,9 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
     if (known := log.read()).probe:
         return _probed(known)
     if (near := log.nearest_probe()) is not None:
-        return f"{_probed(near.read())}, scaled to {plural(len(log.on.cpus), 'core')} · m measures these"
+        return f"{_probed(near.read())}, scaled to {plural(len(log.on.cpus), 'core')}"
     if (earlier := log.earlier_probe()) is not None:
-        return f"{_probed(earlier.read())}, with an earlier engine · m measures again"
+        return f"{_probed(earlier.read())}, with an earlier engine"
     return _PASSES_NOT_MEASURED
 
 

@@ -314,17 +314,17 @@ def context(prediction: Prediction) -> str:
     return f"{tokens(prediction.n_ctx)} tokens" + (f" (up to {tokens(more)} fit)" if more > prediction.n_ctx else "")
 
 
-def doubt(machine: Machine | None, key: str) -> str:
-    """Return why predicted speeds are missing or rough, and what to press; "" where passes were measured."""
+def doubt(machine: Machine | None) -> str:
+    """Return why predicted speeds are missing or rough; "" where passes were measured."""
     from cpuchat.models.machine import DISTURBED
 
     if machine is None or (machine.peak and machine.probed):
         return ""
     if machine.peak:
-        return f"speeds are rough · press {key} for exact speeds"
+        return "speeds are rough until `cpuchat probe`"
     if machine.peak_source == DISTURBED:
-        return f"no speeds: other programs disturbed the measurement · {key} repeats it"
-    return f"{key} measures the read bandwidth to predict speeds"
+        return "no speeds: other programs disturbed the measurement"
+    return "no speeds until `cpuchat probe`"
 
 
 _PARTS_HEADING = "Draft heads and multimodal projectors (not models)"

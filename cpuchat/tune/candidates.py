@@ -489,7 +489,7 @@ def _basis(
     elif measured := _newest_peak(model, figures) or (costs.peak if costs is not None else 0.0):
         peak, source = measured, "the measured bandwidth of the cores in use"
     elif theoretical is not None:
-        peak, source = theoretical.bytes_per_s, "the theoretical peak (press m to measure)"
+        peak, source = theoretical.bytes_per_s, "the theoretical peak (not measured)"
     else:
         return None, "The read bandwidth is not measured, so no speed is predicted. Press m to measure it."
     acceptance = None

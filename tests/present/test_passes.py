@@ -24,19 +24,19 @@ def test_when_and_on_which_cores_passes_were_measured() -> None:
     assert passes_measured(Settings()).endswith(f"(today) · {cores} · 5 passes")
     if len(placement.cpus) > 1:
         told = passes_measured(parse("[engine]\nthreads = 1\n"))
-        assert told.endswith(f"(today) · {cores} · 5 passes, scaled to 1 core · m measures these")
+        assert told.endswith(f"(today) · {cores} · 5 passes, scaled to 1 core")
 
 
 @pytest.mark.parametrize(
     ("peak", "source", "probed", "words"),
     [
         (25e9, "", True, ""),
-        (25e9, "", False, "speeds are rough · press m for exact speeds"),
-        (0.0, DISTURBED, False, "no speeds: other programs disturbed the measurement · m repeats it"),
-        (0.0, "", False, "m measures the read bandwidth to predict speeds"),
+        (25e9, "", False, "speeds are rough until `cpuchat probe`"),
+        (0.0, DISTURBED, False, "no speeds: other programs disturbed the measurement"),
+        (0.0, "", False, "no speeds until `cpuchat probe`"),
     ],
 )
 def test_lists_doubt_speeds_until_passes_are_measured(peak: float, source: str, probed: bool, words: str) -> None:
     machine = Machine(available=1, total=1, peak=peak, peak_source=source, probed=probed)
-    assert doubt(machine, "m") == words
-    assert doubt(None, "m") == ""
+    assert doubt(machine) == words
+    assert doubt(None) == ""

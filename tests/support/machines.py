@@ -147,9 +147,3 @@ class FixtureReader(MachineReader):
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         return self._placed
-
-    def survey(
-        self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
-    ) -> Survey:
-        progress(0, 3, "one core")
-        return self._measured(topology)

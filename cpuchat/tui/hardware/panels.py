@@ -1,13 +1,11 @@
 """What the hardware screen shows beside the picture: facts about the machine and the worker, and a list of placements;
-and what it reads and measures for them.
+and what it reads for them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,19 +14,15 @@ from rich.text import Text
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.bench.cost_probe import CostProbe, probe_costs
 from cpuchat.hardware.machine import MachineFacts
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.present import machine
-from cpuchat.present.machine import Now, costs_measured, cpu_module, kernels_used, passes_measured
+from cpuchat.present.machine import Now, cpu_module, kernels_used, passes_measured
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
-    from cpuchat.hardware.machine import MachineReader
-    from cpuchat.hardware.placement.placement import Placement
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.tui.services import Services
     from cpuchat.tune.candidates import LoadedCosts, PlacementOption
@@ -49,17 +43,13 @@ class FactsTable(Static):
     }
     """
 
-    def show(self, facts: MachineFacts, now: Now, measuring: str = "", advice: str = "") -> None:
-        """`measuring`: progress of a measurement, in the place of the read bandwidth."""
+    def show(self, facts: MachineFacts, now: Now, advice: str = "") -> None:
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         table.add_column(width=_LABEL, no_wrap=True, style=self.get_component_rich_style("facts--dim", partial=True))
         table.add_column(ratio=1, overflow="fold")
         for label, text in machine.rows(facts, now) + ([("advice", advice)] if advice else []):
-            table.add_row(Text(label), Text(measuring or text if label == machine.READ_BANDWIDTH else text))
+            table.add_row(Text(label), Text(text))
         self.update(table)
-
-
-_POLL_SECONDS = 0.1
 
 
 async def read_costs(
@@ -90,42 +80,6 @@ async def read_costs(
         }
 
     return await run_in_daemon_thread(read)
-
-
-async def measure_machine(
-    reader: MachineReader,
-    facts: MachineFacts,
-    spec: PlacementSpec,
-    meant: Placement | None,
-    progress: Callable[[int, int, str], None],
-    cancelled: threading.Event,
-) -> tuple[Survey, str]:
-    """Return the survey, and a sentence about the passes ("" where these were cancelled).
-
-    Args:
-        spec: the cores in use; `meant` is what it resolves to here, None if it is impossible.
-
-    Raises:
-        ProbeFailed, OSError: the bandwidth could not be measured.
-        Interrupted: cancelled during the survey.
-    """
-    # As the worker places its memory: on one node there is nothing to place.
-    memory = meant.memory.words if meant is not None and len(facts.topology.nodes) > 1 else ""
-    survey = await asyncio.to_thread(reader.survey, facts.topology, memory, progress, cancelled.is_set)
-    if meant is None or survey.all_cores.disturbed:
-        return survey, costs_measured(0, 0)
-    probe = CostProbe(spec, progress)
-    running = asyncio.ensure_future(probe_costs(probe, meant))
-    while not running.done():
-        await asyncio.wait({running}, timeout=_POLL_SECONDS)
-        if cancelled.is_set() and not running.done():
-            probe.stop()
-    try:
-        return survey, costs_measured(running.result(), len(meant.cpus))
-    except Interrupted:
-        return survey, ""
-    except CpuchatError as error:
-        return survey, f"Passes not measured: {error}"
 
 
 class PlacementList(OptionList):

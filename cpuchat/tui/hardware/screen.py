@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,11 +12,8 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.message import Message
 from textual.widgets import OptionList, Static
 
-from cpuchat.base.errors import CpuchatError, Interrupted
-from cpuchat.hardware.bandwidth.read_bandwidth import Survey
 from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
 from cpuchat.present import machine
@@ -48,13 +44,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
 
-    class Measuring(Message):
-        """`done` of `of` measurements of the read bandwidth; `what` comes next."""
-
-        def __init__(self, done: int, of: int, what: str) -> None:
-            super().__init__()
-            self.done, self.of, self.what = done, of, what
-
     def __init__(self, services: Services, reader: MachineReader | None = None) -> None:
         super().__init__()
         self.reader = reader or MachineReader()
@@ -63,9 +52,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._services = services
         self._conversation = services.conversation
         self._trial: Trial | None = None
-        self._measuring: threading.Event | None = None  # set to cancel
         self._before: PlacementSpec | None = None  # where `u` goes: the previous placement
-        self._told = ""
         self._about: PlacementSpec | None = None  # what the lines at the bottom are about
         self._outcome_told = False  # the lines at the bottom are about a trial
         self._options: PlacementOptions | None = None
@@ -90,10 +77,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def on_resize(self) -> None:
         self.call_after_refresh(self._show)
 
-    def on_unmount(self) -> None:
-        if self._measuring is not None:
-            self._measuring.set()
-
     @property
     def _in_use(self) -> PlacementSpec:
         return PlacementSpec.of(self._conversation.in_effect)
@@ -106,8 +89,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     @property
     def working(self) -> bool:
-        """Return whether a measurement or a load is running."""
-        return self._trial is not None or self._measuring is not None
+        """Return whether a placement is being tried."""
+        return self._trial is not None
 
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
@@ -148,9 +131,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if not self.has_widgets or self.facts is None:
             return
         self._show_picture()
-        measuring = f"{self._told} · Esc stops" if self._measuring else ""
         advice = self._options.advice if self._options is not None else ""
-        self.query_one(FactsTable).show(self.facts, self.now, measuring, advice)
+        self.query_one(FactsTable).show(self.facts, self.now, advice)
 
     def _show_picture(self) -> None:
         facts, model = self.facts, self.now.model
@@ -223,7 +205,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "undo":
             return True if self._before is not None and not self.working else None
-        if action in ("apply", "measure", "recommended"):
+        if action in ("apply", "recommended"):
             return True if self.facts is not None and not self.working else None
         return True
 
@@ -288,54 +270,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if self.has_widgets and self._trial is not None and not self._trial.stopped:
             self._tell(tuner.step(step))
 
-    def action_measure(self) -> None:
-        if self.facts is None or self._refused("You can measure the read bandwidth"):
-            return
-        self._measuring = threading.Event()
-        self._told = "Measuring…"
-        self._services.session.measure(self._run_survey(self.facts, self._measuring), self._measuring.set)
-        self._show()
-        self.refresh_bindings()
-
-    async def _run_survey(self, facts: MachineFacts, cancelled: threading.Event) -> None:
-        def progress(done: int, of: int, what: str) -> None:
-            self.post_message(self.Measuring(done, of, what))
-
-        from cpuchat.tui.hardware.panels import measure_machine
-
-        survey: Survey | None = None
-        problem = told = ""
-        try:
-            spec = PlacementSpec.of(self._services.settings)  # for what lists and plans predict
-            survey, told = await measure_machine(self.reader, facts, spec, self._placement(spec), progress, cancelled)
-        except Interrupted:
-            pass
-        except (CpuchatError, OSError) as error:
-            problem = str(error)
-        finally:
-            self._measuring = None
-        if not self.has_widgets:
-            return
-        if survey is not None:
-            self.facts = dataclasses.replace(facts, survey=survey)
-        if problem:
-            self.notify(problem, title="Not measured", severity="warning", timeout=10, markup=False)
-        self._offer()
-        self._show()
-        if told:
-            self.notify(told, title="Measured", timeout=10, markup=False)
-        self.refresh_bindings()
-
-    @on(Measuring)
-    def _measured(self, event: Measuring) -> None:
-        self._told = f"Measuring {event.what} · {event.done + 1} of {event.of}"
-        self._show()
-
     async def action_close(self) -> None:
         if self._trial is not None:
             self._tell("Stopping…")
             await self._trial.stop()
-        elif self._measuring is not None:
-            self._measuring.set()
         else:
             self.dismiss(None)

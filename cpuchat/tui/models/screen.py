@@ -272,7 +272,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._entries = {entry.key: entry for section in sections for entry in section.entries}
         rows = entries.list_rows(sections, self.state.local or (), self.predictions, self._loaded)
         self.listed.show(rows, self._mark(self.listed))
-        self.query_one("#list").border_subtitle = doubt(self.machine, "m on F12")
+        self.query_one("#list").border_subtitle = doubt(self.machine)
 
     def _mark(self, listed: ModelList) -> str:
         """Return the key to select: what the user selected, or the first result of a search."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import Interrupted
 from cpuchat.config import settings
-from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, Survey
+from cpuchat.hardware.bandwidth.read_bandwidth import Survey
 from cpuchat.hardware.numa.residency import Residency
-from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology, read_topology
-from cpuchat.models.machine import Tuned
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.services import MachineWatch
 from tests.hardware.trees import make_tree
@@ -87,67 +82,14 @@ async def test_this_machine_is_shown() -> None:
         await app.until(lambda: app.app.screen is app.chat)
 
 
-async def test_what_is_measured_are_the_cores_that_lists_predict_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also while a model runs on the cores that tuning found for it."""
-    specs: list[PlacementSpec] = []
-
-    async def measured(reader: object, facts: object, spec: PlacementSpec, *others: object) -> None:
-        specs.append(spec)
-        raise Interrupted("The measurement was stopped.")
-
-    monkeypatch.setattr("cpuchat.tui.hardware.panels.measure_machine", measured)
+async def test_a_measured_bandwidth_and_counters_are_shown(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "epyc-9354")
     async with running(backend_on(root)) as app:
-        screen = await opened(app, FixtureReader(root))
-        screen._conversation.tuned = Tuned(model="m", changes={"engine": {"threads": 1}})
-        await app.press("m")
-        await app.until(lambda: not app.chat.busy)
-    assert specs == [PlacementSpec()]
-
-
-class Waiting(FixtureReader):
-    """Measures until it is told to stop."""
-
-    def survey(
-        self, topology: Topology, memory: str, progress: Callable[[int, int, str], None], cancelled: Callable[[], bool]
-    ) -> Survey:
-        progress(1, 7, "one L3 group")
-        while not cancelled():
-            os.sched_yield()
-        raise Interrupted("The measurement was stopped.")
-
-
-async def test_the_bandwidth_is_measured_which_may_be_stopped_or_fail(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9354")
-    backend = backend_on(root)
-
-    def fails(topology: Topology) -> Survey:
-        raise ProbeFailed("There is too little free memory.", "Close other programs.")
-
-    async with running(backend) as app:
-        screen = await opened(app, Waiting(root, sample=SERVER_COUNTERS))
-        assert "288 GB/s now · umc, whole machine" in app.screen_text
-        await app.press("m")
-        await app.until(lambda: "Measuring one L3 group · 2 of 7 · Esc stops" in app.screen_text)
-        await app.press("escape")
-        await app.until(lambda: not app.chat.busy)
-        assert app.app.screen is screen and "not measured" in app.screen_text
-        screen.reader = FixtureReader(root, fails)
-        await app.press("m")
-        await app.until(lambda: not app.chat.busy and app.notices)
-        assert app.notices == ["Not measured: There is too little free memory. Close other programs."]
-        screen.reader = FixtureReader(root)
-        await app.press("m")
-        await app.until(lambda: not app.chat.busy and "all 32 cores 367 GB/s" in " ".join(app.screen_text.split()))
-        assert "1 L3 group 49.9" in app.screen_text and "80 % of the theoretical peak" in app.screen_text
+        screen = await opened(app, FixtureReader(root, known=True, sample=SERVER_COUNTERS))
+        text = " ".join(app.screen_text.split())
+        assert "1 L3 group 49.9, all 32 cores 367 GB/s · 80 % of the theoretical peak" in text
         assert "From the measured bandwidth" in said(screen)
-        screen.reader = Waiting(root)
-        await app.press("m")
-        await app.until(lambda: app.chat.busy)
-        app.press_last("ctrl+q")
-        await app.until(lambda: backend.closed)
+        assert "288 GB/s now · umc, whole machine" in text
 
 
 async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path) -> None:

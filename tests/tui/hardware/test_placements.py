@@ -96,7 +96,7 @@ async def test_a_trial_that_is_stopped_or_fails_goes_back(tmp_path: Path) -> Non
             await app.press("down", "enter")
             await app.until(gate.reached.is_set)
             assert told in said(screen)
-            await app.press("enter", "m", "u")  # refused meanwhile
+            await app.press("enter", "u")  # refused meanwhile
             backend.load_steps = loaded
             await app.press("escape")
             await app.until(lambda: not app.chat.busy and "Cancelled" in said(screen))
@@ -141,8 +141,6 @@ async def test_nothing_runs_beside_an_answer(tmp_path: Path) -> None:
         await app.count_up_to(gate)
         app.app.push_screen(HardwareScreen(app.app.services, FixtureReader(root)))
         await app.until(lambda: isinstance(app.app.screen, HardwareScreen) and app.app.screen.facts is not None)
-        await app.press("m")
-        assert any("measure the read bandwidth when the answer is done" in notice for notice in app.notices)
         await app.press("down", "down", "enter")
         assert any("change the placement when the answer is done" in notice for notice in app.notices)
         assert len(backend.loads) == 1
