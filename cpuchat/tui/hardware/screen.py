@@ -41,7 +41,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     CSS_PATH = "hardware.tcss"
     AUTO_FOCUS = "#placements"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (100, "-wide")]
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
 
     def __init__(self, services: Services, reader: MachineReader | None = None) -> None:
