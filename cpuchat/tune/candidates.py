@@ -491,7 +491,7 @@ def _basis(
     elif theoretical is not None:
         peak, source = theoretical.bytes_per_s, "the theoretical peak (not measured)"
     else:
-        return None, "The read bandwidth is not measured, so no speed is predicted. Press m to measure it."
+        return None, "The read bandwidth is not measured, so no speed is predicted. `cpuchat probe` measures it."
     acceptance = None
     if model.draft_work is not None and figures.drafting.wanted and figures.drafting.off is None:
         acceptance = measured_acceptance(figures.drafting.counts)
@@ -585,7 +585,7 @@ def _measured(figures: ChatFigures) -> float:
 def _told(costs: LoadedCosts, basis: _Basis, depth: int, scale: float) -> str:
     """Say what a prediction rests on; `depth` is the best one by it."""
     if not costs.is_measured:
-        return "Estimate. Press m to measure."
+        return "Estimate."
     scaled = "; scaled to the last answer" if scale < 1 else ""
     if costs.draft is None:
         return f"{_PREDICTED} {costs.source}{scaled}."

@@ -36,10 +36,9 @@ async def test_marking_a_placement_previews_it(tmp_path: Path) -> None:
 async def test_cores_of_the_settings_that_no_placement_has_are_listed(tmp_path: Path) -> None:
     settings.update({"engine": {"cores": "l3:0-3"}})
     root = make_tree(tmp_path, "epyc-9354")
-    async with running(backend_on(root), model=None) as app:
+    async with running(backend_on(root)) as app:
         screen = await opened(app, FixtureReader(root))
         assert "● cores l3:0-3, memory auto  in use" in app.screen_text
-        assert picture(screen).count("▣") == 17
         await app.press("enter")
         assert said(screen) == "Already in use."
 
@@ -93,6 +92,7 @@ async def test_a_trial_that_is_stopped_or_fails_goes_back(tmp_path: Path) -> Non
         answers, loaded = backend.answers, backend.load_steps
 
         async def stop_at(gate: Gate, told: str) -> None:
+            backend.requests.clear()  # they number the answers
             await app.press("down", "enter")
             await app.until(gate.reached.is_set)
             assert told in said(screen)

@@ -231,7 +231,7 @@ async def test_what_is_marked_is_read_downloaded_paused_and_resumed(machine: Non
         await app.press("enter")
         assert app.app.screen is screen
 
-        await app.pilot.resize_terminal(60, 20)
+        await app.pilot.resize_terminal(44, 20)
         await app.press("pageup", "pageup")
         await app.until(lambda: "base model" not in app.screen_text)
         await app.press(*["shift+down"] * 8)
