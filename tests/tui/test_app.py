@@ -396,7 +396,7 @@ async def test_a_bad_theme_file_is_one_notice_and_no_crash() -> None:
     folder = paths.user_themes_dir()
     folder.mkdir(parents=True)
     (folder / "bad.toml").write_text('name = "bad"\n[colors]\nprimary = "blurple"\n')
-    (folder / "mine.toml").write_text('name = "mine"\n[colors]\nprimary = "#ff8800"\n')
+    (folder / "mine.toml").write_text('name = "mine"\n[colors]\nprimary = "#445566"\n')
     settings.update({"ui": {"theme": "nowhere"}})
     async with running() as app:
         await app.ready()
@@ -405,7 +405,7 @@ async def test_a_bad_theme_file_is_one_notice_and_no_crash() -> None:
         (notice,) = [text for text in app.notices if "bad.toml" in text]
         assert "colors.primary" in notice and "nowhere" in notice
         app.app.theme = "mine"
-        assert app.app.get_css_variables()["primary"] == "#ff8800"
+        assert app.app.get_css_variables()["primary"] == "#445566"
 
 
 async def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
