@@ -26,7 +26,9 @@ _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _OPENING: Final = ("additionalProperties", "patternProperties", "anyOf", "oneOf", "$ref")
 _DATA: Final = ("const", "default", "example")
 _MAX_SCHEMAS: Final = 10_000
-_MAX_PROPERTIES: Final = 1_500  # of one object; more take seconds
+_MAX_PROPERTIES: Final = 1_500  # of one object, whose time grows with their square
+_MAX_ALL_PROPERTIES: Final = 6_000
+_LONGEST_PATTERNS: Final = 20_000  # characters of all of them
 _MAX_REFERRED: Final = 500  # levels of all schemas that are referred to, together
 _NEGATED_CLASS: Final = re.compile(r"\\.|\[\^", re.DOTALL)
 _OPTIONS: Final = {
@@ -65,6 +67,7 @@ class _Preparation:
     def __init__(self, source: str) -> None:
         self._source = source
         self._schemas: list[dict[str, Any]] = []
+        self._n_properties = self._pattern_length = 0
         self._levels: dict[str, int] = {}  # of the schema at each place
         self._references: set[str] = set()
         self._may_close = True
@@ -125,12 +128,16 @@ class _Preparation:
             found.pop("format", None)
         if isinstance(pattern := found.get("pattern"), str):
             found["pattern"] = _without_zero(pattern)
+            self._pattern_length += len(pattern)
+            if self._pattern_length > _LONGEST_PATTERNS:
+                self._fail(path, f"patterns of more than {_LONGEST_PATTERNS:,} characters")
         if isinstance(reference := found.get("$ref"), str):
             self._references.add(reference)
         levels = self._children(found, path, depth)
         if isinstance(properties := found.get("properties"), dict):
-            if len(properties) > _MAX_PROPERTIES:
-                self._fail(path, f"more than {_MAX_PROPERTIES:,} properties")
+            self._n_properties += len(properties)
+            if len(properties) > _MAX_PROPERTIES or self._n_properties > _MAX_ALL_PROPERTIES:
+                self._fail(path, f"more than {_MAX_PROPERTIES:,} properties, or {_MAX_ALL_PROPERTIES:,} in all")
             is_open = is_part or not self._may_close or any(key in found for key in _OPENING)
             required = found.get("required", [])
             if not is_open and isinstance(required, list) and all(name in properties for name in map(str, required)):

@@ -155,11 +155,12 @@ def test_the_grammar_allows_what_is_valid(matches: Matches, case: str) -> None:
         ({"pattern": "(?=a)b"}, "look-around"),
         ({"pattern": "(a"}, "unclosed group"),
         ({"properties": {f"p{n}": {} for n in range(2_000)}}, "more than 1,500 properties"),
+        ({"pattern": "^[" + "".join(map(chr, range(0x3400, 0xD000, 2))) * 2 + "]$"}, "more than 20,000 characters"),
         ({"$defs": {f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(2_000)}, "$ref": "#/$defs/d0"},
          "references lead through more than 500 levels"),
         ({"allOf": [{"anyOf": [{"required": [f"p{m}_{n}"]} for n in range(6)]} for m in range(8)]}, "too large"),
     ],
-    ids=range(21),
+    ids=range(22),
 )  # fmt: skip
 def test_what_a_grammar_cannot_enforce_is_refused(schema: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -345,7 +345,10 @@ class Vocab:
         from llguidance import LLTokenizer
 
         tokens = [self._piece(token, special=True) for token in range(self.n_tokens)]
-        return LLTokenizer(_GuidanceTokens([*tokens, b"\xffend"], self.spell), slices=[])
+        wrapper: Any = _GuidanceTokens([*tokens, b"\xffend"], self.spell)
+        found = LLTokenizer(wrapper, slices=[])
+        wrapper.tokens = ()  # some 10 MB, of which it has its own copy
+        return found
 
     def _token_of(self, text: str) -> int | None:
         """Return the token that `text` is; None if it is several, or not tokenizable."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,12 +73,13 @@ def test_an_answer_has_the_form_whatever_the_model_would_write(chat: Chat, tiny_
 
 def test_what_cannot_be_answered_under_a_grammar(chat: Chat, tiny_model: Path) -> None:
     chat.load(tiny_model)
-    for fields, code in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"grammar": 'root ::= root "a"'}, GrammarUnmet.code),
         ({"grammar": 'root ::= x{0,2000} "."\nx ::= [ -~]{0,2000} | root', "max_tokens": 0}, GrammarUnmet.code),
         ({"grammar": "root ::= ["}, UsageError.code),
         ({"grammar": PERSON, "stop": ("x",)}, UsageError.code),
-    ):
+    )
+    for fields, code in cases:
         chat.request(messages=(user("Who?"),), **fields)
         failed = chat.events[-1]
         assert isinstance(failed, Failed) and failed.code == code
