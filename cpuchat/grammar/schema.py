@@ -107,7 +107,7 @@ class _Preparation:
                     ending.add(id(schema))
             left = [schema for schema in left if id(schema) not in ending]
         if id(document) not in ending:
-            self._fail("#", "the schema refers to itself without an end")
+            self._fail("#", "the schema allows nothing, or refers to itself without an end")
 
     def _fail(self, path: str, reason: str) -> NoReturn:
         raise UsageError(f"{self._source}: {path}: {reason}.", FORM_HINT)

@@ -44,6 +44,7 @@ INVALID = (
     ('root ::= "a"\nb ::= [+x-\\x61]', "line 2: the range x-\\x61 ends before it begins"),
     ("root ::= [^] root", "an empty class"),
     ("root ::= [\\U7FFFFFFF]", "a class without a character of Unicode"),
+    ('root ::= "\\uD800"', "not JSON serializable"),
 )  # fmt: skip
 TOO_MUCH = (
     ("root ::= " + "(" * 200, "nested too deeply"),
