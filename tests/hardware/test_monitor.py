@@ -11,9 +11,9 @@ import pytest
 
 from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.hardware.monitor import CounterState, Monitor, counter_states
-from cpuchat.hardware.topology import Topology, read_topology
-from tests.hardware.counters.simulated import Opened, Simulated, energy, old_fabric, refused, umc
-from tests.hardware.trees import NAMES, make_tree, write
+from cpuchat.hardware.topology import read_topology
+from tests.hardware.counters.simulated import Opened, Simulated, energy, refused, umc
+from tests.hardware.trees import make_tree, write
 
 GB = 1e9
 GENOA = 460.8 * GB
@@ -58,18 +58,6 @@ def test_bandwidth_and_power(root: Path) -> None:
     assert sample.bandwidth.write == pytest.approx(72 * GB)
     assert (sample.power.watts, sample.power.joules) == (pytest.approx(250), pytest.approx(500))
     assert (sample.no_bandwidth, sample.no_power) == ("", "")
-
-
-def test_a_counter_of_both_directions_together(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "2x-epyc-7543")
-    old_fabric(root, "0,32")
-    machine = Simulated()
-    watching = monitor(root, machine)
-    watching.sample(1.0)
-    machine.run(1, lambda _: 10 * GB / 64)
-    found = watching.sample(2.0).bandwidth
-    assert found is not None
-    assert (found.total, found.read, found.write) == (pytest.approx(160 * GB), None, None)
 
 
 def test_counters_are_read_no_more_often_than_four_times_a_second(root: Path) -> None:
@@ -140,16 +128,13 @@ def test_impossible_figures_and_missing_ones_are_not_shown(
     watching = monitor(root, machine)
     watching.sample(0.0)
     machine.run(1, traffic(200))
-    for second in (1.0, 2.0, 3.0, 4.0):
-        sample = watching.sample(second)
-        assert sample.bandwidth is not None and sample.bandwidth.total == pytest.approx(200 * GB)
-        assert sample.power is not None
-        machine.run(1, count, share=share)
-    sample = watching.sample(5.0)
+    assert watching.sample(1.0).bandwidth is not None
+    machine.run(1, count, share=share)
+    sample = watching.sample(2.0)
     assert sample.bandwidth is None and sample.power is None
     assert sample.no_bandwidth == "umc has no reading at the moment"
     machine.run(1, traffic(100))
-    sample = watching.sample(6.0)
+    sample = watching.sample(3.0)
     assert sample.bandwidth is not None and sample.bandwidth.total == pytest.approx(100 * GB)
 
 
@@ -177,19 +162,7 @@ def test_broken_calls_never_raise(root: Path) -> None:
     watching.close()
 
 
-def test_a_counter_that_cannot_even_be_closed(root: Path) -> None:
-    def broken(_: int) -> None:
-        raise refused(errno.EBADF)
-
-    watching = Monitor(read_topology(root), root, kernel=replace(Simulated().calls, close=broken), theoretical=GENOA)
-    watching.sample(1.0)
-    assert watching.sources
-    watching.close()
-    assert watching.sources == ()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["2x-epyc-7543", "xeon-6430", "vm", "garbage"])
 def test_every_machine_without_counters_gets_words(tmp_path: Path, name: str) -> None:
     root = make_tree(tmp_path, name)
     topology = read_topology(root)
@@ -209,11 +182,6 @@ def test_what_opens_is_named_and_closed_again(root: Path) -> None:
     traffic, _ = counter_states(read_topology(root), root, machine.calls)
     assert (traffic.name, traffic.why) == ("", "the kernel restricts it to root (perf_event_paranoid is 4)")
     assert "sysctl" in traffic.how
-
-
-def test_a_topology_that_knows_nothing(tmp_path: Path) -> None:
-    sample = Monitor(Topology(), tmp_path, kernel=Simulated().calls).sample(1.0)
-    assert sample.no_bandwidth and sample.no_power
 
 
 def test_this_machine() -> None:

@@ -98,24 +98,6 @@ def test_an_answer_without_a_draft_is_the_plain_speed_itself() -> None:
     assert now.drafting.plain_tok_s.value == now.decode_tok_s.value == pytest.approx(40)
 
 
-def test_a_new_answer_begins_with_nothing() -> None:
-    meter = started()
-    writing(meter, rate=50, seconds=1)
-    meter.observe(SpeculationUpdate(request_id=1, predicted_n=50, figures=FIGURES), 1.0)
-    meter.request_started(2.0)
-    now = meter.figures().drafting
-    assert (now.acceptance.value, now.depth, now.speed_up.value, now.counts.by_position) == (None, None, None, ())
-    assert now.acceptance.why == "no answer yet"
-
-
-def test_without_drafters_nothing_is_wanted() -> None:
-    meter = started(Speculation())
-    writing(meter, rate=50, seconds=1)
-    now = meter.figures().drafting
-    assert not now.wanted
-    assert now.acceptance_now.why == "drafting is off"
-
-
 def test_what_the_model_cost_when_it_was_measured_counts_until_it_is_known_better() -> None:
     meter = Meter()
     meter.expect(ASKED)
@@ -153,10 +135,6 @@ def test_the_share_of_drafting_waits_until_there_is_something_to_share() -> None
     now = meter.figures().drafting
     assert now.draft_share.value is None
     assert now.draft_share.why == "answer too short"
-
-
-def test_the_fixed_depth_of_the_user_is_told() -> None:
-    assert not started(Speculation(drafters=("draft",), depth=4)).figures().drafting.adaptive
 
 
 counts = st.integers(0, 50)
