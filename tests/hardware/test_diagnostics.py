@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -156,14 +155,6 @@ def test_an_engine_that_does_not_suit(
     assert evidence in finding.evidence and fix in finding.fix
 
 
-def test_a_governor_that_saves_power(root: Path) -> None:
-    write(root, {f"{CPUFREQ.format(cpu)}/scaling_governor": "powersave" for cpu in range(48)})
-    for driver, level in (("acpi-cpufreq", "warning"), ("amd-pstate-epp", "advice")):
-        write(root, {f"{CPUFREQ.format(0)}/scaling_driver": driver})
-        finding = found(facts_of(root), "governor: powersave (48 of 64), performance (16 of 64)")
-        assert finding.level == level and "under `governor`" in finding.fix
-
-
 def test_a_counter_that_would_open_with_more_rights(root: Path, tmp_path: Path) -> None:
     write(root, {"proc/sys/kernel/perf_event_paranoid": "4"})
     kernel = Simulated(refuse=lambda _: refused(errno.EACCES)).calls
@@ -207,20 +198,6 @@ def test_few_links_are_no_fault_of_the_memory(tmp_path: Path, link: float, level
     [finding] = [one for one in examine(facts) if one.evidence.startswith("192.0")]
     assert finding.level == level
     assert words in finding.evidence
-
-
-def test_how_firmware_divides_the_memory(root: Path, tmp_path: Path) -> None:
-    facts = facts_of(root)
-    machine = facts.topology
-    nodes = tuple(machine.nodes[0]._replace(number=group.index, cpus=group.cpus) for group in machine.l3_groups)
-    finding = found(replace(facts, topology=replace(machine, nodes=nodes)), "Each L3 group is a NUMA node")
-    assert finding.evidence == "1 socket as 8 NUMA nodes"
-    two = make_tree(tmp_path / "two", TWO)
-    shutil.rmtree(two / "sys/devices/system/node/node1")
-    node = "sys/devices/system/node"
-    write(two, {f"{node}/online": "0", f"{node}/node0/cpulist": "0-127"})
-    finding = found(facts_of(two), "NPS0")
-    assert (finding.level, finding.evidence) == ("warning", "2 sockets as 1 NUMA node")
 
 
 def test_little_memory_and_swap_in_use(root: Path) -> None:

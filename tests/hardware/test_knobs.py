@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.knobs import Knob, read_knobs, value_of
+from cpuchat.hardware.knobs import Knob, read_knobs
 from cpuchat.hardware.topology import Topology
 from tests.hardware.knob_files import CPUFREQ, TOPOLOGY, VIRTUAL, resctrl, run, server, snapshot, write
 
@@ -57,14 +57,6 @@ def test_the_lines_change_it_and_take_it_back(root: Path, name: str) -> None:
     assert changed.change == "" or name == "SMT"  # which may be either
     run(found.back, root)
     assert snapshot(root) == before
-
-
-def test_values_that_differ_are_counted_and_each_is_restored(root: Path) -> None:
-    for cpu in range(3):
-        write(root, {f"{CPUFREQ.format(cpu)}/scaling_governor": "performance"})
-    found = knob("governor", root)
-    assert found.state == "powersave (5 of 8), performance (3 of 8)"
-    assert "echo performance | sudo tee /sys/devices/system/cpu/cpu{0,1,2}/cpufreq/scaling_governor" in found.back
 
 
 def test_what_is_set_already_has_no_line(root: Path) -> None:
@@ -139,14 +131,6 @@ def test_the_cache_is_divided_by_a_quarter_of_the_ways(root: Path) -> None:
     assert "partitioned already" in knob("L3 plan", root).why_not
     write(root, {"sys/fs/resctrl/schemata": ""})
     assert knob("L3 plan", root).change.startswith("sudo mount -t resctrl resctrl /sys/fs/resctrl")
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("always [madvise] never", "madvise"), ("powersave", "powersave"), ("", "")]
-)
-def test_the_chosen_word(tmp_path: Path, text: str, value: str) -> None:
-    write(tmp_path, {"sys/file": text})
-    assert value_of(tmp_path, "/sys/file") == value
 
 
 def test_unreadable_files_break_nothing(root: Path) -> None:

@@ -82,18 +82,6 @@ def test_pairs_are_told_by_the_cache_id_when_one_group_of_a_die_is_missing(tmp_p
     assert topology.fabric_links[:2] == ((0,), (1, 2)) and [g.id for g in topology.l3_groups[:3]] == [0, 2, 3]
 
 
-def test_two_sockets(machine: Machine) -> None:
-    topology = machine("2x-epyc-7543")
-    assert topology.packages == (0, 1)
-    assert [node.memory for node in topology.nodes] == [256 * GIB, 256 * GIB]
-    assert topology.nodes[1].cpus == (*range(32, 64), *range(96, 128))
-    assert (topology.node_of(0), topology.node_of(40), topology.node_of(127)) == (0, 1, 1)
-    core, group = topology.core_of(100), topology.l3_of(100)
-    assert core is not None and (core.index, core.package, core.node) == (36, 1, 1)
-    assert group is not None and (group.index, group.package, group.node) == (9, 1, 1)
-    assert topology.core_of(500) is None is topology.l3_of(500) is topology.node_of(500)
-
-
 def test_hybrid(machine: Machine) -> None:
     topology = machine("hybrid-desktop")
     assert {core.kind for core in topology.cores} == {"performance", "efficient"}
@@ -140,14 +128,6 @@ def test_container(machine: Machine) -> None:
     assert len(topology.online) == 64 and not topology.virtual
 
 
-def test_virtual_machine_says_so_and_claims_no_links(machine: Machine) -> None:
-    topology = machine("vm")
-    assert "hypervisor flag" in topology.virtual
-    assert topology.fabric_links == ((0,), (1,)), "Zen 2 pairs groups, but not those that a hypervisor makes up"
-    assert [(g.id, g.cpus) for g in topology.l3_groups] == [(None, (0, 1, 2, 3)), (None, (4, 5, 6, 7))]
-    assert "Virtual machine" in topology.notes[0] and "first CPU" in topology.notes[1]
-
-
 def test_without_caches_there_are_no_groups(machine: Machine) -> None:
     topology = machine("vm-without-caches")
     assert topology.l3_groups == () and topology.fabric_links == () and len(topology.cores) == 4
@@ -167,29 +147,6 @@ def test_garbage_is_no_reason_to_fail(machine: Machine) -> None:
     topology = machine("garbage")
     assert topology.quota is None and topology.family is None and topology.packages == (0,)
     assert topology.memory_total == psutil.virtual_memory().total
-
-
-@pytest.mark.parametrize("name", ["hybrid-desktop"])
-def test_any_file_may_be_a_folder_or_empty(tmp_path: Path, name: str) -> None:
-    """Each kind of file once replaced by nothing, and once by a folder."""
-    root = make_tree(tmp_path, name)
-    write(root, {"sys/fs/cgroup/cpu.max": "650000 100000", "sys/fs/cgroup/memory.max": str(GIB)})
-    kinds: dict[str, list[Path]] = {}
-    for path in sorted(root.rglob("*")):
-        if path.is_file():
-            kinds.setdefault(path.name, []).append(path)
-    for paths in kinds.values():
-        texts = [path.read_text() for path in paths]
-        for path in paths:
-            path.write_text("\n")
-        check_consistent(read_topology(root))
-        for path in paths:
-            path.unlink()
-            path.mkdir()
-        check_consistent(read_topology(root))
-        for path, text in zip(paths, texts, strict=True):
-            path.rmdir()
-            path.write_text(text)
 
 
 def test_memory_without_cpus_is_a_node(tmp_path: Path) -> None:

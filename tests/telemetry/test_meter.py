@@ -226,17 +226,6 @@ def test_a_prompt_of_a_server_that_only_reports_its_size_has_no_rate_and_no_reus
         assert server is not None and server.unreported == ()
 
 
-def test_what_is_missing_says_why():
-    meter = Meter()
-    assert meter.figures().live_tok_s.why == "no answer yet"
-    meter.request_started(0.0)
-    meter.observe(PrefillProgress(request_id=1, processed=9, total=10, cache_n=9), 0.0)
-    assert meter.figures().prefill_tok_s.why == "fully cached"
-    assert meter.figures().ttft_s.why == "no token yet"
-    meter.observe(delta(10, 1), 0.0)
-    assert meter.figures().live_tok_s.why == "needs two tokens"
-
-
 def metrics(figures: object) -> list[Metric[object]]:
     """Return all figures of a record."""
     values = (getattr(figures, field.name) for field in dataclasses.fields(figures))  # type: ignore[arg-type]

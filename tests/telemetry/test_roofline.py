@@ -6,8 +6,6 @@ import dataclasses
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpuchat.protocol.messages import (
     GenerationFinished,
@@ -22,7 +20,6 @@ from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
-from cpuchat.telemetry.metric import Metric
 from cpuchat.telemetry.roofline import Decoding, Evaluated, Reach, after_answer, roofline
 from tests.support.costs import work_of_size
 
@@ -106,13 +103,6 @@ def test_compute_is_the_best_that_was_measured():
     reach = Reach(120.0, 60 * GB)
     assert roofline(MODEL, decoding(20), reach=reach).ceiling_compute.value == pytest.approx(120)
     assert roofline(MODEL, decoding(20), 150.0, reach=reach).ceiling_compute.value == pytest.approx(150)
-
-
-def test_no_prediction_exceeds_the_memory_ceiling():
-    plain, more, less = (roofline(MODEL, decoding(20), reach=Reach(0.0, gb * GB)) for gb in (0, 60, 40))
-    assert plain.ceiling_plain.value == less.ceiling_plain.value == pytest.approx(25)  # the measured peak
-    assert more.ceiling_plain.value == pytest.approx(30)
-    assert more.utilization.value == plain.utilization.value
 
 
 def test_what_takes_most_of_a_pass_is_the_limit():
@@ -272,21 +262,3 @@ def test_counters_are_averaged_over_the_answer():
     meter.machine(MachineSample(Bandwidth(1e9, "umc"), Power(40, 999, "rapl")))
     now = meter.figures().roofline
     assert (now.bandwidth.value, now.watts.value, now.joules_per_token.value) == (25e9, 110, pytest.approx(33 / 11))
-
-
-rates = st.none() | st.floats(0.01, 1e4)
-parts = st.builds(Evaluated, st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000))
-
-
-@given(
-    st.sampled_from([None, MODEL, WITH_DRAFT, with_(peak_read=0.0), with_(work=None), with_(cache_bytes=1 << 40)]),
-    st.builds(Decoding, rates, rates, parts, parts, st.integers(0, 10_000)),
-    rates,
-    st.sampled_from([None, counted(10), MachineSample(power=Power(1, 2, "x"), no_bandwidth="no")]),
-)
-def test_every_figure_is_there_or_says_why_not(
-    model: ModelInfo | None, now: Decoding, prefill: float | None, machine: MachineSample | None
-):
-    found = roofline(model, now, prefill, machine)
-    figures = [getattr(found, field.name) for field in dataclasses.fields(found)]
-    assert all((one.value is None) == bool(one.why) for one in figures if isinstance(one, Metric))

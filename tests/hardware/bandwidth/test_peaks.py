@@ -120,21 +120,6 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(
     assert peak is not None and read_bandwidth.known_peak((0,), root=small) == peak
 
 
-@pytest.mark.parametrize("value", [None, {"cpus": [0], "bytes_per_s": -1, "rounds": []}])
-def test_an_entry_that_is_nonsense_is_none(small: Path, value: object) -> None:
-    read_bandwidth._cache().put(read_bandwidth._key("peak", (0,), "local", small), value)
-    assert read_bandwidth.known_peak((0,), root=small) is None
-
-
-def test_a_disk_that_cannot_be_written_loses_nothing_but_the_memory(
-    small: Path, measured: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "a file").touch()
-    monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "a file" / "cache"))
-    assert read_bandwidth.peak_of((0,), root=small) is not None
-    assert read_bandwidth.known_peak((0,), root=small) is None
-
-
 def test_no_peak_has_its_reason(tmp_path: Path, small: Path) -> None:
     root = write(tmp_path, {"proc/meminfo": "MemTotal: 2000000 kB\nMemAvailable: 100000 kB"})
     reasons: list[str] = []

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from cpuchat.hardware.bandwidth import read_bandwidth, read_probe
 from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, buffer_bytes, measure
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
-from tests.hardware.trees import Machine, server, write
+from tests.hardware.trees import write
 
 pytestmark = pytest.mark.slow
 
@@ -46,20 +44,6 @@ def test_every_byte_is_ones_and_every_byte_is_looked_at() -> None:
         assert memory.scan(place // 4096 * 4096, 4096) == memory.address + place
         ctypes.memset(memory.address + place, 1, 1)
     assert memory.scan(MIB, 2 * MIB) is None
-
-
-def test_threads_are_pinned_before_they_touch_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    touched_on: list[set[int]] = []
-
-    class Recorded(read_probe.ProbeBuffer):
-        def __init__(self, size: int) -> None:
-            touched_on.append(os.sched_getaffinity(0))
-            super().__init__(size)
-
-    monkeypatch.setattr(read_probe, "ProbeBuffer", Recorded)
-    rounds, _ = read_probe.read_without(list(CPUS), 4 * MIB, 0.01, 2)
-    assert sorted(touched_on, key=min) == [{cpu} for cpu in CPUS]
-    assert len(rounds) == 2 and max(rounds) > 0  # a round of 10 ms can be lost to other programs
 
 
 def test_the_process_that_measures_is_small() -> None:
@@ -90,19 +74,6 @@ def test_a_measurement(small: Path) -> None:
     assert found.bytes_per_s == max(found.rounds)
     assert found.bytes_per_s > 1e8  # any memory of the last thirty years; beside load a round may read nothing
     assert all(0 <= share < 1.1 for share in found.shares)
-
-
-def test_a_caller_that_is_pinned_elsewhere_does_not_matter(small: Path) -> None:
-    found: list[ReadBandwidth] = []
-
-    def pinned() -> None:
-        os.sched_setaffinity(0, {CPUS[-1]})
-        found.append(short((CPU,), root=small))
-
-    thread = threading.Thread(target=pinned)
-    thread.start()
-    thread.join()
-    assert found[0].cpus == (CPU,)
 
 
 def args(process: psutil.Process) -> list[str]:
@@ -232,12 +203,6 @@ def test_no_cache_holds_what_is_read(tree: Callable[[str], Path], name: str, cpu
     for group in topology.l3_groups:
         threads = len(set(group.cpus) & set(cpus))
         assert threads == 0 or each * threads >= times * group.size
-
-
-def test_gigabytes_of_cache_are_read_twice_over(tmp_path: Path) -> None:
-    """Two EPYC 9684X: 2.3 GB of L3, more than half of what a measurement may take elsewhere."""
-    root = server(tmp_path, Machine("AMD EPYC 9684X", 25, 17, 12, 8, l3_kib=98304, sockets=2, smt=False))
-    assert buffer_bytes(tuple(range(192)), root) * 192 >= 2 * 24 * (96 << 20)
 
 
 def test_never_more_than_a_quarter_of_what_is_free_and_of_hundreds_of_cores_less_each(

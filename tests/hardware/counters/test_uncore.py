@@ -139,16 +139,6 @@ def test_column_accesses_of_every_channel_and_socket(tmp_path: Path) -> None:
     assert {event.cpu for event in machine.events.values()} == {0, 28}
 
 
-def test_two_schedulers_per_channel(tmp_path: Path) -> None:
-    pmu(tmp_path, "uncore_imc_0", 30, "0", SERVER, aliases(
-        cas_count_read_sch0="event=0x05,umask=0xcf", cas_count_read_sch1="event=0x06,umask=0xcf",
-        cas_count_write_sch0="event=0x05,umask=0xf0", cas_count_write_sch1="event=0x06,umask=0xf0",
-    ))  # fmt: skip
-    machine = Simulated()
-    assert open_traffic(XEON, tmp_path, machine.calls).name == "imc"
-    assert [event.config for event in machine.events.values()] == [0xCF05, 0xCF06, 0xF005, 0xF006]
-
-
 def test_clients_count_all_the_time(tmp_path: Path) -> None:
     for number in range(2):
         pmu(tmp_path, f"uncore_imc_free_running_{number}", 40 + number, "0", SERVER, aliases(
@@ -190,9 +180,3 @@ def test_energy_of_all_packages(tmp_path: Path) -> None:
     assert [(e.type, e.config, e.cpu) for e in machine.events.values()] == [(8, 2, 0), (8, 2, 32)]
     machine.run(1, lambda _: 100 * 2**32)
     assert (counter.name, counter.growth()) == ("rapl", (200.0,))
-
-
-def test_energy_in_other_units(tmp_path: Path) -> None:
-    energy(tmp_path, unit="BTU")
-    with pytest.raises(CannotCount, match="BTU"):
-        open_power(XEON, tmp_path, Simulated().calls)

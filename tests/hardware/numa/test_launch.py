@@ -85,32 +85,11 @@ def test_a_container_that_blocks_the_calls() -> None:
     assert "--cap-add SYS_NICE" in str(told["refused"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        ([], 2, "usage:"),
-        (["--memory", "local"], 2, "usage:"),
-        (["--memory", "nonsense", "--", "true"], 2, "Unknown memory policy"),
-        (["--memory", "local", "--", "no-such-program"], 127, "No such file"),
-        (["--memory", "local", "--", "/etc"], 126, "Permission denied"),
-    ],
-)
-def test_wrong_arguments(arguments: list[str], status: int, message: str) -> None:
-    done = subprocess.run([*LAUNCH, *arguments], capture_output=True, text=True)
-    assert done.returncode == status
-    assert message in done.stderr
-
-
 def test_launching_imports_nothing_slow() -> None:
     """It runs before the worker of every machine with several nodes, and adds to its start."""
     code = "import sys, cpuchat.hardware.numa.mempolicy; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"dataclasses", "asyncio", "msgspec", "numpy", "psutil", "argparse"}.isdisjoint(loaded)
-
-
-@pytest.mark.parametrize("words", ["interleave:0-1", "preferred:1"])
-def test_the_command_for_a_policy(words: str) -> None:
-    assert mempolicy.launch_command(words, ["prog", "a b"]) == [*LAUNCH, "--memory", words, "--", "prog", "a b"]
 
 
 def test_nothing_is_added_where_nothing_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,12 +92,6 @@ def test_auto_interleaves_over_the_nodes_of_the_cores_and_stays_near_those_of_on
     assert choose_policy(topology, "local")[0] == Policy("local")
 
 
-def test_auto_takes_some_of_four_nodes(tmp_path: Path) -> None:
-    topology = read_topology(make_tree(tmp_path, "epyc-9354p-nps4"), allowed=range(64))
-    assert choose_policy(topology, "auto", range(0, 16))[0] == Policy("interleave", (0, 1))
-    assert choose_policy(topology, "auto")[0] == Policy("interleave", (0, 1, 2, 3))
-
-
 def test_auto_on_one_node_does_nothing(tmp_path: Path) -> None:
     topology = read_topology(make_tree(tmp_path, "epyc-9654"), allowed=range(192))
     policy, reason = choose_policy(topology)

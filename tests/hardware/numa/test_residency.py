@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 from cpuchat.hardware.numa import residency
 from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.numa.residency import (
-    Residency,
     evict,
     mapped_by,
     parse_numa_maps,
@@ -118,36 +116,6 @@ def test_a_recorded_process(tmp_path: Path) -> None:
     assert found.words() == "weights: N0 75 % · N1 25 % · large buffers: N0 75 % · N1 25 %"
 
 
-def test_a_worker_on_two_nodes(tmp_path: Path) -> None:
-    """Two files, weights that were repacked, and huge pages."""
-    first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
-    root = write(tmp_path / "root", {
-        "proc/7/numa_maps": "\n".join([
-            "00400000 interleave:0-1 file=/usr/bin/python3.11 mapped=700 N0=350 N1=350 kernelpagesize_kB=4",
-            "01c00000 interleave:0-1 heap anon=4000 dirty=4000 N0=2000 N1=2000 kernelpagesize_kB=4",
-            line(first, "interleave:0-1", N0=6000, N1=4000),
-            line(second, "interleave:0-1", N0=0, N1=2000),
-            "7f5000000000 interleave:0-1 anon=32768 dirty=32768 active=0 N0=16384 N1=16384 kernelpagesize_kB=4",
-            r"7f6000000000 interleave:0-1 file=/anon_hugepage\040(deleted) huge anon=64 dirty=64 N1=64 "
-            "kernelpagesize_kB=2048",
-            "7ffd00000000 interleave:0-1 stack anon=8 dirty=8 N0=8 kernelpagesize_kB=4",
-        ]),
-    })  # fmt: skip
-    found = read_residency(7, [first, second], root)
-    assert found is not None
-    assert found.weights == {0: 6000 * 4096, 1: 6000 * 4096}
-    assert found.large == {0: 64 * MIB, 1: 64 * MIB + 128 * MIB}
-    assert found.other == {0: (350 + 2000 + 8) * 4096, 1: (350 + 2000) * 4096}
-    assert found.policy == "interleave:0-1"
-    assert found.words() == "weights: N0 50 % · N1 50 % · large buffers: N0 25 % · N1 75 %"
-
-
-def test_weights_that_are_not_mapped(tmp_path: Path) -> None:
-    big = "7f5000000000 bind:1 anon=32768 dirty=32768 N1=32768 kernelpagesize_kB=4"
-    found = read_residency(7, [tmp_path / "a.gguf"], write(tmp_path, {"proc/7/numa_maps": big}))
-    assert found == Residency(large={1: 128 * MIB}, policy="bind:1")
-
-
 def test_a_real_process(weights: Path, holder: subprocess.Popen[bytes]) -> None:
     found = read_residency(holder.pid, [weights])
     assert found is not None
@@ -186,16 +154,6 @@ def test_of_other_users_files_the_kernel_does_not_tell(weights: Path, monkeypatc
     monkeypatch.setattr(residency.os, "access", lambda path, mode: False)
     assert resident_bytes(weights) is None
     assert not evict(weights)
-
-
-def test_samples_are_spread_and_only_of_pages_in_memory() -> None:
-    resident = bytes(1 if 10_000 <= page < 30_000 else 0 for page in range(40_000))
-    pages = list(residency._spread(resident))
-    assert all(10_000 <= page < 30_000 for page in pages)
-    assert 1800 < len(pages) < 2300
-    assert max(b - a for a, b in itertools.pairwise(pages)) < 40
-    assert 0.4 < sum(page % 2 for page in pages) / len(pages) < 0.6
-    assert list(residency._spread(b"\1\1\0\1")) == [0, 1, 3]
 
 
 # Where the file's pages are, as sampled on a simulated machine: (policy, pages on node 0 and 1, moved).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -83,17 +82,6 @@ def test_cores_of_each_placement(machine: Machine) -> None:
     assert "must fit the 275 GB of its memory" in node.reason
     pairs = named(machine("epyc-9754"))
     assert (pairs[OWN_L3].spec.draft_cores, len(pairs[OWN_L3].placement.cpus)) == ("l3:15", 120)
-
-
-@pytest.mark.parametrize("quota", [0.5, 2.5, 6.5])
-def test_no_placement_takes_more_threads_than_the_control_group_has_time_for(machine: Machine, quota: float) -> None:
-    found = named(replace(machine("container"), quota=quota))
-    assert SHARED in found
-    for candidate in found.values():
-        placement = candidate.placement
-        assert len(placement.cpus) + len(placement.draft_cpus) <= max(int(quota), 1), candidate.name
-    assert OWN_L3 not in found or quota == 6.5
-    assert "2 cores per L3 group" not in found or quota == 6.5
 
 
 def test_read_rate_of_cores_links_and_memory(machine: Machine) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.placement.cores import allowed_part, check_thread_count, choose_cores, spread
+from cpuchat.hardware.placement.cores import allowed_part, check_thread_count, choose_cores
 from cpuchat.hardware.topology import Core, Topology
 
 Machine = Callable[[str], Topology]
@@ -86,13 +86,6 @@ def test_threads_roam_where_every_program_would_choose_the_same_cpus(machine: Ma
     assert len(one.cpus) == 1 and len(one.roams) > 1
     assert choose_cores(whole).roams == choose_cores(whole, "auto", 16).roams == ()  # spread over L3 groups
     assert choose_cores(whole, "0-7", 4).roams == choose_cores(machine("container")).roams == ()  # these are its own
-
-
-def test_spreading_takes_second_threads_last(machine: Machine) -> None:
-    topology = machine("epyc-9334")
-    assert spread(topology, range(64), 32) == tuple(range(32))
-    assert spread(topology, range(64), 34) == (*range(32), 32, 40)
-    assert spread(topology, (0, 1, 2), 9) == (0, 1, 2) and spread(topology, (0, 1), 0) == ()
 
 
 @pytest.mark.parametrize(
@@ -179,14 +172,6 @@ def test_whole_cores_are_left_to_the_draft_model(machine: Machine) -> None:
     assert choose_cores(topology, "l3:7", without=(28, 29)).cpus == (30, 31)
     with pytest.raises(UsageError, match=r"28-31 are taken, which leaves no core of 4 cores of L3 group 7"):
         choose_cores(topology, "l3:7", without=range(28, 32))
-
-
-def test_two_threads_of_one_core_are_shared_when_there_is_nothing_else(machine: Machine) -> None:
-    topology = replace(machine("epyc-9354"), allowed=(3, 35))
-    assert choose_cores(topology, "3,35", without=(35,)).cpus == (3,)
-    assert choose_cores(topology, "auto", without=(35,)).cpus == (3,)
-    with pytest.raises(UsageError, match="taken"):
-        choose_cores(topology, "auto", without=(3, 35))
 
 
 def test_the_time_of_the_draft_model_counts_against_the_quota(machine: Machine) -> None:
