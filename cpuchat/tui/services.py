@@ -249,11 +249,11 @@ class Services:
             except (CpuchatError, OSError) as error:
                 self._app.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)
 
-    def use_draft_model(self, target: Path, wanted: str, depth: int | None = None) -> None:
+    def use_draft_model(self, target: Path, wanted: str) -> None:
         """Make `wanted` (the path of a file, "auto" or "none") the draft model of `target` from its next load on.
 
         One that the settings have for all models no longer counts. Drafting with a model is turned on if the settings
-        have it off. `depth` None leaves the draft depth.
+        have it off.
         """
         from cpuchat.models.drafts.choice import NO_DRAFT, ChosenDrafts
 
@@ -263,8 +263,6 @@ class Services:
             changes["draft_model"] = ""
         if wanted != NO_DRAFT and section.drafters not in ("auto", "draft"):
             changes["drafters"] = "auto"
-        if depth is not None:
-            changes["depth"] = depth
         if changes:
             self.conversation.settings = with_changes(self.settings, {"speculation": changes})
             self.save_settings({"speculation": changes})

@@ -11,13 +11,7 @@ from cpuchat.tui.hardware.picture import MachinePicture
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.services import MachineWatch
 from tests.support.chat_app import RunningApp
-from tests.support.machines import (
-    WITH_DRAFT,
-    FixtureReader,
-    OnMachine,
-    at_speed,
-    on,
-)
+from tests.support.machines import WITH_DRAFT, FixtureReader, OnMachine, on
 
 
 async def opened(app: RunningApp, reader: FixtureReader | None = None) -> HardwareScreen:
@@ -55,8 +49,5 @@ async def type_into(app: RunningApp, screen: HardwareScreen, name: str, text: st
     await app.press("ctrl+a", "ctrl+k", *text)
 
 
-def backend_on(root: Path, speeds: tuple[float, ...] = (), **more: object) -> OnMachine:
-    """Return a backend; `speeds`: tok/s of each measurement in turn, which is four answers long."""
-    model = on(read_topology(root), WITH_DRAFT)
-    answers = [at_speed(speed + 0.1 * (number % 3)) for speed in speeds for number in range(4)]
-    return OnMachine(model, **({"answers": answers} if answers else {}), **more)  # type: ignore[arg-type]
+def backend_on(root: Path, **more: object) -> OnMachine:
+    return OnMachine(on(read_topology(root), WITH_DRAFT), **more)  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ and a list of placements with fields to edit one as text; and what it reads and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,12 +19,11 @@ from textual.message import Message
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
+from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.bench.cost_probe import CostProbe, probe_costs
 from cpuchat.hardware.machine import MachineFacts
-from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Machine, this_machine
 from cpuchat.present import machine, models
 from cpuchat.present.machine import Now, costs_measured, cpu_module, kernels_used, passes_measured
@@ -93,7 +91,7 @@ class FactsTable(Static):
             words = f"{name:<{names}}{gigabytes(one.bytes_per_s):>5} GB/s  "
             bars.append(Text.assemble(words, ("━" * filled, fill), ("─" * (width - filled), track)))
         bars[-1].append(f"  {of}", dim)
-        return bars + [Text(words, dim) for words in [machine.knee(survey)] if words]
+        return bars
 
 
 _RUNS = ("fits", "tight")
@@ -175,16 +173,13 @@ async def read_costs(
 
     def read() -> tuple[LoadedCosts | None, dict[str, str]]:
         costs = loaded_costs(model, memory, root) if model is not None else None
-        placement = None
-        with contextlib.suppress(UsageError):
-            placement = place(read_topology(root), PlacementSpec.of(settings))
         kernels = ""
         if model is not None and engine is not None and model.evidence is not None:
             products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
             kernels = kernels_used(model, engine, products)
         return costs, {
             "passes": passes_measured(settings, root),
-            "cpu_module": cpu_module(settings, in_effect, model, engine, placement),
+            "cpu_module": cpu_module(settings, in_effect, engine),
             "kernels": kernels,
         }
 

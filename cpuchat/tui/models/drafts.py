@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from textual import on, work
 from textual.app import App, ComposeResult
 
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, HubError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
@@ -63,11 +62,11 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         app.notify(f"{name} will be the draft model of {clean_line(target.stem)} from its next load.", markup=False)
 
 
-_RIGHT = (1, 2, 3, 4, 5, 6)
+_RIGHT = (1, 2, 3, 4)
 
 
-class MeasurePairScreen(Dialog[int | None], keys="measure_pair"):
-    """Returns the draft depth to use (0: adaptive), None not to; measures in a worker of its own, beside the chat's."""
+class MeasurePairScreen(Dialog[bool | None], keys="measure_pair"):
+    """Returns whether to use the draft model; measures in a worker of its own, beside the chat's."""
 
     def __init__(self, services: Services, target: Path, draft: Path) -> None:
         super().__init__(f"{draft.stem} drafting for {target.stem}", "Starting…", "Esc stops")
@@ -84,9 +83,7 @@ class MeasurePairScreen(Dialog[int | None], keys="measure_pair"):
         from cpuchat.bench.run import pair_bench
         from cpuchat.present.bench import pair_verdict
 
-        running = self._bench = pair_bench(
-            self._target, self._draft, self._services.settings, paths.bench_dir(), self._show
-        )
+        running = self._bench = pair_bench(self._target, self._draft, self._services.settings, self._show)
         try:
             await running.run()
         except Interrupted:
@@ -116,7 +113,7 @@ class MeasurePairScreen(Dialog[int | None], keys="measure_pair"):
 
     def action_keep(self) -> None:
         if self.result is not None:
-            self.dismiss(self.result.depth)
+            self.dismiss(True)
 
     async def action_cancel(self) -> None:
         if self._bench is not None:
@@ -128,11 +125,10 @@ class MeasurePairScreen(Dialog[int | None], keys="measure_pair"):
 
 def _figures(bench: Bench) -> tuple[PairResult, list[str]]:
     """Return what was measured so far, and its table; [] before there is a row."""
-    from cpuchat.bench.results import report_of
     from cpuchat.bench.run import pair_result
     from cpuchat.present.bench import PAIR_HEADINGS, pair_rows
 
-    measured = pair_result(report_of(bench.journal, bench.failed))
+    measured = pair_result(bench.report().results if bench.measured else ())
     rows = pair_rows(measured)
     return measured, table([PAIR_HEADINGS, *rows], right=_RIGHT) if rows else []
 
@@ -297,12 +293,11 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
             self.warn("You can measure it when the answer is done (Esc in the chat stops it).")
         else:
             screen = MeasurePairScreen(self._services, self._target, candidate.path)
-            depth = await self.app.push_screen_wait(screen)
-            if depth is not None:
-                self._use(str(candidate.path), depth)
+            if await self.app.push_screen_wait(screen):
+                self._use(str(candidate.path))
 
-    def _use(self, wanted: str, depth: int | None = None) -> None:
-        self._services.use_draft_model(self._target, wanted, depth)
+    def _use(self, wanted: str) -> None:
+        self._services.use_draft_model(self._target, wanted)
         self.dismiss(self._target)
 
     @work(exclusive=True, group="fetch")

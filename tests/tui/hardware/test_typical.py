@@ -29,7 +29,7 @@ def measured_machine() -> None:
 async def test_speeds_are_shown_or_the_reason_is(core_share: float | None, reason: str, speeds: bool) -> None:
     if core_share is not None:
         cpus = tuple(own_cpus())
-        remember(ReadBandwidth(cpus, 23.5e9, (23.5e9,), None, (core_share,) * len(cpus)))
+        remember(ReadBandwidth(cpus, 23.5e9, (23.5e9,), (core_share,) * len(cpus)))
     pane = TypicalModels(id="runs")
     app = HostApp(pane, css="TypicalModels { width: 100%; height: 100%; }")
     async with app.run_test(size=(120, 20)) as pilot:
