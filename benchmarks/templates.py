@@ -30,8 +30,7 @@ sys.path.insert(0, str(HERE.parent))
 from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper, TemplateRejection
 from cpuchat.engine.text.reasoning import FORMATS
 from cpuchat.protocol.messages import Message, Tool
-from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.call_parser import GENERIC
+from cpuchat.tools.call_format import GENERIC, CallFormat
 from tests.tools.llama_calls import FILE, Output, Reading, Recorded, Recording, as_json, read, rendering_key, same
 
 TEMPLATES = "models/templates"

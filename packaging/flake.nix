@@ -90,6 +90,7 @@
               huggingface-hub
               jinja2
               linkify-it-py
+              llguidance
               markdown-it-py
               mdit-py-plugins
               msgspec

@@ -87,7 +87,7 @@ def bandwidth_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path_factory.mktemp("measured")))
         for some in {tuple(cpus), *((cpu,) for cpu in cpus)}:
-            remember(ReadBandwidth(some, 40e9, (40e9,), None, (1.0,) * len(some)))
+            remember(ReadBandwidth(some, 40e9, (40e9,), (1.0,) * len(some)))
         return (cache_dir() / "bandwidth.json").read_bytes()
 
 

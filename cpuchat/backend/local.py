@@ -23,8 +23,8 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError, WorkerDied
 from cpuchat.config.servers import running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-from cpuchat.models.cpu_modules import AUTO, ModuleTimes, installed, main_type
-from cpuchat.models.gguf.header import model_files, read_model
+from cpuchat.models.cpu_modules import AUTO, installed
+from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.messages import (
     AnyEvent,
     Cancel,
@@ -71,17 +71,14 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         self._sizes: dict[Path, int] = {}  # of the files that are loaded
         self._running: _Exchange | None = None  # what the worker is at
 
-    def prepare(self, spec: PlacementSpec, cpu_module: str = AUTO, model: Path | None = None) -> None:
+    def prepare(self, spec: PlacementSpec, cpu_module: str = AUTO) -> None:
         """Start the worker process for a load with this placement and CPU module, before there is an event loop.
 
         It imports the engine while the caller imports what comes next. What fails is tried again, and reported, by
         `load`.
-
-        Args:
-            model: what will be loaded, if that is known.
         """
         self._prepared = self.spawner.spawn(
-            self._log_dir, lambda: _launch(place_here(spec, with_draft=False), cpu_module, model)
+            self._log_dir, lambda: _launch(place_here(spec, with_draft=False), cpu_module)
         )
 
     async def start(self, cpu_module: str = AUTO) -> Failed | None:
@@ -94,7 +91,7 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         try:
             names = [_transferable(one) for one in (path, paths.calibration_file(), self._state_dir or Path())]
             placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
-            launch = await asyncio.to_thread(_launch, placement, options.cpu_module, path)
+            launch = await asyncio.to_thread(_launch, placement, options.cpu_module)
         except CpuchatError as error:
             yield Failed.of(error)
             return
@@ -352,18 +349,9 @@ class _Exchange:
         return event
 
 
-def _launch(placement: Placement, cpu_module: str, model: Path | None) -> Launch:
-    """Return what to start a worker with: the CPU module of the settings, or the one that was measured to be the
-    fastest for the type of most of the model's weights on these cores.
-    """
-    if not installed():  # the engine was built for this CPU
-        return Launch(placement.memory.words)
-    times = ModuleTimes(placement)
-    if cpu_module == AUTO and model is not None and times.known():
-        with contextlib.suppress(CpuchatError):  # the load reports what is wrong with the file
-            timed = times.find(main_type(read_model(model)))
-            cpu_module = timed.module if timed is not None else AUTO
-    return Launch(placement.memory.words, cpu_module)
+def _launch(placement: Placement, cpu_module: str) -> Launch:
+    """Return what to start a worker with; an engine that was built for this CPU has no modules to choose from."""
+    return Launch(placement.memory.words, cpu_module) if installed() else Launch(placement.memory.words)
 
 
 def _file_sizes(*models: Path) -> dict[Path, int]:

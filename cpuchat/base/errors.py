@@ -34,10 +34,6 @@ class UsageError(CpuchatError, code="usage", exit_code=2):
     """Raised when a value given by the user is invalid."""
 
 
-class AmbiguousGrammar(UsageError, code="ambiguous_grammar"):
-    """A grammar is too large, or can read one text in more ways than llama.cpp can follow."""
-
-
 class SettingsError(UsageError, code="settings"):
     """The settings file holds a wrong key or value; the message names the key."""
 

@@ -116,11 +116,8 @@ calibration_file = _inside(cache_dir, "calibrations.json")
 """Calibrated pass costs."""
 quality_dir = _inside(cache_dir, "quality")
 """Measured windows of quality measurements, to resume them."""
-bench_dir = _inside(cache_dir, "bench")
 """Journals of benchmarks, to resume them."""
-build_speeds_file = _inside(cache_dir, "build_speeds.json")
 """Measured decode rates by build of the engine."""
-cpu_modules_file = _inside(cache_dir, "cpu_modules.json")
 """The fastest CPU module of the engine, by cores and tensor type."""
 kernels_file = _inside(cache_dir, "kernels.json")
 """Products with cpuchat's kernels and with llama.cpp's, by cores and tensor type."""
@@ -138,7 +135,6 @@ costs_file = _inside(cache_dir, "costs.json")
 """Measured passes, of the probe and of chats."""
 headers_dir = _inside(cache_dir, "headers")
 """Cached headers of remote models."""
-worth_file = _inside(cache_dir, "worth.json")
 """What settings are worth, by model and machine."""
 log_dir = _inside(cache_dir, "logs")
 """Worker logs, one each; the newest few are kept."""

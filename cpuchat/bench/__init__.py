@@ -1,1 +1,1 @@
-"""Measures speed: a matrix of models and settings, with a protocol for noisy machines."""
+"""Measures speed: a matrix of models and settings, in rounds on one load."""

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
@@ -52,13 +51,6 @@ class Pass:
 
     n: int
     depth: int = 0
-
-
-class Took(NamedTuple):
-    """Seconds of a pass, and the share of them for which its threads waited for a core that something else had."""
-
-    seconds: float
-    cpu_wait: float
 
 
 @dataclass(frozen=True)
@@ -152,34 +144,35 @@ class CostProbe:
             n_ctx = max(one.depth + max(one.n, _STEPS) for one in case.passes)
             options = LoadOptions(n_ctx=-(-n_ctx // 256) * 256)
             await load_to_measure(self._backend, file, options, self._spec, lambda: self._stopped)
-            found = await self._rounds(case.passes, until, seconds)
+            found = await self._rounds(case, until, seconds)
         finally:
             file.unlink(missing_ok=True)
-        work = model_work(header_of(case.shape, case.quantization))
-        return [_observation(work, one, took) for one, took in found.items()]
+        return found
 
-    async def _rounds(self, passes: Sequence[Pass], until: float, warm_up: float) -> dict[Pass, Took]:
+    async def _rounds(self, case: Case, until: float, warm_up: float) -> list[Observation]:
         """Return the best time of each pass after a warm-up: what disturbs makes it slower. What takes long is measured
         once when time is short, or not at all on slow cores, and what other programs disturbed again: `warm_up` is the
         most seconds in which the warm-up begins passes, or what is measured again."""
-        found: dict[Pass, list[Took]] = {}
+        work = model_work(header_of(case.shape, case.quantization))
+        found: dict[Pass, list[Observation]] = {}
         last = max(until, monotonic()) + warm_up
-        for one in sorted(passes, key=lambda one: one.depth + max(one.n, _STEPS)):  # builds graphs and wakes threads
+        # The warm-up builds graphs and wakes threads.
+        for one in sorted(case.passes, key=lambda one: one.depth + max(one.n, _STEPS)):
             if not found or monotonic() < last:
-                found[one] = [await self._time(one)]
+                found[one] = [await self._time(one, work)]
         for number in range(1, _ROUNDS + 1):
-            for one in (one for one in passes if one in found):
+            for one in (one for one in case.passes if one in found):
                 expected = found[one][0].seconds * (_STEPS if one.n == 1 else 1)
                 if monotonic() + expected > until and (number > 1 or expected > _SHORT_SECONDS):
                     continue
-                found[one].append(await self._time(one))
+                found[one].append(await self._time(one, work))
         for one, times in found.items():
-            while min(times[1:] or times).cpu_wait > _MUCH_WAIT and len(times) < 2 * _ROUNDS and monotonic() < last:
-                times.append(await self._time(one))
-        return {one: min(times[1:] or times) for one, times in found.items()}
+            while _best(times).cpu_wait > _MUCH_WAIT and len(times) < 2 * _ROUNDS and monotonic() < last:
+                times.append(await self._time(one, work))
+        return [_best(times) for times in found.values()]
 
-    async def _time(self, one: Pass) -> Took:
-        alone = one.n == 1
+    async def _time(self, one: Pass, work: ModelWork) -> Observation:
+        alone, steps = one.n == 1, _STEPS if one.n == 1 else 1
         found = await self._backend.measure(
             Measure(n_prompt=0 if alone else one.n, n_gen=_STEPS if alone else 0, depth=one.depth)
         )
@@ -187,14 +180,18 @@ class CostProbe:
             raise Interrupted("Stopped.")
         if isinstance(found, Failed):
             raise from_code(found.code, found.message, found.hint)
-        return Took(found.seconds / (_STEPS if alone else 1), found.cpu_wait or 0.0)
+        return Observation(
+            work=work,
+            n_tokens=one.n,
+            n_past=one.depth + _STEPS / 2 if alone else one.depth,
+            n_outputs=None if alone else 1,
+            seconds=found.seconds / steps,
+            cpu_wait=found.cpu_wait or 0.0,
+        )
 
 
-def _observation(work: ModelWork, one: Pass, took: Took) -> Observation:
-    n_past, n_outputs = (one.depth + _STEPS / 2, None) if one.n == 1 else (one.depth, 1)
-    return Observation(
-        work=work, n_tokens=one.n, n_past=n_past, n_outputs=n_outputs, seconds=took.seconds, cpu_wait=took.cpu_wait
-    )
+def _best(times: Sequence[Observation]) -> Observation:
+    return min(times[1:] or times, key=lambda one: one.seconds)
 
 
 @contextlib.contextmanager
@@ -222,10 +219,8 @@ async def probe_costs(probe: CostProbe, placement: Placement) -> int:
 
 
 def save_passes(found: Sequence[Observation], placement: Placement) -> int:
-    """Save what a probe measured with a placement; return the number of passes, 0 where other programs ran.
-
-    Raises:
-        MeasureFailed: another build of the engine was installed meanwhile.
+    """Save what a probe measured with a placement; return the number of passes, 0 where other programs ran. Raises
+    MeasureFailed: another build of the engine was installed meanwhile.
     """
     if not found or is_disturbed(found):
         return 0

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, cast, get_args
 
 import msgspec
 
-from cpuchat.base import paths, toml
+from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.config.servers import last_here
@@ -32,9 +32,7 @@ from cpuchat.config.settings import (
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
-from cpuchat.models.file_names import without_prefix
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import tuned_settings
 from cpuchat.protocol.drafters import CHOICES, DrafterChoice
 from cpuchat.protocol.options import UNQUANTIZED, CacheType, FlashAttention
@@ -124,13 +122,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchCell(msgspec.Struct, frozen=True, kw_only=True):
-    """One setup, its drafters and its test. `draft_depth` 0: adaptive. `speech`: the answers are read aloud."""
+    """One setup, its drafters and its test. `draft_depth` 0: adaptive."""
 
     setup: Setup
     test: BenchWorkload
     drafters: DrafterChoice = OFF
     draft_depth: int = 0
-    speech: bool = False
 
     @property
     def drafting(self) -> str:
@@ -140,28 +137,23 @@ class BenchCell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """Name it in a progress line."""
-        speech = " · speech" if self.speech else ""
-        return f"{Path(self.setup.model).stem} · {self.drafting} · {self.test.name}{speech}"
+        return f"{Path(self.setup.model).stem} · {self.drafting} · {self.test.name}"
 
     @property
     def plain(self) -> BenchCell:
-        """The cell that this one's speed-up refers to: with speech the same without it, else plain decoding."""
-        if self.speech:
-            return msgspec.structs.replace(self, speech=False)
+        """The cell that this one's speed-up refers to: plain decoding."""
         return msgspec.structs.replace(self, drafters=OFF, draft_depth=0)
 
 
 class Matrix(SettingsSection):
-    """Matrix as a user asks for it, on the command line or in a TOML file. An empty list: the value of the settings,
-    with what tuning found for the model.
+    """Matrix as a user asks for it. An empty list: the value of the settings, with what tuning found for the model.
 
     `drafters` are names with an optional draft depth (`draft:4`); `kv_types` one type, or those of K and V
-    (`q8_0/f16`). `speech`: measure each prompt with its answer read aloud too. `pp` and `tg` are numbers of random
-    tokens, measured at each `depth`; without them `prompts` are run, by default all kinds, `tokens` tokens each.
+    (`q8_0/f16`). `pp` and `tg` are numbers of random tokens, measured at each `depth`; without them `prompts` are run,
+    by default all kinds, `tokens` tokens each.
     """
 
     models: list[str] = []
-    quantizations: list[str] = []
     drafters: list[str] = []
     draft_models: list[str] = []
     threads: list[Count] = []
@@ -171,7 +163,6 @@ class Matrix(SettingsSection):
     flash_attn: list[FlashAttention] = []
     prompts: list[Kind] = []
     tokens: Tokens = 128
-    speech: bool = False
     pp: list[Tokens] = []
     tg: list[Tokens] = []
     depth: list[Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]] = msgspec.field(default_factory=lambda: [0])
@@ -187,32 +178,18 @@ class Matrix(SettingsSection):
         return [*found, *(BenchWorkload.of_prompts(kind, self.tokens) for kind in dict.fromkeys(kinds))]
 
 
-def read_matrix(values: Mapping[str, Any], file: Path | None = None) -> Matrix:
-    """Return what the options say over what the TOML `file` says. Raises UsageError: the file cannot be read, or a key
-    or value is not valid; the message names it.
-    """
-    tables = _read(file) if file is not None else {}
-    tables |= {key: value for key, value in values.items() if value not in (None, ())}
-    origin = f"{paths.shown(file)}: " if file is not None else ""
+def read_matrix(values: Mapping[str, Any]) -> Matrix:
+    """Return what the options say. Raises UsageError: a value is not valid; the message names its option."""
+    given = {key: value for key, value in values.items() if value not in (None, ())}
     try:
-        return msgspec.convert(tables, prepared(Matrix), strict=False)
+        return msgspec.convert(given, prepared(Matrix), strict=False)
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         name = re.sub(r"\[.*", "", key)
         if "matching regex" in reason:
             words = {"cores": "engine.cores", "memory_policies": "engine.memory"}
             reason = f"must be {DECLARED[words[name]].wanted}"
-        option = f"--{name.replace('_', '-')}: " if name and name in values else f"{name}: " if name else ""
-        raise UsageError(f"{'' if name in values else origin}{option}{reason}.", "See cpuchat bench --help.") from None
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return toml.loads(paths.read_text(file))
-    except OSError as error:
-        raise UsageError(f"Cannot read {paths.shown(file)}: {error.strerror}.", "Give a TOML file.") from None
-    except ValueError as error:
-        raise UsageError(f"{paths.shown(file)} is not valid TOML: {error}.", "Fix that line.") from None
+        raise UsageError(f"--{name.replace('_', '-')}: {reason}.", "See cpuchat bench --help.") from None
 
 
 def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[BenchCell]:
@@ -223,8 +200,6 @@ def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[BenchCe
     default: list[tuple[DrafterChoice, int]] = [(OFF, 0), ("auto", 0)]
     drafters = [_drafters(text) for text in matrix.drafters] or default
     tests, plain = matrix.tests(), default[:1]
-    if matrix.speech and all(test.kind != "prompts" for test in tests):
-        raise UsageError("--speech reads answers, and --pp and --tg have none.", "Add --prompts chat.")
     cells: dict[BenchCell, None] = {}
     for setup in _setups(matrix, chosen, library):
         for draft in _drafts(matrix, chosen, library, setup, drafters, tests):
@@ -232,10 +207,7 @@ def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[BenchCe
             for test in tests:
                 several = test.kind == "prompts" and any(name != OFF for name, _ in drafters)
                 for name, depth in [*plain, *drafters] if several else plain:
-                    cell = BenchCell(setup=loaded, test=test, drafters=name, draft_depth=depth)
-                    cells[cell] = None
-                    if matrix.speech and test.kind == "prompts":
-                        cells[msgspec.structs.replace(cell, speech=True)] = None
+                    cells[BenchCell(setup=loaded, test=test, drafters=name, draft_depth=depth)] = None
     return list(cells)
 
 
@@ -266,11 +238,7 @@ def check_placements(cells: Iterable[BenchCell], chosen: Settings) -> None:
 
 def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
     models = matrix.models or [last_here(chosen.model.last) or "demo"]
-    files = dict.fromkeys(
-        _file(library, spec, quantization)
-        for spec in models
-        for quantization in (matrix.quantizations or [""])
-    )  # fmt: skip
+    files = dict.fromkeys(library.resolve(spec) for spec in models)
     found = [setup for file in files for setup in setups_of(file, matrix, chosen)]
     possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in UNQUANTIZED]
     if not possible:
@@ -321,27 +289,6 @@ def _kv_types(text: str) -> tuple[CacheType, CacheType]:
         if one not in get_args(CacheType):
             raise UsageError(f"kv_types: {one!r} is not one of {', '.join(get_args(CacheType))}.")
     return cast(CacheType, k), cast(CacheType, v or k)
-
-
-def _file(library: Library, spec: str, quantization: str) -> Path:
-    """Return the file of a model, or of the same model in another quantization. Raises ModelNotFound, UsageError."""
-    path = library.resolve(spec)
-    known = library.at(path) if quantization else None
-    wanted = quantization.upper()
-    if known is None or known.quantization.upper() == wanted:
-        return path
-    beside = [library.at(file) for file in sorted(path.parent.glob("*.gguf"))]
-    alike = [one for one in (*beside, *library.local_models()) if one is not None and _same_model(one, known)]
-    for one in alike:
-        if wanted in (one.quantization.upper(), without_prefix(one.quantization.upper())):
-            return one.path
-    names = ", ".join(sorted({one.quantization for one in alike} | {known.quantization}))
-    raise UsageError(f"There is no {quantization} of {spec} on this machine.", f"Available: {names}.")
-
-
-def _same_model(one: LocalModel, other: LocalModel) -> bool:
-    facts = (other.name.casefold(), other.architecture, other.n_params)
-    return not one.damaged and (one.name.casefold(), one.architecture, one.n_params) == facts
 
 
 def _drafts(

@@ -1,15 +1,9 @@
-"""The results of a benchmark: its environment, its journal, its report, and the comparison of two reports.
-
-The journal is a file of JSON lines, one for each measurement that counts, from which a killed benchmark resumes; a torn
-last line is ignored. The report has medians and spreads of each cell's rounds, with llama-bench's field names.
+"""The results of a benchmark: its environment, its report, and the comparison of two reports. The report has medians
+and spreads of each cell's rounds, with llama-bench's field names.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import hashlib
-import io
 import os
 import platform
 import statistics
@@ -17,16 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from cpuchat import __version__
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
-from cpuchat.base.files import append_line, delete_oldest, read_small
 from cpuchat.base.paths import shown
-from cpuchat.bench.matrix import OFF, BenchCell
+from cpuchat.bench.matrix import OFF, BenchCell, Setup
 from cpuchat.bench.sample import Sample
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.bandwidth.theoretical import theoretical
@@ -38,6 +31,7 @@ from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.options import FlashAttention
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
+from cpuchat.telemetry.rounds import has_drifted
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,13 +61,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def build(self) -> str:
-        """Identify the engine's build."""
-        return engine_build(self.engine)
-
-
-def engine_build(engine: EngineInfo) -> str:
-    """Identify an engine's build: version, commit and CPU features."""
-    return f"{engine.version} {engine.llama_commit} {','.join(engine.features)}".strip()
+        """Identify the engine's build: version, commit and CPU features."""
+        engine = self.engine
+        return f"{engine.version} {engine.llama_commit} {','.join(engine.features)}".strip()
 
 
 def read_environment(engine: EngineInfo, models: Iterable[str], chosen: Settings) -> Environment:
@@ -100,112 +90,18 @@ def read_environment(engine: EngineInfo, models: Iterable[str], chosen: Settings
     )
 
 
-_KEPT_FILES = 20
+class Measurement(NamedTuple):
+    """A sample of a cell in a round (from 1)."""
 
-
-class Header(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """First line: what is measured, and where."""
-
-    key: str
-    cells: tuple[BenchCell, ...]
-    rounds: int
-    environment: Environment
-
-
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The model of a setup was loaded; `cell` is the first of that setup."""
-
-    cell: int
-    model: ModelInfo
-
-
-class Measurement(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A sample of a cell (by its number) in a round; `noisy`: the machine was not steady."""
-
-    cell: int
+    cell: BenchCell
     round: int
     sample: Sample
-    noisy: bool = False
-
-
-class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Last line: all that could be measured was."""
-
-
-Line = Header | Loaded | Measurement | Finished
-
-
-def benchmark_key(cells: Sequence[BenchCell], rounds: int, prompts: object, environment: Environment) -> str:
-    """Identify a benchmark: what is measured with which engine, files and settings on which CPU."""
-    digest = hashlib.blake2b(digest_size=12)
-    parts = (cells, rounds, prompts, environment.build, environment.cpu, environment.files, environment.settings)
-    digest.update(msgspec.json.encode(parts))
-    return digest.hexdigest()
-
-
-class Journal:
-    """The lines of one benchmark. Nothing is written before `begin`."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.header: Header | None = None
-        self.loaded: dict[int, ModelInfo] = {}
-        self.measurements: dict[tuple[int, int], Measurement] = {}
-        self.finished = False
-        self._read()
-
-    def _read(self) -> None:
-        decoder = msgspec.json.Decoder(prepared(Line))
-        with contextlib.suppress(OSError):
-            for number, data in enumerate(read_small(self.file, 64 << 20).splitlines()):
-                try:
-                    line = decoder.decode(data)
-                except (ValueError, RecursionError):
-                    if not number:
-                        return
-                    continue
-                self._add(line)
-
-    def _add(self, line: Line) -> None:
-        match line:
-            case Header():
-                self.header = line
-            case Loaded():
-                self.loaded[line.cell] = line.model
-            case Measurement():
-                self.measurements[line.cell, line.round] = line
-            case Finished():
-                self.finished = True
-
-    def begin(self, header: Header) -> None:
-        """Start anew. Raises UsageError where the file cannot be written."""
-        self.loaded, self.measurements, self.finished = {}, {}, False
-        self.header = header
-        try:
-            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.file.write_bytes(msgspec.json.encode(header) + b"\n")
-        except OSError as error:
-            raise UsageError(f"Cannot write {shown(self.file)}: {error.strerror}.", "Choose another file.") from None
-
-    def append(self, line: Line) -> None:
-        """Write a line. On a full disk the benchmark continues, but cannot be resumed."""
-        self._add(line)
-        with contextlib.suppress(OSError):
-            append_line(self.file, msgspec.json.encode(line))
-
-
-def cached_journal(folder: Path, key: str) -> Path:
-    """Return the file of a benchmark that was given no name; old ones are removed."""
-    with contextlib.suppress(OSError):
-        delete_oldest(folder, "*.jsonl", _KEPT_FILES - 1)
-    return folder / f"{key}.jsonl"
 
 
 VERSION = 1
 _FLASH: dict[FlashAttention, int] = {"auto": -1, "off": 0, "on": 1}
 _MAX_BYTES = 256 << 20
-_MEDIANS = ("ttft_ms", "bandwidth", "utilization", "first_audio_ms", "real_time_factor")
-_NOT_IN_CSV = ("cell", "samples_ns", "samples_ts", "prefill_samples_ts")
+_MEDIANS = ("ttft_ms", "bandwidth", "utilization")
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,9 +109,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     decoding prefill tok/s. Without any sample, `failure` says why.
 
     `ttft_ms`, `prefill_ts` and what follows are medians of the rounds. `speed_up`: decode ÷ that of the plain cell
-    in the same rounds; of a cell with `speech` ÷ that of the same without. `same_text`: as the plain cell's,
-    greedily (None: nothing to compare). `peak`: measured read bandwidth in bytes per second. `noisy`: the machine
-    was not steady.
+    in the same rounds. `same_text`: as the plain cell's, greedily (None: nothing to compare). `peak`: measured read
+    bandwidth in bytes per second. `noisy`: the rounds differ by more than 10 %.
     """
 
     build_commit: str
@@ -261,20 +156,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None = None
     peak: float | None = None
     joules_per_token: float | None = None
-    speech: bool = False
-    first_audio_ms: float | None = None
-    real_time_factor: float | None = None
-    speech_memory_bytes: float | None = None
     same_text: bool | None = None
     short: bool = False
     noisy: bool = False
     drafts_off: DraftsOff | None = None
     failure: str = ""
     cell: BenchCell
-
-    def cost(self, price_per_hour: float) -> float | None:
-        """Return what a million decoded tokens cost at a price of the machine per hour."""
-        return price_per_hour / (3600 * self.decode_ts) * 1e6 if self.decode_ts else None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,24 +173,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     results: tuple[Result, ...]
 
 
-def report_of(journal: Journal, failed: Mapping[int, str]) -> Report:
-    """Return what the journal has of the cells that were measured, at least once, or failed."""
-    header = journal.header
-    assert header is not None
-    by_cell: dict[BenchCell, list[Measurement]] = {cell: [] for cell in header.cells}
-    for _, line in sorted(journal.measurements.items(), key=lambda item: item[0][1]):
-        by_cell[header.cells[line.cell]].append(line)
-    models = {header.cells[number].setup: model for number, model in journal.loaded.items()}
+def report_of(
+    environment: Environment,
+    rounds: int,
+    cells: Sequence[BenchCell],
+    measured: Sequence[Measurement],
+    models: Mapping[Setup, ModelInfo],
+    failed: Mapping[BenchCell, str],
+) -> Report:
+    """Return the figures of the `cells` that were measured, at least once, or `failed` (why). `models`: as loaded."""
+    by_cell: dict[BenchCell, list[Measurement]] = {cell: [] for cell in cells}
+    for one in sorted(measured, key=attrgetter("round")):
+        by_cell[one.cell].append(one)
     results: list[Result] = []
-    for number, cell in enumerate(header.cells):
-        if by_cell[cell] or number in failed:
+    for cell, its in by_cell.items():
+        if its or cell in failed:
             figures: dict[str, Any] = {"n_prompt": cell.test.n_prompt, "n_gen": cell.test.n_gen}
             figures |= _model_figures(models.get(cell.setup))
-            figures |= _figures(cell, by_cell[cell], by_cell.get(cell.plain, []))
-            if number in failed:
-                figures["failure"] = failed[number]
-            results.append(_result(cell, header.environment, figures))
-    return Report(environment=header.environment, rounds=header.rounds, results=tuple(results))
+            figures |= _figures(cell, its, by_cell.get(cell.plain, []))
+            results.append(_result(cell, environment, figures | {"failure": failed.get(cell, "")}))
+    return Report(environment=environment, rounds=rounds, results=tuple(results))
 
 
 def _result(cell: BenchCell, environment: Environment, figures: Mapping[str, Any]) -> Result:
@@ -323,7 +212,6 @@ def _result(cell: BenchCell, environment: Environment, figures: Mapping[str, Any
         test_time=environment.date,
         test=cell.test.name,
         drafters=cell.drafting,
-        speech=cell.speech,
         draft_filename=setup.draft if cell.drafters in ("auto", "draft") else "",
         cores=setup.cores,
         memory_policy=setup.memory,
@@ -371,10 +259,9 @@ def _figures(cell: BenchCell, lines: Sequence[Measurement], plain: Sequence[Meas
         "tokens_per_pass": steps / passes if passes else None,
         "memory_bytes": max((one.memory or 0 for one in samples), default=0) or None,
         "joules_per_token": _median(samples, _joules_per_token),
-        "speech_memory_bytes": max((one.speech_memory or 0 for one in samples), default=0) or None,
         "same_text": _same_text(samples, plain) if cell != cell.plain else None,
         "short": any(one.short for one in samples),
-        "noisy": any(line.noisy for line in lines),
+        "noisy": has_drifted(min(rates), max(rates)),
         "drafts_off": samples[-1].drafts_off,
     }
 
@@ -411,7 +298,7 @@ def _same_text(samples: Sequence[Sample], plain: Sequence[Measurement]) -> bool 
 
 
 def read_report(file: Path) -> Report:
-    """Read what `as_json` wrote. Raises UsageError."""
+    """Read what `cpuchat bench --json` printed. Raises UsageError."""
     hint = "Give the JSON file of an earlier run."
     try:
         if file.stat().st_size > _MAX_BYTES:
@@ -424,29 +311,6 @@ def read_report(file: Path) -> Report:
     if found.version != VERSION:
         raise UsageError(f"{shown(file)} was written by another version of cpuchat.", "Measure again.")
     return found
-
-
-def as_json(report: Report, price_per_hour: float | None) -> dict[str, Any]:
-    """Return all of it as plain values, with the cost at that price."""
-    content = msgspec.to_builtins(report)
-    if price_per_hour is not None:
-        content["price_per_hour"] = price_per_hour
-        for row, result in zip(content["results"], report.results, strict=True):
-            row["cost_per_million_tokens"] = result.cost(price_per_hour)
-    return content
-
-
-def as_csv(report: Report, price_per_hour: float | None) -> str:
-    """Return one line for each cell, llama-bench's fields first."""
-    rows = as_json(report, price_per_hour)["results"]
-    names = [name for name in Result.__struct_fields__ if name not in _NOT_IN_CSV]
-    names += ["cost_per_million_tokens"] if price_per_hour is not None else []
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow(row | {"cpus": " ".join(map(str, row["cpus"]))})
-    return text.getvalue()
 
 
 REGRESSION: int = 1
@@ -513,7 +377,7 @@ def _key(result: Result) -> tuple[object, ...]:
     setup = msgspec.structs.replace(
         result.cell.setup, model=Path(result.model_filename).name, draft=Path(result.draft_filename).name
     )
-    return (setup, result.drafters, result.speech, result.test, result.cell.test.n_gen)
+    return (setup, result.drafters, result.test, result.cell.test.n_gen)
 
 
 def _differences(old: Result, new: Result) -> list[SpeedDifference]:

@@ -65,7 +65,7 @@ def open_app(
     from cpuchat.backend.switching import SwitchingBackend
 
     # Importing the engine takes the worker as long as importing Textual takes this process.
-    prepared = [prepared_backend(chosen, initial, keeps=True)] if sides is None and isinstance(initial, Path) else []
+    prepared = [prepared_backend(chosen, keeps=True)] if sides is None and isinstance(initial, Path) else []
 
     from cpuchat.chats.store import ChatStore
     from cpuchat.session.conversation import Conversation

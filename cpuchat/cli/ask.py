@@ -31,7 +31,8 @@ from cpuchat.cli.options import (
 from cpuchat.cli.output import error_json, error_text, json_line
 from cpuchat.cli.question import TextCommand, attached, compose, require_text, standard_input
 from cpuchat.cli.tools import start_tools, tools_of, tools_options
-from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
+from cpuchat.grammar.gbnf import check_grammar
+from cpuchat.grammar.limits import LONGEST_FORM
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.protocol.messages import AnyEvent, Generate, GenerationFinished
 from cpuchat.telemetry.units import plural
@@ -335,7 +336,7 @@ async def _print_answer(
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """Form of an answer: `grammar` (GBNF), a file's own or that of a JSON schema, whose text is `schema`."""
+    """Form of an answer: `grammar` as of `Generate`, a file's own or that of a JSON schema, whose text is `schema`."""
 
     grammar: str
     schema: str = ""

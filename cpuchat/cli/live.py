@@ -21,15 +21,11 @@ class LiveTable:
 
     def __init__(self) -> None:
         self._terminal = TerminalOutput()
-        self._said: set[tuple[int, int]] | None = None
-        self._note = ""
+        self._told = 0
         self._next = 0.0
 
     def show(self, running: Bench) -> None:
         """Draw what there is now; called as often as one likes."""
-        if running.progress.note != self._note:
-            self._note = running.progress.note
-            self._terminal.note(self._note)
         if not self._terminal.moves:
             self._tell(running)
         elif time.monotonic() >= self._next:
@@ -37,26 +33,19 @@ class LiveTable:
             self._next = time.monotonic() + _SECONDS
 
     def _tell(self, running: Bench) -> None:
-        known = running.journal.measurements
-        if self._said is None:
-            self._said = set(known)  # of an earlier run
-        for key, line in known.items():
-            if key not in self._said:
-                self._said.add(key)
-                cell = running.cells[line.cell]
-                noisy = ", noisy" if line.noisy else ""
-                self._terminal.note(
-                    f"{len(known)} of {len(running.cells) * running.rounds}: {cell.words}: "
-                    f"{units.rate(line.sample.rate)} tok/s{noisy}"
-                )
+        for one in running.measured[self._told :]:
+            self._told += 1
+            self._terminal.note(
+                f"{self._told} of {len(running.cells) * running.rounds}: {one.cell.words}: "
+                f"{units.rate(one.sample.rate)} tok/s"
+            )
 
     def _draw(self, running: Bench) -> None:
-        from cpuchat.bench.results import report_of
         from cpuchat.present import bench as words
 
         progress, room = running.progress, shutil.get_terminal_size().lines - 2
-        found = report_of(running.journal, running.failed)
-        lines = table([words.HEADINGS, *words.rows(found.results)], right=words.RIGHT) if found.results else []
+        results = running.report().results if running.measured else ()
+        lines = table([words.HEADINGS, *words.rows(results)], right=words.RIGHT) if results else []
         if len(lines) > room:
             lines = [lines[0], *lines[len(lines) - room + 1 :]] if room > 1 else []
         lines.append(words.progress_bar(progress.done, progress.total, progress.seconds_left, progress.what))

@@ -38,9 +38,10 @@ _PROBE_EPILOG = """\b
 Examples:
   cpuchat probe
   cpuchat probe --cores l3:0-1
+  cpuchat probe --cores node:0 --memory-policy bind:1    one NUMA node reading another one
   cpuchat probe --json | jq .all_cores.bytes_per_s
 
-Takes up to 40 seconds and up to 4 GB of free memory. The bandwidth is the denominator of bandwidth utilization; all
+Takes about 30 seconds and up to 4 GB of free memory. The bandwidth is the denominator of bandwidth utilization; all
 predicted speeds follow from the passes. Run it on an idle machine.
 
 Exit codes: 0 success, 2 wrong usage or settings, 14 measurement failed, 130 stopped by Ctrl+C."""
@@ -56,8 +57,8 @@ _STEADY = 0.9
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second."),
 )  # fmt: skip
 def probe(as_json: bool, **values: Any) -> None:
-    """Measure the read bandwidth of one core, one L3 group and all cores, and between NUMA nodes; then passes of small
-    models with random weights, in every usual tensor type.
+    """Measure the read bandwidth of one core, one L3 group and all cores; then passes of small models with random
+    weights, in every usual tensor type.
 
     Decoding reads the whole model for every token, so the bandwidth bounds its speed; the passes tell the rest.
     """
@@ -95,7 +96,7 @@ def probe(as_json: bool, **values: Any) -> None:
     limit = theoretical(topology)
     if as_json:
         passes = {"passes": n_passes} if n_passes else None
-        notes = [*found.notes, *filter(None, [problem])]
+        notes = [problem] if problem else []
         return print_json(
             {**_probe_json(topology, found, limit, placement.memory.words), "costs": passes, "notes": notes}
         )
@@ -110,35 +111,20 @@ def _probe_lines(topology: Topology, found: Survey, limit: Theoretical | None) -
     if topology.virtual:
         lines.append(f"Virtual machine ({clean_line(topology.virtual)}): the topology is unverified")
     rows = [("CORES", "N", "BEST", "MEDIAN (RANGE), GB/s")]
-    for name, one in measured_sets(found, per_count=True):
+    for name, one in measured_sets(found):
         low, middle, high = (gigabytes(figure(one.rounds)) for figure in (min, statistics.median, max))
         rows.append((name, str(len(one.cpus)), gigabytes(one.bytes_per_s), f"{middle} ({low}–{high})"))
     lines += ["", *table(rows, right=(1, 2))]
-    if found.cells:
-        lines += ["", *_node_matrix(found)]
-    return [*lines, "", *map(clean_line, (*_probe_conclusions(topology, found, limit), *found.notes))]
-
-
-def _node_matrix(found: Survey) -> list[str]:
-    """Format the matrix: cores of each node (rows) by memory of each node (columns), in GB/s."""
-    matrix = found.matrix
-    columns = sorted({far for _, far in matrix})
-    rows = [("GB/s", *(f"memory of node {far}" for far in columns))]
-    for near in sorted({near for near, _ in matrix}):
-        cells = (gigabytes(one.bytes_per_s) if (one := matrix.get((near, far))) else "n/a" for far in columns)
-        rows.append((f"cores of node {near}", *cells))
-    return table(rows, right=range(1, len(columns) + 1))
+    return [*lines, "", *map(clean_line, _probe_conclusions(topology, found, limit))]
 
 
 def _probe_conclusions(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
-    from cpuchat.present.machine import knee, share_of_peak, theoretical_peak
+    from cpuchat.present.machine import share_of_peak, theoretical_peak
 
     best, worst = found.all_cores.bytes_per_s, min(found.all_cores.rounds)
     lines: list[str] = []
     if worst < _STEADY * best:
         lines.append("Rounds differ by more than 10 %: other programs are running. Repeat on an idle machine.")
-    elif enough := knee(found):
-        lines.append(f"{enough}.")
     lines.append(f"Theoretical peak: {theoretical_peak(topology, limit)}")
     if (share := share_of_peak(found, limit)) is not None:
         lines.append(f"All cores reach {100 * share:.0f} % of it")
@@ -157,17 +143,9 @@ def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None, me
         "memory": memory,
         "one_core": plain(found.one_core),
         "l3_group": plain(found.l3_group),
-        "link": plain(found.fabric_link),
         "all_cores": plain(found.all_cores),
-        "per_core_counts": {str(n): plain(one) for n, one in (found.per_core_counts or {}).items()},
-        "knee": found.knee,
-        "matrix": [
-            {"cpu_node": cell.cpu_node, "memory_node": cell.memory_node, **(plain(cell.measured) or {})}
-            for cell in found.cells
-        ],
         "theoretical": dataclasses.asdict(limit) if limit is not None else None,
         "share": share_of_peak(found, limit),
-        "seconds": found.seconds,
     }
 
 

@@ -43,7 +43,7 @@ _COMMANDS = {
     "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
     "counters": ("cpuchat.cli.machine", "counters", "List hardware counters of memory traffic and power."),
     "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
-    "why": ("cpuchat.cli.why", "why", "Prove which settings of a model work, and what each is worth."),
+    "why": ("cpuchat.cli.why", "why", "Prove which settings of a model work."),
 }
 
 _EPILOG = """\b
@@ -88,7 +88,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @click.option(
     "--memory-policy", "engine__memory", metavar="POLICY",
-    help="NUMA memory policy: auto, local, interleave, weighted, bind:0 or preferred:0.",
+    help="NUMA memory policy: auto, local, interleave, bind:0 or preferred:0.",
 )  # fmt: skip
 @click.option("--ctx", "engine__ctx", type=int, metavar="N", help="Context size in tokens; 0 = automatic.")
 @click.option(

@@ -269,16 +269,14 @@ def keeping_backend(chosen: Settings) -> LocalBackend:
     return LocalBackend(state_dir=paths.kv_dir(), state_limit=int(chosen.engine.saved_kv_gb * 1e9))
 
 
-def prepared_backend(chosen: Settings, model: Path | None = None, *, keeps: bool = False) -> LocalBackend:
+def prepared_backend(chosen: Settings, *, keeps: bool = False) -> LocalBackend:
     """Return a backend whose worker is starting already, beside what the caller has yet to import and to check.
-
-    `model`: what it will load, if that is known; `keeps`: as `keeping_backend`.
-    """
+    `keeps`: as `keeping_backend`."""
     from cpuchat.backend.local import LocalBackend
     from cpuchat.hardware.placement.placement import PlacementSpec
 
     backend = keeping_backend(chosen) if keeps else LocalBackend()
-    backend.prepare(PlacementSpec.of(chosen), chosen.engine.cpu_module, model)
+    backend.prepare(PlacementSpec.of(chosen), chosen.engine.cpu_module)
     return backend
 
 

@@ -51,8 +51,8 @@ SpeechCores = Annotated[str, Meta(pattern=rf"^(auto|{_LIST})$", description="aut
 MemoryPolicy = Annotated[
     str,
     Meta(
-        pattern=rf"^(auto|local|(interleave|weighted)(:{_LIST})?|(bind|preferred):{_LIST})$",
-        description="auto, local, interleave, weighted, bind:0 or preferred:0 (with node numbers)",
+        pattern=rf"^(auto|local|interleave(:{_LIST})?|(bind|preferred):{_LIST})$",
+        description="auto, local, interleave, bind:0 or preferred:0 (with node numbers)",
     ),
 ]
 
@@ -204,9 +204,9 @@ class EngineSection(EngineOptions, SettingsSection):
         MemoryPolicy,
         Setting(
             "Memory policy",
-            "auto, local, interleave, weighted, bind:0, preferred:0",
+            "auto, local, interleave, bind:0, preferred:0",
             option="--memory-policy",
-            help="NUMA memory policy: auto, local, interleave, weighted, bind:0 or preferred:0.",
+            help="NUMA memory policy: auto, local, interleave, bind:0 or preferred:0.",
             metavar="POLICY",
         ),
     ] = "auto"

@@ -40,8 +40,7 @@ from cpuchat.protocol.messages import (
     TokenLogprob,
 )
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
-from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.call_parser import GENERIC, as_text
+from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
 
 _OTHER_CHATS: Final = 1 << 16
 """Tokens of other chats that suffix decoding looks into."""

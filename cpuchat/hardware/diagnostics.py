@@ -7,25 +7,26 @@ pure function of the facts.
 from __future__ import annotations
 
 import math
+import re
 import subprocess
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import child_environment, python_command
 from cpuchat.hardware.bandwidth.read_bandwidth import Survey, cached_survey, known_peak
 from cpuchat.hardware.bandwidth.theoretical import MODULES, Theoretical, theoretical
 from cpuchat.hardware.counters.perf_events import Kernel
-from cpuchat.hardware.knobs import BALANCING, CPUS, THP, Knob, container, read_knobs, value_of
+from cpuchat.hardware.knobs import Knob, container, read_knobs
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
 from cpuchat.hardware.monitor import UNTRIED, CounterState, counter_states
-from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, choose_policy, launch_command
-from cpuchat.hardware.placement.cores import CoreChoice, choose_cores, n_sharing_a_core
-from cpuchat.hardware.sysfs import read_number, read_text
+from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, launch_command
+from cpuchat.hardware.placement.cores import n_sharing_a_core
+from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
+from cpuchat.hardware.sysfs import read_text
 from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry import units
@@ -52,18 +53,15 @@ class WantedSetup:
 class DiagnosticFacts:
     """The machine at one moment; sizes in bytes. "" and None mean unknown or absent.
 
-    `cores_error` and `policy_error` are why the settings cannot be applied, `policy_refused` is why the kernel rejects
-    the memory policy. `governors` counts CPUs by frequency governor, `driver` is the frequency driver. `load` is the
-    load average of the last minute. `engine_error` is why there is no engine.
+    `placement` is what the settings mean here, None where they cannot be applied, as `problems` say by field;
+    `policy_refused` is why the kernel rejects the memory policy. `load` is the load average of the last minute.
+    `engine_error` is why there is no engine.
     """
 
     topology: Topology
     settings: WantedSetup = WantedSetup()
-    choice: CoreChoice | None = None
-    cores_error: str = ""
-    policy: str = ""
-    policy_reason: str = ""
-    policy_error: str = ""
+    placement: Placement | None = None
+    problems: Mapping[str, str] = field(default_factory=dict[str, str])
     policy_refused: str = ""
     available: int = 0
     swap_total: int = 0
@@ -73,11 +71,6 @@ class DiagnosticFacts:
     theoretical: Theoretical | None = None
     survey: Survey | None = None
     peak: Peak | None = None
-    governors: tuple[tuple[str, int], ...] = ()
-    driver: str = ""
-    boost: bool | None = None
-    thp: str = ""
-    balancing: int | None = None
     knobs: tuple[Knob, ...] = ()
     counter: CounterState = UNTRIED
     power: CounterState = UNTRIED
@@ -112,79 +105,36 @@ def gather_facts(
     kernel's calls in tests, as `refused` does for memory policies.
     """
     topology = topology or read_topology(root)
-    setup = _setup(topology, settings, refused)
-    cpus = setup["choice"].cpus if setup["choice"] is not None else ()
+    placement, problems = None, dict[str, str]()
+    try:
+        placement = place(topology, PlacementSpec(settings.cores, memory=settings.memory, threads=settings.threads))
+    except PlacementError as error:
+        problems = error.problems
+    except CpuchatError as error:
+        problems = {"cores": str(error)}
+    cpus, policy = (placement.cpus, placement.memory.words) if placement is not None else ((), "")
     counter, power = counter_states(topology, root, kernel)
+    info, load = meminfo(root), read_text(root / "proc/loadavg").split(" ")[0]
     return DiagnosticFacts(
         topology=topology,
         settings=settings,
-        load=_load(root),
+        placement=placement,
+        problems=problems,
+        policy_refused=refused(policy) if placement is not None and placement.memory.places else "",
+        available=available_bytes(root),
+        swap_total=info.get("SwapTotal", 0),
+        swap_used=max(info.get("SwapTotal", 0) - info.get("SwapFree", 0), 0),
+        load=float(load) if re.fullmatch(r"[0-9.]+", load) else None,
         container=container(root),
-        knobs=read_knobs(topology, root, settings.target_cpus),
         theoretical=theoretical(topology),
-        survey=cached_survey(topology, cpus=cpus, memory=setup["policy"], root=root),
-        peak=known_peak(cpus, setup["policy"], root=root) if cpus else None,
+        survey=cached_survey(topology, cpus=cpus, memory=policy, root=root),
+        peak=known_peak(cpus, policy, root=root) if cpus else None,
+        knobs=read_knobs(topology, root, settings.target_cpus),
         counter=counter,
         power=power,
         engine=engine,
         engine_error=engine_error,
-        **setup,
-        **_memory(root),
-        **_frequencies(topology, root),
     )
-
-
-def _setup(topology: Topology, settings: WantedSetup, refused: Callable[[str], str]) -> dict[str, Any]:
-    """Return the cores and the memory policy that the settings mean on this machine, or why they cannot be used."""
-    found: dict[str, Any] = {"choice": None, "policy": ""}
-    try:
-        found["choice"] = choose_cores(topology, settings.cores, settings.threads)
-    except CpuchatError as error:
-        found["cores_error"] = str(error)
-    try:
-        cpus = found["choice"].cpus if found["choice"] is not None else ()
-        policy, found["policy_reason"] = choose_policy(topology, settings.memory, cpus)
-        found["policy"] = policy.words
-        found["policy_refused"] = refused(policy.words) if policy.places else ""
-    except CpuchatError as error:
-        found["policy_error"] = str(error)
-    return found
-
-
-def _memory(root: Path) -> dict[str, Any]:
-    info = meminfo(root)
-    return {
-        "available": available_bytes(root),
-        "swap_total": info.get("SwapTotal", 0),
-        "swap_used": max(info.get("SwapTotal", 0) - info.get("SwapFree", 0), 0),
-        "thp": value_of(root, f"{THP}/enabled"),
-        "balancing": read_number(root / BALANCING.lstrip("/")),
-    }
-
-
-def _frequencies(topology: Topology, root: Path) -> dict[str, Any]:
-    governors = Counter(value_of(root, f"{CPUS}/cpu{cpu}/cpufreq/scaling_governor") for cpu in topology.online)
-    return {
-        "governors": tuple((value, n) for value, n in governors.most_common() if value),
-        "driver": value_of(root, f"{CPUS}/cpu{topology.online[0]}/cpufreq/scaling_driver") if topology.online else "",
-        "boost": _boost(root),
-    }
-
-
-def _load(root: Path) -> float | None:
-    """Return the first figure of /proc/loadavg (proc(5)); None where there is none."""
-    try:
-        return float(read_text(root / "proc/loadavg").split(" ")[0])
-    except ValueError:
-        return None
-
-
-def _boost(root: Path) -> bool | None:
-    on = read_number(root / f"{CPUS}/cpufreq/boost".lstrip("/"))
-    if on is not None:
-        return on != 0
-    off = read_number(root / f"{CPUS}/intel_pstate/no_turbo".lstrip("/"))
-    return None if off is None else off == 0
 
 
 Level = Literal["problem", "warning", "advice", "ok"]
@@ -205,44 +155,34 @@ class Finding:
     fix: str = ""
 
 
-def by_knob(facts: DiagnosticFacts, name: str) -> str:
-    """Return the fix for a setting that only root can change, where it can be changed from here."""
-    if any(knob.change for knob in facts.knobs if knob.name == name):
-        return f"The line under `{name}` below sets it."
-    return "Not changeable from here: ask the administrator of the machine."
-
-
 _AUTO = "engine.cores auto, engine.threads 0"
-_DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
-"""Drivers whose "powersave" governor scales with the load instead of holding the lowest frequency
-(pm/intel_pstate.rst).
-"""
 
 
 def settings(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report settings that this machine cannot apply."""
-    if facts.cores_error:
-        words = f"engine.cores {facts.settings.cores}, engine.threads {facts.settings.threads}: {facts.cores_error}"
+    if problem := facts.problems.get("cores") or facts.problems.get("threads"):
+        words = f"engine.cores {facts.settings.cores}, engine.threads {facts.settings.threads}: {problem}"
         yield Finding("problem", "The configured cores cannot be used", words, "Set both to auto and 0.")
-    if facts.policy_error:
-        words = f"engine.memory {facts.settings.memory}: {facts.policy_error}"
+    if problem := facts.problems.get("memory"):
+        words = f"engine.memory {facts.settings.memory}: {problem}"
         yield Finding("problem", "The configured memory policy cannot be used", words, "Set it to auto.")
-    if facts.policy_refused:
-        evidence = f"{facts.policy}: {facts.policy_refused}"
+    if facts.policy_refused and facts.placement is not None:
+        evidence = f"{facts.placement.memory.words}: {facts.policy_refused}"
         fix = "In a container, allow set_mempolicy: docker run --cap-add SYS_NICE."
         yield Finding("warning", "The memory policy is not in effect", evidence, fix)
 
 
 def siblings(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report SMT siblings in use: two threads on one core share its execution units and its path to memory."""
-    if facts.choice is None:
+    if facts.placement is None:
         return
-    n, shared = len(facts.choice.cpus), n_sharing_a_core(facts.topology, facts.choice.cpus)
+    n, shared = len(facts.placement.cpus), n_sharing_a_core(facts.topology, facts.placement.cpus)
     if shared:
-        evidence = f"{shared} of {n} threads share a core with another (CPUs {format_cpu_list(facts.choice.cpus)})"
+        evidence = f"{shared} of {n} threads share a core with another (CPUs {format_cpu_list(facts.placement.cpus)})"
         yield Finding("warning", "SMT siblings are in use", evidence, f"Use one thread per core: {_AUTO}.")
     elif facts.topology.smt:
-        yield Finding("ok", "one thread per core", f"{n} threads on {facts.topology.n_cores(facts.choice.cpus)} cores")
+        n_cores = facts.topology.n_cores(facts.placement.cpus)
+        yield Finding("ok", "one thread per core", f"{n} threads on {n_cores} cores")
 
 
 def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
@@ -278,18 +218,6 @@ def others(facts: DiagnosticFacts) -> Iterator[Finding]:
         yield Finding("ok", "other load", evidence)
 
 
-def isolated(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report isolated CPUs, which are usually reserved for another program."""
-    if facts.choice is None:
-        return
-    ours = sorted(set(facts.choice.cpus) & set(facts.topology.isolated))
-    if ours and len(ours) < len(facts.choice.cpus):
-        evidence = f"CPUs {format_cpu_list(ours)} of {format_cpu_list(facts.choice.cpus)} are isolated (isolcpus=)"
-        rest = format_cpu_list(set(facts.choice.cpus) - set(ours))
-        fix = f"If they are reserved for another program: engine.cores {rest}."
-        yield Finding("advice", "Cores in use are isolated", evidence, fix)
-
-
 def virtual(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report a virtual machine, whose caches and nodes may differ from the host's."""
     if facts.topology.virtual:
@@ -298,29 +226,16 @@ def virtual(facts: DiagnosticFacts) -> Iterator[Finding]:
         yield Finding("advice", "Virtual machine: the topology is unverified", evidence, fix)
 
 
-def governor(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report frequency governors other than "performance", which raise the frequency slowly after each pause."""
-    if not facts.governors:
-        return
-    n = sum(count for _, count in facts.governors)
-    slow = [(name, count) for name, count in facts.governors if name != "performance"]
-    if not slow:
-        yield Finding("ok", "governor", f"performance on {n} CPUs")
-        return
-    words = ", ".join(f"{name} on {count}" for name, count in slow)
-    evidence = f"{words} of {n} CPUs (driver {facts.driver or 'unknown'})"
-    lowest = any(name == "powersave" for name, _ in slow) and facts.driver not in _DYNAMIC
-    title = "The governor holds the cores at their lowest frequency" if lowest else "The governor saves power"
-    yield Finding("warning" if lowest else "advice", title, evidence, by_knob(facts, "governor"))
-
-
-def boost(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report disabled boost (frequencies above the base clock)."""
-    if facts.boost is False:
-        evidence = "cpufreq/boost is 0, or intel_pstate/no_turbo is 1"
-        yield Finding("advice", "Boost is off", evidence, by_knob(facts, "boost"))
-    elif facts.boost:
-        yield Finding("ok", "boost", "on")
+def knobs(facts: DiagnosticFacts) -> Iterator[Finding]:
+    """Report settings that only root can change and that matter as they are."""
+    for knob in facts.knobs:
+        if knob.level == "ok":
+            yield Finding("ok", knob.name, knob.state)
+        elif knob.level:
+            fix = f"The line under `{knob.name}` below sets it."
+            if not knob.change:
+                fix = "Not changeable from here: ask the administrator of the machine."
+            yield Finding(knob.level, f"{knob.name}: {knob.state}", f"to gain: {knob.worth}", fix)
 
 
 # How much it matters that the engine was built without a feature that the CPU has; less for the others.
@@ -423,22 +338,10 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 def _links(facts: DiagnosticFacts) -> float | None:
     """Return the bytes per second of all fabric links together; None if not measured, or without such links."""
-    found = facts.survey
-    if found is None or facts.topology.vendor != "AuthenticAMD":
+    one = facts.survey.l3_group if facts.survey is not None else None
+    if one is None or facts.topology.vendor != "AuthenticAMD":
         return None
-    one = found.fabric_link or found.l3_group
-    return one.bytes_per_s * len(facts.topology.fabric_links) if one is not None else None
-
-
-def balancing(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report NUMA balancing, which samples accesses by page faults and migrates pages while they are read."""
-    if facts.balancing is None or len(facts.topology.nodes) < 2:
-        return
-    evidence = f"/proc/sys/kernel/numa_balancing is {facts.balancing}, {len(facts.topology.nodes)} NUMA nodes"
-    if facts.balancing:
-        yield Finding("warning", "NUMA balancing is on", evidence, by_knob(facts, "NUMA balancing"))
-    else:
-        yield Finding("ok", "NUMA balancing off", evidence)
+    return one.bytes_per_s * len(facts.topology.fabric_links)
 
 
 def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
@@ -459,15 +362,6 @@ def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
         yield Finding("advice", f"NPS{count // sockets}: several NUMA nodes per socket", evidence, fix)
     else:
         yield Finding("ok", "NPS1", evidence)
-
-
-def huge_pages(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report disabled huge pages: copied weights are in anonymous memory, where huge pages save page table walks."""
-    if facts.thp == "never":
-        evidence = "/sys/kernel/mm/transparent_hugepage/enabled is never"
-        yield Finding("advice", "Transparent huge pages are off", evidence, by_knob(facts, "huge pages"))
-    elif facts.thp:
-        yield Finding("ok", "huge pages", facts.thp)
 
 
 def room(facts: DiagnosticFacts) -> Iterator[Finding]:
@@ -501,8 +395,7 @@ def _gb(n_bytes: float | None) -> str:
 
 
 _CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
-    engine, counters, settings, siblings, quota, others, isolated, virtual, governor, boost,
-    bandwidth, balancing, nodes, huge_pages, room, swap,
+    engine, counters, settings, siblings, quota, others, virtual, knobs, bandwidth, nodes, room, swap,
 )  # fmt: skip
 
 

@@ -8,21 +8,20 @@ Intel's "Disclosure of Hardware Prefetcher Control"; AMD's PPR of Zen 4 and Zen 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.sysfs import entries, read_number, read_text
+from cpuchat.hardware.sysfs import entries, read_text
 from cpuchat.hardware.topology import Topology
 
 CPUS = "/sys/devices/system/cpu"
-THP = "/sys/kernel/mm/transparent_hugepage"
+_THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 BALANCING = "/proc/sys/kernel/numa_balancing"
 _SMT = f"{CPUS}/smt/control"
 _RESCTRL = "/sys/fs/resctrl"
@@ -30,13 +29,18 @@ _GROUP = f"{_RESCTRL}/cpuchat"
 _NOT_GROUPS = ("info", "mon_groups", "mon_data", "cpuchat")
 _L3_SHARE = 4  # the target keeps one way out of so many
 _INTEL_PREFETCH, _AMD_PREFETCH = 0x1A4, 0xC0000108
+_DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+"""Drivers whose "powersave" governor scales with the load instead of holding the lowest frequency
+(pm/intel_pstate.rst).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
     """One setting. `state` is "" where it does not exist; `change` the shell line that sets what is good for inference,
     `back` the one that restores the present state, both "" where there is nothing to do. `worth`: what it brings, as
-    `source` says. `why_not`: why it cannot be changed from here.
+    `source` says. `level`: how much its state matters ("": it does not, or is not known). `why_not`: why it cannot be
+    changed from here.
     """
 
     name: str
@@ -45,13 +49,14 @@ class Knob:
     source: str
     change: str = ""
     back: str = ""
+    level: Literal["", "ok", "advice", "warning"] = ""
     why_not: str = ""
 
 
 def read_knobs(topology: Topology, root: Path, target_cpus: Sequence[int] = ()) -> tuple[Knob, ...]:
     """Return all knobs. `target_cpus`: CPUs of the target while the draft model has cores of its own, else ()."""
     hardware, kernel = fixed(topology, root), fixed(topology, root, of_kernel=True)
-    of_hardware = (_governor(topology, root), _boost(root), _smt(root), _prefetchers(topology, root))
+    of_hardware = (_governor(topology, root), _boost(root), _smt(root), _prefetchers(topology))
     of_kernel = (_huge_pages(root), _balancing(topology, root))
     found = [(knob, hardware) for knob in of_hardware] + [(knob, kernel) for knob in of_kernel]
     found.append((_l3(topology, root, target_cpus), hardware))
@@ -66,6 +71,11 @@ def value_of(root: Path, path: str) -> str:
     _, opening, rest = text.partition("[")
     word, closing, _ = rest.partition("]")
     return word if opening and closing else text
+
+
+def huge_pages(root: Path) -> str:
+    """Return the kernel's setting for transparent huge pages; "" where unknown."""
+    return value_of(root, _THP)
 
 
 def fixed(topology: Topology, root: Path, *, of_kernel: bool = False) -> str:
@@ -129,7 +139,8 @@ def _governor(topology: Topology, root: Path) -> Knob:
     back writes it after the governor, under which the kernel would refuse it.
     """
     values = _per_cpu(topology, root, "scaling_governor")
-    counts = Counter(values.values()).most_common()
+    counts_of = Counter(values.values())
+    counts = counts_of.most_common()
     state = counts[0][0] if len(counts) == 1 else ", ".join(f"{name} ({n} of {len(values)})" for name, n in counts)
     worth = "Small: a loaded core reaches its highest frequency; large where acpi-cpufreq holds powersave"
     knob = Knob("governor", state, worth, "the kernel's pm/cpufreq.rst; not measured with models")
@@ -141,7 +152,9 @@ def _governor(topology: Topology, root: Path) -> Knob:
     if any(names and "performance" not in names for names in offered):
         return _refused(knob, "the driver does not offer performance")
     if state == "performance":
-        return knob
+        return replace(knob, level="ok")
+    driver = value_of(root, f"{CPUS}/cpu{next(iter(values))}/cpufreq/scaling_driver")
+    knob = replace(knob, level="warning" if "powersave" in counts_of and driver not in _DYNAMIC else "advice")
     preferences = _per_cpu(topology, root, "energy_performance_preference")
     back = _write_per_cpu(values, "scaling_governor")
     if preferences:
@@ -153,8 +166,10 @@ def _boost(root: Path) -> Knob:
     worth = "Prefill, which arithmetic limits, grows with the frequency; decoding waits for memory"
     for path, on in ((f"{CPUS}/cpufreq/boost", "1"), (f"{CPUS}/intel_pstate/no_turbo", "0")):
         if (value := value_of(root, path)) in ("0", "1"):
-            knob = Knob("boost", "on" if value == on else "off", worth, "not measured")
-            return knob if value == on else _changed(knob, _write(on, path), _write(value, path))
+            if value == on:
+                return Knob("boost", "on", worth, "not measured", level="ok")
+            knob = Knob("boost", "off", worth, "not measured", level="advice")
+            return _changed(knob, _write(on, path), _write(value, path))
     why = "the frequency driver does not provide it: check the firmware setup"
     return Knob("boost", "", worth, "not measured", why_not=why)
 
@@ -168,22 +183,16 @@ def _smt(root: Path) -> Knob:
     return _changed(knob, _write(other, _SMT), _write(knob.state, _SMT))
 
 
-def _prefetchers(topology: Topology, root: Path) -> Knob:
+def _prefetchers(topology: Topology) -> Knob:
     """A set bit of the register turns one prefetcher off. Its value is known to root only."""
     worth = "Leave them on: weights are read in order, which is what they are made for"
     register = _prefetch_register(topology)
-    value = _msr(root, register) if register else None
     read = f"sudo rdmsr -a {register:#x}"
     state = f"n/a: `{read}` (msr-tools) prints it, 0 = all on" if register else ""
-    if value is not None:
-        state = "on" if value == 0 else f"off in part ({value:#x})"
     knob = Knob("prefetchers", state, worth, "Intel: neutral or positive for most programs; no gain from off published")
     if not register:
         return _refused(knob, "the firmware setup has them on this CPU")
-    if value == 0:
-        return knob
-    now = f"{value:#x}" if value is not None else "VALUE"
-    back = f"sudo wrmsr -a {register:#x} {now}" + ("" if value is not None else "  # what rdmsr printed before")
+    back = f"sudo wrmsr -a {register:#x} VALUE  # what rdmsr printed before"
     return _changed(knob, f"sudo modprobe msr && {read} && sudo wrmsr -a {register:#x} 0", back)
 
 
@@ -196,26 +205,14 @@ def _prefetch_register(topology: Topology) -> int:
     return _AMD_PREFETCH if topology.vendor == "AuthenticAMD" and zen_4 else 0
 
 
-def _msr(root: Path, register: int) -> int | None:
-    """Return a register of the first CPU; None where it cannot be read."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(root / "dev/cpu/0/msr", os.O_RDONLY)
-        try:
-            data = os.pread(descriptor, 8, register)
-        finally:
-            os.close(descriptor)
-        return int.from_bytes(data, "little") if len(data) == 8 else None
-    return None
-
-
 def _huge_pages(root: Path) -> Knob:
     """Mapped weights get none; copied ones (repacked, or load-mode read) do."""
-    path = f"{THP}/enabled"
     worth = "0 to 12 % of decoding, for copied weights (repacked, or load-mode read) only"
-    knob = Knob("huge pages", value_of(root, path), worth, "ik_llama.cpp #278: +12 %; llama.cpp #22022: neutral")
+    knob = Knob("huge pages", huge_pages(root), worth, "ik_llama.cpp #278: +12 %; llama.cpp #22022: neutral")
     if knob.state not in ("always", "madvise", "never"):
         return _refused(knob, "the kernel has no transparent huge pages")
-    return knob if knob.state == "always" else _changed(knob, _write("always", path), _write(knob.state, path))
+    knob = replace(knob, level="advice" if knob.state == "never" else "ok")
+    return knob if knob.state == "always" else _changed(knob, _write("always", _THP), _write(knob.state, _THP))
 
 
 def _balancing(topology: Topology, root: Path) -> Knob:
@@ -226,62 +223,38 @@ def _balancing(topology: Topology, root: Path) -> Knob:
     if len(topology.nodes) < 2 or not state:
         return _refused(knob, "there is only one NUMA node" if state else "the kernel has no NUMA balancing")
     line = "sudo sysctl kernel.numa_balancing="
-    return knob if value == "0" else _changed(knob, f"{line}0", f"{line}{value}")
+    if value == "0":
+        return replace(knob, level="ok")
+    return _changed(replace(knob, level="warning"), f"{line}0", f"{line}{value}")
 
 
 def _l3(topology: Topology, root: Path, target_cpus: Sequence[int]) -> Knob:
-    """Confine the target to a few ways of each L3, so that what it streams cannot push out what a draft model on other
-    cores keeps in the rest. Only `L3:` is written: `MB:` limits bandwidth.
+    """Confine the target to a quarter of the ways of each L3, so that what it streams cannot push out what a draft
+    model on other cores keeps in the rest. Only `L3:` is written: `MB:` limits bandwidth.
     """
-    schemata = read_text(_below(root, f"{_RESCTRL}/schemata"))
-    masks = _l3_masks(schemata)
-    own = _l3_masks(read_text(_below(root, f"{_GROUP}/schemata")))
-    others = [one.name for one in entries(_below(root, _RESCTRL)) if one.is_dir() and one.name not in _NOT_GROUPS]
-    ways = max((mask.bit_count() for mask in masks.values()), default=0)
-    state = "not partitioned" if masks else ""
-    if own:
-        state = f"target confined to {max(mask.bit_count() for mask in own.values())} ways of {ways}"
-    elif masks and others:
-        state = f"partitioned by {', '.join(others)}"
+    folder = _below(root, _RESCTRL)
+    masks = _l3_masks(read_text(folder / "schemata"))
+    others = [one.name for one in entries(folder) if one.is_dir() and one.name not in _NOT_GROUPS]
+    is_full = all(mask & (mask + 1) == 0 for mask in masks.values())
+    state = "not partitioned" if masks and is_full else ""
     worth = "About none: weights stream through the cache. It can help a draft model on cores of its own"
-    knob = Knob("L3 plan", state, worth, "not measured")
-    if "cat_l3" not in topology.flags:
-        return _refused(knob, "this CPU cannot partition its L3 cache (no cat_l3)")
-    if not _below(root, _RESCTRL).is_dir():
-        return _refused(knob, "the kernel has no resctrl support")
-    if not masks and schemata:
-        return _refused(knob, "resctrl has no L3 masks here (perhaps mounted with cdp)")
+    knob = Knob("L3 plan", f"partitioned by {', '.join(others)}" if others else state, worth, "not measured")
+    if "cat_l3" not in topology.flags or not folder.is_dir():
+        return _refused(knob, "this CPU or its kernel cannot partition the L3 cache (cat_l3, resctrl)")
+    if _below(root, _GROUP).is_dir():
+        return _changed(replace(knob, state="target confined"), "", f"sudo rmdir {_GROUP}")
     if not masks:
         mount = f"sudo mount -t resctrl resctrl {_RESCTRL}"
         return _changed(knob, f"{mount} && cpuchat doctor", f"sudo umount {_RESCTRL}")
-    if own:
-        return _changed(knob, "", f"sudo rmdir {_GROUP}")
-    least = read_number(_below(root, f"{_RESCTRL}/info/L3/min_cbm_bits")) or 1
-    kept = max(ways // _L3_SHARE, least)
-    if why := _no_l3_plan(topology, target_cpus, masks, others, kept):
-        return _refused(knob, why)
+    if others or not is_full:
+        return _refused(knob, "the cache is partitioned already")
+    if not target_cpus:
+        return _refused(knob, "the draft model has no cores of its own (speculation.draft_cores)")
+    kept = max(min(mask.bit_count() for mask in masks.values()) // _L3_SHARE, 1)
     line = "L3:" + ";".join(f"{number}={(1 << kept) - 1:x}" for number in sorted(masks))
     cpus = format_cpu_list(target_cpus)
     lines = (f"sudo mkdir {_GROUP}", _write(line, f"{_GROUP}/schemata"), _write(cpus, f"{_GROUP}/cpus_list"))
     return _changed(knob, " && ".join(lines), f"sudo rmdir {_GROUP}")
-
-
-def _no_l3_plan(
-    topology: Topology, target_cpus: Sequence[int], masks: Mapping[int, int], others: Sequence[str], kept: int
-) -> str:
-    """Return why the L3 caches are not to be partitioned; "" when they may. `kept`: ways for the target."""
-    if others:
-        return "other control groups partition the cache already"
-    if len(set(masks.values())) > 1 or any(mask & (mask + 1) for mask in masks.values()):
-        return "the default group does not have all ways: the cache is partitioned already"
-    if any(kept >= mask.bit_count() for mask in masks.values()):
-        return "the L3 has too few ways"
-    if not target_cpus:
-        return "the draft model has no cores of its own (speculation.draft_cores)"
-    used = {core.index for cpu in target_cpus if (core := topology.core_of(cpu)) is not None}
-    if all(used.issuperset(group.cores) or used.isdisjoint(group.cores) for group in topology.l3_groups):
-        return "no L3 group is shared by both models, so they do not evict each other"
-    return ""
 
 
 def _l3_masks(schemata: str) -> dict[int, int]:
@@ -292,8 +265,8 @@ def _l3_masks(schemata: str) -> dict[int, int]:
 
 
 def _refused(knob: Knob, why: str) -> Knob:
-    return Knob(knob.name, knob.state, knob.worth, knob.source, why_not=why)
+    return replace(knob, change="", back="", why_not=why)
 
 
 def _changed(knob: Knob, change: str, back: str) -> Knob:
-    return Knob(knob.name, knob.state, knob.worth, knob.source, change, back)
+    return replace(knob, change=change, back=back)

@@ -6,19 +6,15 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cpuchat.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
-    from cpuchat.hardware.bandwidth.theoretical import Theoretical
-    from cpuchat.hardware.numa.residency import Residency
-    from cpuchat.hardware.placement.placement import PlacementSpec
-    from cpuchat.hardware.topology import Topology
-    from cpuchat.telemetry.machine import Peak
-
-ROOT = Path("/")
+from cpuchat.hardware.bandwidth.read_bandwidth import Survey, cached_survey, known_peak
+from cpuchat.hardware.bandwidth.theoretical import Theoretical, theoretical
+from cpuchat.hardware.knobs import huge_pages
+from cpuchat.hardware.numa.residency import Residency, read_residency
+from cpuchat.hardware.placement.placement import PlacementSpec, place
+from cpuchat.hardware.topology import ROOT, Topology, read_topology
+from cpuchat.telemetry.machine import Peak
 
 
 @dataclass(frozen=True)
@@ -41,25 +37,15 @@ class MachineReader:
 
     def facts(self, spec: PlacementSpec | None = None) -> MachineFacts:
         """Read the machine; never raises for what is unknown. The survey is that under the memory policy of `spec`."""
-        from cpuchat.hardware.bandwidth.read_bandwidth import cached_survey, known_peak
-        from cpuchat.hardware.bandwidth.theoretical import theoretical
-        from cpuchat.hardware.knobs import THP, value_of
-        from cpuchat.hardware.placement.placement import PlacementSpec, place
-        from cpuchat.hardware.topology import read_topology
-
         topology = read_topology(self.root)
-        huge = value_of(self.root, f"{THP}/enabled")
-        usual = place(topology, PlacementSpec())
-        meant = usual
+        usual = meant = place(topology, PlacementSpec())
         if spec is not None:
             with suppress(UsageError):
                 meant = place(topology, spec, with_draft=spec.names_draft_cores)
-        survey = cached_survey(topology, memory=meant.memory.words, root=self.root)
+        known = cached_survey(topology, memory=meant.memory.words, root=self.root)
         peak = known_peak(usual.cpus, usual.memory.words, root=self.root)
-        return MachineFacts(topology, theoretical(topology), survey, huge, peak)
+        return MachineFacts(topology, theoretical(topology), known, huge_pages(self.root), peak)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         """Return where the worker's memory is; None where the kernel does not report it."""
-        from cpuchat.hardware.numa.residency import read_residency
-
         return read_residency(pid, files, self.root)

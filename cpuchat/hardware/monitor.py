@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from cpuchat.hardware.counters.perf_events import ROOT, CannotCount, Kernel
-from cpuchat.hardware.counters.uncore import Counter, open_power, open_traffic
+from cpuchat.hardware.counters.perf_events import ROOT, CannotCount, Counter, Kernel
+from cpuchat.hardware.counters.uncore import open_power, open_traffic
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ MIN_SECONDS = 0.25
 """Minimum interval between two readings; in between the last figure stays."""
 RETRY_SECONDS = 60.0
 """Seconds until a counter that did not open is tried again: a module may have been loaded in the meantime."""
-STALE_SECONDS = 3.0
-"""Seconds after which a figure without a successor is no longer shown."""
 IMPOSSIBLE = 1.5
 """Multiple of the theoretical bandwidth above which a figure is wrong."""
 _MAX_WATTS = 2000.0
@@ -66,36 +64,26 @@ def _why(error: Exception) -> tuple[str, str]:
 
 
 class _Watched(Generic[V]):
-    """One counter: open, or to be opened again later, with its last figure. Whatever it raises, figures never end an
-    answer.
-
-    Args:
-        figure: computes the figure from the counter's name, seconds and amounts; None: it is impossible.
+    """One counter: open, or to be opened again later, with its last figure, or `why` there is none. Whatever it
+    raises, figures never end an answer. `figure`: computes the figure from the counter's name, seconds and amounts;
+    None: it is impossible.
     """
 
     def __init__(
         self, opener: Callable[[], Counter], figure: Callable[[str, float, tuple[float, ...]], V | None]
     ) -> None:
+        self.why = UNTRIED.why
         self._opener = opener
         self._figure = figure
         self._counter: Counter | None = None
         self._value: V | None = None
-        self._value_at = self._read_at = 0.0
+        self._read_at = 0.0
         self._tried_at: float | None = None
-        self._is_first = True
-        self._failure = UNTRIED.why
 
     @property
     def name(self) -> str:
         """Return the counter in use, "" without one."""
         return self._counter.name if self._counter is not None else ""
-
-    @property
-    def why(self) -> str:
-        """Return why there is no figure."""
-        if not self.name:
-            return self._failure
-        return f"{self.name} {'needs a second sample' if self._is_first else 'has no reading at the moment'}"
 
     def sample(self, now: float) -> V | None:
         try:
@@ -105,8 +93,8 @@ class _Watched(Generic[V]):
                 self._read(now, self._counter)
         except Exception as error:
             why, how = _why(error)
-            self._failure = f"{why}; {how}" if how else why
             self._release()
+            self.why = f"{why}; {how}" if how else why
         return self._value
 
     def _open(self, now: float) -> None:
@@ -114,18 +102,14 @@ class _Watched(Generic[V]):
             self._tried_at = now
             self._counter = self._opener()
             self._counter.growth()  # what it counted until now is of no interval
-            self._read_at, self._is_first = now, True
+            self._read_at, self.why = now, f"{self.name} needs a second sample"
 
     def _read(self, now: float, counter: Counter) -> None:
         seconds, self._read_at = now - self._read_at, now
         amounts = tuple(amount for amount in counter.growth() if amount is not None)
-        value = None
-        if seconds > 0 and len(amounts) == len(counter.groups):
-            value, self._is_first = self._figure(counter.name, seconds, amounts), False
-        if value is not None:
-            self._value, self._value_at = value, now
-        elif not 0 <= now - self._value_at <= STALE_SECONDS:
-            self._value = None
+        is_known = seconds > 0 and len(amounts) == len(counter.groups)
+        self._value = self._figure(counter.name, seconds, amounts) if is_known else None
+        self.why = "" if self._value is not None else f"{counter.name} has no reading at the moment"
 
     def close(self) -> None:
         self._release()
@@ -139,10 +123,8 @@ class _Watched(Generic[V]):
 
 class Monitor:
     """Samples the machine's counters. `sample` may be called at any rate. Counters are opened at the first sample.
-
-    Args:
-        root: replaces `/` in tests.
-        theoretical: bytes per second that all memory can carry; None: found out from the machine.
+    `root`: replaces `/` in tests. `theoretical`: bytes per second that all memory can carry; None: found out from
+    the machine.
     """
 
     def __init__(
@@ -189,8 +171,8 @@ class Monitor:
         return MachineSample(
             bandwidth=bandwidth,
             power=power,
-            no_bandwidth="" if bandwidth is not None else self._bandwidth.why,
-            no_power="" if power is not None else self._power.why,
+            no_bandwidth=self._bandwidth.why,
+            no_power=self._power.why,
         )
 
     def close(self) -> None:

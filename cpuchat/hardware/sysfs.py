@@ -119,25 +119,20 @@ class CpuInfo(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """One `cpuN/cache/indexM`: `kind` Data, Instruction or Unified, `size` in bytes, `id` as of resctrl, its `cpus`."""
+    """One `cpuN/cache/indexM`: `kind` Data, Instruction or Unified, `size` in bytes, its `id` and `cpus`."""
 
     level: int
     kind: str
     size: int
-    ways: int
     id: int | None
     cpus: tuple[int, ...]
 
 
 class Node(NamedTuple):
-    """A NUMA node. `distances` to each node in tenths of a local access (10 = local); `memory` in bytes (0: unknown).
-
-    Without CPUs it is memory alone (CXL, HBM).
-    """
+    """A NUMA node; `memory` in bytes (0: unknown). Without CPUs it is memory alone (CXL, HBM)."""
 
     number: int
     cpus: tuple[int, ...]
-    distances: dict[int, int]
     memory: int
 
 
@@ -223,7 +218,6 @@ def caches(root: Path, cpu: int) -> list[Cache]:
                 level=level,
                 kind=read_text(folder / "type"),
                 size=_size(read_text(folder / "size")),
-                ways=max(read_number(folder / "ways_of_associativity") or 0, 0),
                 id=read_number(folder / "id"),
                 cpus=tuple(sorted({cpu, *parse_cpu_list(read_text(folder / "shared_cpu_list"))})),
             ))  # fmt: skip
@@ -241,13 +235,7 @@ def nodes(root: Path) -> list[Node]:
     listed = parse_cpu_list(read_text(root / NODES / "online"))
     if listed:
         folders = [(number, folder) for number, folder in folders if number in listed]
-    numbers = [number for number, _ in folders]
-    found: list[Node] = []
-    for number, folder in folders:
-        far = [int(word) for word in read_text(folder / "distance").split() if word.isdigit() and len(word) < 6]
-        distances = dict(zip(numbers, far, strict=True)) if len(far) == len(numbers) else {number: 10}
-        found.append(Node(number, parse_cpu_list(read_text(folder / "cpulist")), distances, _memory(folder)))
-    return found
+    return [Node(number, parse_cpu_list(read_text(folder / "cpulist")), _memory(folder)) for number, folder in folders]
 
 
 def _memory(folder: Path) -> int:
@@ -292,11 +280,6 @@ def allowed_list(root: Path, name: str) -> tuple[int, ...]:
         if line.startswith(f"{name}:"):
             return parse_cpu_list(line.partition(":")[2])
     return ()
-
-
-def isolated_cpus(root: Path) -> tuple[int, ...]:
-    """Return CPUs that the scheduler leaves alone (`isolcpus=`)."""
-    return parse_cpu_list(read_text(root / CPUS / "isolated"))
 
 
 def hypervisor(root: Path, flags: Collection[str]) -> str:

@@ -42,9 +42,9 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class L3Group:
-    """Cores that share one L3 cache of `size` bytes (0: unknown) and `ways` ways (0: unknown).
+    """Cores that share one L3 cache of `size` bytes (0: unknown).
 
-    `id` is resctrl's cache id (None: unknown), `cores` indexes `Topology.cores`, `fabric_link` indexes
+    `id` is the cache's (None: unknown), `cores` indexes `Topology.cores`, `fabric_link` indexes
     `Topology.fabric_links`. `node` is that of its first CPU.
     """
 
@@ -53,7 +53,6 @@ class L3Group:
     cpus: tuple[int, ...]
     cores: tuple[int, ...]
     size: int
-    ways: int
     package: int
     node: int
     fabric_link: int
@@ -87,7 +86,6 @@ class Topology:
     quota: float | None = None
     memory_total: int = 0
     memory_limit: int | None = None
-    isolated: tuple[int, ...] = ()
     virtual: str = ""
     smt: bool = False
     notes: tuple[str, ...] = ()
@@ -218,7 +216,6 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
         quota=cpu_quota(root),
         memory_total=total,
         memory_limit=limit,
-        isolated=sysfs.isolated_cpus(root),
         virtual=virtual,
         smt=any(len(core.cpus) > 1 for core in cores),
         notes=tuple(notes),
@@ -230,7 +227,7 @@ def _nodes(root: Path, online: tuple[int, ...]) -> tuple[Node, ...]:
     running = set(online)
     nodes = [node._replace(cpus=tuple(cpu for cpu in node.cpus if cpu in running)) for node in sysfs.nodes(root)]
     if not any(node.cpus for node in nodes):
-        nodes = [Node(0, online, {0: 10}, meminfo(root).get("MemTotal", 0))]
+        nodes = [Node(0, online, meminfo(root).get("MemTotal", 0))]
     return tuple(nodes)
 
 
@@ -282,7 +279,7 @@ def _l3_groups(root: Path, cores: tuple[Core, ...], notes: list[str]) -> tuple[t
         cpus = tuple(sorted(cpu for core in members for cpu in core.cpus))
         first = members[0]
         groups.append(L3Group(
-            index, cache.id if has_ids else None, cpus, tuple(core.index for core in members), cache.size, cache.ways,
+            index, cache.id if has_ids else None, cpus, tuple(core.index for core in members), cache.size,
             first.package, first.node, 0,
         ))  # fmt: skip
     placed = tuple(replace(core, l3=place.get(core.index)) for core in cores)
@@ -326,7 +323,7 @@ def _without_sysfs(root: Path, info: CpuInfo, allowed: Collection[int] | None) -
     return Topology(
         **info._replace(model=info.model or platform.processor())._asdict(),
         cores=tuple(Core(index, (cpu,), 0, 0, None) for index, cpu in enumerate(mine[:n_cores])),
-        nodes=(Node(0, mine, {0: 10}, total),),
+        nodes=(Node(0, mine, total),),
         online=mine,
         allowed=mine,
         quota=cpu_quota(root),

@@ -2,28 +2,19 @@
 
 An engine built with GGML_BACKEND_DL has its kernels in a library per instruction set (`libggml-cpu-haswell.so`). Each
 reports by `ggml_backend_score` how much of this CPU it uses; 0: this CPU lacks an instruction. Newer instructions are
-not always faster, so those that differ are timed (`tune.modules`). An engine built for one CPU has no modules.
+not always faster, so `cpuchat tune` times those that differ. An engine built for one CPU has no modules.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import Final
 
 from cpuchat.base import paths
-from cpuchat.base.files import JsonCache
-from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.topology import ROOT, Instructions, instructions, read_topology
-
-if TYPE_CHECKING:
-    from cpuchat.hardware.placement.placement import Placement
-    from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.hardware.topology import ROOT, Instructions, instructions
 
 AUTO: Final = "auto"
 MODULE_VARIABLE: Final = "CPUCHAT_ENGINE_CPU_MODULE"
@@ -85,50 +76,6 @@ def installed() -> dict[str, Path]:
     folder = paths.engine_libraries()
     files = sorted(folder.glob(f"{_PREFIX}*.so")) if folder is not None else []
     return {file.stem.removeprefix(_PREFIX): file for file in files}
-
-
-def main_type(header: GGUFHeader) -> str:
-    """Return the type of most of a model's weights, in bytes: "Q4_K"; which modules are fast depends on it."""
-    sizes: Counter[str] = Counter()
-    for tensor in header.tensors:
-        sizes[tensor.type] += tensor.nbytes
-    return max(sizes, key=sizes.__getitem__, default="")
-
-
-class TimedModules(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest CPU module for a tensor type: `module`, AUTO where none is significantly faster than `usual`, the one
-    with the highest score. `of` were timed; the best of the others has these gains over `usual` (0.05: 5 % faster).
-    """
-
-    module: str
-    usual: str
-    of: tuple[str, ...]
-    rival: str
-    decode: float
-    prefill: float
-
-
-class ModuleTimes:
-    """What was timed on a set of cores, by tensor type. A file of its own: it is read before a worker starts."""
-
-    def __init__(self, placement: Placement) -> None:
-        self._cache = JsonCache(paths.cpu_modules_file(), TimedModules, version=1, max_entries=200)
-        self._placement = placement
-
-    def known(self) -> bool:
-        """Return whether anything was timed, on whatever cores."""
-        return self._cache.file.exists()
-
-    def find(self, kind: str) -> TimedModules | None:
-        return self._cache.read().get(self._key(kind))
-
-    def put(self, kind: str, found: TimedModules) -> None:
-        self._cache.put(self._key(kind), found)
-
-    def _key(self, kind: str) -> str:
-        build = sum(file.stat().st_size for file in installed().values())
-        cores = format_cpu_list(self._placement.cpus)
-        return " | ".join((read_topology().name, cores, self._placement.memory.words, f"{build} bytes", kind))
 
 
 def fastest_first(scores: Mapping[str, int]) -> tuple[str, ...]:

@@ -16,16 +16,14 @@ from cpuchat.base.text import clean_line
 from cpuchat.bench.matrix import OFF, Setup
 from cpuchat.bench.results import Diff, Environment, Report, Result
 from cpuchat.bench.run import PairResult
-from cpuchat.present.chats import real_time_factor
 from cpuchat.present.drafts_off import off_words
 from cpuchat.present.table import markdown_table, table
 from cpuchat.telemetry import units
 from cpuchat.telemetry.answer import percent
 
 HEADINGS = (
-    "model", "settings", "drafters", "test", "first token", "first audio", "prefill tok/s", "decode tok/s", "speed-up",
-    "real-time factor", "accepted", "tokens/pass", "memory", "speech memory", "GB/s", "utilization", "J/token",
-    "per 1M tokens", "",
+    "model", "settings", "drafters", "test", "first token", "prefill tok/s", "decode tok/s", "speed-up", "accepted",
+    "tokens/pass", "memory", "GB/s", "utilization", "J/token", "",
 )  # fmt: skip
 RIGHT = tuple(range(4, len(HEADINGS) - 1))
 _SETTINGS = {
@@ -41,10 +39,10 @@ _SETTINGS = {
 _BAR = 20
 
 
-def rows(results: Sequence[Result], price_per_hour: float | None = None) -> list[tuple[str, ...]]:
+def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """Return a row for each cell; cells that are the same everywhere are empty (see `common`)."""
     names = varying(results)
-    return [_row(one, names, price_per_hour) for one in results]
+    return [_row(one, names) for one in results]
 
 
 def varying(results: Sequence[Result]) -> set[str]:
@@ -58,25 +56,20 @@ def setting_words(setup: Setup, names: set[str]) -> str:
     return ", ".join(filter(None, (words(setup) for name, words in _SETTINGS.items() if name in names)))
 
 
-def _row(result: Result, names: set[str], price: float | None) -> tuple[str, ...]:
-    cost = result.cost(price) if price is not None else None
+def _row(result: Result, names: set[str]) -> tuple[str, ...]:
     return (
         *_cell_names(result, names),
-        _test(result),
-        _duration(result.ttft_ms),
-        _duration(result.first_audio_ms),
+        result.test,
+        " ".join(units.duration(result.ttft_ms / 1e3)) if result.ttft_ms is not None else "",
         _rate(result.prefill_ts, result.prefill_samples_ts),
         _rate(result.decode_ts, result.samples_ts if result.decode_ts is not None else ()),
         units.factor(result.speed_up) if result.speed_up is not None else "",
-        real_time_factor(result.real_time_factor) if result.real_time_factor is not None else "",
         f"{100 * result.acceptance:.0f} %" if result.acceptance is not None else "",
         f"{result.tokens_per_pass:.2f}" if result.tokens_per_pass is not None else "",
         units.size(result.memory_bytes) if result.memory_bytes is not None else "",
-        units.size(int(result.speech_memory_bytes)) if result.speech_memory_bytes is not None else "",
         units.bandwidth(result.bandwidth) if result.bandwidth is not None else "",
         f"{100 * result.utilization:.0f} %" if result.utilization is not None else "",
         f"{result.joules_per_token:.2f}" if result.joules_per_token is not None else "",
-        f"{cost:,.2f}" if cost is not None else "",
         _remark(result),
     )
 
@@ -85,14 +78,6 @@ def _cell_names(result: Result, names: set[str]) -> tuple[str, str, str]:
     """Return model, settings and drafters of a cell; "" for those that all cells share."""
     model = Path(result.model_filename).stem if "model" in names else ""
     return model, setting_words(result.cell.setup, names), result.drafters if result.cell.test.kind == "prompts" else ""
-
-
-def _test(result: Result) -> str:
-    return f"{result.test} + speech" if result.speech else result.test
-
-
-def _duration(ms: float | None) -> str:
-    return " ".join(units.duration(ms / 1e3)) if ms is not None else ""
 
 
 def _rate(value: float | None, samples: Sequence[float]) -> str:
@@ -130,9 +115,7 @@ def notes(report: Report) -> list[str]:
     found: list[str] = []
     results = report.results
     if any(one.noisy for one in results):
-        found.append(
-            "noisy: the repeated first cell drifted by over 10 % each time, probably because other programs ran."
-        )
+        found.append("noisy: the rounds differ by over 10 %, probably because other programs ran.")
     if any(one.same_text is False for one in results):
         found.append(
             "text differs from plain decoding: a batch over several tokens rounds differently, which decides between "
@@ -140,12 +123,6 @@ def notes(report: Report) -> list[str]:
         )
     if any(one.drafters == OFF and one.cell.setup.draft for one in results):
         found.append("Memory includes the draft model even where it is not used.")
-    if any(one.speech for one in results):
-        found.append(
-            "+ speech: the answer is read aloud while it is written, without playing it; speed-up is against the same "
-            "without speech. First audio counts from the request; real-time factor: time to synthesize ÷ length of "
-            "the sound."
-        )
     if any(one.joules_per_token is not None for one in results):
         found.append("J/token: CPU packages, prefill included.")
     drafted = [one for one in results if one.drafts_off is not None]
@@ -180,12 +157,10 @@ def environment_lines(environment: Environment) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def markdown(report: Report, price_per_hour: float | None = None) -> list[str]:
+def markdown(report: Report) -> list[str]:
     """Return the whole report as Markdown."""
     lines = [f"{common(report)}; {report.rounds} rounds: median ± half of the range.", ""]
-    lines += markdown_table([HEADINGS, *rows(report.results, price_per_hour)], RIGHT)
-    if price_per_hour is not None:
-        lines += ["", f"per 1M tokens: cost of decoding alone, at {price_per_hour:g} per hour."]
+    lines += markdown_table([HEADINGS, *rows(report.results)], RIGHT)
     found = notes(report)
     if found:
         lines += ["", *(f"- {clean_line(note)}" for note in found)]
@@ -200,7 +175,7 @@ def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -
     return f"[{'█' * filled}{'░' * (_BAR - filled)}] {done} of {total}{left} · {clean_line(what)}"
 
 
-PAIR_HEADINGS = ("prompts", "plain tok/s", "depth", "accepted", "tokens/pass", "speed-up", "adaptive")
+PAIR_HEADINGS = ("prompts", "plain tok/s", "accepted", "tokens/pass", "speed-up")
 
 
 def pair_rows(pair: PairResult) -> list[tuple[str, ...]]:
@@ -209,11 +184,9 @@ def pair_rows(pair: PairResult) -> list[tuple[str, ...]]:
         (
             one.kind,
             units.rate(one.plain),
-            str(one.depth or "adaptive"),
             f"{100 * one.acceptance:.0f} %" if one.acceptance is not None else "n/a",
             f"{one.tokens_per_pass:.2f}" if one.tokens_per_pass is not None else "n/a",
             units.factor(one.speed_up),
-            units.factor(one.speed_ups[0]) if 0 in one.speed_ups else "n/a",
         )
         for one in pair.kinds
     ]
@@ -223,9 +196,8 @@ def pair_verdict(pair: PairResult) -> str:
     """Return whether the draft model is worth keeping, in a sentence or two."""
     if not pair.kinds:
         return "Nothing was measured."
-    reason = f" Adaptive depth is off: {off_words(pair.off)}." if pair.off else ""
-    depth = f"draft depth {pair.depth}" if pair.depth else "adaptive depth"
-    words = f"{units.factor(pair.speed_up)} vs plain with {depth} (geometric mean of the prompts)."
+    reason = f" Nothing was drafted: {off_words(pair.off)}." if pair.off else ""
+    words = f"{units.factor(pair.speed_up)} vs plain (geometric mean of the prompts)."
     return ("Worth keeping: " if pair.worth_keeping else "Not worth keeping: ") + words + reason
 
 
@@ -240,7 +212,7 @@ def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
     return [
         (
             *_cell_names(one.old, names),
-            _test(one.old),
+            one.old.test,
             one.figure,
             units.rate(one.before),
             units.rate(one.after),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import textwrap
 import time
@@ -11,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.base.errors import CpuchatError
 from cpuchat.base.text import clean_line
 from cpuchat.present.answers import kept_states
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
-from cpuchat.telemetry.answer import percent
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.units import ago, gigabytes, plural, size
 
@@ -27,10 +24,8 @@ if TYPE_CHECKING:
     from cpuchat.hardware.knobs import Knob
     from cpuchat.hardware.machine import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
-    from cpuchat.hardware.placement.placement import Placement
     from cpuchat.hardware.topology import Topology
     from cpuchat.models.costs import CostEntry
-    from cpuchat.models.cpu_modules import TimedModules
     from cpuchat.models.kernels import MeasuredProducts
 
 
@@ -76,13 +71,11 @@ def title(facts: MachineFacts) -> str:
 
 def rows(facts: MachineFacts, now: Now) -> list[Row]:
     """Return all rows of the hardware screen about the machine and the worker on it."""
-    survey = facts.survey
     found = [
         ("cores", _cores(facts.topology, now.model)),
         ("read bandwidth", _read_bandwidth(facts)),
         *([("passes", now.passes)] if now.passes else []),
         ("theoretical peak", theoretical_peak(facts.topology, facts.theoretical)),
-        *_nodes(survey),
         ("weights", _weights(now)),
         *([("CPU module", now.cpu_module)] if now.cpu_module else []),
         *([("kernels", now.kernels)] if now.kernels else []),
@@ -118,18 +111,11 @@ def _cores(topology: Topology, model: ModelInfo | None) -> str:
     return " · ".join(words)
 
 
-def measured_sets(survey: Survey, *, per_count: bool = False) -> list[tuple[str, ReadBandwidth]]:
-    """Return each measured set of cores once, all cores last; with `per_count` also n cores of each L3 group."""
-    counts = sorted((survey.per_core_counts or {}).items()) if per_count else []
-    named = [
-        ("1 core", survey.one_core),
-        ("1 L3 group", survey.l3_group),
-        ("1 fabric link", survey.fabric_link),
-        *((f"{count} per L3 group", one) for count, one in counts),
-    ]
+def measured_sets(survey: Survey) -> list[tuple[str, ReadBandwidth]]:
+    """Return each measured set of cores once, all cores last."""
     everything = survey.all_cores
     found: dict[tuple[int, ...], tuple[str, ReadBandwidth]] = {}
-    for name, one in named:
+    for name, one in (("1 core", survey.one_core), ("1 L3 group", survey.l3_group)):
         if one is not None and one.cpus != everything.cpus:
             found.setdefault(one.cpus, (name, one))
     n = len(everything.cpus)
@@ -143,9 +129,9 @@ def _read_bandwidth(facts: MachineFacts) -> str:
         sets = ", ".join(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in measured_sets(survey))
         share = share_of_peak(survey, facts.theoretical)
         of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
-        is_disturbed = any(one.disturbed for _, one in measured_sets(survey, per_count=True))
+        is_disturbed = any(one.disturbed for _, one in measured_sets(survey))
         disturbed = "measured while other programs ran · `cpuchat probe` repeats it" if is_disturbed else ""
-        return " · ".join(filter(None, (f"{sets} GB/s", of_peak, knee(survey), disturbed)))
+        return " · ".join(filter(None, (f"{sets} GB/s", of_peak, disturbed)))
     if peak is not None:
         return f"{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} · `cpuchat probe` measures in detail"
     return _NOT_MEASURED
@@ -156,18 +142,6 @@ def share_of_peak(survey: Survey | None, theoretical: Theoretical | None) -> flo
     if survey is None or theoretical is None:
         return None
     return survey.all_cores.bytes_per_s / theoretical.bytes_per_s
-
-
-def knee(survey: Survey | None) -> str:
-    """Return how many cores of each L3 group are enough; "" if that was not measured, or all are needed."""
-    if survey is None or survey.knee is None or not survey.per_core_counts:
-        return ""
-    max_cores = max(survey.per_core_counts)
-    return (
-        f"{survey.knee} of {max_cores} cores per L3 group reach 97 % of the read bandwidth"
-        if survey.knee < max_cores
-        else ""
-    )
 
 
 def costs_measured(n_passes: int, n_cores: int) -> str:
@@ -193,31 +167,9 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
     return _PASSES_NOT_MEASURED
 
 
-def module_gains(found: TimedModules, kind: str) -> str:
-    """`CPU module haswell is faster than cascadelake for Q4_K: decode +8.2 %, prefill +1.1 %`; of the best rival of the
-    module with the highest score."""
-    gains = f"for {kind}: decode {percent(found.decode)}, prefill {percent(found.prefill)}"
-    if found.module == found.rival:
-        return f"CPU module {found.rival} is faster than {found.usual} {gains}"
-    return f"no other CPU module is significantly faster {gains} with {found.rival}"
-
-
-def cpu_module(
-    settings: Settings,
-    in_effect: Settings,
-    model: ModelInfo | None,
-    engine: EngineInfo | None,
-    placement: Placement | None,
-) -> str:
-    """Return the CPU module in use and why; "" for an engine that was built for one CPU. Reads files.
-
-    Args:
-        in_effect: the settings with what tuning found.
-        placement: that of the settings; None if they are not possible here.
-    """
-    from cpuchat.models.cpu_modules import ModuleTimes, main_type
-    from cpuchat.models.gguf.header import read_model
-
+def cpu_module(settings: Settings, in_effect: Settings, engine: EngineInfo | None) -> str:
+    """Return the CPU module in use and why; "" for an engine that was built for one CPU. `in_effect`: the settings with
+    what tuning found."""
     if engine is None or not engine.module:
         return ""
     chosen = settings.engine.cpu_module
@@ -225,15 +177,8 @@ def cpu_module(
         return f"{engine.module} · tuned for this model"
     if chosen == engine.module:
         return f"{engine.module} · set by engine.cpu_module"
-    if model is not None and placement is not None:
-        with contextlib.suppress(CpuchatError):  # the file is gone
-            kind = main_type(read_model(Path(model.path)))
-            if (found := ModuleTimes(placement).find(kind)) is not None:
-                return f"{engine.module} · {module_gains(found, kind)}"
     others = [name for name in engine.modules if name != engine.module]
-    if not others:
-        return engine.module
-    return f"{engine.module} · {' and '.join(others)} not timed yet (while the app is idle, or `cpuchat tune`)"
+    return f"{engine.module} · `cpuchat tune` times {' and '.join(others)}" if others else engine.module
 
 
 def _probed(measured: CostEntry) -> str:
@@ -254,16 +199,6 @@ def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str
     return f"n/a: only root can read the memory modules ({MODULES})"
 
 
-def _nodes(survey: Survey | None) -> list[Row]:
-    """Return the bandwidths across NUMA nodes, one row for each node of cores; none on one node."""
-    matrix = survey.matrix if survey is not None else {}
-    found: list[Row] = []
-    for start in sorted({a for a, _ in matrix}):
-        rates = [f"node {b} {gigabytes(matrix[a, b].bytes_per_s)}" for a, b in sorted(matrix) if a == start]
-        found.append(("" if found else "NUMA", f"cores of node {start} read {' · '.join(rates)} GB/s"))
-    return found
-
-
 def _weights(now: Now) -> str:
     if now.model is None:
         return "no model loaded"
@@ -272,8 +207,7 @@ def _weights(now: Now) -> str:
     words = now.placement.words() if now.placement is not None else ""
     if not words:
         return "n/a: the kernel does not report the worker's pages (numa_maps)"
-    huge = now.placement.huge if now.placement is not None else 0
-    return words.removeprefix("weights: ") + (f" · {huge / 1e9:.1f} GB in huge pages" if huge else "")
+    return words.removeprefix("weights: ")
 
 
 def _policy(facts: MachineFacts, now: Now) -> str:
@@ -378,14 +312,14 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "about": dict(about(facts)),
         "virtual": machine.virtual,
         "container": facts.container,
-        "cpus": list(facts.choice.cpus) if facts.choice is not None else None,
+        "cpus": list(facts.placement.cpus) if facts.placement is not None else None,
         "quota": machine.quota,
         "memory_total": machine.memory_total,
         "memory_limit": machine.memory_limit,
         "memory_available": facts.available,
         "peak_read": facts.peak.bytes_per_s if facts.peak is not None else None,
         "theoretical": facts.theoretical.bytes_per_s if facts.theoretical is not None else None,
-        "memory_policy": facts.policy or None,
+        "memory_policy": facts.placement.memory.words if facts.placement is not None else None,
         "counter": facts.counter.name or None,
         "power": facts.power.name or None,
         "engine": _engine_json(facts.engine) if facts.engine else None,
@@ -397,11 +331,11 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
 def _cores_named(facts: DiagnosticFacts) -> str:
     from cpuchat.hardware.lists import format_cpu_list
 
-    if facts.choice is None:
-        return f"n/a: {facts.cores_error}"
-    cpus = facts.choice.cpus
-    notes = " ".join(("", *facts.choice.notes))
-    return f"{len(cpus)} in use, CPUs {format_cpu_list(cpus)}. {facts.choice.reason}{notes}"
+    if facts.placement is None:
+        return f"n/a: {next(iter(facts.problems.values()), '')}"
+    cpus = facts.placement.cpus
+    notes = " ".join(("", *facts.placement.notes))
+    return f"{len(cpus)} in use, CPUs {format_cpu_list(cpus)}. {facts.placement.reason}{notes}"
 
 
 def _memory(facts: DiagnosticFacts) -> str:
@@ -421,13 +355,13 @@ def _bandwidth(facts: DiagnosticFacts) -> str:
         words[0] += f", {100 * facts.peak.bytes_per_s / facts.theoretical.bytes_per_s:.0f} % of the theoretical peak"
     if facts.survey is not None:
         words += [f"{name} {gigabytes(one.bytes_per_s)}" for name, one in measured_sets(facts.survey)[:-1]]
-        words += filter(None, [knee(facts.survey)])
     return " · ".join(words)
 
 
 def _numa(facts: DiagnosticFacts) -> str:
-    policy = f"memory policy {facts.policy}: {facts.policy_reason}" if facts.policy else f"n/a: {facts.policy_error}"
-    return f"{facts.topology.nps_words} · {policy}"
+    if facts.placement is None:
+        return f"{facts.topology.nps_words} · {facts.problems.get('memory', 'n/a')}"
+    return f"{facts.topology.nps_words} · memory policy {facts.placement.memory.words}: {facts.placement.memory_reason}"
 
 
 def _counters(facts: DiagnosticFacts) -> str:
@@ -492,12 +426,7 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
 def _settings(facts: DiagnosticFacts) -> str:
     wanted = facts.settings
     parts = [f"cores {wanted.cores}", f"threads {wanted.threads or 'auto'}", f"memory {wanted.memory}"]
-    if facts.governors:
-        parts.append(f"governor {'/'.join(name for name, _ in facts.governors)}")
-    if facts.boost is not None:
-        parts.append(f"boost {'on' if facts.boost else 'off'}")
-    if facts.thp:
-        parts.append(f"huge pages {facts.thp}")
+    parts += [f"{knob.name} {knob.state}" for knob in facts.knobs if knob.level]
     if wanted.model:
         parts.append(f"model {wanted.model}, {gigabytes(wanted.model_bytes)} GB")
     return " · ".join(parts)

@@ -1,13 +1,12 @@
-"""The settings of a loaded model as rows of words: each with its value, the proof that it works, and its worth."""
+"""The settings of a loaded model as rows of words: each with its value and the proof that it works."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import Final
 
-from cpuchat.bench.why import SettingFacts, SettingGain, SettingProof, State, WhyReport, Worth
+from cpuchat.bench.why import SettingFacts, SettingProof, State, WhyReport
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages
@@ -17,15 +16,9 @@ from cpuchat.present.machine import kernels_used, module_words
 from cpuchat.protocol.model_info import LoadEvidence
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.telemetry import units
-from cpuchat.telemetry.answer import percent
 from cpuchat.telemetry.units import plural
 
-HEADINGS: Final = ("SETTING", "VALUE", "PROOF", "WORTH")
-NOTE: Final = (
-    "Worth: how much faster it is with the setting than with the alternative, measured in turn; ± two standard errors; "
-    "≈ not significant."
-)
-_KERNEL_POLICIES: Final = {"weighted": "weighted interleave", "preferred": "prefer"}
+HEADINGS: Final = ("SETTING", "VALUE", "PROOF")
 _HUGE_WORTH: Final = 0.01
 """Share of the memory below which huge pages count as not in use."""
 
@@ -34,7 +27,7 @@ def rows(facts: SettingFacts) -> list[SettingProof]:
     """Return all settings; those without an effect on this machine or this model say so."""
     evidence = facts.model.evidence or LoadEvidence()
     return [*_of_cpus(facts), *_of_memory(facts, evidence), *_of_engine(facts, evidence), _drafters(facts), _row(
-        "poll", facts.chosen.engine.poll, "unknown", "leaves no trace; measuring shows its worth"
+        "poll", facts.chosen.engine.poll, "unknown", "leaves no trace"
     )]  # fmt: skip
 
 
@@ -89,7 +82,7 @@ def _memory_policy(facts: SettingFacts) -> SettingProof:
     if facts.engine.memory_refused:
         return _row("memory policy", value, False, f"refused: {facts.engine.memory_refused}")
     wanted, in_force = facts.engine.memory.partition(":")[0], residency.policy or "default"
-    works = wanted in ("", "local") or in_force.startswith(_KERNEL_POLICIES.get(wanted, wanted))
+    works = wanted in ("", "local") or in_force.startswith("prefer" if wanted == "preferred" else wanted)
     return _row("memory policy", value, works, f"{residency.words()}; kernel: {in_force}", reported=residency.words())
 
 
@@ -143,34 +136,17 @@ _MARKS: Final = {"fails": "✗ ", "unknown": "? "}
 
 def table_rows(report: WhyReport) -> list[tuple[str, ...]]:
     """Return the rows of the table below `HEADINGS`."""
-    return [
-        (row.name, row.value, _MARKS.get(row.state, "") + row.proof, worth_words(row.worth)) for row in report.settings
-    ]
+    return [(row.name, row.value, _MARKS.get(row.state, "") + row.proof) for row in report.settings]
 
 
 def wrapped(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
-    """Return the rows with proof and worth wrapped so that a table of `width` characters holds them."""
-    left = width - 6 - sum(max(len(row[n]) for row in rows) for n in (0, 1))
-    for_worth = min(max(1, *(len(row[3]) for row in rows)), max(_NARROW, left // 2))
-    for_proof = max(_NARROW, left - for_worth)
+    """Return the rows with the proof wrapped so that a table of `width` characters holds them."""
+    left = max(_NARROW, width - 4 - sum(max(len(row[n]) for row in rows) for n in (0, 1)))
     lines: list[tuple[str, ...]] = []
-    for name, value, proof, worth in rows:
-        texts = zip_longest(textwrap.wrap(proof, for_proof), textwrap.wrap(worth, for_worth), fillvalue="")
-        lines += [(name, value, *pair) if not n else ("", "", *pair) for n, pair in enumerate(texts)]
+    for name, value, proof in rows:
+        first, *rest = textwrap.wrap(proof, left) or [""]
+        lines += [(name, value, first), *(("", "", more) for more in rest)]
     return lines
-
-
-def worth_words(worth: Worth | None) -> str:
-    """`decode +12.3 % ± 1.0 %, prefill +80.1 % ± 3.2 % over 1 thread`."""
-    if worth is None or worth.skipped:
-        return f"not measured: {worth.skipped}" if worth is not None else ""
-    rates = (("decode", worth.decode), ("prefill", worth.prefill))
-    words = ", ".join(f"{name} {_rate(rate)}" for name, rate in rates if rate is not None)
-    return f"{words} over {worth.alternative}{' (machine was busy)' if worth.noisy else ''}"
-
-
-def _rate(rate: SettingGain) -> str:
-    return f"{'' if rate.is_sure else '≈ '}{percent(rate.gain)} ± {200 * rate.error:.1f} %"
 
 
 def about(report: WhyReport) -> list[tuple[str, str]]:
@@ -190,4 +166,4 @@ def markdown(report: WhyReport) -> str:
     """Return the report as a Markdown page."""
     cells = [HEADINGS, ("---",) * len(HEADINGS), *table_rows(report)]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-    return "\n".join([*(f"- {label}: {text}" for label, text in about(report)), "", *lines, "", NOTE, ""])
+    return "\n".join([*(f"- {label}: {text}" for label, text in about(report)), "", *lines, ""])

@@ -249,12 +249,13 @@ class Generate(Command, frozen=True):
 
     `unset` names options of `sampling` that nobody has chosen: a server keeps its own values.
     `request_id` is the backend's to give. `max_tokens` 0 = until the model ends or the context is full. `ignore_eos`:
-    the model cannot end the answer, its end-of-generation tokens are never chosen. `grammar` (GBNF, "" = none) is what
-    the answer must match; reasoning before it is free. `json_schema` is the schema that it was made of, for servers
-    that take no grammars ("" = none). `reasoning` asks the chat template for reasoning or for none (None: its default),
-    `effort` for how much, one of `EFFORTS` ("": its default); `reasoning_budget` is how many tokens it may take (None:
-    no limit). `tools` are what the model may call, within `calling`. `continues`: the last of `messages` is an answer,
-    which the model goes on writing. `logit_bias` has pairs of a token and what is added to its logit.
+    the model cannot end the answer, its end-of-generation tokens are never chosen. `grammar` (GBNF, or what
+    `schema_grammar` returns; "" = none) is what the answer must match; reasoning before it is free. `json_schema` is
+    the schema that it was made of, for servers ("" = none). `reasoning` asks the chat template for reasoning or for
+    none (None: its default), `effort` for how much, one of `EFFORTS` ("": its default); `reasoning_budget` is how many
+    tokens it may take (None: no limit). `tools` are what the model may call, within `calling`. `continues`: the last of
+    `messages` is an answer, which the model goes on writing. `logit_bias` has pairs of a token and what is added to its
+    logit.
     """
 
     request_id: int = 0

@@ -13,8 +13,6 @@ import msgspec
 from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.reasons import DraftsOff
 
-"""The source of figures of speculation that hold what a server drafted for other requests, too."""
-
 MIN_TOKENS = 16
 """Minimum tokens of an answer for a comparison with plain decoding."""
 

@@ -23,7 +23,8 @@ from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.config.settings import SamplingSection, Settings, explained
-from cpuchat.grammar.gbnf import LONGEST_FORM, check_grammar
+from cpuchat.grammar.gbnf import check_grammar
+from cpuchat.grammar.limits import LONGEST_FORM
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.protocol.messages import (
     ANY_CALL,

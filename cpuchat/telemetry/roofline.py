@@ -6,8 +6,8 @@ Definitions: docs/figures.md. Bandwidths in bytes per second, rates in tokens pe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
+from statistics import fmean
 from typing import Any, Literal
 
 import msgspec
@@ -32,12 +32,8 @@ PARTLY_CACHED = 4
 MIN_PREFILL = 64
 """Minimum prompt tokens for the prefill rate to show what the cores can compute."""
 _CALIBRATED = 32  # tokens of the largest measured pass
-_WORTH_TELLING = 1.1
 _FAR_BELOW = 0.5
-_MIN_PASSES = 20
 _ENOUGH = 16  # tokens of an average
-BY_MEMORY = frozenset({"ceiling_plain", "ceiling_accepted"})
-CEILINGS = (*sorted(BY_MEMORY), "ceiling_compute")
 
 NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
 NO_ESTIMATE = "no estimate for this model"
@@ -80,10 +76,10 @@ class Roofline:
     `bandwidth` is that of `source`: a counter's name, or "estimated" for `estimate`, which is always what the model
     reads by its header. `counted` is the counter's whole reading. `utilization` is `bandwidth` by `peak`, not cut off
     at 1; `off` says in a few words why it cannot be believed. `remark` is what the counter and the estimate tell
-    together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; one that
-    an answer exceeded is missing. `rough`: other programs ran while the peak was measured, or more was read than that.
-    `bytes_per_pass` of the target. `limit` is what takes most of a pass. `advice` is one
-    measured sentence. `fits_cache`: the weights stay in L3, so memory is no limit.
+    together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; one that an
+    answer exceeded is missing. `rough`: other programs ran while the peak was measured, or more was read than that.
+    `bytes_per_pass` of the target. `limit` is what takes most of a pass. `fits_cache`: the weights stay in L3, so
+    memory is no limit.
     """
 
     bandwidth: Metric[float] = _NO_FIGURE
@@ -100,7 +96,6 @@ class Roofline:
     ceiling_compute: Metric[float] = _NO_FIGURE
     bytes_per_pass: Metric[float] = _NO_FIGURE
     limit: Limit = ""
-    advice: str = ""
     watts: Metric[float] = _NO_FIGURE
     joules_per_token: Metric[float] = _NO_FIGURE
     fits_cache: bool = False
@@ -111,9 +106,7 @@ class Decoding:
     """The running or last answer.
 
     `tok_s` now (the average once it is done) with what was evaluated in that time (`recent`), `average_tok_s` with
-    `whole` of the answer. `n_past` tokens in the context. `by_position` as of `SpeculationFigures`; `fixed_depth` is
-    the draft depth if the user set one, else 0; `draft_ms` was spent on drafting. `plain_tok_s` is what plain decoding
-    does here.
+    `whole` of the answer. `n_past` tokens in the context. `plain_tok_s` is what plain decoding does here.
     """
 
     tok_s: float | None = None
@@ -121,9 +114,6 @@ class Decoding:
     recent: Evaluated = Evaluated()
     whole: Evaluated = Evaluated()
     n_past: int = 0
-    by_position: tuple[tuple[int, int], ...] = ()
-    fixed_depth: int = 0
-    draft_ms: float = 0.0
     plain_tok_s: float | None = None
 
 
@@ -171,10 +161,8 @@ def roofline(
     machine: MachineSample | None = None,
     joules_per_token: float | None = None,
     reach: Reach = Reach(),
-    exceeded: Collection[str] = (),
 ) -> Roofline:
-    """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time. The ceilings
-    named in `exceeded` were, by earlier answers: they are missing, too.
+    """Compute all figures. `prefill_tok_s` is the best measured; `machine` is the sample of the same time.
 
     Ceilings rest on the larger of the measured peak and of what `reach` says, so that no prediction exceeds them.
     """
@@ -198,11 +186,7 @@ def roofline(
     over_peak = counted is not None and utilization is not None and utilization > OFF
     max_bytes_per_s = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
     plain, accepted = _memory_ceilings(model, now, max_bytes_per_s, no_limit)
-    if not BY_MEMORY.isdisjoint(exceeded):
-        plain, accepted = (_TOO_LOW if one.value is not None else missing(one.why) for one in (plain, accepted))
     compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
-    if "ceiling_compute" in exceeded and compute.value is not None:
-        compute = _TOO_LOW
     off = _off(model, average, peak, cached) or (_COUNTER_OFF if over_peak and not remark else "")
     return Roofline(
         bandwidth=Metric.of(bandwidth, no_figure),
@@ -219,7 +203,6 @@ def roofline(
         ceiling_compute=compute,
         bytes_per_pass=Metric.of(of_target, NO_ESTIMATE),
         limit=_limit(now, plain.value, accepted.value, compute.value, utilization),
-        advice=better_depth(model.pass_ms, now.by_position, now.fixed_depth, now.draft_ms),
         watts=watts,
         joules_per_token=joules,
         fits_cache=cached,
@@ -340,29 +323,6 @@ def _limit(
     return "overhead" if utilization is None or utilization <= _FAR_BELOW else ""
 
 
-def better_depth(pass_ms: Sequence[float], by_position: Sequence[tuple[int, int]], depth: int, draft_ms: float) -> str:
-    """Return what another fixed draft depth would gain, by the measured costs and acceptance; "" if little or unknown.
-
-    `by_position`: (drafted, accepted) for the first, second, ... token, so that accepted by drafted is the share of
-    drafts that were right up to there. Depths that were not tried are not judged.
-    """
-    tried = min(len(by_position), len(pass_ms) - 1, depth)
-    if depth < 1 or tried < depth or by_position[0][0] < _MIN_PASSES:
-        return ""
-    each_ms = draft_ms / max(sum(drafted for drafted, _ in by_position), 1)
-    rates = [1e3 / pass_ms[0]]
-    tokens = 1.0
-    for n, (drafted, accepted) in enumerate(by_position[:tried], 1):
-        tokens += accepted / drafted if drafted else 0.0
-        rates.append(1e3 * tokens / (pass_ms[n] + n * each_ms))
-    best = max(range(len(rates)), key=lambda n: rates[n])
-    gain = rates[best] / rates[depth]
-    if gain < _WORTH_TELLING:
-        return ""
-    what = f"depth {best}" if best else "no drafting"
-    return f"{what} would be {100 * (gain - 1):.0f} % faster"
-
-
 _UPDATES = 5  # the worker tells four times a second what it evaluated
 
 
@@ -388,30 +348,18 @@ class _Average:
 
     def sample(self, last: MachineSample) -> MachineSample:
         """Return the means, with the `last` sample's reasons for what is missing, and its power if none was sampled."""
-        power = last.power
+        power, bandwidth, traffic = last.power, None, self._bandwidth
         if self._power:
-            power = replace(self._power[-1][0], watts=_mean([one.watts for one, _ in self._power]))
-        return replace(last, bandwidth=_mean_bandwidth(self._bandwidth), power=power)
+            power = replace(self._power[-1][0], watts=fmean(one.watts for one, _ in self._power))
+        if traffic:
+            read, write = _mean([one.read for one in traffic]), _mean([one.write for one in traffic])
+            bandwidth = Bandwidth(fmean(one.total for one in traffic), traffic[-1].source, read, write)
+        return replace(last, bandwidth=bandwidth, power=power)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _mean_bandwidth(samples: list[Bandwidth]) -> Bandwidth | None:
-    """Return the mean over the samples of the newest source."""
-    if not samples:
-        return None
-    newest = samples[-1]
-    same = [one for one in samples if one.source == newest.source]
-    reads = [one.read for one in same if one.read is not None]
-    writes = [one.write for one in same if one.write is not None]
-    return replace(
-        newest,
-        total=_mean([one.total for one in same]),
-        read=_mean(reads) if newest.read is not None else None,
-        write=_mean(writes) if newest.write is not None else None,
-    )
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 class RooflineMeter:
@@ -421,7 +369,6 @@ class RooflineMeter:
         self._model: ModelInfo | None = None
         self._reach = Reach()
         self._prefill: float | None = None  # best rate since the model was loaded
-        self._exceeded: set[str] = set()  # ceilings, by answers of this model
         self._machine: MachineSample | None = None
         self.reset()
 
@@ -435,12 +382,12 @@ class RooflineMeter:
 
     def model(self, model: ModelInfo | None) -> None:
         """Set the loaded model, or None."""
-        self._model, self._prefill, self._reach, self._exceeded = model, None, Reach(), set()
+        self._model, self._prefill, self._reach = model, None, Reach()
         self.reset()
 
     def predicted(self, reach: Reach) -> None:
         """Set what the cores of the loaded model reach by the newest measurement, which the ceilings rest on then."""
-        self._reach, self._exceeded = reach, set()
+        self._reach = reach
         if self._model is not None and reach.peak_bytes_per_s:
             self._model = msgspec.structs.replace(self._model, peak_read=reach.peak_bytes_per_s)
 
@@ -473,12 +420,8 @@ class RooflineMeter:
         self._whole = evaluated(timings)
         self._n_past = max(0, timings.n_past - timings.predicted_n // 2)
 
-    def roofline(
-        self, live: float | None, average: float | None, predicted_n: int, n_past: int, depth: int, stored: bool = False
-    ) -> Roofline:
-        """Return the current figures. `live` is None when no answer is running; `depth` is the user's, 0 = adaptive;
-        `stored`: the answer is of an earlier run.
-        """
+    def roofline(self, live: float | None, average: float | None, predicted_n: int, n_past: int) -> Roofline:
+        """Return the current figures. `live` is None when no answer is running."""
         whole, figures = self._whole, self._figures
         machine = self._machine
         if whole is None:
@@ -493,16 +436,10 @@ class RooflineMeter:
             recent=recent,
             whole=whole,
             n_past=n_past,
-            by_position=figures.by_position if figures is not None else (),
-            fixed_depth=depth,
-            draft_ms=figures.draft_ms if figures is not None else 0.0,
             plain_tok_s=1e3 / figures.plain_ms if figures is not None and figures.plain_ms else None,
         )
         joules = self._average.joules_per_token
-        found = roofline(self._model, now, self._prefill, machine, joules, self._reach, self._exceeded)
-        if not stored:
-            self._exceeded.update(name for name in CEILINGS if getattr(found, name) == _TOO_LOW)
-        return found
+        return roofline(self._model, now, self._prefill, machine, joules, self._reach)
 
     def _so_far(self, predicted_n: int) -> tuple[Evaluated, Evaluated]:
         """Return (the whole answer, about its last second)."""
@@ -521,4 +458,4 @@ def after_answer(model: ModelInfo, timings: Timings, reach: Reach = Reach()) -> 
     meter.model(model)
     meter.predicted(reach)
     meter.finish(timings)
-    return meter.roofline(None, rate, timings.predicted_n, timings.n_past, 0)
+    return meter.roofline(None, rate, timings.predicted_n, timings.n_past)

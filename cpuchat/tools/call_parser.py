@@ -1,9 +1,8 @@
 """Reads the calls of tools in what a model wrote, in the format that was learned for it.
 
 What models write differs from what templates render in white space, in the numbers and ids of calls and in the order of
-JSON keys; all of that is read. Models whose chat template knows no tools get them described in the system prompt and
-write calls as JSON (`GENERIC`, `as_text`). Others leave out the marks that their template asks for, as Qwen2.5 Coder
-does: JSON alone, or in a code fence (`unmarked_calls`).
+JSON keys; all of that is read. Others leave out the marks that their template asks for, as Qwen2.5 Coder does: JSON
+alone, or in a code fence (`unmarked_calls`).
 """
 
 from __future__ import annotations
@@ -11,55 +10,12 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
-
-from cpuchat.protocol.messages import Message, Tool, ToolCall
+from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.tools.call_format import ID, KEY, PLAIN_QUOTES, CallFormat
-
-GENERIC = CallFormat(shape="object", opening="<tool_call>\n", closing="\n</tool_call>", between="\n")
-"""Models that were trained on it, and many that were not, know this form from Hermes and Qwen."""
-
-
-def as_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Return the messages with calls and their results as text, after a description of the tools."""
-    found = list[Message]()
-    for message in messages:
-        if message.role == "tool":
-            text = f"<tool_response>\n{message.content}\n</tool_response>"
-            if found and found[-1].role == "user" and found[-1].tool:
-                text = f"{found.pop().content}\n{text}"
-            found.append(Message(role="user", content=text, tool=message.tool or "-"))
-        elif message.calls:
-            content = "\n".join(filter(None, (message.content, *map(_written, message.calls))))
-            found.append(msgspec.structs.replace(message, content=content, calls=()))
-        else:
-            found.append(message)
-    if not tools:
-        return found
-    about = _description(tools)
-    if found and found[0].role == "system":
-        about = f"{found.pop(0).content}\n\n{about}"
-    return [Message(role="system", content=about), *found]
-
-
-def _written(call: ToolCall) -> str:
-    body = {"name": call.name, "arguments": call.arguments}
-    return f"{GENERIC.opening}{json.dumps(body, ensure_ascii=False)}{GENERIC.closing}"
-
-
-def _description(tools: Sequence[Tool]) -> str:
-    listed = "\n".join(json.dumps(tool.declaration()["function"], ensure_ascii=False) for tool in tools)
-    return (
-        "You can call these tools, each given with the JSON schema of its arguments:\n"
-        f"{listed}\n\n"
-        "To call one, write nothing but this, and you will get its result:\n"
-        '<tool_call>\n{"name": "the tool", "arguments": {"argument": "value"}}\n</tool_call>'
-    )
-
 
 _DECODER = json.JSONDecoder()
 _OPENING_FENCE = re.compile(r"\s*(?:```(?:json)?\s*)?")
@@ -82,7 +38,7 @@ def json_object(text: str, at: int) -> tuple[dict[str, Any] | None, int]:
     return value if isinstance(value, dict) else None, fence.end() if fence is not None else end
 
 
-def typed_value(text: str, schema: Any, quote: str = "") -> Any:
+def _typed_value(text: str, schema: Any, quote: str = "") -> Any:
     """Return a value that stands without quotes, as the type that the schema of its parameter gives. `quote`: in which
     strings inside it stand.
     """
@@ -99,7 +55,7 @@ def typed_value(text: str, schema: Any, quote: str = "") -> Any:
     return text
 
 
-def may_be_text(schema: Any) -> bool:
+def _may_be_text(schema: Any) -> bool:
     """Return whether a schema takes a string, among others."""
     if not isinstance(schema, dict):
         return False
@@ -121,7 +77,7 @@ def _read_quoted(quote: str) -> Any:
     return read
 
 
-def string_end(text: str, at: int, quote: str) -> int:
+def _string_end(text: str, at: int, quote: str) -> int:
     """Return where the string that begins at `at` ends; -1: nowhere. In plain quotes a backslash escapes."""
     while (end := text.find(quote, at)) >= 0:
         before = text[at:end]
@@ -131,7 +87,7 @@ def string_end(text: str, at: int, quote: str) -> int:
     return -1
 
 
-def unescaped(text: str, quote: str) -> str:
+def _unescaped(text: str, quote: str) -> str:
     """Return the content of a string that stood in quotes."""
     if quote not in PLAIN_QUOTES or "\\" not in text:
         return text
@@ -141,12 +97,12 @@ def unescaped(text: str, quote: str) -> str:
         return text
 
 
-def bare_value_end(text: str, at: int, quote: str) -> int:
+def _bare_value_end(text: str, at: int, quote: str) -> int:
     """Return where a value without quotes ends: at a comma or closing bracket that is not its own; -1: nowhere."""
     depth = 0
     while at < len(text):
         if quote and text.startswith(quote, at):
-            if (at := string_end(text, at + len(quote), quote)) < 0:
+            if (at := _string_end(text, at + len(quote), quote)) < 0:
                 return -1
             at += len(quote)
             continue
@@ -157,12 +113,13 @@ def bare_value_end(text: str, at: int, quote: str) -> int:
     return -1
 
 
-_MAX_CALLS = 64
+MAX_CALLS = 64
 _NAME = r"(?P<name>[\w.$:-]{1,256}?)(?![\w-])"
 _WHOLE_NAME = r"(?P<name>[\w.$:-]{1,256}+)"  # where nothing but white space follows
 _KEY = r"(?P<key>[^\s<>=:/{}()\[\],\"']{1,256}?)"
 _ID_IN_NAME = re.compile(r"(?:functions\.)?(?P<name>.+?):\d+")
 _CDATA = re.compile(r"\s*<!\[CDATA\[(.*?)\]\]>(?!\])", re.DOTALL)
+_CDATA_BEGIN = re.compile(r"\s*<!\[CDATA\[")
 _PARTS = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\w+|[^\w\s]")
 _NO_OBJECT = "The arguments are not a JSON object."
 
@@ -177,7 +134,7 @@ def parse_calls(
     said, written = form.split(text, tuple(schemas), at_start=at_start)
     calls, at = list[ToolCall](), 0
     try:
-        while written and len(calls) < _MAX_CALLS and (found := _next(form, written, at, schemas)) is not None:
+        while written and len(calls) < MAX_CALLS and (found := _next(form, written, at, schemas)) is not None:
             call, at = found
             calls.append(call)
     except RecursionError:  # values in values in values
@@ -192,6 +149,23 @@ def _next(form: CallFormat, text: str, start: int, schemas: dict[str, Any]) -> t
     """Return the next call from `start` on, and where it ends."""
     if form.shape == "object":
         return _next_object(form, text, start)
+    if (found := find_name(form, text, start)) is None:
+        return None
+    name, id, begin = found
+    problem = ""
+    if form.shape == "json":
+        arguments, end = json_object(text, begin)
+    else:
+        arguments, end = _pairs(form, text, begin, schemas.get(name) or {})
+    if end < 0:
+        return None
+    if arguments is None:
+        arguments, problem = {}, _NO_OBJECT
+    return ToolCall(name=name, arguments=arguments, id=id, problem=problem), _skip(text, end, form.closing)
+
+
+def find_name(form: CallFormat, text: str, start: int) -> tuple[str, str, int] | None:
+    """Return name and id of the next call from `start` on, and where its arguments begin."""
     named = _NAME if form.middle.strip() else _WHOLE_NAME
     found = _pattern(form.lead, named, form.middle).search(text, start)
     if found is None and form.shape == "json" and form.opening.strip():  # a channel or a kind in between
@@ -204,16 +178,7 @@ def _next(form: CallFormat, text: str, start: int, schemas: dict[str, Any]) -> t
     name, id = found["name"], ""
     if form.name_in_id and (parts := _ID_IN_NAME.fullmatch(name)) is not None:
         name, id = parts["name"], name
-    problem = ""
-    if form.shape == "json":
-        arguments, end = json_object(text, found.end())
-    else:
-        arguments, end = _pairs(form, text, found.end(), schemas.get(name) or {})
-    if end < 0:
-        return None
-    if arguments is None:
-        arguments, problem = {}, _NO_OBJECT
-    return ToolCall(name=name, arguments=arguments, id=id, problem=problem), _skip(text, end, form.closing)
+    return name, id, found.end()
 
 
 def _next_object(form: CallFormat, text: str, start: int) -> tuple[ToolCall, int] | None:
@@ -244,17 +209,23 @@ def _next_object(form: CallFormat, text: str, start: int) -> tuple[ToolCall, int
 
 def _pairs(form: CallFormat, text: str, at: int, schema: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the arguments from `at` on, and where they end; -1: they do not."""
-    found, style = dict[str, Any](), form.pairs
+    found = dict[str, Any]()
+    for key, value, end in read_pairs(form, text, at, schema):
+        found[key], at = value, end
+    return found, at if at >= 0 and _closes(form, text[at:].strip()) else -1
+
+
+def read_pairs(form: CallFormat, text: str, at: int, schema: Any) -> Iterator[tuple[str, Any, int]]:
+    """Yield key and value of each argument from `at` on, and where it ends; -1, with the last: it does not."""
+    style = form.pairs
     pair = _pattern(f" {style.opening.strip()}", _KEY, style.assignment.rstrip())
-    while _skipped_closing(form, text, at) is None:
+    while at >= 0 and skipped_closing(form, text, at) is None:
         match = pair.match(text, _skip(text, at, style.separator))
         if match is None:
-            break
+            return
         key = match["key"]
-        found[key], at = _value(form, text, match.end(), key, _schema_of(schema, key))
-        if at < 0:
-            return found, -1
-    return found, at if _closes(form, text[at:].strip()) else -1
+        value, at = _value(form, text, match.end(), key, _schema_of(schema, key))
+        yield key, value, at
 
 
 def _closes(form: CallFormat, rest: str) -> bool:
@@ -264,7 +235,7 @@ def _closes(form: CallFormat, rest: str) -> bool:
     return rest.startswith(closing[:2]) or (bool(visible) and rest == visible)
 
 
-def _skipped_closing(form: CallFormat, text: str, at: int) -> int | None:
+def skipped_closing(form: CallFormat, text: str, at: int) -> int | None:
     """Return where the end of the call is passed, None when it is not at `at`."""
     if not form.closing.strip():
         return None
@@ -278,20 +249,22 @@ def _value(form: CallFormat, text: str, at: int, key: str, schema: Any) -> tuple
     quote = text[at : at + 1] if style.quote in PLAIN_QUOTES and text[at : at + 1] in PLAIN_QUOTES else style.quote
     if quote and text.startswith(quote, at):
         begin = at + len(quote)
-        end = string_end(text, begin, quote)
+        end = _string_end(text, begin, quote)
         if end < 0:
             return "", -1
-        return unescaped(text[begin:end], quote), _skip(text, end + len(quote), style.closing)
+        return _unescaped(text[begin:end], quote), _skip(text, end + len(quote), style.closing)
     closing = style.closing.strip().replace(KEY, key)
     if (members := _members(form, text, at, closing, schema)) is not None:
         return members
     if closing and (data := _CDATA.match(text, at)) is not None:
-        return typed_value(data[1], schema), _skip(text, data.end(), closing)
+        return _typed_value(data[1], schema), _skip(text, data.end(), closing)
+    if closing and _CDATA_BEGIN.match(text, at) is not None:
+        return "", -1
     if closing:
         found = _pattern(closing).search(text, at)
         end, after = (found.start(), found.end()) if found is not None else (-1, -1)
     else:
-        end = after = bare_value_end(text, at, style.quote)
+        end = after = _bare_value_end(text, at, style.quote)
     if end < 0:
         return "", -1
     written = text[at:end]
@@ -299,7 +272,7 @@ def _value(form: CallFormat, text: str, at: int, key: str, schema: Any) -> tuple
         written = written.removeprefix("\n")
     if style.closing.startswith("\n"):
         written = written.removesuffix("\n")
-    return typed_value(written, schema, style.quote), after
+    return _typed_value(written, schema, style.quote), after
 
 
 def _members(form: CallFormat, text: str, at: int, closing: str, schema: Any) -> tuple[Any, int] | None:
@@ -308,7 +281,7 @@ def _members(form: CallFormat, text: str, at: int, closing: str, schema: Any) ->
     mark = style.closing.partition(KEY)[2].removeprefix(style.assignment).strip()  # what begins each tag
     pair = _pattern(f" {style.opening.strip()}", _KEY, style.assignment.rstrip())
     first = _skip(text, at, mark)
-    if KEY not in style.closing or not mark or may_be_text(schema) or (first == at and kind != "array"):
+    if KEY not in style.closing or not mark or _may_be_text(schema) or (first == at and kind != "array"):
         return None
     found, at = list[tuple[str, Any]](), first
     while (match := pair.match(text, at)) is not None:
@@ -416,163 +389,3 @@ def unmarked_calls(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall
         calls.append(ToolCall(name=name, arguments=arguments))
         after = _DOUBLED_END.match(text, end) if doubled is not None else None
         at = after.end() if after is not None else end
-
-
-_STRUCTURE = re.compile(r"\\.|[\"{}\[\]]", re.DOTALL)
-
-
-class CallPiece(NamedTuple):
-    """More of the `index`-th call: a piece of its arguments as JSON."""
-
-    index: int
-    name: str
-    id: str
-    text: str
-
-
-class _Object:
-    """Finds the end of a JSON object that is still written."""
-
-    def __init__(self, begin: int) -> None:
-        self.end = -1
-        self.known = begin
-        self._depth = 0
-        self._in_string = False
-
-    def follow(self, text: str) -> None:
-        """Look at what is new of the text that the object is in."""
-        for found in _STRUCTURE.finditer(text, self.known):
-            self.known = found.end()
-            if (mark := found[0]) == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string and len(mark) == 1:
-                self._depth += 1 if mark in "{[" else -1
-                if self._depth == 0:
-                    self.end = found.end()
-                    return
-        self.known = len(text) - text.endswith("\\", self.known)
-
-
-class CallReader:
-    """Reads calls while they are written: a model takes minutes for a long argument.
-
-    Arguments in JSON come as they are written, others one by one. What is not written in the format, to the end of a
-    name that a tool has, waits for `finish`.
-    """
-
-    def __init__(self, form: CallFormat, tools: Sequence[Tool]) -> None:
-        self._form = form
-        self._schemas = {tool.name: tool.parameters for tool in tools}
-        self._text = ""
-        self._at = 0  # behind the calls that are read
-        self._pieces: list[CallPiece] = []
-        self._calls: list[tuple[str, str, list[str]]] = []  # name, id, pieces of arguments
-        self._object: _Object | None = None
-        self._begin = self._n_pairs = 0  # of the arguments of the last call; -1: it is whole
-        self._open = False
-
-    def take(self) -> list[CallPiece]:
-        """Return the pieces since the last time."""
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
-    def feed(self, text: str) -> None:
-        """Add more of the text from the trigger on."""
-        self._text += text
-        while len(self._calls) < _MAX_CALLS and (self._open or self._find()):
-            if not (self._follow_json() if self._form.shape != "pairs" else self._follow_pairs()):
-                return
-            self._open = False
-
-    def finish(self, calls: Sequence[ToolCall]) -> tuple[tuple[ToolCall, ...], bool]:
-        """Return the calls of the whole text, of which `calls` were found in it, and whether one is not whole. Adds
-        the pieces of those that were not read before.
-        """
-        found = list(calls)
-        for index, (name, id, parts) in enumerate(self._calls):
-            is_whole = not self._open or index + 1 < len(self._calls)
-            if is_whole and (index >= len(found) or found[index].name != name):
-                found[index:] = [ToolCall(name=name, id=id, arguments=json_object("".join(parts), 0)[0] or {})]
-        for index, call in enumerate(found):
-            if self._open and index == len(self._calls) - 1 and call.name == self._calls[index][0]:
-                self._open = False  # nothing closes it in this format
-                rest = list(call.arguments.items())[self._n_pairs :]
-                told = "".join(f", {json.dumps(key)}: {json.dumps(value)}" for key, value in rest)
-                self._add(f"{told if self._n_pairs else '{' + told.removeprefix(', ')}}}")
-            elif index >= len(self._calls):
-                self._pieces.append(CallPiece(index, call.name, call.id, json.dumps(call.arguments)))
-        if self._open and not self._calls[-1][2]:
-            self._add("")  # cut before its first argument
-        return tuple(found), self._open
-
-    def _add(self, text: str) -> None:
-        name, id, parts = self._calls[-1]
-        parts.append(text)
-        self._pieces.append(CallPiece(len(self._calls) - 1, name, id, text))
-
-    def _find(self) -> bool:
-        """Look for the next call; True: it begins, up to its arguments."""
-        form = self._form
-        if form.shape == "object":
-            found = _head_of_object(form.name_key, form.arguments_key).search(self._text, self._at)
-        else:
-            named = _NAME if form.middle.strip() else _WHOLE_NAME
-            found = _pattern(form.lead, named, form.middle).search(self._text, self._at)
-        if found is None:
-            return False
-        rest = self._text[found.end() :].lstrip()
-        if not rest or (form.shape != "pairs" and rest[0] != "{"):
-            return False
-        name, id = found["name"], ""
-        if form.name_in_id and (parts := _ID_IN_NAME.fullmatch(name)) is not None:
-            name, id = parts["name"], name
-        elif form.shape == "object":
-            id = found["id"] or ""
-        if name not in self._schemas:
-            return False
-        self._begin = len(self._text) - len(rest)
-        self._object, self._n_pairs, self._open = _Object(self._begin), 0, True
-        self._calls.append((name, id, []))
-        return True
-
-    def _follow_json(self) -> bool:
-        """Add what is new of the arguments; True once they are whole."""
-        state = self._object
-        assert state is not None
-        before = state.known if state.known > self._begin else self._begin
-        state.follow(self._text)
-        end = state.end if state.end >= 0 else state.known
-        if end > before or not self._calls[-1][2]:
-            self._add(self._text[before:end])
-        self._at = end
-        return state.end >= 0
-
-    def _follow_pairs(self) -> bool:
-        """Add the arguments that are whole now; True once the call is."""
-        form, style, at, n = self._form, self._form.pairs, self._begin, 0
-        name = self._calls[-1][0]
-        pair = _pattern(f" {style.opening.strip()}", _KEY, style.assignment.rstrip())
-        while (end := _skipped_closing(form, self._text, at)) is None:
-            if (found := pair.match(self._text, _skip(self._text, at, style.separator))) is None:
-                return False
-            key, given = found["key"], self._text[found.end() :].lstrip()
-            if given.startswith("<![CDATA[") and "]]>" not in given:  # what closes a value may be inside
-                return False
-            value, at = _value(form, self._text, found.end(), key, _schema_of(self._schemas[name], key))
-            if at < 0:
-                return False
-            n += 1
-            if n > self._n_pairs:
-                self._add(f"{'{' if n == 1 else ', '}{json.dumps(key)}: {json.dumps(value)}")
-                self._n_pairs = n
-        self._add("}" if n else "{}")
-        self._at = end
-        return True
-
-
-@lru_cache(16)
-def _head_of_object(name_key: str, arguments_key: str) -> re.Pattern[str]:
-    """Return a pattern for a call that is an object, up to its arguments."""
-    name, arguments = re.escape(name_key), re.escape(arguments_key)
-    id = r'"(?:id|tool_call_id|call_id)"\s*:\s*"(?P<id>[^"]*)"\s*,\s*'
-    return re.compile(rf'\{{\s*(?:{id})?"{name}"\s*:\s*"(?P<name>[^"]+)"\s*,\s*"{arguments}"\s*:\s*(?=\{{)')

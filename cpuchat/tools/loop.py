@@ -365,26 +365,33 @@ class ToolLoop:
             calls = tuple(_with_id(call, index, len(request.messages)) for index, call in enumerate(last.calls))
             yield CallsMade(request_id=last.request_id, said=said, reasoning=reasoning, calls=calls)
             messages = [*request.messages, Message(role="assistant", content=said, reasoning=reasoning, calls=calls)]
-            free = max(last.timings.n_ctx - last.timings.n_past, 0) if last.timings.n_ctx else None
             results = list[ToolResult]()
-            for call in calls:
-                result = await self._run(call, request.state.chat, limits)
-                text, n_tokens = await shortened(result.text, free, count)
-                result = msgspec.structs.replace(result, text=text)
-                free = max(free - n_tokens, 0) if free is not None else None
-                content = (
-                    f"{result.text}\n\n{_NEXT}" if guided and call is calls[-1] and not result.failed else result.text
-                )
+            async for call, result in self._run_all(calls, request.state.chat, limits, last.timings, count):
+                guides = guided and call is calls[-1] and not result.failed
+                content = f"{result.text}\n\n{_NEXT}" if guides else result.text
                 messages.append(Message(role="tool", content=content, call_id=call.id, tool=call.name))
                 results.append(result)
                 yield CallDone(request_id=last.request_id, call=call, result=result)
-                if self._stopped:
-                    return
+            if self._stopped:
+                return
             made += zip(calls, results, strict=True)
             if why := limits.reached(calls, results):
                 request = _without_tools(request, asked, made)
             else:
                 request = msgspec.structs.replace(request, messages=tuple(messages), tools=self.toolbox.tools)
+
+    async def _run_all(
+        self, calls: Sequence[ToolCall], chat_id: str, limits: CallLimits, timings: Timings, count: Count
+    ) -> AsyncGenerator[tuple[ToolCall, ToolResult], None]:
+        """Yield each call and what it returned, as much as the context has room for; ends with one that was stopped."""
+        free = max(timings.n_ctx - timings.n_past, 0) if timings.n_ctx else None
+        for call in calls:
+            result = await self._run(call, chat_id, limits)
+            text, n_tokens = await shortened(result.text, free, count)
+            free = max(free - n_tokens, 0) if free is not None else None
+            yield call, msgspec.structs.replace(result, text=text)
+            if self._stopped:
+                return
 
     async def _run(self, call: ToolCall, chat_id: str, limits: CallLimits) -> ToolResult:
         tool = await self._until_stopped(self.toolbox.find(call))

@@ -1,26 +1,21 @@
-"""The process of an MCP server: in a group of its own, read in lines within limits, ended with all that it started."""
+"""The process of an MCP server: in a group of its own, read in lines within limits, ended with its group."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from cpuchat.base.processes import exit_reason
 from cpuchat.telemetry.units import size
 from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.loop import LONGEST_MESSAGE, MAX_BYTES, MAX_MESSAGES
 
-if TYPE_CHECKING:
-    import psutil
-
-_MARK = "CPUCHAT_TOOL_SERVER"  # a variable that tells what a server has started
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _LOG_BYTES = 1 << 20
 _LINE_BYTES = 1_000  # of the last line, which may tell why it ended
@@ -57,7 +52,6 @@ class ToolServerProcess(asyncio.SubprocessProtocol):
         self._status: int | None = None
         self._exited = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
-        self._mark = secrets.token_hex(8)
         self._transport: asyncio.SubprocessTransport
 
     @classmethod
@@ -70,7 +64,7 @@ class ToolServerProcess(asyncio.SubprocessProtocol):
         try:
             await asyncio.get_running_loop().subprocess_exec(
                 lambda: process, server.command, *server.args,
-                env=server.environment() | {_MARK: process._mark}, cwd=server.cwd or None, start_new_session=True,
+                env=server.environment(), cwd=server.cwd or None, start_new_session=True,
             )  # fmt: skip
         except BaseException:
             if file is not None:
@@ -122,13 +116,12 @@ class ToolServerProcess(asyncio.SubprocessProtocol):
         return exit_reason(self._status, "", self._said.decode("utf-8", "replace").strip().rstrip("."))
 
     def end(self, *, now: bool = False) -> asyncio.Task[None]:
-        """End it and all that it started; `now`: in the middle of a call. Returns what to wait for."""
+        """End it and its group; `now`: in the middle of a call. Returns what to wait for."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end(now))
         return self._ending
 
     async def _end(self, now: bool) -> None:
-        started = _descendants(self._transport.get_pid()) if self._status is None else []
         stdin = self._transport.get_pipe_transport(0)
         if stdin is not None:
             stdin.close()
@@ -137,7 +130,6 @@ class ToolServerProcess(asyncio.SubprocessProtocol):
             await self._exits_within(_ENDING_SECONDS)
         self._signal_group(_KILL)
         await self._exits_within(_ENDING_SECONDS)
-        await asyncio.to_thread(_kill, self._mark, started)
         self._transport.close()
         if self._log is not None:
             self._log.close()
@@ -174,8 +166,6 @@ class ToolServerProcess(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self._signal_group(_KILL)  # what it has left behind
-        with contextlib.suppress(RuntimeError):  # the loop is being closed
-            asyncio.get_running_loop().run_in_executor(None, _kill, self._mark)
         self._status = self._transport.get_returncode()
         self._exited.set()
 
@@ -192,24 +182,6 @@ class ToolServerProcess(asyncio.SubprocessProtocol):
         for line in lines:
             if line.strip():
                 self._lines.put_nowait(line)
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    import psutil  # slow
-
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
-    return []
-
-
-def _kill(mark: str, started: Sequence[psutil.Process] = ()) -> None:
-    """Kill what a server has started in other sessions: `started`, and all that still have its mark."""
-    import psutil
-
-    for process in (*started, *psutil.process_iter()):
-        with contextlib.suppress(psutil.Error, OSError):
-            if process in started or process.environ().get(_MARK) == mark:
-                process.kill()
 
 
 def _opened(log: Path) -> BinaryIO | None:

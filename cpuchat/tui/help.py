@@ -54,10 +54,8 @@ MACHINE = (
     ("limit by compute", "if only compute took time, from the prefill speed"),
     ("peak too low", "the bandwidth exceeds 105 % of the measured peak, because other programs ran during that "
      "measurement. `cpuchat probe` repeats it"),
-    ("rough speeds", "other programs ran, or an answer was faster than a limit: that one is not shown until the next "
-     "measurement, which is made when the machine is idle"),
-    ("placement", "which cores compute, and where memory is allocated. Applying one measures short answers before "
-     "and after, and keeps it if the gain is significant"),
+    ("rough speeds", "other programs ran, or the answer was faster than a limit, which is not shown then"),
+    ("placement", "which cores compute, and where memory is allocated"),
 )  # fmt: skip
 SERVERS = (
     ("network", "part of the first token: the way to the server and back"),

@@ -1,5 +1,5 @@
 """The candidates of each choice of tuning, settings that may be faster than those in use; and the predicted speed of a
-loaded model in each placement that this machine allows, by the cost model, with its ceiling.
+loaded model in each placement that this machine allows, by the cost model.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import msgspec
-
-from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
-from cpuchat.config.settings import Changes, Settings, value_of, with_changes
+from cpuchat.config.settings import Settings, value_of, with_changes
 from cpuchat.costs.calibrations import MAX_TOKENS
 from cpuchat.costs.model import (
     CostProfile,
@@ -28,21 +25,16 @@ from cpuchat.costs.model import (
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.placement import placement as placements
 from cpuchat.hardware.placement.placement import (
-    Ceiling,
     Placement,
     PlacementCandidate,
-    PlacementError,
     PlacementSpec,
     ReadRates,
     candidates,
-    ceiling,
     place,
 )
 from cpuchat.hardware.topology import Topology
 from cpuchat.models.costs import factor_of
-from cpuchat.models.cpu_modules import AUTO, engine_cpu
 from cpuchat.models.drafts.candidates import TYPICAL, gain, measured_acceptance, measured_draft_ms, target_costs
-from cpuchat.models.kernels import TYPES, ProductLog
 from cpuchat.models.machine import GROUPS, MEASURED, costs_here, differences, set_keys
 from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo, ModelWork
@@ -50,12 +42,10 @@ from cpuchat.protocol.options import UNQUANTIZED
 from cpuchat.protocol.timings import MIN_TOKENS
 from cpuchat.telemetry import units
 from cpuchat.telemetry.meter import ChatFigures
-from cpuchat.telemetry.roofline import OFF, fits_cache
 from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
     from cpuchat.hardware.bandwidth.read_bandwidth import Survey
-    from cpuchat.hardware.bandwidth.theoretical import Theoretical
 
 
 UBATCHES: Final = (128, 256, 512, 1024)
@@ -91,21 +81,6 @@ class TuningChoice:
     skipped: str = ""
 
 
-def possible(topology: Topology, chosen: Settings) -> Settings:
-    """Return the settings without their number of threads where that is more than this machine can run.
-
-    Raises:
-        UsageError: cores or memory policy that it does not have.
-    """
-    try:
-        place(topology, dataclasses.replace(PlacementSpec.of(chosen), is_saved=False))
-    except PlacementError as error:
-        if [*error.problems] != ["threads"]:
-            raise
-        return with_changes(chosen, {"engine": {"threads": 0}})
-    return chosen
-
-
 def thread_choice(topology: Topology, chosen: Settings) -> TuningChoice:
     """Threads and cores: fewer, one for each core, one for each SMT sibling, the cores of each L3 group."""
     now, used = _place(topology, chosen), PlacementSpec.of(chosen)
@@ -134,7 +109,7 @@ def memory_choice(topology: Topology, chosen: Settings) -> TuningChoice:
     if len([node for node in topology.nodes if node.memory]) < 2:
         return TuningChoice("memory policy", keys, here, skipped="one NUMA node")
     found: dict[tuple[object, ...], TuningCandidate] = {}
-    policies = ["auto", "local", "interleave", "weighted"]
+    policies = ["auto", "local", "interleave"]
     specs = [dataclasses.replace(PlacementSpec.of(chosen), memory=policy) for policy in policies]
     one_node = [one.spec for one in placements.candidates(topology) if one.name == placements.ONE_NODE]
     for spec in [*specs, *one_node]:
@@ -168,22 +143,6 @@ def module_choice(chosen: Settings, engine: EngineInfo) -> TuningChoice:
     return TuningChoice("CPU module", ("engine.cpu_module",), TuningCandidate(engine.module, chosen), tuple(found))
 
 
-def kernel_choice(chosen: Settings, engine: EngineInfo, model: ModelInfo) -> TuningChoice:
-    """The kernels of cpuchat or llama.cpp's, unless the load of the model measured which are faster."""
-    keys, here = ("engine.kernels",), TuningCandidate(chosen.engine.kernels, chosen)
-    weights = model.evidence.weights if model.evidence is not None else ()
-    kinds = [one.type.upper() for one in weights if one.type.upper() in TYPES]
-    if not engine.kernels or not kinds:
-        return TuningChoice("kernels", keys, here, skipped="cpuchat has none for this CPU or these types")
-    products = ProductLog(model.cpus, engine.memory, engine_cpu(engine.module or AUTO)).read()
-    known = [kind for kind in dict.fromkeys(kinds) if kind in products and not products[kind].disturbed]
-    if kinds[0] in known:
-        words = ", ".join(f"{'cpuchat' if products[kind].is_chosen else 'llama.cpp'} for {kind}" for kind in known)
-        return TuningChoice("kernels", keys, here, skipped=f"measured at the load: {words}")
-    other = "llama.cpp" if chosen.engine.kernels == "auto" else "auto"
-    return TuningChoice("kernels", keys, here, (_candidate(other, chosen, engine={"kernels": other}),))
-
-
 def ubatch_choice(chosen: Settings, max_tokens: int) -> TuningChoice:
     """The micro-batch, at most what a prompt of `max_tokens` fills."""
     now = min(chosen.engine.n_ubatch, chosen.engine.n_batch)
@@ -214,20 +173,14 @@ def drafter_choice(chosen: Settings, draft: str) -> TuningChoice:
     """All drafters, those that need no draft model, none; with adaptive depth. `draft` names the draft model, "" for
     none."""
     keys, here = ("speculation.drafters", "speculation.depth"), TuningCandidate(drafter_words(chosen), chosen)
-    known, found = {_drafting(chosen, draft)}, list[TuningCandidate]()
-    for drafters in ("auto", "free", "off"):
-        other = with_changes(chosen, {"speculation": {"drafters": drafters, "depth": 0}})
-        if _drafting(other, draft) not in known:
-            known.add(_drafting(other, draft))
-            found.append(TuningCandidate(drafter_words(other), other))
-    return TuningChoice("drafters", keys, here, tuple(found), test="texts")
-
-
-def _drafting(chosen: Settings, draft: str) -> tuple[object, ...]:
-    """Return which of the drafters can draft, and how deep."""
-    section = chosen.speculation
-    names = [name for name in section.speculation().drafters if draft or name != "draft"]
-    return tuple(names), section.depth if names else 0
+    # Without a draft model all drafters are those that need none.
+    names = ["auto", "free", "off"] if draft else ["auto", "off"]
+    now = "auto" if chosen.speculation.drafters == "free" and not draft else chosen.speculation.drafters
+    if now in names and (now == "off" or not chosen.speculation.depth):
+        names.remove(now)
+    others = (with_changes(chosen, {"speculation": {"drafters": name, "depth": 0}}) for name in names)
+    found = tuple(TuningCandidate(drafter_words(other), other) for other in others)
+    return TuningChoice("drafters", keys, here, found, test="texts")
 
 
 def without_what_is_set(choice: TuningChoice, wanted: Settings) -> TuningChoice:
@@ -287,28 +240,23 @@ def _cpus(topology: Topology, spec: PlacementSpec) -> tuple[int, ...]:
 
 
 def _candidate(words: str, chosen: Settings, **changes: dict[str, Any]) -> TuningCandidate:
-    merged: Changes = dict(changes)
-    return TuningCandidate(
-        words, msgspec.convert(msgspec.to_builtins(with_changes(chosen, merged)), prepared(Settings))
-    )
+    return TuningCandidate(words, with_changes(chosen, changes))
 
 
 _ASSUMED_ACCEPTANCE = sum(rate for _, rate in TYPICAL) / len(TYPICAL)
 _PREDICTED = "Predicted by the cost model:"
-_ASSUMED_DEPTH = 4  # where the cost model does not tell which is best
 _WORTH = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementOption:
-    """One placement to choose. `predicted` in tok/s (0: not known); `speed` is that or the ceiling in a few words, ""
-    without; `about` is a few lines.
+    """One placement to choose. `predicted` in tok/s (0: not known); `speed` is that in a few words, "" without; `about`
+    is a few lines.
     """
 
     name: str
     spec: PlacementSpec
     recommended: bool
-    ceiling: Ceiling | None
     predicted: float
     speed: str
     about: str
@@ -337,29 +285,25 @@ class LoadedCosts:
 
     By how much longer than by the profile they take: `factor`, plain passes of the target; `verify_factors`, its passes
     over 1, 2, ... tokens beside the draft model; `draft_factor`, those of the draft model. `source` is what the profile
-    rests on; `peak` is the read bandwidth of `cpus` in bytes per second (0: not known). `is_measured`: else an
-    estimate.
+    rests on; `peak` is the read bandwidth of `cpus` in bytes per second. `is_measured`: else an estimate.
     """
 
     profile: CostProfile
     source: str
     cpus: tuple[int, ...]
     target: ModelWork
+    peak: float
     factor: float = 1.0
     draft: ModelWork | None = None
     draft_factor: float = 1.0
-    peak: float = 0.0
     verify_factors: tuple[float, ...] = (1.0,) * MAX_TOKENS
     is_measured: bool = True
 
 
 def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> LoadedCosts | None:
-    """Return what passes of a loaded model cost where it runs; None where their bandwidth is not known. May fit
-    a profile: call it in a thread.
-
-    Args:
-        memory: the worker's memory policy, in the words of `mempolicy`.
-        root: replaces `/` in tests.
+    """Return what passes of a loaded model cost where it runs; None where their bandwidth is not known. May fit a
+    profile: call it in a thread. `memory`: the worker's memory policy, in the words of `mempolicy`. `root`: replaces
+    `/` in tests.
     """
     from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
 
@@ -371,7 +315,7 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
     path = Path(model.path)
     factor = factor_of(costs.factors, path)
     found = LoadedCosts(
-        costs.profile, costs.source, cpus, model.work, factor, peak=peak.bytes_per_s, is_measured=is_measured
+        costs.profile, costs.source, cpus, model.work, peak.bytes_per_s, factor, is_measured=is_measured
     )
     return _with_draft(found, model.draft_work, model, costs.factors) if model.draft_work is not None else found
 
@@ -390,72 +334,49 @@ def _with_draft(costs: LoadedCosts, draft: ModelWork, model: ModelInfo, factors:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Basis:
-    """The basis of predictions, and its source. `acceptance` of drafted tokens is None where nothing is drafted."""
-
-    target: ModelWork
-    draft: ModelWork | None
-    rates: ReadRates
-    n_past: int
-    acceptance: float | None
-    source: str
-    computing: bool
-
-
 def compare_placements(
     topology: Topology,
     survey: Survey | None,
-    theoretical: Theoretical | None,
     model: ModelInfo | None,
     figures: ChatFigures,
     in_use: PlacementSpec,
     costs: LoadedCosts | None = None,
 ) -> PlacementOptions:
-    """Return every placement that this machine allows, with the speed of `model` in it.
-
-    Args:
-        costs: as of `loaded_costs`; None: only ceilings by bandwidth are known.
+    """Return every placement that this machine allows, with the speed of `model` in it. `costs`: as of
+    `loaded_costs`; None: no speed is predicted.
     """
-    now = _placed(topology, in_use)
-    basis, why_not = _basis(survey, theoretical, model, figures, costs)
-    cached = model is not None and fits_cache(model)  # memory bandwidth is no ceiling
-    options: list[PlacementOption] = []
-    taken, told = False, ""
-    found = list(candidates(topology))
-    scale = 1.0
+    now, found = _placed(topology, in_use), candidates(topology)
     used = next((one for one in found if now is not None and _same(one.placement, now)), None)
-    if used is not None and basis is not None and costs is not None:
-        scale = _scale(_predicted(used, topology, basis, costs, in_use)[0], figures)
-    for candidate in found:
-        spec = candidate.spec
-        if not taken and now is not None and _same(candidate.placement, now):
-            spec, taken = in_use, True  # other words for the same
-        tok_s, depth, max_speed = 0.0, _ASSUMED_DEPTH, None
-        if basis is not None and costs is not None and (costs.draft is not None or not candidate.placement.is_split):
-            tok_s, depth = _predicted(candidate, topology, basis, costs, in_use)
-            tok_s, told = scale * tok_s, _told(costs, basis, depth, scale)
-        if basis is not None and not cached:
-            max_speed = _ceiling(candidate, topology, basis, depth)
-            if max_speed is not None and candidate.placement.is_split:  # both models read the same memory
-                tok_s = min(tok_s, max_speed.tok_s)
-            if (
-                max_speed is not None
-                and max(tok_s, _measured(figures) if candidate is used else 0.0) > OFF * max_speed.tok_s
-            ):
-                max_speed = None  # the bandwidth was measured too low
-        options.append(
-            PlacementOption(
-                candidate.name,
-                spec,
-                not options,
-                max_speed,
-                tok_s,
-                _speed(candidate, max_speed, tok_s, model),
-                _about(candidate, max_speed, basis, why_not, model, told if tok_s else ""),
-            )
-        )
+    acceptance = _acceptance(costs, figures)
+    predicted: dict[str, tuple[float, int]] = {}
+    if costs is not None:
+        rates = _read_rates(survey, costs)
+        possible = [one for one in found if costs.draft is not None or not one.placement.is_split]
+        predicted = {one.name: _predicted(one, topology, rates, costs, in_use, figures, acceptance) for one in possible}
+    scale = _scale(predicted[used.name][0], figures) if used is not None and used.name in predicted else 1.0
+    options: list[PlacementOption] = []
+    for one in found:
+        tok_s, depth = predicted.get(one.name, (0.0, 0))
+        if tok_s and costs is not None:
+            speed = f"≈ {units.rate(scale * tok_s)} tok/s"
+            why = _told(costs, acceptance, depth, scale)
+        else:
+            needs_draft = one.placement.is_split and model is not None and not model.draft
+            speed, why = "needs draft" if needs_draft else "", _why_not(model, needs_draft)
+        spec = in_use if one is used else one.spec  # other words for the same
+        about = "\n".join((why, one.reason))
+        options.append(PlacementOption(one.name, spec, not options, scale * tok_s, speed, about))
     return PlacementOptions(tuple(options), _advice(options, in_use))
+
+
+def _why_not(model: ModelInfo | None, needs_draft: bool) -> str:
+    if model is None:
+        return "No model is loaded, so no speed is predicted."
+    if needs_draft:
+        return "Needs a draft model; none is loaded."
+    if model.work is None:
+        return "The bytes per pass of this model are not known, so no speed is predicted."
+    return "This machine is not measured, so no speed is predicted. `cpuchat probe` measures it."
 
 
 def _placed(topology: Topology, spec: PlacementSpec) -> Placement | None:
@@ -470,102 +391,59 @@ def _same(one: Placement, other: Placement) -> bool:
     return (one.cpus, one.draft_cpus, one.memory) == (other.cpus, other.draft_cpus, other.memory)
 
 
-def _basis(
-    survey: Survey | None,
-    theoretical: Theoretical | None,
-    model: ModelInfo | None,
-    figures: ChatFigures,
-    costs: LoadedCosts | None,
-) -> tuple[_Basis | None, str]:
-    """Return the basis of predictions, or why there is none."""
-    if model is None:
-        return None, "No model is loaded, so no speed is predicted."
-    if model.work is None:
-        return None, "The bytes per pass of this model are not known, so no speed is predicted."
-    if fits_cache(model) and costs is None:
-        return None, "The weights fit in the L3 cache, so memory bandwidth is not the limit and no speed is predicted."
-    if survey is not None:
-        peak, source = survey.all_cores.bytes_per_s, "the measured bandwidth"
-    elif measured := _newest_peak(model, figures) or (costs.peak if costs is not None else 0.0):
-        peak, source = measured, "the measured bandwidth of the cores in use"
-    elif theoretical is not None:
-        peak, source = theoretical.bytes_per_s, "the theoretical peak (not measured)"
-    else:
-        return None, "The read bandwidth is not measured, so no speed is predicted. `cpuchat probe` measures it."
-    acceptance = None
-    if model.draft_work is not None and figures.drafting.wanted and figures.drafting.off is None:
-        acceptance = measured_acceptance(figures.drafting.counts)
-        if acceptance is None:
-            acceptance = _ASSUMED_ACCEPTANCE
-            source += f", {100 * acceptance:.0f} % acceptance assumed"
-    group = survey.l3_group if survey is not None else None
-    link = survey.fabric_link if survey is not None else None
-    return _Basis(
-        model.work,
-        model.draft_work,
-        ReadRates(
-            peak,
-            (link or group).bytes_per_s if (link or group) is not None else None,  # type: ignore[union-attr]
-            survey.one_core.bytes_per_s if survey is not None else None,
-        ),
-        figures.n_past.value or N_PAST,
-        acceptance,
-        source,
-        figures.roofline.limit == "compute",
-    ), ""
+def _read_rates(survey: Survey | None, costs: LoadedCosts) -> ReadRates:
+    if survey is None:
+        return ReadRates(costs.peak)
+    one_link = survey.l3_group.bytes_per_s if survey.l3_group is not None else None
+    return ReadRates(survey.all_cores.bytes_per_s, one_link, survey.one_core.bytes_per_s)
 
 
-def _newest_peak(model: ModelInfo, figures: ChatFigures) -> float:
-    peak = figures.roofline.peak.value
-    return model.peak_read if peak is None else peak.bytes_per_s
-
-
-def _ceiling(candidate: PlacementCandidate, topology: Topology, basis: _Basis, depth: int) -> Ceiling | None:
-    if candidate.placement.is_split and basis.draft is None:
+def _acceptance(costs: LoadedCosts | None, figures: ChatFigures) -> float | None:
+    """Return the share of drafted tokens that is accepted, assumed if nothing was drafted yet; None without drafts."""
+    if costs is None or costs.draft is None or not figures.drafting.wanted or figures.drafting.off is not None:
         return None
-    depth = depth if basis.acceptance is not None else 0
-    return ceiling(
-        candidate,
-        topology,
-        target_bytes=bytes_read(basis.target, depth + 1, basis.n_past),
-        draft_bytes=bytes_read(basis.draft, 1, basis.n_past) if basis.draft is not None else 0.0,
-        rates=basis.rates,
-        tokens_per_pass=tokens_per_pass(basis.acceptance or 0.0, depth),
-        depth=depth,
-        overlap=candidate.placement.is_split,
-    )
+    measured = measured_acceptance(figures.drafting.counts)
+    return _ASSUMED_ACCEPTANCE if measured is None else measured
 
 
 def _predicted(
-    candidate: PlacementCandidate, topology: Topology, basis: _Basis, costs: LoadedCosts, in_use: PlacementSpec
+    candidate: PlacementCandidate,
+    topology: Topology,
+    rates: ReadRates,
+    costs: LoadedCosts,
+    in_use: PlacementSpec,
+    figures: ChatFigures,
+    acceptance: float | None,
 ) -> tuple[float, int]:
     """Return tok/s and the draft depth by the cost model, whose cores are exchanged for those of the candidate: the
     rate of plain decoding as the models list predicts it, times the gain as the list of draft models does."""
-
-    def rate(cpus: Collection[int], memory: str) -> float:
-        return basis.rates.of(topology, cpus, memory)[0]
+    placement, memory, draft, past = candidate.placement, candidate.spec.memory, costs.draft, figures.n_past.value
+    past = past or N_PAST
 
     def on(cpus: Collection[int]) -> CostProfile:
         return on_other_cores(
             costs.profile,
-            read=rate(cpus, candidate.spec.memory) / rate(costs.cpus, in_use.memory),
+            read=rates.of(topology, cpus, memory) / rates.of(topology, costs.cpus, in_use.memory),
             compute=topology.n_cores(cpus) / topology.n_cores(costs.cpus),
         )
 
-    placement, draft, past = candidate.placement, costs.draft, basis.n_past
     profile = on(placement.cpus)
     plain = 1 / (costs.factor * pass_cost(profile, costs.target, 1, past).seconds)
-    if draft is None or basis.acceptance is None:
+    if draft is None or acceptance is None:
         return plain, 0
     drafting = on(placement.draft_cpus) if placement.is_split else profile
     both = pair_costs(profile, costs.target, draft, past, len(costs.verify_factors), drafting)
     best = gain(
         [1e3 * own * seconds for own, seconds in zip(costs.verify_factors, both.verify, strict=True)],
         1e3 * costs.draft_factor * both.draft,
-        basis.acceptance,
+        acceptance,
         overlap=placement.is_split,
     )
-    return plain * best.speedup, best.depth
+    tok_s, depth = plain * best.speedup, best.depth
+    if placement.is_split:  # both models read the same memory
+        nbytes = bytes_read(costs.target, depth + 1, past) + depth * bytes_read(draft, 1, past)
+        tok_s = min(tok_s, tokens_per_pass(acceptance, depth) * rates.peak / nbytes)
+    return tok_s, depth
 
 
 def _scale(predicted: float, figures: ChatFigures) -> float:
@@ -573,62 +451,23 @@ def _scale(predicted: float, figures: ChatFigures) -> float:
     slower, no answer was long enough, or other programs were using the cores. Of very small models much of a
     token's time is spent outside of passes.
     """
-    measured = 0.0 if figures.drafting.counts.disturbed else _measured(figures)
+    long_enough = figures.predicted_n >= MIN_TOKENS and not figures.drafting.counts.disturbed
+    measured = figures.decode_tok_s.value or 0.0 if long_enough else 0.0
     return measured / predicted if 0 < measured < predicted else 1.0
 
 
-def _measured(figures: ChatFigures) -> float:
-    """Return the measured speed of the last answer in tok/s; 0 where it was not long enough."""
-    return figures.decode_tok_s.value or 0.0 if figures.predicted_n >= MIN_TOKENS else 0.0
-
-
-def _told(costs: LoadedCosts, basis: _Basis, depth: int, scale: float) -> str:
+def _told(costs: LoadedCosts, acceptance: float | None, depth: int, scale: float) -> str:
     """Say what a prediction rests on; `depth` is the best one by it."""
     if not costs.is_measured:
         return "Estimate."
     scaled = "; scaled to the last answer" if scale < 1 else ""
     if costs.draft is None:
         return f"{_PREDICTED} {costs.source}{scaled}."
-    if basis.acceptance is None:
+    if acceptance is None:
         return f"{_PREDICTED} {costs.source}; drafting is off{scaled}."
     how = f"draft depth {depth}" if depth else "drafting gains nothing"
-    return f"{_PREDICTED} {costs.source}; {how} at {100 * basis.acceptance:.0f} % acceptance{scaled}."
-
-
-def _speed(candidate: PlacementCandidate, max_speed: Ceiling | None, tok_s: float, model: ModelInfo | None) -> str:
-    if tok_s:
-        return f"≈ {units.rate(tok_s)} tok/s"
-    if max_speed is not None:
-        return f"≤ {units.rate(max_speed.tok_s)} tok/s"
-    return "needs draft" if candidate.placement.is_split and model is not None and not model.draft else ""
-
-
-def _about(
-    candidate: PlacementCandidate,
-    max_speed: Ceiling | None,
-    basis: _Basis | None,
-    why_not: str,
-    model: ModelInfo | None,
-    predicted_by: str,
-) -> str:
-    lines: list[str] = []
-    remarks: tuple[str, ...] = ()
-    if max_speed is not None and basis is not None:
-        draft = f", its drafts {units.rate(1e3 * max_speed.t_draft_s)} ms" if max_speed.t_draft_s else ""
-        lines.append(
-            f"Memory bandwidth allows {units.rate(max_speed.tok_s)} tok/s: one pass of the target takes at least "
-            f"{units.rate(1e3 * max_speed.t_target_s)} ms{draft}. Limit: {max_speed.limit}. From {basis.source}."
-        )
-        if basis.computing and not predicted_by:
-            lines.append("Memory bandwidth only; compute is the limit now, so expect less.")
-        remarks = max_speed.remarks
-    elif candidate.placement.is_split and model is not None and not model.draft:
-        lines.append("Needs a draft model; none is loaded.")
-    elif why_not:
-        lines.append(why_not)
-    if predicted_by:
-        lines.append(predicted_by)
-    return "\n".join([*lines, candidate.reason, *remarks])
+    assumed = "assumed acceptance" if acceptance == _ASSUMED_ACCEPTANCE else "acceptance"
+    return f"{_PREDICTED} {costs.source}; {how} at {100 * acceptance:.0f} % {assumed}{scaled}."
 
 
 def _advice(options: list[PlacementOption], in_use: PlacementSpec) -> str:
@@ -640,7 +479,4 @@ def _advice(options: list[PlacementOption], in_use: PlacementSpec) -> str:
     if now is not None and now.predicted and wanted.predicted:
         factor = wanted.predicted / now.predicted
         words = f"“{wanted.name}” is predicted {units.factor(factor)} as fast as now"
-    elif now is not None and now.ceiling and wanted.ceiling:
-        factor = wanted.ceiling.tok_s / now.ceiling.tok_s
-        words = f"The ceiling of “{wanted.name}” is {units.factor(factor)} that of now"
     return f"{words} · t selects it, Enter tries it" if factor >= _WORTH else ""

@@ -15,8 +15,10 @@ from typing import Final, Generic, Literal, TypeVar
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, Interrupted
-from cpuchat.telemetry.rounds import GROUP, MAX_DRIFT, MIN_GAIN, Anchored, InTurn, MeasuredGain
+from cpuchat.telemetry.rounds import MAX_DRIFT, MIN_GAIN, InTurn, MeasuredGain, has_drifted
 
+GROUP: Final = 4
+"""Measurements between two of the anchor."""
 HOPELESS: Final = 0.97
 """A candidate this far below the anchor is not measured again: short measurements scatter by less."""
 Verdict = Literal["faster", "no gain", "slower", "mixed", "busy", "failed"]
@@ -68,12 +70,9 @@ class HalvingResult(msgspec.Struct, Generic[C], frozen=True, kw_only=True):
 
 
 class Halving(Generic[C]):
-    """One search.
-
-    Args:
-        measure: measures a candidate for a rung (from 1; later rungs take longer). Raises CpuchatError for one that
-            cannot be used, Interrupted when the search is to end.
-        prompt_share: share of prompt tokens among all tokens, 0 to 1.
+    """One search. `measure`: measures a candidate for a rung (from 1; later rungs take longer). Raises CpuchatError
+    for one that cannot be used, Interrupted when the search is to end. `prompt_share`: share of prompt tokens among
+    all tokens, 0 to 1.
     """
 
     def __init__(self, measure: Callable[[C, int], Awaitable[Speed]], prompt_share: float) -> None:
@@ -83,11 +82,8 @@ class Halving(Generic[C]):
         self._problem = ""
 
     async def run(self, anchor: C, candidates: Sequence[C]) -> HalvingResult[C]:
-        """Find out whether one of `candidates` is faster than `anchor`.
-
-        Raises:
-            Interrupted: as `measure` does.
-            CpuchatError: the anchor cannot be measured.
+        """Find out whether one of `candidates` is faster than `anchor`. Raises Interrupted: as `measure` does;
+        CpuchatError: the anchor cannot be measured.
         """
         rivals, rung = list(candidates), 1
         best: C | None = None
@@ -110,26 +106,36 @@ class Halving(Generic[C]):
             return self._finding("slower" if ratio.overall < HOPELESS else "no gain", best, ratio)
         return await self._duel(anchor, best, rung)
 
-    def _anchored(self, anchor: C, rung: int, repeats: int) -> Anchored[C, Speed]:
-        async def measure(candidate: C) -> Speed:
-            speed = await self._measure(candidate, rung)
-            if candidate == anchor:
-                self._anchors.append(speed)
-            return speed
+    async def _anchor(self, anchor: C, rung: int) -> Speed:
+        self._anchors.append(await self._measure(anchor, rung))
+        return self._anchors[-1]
 
-        return Anchored(anchor, measure, lambda speed: speed.overall(self._share), repeats)
+    async def _group(
+        self, anchor: C, members: Sequence[C], before: Speed, rung: int
+    ) -> tuple[list[tuple[C, Speed]], Speed, Speed] | None:
+        """Measure a few rivals after the anchor (`before`), and the anchor again; all once more if that drifted.
+        Returns those that can be used with the anchor's speeds before and after; None if it drifted twice.
+        """
+        for _ in range(2):
+            tried = [(member, await self._tried(member, rung)) for member in members]
+            measured = [(member, speed) for member, speed in tried if speed is not None]
+            if not measured:
+                return [], before, before
+            after = await self._anchor(anchor, rung)
+            if not has_drifted(before.overall(self._share), after.overall(self._share)):
+                return measured, before, after
+            before = after
+        return None
 
     async def _rung(self, anchor: C, rivals: Sequence[C], rung: int) -> list[tuple[C, Ratio]] | None:
         """Measure all rivals, with the anchor between each few of them; None if that drifted twice."""
         found: list[tuple[C, Ratio]] = []
-        anchored = self._anchored(anchor, rung, 1)
-        await anchored.again()
+        after = await self._anchor(anchor, rung)
         for at in range(0, len(rivals), GROUP):
-            measured, before, after, drifted = await anchored.group(
-                rivals[at : at + GROUP], lambda rival: self._tried(rival, rung)
-            )
-            if drifted:
+            group = await self._group(anchor, rivals[at : at + GROUP], after, rung)
+            if group is None:
                 return None
+            measured, before, after = group
             steps = len(measured) + 1
             found += [
                 (rival, _ratio(speed, before, after, number / steps, self._share))
@@ -140,17 +146,18 @@ class Halving(Generic[C]):
     async def _duel(self, anchor: C, best: C, rung: int) -> HalvingResult[C]:
         """Measure both in turn, until it is clear which is faster. What was measured before chose the best one, so it
         tells too well of it, and does not count."""
-        anchored = self._anchored(anchor, rung, 1)
-        rounds = InTurn((await anchored.again()).figures(self._share))
+        after = await self._anchor(anchor, rung)
+        rounds = InTurn(after.figures(self._share))
         while not rounds.rounds or not rounds.is_decided(GAINS):
-            group = await anchored.group([best], lambda rival: self._tried(rival, rung))
-            if not group.measured:
-                return self._finding("failed", best, problem=self._problem)
-            if group.drifted:
+            group = await self._group(anchor, [best], after, rung)
+            if group is None:
                 return self._finding("busy", best, problem=self._busy_words())
-            rounds.add(group.measured[0][1].figures(self._share), group.after.figures(self._share))
+            measured, _, after = group
+            if not measured:
+                return self._finding("failed", best, problem=self._problem)
+            rounds.add(measured[0][1].figures(self._share), after.figures(self._share))
         found = Ratio(**{name: 1 + rounds.gain(name).gain for name in Ratio.__struct_fields__})
-        texts = [f"text {number}" for number in range(len(anchored.samples[0].decode))]
+        texts = [f"text {number}" for number in range(len(after.decode))]
         return self._finding(_verdict(rounds, texts), best, found, rounds.gain("overall").error)
 
     async def _tried(self, candidate: C, rung: int) -> Speed | None:

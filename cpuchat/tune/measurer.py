@@ -1,7 +1,6 @@
 """Measures how fast a model answers with given settings, in a worker process of its own.
 
-Every measurement is an answer as in a chat, with nothing reused: a prompt of built-in text, and some tokens. One short
-measurement per model, build and way of running is kept, to notice when a new build of the engine is slower.
+Every measurement is an answer as in a chat, with nothing reused: a prompt of built-in text, and some tokens.
 """
 
 from __future__ import annotations
@@ -13,19 +12,14 @@ import msgspec
 
 from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
-from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, MeasureFailed
-from cpuchat.base.files import JsonCache
 from cpuchat.bench.matrix import Kind, load
-from cpuchat.bench.results import engine_build
-from cpuchat.config.settings import EngineSection, Settings
-from cpuchat.costs.measured_on import MeasuredOn, decode_options
+from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import Generate, LoadOptions, Message, Speculation
-from cpuchat.protocol.model_info import EngineInfo, ModelInfo
+from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.telemetry import units
-from cpuchat.telemetry.answer import Answering, DecodeRate, answer_greedily, compare, measure_decode, percent
+from cpuchat.telemetry.answer import answer_greedily
 from cpuchat.tune.candidates import TuningChoice
 from cpuchat.tune.halving import Speed
 
@@ -77,11 +71,6 @@ class Measurer:
         return self._backend.engine
 
     @property
-    def model(self) -> ModelInfo | None:
-        """Return the loaded model; None before `first`."""
-        return self._backend.model
-
-    @property
     def max_tokens(self) -> int:
         """Return the longest prompt that fits the context."""
         model = self._backend.model
@@ -98,12 +87,7 @@ class Measurer:
         return self._rates
 
     async def measure(self, chosen: Settings, choice: TuningChoice, rung: int, draft: str) -> Speed:
-        """Measure once.
-
-        Raises:
-            Interrupted: stopped.
-            CpuchatError: it cannot be loaded or measured.
-        """
+        """Measure once. Raises Interrupted: stopped; CpuchatError: it cannot be loaded or measured."""
         if await self._load(chosen, draft, calibrate=choice.test == "texts"):
             await self._answer(self._text[: _WARM_UP[0]], _WARM_UP[1])
         factor = _LONGER ** (rung - 1)
@@ -163,10 +147,8 @@ class Measurer:
             raise
 
     async def _load(self, chosen: Settings, draft: str, *, calibrate: bool = False) -> bool:
-        """Load the model if it is not loaded so; returns whether it was. Raises CpuchatError.
-
-        Args:
-            calibrate: measure what passes cost, which adaptive draft depths need.
+        """Load the model if it is not loaded so; returns whether it was. Raises CpuchatError. `calibrate`: measure
+        what passes cost, which adaptive draft depths need.
         """
         if self._stopped:
             raise Interrupted("Stopped.")
@@ -187,65 +169,3 @@ def _speed(timings: Timings) -> Speed:
     if prefill is None or decode is None:
         raise MeasureFailed("The model wrote too few tokens to measure.", "Choose another model.")
     return Speed(prefill=prefill, decode=(decode,))
-
-
-class BuildSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed measured with one build; `commit` names it to users."""
-
-    build: str
-    commit: str
-    measured: DecodeRate
-
-
-class BuildSpeeds:
-    """The newest measurement of each model and way of running. Reads and writes a file: call it in threads."""
-
-    def __init__(self) -> None:
-        self._cache = JsonCache(paths.build_speeds_file(), BuildSpeed, version=1, max_entries=200)
-
-    def newest(self, key: str) -> BuildSpeed | None:
-        """Return the measurement of the newest build."""
-        return self._cache.read().get(key)
-
-    def put(self, key: str, speed: BuildSpeed) -> None:
-        self._cache.put(key, speed)
-
-
-def speed_key(model: ModelInfo, engine: EngineSection) -> str:
-    """Identify a model and what its decode rate depends on beside the build."""
-    options = decode_options(engine)
-    return MeasuredOn(cpus=model.cpus, memory=engine.memory, files=(model.fingerprint,), options=options).key()
-
-
-def is_measured(known: BuildSpeed | None, engine: EngineInfo) -> bool:
-    """Return whether this very build was measured."""
-    return known is not None and known.build == engine_build(engine)
-
-
-async def measure_build(
-    answer: Answering, engine: EngineInfo, model: ModelInfo, known: BuildSpeed | None
-) -> tuple[BuildSpeed, str]:
-    """Measure the build in use; returns what to keep, and a notice when it is slower than the `known` one, else "".
-
-    What seems to be slower is measured twice, and the faster of both counts: other programs come and go.
-
-    Raises:
-        MeasureFailed: as `measure_decode`.
-    """
-    measured = await measure_decode(answer)
-    if known is not None and _is_slower(known.measured, measured):
-        again = await measure_decode(answer)
-        measured = max(measured, again, key=lambda rate: rate.tok_s)
-    speed = BuildSpeed(build=engine_build(engine), commit=engine.llama_commit or engine.version, measured=measured)
-    if known is None or not _is_slower(known.measured, measured):
-        return speed, ""
-    change = percent(compare(known.measured, measured).gain)
-    return speed, (
-        f"{model.name} is slower since the engine was updated: {units.rate(known.measured.tok_s)} tok/s with "
-        f"llama.cpp {known.commit}, {units.rate(measured.tok_s)} with {speed.commit} ({change})."
-    )
-
-
-def _is_slower(before: DecodeRate, now: DecodeRate) -> bool:
-    found = compare(before, now)
-    return found.gain < -found.needed

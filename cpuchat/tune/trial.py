@@ -1,199 +1,88 @@
-"""Tries another placement during a chat: measures, reloads, measures again, and reverts unless significantly faster.
-
-The chat continues: the worker saves its KV cache before the model is reloaded. `TuneResult` is the form in which
-results of tuning are kept.
+"""Loads a model again in another placement during a chat. `TuneResult` is the form in which results of tuning are
+kept.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.machine import Tuned, TunedChoice
-from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadProgress, ModelLoaded, TextDelta
-from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.messages import AnyEvent, Failed, LoadProgress, ModelLoaded
 from cpuchat.session.conversation import Conversation
-from cpuchat.telemetry.answer import DecodeRate, RateChange, compare, measure_decode
 from cpuchat.tune.halving import Speed, Verdict
 
-N_TOKENS = 48
-ROUNDS = 3
 
-Stage = Literal["before", "loading", "after", "back"]
-
-
-@dataclass(frozen=True, slots=True)
-class TrialStep:
-    """The progress of a trial: the answer `number` of `of` being measured, or the share of the load that is done
-    (0-1).
-    """
-
-    stage: Stage
-    number: int = 0
-    of: int = 0
-    done: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TrialOutcome:
-    """The result of a trial.
-
-    `applied`: the model runs as was wanted, because it is faster or was not to be measured. `before` and `after` are
-    None where nothing was measured. `problem` is what went wrong, in one or two sentences, "" if nothing did;
-    `stopped`: the user stopped it; `lost`: no model is loaded any more, because
-    the worker died or the model could not be loaded as before.
-    """
-
-    applied: bool
-    before: DecodeRate | None = None
-    after: DecodeRate | None = None
-    problem: str = ""
-    stopped: bool = False
-    lost: bool = False
-
-    @property
-    def comparison(self) -> RateChange | None:
-        """Return the comparison of both measurements; None when one is missing."""
-        return compare(self.before, self.after) if self.before and self.after else None
-
-    @property
-    def factor(self) -> float | None:
-        """Return the speed-up over before."""
-        return self.after.tok_s / self.before.tok_s if self.before and self.after else None
-
-
-class Trial:
-    """One change of the placement. `run` once, from the conversation's event loop.
+class PlacementChange:
+    """One change of the placement, with the chat's KV cache, which the worker saves before. `run` once, from the
+    conversation's event loop.
 
     The settings of the conversation are those of the outcome afterwards; writing them to disk is the caller's.
-
-    Args:
-        measure: measure decoding before and after.
-        tell: called with every step, on the event loop.
+    `tell`: called with the share of the load that is done (0-1), on the event loop.
     """
 
     def __init__(
-        self,
-        conversation: Conversation,
-        wanted: PlacementSpec,
-        tell: Callable[[TrialStep], None] = lambda _: None,
-        *,
-        measure: bool = True,
+        self, conversation: Conversation, wanted: PlacementSpec, tell: Callable[[float], None] = lambda _: None
     ) -> None:
         self.wanted = wanted
         self.previous = PlacementSpec.of(conversation.settings)
+        self.stopped = False
         self._conversation = conversation
         self._tell = tell
-        self._measure = measure
-        self._stopped = False
         self._left = False
 
     async def stop(self) -> None:
-        """Stop as soon as possible. The model is loaded as it was before, if it was changed already."""
-        self._stopped = True
+        """Stop as soon as possible, and load the model as it was before."""
+        self.stopped = True
         await self._conversation.stop()
 
     def leave(self) -> None:
         """Stop without another load, because the app quits."""
-        self._stopped = self._left = True
+        self.stopped = self._left = True
 
-    @property
-    def stopped(self) -> bool:
-        """Return whether it was asked to stop."""
-        return self._stopped
-
-    async def run(self) -> TrialOutcome:
-        """Run the trial. Never raises for what the backend does."""
-        outcome = await self._run()
-        return dataclasses.replace(outcome, lost=self._conversation.model is None)
-
-    async def _run(self) -> TrialOutcome:
-        before: DecodeRate | None = None
+    async def run(self) -> str:
+        """Load the model; as it was before if that fails. Returns why, in a sentence or two, "" when it runs as
+        wanted."""
         model = self._conversation.model
-        if self._measure and model is not None:
-            try:
-                before = await self._decoding("before", model)
-            except CpuchatError as error:
-                return TrialOutcome(False, problem="" if self._stopped else str(error), stopped=self._stopped)
-            if self._stopped:
-                return TrialOutcome(False, before, stopped=True)
-        problem = await self._load(self.wanted, "loading", model)
-        if problem or self._conversation.model is None:
-            return await self._back(before, problem)
-        if before is None:
-            return TrialOutcome(True, stopped=self._stopped)
-        try:
-            after = await self._decoding("after", self._conversation.model)
-        except CpuchatError as error:
-            return await self._back(before, "" if self._stopped else str(error))
-        if self._stopped or not compare(before, after).keep:
-            return await self._back(before, "", None if self._stopped else after)
-        return TrialOutcome(True, before, after)
-
-    async def _back(self, before: DecodeRate | None, problem: str, after: DecodeRate | None = None) -> TrialOutcome:
+        had_draft = model is not None and bool(model.draft)
+        problem = await self._load(self.wanted, had_draft=had_draft)
+        if not problem and self._conversation.model is not None:
+            return ""
+        problem = problem if problem and not self.stopped else "Cancelled."
         self._conversation.settings = self.previous.applied_to(self._conversation.settings)
-        stopped = self._stopped and not problem
-        if not self._left:
-            again = await self._load(self.previous, "back", None)
-            if again:
-                problem = f"{problem} Restoring the previous placement failed too: {again}".strip()
-        return TrialOutcome(False, before, after, problem=problem, stopped=stopped)
+        if not self._left and (again := await self._load(self.previous)):
+            problem = f"{problem} Restoring the previous placement failed too: {again}"
+        return problem
 
-    async def _load(self, spec: PlacementSpec, stage: Stage, before: ModelInfo | None) -> str:
+    async def _load(self, spec: PlacementSpec, *, had_draft: bool = False) -> str:
         """Load the model again; returns what went wrong, "" also when it was stopped."""
         conversation = self._conversation
         conversation.settings = spec.applied_to(conversation.settings)
-        self._tell(TrialStep(stage))
+        self._tell(0.0)
         problem = ""
         try:
             async with contextlib.aclosing(conversation.reload()) as events:
                 async for event in events:
-                    problem = self._watch(event, stage, before)
+                    problem = self._watch(event, had_draft)
         except (CpuchatError, OSError) as error:
             problem = str(error)
         return problem
 
-    def _watch(self, event: AnyEvent, stage: Stage, before: ModelInfo | None) -> str:
+    def _watch(self, event: AnyEvent, had_draft: bool) -> str:
         match event:
             case Failed():
                 return f"{event.message} {event.hint}".strip()
-            case ModelLoaded():
-                lost = before is not None and before.draft and not event.model.draft
+            case ModelLoaded() if had_draft and not event.model.draft:
                 # A draft model that cannot be used is left out of a load, with a note.
-                return next(iter(event.model.notes[-1:]), "The draft model was not loaded.") if lost else ""
+                return next(iter(event.model.notes[-1:]), "The draft model was not loaded.")
             case LoadProgress() if event.total > 1:  # else one step
-                self._tell(TrialStep(stage, done=min(event.done / event.total, 1.0)))
+                self._tell(min(event.done / event.total, 1.0))
         return ""
-
-    async def _decoding(self, stage: Stage, model: ModelInfo) -> DecodeRate:
-        """Measure the decode rate. Raises CpuchatError."""
-        answers = 0
-
-        async def answer(request: Generate) -> AsyncGenerator[AnyEvent, None]:
-            nonlocal answers
-            # The first one is a short one that does not count.
-            self._tell(TrialStep(stage, min(max(answers, 1), ROUNDS), ROUNDS))
-            answers += 1
-            speculation = self._conversation.speculation
-            if model.draft and "draft" in speculation.drafters:
-                # The others would know the text from the round before.
-                request = msgspec.structs.replace(
-                    request, speculation=msgspec.structs.replace(speculation, drafters=("draft",))
-                )
-            async with contextlib.aclosing(self._conversation.generate_detached(request)) as events:
-                async for event in events:
-                    if self._stopped and isinstance(event, TextDelta):
-                        await self._conversation.stop()  # asked for between two answers
-                    yield event
-
-        return await measure_decode(answer, n_tokens=N_TOKENS, rounds=ROUNDS)
 
 
 DEFAULT_PROMPT_SHARE = 0.5

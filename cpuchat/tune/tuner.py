@@ -26,12 +26,11 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.machine import MEASURED, TunedSettings, differences, set_keys
 from cpuchat.telemetry import units
 from cpuchat.telemetry.answer import percent
-from cpuchat.telemetry.units import plural
 from cpuchat.tune import candidates
 from cpuchat.tune.candidates import TuningCandidate, TuningChoice, changed_keys
 from cpuchat.tune.halving import Halving, HalvingResult, Speed
 from cpuchat.tune.measurer import Measurer
-from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, ChoiceResult, TrialOutcome, TrialStep, TuneResult, speeds
+from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, ChoiceResult, TuneResult, speeds
 
 LIMIT_SECONDS: Final = 170.0
 _LONGEST_SECONDS: Final = 900.0
@@ -104,20 +103,13 @@ class Tuner:
         self._measurer.kill()
 
     async def run(self) -> TuneResult:
-        """Tune, and keep what was adopted for the next loads.
-
-        Raises:
-            Interrupted: stopped before the model was loaded.
-            CpuchatError: the model cannot be loaded or measured as it is set now.
+        """Tune, and keep what was adopted for the next loads. Raises Interrupted: stopped before the model was
+        loaded; CpuchatError: the model cannot be loaded or measured as it is set now.
         """
         self._start = time.monotonic()
         earlier = await asyncio.to_thread(self._kept.find, self._path)
         chosen = earlier.applied_to(self._wanted) if earlier is not None else self._wanted
         topology = await asyncio.to_thread(read_topology)
-        possible = candidates.possible(topology, chosen)
-        if possible != chosen:
-            self._done(_too_many_threads(topology, chosen, possible))
-        chosen = possible
         self._draft = await asyncio.to_thread(self._find_draft, chosen)
         try:
             self._note("loading the model")
@@ -142,10 +134,8 @@ class Tuner:
         drafters = partial(candidates.drafter_choice, draft=self._draft)
         # Without a draft model little depends on the drafters: they come last, when the time may be over.
         last = (drafters, candidates.kv_choice) if self._draft else (candidates.kv_choice, drafters)
-        engine, model = self._measurer.engine, self._measurer.model
+        engine = self._measurer.engine
         modules = [partial(candidates.module_choice, engine=engine)] if engine is not None and engine.module else []
-        if engine is not None and model is not None:
-            modules.append(partial(candidates.kernel_choice, engine=engine, model=model))
         return (
             lambda chosen: candidates.thread_choice(topology, chosen),
             lambda chosen: candidates.memory_choice(topology, chosen),
@@ -247,61 +237,6 @@ class Tuner:
     def _note(self, what: str) -> None:
         self.progress.what, self.progress.seconds = what, self.seconds
         self.tell()
-
-
-def _too_many_threads(topology: Topology, wanted: Settings, chosen: Settings) -> ChoiceResult:
-    """Return the choice of a number of threads in the place of one that cannot be loaded."""
-    now = candidates.thread_choice(topology, chosen).now.words
-    return ChoiceResult(
-        name="threads",
-        before=plural(wanted.engine.threads, "thread"),
-        after=now,
-        adopted=True,
-        keys=changed_keys(wanted, chosen),
-    )
-
-
-_STAGES = {
-    "before": "measuring the current placement",
-    "loading": "reloading the model",
-    "after": "measuring the new placement",
-    "back": "restoring the previous placement",
-}
-
-
-def step(step: TrialStep) -> str:
-    """Format the progress of a trial."""
-    if step.stage in ("before", "after"):
-        return f"{_STAGES[step.stage]} · run {step.number} of {step.of} · Esc cancels"
-    share = "" if step.done is None else f" {100 * step.done:3.0f} %"
-    return f"{_STAGES[step.stage]}{share} · Esc cancels"
-
-
-def outcome(outcome: TrialOutcome) -> str:
-    """Format the result of a trial, in a line or two."""
-    lines: list[str] = []
-    if outcome.before and outcome.after and outcome.factor is not None:
-        spread = max(outcome.before.spread, outcome.after.spread)
-        lines.append(
-            f"{units.rate(outcome.before.tok_s)} → {units.rate(outcome.after.tok_s)} tok/s  "
-            f"{units.factor(outcome.factor)}  (spread {spread:.1f} tok/s)"
-        )
-    if outcome.problem:
-        lines.append(outcome.problem)
-    if outcome.lost:
-        kept = "The new placement is saved; u reverts it" if outcome.applied else "Settings unchanged"
-        lines.append(f"{kept}. No model is loaded now.")
-    elif outcome.applied:
-        lines.append("Significantly faster, applied; u reverts it." if outcome.comparison else "Applied; u reverts it.")
-    elif (found := outcome.comparison) is not None and not outcome.problem:
-        slower = found.gain < -found.needed
-        why = "Slower" if slower else f"No significant gain (threshold {100 * found.needed:.0f} %)"
-        lines.append(f"{why}: previous placement restored. u applies the new one anyway.")
-    elif outcome.stopped:
-        lines.append("Cancelled; nothing was changed.")
-    elif outcome.problem:
-        lines.append("Nothing was changed.")
-    return "\n".join(lines)
 
 
 TUNING_HEADINGS = ("CHOICE", "BEFORE → AFTER", "DECODE", "PREFILL", "RESULT")

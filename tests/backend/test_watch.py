@@ -21,13 +21,28 @@ from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol.messages import Failed, GenerationFinished, LoadModel, LoadOptions, TextDelta, encode
 from tests.support.chatting import chat, collect
 
-# Each rule is entered twice from the one before: llama.cpp searches 2 ** 40 of them for left recursion.
-HANGS = "root ::= r0\n" + "".join(f'r{i} ::= r{i + 1} "x" | r{i + 1} "y"\n' for i in range(40)) + 'r40 ::= "z"'
-GROWS = "root ::= a0\n" + "".join(f'a{i} ::= a{i + 1} a{i + 1} | "x"?\n' for i in range(24)) + 'a24 ::= "y"?'
+FAULTY = """
+import sys, time
+from cpuchat.engine.decoding.guided import Grammar
+from cpuchat.worker import __main__, server
+server.SAVING_SECONDS = 0.1
+kept = []
+def accept(self, token):
+    while True:
+        if self.allows(ord("b")):
+            kept.append(bytes(1 << 20))
+            time.sleep(0.01)
+Grammar.accept = accept
+sys.exit(__main__.main())
+"""
+"""A worker that does not end under some grammars, as a fault in a library would have it: it hangs, or takes memory."""
+HANGS, GROWS = 'root ::= "a"', 'root ::= "a" | "b"'
+WORKER = python_command("-c", FAULTY)
 
 
 @pytest.fixture
-async def backend(tiny_model: Path, tmp_path: Path) -> AsyncIterator[LocalBackend]:
+async def backend(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalBackend]:
+    monkeypatch.setattr(process, "python_command", lambda *_: WORKER)
     one = LocalBackend(log_dir=tmp_path)
     try:
         await collect(one.load(tiny_model, LoadOptions(n_ctx=512)))
@@ -60,10 +75,7 @@ async def test_a_worker_that_does_not_obey_a_cancel_is_ended_and_the_chat_goes_o
 
 
 def test_a_worker_that_is_stuck_when_its_parent_is_gone_ends(tiny_model: Path) -> None:
-    hasty = (
-        "from cpuchat.worker import __main__, server; server.SAVING_SECONDS = 0.1; raise SystemExit(__main__.main())"
-    )
-    with subprocess.Popen(python_command("-c", hasty), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+    with subprocess.Popen(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None
         options = LoadOptions(n_ctx=512)
         worker.stdin.write(encode(LoadModel(path=str(tiny_model), cpus=own_cpus()[:1], options=options)))

@@ -15,20 +15,17 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, MeasureFailed
-from cpuchat.base.files import JsonCache
 from cpuchat.bench import cost_probe
-from cpuchat.bench.cost_probe import Case, CostProbe, Pass, cases, is_disturbed, probe_costs
+from cpuchat.bench.cost_probe import Case, CostProbe, Pass, cases, probe_costs
 from cpuchat.costs.fit import Observation
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
-from cpuchat.models.file_names import engine_replaced
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.synthetic import model
 from cpuchat.models.synthetic.model import SHAPES, tensor_type
 from cpuchat.protocol.messages import Failed, Measure, Measured
 from tests.costs import made_up
-from tests.costs.made_up import work
 
 SPEC = PlacementSpec(threads=1)
 FEW = [
@@ -75,18 +72,6 @@ async def test_passes_are_not_saved_beside_other_programs_nor_for_a_replaced_eng
         with pytest.raises(MeasureFailed, match="Restart cpuchat"):
             await probe_costs(Made(SPEC), placement)
     assert not CostLog(placement.cpus, placement.memory.words).read().probe
-
-
-async def test_what_cannot_be_saved_is_returned_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JsonCache, "update", lambda self, change: None)
-    assert await probe_costs(Made(SPEC), place(read_topology(), SPEC)) == 12
-    assert not engine_replaced()
-
-
-def test_passes_whose_threads_waited_count_less() -> None:
-    one = Observation(work=work("tiny"), n_tokens=1, seconds=1.0)
-    assert not is_disturbed([one, one, msgspec.structs.replace(one, cpu_wait=0.2)])
-    assert is_disturbed([one, *[msgspec.structs.replace(one, cpu_wait=0.2)] * 2])
 
 
 @pytest.mark.parametrize("when", ["writing", "measuring"])

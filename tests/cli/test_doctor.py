@@ -40,7 +40,6 @@ def everything_wrong(tmp_path: Path) -> DiagnosticFacts:
         "proc/sys/kernel/perf_event_paranoid": "4",
         "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]",
         "sys/devices/system/cpu/cpufreq/boost": "0",
-        "sys/devices/system/cpu/isolated": "60-63",
         "sys/fs/cgroup/cpu.max": "800000 100000",
         **{f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor": "powersave" for n in range(64)},
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver": "acpi-cpufreq",
@@ -69,7 +68,7 @@ def test_every_machine_fits_on_a_page(tmp_path: Path, name: str) -> None:
 def test_a_page_with_everything_wrong_begins_with_the_worst(tmp_path: Path) -> None:
     facts = everything_wrong(tmp_path)
     findings = examine(facts)
-    assert len([finding for finding in findings if finding.level != "ok"]) >= 11
+    assert len([finding for finding in findings if finding.level != "ok"]) >= 9
     lines = page(facts, findings)
     assert max(map(len, wrapped(lines))) <= 100
     assert len(lines) <= 58
@@ -113,14 +112,12 @@ def test_the_whole_survey_is_on_the_page(tmp_path: Path) -> None:
 
     everything = Survey(
         one_core=reads(25.3, 1), l3_group=reads(49.9, 4), all_cores=reads(367.0, 32),
-        per_core_counts={1: reads(190.0, 8), 2: reads(360.0, 16), 4: reads(367.0, 32)},
     )  # fmt: skip
     remember(everything.all_cores, "local", root=root)
     facts = replace(facts, survey=everything, peak=known_peak(range(32), "local", root=root))
     text = " ".join(" ".join(page(facts, [])).split())
     assert (
-        "bandwidth 367 GB/s read (measured, 32 cores), 80 % of the theoretical peak · 1 core 25.3 · 1 L3 group 49.9 · "
-        "2 of 4 cores per L3 group reach 97 % of the read bandwidth NUMA"
+        "bandwidth 367 GB/s read (measured, 32 cores), 80 % of the theoretical peak · 1 core 25.3 · 1 L3 group 49.9 "
     ) in text
 
 

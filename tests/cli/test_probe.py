@@ -16,7 +16,6 @@ from cpuchat.bench.cost_probe import Case, Pass
 from cpuchat.cli import machine
 from cpuchat.cli.machine import probe
 from cpuchat.hardware.bandwidth import read_bandwidth
-from cpuchat.hardware.bandwidth import read_bandwidth as surveying
 from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, known_peak
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.synthetic.model import SHAPES
@@ -38,11 +37,11 @@ def no_room(**options: object) -> None:
 def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Simulate a machine of `trees`: a core reads 25 GB/s, all together at most 360 GB/s."""
 
-    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> ReadBandwidth:
+    def instead(cpus: tuple[int, ...], **_: object) -> ReadBandwidth:
         rate = min(25e9 * len(cpus), 360e9)
-        return ReadBandwidth(cpus, rate, (0.96 * rate, 0.98 * rate, rate), node)
+        return ReadBandwidth(cpus, rate, (0.96 * rate, 0.98 * rate, rate))
 
-    monkeypatch.setattr(surveying, "measure", instead)
+    monkeypatch.setattr(read_bandwidth, "measure", instead)
     monkeypatch.setattr(cost_probe, "cases", lambda: [])
 
     def pretend(tree: str) -> None:
@@ -53,7 +52,6 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 
 
 def test_this_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveying, "BUDGET_SECONDS", 2.0)
     monkeypatch.setattr(read_bandwidth, "buffer_bytes", lambda *_: 64 << 20)  # filling gigabytes takes seconds
     monkeypatch.setattr(cost_probe, "cases", lambda: [Case("few", SHAPES["tiny"], "Q8_0", (Pass(1), Pass(8)), 1.0)])
     monkeypatch.setattr(ReadBandwidth, "disturbed", False)  # whatever else runs
@@ -63,7 +61,6 @@ def test_this_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["all_cores"]["cpus"] == [cpu]
     assert found["all_cores"]["bytes_per_s"] == max(found["all_cores"]["rounds"]) > 1e8
     assert found["one_core"] == found["all_cores"]
-    assert found["seconds"] < 600
     peak = known_peak([cpu])
     assert peak is not None and peak.bytes_per_s == found["all_cores"]["bytes_per_s"]
     assert found["costs"] == {"passes": 2}
@@ -76,19 +73,10 @@ def test_a_server(on: Callable[[str], None]) -> None:
     assert "EPYC 9354 · 1 socket · NPS1 · 8 L3 groups × 4 cores, 64 threads" in out
     assert ["1", "core", "1", "25.0", "24.5", "(24.0–25.0)"] in lines
     assert ["1", "L3", "group", "4", "100", "98.0", "(96.0–100)"] in lines
-    assert ["2", "per", "L3", "group", "16", "360", "353", "(346–360)"] in lines
     assert ["all", "32", "cores", "32", "360", "353", "(346–360)"] in lines
-    assert "2 of 4 cores per L3 group reach 97 %" in out
     assert "Theoretical peak: 461 GB/s · " in out and "assumed" in out
     assert "All cores reach 78 % of it" in out
-    assert "Virtual machine" not in out and "memory of" not in out
-
-
-def test_two_nodes(on: Callable[[str], None]) -> None:
-    on("2x-epyc-7543")
-    lines = [line.split() for line in run().stdout.splitlines()]
-    assert ["GB/s", "memory", "of", "node", "0", "memory", "of", "node", "1"] in lines
-    assert ["cores", "of", "node", "1", "360", "360"] in lines
+    assert "Virtual machine" not in out
 
 
 def test_a_virtual_machine_is_not_believed(on: Callable[[str], None]) -> None:
@@ -104,9 +92,6 @@ def test_json_of_a_server(on: Callable[[str], None]) -> None:
     assert found["memory"] == "interleave:0-1"
     assert found["share"] == pytest.approx(360 / 409.6)
     assert found["theoretical"]["channels"] == 16
-    assert found["per_core_counts"]["1"]["cpus"] == list(range(0, 64, 4))
-    assert found["knee"] == 1
-    assert [(cell["cpu_node"], cell["memory_node"]) for cell in found["matrix"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert found["l3_group"]["median"] == pytest.approx(98e9)
 
 
@@ -122,12 +107,9 @@ def test_chosen_cores(on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 
 def test_rounds_that_differ_are_pointed_out(on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     on("epyc-9354")
-    monkeypatch.setattr(
-        surveying, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10))
-    )  # fmt: skip
+    monkeypatch.setattr(read_bandwidth, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10)))
     out = run().stdout
     assert "other programs are running" in out
-    assert "per L3 group reach" not in out
 
 
 def test_wrong_words(on: Callable[[str], None]) -> None:
@@ -146,7 +128,7 @@ def test_a_machine_that_cannot_be_measured(on: Callable[[str], None], monkeypatc
     def never(*_: object, **__: object) -> ReadBandwidth:
         raise ProbeFailed("Measuring 32 cores takes 4.3 GB of free memory, and there is 1.0 GB.", "Close something.")
 
-    monkeypatch.setattr(surveying, "measure", never)
+    monkeypatch.setattr(read_bandwidth, "measure", never)
     with pytest.raises(ProbeFailed) as failed:
         run()
     assert failed.value.exit_code == 14
@@ -159,8 +141,3 @@ def test_wrong_settings_are_said() -> None:
     paths.settings_file().write_text('[engine]\ncores = "sideways"\n')
     with pytest.raises(SettingsError, match=r"engine\.cores"):
         run()
-
-
-def test_help_says_what_it_takes() -> None:
-    out = run("--help").stdout
-    assert "40 seconds" in out and "4 GB" in out

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
-import msgspec
 import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.chats.store import ChatStore
-from cpuchat.chats.transfer import Document, encoded, export_chat, import_chats
+from cpuchat.chats.transfer import export_chat, import_chats
 from cpuchat.cli.options import laid_over, with_preset
 from cpuchat.config.presets import Preset, delete_preset, find_preset, load_presets, save_preset
 from cpuchat.config.settings import SamplingSection, Settings
@@ -200,21 +199,6 @@ async def test_new_chats_begin_with_the_preset_of_the_settings() -> None:
         await core.preset.choose(None)
         await everything(core.send("Second?"))
         assert asked(core) == ("Be brief.", 0.7, None)
-
-
-async def test_a_stored_preset_may_have_what_a_later_version_added() -> None:
-    write(FILE)
-    async with conversation(1) as core:
-        await core.preset.choose(find_preset("Code review"))
-        await everything(core.send("First?"))
-        assert core.chat is not None
-        whole = export_chat(core.history.store, core.history.store.chat(core.chat.id))
-        later = encoded([whole]).replace(b'"temperature"', b'"heat": 3, "temperature"', 1).replace(
-            b'"reasoning"', b'"mood": "good", "reasoning"', 1
-        )  # fmt: skip
-        [chat] = msgspec.json.decode(later, type=Document).chats
-        assert chat.preset is not None and chat.preset.options == {"temperature": 0.2}
-        assert chat.preset.name == "Code review" and chat.preset.reasoning == "off"
 
 
 async def test_a_chat_reasons_as_was_chosen_for_it() -> None:

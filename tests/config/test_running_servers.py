@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from cpuchat.base import paths
-from cpuchat.config import servers as records
 from cpuchat.config.servers import RunningServer, recorded, running_servers
 from cpuchat.present.chats import serving
 
@@ -32,21 +26,6 @@ def test_a_server_is_found_while_it_runs() -> None:
         assert serving() == "Serving tiny on http://127.0.0.1:9/v1"
     assert running_servers() == []
     assert serving() == ""
-
-
-def test_one_who_looks_while_a_server_starts_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    locked = records.file_lock
-
-    @contextlib.contextmanager
-    def lock_after_a_look(path: Path) -> Iterator[None]:
-        assert running_servers() == []
-        with locked(path):
-            yield
-
-    monkeypatch.setattr(records, "file_lock", lock_after_a_look)
-    with recorded(SERVER):
-        assert running_servers() == [SERVER]
-    assert list(paths.servers_dir().iterdir()) == []
 
 
 def test_a_killed_server_is_forgotten() -> None:

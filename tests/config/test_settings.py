@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError
-from cpuchat.base.files import file_lock
 from cpuchat.cli.options import given_options
 from cpuchat.config import settings
-from cpuchat.config.settings import Settings, SettingSources, parse
+from cpuchat.config.settings import SettingSources, parse
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
-
-
-def test_drafting_is_on_and_adaptive_unless_said_otherwise() -> None:
-    assert Settings().speculation.speculation() == Speculation(
-        drafters=("suffix", "draft"), depth=0, min_probability=0.0, across_chats=False
-    )
+from cpuchat.protocol.messages import Sampling
 
 
 @pytest.mark.parametrize(
@@ -59,41 +50,29 @@ def test_nothing_is_measured_when_nothing_is_to_be_drafted() -> None:
     assert parse('[speculation]\ndrafters = "free"').load_options().calibrate is True
 
 
-def test_the_defaults_are_those_of_the_protocol() -> None:
-    assert Settings().engine.load_options() == LoadOptions()
-    assert Settings().load_options() == LoadOptions(calibrate=True, probe=True)
+DRAFT, ENGINE = "speculation.draft_cores", "engine.cores"
 
 
 @pytest.mark.parametrize(
-    "cores", ["auto", "shared", "0", "4-7", "0,2,4-6", "3-3", "l3:0", "l3:0,2-3", "node:1", "socket:0"]
+    ("key", "cores"),
+    [(DRAFT, one) for one in ("auto", "shared", "0,2,4-6", "3-3", "l3:0,2-3", "socket:0")]
+    + [(ENGINE, one) for one in ("auto", "all", "0-7", "node:0", "4/l3")],
 )
-def test_draft_cores_are_a_word_or_a_list_of_cpus(cores: str) -> None:
-    assert parse(f'[speculation]\ndraft_cores = "{cores}"').speculation.draft_cores == cores
+def test_cores_are_words_places_or_a_list(key: str, cores: str) -> None:
+    section, _, name = key.partition(".")
+    assert settings.value_of(parse(f'[{section}]\n{name} = "{cores}"'), key) == cores
 
 
 @pytest.mark.parametrize(
-    "cores",
-    ["", "all", "4-", "-4", "4,", "1 2", "0x3", "0-99999999999", "shared,1", "7-4", "1,7-4", "l3:", "l3:7-4", "die:0"],
+    ("key", "cores"),
+    [(DRAFT, one) for one in ("", "all", "4-", "1 2", "0x3", "shared,1", "1,7-4", "l3:7-4", "die:0", "4/l3")]
+    + [(ENGINE, one) for one in ("", "shared", "l3:0;1", "4/node", "/l3", "node:3-1", "0-99999999999")],
 )
-def test_wrong_draft_cores_are_named(cores: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        parse(f'[speculation]\ndraft_cores = "{cores}"')
-    message = refused.value.message
-    assert "speculation" in message
-    assert "draft_cores" in message
-    assert "regex" not in message
-    assert "4-7" in message or "reversed" in message
-
-
-@pytest.mark.parametrize("cores", ["auto", "all", "0-7", "l3:0,2-3", "node:0", "socket:1", "4/l3"])
-def test_cores_are_words_places_or_a_list(cores: str) -> None:
-    assert parse(f'[engine]\ncores = "{cores}"').engine.cores == cores
-
-
-@pytest.mark.parametrize("cores", ["", "shared", "some", "l3:0;1", "4/node", "/l3", "7-4", "node:3-1", "0-99999999999"])
-def test_wrong_cores_are_named(cores: str) -> None:
-    with pytest.raises(SettingsError, match=r"cores.*(l3:0-3|reversed)"):
-        parse(f'[engine]\ncores = "{cores}"')
+def test_wrong_cores_are_named(key: str, cores: str) -> None:
+    section, _, name = key.partition(".")
+    with pytest.raises(SettingsError, match=rf"{key}.*(4-7|l3:0-3|reversed)") as refused:
+        parse(f'[{section}]\n{name} = "{cores}"')
+    assert "regex" not in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -202,30 +181,6 @@ def test_a_link_to_the_settings_stays_one(tmp_path: Path) -> None:
     assert dotfiles.stat().st_mode & 0o777 == 0o600
 
 
-def test_changes_of_several_programs_do_not_overwrite_each_other() -> None:
-    script = (
-        "import sys; from cpuchat.base import files; from cpuchat.config.settings import update\n"
-        "files.LOCK_SECONDS = 1000\n"
-        "for n in range(20): update({'engine': {sys.argv[1]: n}})"
-    )
-    keys = ("threads", "poll", "experts")
-    programs = [subprocess.Popen([sys.executable, "-c", script, key]) for key in keys]
-    assert [program.wait(180) for program in programs] == [0, 0, 0]
-    engine = settings.load().engine
-    assert (engine.threads, engine.poll, engine.n_experts) == (19, 19, 19)
-
-
-@pytest.mark.timeout(180)
-def test_a_program_that_hangs_with_the_lock_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.base.files.LOCK_SECONDS", 0.05)
-    for folder in (paths.settings_file().parent, paths.state_file().parent):
-        folder.mkdir(parents=True)
-    with file_lock(paths.settings_file().parent), file_lock(paths.state_file().parent):
-        settings.update({"engine": {"threads": 3}, "model": {"last": "x.gguf"}})
-    chosen = settings.load()
-    assert (chosen.engine.threads, chosen.model.last) == (3, "x.gguf")
-
-
 @pytest.mark.parametrize("url", ["http://host:port", "http://[x", "http://:1", "http://u:secret@host", "host:80"])
 def test_wrong_addresses_of_servers_are_named(url: str) -> None:
     with pytest.raises(SettingsError, match=r"servers\.urls.*http://127") as refused:
@@ -240,18 +195,6 @@ def test_a_setting_without_a_value_leaves_the_file() -> None:
     assert changed.sampling.top_k is None and changed.sampling.temperature == 0.7
     assert "top_k" not in file.read_text() and "temperature = 0.7" in file.read_text()
     assert changed.sampling.sampling() == Sampling()
-
-
-def test_a_wrong_value_that_may_be_missing_is_explained_in_words() -> None:
-    with pytest.raises(SettingsError, match=r"sampling\.temperature: expected `float`, got `str`"):
-        settings.parse('[sampling]\ntemperature = "hot"\n')
-
-
-def test_weights_stay_on_disk_only_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not settings.parse("").load_options().from_disk
-    assert settings.parse("[engine]\nfrom_disk = true\n").load_options().from_disk
-    monkeypatch.setenv("CPUCHAT_ENGINE_FROM_DISK", "true")
-    assert settings.update({"engine": {"threads": 2}}).load_options().from_disk
 
 
 def test_environment_variables_stand_over_the_file_and_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,39 +1,46 @@
-"""Provides llama.cpp's own judgment of a grammar."""
+"""Provides llguidance's judgment of a text, byte by byte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
-from cpuchat.engine.decoding.guided import Grammar
-from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.vocab import Vocab
-from tests.support.cores import ONE_CPU
-from tests.support.engine_chat import OPTIONS
+from cpuchat.grammar.gbnf import gbnf_to_lark
+from cpuchat.grammar.limits import parser_limits
 
 Matches = Callable[[str, str], bool]
 
 
-@pytest.fixture(scope="module")
-def vocab(tiny_model: Path) -> Iterator[Vocab]:
-    model = Model.load(tiny_model, OPTIONS, abort=AbortFlag(), on_progress=lambda *_: None, threads=ONE_CPU)  # type: ignore[arg-type]
-    yield model.vocab
-    model.free()
+class Bytes:
+    """A vocabulary of bytes: the token of a byte is its value."""
+
+    tokens = (*(bytes([byte]) for byte in range(256)), b"\xffend")
+    eos_token_id, special_token_ids = 256, (256,)
+    bos_token_id, is_tokenizer_wrapper = None, True
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
 
 
-@pytest.fixture(scope="module")
-def matches(vocab: Vocab) -> Matches:
-    """Return whether a grammar allows a text, byte by byte: the token of a byte is its value."""
+VOCABULARY = LLTokenizer(Bytes(), slices=[])  # type: ignore[arg-type]
+
+
+def matcher(grammar: str) -> LLMatcher:
+    """Return a matcher of a grammar, as `Generate` has it or in Lark."""
+    text = grammar if grammar.startswith(("{", "start: ")) else gbnf_to_lark(grammar, "test")
+    found = LLMatcher(VOCABULARY, text, log_level=0, limits=parser_limits())
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+@pytest.fixture
+def matches() -> Matches:
+    """Return whether a grammar allows a text."""
 
     def _matches(grammar: str, text: str) -> bool:
-        one = Grammar(vocab, grammar)
-        for byte in text.encode():
-            if not one.allows(byte):
-                return False
-            one.accept(byte)
-        return one.is_complete()
+        one = matcher(grammar)
+        return one.try_consume_tokens(list(text.encode())) == len(text.encode()) and one.is_accepting()
 
     return _matches

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from cpuchat.engine.decoding.guided import Grammar
-from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.prompt.chat_template import ChatTemplate
-from cpuchat.tools.call_format import call_grammar
+from cpuchat.tools.call_grammar import call_grammar
 from cpuchat.tools.call_parser import parse_calls
+from tests.grammar.conftest import matcher
 from tests.tools.llama_calls import RecordedHelper, recording
 
 CASES = ("two calls", "nested", "no arguments")
 
 
-def test_calls_in_the_forms_of_real_templates_are_allowed(vocab: Vocab) -> None:
+def test_calls_in_the_forms_of_real_templates_are_allowed() -> None:
     tools = recording().tools[0]
     refused = list[tuple[str, str, str]]()
     compared = set[tuple[str, str]]()  # some templates are of one form
@@ -24,19 +23,18 @@ def test_calls_in_the_forms_of_real_templates_are_allowed(vocab: Vocab) -> None:
             if (grammar, text) in compared:
                 continue
             compared.add((grammar, text))
-            allowed = _allowed(Grammar(vocab, grammar), text)
+            allowed = _allowed(grammar, text)
             _, calls = parse_calls(form, allowed, tools)  # what ends all calls may end the answer
             if len(calls) < len(output.expected.calls):
                 refused.append((name, allowed, text))
     assert refused == []
 
 
-def _allowed(grammar: Grammar, text: str) -> str:
+def _allowed(grammar: str, text: str) -> str:
     """Return the beginning that a grammar allows, byte by byte, up to where it may end."""
-    data, end = text.encode(), 0
-    for at, byte in enumerate(data):
-        if not grammar.allows(byte):
+    one, data, end = matcher(grammar), text.encode(), 0
+    for at, byte in enumerate(data, 1):
+        if one.try_consume_tokens([byte]) != 1:
             break
-        grammar.accept(byte)
-        end = at + 1 if grammar.is_complete() else end
+        end = at if one.is_accepting() else end
     return data[:end].decode()

@@ -30,10 +30,9 @@ TOPOLOGY = Topology(
     flags=frozenset({"cat_l3", "avx2", "avx512f"}),
     cores=tuple(Core(n, (n,), 0, n // 4, n // 4) for n in range(8)),
     l3_groups=tuple(
-        L3Group(n, n, tuple(range(4 * n, 4 * n + 4)), tuple(range(4 * n, 4 * n + 4)), 32 << 20, 16, 0, n, n)
-        for n in (0, 1)
+        L3Group(n, n, tuple(range(4 * n, 4 * n + 4)), tuple(range(4 * n, 4 * n + 4)), 32 << 20, 0, n, n) for n in (0, 1)
     ),
-    nodes=tuple(Node(n, tuple(range(4 * n, 4 * n + 4)), {n: 10, 1 - n: 12}, 64 << 30) for n in (0, 1)),
+    nodes=tuple(Node(n, tuple(range(4 * n, 4 * n + 4)), 64 << 30) for n in (0, 1)),
     fabric_links=((0,), (1,)),
     online=tuple(range(8)),
     allowed=tuple(range(8)),

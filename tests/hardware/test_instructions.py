@@ -21,11 +21,6 @@ def test_an_arm_server_with_sve(tmp_path: Path) -> None:
     assert found.sve_bytes == 32
 
 
-def test_sve_of_a_length_that_is_not_told(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/cpuinfo": "Features: asimd sve"})
-    assert instructions(tmp_path) == Instructions(frozenset({"NEON", "SVE"}), sve_bytes=0)
-
-
 def test_without_proc_there_is_what_all_have(tmp_path: Path) -> None:
     features = instructions(tmp_path).features
     assert features & {"AVX2", "NEON"}

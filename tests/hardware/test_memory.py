@@ -47,18 +47,6 @@ def test_version_1_limit(tmp_path: Path) -> None:
     assert memory.available_bytes(root) == 3 * GIB
 
 
-def test_the_machine_is_the_limit_when_the_group_has_more(tmp_path: Path) -> None:
-    files = {"memory.max": str(64 * GIB), "memory.current": "0"}
-    root = v2(write(tmp_path, MEMINFO), "/", files)
-    assert memory.available_bytes(root) == 12 * GIB
-    assert memory.total_bytes(root) == 16 * GIB
-
-
-def test_never_negative(tmp_path: Path) -> None:
-    root = v2(write(tmp_path, MEMINFO), "/", {"memory.max": str(GIB), "memory.current": str(2 * GIB)})
-    assert memory.available_bytes(root) == 0
-
-
 def test_without_proc_psutil_answers(tmp_path: Path) -> None:
     assert memory.total_bytes(tmp_path) == psutil.virtual_memory().total
     assert memory.available_bytes(tmp_path) == pytest.approx(psutil.virtual_memory().available, rel=0.2)

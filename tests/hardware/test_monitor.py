@@ -11,9 +11,9 @@ import pytest
 
 from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.hardware.monitor import CounterState, Monitor, counter_states
-from cpuchat.hardware.topology import Topology, read_topology
-from tests.hardware.counters.simulated import Opened, Simulated, energy, old_fabric, refused, umc
-from tests.hardware.trees import NAMES, make_tree, write
+from cpuchat.hardware.topology import read_topology
+from tests.hardware.counters.simulated import Opened, Simulated, energy, refused, umc
+from tests.hardware.trees import make_tree, write
 
 GB = 1e9
 GENOA = 460.8 * GB
@@ -60,18 +60,6 @@ def test_bandwidth_and_power(root: Path) -> None:
     assert (sample.no_bandwidth, sample.no_power) == ("", "")
 
 
-def test_a_counter_of_both_directions_together(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "2x-epyc-7543")
-    old_fabric(root, "0,32")
-    machine = Simulated()
-    watching = monitor(root, machine)
-    watching.sample(1.0)
-    machine.run(1, lambda _: 10 * GB / 64)
-    found = watching.sample(2.0).bandwidth
-    assert found is not None
-    assert (found.total, found.read, found.write) == (pytest.approx(160 * GB), None, None)
-
-
 def test_counters_are_read_no_more_often_than_four_times_a_second(root: Path) -> None:
     machine = Simulated()
     watching = monitor(root, machine)
@@ -83,16 +71,6 @@ def test_counters_are_read_no_more_often_than_four_times_a_second(root: Path) ->
     machine.run(0.2, traffic(40))
     sample = watching.sample(101.4)
     assert sample.bandwidth is not None and sample.bandwidth.total == pytest.approx(200 * GB)
-
-
-def test_a_clock_that_goes_back_does_not_stop_it(root: Path) -> None:
-    machine = Simulated()
-    watching = monitor(root, machine)
-    watching.sample(1000.0)
-    assert watching.sample(5.0).bandwidth is None
-    machine.run(1, traffic(10))
-    sample = watching.sample(6.0)
-    assert sample.bandwidth is not None and sample.bandwidth.total == pytest.approx(10 * GB)
 
 
 def test_a_counter_that_fails_says_why_and_is_opened_again_later(root: Path) -> None:
@@ -118,20 +96,6 @@ def test_a_counter_that_fails_says_why_and_is_opened_again_later(root: Path) -> 
     assert watching.sample(162.0).bandwidth is not None
 
 
-def test_joules_go_on_where_the_counter_is_opened_again(root: Path) -> None:
-    machine = Simulated()
-    watching = monitor(root, machine)
-    joules: list[float] = []
-    for start in (100.0, 200.0):
-        watching.sample(start)
-        machine.run(1, traffic(1, 70))
-        power = watching.sample(start + 1).power
-        assert power is not None
-        joules.append(power.joules)
-        watching.close()
-    assert joules == [pytest.approx(70), pytest.approx(140)]
-
-
 @pytest.mark.parametrize(("count", "share"), [(traffic(1000, 9000), 1.0), (traffic(1), 0.0)])
 def test_impossible_figures_and_missing_ones_are_not_shown(
     root: Path, count: Callable[[Opened], float], share: float
@@ -140,16 +104,13 @@ def test_impossible_figures_and_missing_ones_are_not_shown(
     watching = monitor(root, machine)
     watching.sample(0.0)
     machine.run(1, traffic(200))
-    for second in (1.0, 2.0, 3.0, 4.0):
-        sample = watching.sample(second)
-        assert sample.bandwidth is not None and sample.bandwidth.total == pytest.approx(200 * GB)
-        assert sample.power is not None
-        machine.run(1, count, share=share)
-    sample = watching.sample(5.0)
+    assert watching.sample(1.0).bandwidth is not None
+    machine.run(1, count, share=share)
+    sample = watching.sample(2.0)
     assert sample.bandwidth is None and sample.power is None
     assert sample.no_bandwidth == "umc has no reading at the moment"
     machine.run(1, traffic(100))
-    sample = watching.sample(6.0)
+    sample = watching.sample(3.0)
     assert sample.bandwidth is not None and sample.bandwidth.total == pytest.approx(100 * GB)
 
 
@@ -177,19 +138,7 @@ def test_broken_calls_never_raise(root: Path) -> None:
     watching.close()
 
 
-def test_a_counter_that_cannot_even_be_closed(root: Path) -> None:
-    def broken(_: int) -> None:
-        raise refused(errno.EBADF)
-
-    watching = Monitor(read_topology(root), root, kernel=replace(Simulated().calls, close=broken), theoretical=GENOA)
-    watching.sample(1.0)
-    assert watching.sources
-    watching.close()
-    assert watching.sources == ()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["2x-epyc-7543", "xeon-6430", "vm", "garbage"])
 def test_every_machine_without_counters_gets_words(tmp_path: Path, name: str) -> None:
     root = make_tree(tmp_path, name)
     topology = read_topology(root)
@@ -209,16 +158,3 @@ def test_what_opens_is_named_and_closed_again(root: Path) -> None:
     traffic, _ = counter_states(read_topology(root), root, machine.calls)
     assert (traffic.name, traffic.why) == ("", "the kernel restricts it to root (perf_event_paranoid is 4)")
     assert "sysctl" in traffic.how
-
-
-def test_a_topology_that_knows_nothing(tmp_path: Path) -> None:
-    sample = Monitor(Topology(), tmp_path, kernel=Simulated().calls).sample(1.0)
-    assert sample.no_bandwidth and sample.no_power
-
-
-def test_this_machine() -> None:
-    watching = Monitor(read_topology())
-    sample = watching.sample()
-    assert (sample.bandwidth is None) == bool(sample.no_bandwidth)
-    assert (sample.power is None) == bool(sample.no_power)
-    watching.close()

@@ -40,8 +40,6 @@ class Machine:
     l3_kib: int = 32768
     sockets: int = 1
     nodes: int = 1
-    far: int = 32
-    near: int = 12
     smt: bool = True
     flags: str = _ZEN4
     vendor: str = "AuthenticAMD"
@@ -118,26 +116,24 @@ def cpu_files(cpu: int, package: int, core_id: int, siblings: tuple[int, ...], m
 def cache_files(
     cpu: int, index: int, level: int, kind: str, kib: int, shared: tuple[int, ...], **more: int
 ) -> dict[str, str]:
-    """Return the files of a cache; `more`: id, ways."""
+    """Return the files of a cache; `more`: id."""
     base = f"{CPUS}/cpu{cpu}/cache/index{index}"
     files = {
         f"{base}/level": str(level),
         f"{base}/type": kind,
         f"{base}/size": f"{kib}K",
         f"{base}/shared_cpu_list": numbers(shared),
-        f"{base}/ways_of_associativity": str(more.get("ways", 8)),
     }
     if "id" in more:
         files[f"{base}/id"] = str(more["id"])
     return files
 
 
-def node_files(number: int, cpus: tuple[int, ...], distances: tuple[int, ...], memory: int) -> dict[str, str]:
+def node_files(number: int, cpus: tuple[int, ...], memory: int) -> dict[str, str]:
     base = f"{NODES}/node{number}"
     total, free = memory // 1024, memory * 3 // 4 // 1024
     return {
         f"{base}/cpulist": numbers(cpus),
-        f"{base}/distance": " ".join(map(str, distances)),
         f"{base}/meminfo": f"Node {number} MemTotal:       {total} kB\nNode {number} MemFree:        {free} kB",
     }
 
@@ -174,7 +170,6 @@ def system_files(
         f"{CPUS}/online": numbers(cpus),
         f"{CPUS}/present": numbers(cpus),
         f"{CPUS}/possible": numbers(cpus),
-        f"{CPUS}/isolated": "",
         f"{CPUS}/smt/control": "on" if smt else "notsupported",
         f"{CPUS}/smt/active": "1" if smt else "0",
         f"{CPUS}/cpufreq/boost": "1",
@@ -202,17 +197,13 @@ def server(root: Path, machine: Machine) -> Path:
             files |= cache_files(cpu, 0, 1, "Data", 32, own, id=core)
             files |= cache_files(cpu, 1, 1, "Instruction", 32, own, id=core)
             files |= cache_files(cpu, 2, 2, "Unified", 1024, own, id=core)
-            files |= cache_files(cpu, 3, 3, "Unified", machine.l3_kib, sharing, id=group, ways=16)
+            files |= cache_files(cpu, 3, 3, "Unified", machine.l3_kib, sharing, id=group)
     files[f"{NODES}/online"] = files[f"{NODES}/has_cpu"] = files[f"{NODES}/has_memory"] = numbers(range(n_nodes))
     per_node = n // n_nodes
     for node in range(n_nodes):
         cores = range(node * per_node, (node + 1) * per_node)
         cpus = tuple(sorted(c for core in cores for c in machine.siblings(core)))
-        distances = tuple(
-            10 if other == node else machine.near if other // machine.nodes == node // machine.nodes else machine.far
-            for other in range(n_nodes)
-        )
-        files |= node_files(node, cpus, distances, machine.memory // n_nodes)
+        files |= node_files(node, cpus, machine.memory // n_nodes)
     return write(root, files)
 
 
@@ -231,9 +222,9 @@ def hybrid_desktop(root: Path) -> Path:
             files |= cpu_files(cpu, 0, core_id * 4, own, 3_800_000 if efficient else 4_900_000)
             files |= cache_files(cpu, 0, 1, "Data", 32 if efficient else 48, own, id=core_id)
             files |= cache_files(cpu, 2, 2, "Unified", 1280, own if not efficient else (16, 17, 18, 19), id=core_id)
-            files |= cache_files(cpu, 3, 3, "Unified", 25600, tuple(cpus), id=0, ways=10)
+            files |= cache_files(cpu, 3, 3, "Unified", 25600, tuple(cpus), id=0)
     files[f"{NODES}/online"] = "0"
-    files |= node_files(0, tuple(cpus), (10,), 32 * GIB)
+    files |= node_files(0, tuple(cpus), 32 * GIB)
     return write(root, files)
 
 
@@ -306,11 +297,9 @@ def garbage(root: Path) -> Path:
         "sys/fs/cgroup/cgroup.controllers": "?",
         "sys/fs/cgroup/cpu.max": "9" * 5000 + " 1",
         f"{CPUS}/online": "all of them",
-        f"{CPUS}/isolated": "none",
         "sys/devices/cpu_atom/cpus": "?",
         f"{NODES}/online": "0,5",
         f"{NODES}/node0/cpulist": "0-",
-        f"{NODES}/node0/distance": "ten far",
         f"{NODES}/node0/meminfo": "Node 0 MemTotal: -5 kB",
         f"{NODES}/nodeX/cpulist": "0-3",
         f"{CPUS}/cpu0/topology/physical_package_id": "9" * 5000,

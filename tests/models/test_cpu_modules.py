@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 from cpuchat.backend import local
-from cpuchat.bench.cost_probe import LAYERS
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import instructions, read_topology
 from cpuchat.models import cpu_modules
-from cpuchat.models.cpu_modules import AUTO, ModuleTimes, TimedModules, fastest_first, main_type
-from cpuchat.models.gguf.header import read_model
-from cpuchat.models.synthetic.model import header_of
+from cpuchat.models.cpu_modules import AUTO, fastest_first
 from tests.hardware.trees import write
 
 # ggml_backend_score of each x86 module on a CPU that runs it (ggml-cpu/arch/x86/cpu-feats.cpp).
@@ -82,36 +79,12 @@ def test_the_engine_uses_the_instructions_of_its_module(
     assert found(setting, tmp_path) == instructions(tmp_path)
 
 
-def test_the_type_of_most_weights_counts() -> None:
-    assert [main_type(header_of(LAYERS, kind)) for kind in ("Q4_K_M", "Q8_0")] == ["Q4_K", "Q8_0"]
-
-
-def timed(module: str) -> TimedModules:
-    return TimedModules(
-        module=module, usual="cascadelake", of=("cascadelake", "haswell"), rival="haswell", decode=0.1, prefill=0.05
-    )
-
-
-def test_a_worker_is_started_with_what_the_setting_says_else_with_the_fastest_for_the_model(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_is_started_with_what_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
     placement = place(read_topology(), PlacementSpec())
-
-    def module(wanted: str = AUTO, model: Path | None = tiny_model) -> str:
-        return local._launch(placement, wanted, model).cpu_module
-
-    times, kind = ModuleTimes(placement), main_type(read_model(tiny_model))
-    times.put(kind, timed("haswell"))
     monkeypatch.setattr(local, "installed", dict)  # an engine that was built for this CPU has no modules
-    assert module() == module("haswell") == AUTO
+    assert local._launch(placement, "haswell").cpu_module == AUTO
     monkeypatch.setattr(local, "installed", lambda: {"haswell": Path(), "cascadelake": Path()})
-    assert module() == "haswell"
-    assert module("cascadelake") == "cascadelake"
-    assert module(model=None) == module(model=tmp_path / "missing.gguf") == AUTO
-    times.put(kind, timed(AUTO))
-    assert module() == AUTO
-    times.put("Q4_K", timed("haswell"))
-    assert module() == AUTO
+    assert [local._launch(placement, name).cpu_module for name in (AUTO, "haswell")] == [AUTO, "haswell"]
 
 
 def test_modules_are_named_by_their_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.bench.why import SettingFacts, SettingGain, Worth
+from cpuchat.bench.why import SettingFacts
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.costs.products import ProductRate
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.kernels import MeasuredProducts
-from cpuchat.present.why import rows, worth_words, wrapped
+from cpuchat.present.why import rows, wrapped
 from cpuchat.protocol.model_info import BufferWeights, EngineInfo, LoadEvidence
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from tests.hardware.trees import make_tree
@@ -101,7 +101,7 @@ def test_what_does_not_work_says_so(tmp_path: Path) -> None:
                                        softmax_nodes=28, load_mode="none", type_v="f32")  # fmt: skip
     threads = (ThreadCpus(10, (0, 1, 2), 2), ThreadCpus(11, (0, 1, 2), 2))
     residency = Residency(large={0: 100}, policy="default")
-    found = proofs(facts(root, evidence, engine="weighted:0-1", residency=residency, threads=threads))
+    found = proofs(facts(root, evidence, engine="bind:0-1", residency=residency, threads=threads))
     for name in ("threads", "memory policy", "tensor types", "load mode", "flash attention", "KV cache"):
         assert found[name][0] == "fails", name
     assert found["tensor types"][1] == "slow kernel: q2_0 (300 MB) without SIMD here; choose Q4_K_M"
@@ -128,15 +128,9 @@ def test_a_machine_where_little_matters_or_is_known(tmp_path: Path) -> None:
     }
 
 
-def test_worths_and_wrapped_columns() -> None:
-    sure, unsure = (
-        SettingGain(gain=0.123, error=0.005, is_sure=True),
-        SettingGain(gain=-0.004, error=0.01, is_sure=False),
-    )
-    words = worth_words(Worth(alternative="off", decode=sure, prefill=unsure, noisy=True))
-    assert words == "decode +12.3 % ± 1.0 %, prefill ≈ −0.4 % ± 2.0 % over off (machine was busy)"
-    assert worth_words(Worth(skipped="one thread")) == "not measured: one thread"
-    lines = wrapped([("a", "b", "word " * 20, words)], 80)
-    assert lines[0][0] == "a"
-    assert all(len(proof) + len(worth) <= 72 for _, _, proof, worth in lines)
-    assert " ".join(worth for *_, worth in lines).strip() == words
+def test_a_long_proof_is_wrapped() -> None:
+    proof = " ".join(["word"] * 40)
+    lines = wrapped([("a", "b", proof)], 80)
+    assert lines[0][:2] == ("a", "b") and lines[1][:2] == ("", "")
+    assert all(len(line) <= 74 for *_, line in lines)
+    assert " ".join(line for *_, line in lines) == proof

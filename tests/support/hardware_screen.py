@@ -9,13 +9,7 @@ from cpuchat.tui.hardware.picture import MachinePicture
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.services import MachineWatch
 from tests.support.chat_app import RunningApp
-from tests.support.machines import (
-    WITH_DRAFT,
-    FixtureReader,
-    OnMachine,
-    at_speed,
-    on,
-)
+from tests.support.machines import WITH_DRAFT, FixtureReader, OnMachine, on
 
 
 async def opened(app: RunningApp, reader: FixtureReader | None = None) -> HardwareScreen:
@@ -44,8 +38,5 @@ def picture(screen: HardwareScreen) -> str:
     return "\n".join(shown.render_line(y).text for y in range(shown.size.height))
 
 
-def backend_on(root: Path, speeds: tuple[float, ...] = (), **more: object) -> OnMachine:
-    """Return a backend; `speeds`: tok/s of each measurement in turn, which is four answers long."""
-    model = on(read_topology(root), WITH_DRAFT)
-    answers = [at_speed(speed + 0.1 * (number % 3)) for speed in speeds for number in range(4)]
-    return OnMachine(model, **({"answers": answers} if answers else {}), **more)  # type: ignore[arg-type]
+def backend_on(root: Path, **more: object) -> OnMachine:
+    return OnMachine(on(read_topology(root), WITH_DRAFT), **more)  # type: ignore[arg-type]

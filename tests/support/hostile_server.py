@@ -19,7 +19,6 @@ many       it has 200 tools
 endless    its list of tools has no end
 again      each page of its list of tools is the first one, and is said to have a next one
 blank      its list of tools has pages without a tool, without end
-apart      a call is never answered, and it has started processes in sessions of their own
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def answer(request: dict[str, object]) -> None:
             send(method="notifications/progress", params={"progressToken": 1, "progress": 1})
     elif way == "die":
         sys.exit("no memory left")
-    elif way not in ("hang", "apart"):
+    elif way != "hang":
         changed = changed or way == "change"
         if way == "change":
             send(method="notifications/tools/list_changed")
@@ -94,12 +93,6 @@ def answer(request: dict[str, object]) -> None:
 
 
 pids = [os.getpid(), subprocess.Popen(["sleep", "1000"]).pid]
-if way == "apart":
-    orphan = ["sh", "-c", "setsid sleep 1000 > /dev/null & echo $!"]
-    pids.append(int(subprocess.run(orphan, check=True, stdout=subprocess.PIPE).stdout))
-    pids.append(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
-    if len(sys.argv) > 3:  # without its variables
-        pids.append(subprocess.Popen(["sleep", "1000"], start_new_session=True, env={}).pid)
 with file.open("a") as stream:
     stream.write(" ".join(map(str, pids)) + "\n")
 for line in sys.stdin:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import replace
@@ -12,16 +11,16 @@ from typing import Any
 import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.hardware.bandwidth.read_bandwidth import NodeBandwidth, ReadBandwidth, Survey, default_cpus
+from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey, default_cpus
 from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology
-from cpuchat.protocol.messages import AnyEvent, Failed, GenerationFinished, LoadOptions, TextDelta
+from cpuchat.protocol.messages import AnyEvent, Failed, LoadOptions
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from tests.support.costs import work_of_size
-from tests.support.scripted_backend import MODEL, ScriptedBackend, Step, timings
+from tests.support.scripted_backend import MODEL, ScriptedBackend
 
 WORK = work_of_size(1_646_572_928, 28_672)
 ON_8_CORES = msgspec.structs.replace(MODEL, cpus=tuple(range(8)), work=WORK, peak_read=0.0)
@@ -42,32 +41,15 @@ def on(topology: Topology, model: ModelInfo = ON_8_CORES) -> ModelInfo:
 def surveyed(topology: Topology, one: float = 25.3, group: float = 49.9, socket: float = 367.0) -> Survey:
     """Return what a survey of such a server measures, in GB/s."""
 
-    def read(gb: float, cpus: Collection[int], node: int | None = None) -> ReadBandwidth:
-        return ReadBandwidth(tuple(cpus), gb * 1e9, (gb * 1e9,), node)
+    def read(gb: float, cpus: Collection[int]) -> ReadBandwidth:
+        return ReadBandwidth(tuple(cpus), gb * 1e9, (gb * 1e9,))
 
     cpus, groups = default_cpus(topology), list(topology.l3_groups)
-    shared = any(len(link) > 1 for link in topology.fabric_links)
-    numbers = [node.number for node in topology.cpu_nodes]
-    pairs = list(itertools.product(numbers, numbers)) if len(numbers) > 1 else []
-    per_node = socket * len(topology.packages) / len(numbers)
     return Survey(
         one_core=read(one, cpus[:1]),
         all_cores=read(min(one * len(cpus), socket * len(topology.packages)), cpus),
         l3_group=read(group, groups[0].cpus) if len(groups) > 1 else None,
-        fabric_link=read(group, groups[0].cpus) if shared else None,
-        per_core_counts={1: read(0.55 * socket, cpus), 2: read(0.97 * socket, cpus), 4: read(socket, cpus)}
-        if len(groups) > 1
-        else None,
-        cells=tuple(NodeBandwidth(a, b, read(per_node if a == b else 0.6 * per_node, (a,), b)) for a, b in pairs),
-        seconds=9.0,
     )
-
-
-def at_speed(tok_s: float, n_tokens: int = 48) -> list[Step]:
-    """Return an answer of `n_tokens` tokens at that rate."""
-    figures = msgspec.structs.replace(timings(n_tokens), predicted_ms=1e3 * (n_tokens - 1) / tok_s)
-    text = TextDelta(request_id=1, text="so", predicted_n=n_tokens, n_tokens=n_tokens)
-    return [text, GenerationFinished(request_id=1, stop_reason="max_tokens", timings=figures)]
 
 
 class OnMachine(ScriptedBackend):

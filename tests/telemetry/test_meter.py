@@ -90,21 +90,6 @@ def test_live_follows_the_last_second_and_decode_the_whole_answer():
     assert figures.decode_tok_s.value == pytest.approx(230 / 7)
 
 
-def test_a_first_delta_of_several_tokens_does_not_count_as_speed():
-    meter = Meter()
-    meter.observe(delta(500, 8), 0.0)
-    assert meter.figures().decode_tok_s.value is None
-    meter.observe(delta(1000, 18), 0.5)
-    assert meter.figures().decode_tok_s.value == pytest.approx(20)
-
-
-def test_slow_models_give_an_even_line():
-    meter = Meter()
-    steady(meter, rate=0.5, seconds=20)
-    assert meter.figures().live_tok_s.value == pytest.approx(0.5)
-    assert meter.figures().history == pytest.approx([0.5] * 40)
-
-
 def test_a_stall_shows():
     """The last second moves on with the clock once the next token is overdue."""
     meter = Meter()
@@ -148,17 +133,6 @@ def test_a_new_request_starts_fresh():
     assert unannounced.figures().predicted_n == 1
 
 
-def test_a_load_that_is_stopped_at_once_is_no_answer():
-    meter = Meter()
-    meter.observe(ModelLoaded(model=INFO), 0.0)
-    steady(meter, rate=10, seconds=2)
-    meter.load_started()
-    assert (meter.figures().phase, meter.figures().predicted_n) == ("loading", 0)
-    assert meter.figures().n_ctx.value is None
-    meter.observe(LoadCancelled(), 3.0)
-    assert meter.figures().phase == "idle"
-
-
 def test_failures_and_unloading():
     meter = Meter()
     meter.observe(LoadProgress(phase="reading", done=1, total=0), 0.0)
@@ -175,16 +149,6 @@ def test_failures_and_unloading():
     assert meter.figures().n_ctx.value is None
     assert meter.figures().n_past.why == "no model loaded"
     assert meter.figures().phase == "done"  # not "no answer yet" beside the figures of one
-
-
-def test_while_another_model_loads_the_context_of_the_one_before_is_gone():
-    meter = Meter()
-    meter.observe(ModelLoaded(model=INFO), 0.0)
-    meter.observe(PrefillProgress(request_id=1, processed=46, total=46, cache_n=0), 1.0)
-    meter.observe(LoadProgress(phase="preparing", done=1, total=2), 2.0)
-    figures = meter.figures()
-    assert (figures.n_past.value, figures.n_ctx.value) == (None, None)
-    assert meter.figures().n_ctx.why == "model is loading"
 
 
 def test_a_load_in_front_of_an_answer_is_no_prefill():
@@ -211,13 +175,6 @@ def test_the_time_left_for_a_prompt_counts_on_slower_tokens_later(per_token, per
         if done == 2048:
             assert meter.prefill_left_s == pytest.approx(takes(8192) - takes(2048), rel=0.05)
     assert meter.prefill_left_s == 0
-
-
-def test_reused_tokens_take_no_time_of_what_is_left():
-    meter = Meter()
-    meter.request_started(0.0)
-    meter.observe(PrefillProgress(request_id=1, processed=1500, total=2000, cache_n=1000), 1.0)
-    assert meter.prefill_left_s == pytest.approx(1.0)
 
 
 def test_waiting_at_a_server_is_no_prefill():
@@ -267,17 +224,6 @@ def test_a_prompt_of_a_server_that_only_reports_its_size_has_no_rate_and_no_reus
         assert (meter.figures().prefill_tok_s.value, meter.figures().prefill_cached.value) == (1000, 200)
         server = meter.figures().server
         assert server is not None and server.unreported == ()
-
-
-def test_what_is_missing_says_why():
-    meter = Meter()
-    assert meter.figures().live_tok_s.why == "no answer yet"
-    meter.request_started(0.0)
-    meter.observe(PrefillProgress(request_id=1, processed=9, total=10, cache_n=9), 0.0)
-    assert meter.figures().prefill_tok_s.why == "fully cached"
-    assert meter.figures().ttft_s.why == "no token yet"
-    meter.observe(delta(10, 1), 0.0)
-    assert meter.figures().live_tok_s.why == "needs two tokens"
 
 
 def metrics(figures: object) -> list[Metric[object]]:

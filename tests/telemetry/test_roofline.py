@@ -6,8 +6,6 @@ import dataclasses
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpuchat.protocol.messages import (
     GenerationFinished,
@@ -22,8 +20,7 @@ from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
-from cpuchat.telemetry.metric import Metric
-from cpuchat.telemetry.roofline import Decoding, Evaluated, Reach, after_answer, better_depth, roofline
+from cpuchat.telemetry.roofline import Decoding, Evaluated, Reach, after_answer, roofline
 from tests.support.costs import work_of_size
 
 GB = 1_000_000_000
@@ -92,36 +89,10 @@ def test_a_ceiling_that_was_exceeded_is_none(prefill: float, plain_tok_s: float,
     assert now.limit != "compute" or "ceiling_compute" not in exceeded
 
 
-def test_neither_a_fast_second_nor_a_few_tokens_withdraw_a_ceiling():
-    burst = dataclasses.replace(decoding(20), tok_s=60.0)
-    few = Evaluated(tokens=8, passes=8)
-    for now in (burst, Decoding(60.0, 60.0, few, few)):
-        assert roofline(MODEL, now).ceiling_plain.value == pytest.approx(25)
-
-
-def test_both_memory_ceilings_go_when_one_was_exceeded():
-    now = roofline(WITH_DRAFT, dataclasses.replace(decoding(25, DRAFTED), plain_tok_s=30.0))
-    assert (now.ceiling_plain.value, now.ceiling_accepted.value, now.rough) == (None, None, True)
-
-
 def test_calibrated_plain_decoding_withdraws_a_ceiling_before_the_first_answer():
     for plain_ms, ceiling in ((50.0, 25.0), (30.0, None)):
         now = roofline(with_(pass_ms=(plain_ms,)), Decoding(n_past=0))
         assert (now.ceiling_plain.value, now.rough) == (ceiling, ceiling is None)
-
-
-def test_a_ceiling_that_an_answer_exceeded_comes_back_with_the_next_measurement_only():
-    meter = started()
-    written(meter, 30, 4)
-    assert meter.figures().roofline.ceiling_plain.value is None
-    meter.request_started(10.0)
-    assert (meter.figures().roofline.ceiling_plain.value, meter.figures().roofline.rough) == (None, True)
-    meter.predicted(Reach(peak_bytes_per_s=70 * GB))
-    now = meter.figures().roofline
-    assert now.ceiling_plain.value == pytest.approx(35) and not now.rough
-    assert now.peak.value is not None and now.peak.value.bytes_per_s == 70 * GB
-    meter.predicted(Reach(peak_bytes_per_s=70 * GB, rough=True))
-    assert meter.figures().roofline.rough
 
 
 def test_compute_is_the_best_that_was_measured():
@@ -132,13 +103,6 @@ def test_compute_is_the_best_that_was_measured():
     reach = Reach(120.0, 60 * GB)
     assert roofline(MODEL, decoding(20), reach=reach).ceiling_compute.value == pytest.approx(120)
     assert roofline(MODEL, decoding(20), 150.0, reach=reach).ceiling_compute.value == pytest.approx(150)
-
-
-def test_no_prediction_exceeds_the_memory_ceiling():
-    plain, more, less = (roofline(MODEL, decoding(20), reach=Reach(0.0, gb * GB)) for gb in (0, 60, 40))
-    assert plain.ceiling_plain.value == less.ceiling_plain.value == pytest.approx(25)  # the measured peak
-    assert more.ceiling_plain.value == pytest.approx(30)
-    assert more.utilization.value == plain.utilization.value
 
 
 def test_what_takes_most_of_a_pass_is_the_limit():
@@ -154,11 +118,6 @@ def test_more_than_the_peak_is_shown_and_called_wrong():
     assert now.utilization.value == pytest.approx(1.2)
     assert now.off == "peak measured too low · run cpuchat probe again"
     assert roofline(MODEL, decoding(26)).off == ""  # 104 %
-
-
-def test_a_little_more_than_the_caches_may_stay_there_in_part():
-    small = with_(work=work_of_size(60_000_000))
-    assert roofline(small, decoding(1000)).off == "above the memory peak: part of the weights stays in L3"
 
 
 def test_a_model_that_fits_the_caches_has_no_memory_limit():
@@ -199,31 +158,11 @@ def test_a_counter_above_the_peak_is_called_wrong_where_nothing_else_explains_it
     assert roofline(MODEL, decoding(10), machine=counted(53)).off == ""  # other load explains it
 
 
-def test_both_models_read_with_the_cores_that_were_measured():
-    apart = with_(WITH_DRAFT, cpus=(0, 1), draft_cpus=(4, 5))
-    peak = roofline(apart, decoding(20)).peak.value
-    assert peak is not None and (peak.source, peak.cpus) == ("measured, 4 cores", (0, 1, 4, 5))
-    among = roofline(with_(WITH_DRAFT, cpus=(0, 1), draft_cpus=(1,)), decoding(20)).peak.value
-    assert among is not None and (among.source, among.cpus) == ("measured, 2 cores", (0, 1))
-
-
 def test_counter_and_estimate_contradict_each_other():
     assert roofline(MODEL, decoding(20), machine=counted(53)).remark == "other load on this machine"
     assert roofline(MODEL, decoding(20), machine=counted(9)).remark == "cached, or the counter is wrong"
     toy = with_(work=work_of_size(8_000_000))
     assert roofline(toy, decoding(9000), machine=counted(1)).remark == ""
-
-
-def test_a_better_depth_is_told_when_it_was_measured():
-    costs = [10.0, 11.0, 12.0, 20.0, 30.0]
-    halves = ((100, 90), (100, 80), (100, 30), (100, 10))
-    # 1 + 0.9 + 0.8 tokens in 12 ms against 1 + 0.9 + 0.8 + 0.3 + 0.1 in 30 ms
-    assert better_depth(costs, halves, 4, 0.0) == "depth 2 would be 118 % faster"
-    assert better_depth(costs, halves[:2], 2, 0.0) == ""
-    assert better_depth(costs, ((100, 1),), 1, 500.0) == "no drafting would be 58 % faster"
-    assert better_depth(costs, halves, 0, 0.0) == ""  # adaptive: that is the controller's business
-    assert better_depth(costs, ((5, 5), (5, 0)), 2, 0.0) == ""  # too few to tell
-    assert better_depth((), halves, 4, 0.0) == ""
 
 
 def test_a_whole_answer_counts_what_its_decoding_evaluated():
@@ -291,15 +230,6 @@ def test_only_decoding_has_a_bandwidth_and_its_average_stays():
     assert meter.figures().roofline.bandwidth.value is None
 
 
-def test_the_prefill_of_a_long_prompt_tells_what_the_cores_can_compute():
-    meter = started()
-    written(meter, 20, 1)
-    assert meter.figures().roofline.ceiling_compute.value == pytest.approx(200)
-    short = started(prompt=20)
-    written(short, 20, 1)
-    assert short.figures().roofline.ceiling_compute.why == "needs a prompt of 64 tokens"
-
-
 def test_the_passes_of_the_last_second_count_while_writing():
     meter = started(WITH_DRAFT)
     written(meter, 20, 10)
@@ -332,31 +262,3 @@ def test_counters_are_averaged_over_the_answer():
     meter.machine(MachineSample(Bandwidth(1e9, "umc"), Power(40, 999, "rapl")))
     now = meter.figures().roofline
     assert (now.bandwidth.value, now.watts.value, now.joules_per_token.value) == (25e9, 110, pytest.approx(33 / 11))
-
-
-def test_why_there_is_no_counter_is_told():
-    meter = started()
-    assert meter.figures().roofline.counted.why == "counters not read"
-    meter.machine(MachineSample(no_bandwidth="needs a module", no_power="needs root"))
-    written(meter, 10, 1)
-    now = meter.figures().roofline
-    assert (now.counted.why, now.watts.why) == ("needs a module", "needs root")
-    assert now.source == "estimated"
-
-
-rates = st.none() | st.floats(0.01, 1e4)
-parts = st.builds(Evaluated, st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000))
-
-
-@given(
-    st.sampled_from([None, MODEL, WITH_DRAFT, with_(peak_read=0.0), with_(work=None), with_(cache_bytes=1 << 40)]),
-    st.builds(Decoding, rates, rates, parts, parts, st.integers(0, 10_000)),
-    rates,
-    st.sampled_from([None, counted(10), MachineSample(power=Power(1, 2, "x"), no_bandwidth="no")]),
-)
-def test_every_figure_is_there_or_says_why_not(
-    model: ModelInfo | None, now: Decoding, prefill: float | None, machine: MachineSample | None
-):
-    found = roofline(model, now, prefill, machine)
-    figures = [getattr(found, field.name) for field in dataclasses.fields(found)]
-    assert all((one.value is None) == bool(one.why) for one in figures if isinstance(one, Metric))

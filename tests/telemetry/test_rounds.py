@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cpuchat.telemetry.rounds import MAX_ROUNDS, MIN_ROUNDS, Anchored, InTurn
+from cpuchat.telemetry.rounds import MAX_ROUNDS, MIN_ROUNDS, InTurn
 from cpuchat.tune.halving import Halving, Speed
 
 
@@ -61,15 +61,3 @@ async def test_equal_settings_are_hardly_ever_called_faster() -> None:
 
         wrong += (await Halving(measure, 0.5).run(0, [1, 2, 3])).verdict == "faster"
     assert wrong <= 4
-
-
-async def test_what_stands_between_drifting_anchors_is_measured_again() -> None:
-    rates = iter([20.0, 30.0, 10.0, 30.0, 10.0])
-
-    async def measure(_: str) -> float:
-        return next(rates)
-
-    anchored = Anchored("now", measure, float, repeats=1)
-    await anchored.again()
-    found = await anchored.group(["other"])
-    assert (found.measured, found.before, found.after, found.drifted) == ([("other", 30.0)], 10.0, 10.0, False)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpuchat.protocol.messages import GenerationFinished, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 from cpuchat.telemetry.meter import Meter
-from cpuchat.telemetry.metric import Metric
-from cpuchat.telemetry.speculation import SpeculationMeter
 
 ASKED = Speculation(drafters=("suffix", "draft"))
 FIGURES = SpeculationFigures(
@@ -98,24 +92,6 @@ def test_an_answer_without_a_draft_is_the_plain_speed_itself() -> None:
     assert now.drafting.plain_tok_s.value == now.decode_tok_s.value == pytest.approx(40)
 
 
-def test_a_new_answer_begins_with_nothing() -> None:
-    meter = started()
-    writing(meter, rate=50, seconds=1)
-    meter.observe(SpeculationUpdate(request_id=1, predicted_n=50, figures=FIGURES), 1.0)
-    meter.request_started(2.0)
-    now = meter.figures().drafting
-    assert (now.acceptance.value, now.depth, now.speed_up.value, now.counts.by_position) == (None, None, None, ())
-    assert now.acceptance.why == "no answer yet"
-
-
-def test_without_drafters_nothing_is_wanted() -> None:
-    meter = started(Speculation())
-    writing(meter, rate=50, seconds=1)
-    now = meter.figures().drafting
-    assert not now.wanted
-    assert now.acceptance_now.why == "drafting is off"
-
-
 def test_what_the_model_cost_when_it_was_measured_counts_until_it_is_known_better() -> None:
     meter = Meter()
     meter.expect(ASKED)
@@ -153,40 +129,3 @@ def test_the_share_of_drafting_waits_until_there_is_something_to_share() -> None
     now = meter.figures().drafting
     assert now.draft_share.value is None
     assert now.draft_share.why == "answer too short"
-
-
-def test_the_fixed_depth_of_the_user_is_told() -> None:
-    assert not started(Speculation(drafters=("draft",), depth=4)).figures().drafting.adaptive
-
-
-counts = st.integers(0, 50)
-figures = st.builds(
-    SpeculationFigures,
-    passes=counts,
-    draft_n=counts,
-    draft_n_accepted=counts,
-    recent_draft_n=counts,
-    recent_draft_n_accepted=counts,
-    draft_ms=st.floats(0, 1e4),
-    plain_ms=st.none() | st.floats(0.1, 1e3),
-    off=st.sampled_from([None, DraftsOff("uncalibrated")]),
-)
-
-
-@given(
-    st.none() | figures,
-    st.sampled_from([Speculation(), ASKED]),
-    st.floats(0, 1e4),
-    st.none() | st.floats(0, 1e3),
-    st.booleans(),
-)
-def test_every_figure_is_there_or_says_why_not(
-    found: SpeculationFigures | None, asked: Speculation, decode_ms: float, tok_s: float | None, answered: bool
-) -> None:
-    meter = SpeculationMeter()
-    meter.asked = asked
-    meter.update(found, 30, decode_ms)
-    now = meter.drafting(tok_s, answered)
-    shown = [getattr(now, field.name) for field in dataclasses.fields(now)]
-    assert all((one.value is None) == bool(one.why) for one in shown if isinstance(one, Metric))
-    assert now.draft_share.value is None or 0 <= now.draft_share.value <= 1

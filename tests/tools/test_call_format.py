@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpuchat.grammar.gbnf import check_grammar
+from cpuchat.grammar.limits import check_lark
 from cpuchat.protocol.messages import Tool, ToolCall
-from cpuchat.tools.call_format import CallFormat, call_grammar, learn_format
+from cpuchat.tools.call_format import CallFormat
+from cpuchat.tools.call_grammar import call_grammar
+from cpuchat.tools.call_learner import learn_format
 from cpuchat.tools.call_parser import parse_calls
 from tests.tools.templates import TEMPLATES, WITHOUT, render
 
@@ -166,7 +168,7 @@ def test_a_grammar_says_the_calls(name: str) -> None:
     form = learned(name)
     odd = Tool(name="odd", parameters={"type": "object", "patternProperties": {"a": {}}})  # not for a grammar
     grammar = call_grammar(form, [WEATHER, NOTHING, odd])
-    check_grammar(grammar, "calls")
+    check_lark(grammar, "calls")
     assert all(tool in grammar for tool in ("get_weather", "list-files", "odd"))
     assert call_grammar(form, []) == ""
 
@@ -189,7 +191,7 @@ TOO_MUCH = {
 def test_a_tool_that_is_not_strict_takes_any_arguments_if_its_schema_is_too_much(name: str, kind: str) -> None:
     odd = Tool(name="odd", parameters=TOO_MUCH[kind])
     grammar = call_grammar(learned(name), [odd, WEATHER])
-    check_grammar(grammar, "calls")
+    check_lark(grammar, "calls")
     assert "odd" in grammar and "get_weather" in grammar
     assert "days" in grammar  # the other is held to its schema
 
@@ -201,6 +203,6 @@ def test_schemas_that_are_too_much_together_are_left_out_unless_they_are_strict(
         for number, some in enumerate(names)
     ]
     grammar = call_grammar(learned("hermes"), [*tools, msgspec.structs.replace(WEATHER, strict=True)])
-    check_grammar(grammar, "calls")
+    check_lark(grammar, "calls")
     assert "tool39" in grammar and "days" in grammar
     assert call_grammar(learned("hermes"), [msgspec.structs.replace(one, strict=True) for one in tools]) == ""

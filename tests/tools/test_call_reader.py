@@ -12,7 +12,8 @@ from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import CallSplitter
 from cpuchat.protocol.messages import Tool
 from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.call_parser import CallPiece, CallReader, parse_calls
+from cpuchat.tools.call_parser import parse_calls
+from cpuchat.tools.call_stream import CallPiece, CallReader
 from tests.tools.llama_calls import RecordedHelper, recording
 from tests.tools.templates import TEMPLATES
 from tests.tools.test_call_format import ARGUMENTS, NOTHING, WEATHER, learned, written

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.engine.prompt.chat_template import ChatTemplate
-from cpuchat.tools.call_parser import GENERIC, parse_calls
+from cpuchat.tools.call_format import GENERIC
+from cpuchat.tools.call_parser import parse_calls
 from tests.tools.llama_calls import RecordedHelper, read, recording, same
 
 OTHERWISE = {"muse-glimmer": 1}

@@ -88,7 +88,7 @@ async def answer(model: Scripted, user: User, file: Path, chat_id: str = "one") 
     return [event async for event in loop.answer(model.generate, request, uncounted)]
 
 
-def told(events: list[object]) -> list[str]:
+def told(events: Sequence[object]) -> list[str]:
     return [event.result.text for event in events if isinstance(event, CallDone)]
 
 

@@ -8,26 +8,22 @@ from pathlib import Path
 import pytest
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.base.errors import CpuchatError, DoesNotFit, UsageError
+from cpuchat.base.errors import CpuchatError, DoesNotFit
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings, with_changes
-from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import read_topology
 from cpuchat.models.machine import TunedSettings
 from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.session.conversation import Conversation
 from cpuchat.tune import measurer
 from cpuchat.tune import tuner as report
-from cpuchat.tune.halving import Speed
 from cpuchat.tune.trial import TuneResult
 from cpuchat.tune.tuner import Tuner
-from tests.hardware.trees import Machine, server
 from tests.support.chatting import collect
 from tests.support.tuning import make_up_speeds, with_small_cache, without_flash_attention
 
 pytestmark = pytest.mark.slow
 
-NAMES = ["threads", "memory policy", "kernels", "flash attention", "micro-batch", "KV cache", "drafters"]
+NAMES = ["threads", "memory policy", "flash attention", "micro-batch", "KV cache", "drafters"]
 
 
 def summary(result: TuneResult) -> str:
@@ -177,31 +173,3 @@ async def test_models_that_cannot_be_loaded_are_errors(tiny_model: Path, tmp_pat
     huge = with_changes(Settings(), {"engine": {"ctx": 16_777_216}})
     with pytest.raises(DoesNotFit):
         await Tuner(tiny_model, huge).run()
-    nowhere = with_changes(Settings(), {"engine": {"cores": "l3:4096"}})
-    with pytest.raises(UsageError, match="4096"):
-        await Tuner(tiny_model, nowhere).run()
-
-
-@pytest.mark.parametrize("engine", [{"threads": 16, "cores": "0-15"}, {"threads": 16}], ids=str)
-async def test_sixteen_threads_on_eight_cores_are_replaced_until_the_user_sets_another_number(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: dict[str, object]
-) -> None:
-    topology = read_topology(server(tmp_path / "desktop", Machine("AMD Ryzen 7 7700", 25, 97, 1, 8)))
-
-    def threads(chosen: Settings) -> int:
-        return len(place(topology, PlacementSpec.of(chosen)).cpus)
-
-    async def first(self: object, chosen: Settings) -> Speed:
-        return Speed(prefill=100.0, decode=(20.0,))
-
-    monkeypatch.setattr("cpuchat.tune.tuner.read_topology", lambda: topology)
-    monkeypatch.setattr("cpuchat.tune.measurer.Measurer.first", first)
-    make_up_speeds(monkeypatch, lambda chosen: (1.0, 1.0 if threads(chosen) == 8 else 0.8))
-    wanted = with_changes(Settings(), {"engine": engine})
-    result = await Tuner(tiny_model, wanted).run()
-    assert [one.after for one in result.adopted] == ["8 threads, one per core"]
-    kept = TunedSettings().find(tiny_model)
-    assert kept is not None
-    assert threads(kept.applied_to(wanted)) == 8
-    assert threads(kept.applied_to(Settings())) == 8
-    assert threads(kept.applied_to(with_changes(Settings(), {"engine": {"threads": 6}}))) == 6

@@ -264,7 +264,7 @@ class Adapter:
 
     def _form(self, request: Generate) -> dict[str, Any]:
         """Return what the answer must match."""
-        if request.grammar and self.kind.grammar:
+        if request.grammar and self.kind.grammar and not request.json_schema:
             is_inside = self.kind.grammar != "grammar"  # vLLM has it in an object of several forms
             return {self.kind.grammar: {"grammar": request.grammar} if is_inside else request.grammar}
         if not request.json_schema:

@@ -10,7 +10,6 @@ from typing import Any
 import click
 import msgspec
 
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, DiskFull, DraftMismatch, Interrupted, QuantizeFailed, UsageError
 from cpuchat.base.paths import made_models_dir, shown
 from cpuchat.base.text import clean_line
@@ -242,9 +241,8 @@ Examples:
 TARGET and DRAFT are what --model takes. The speed-up is predicted from the pass costs of the target on this machine,
 which are measured when it is loaded with drafting on.
 
---measure answers prompts of four kinds without drafts, with adaptive depth and with fixed depths, and reports
-acceptance, tokens per pass, best depth and speed-up. --keep makes DRAFT the draft model in the settings if it is worth
-keeping.
+--measure answers prompts of four kinds without drafts and with adaptive depth, and reports acceptance, tokens per pass
+and speed-up. --keep makes DRAFT the draft model in the settings if it is worth keeping.
 
 Exit codes: 0 the draft fits (without DRAFT: at least one does), {DraftMismatch.exit_code} it does not, 3 no such model,
 4 damaged model, 13 not measured, 130 stopped by Ctrl+C."""
@@ -303,23 +301,22 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, k
     from cpuchat.present import bench as words
 
     require_pair(target, draft, library)
-    report, _ = run_bench(lambda tell: pair_bench(target, draft, chosen, paths.bench_dir(), tell))
-    found = pair_result(report)
+    report, _ = run_bench(lambda tell: pair_bench(target, draft, chosen, tell))
+    found = pair_result(report.results)
     asks = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stderr)
     kept = found.worth_keeping and (keep or (asks and click.confirm(f"Make {draft.name} the draft model?", err=True)))
     if kept:
         ChosenDrafts().put(target, str(draft))
-        settings.update({"speculation": {"draft_model": "", "depth": found.depth, "drafters": "auto"}})
+        settings.update({"speculation": {"draft_model": "", "depth": 0, "drafters": "auto"}})
     if as_json:
-        facts = {**msgspec.to_builtins(found), "depth": found.depth, "speed_up": found.speed_up}
+        facts = {**msgspec.to_builtins(found), "speed_up": found.speed_up}
         facts["worth_keeping"] = found.worth_keeping
         return print_json({"target": str(target), "draft": str(draft), **facts, "kept": kept})
-    for line in table([words.PAIR_HEADINGS, *words.pair_rows(found)], right=(1, 2, 3, 4, 5, 6)):
+    for line in table([words.PAIR_HEADINGS, *words.pair_rows(found)], right=(1, 2, 3, 4)):
         click.echo(line)
     click.echo(f"\n{words.pair_verdict(found)}")
     if kept:
-        depth = f", with draft depth {found.depth}" if found.depth else ""
-        click.echo(f"{draft.name} is now the draft model of {target.name}{depth}.")
+        click.echo(f"{draft.name} is now the draft model of {target.name}.")
     elif found.worth_keeping:
         click.echo(f"Add --keep to make it the draft model of {target.name}.")
 

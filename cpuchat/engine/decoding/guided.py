@@ -1,21 +1,18 @@
-"""Samples an answer that may reason first, for a limited number of tokens, and then match a grammar (by llama.cpp's
-grammar sampler), all of it or the calls of tools in it, wherever they begin.
+"""Samples an answer that may reason first, for a limited number of tokens, and then match a grammar, all of it or the
+calls of tools in it, wherever they begin. llguidance follows the grammar.
 
-The sampled token is checked first, and only if the grammar rejects it is another one sampled from those allowed, as in
-llama.cpp (common/sampling.cpp). Reasoning, and the markers around it, come before the grammar; at the end of its budget
-the tokens that close it follow, whatever the model would write. Nothing is ever rolled back: drafted tokens are
-accepted one by one, after their check.
+The sampled token is checked first, and only if the grammar rejects it is another one sampled from those allowed.
+Reasoning, and the markers around it, come before the grammar; at the end of its budget the tokens that close it follow,
+whatever the model would write. Nothing is ever rolled back: drafted tokens are accepted one by one, after their check.
 """
 
 from __future__ import annotations
 
 import codecs
-import ctypes
 import re
-import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -23,22 +20,19 @@ from numpy.typing import NDArray
 
 from cpuchat.base.errors import CpuchatError, GrammarUnmet, UsageError
 from cpuchat.engine.decoding.sampling import Candidates, Row, Sampler, largest
-from cpuchat.engine.llama.bindings import (
-    grammar_accept,
-    grammar_apply,
-    grammar_free,
-    grammar_new,
-    grammar_ways,
-    llama,
-    log,
-)
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import ReasoningSplitter
-from cpuchat.grammar.gbnf import MAX_WAYS, ROOT, STEPS
+from cpuchat.grammar.gbnf import gbnf_to_lark
+from cpuchat.grammar.limits import parser_limits, short_reason
 from cpuchat.protocol.messages import ANY_CALL, CallRule, Sampling, Tool
-from cpuchat.tools.call_format import ID, CallFormat, call_grammar
+from cpuchat.tools.call_format import ID, CallFormat
+from cpuchat.tools.call_grammar import call_grammar
 
-_CANDIDATES: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+_N_LIKELY: Final = 64
 
 
 class Grammar:
@@ -47,72 +41,80 @@ class Grammar:
     Tokens without a text that the user sees are never allowed, but for those that end the answer once it is complete.
 
     Args:
-        text: GBNF with a rule `root`.
+        text: as of `Generate.grammar`, or a grammar of llguidance in Lark, which defines `start`.
         markers: tokens whose text is part of the grammar though the user does not see it.
 
     Raises:
-        UsageError: llama.cpp rejects the grammar, or the model has no tokenizer.
+        UsageError: the grammar is invalid, or the model has no tokenizer.
     """
 
     def __init__(self, vocab: Vocab, text: str, markers: frozenset[int] = frozenset()) -> None:
+        from llguidance import LLMatcher  # 8 MB, for answers in a form only
+
         if not vocab.has_tokenizer:
             raise UsageError(
                 "A grammar needs the text of tokens; this model has no tokenizer.", "Choose another model."
             )
-        log.clear()
-        self._grammar = grammar_new(vocab.handle, text.encode(), ROOT.encode(), False, None, 0, None, 0)
-        if not self._grammar:
-            reason = " ".join(log.lines(errors_only=True)[-1:]) or "see the worker's log"
-            raise UsageError(f"llama.cpp rejected the grammar: {reason}.", "Check the file.")
-        weakref.finalize(self, grammar_free, self._grammar)
-        # llama.cpp's check of a token can take twice as long with each character, and shorter tokens write the same.
-        self._silent = (vocab.silent_tokens | vocab.longer_than(STEPS)) - markers
-        self._has_text = np.ones(vocab.n_tokens, np.bool_)
-        self._has_text[list(self._silent)] = False
-        self._end = vocab.eos if vocab.is_eog(vocab.eos) else next(iter(vocab.eog_tokens), -1)
-        self._one = llama.llama_token_data()
-        self._one_array = llama.llama_token_data_array(
-            data=ctypes.pointer(self._one), size=1, selected=-1, sorted=False
-        )
-        self._one_pointer = ctypes.byref(self._one_array)
+        if not text.startswith(("{", "start: ")):
+            text = gbnf_to_lark(text, "the grammar")
+        self._matcher = LLMatcher(vocab.guidance, text, log_level=0, limits=parser_limits())
+        if reason := self._matcher.get_error():
+            raise UsageError(f"Invalid grammar: {short_reason(reason)}.", "Check the file.")
+        self._vocab = vocab
+        self._silent = vocab.silent_tokens - markers
 
     def allows(self, token: int) -> bool:
-        """Return whether `token` may come next."""
+        """Return whether `token` may come next. Raises GrammarUnmet as `mask`."""
+        if self._vocab.is_eog(token):
+            return self.is_complete()
         if token in self._silent:
             return False
-        one = self._one
-        one.id, one.logit = token, 0.0
-        grammar_apply(self._grammar, self._one_pointer)
-        return one.logit == 0.0
+        is_allowed = self._matcher.validate_tokens([token]) == 1
+        self._check()
+        return is_allowed
 
-    def allowed(self, ids: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which of `ids` may come next. Costs some 0.1 µs each."""
-        allowed = self._has_text[ids]
-        ids = ids[allowed]
-        candidates = np.zeros(ids.size, _CANDIDATES)
-        candidates["id"] = ids
-        data = candidates.ctypes.data_as(llama.llama_token_data_p)
-        array = llama.llama_token_data_array(data=data, size=ids.size, selected=-1, sorted=False)
-        grammar_apply(self._grammar, ctypes.byref(array))
-        allowed[allowed] = candidates["logit"] == 0
+    def mask(self, row: Row) -> NDArray[np.bool_]:
+        """Return which tokens may come next; where the search for all takes too long, of the most likely in `row` only.
+
+        Raises:
+            GrammarUnmet: the text can be read in so many ways that each search takes too long.
+        """
+        allowed = np.zeros(self._vocab.n_tokens, np.bool_)
+        trial = self._matcher.deep_copy()  # which an error ends
+        bits = b"" if trial.is_stopped() else trial.compute_bitmask()
+        if _error(trial):
+            likely = [token for token in largest(row, _N_LIKELY).tolist() if self.allows(token)]
+            allowed[likely] = True
+        elif bits:
+            allowed |= np.unpackbits(np.frombuffer(bits, np.uint8), count=allowed.size, bitorder="little").view(
+                np.bool_
+            )
+            allowed[list(self._silent)] = False
+        allowed[list(self._vocab.eog_tokens)] = self.is_complete()
         return allowed
 
     def accept(self, token: int) -> None:
-        """Add `token`, which must be allowed: llama.cpp ends the process otherwise.
+        """Add `token`, which must be allowed. Raises GrammarUnmet as `mask`."""
+        if not self._vocab.is_eog(token):
+            self._matcher.consume_token(token)
+            self._check()
 
-        Raises:
-            GrammarUnmet: the text can be read in so many ways that the next tokens would take seconds, then minutes.
-        """
-        grammar_accept(self._grammar, token)
-        if grammar_ways(self._grammar) > MAX_WAYS:
+    def _check(self) -> None:
+        if reason := _error(self._matcher):
             raise GrammarUnmet(
-                f"The answer can match the grammar in more than {MAX_WAYS:,} ways.",
+                f"The answer cannot go on under the grammar: {reason}.",
                 "Change the rules that can read one text in several ways.",
             )
 
     def is_complete(self) -> bool:
         """Return whether the text may end here."""
-        return self._end >= 0 and self.allows(self._end)
+        return bool(self._vocab.eog_tokens) and self._matcher.is_accepting()
+
+
+def _error(matcher: LLMatcher) -> str:
+    """Return what ended a matcher; "" for nothing, and where the text has come to its end."""
+    error = matcher.get_error() if matcher.is_error() else ""
+    return "" if error.startswith("NoExtension") else short_reason(error)
 
 
 class EitherGrammar:
@@ -125,9 +127,9 @@ class EitherGrammar:
         """Return whether `token` may come next."""
         return any(one.allows(token) for one in self._open)
 
-    def allowed(self, ids: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which of `ids` may come next."""
-        return np.logical_or.reduce([one.allowed(ids) for one in self._open])
+    def mask(self, row: Row) -> NDArray[np.bool_]:
+        """Return which tokens may come next, as `Grammar`."""
+        return np.logical_or.reduce([one.mask(row) for one in self._open])
 
     def accept(self, token: int) -> None:
         """Add `token`, which must be allowed. Raises GrammarUnmet as `Grammar`."""
@@ -195,7 +197,7 @@ class CallGuide:
         self._is_over = True
         try:
             return self._grammar(self._text[at:])
-        except CpuchatError:  # llama.cpp takes no such grammar, or the vocabulary not these texts
+        except CpuchatError:  # llguidance takes no such grammar, or the vocabulary not these texts
             return None
 
     def _begin(self) -> int | None:
@@ -256,15 +258,11 @@ def call_markers(vocab: Vocab, form: CallFormat) -> tuple[int, ...]:
     return tuple(tokens) if is_marker else ()
 
 
-_STAGES: Final = (64, 1024)
-"""Most likely tokens that are checked before the whole vocabulary is: 150,000 take 10 to 20 ms."""
-
-
 class GuidedSampler(Sampler):
     """Samples tokens for reasoning within a budget, and for an answer that a grammar allows.
 
     Args:
-        grammar: GBNF; "": none.
+        grammar: as of `Generate`; "": none.
         calls: has the grammar of the calls in an answer, or in place of one in the form of `grammar`; None: no calls.
         budget: most tokens of reasoning; None: no limit.
 
@@ -388,29 +386,10 @@ class GuidedSampler(Sampler):
     def _filtered(self, row: Row) -> Candidates:
         if not self._resampling or self._grammar is None:
             return super()._filtered(row)
-        for n in _STAGES:
-            if n >= row.size:
-                break
-            ids = largest(row, n)
-            found = self._of_largest(row, ids[self._grammar.allowed(ids)].tolist(), row.item(ids[-1]))
-            if found is not None:
-                return found
-        masked = np.where(self._grammar.allowed(np.arange(row.size)), row, np.float32(-np.inf))
+        masked = np.where(self._grammar.mask(row), row, np.float32(-np.inf))
         if np.isneginf(masked.max()):
             raise GrammarUnmet(
                 "No token of this model's vocabulary can continue the answer under the grammar.",
                 "Allow other characters, or choose another model.",
             )
         return super()._filtered(masked)
-
-    def _of_largest(self, row: Row, ids: list[int], limit: float) -> Candidates | None:
-        """Return the candidates if they are among `ids`, descending; None when others could be, below `limit`."""
-        if not ids:
-            return None
-        if self._greedy:
-            return ids[:1], [1.0]
-        if self._shortlist is None:
-            return None
-        ids = ids[: self._shortlist.k]
-        logits = row[ids].tolist()
-        return self._cut(ids, logits, limit, logits[0])

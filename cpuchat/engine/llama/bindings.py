@@ -171,20 +171,6 @@ attach_threadpool = _function("llama_attach_threadpool", None, ctypes.c_void_p, 
 detach_threadpool = _function("llama_detach_threadpool", None, ctypes.c_void_p)
 logits_address = _function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 blck_size = _function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
-# What the sampler of a grammar calls, without which the ways that it follows could not be counted.
-_vocab, _grammar, _text = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p
-grammar_new = _function(
-    "_Z23llama_grammar_init_implPK11llama_vocabPKcS3_bPS3_mPKim",
-    _grammar, _vocab, _text, _text, ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t,
-)  # fmt: skip
-grammar_free = _function("_Z23llama_grammar_free_implP13llama_grammar", None, _grammar)
-grammar_apply = _function(
-    "_Z24llama_grammar_apply_implRK13llama_grammarP22llama_token_data_array", None, _grammar, ctypes.c_void_p
-)
-grammar_accept = _function("_Z25llama_grammar_accept_implR13llama_grammari", None, _grammar, ctypes.c_int32)
-_grammar_stacks = _function(
-    "_Z24llama_grammar_get_stacksP13llama_grammar", ctypes.POINTER(ctypes.c_size_t * 2), _grammar
-)
 tensor_bytes = _function("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
 tensor_type_name = _function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
 buffer_name = _function("ggml_backend_buffer_name", ctypes.c_char_p, ctypes.c_void_p)
@@ -288,12 +274,6 @@ def kv_overrides(values: dict[str, str | int]) -> Any:
             override.tag = llama.LLAMA_KV_OVERRIDE_TYPE_STR
             override.value.val_str = value.encode("utf-8", "replace")[:127]
     return overrides
-
-
-def grammar_ways(grammar: int) -> int:
-    """Return in how many ways a grammar can go on: the length of a std::vector of its stacks, each one itself."""
-    begin, end = _grammar_stacks(grammar).contents
-    return (end - begin) // (3 * ctypes.sizeof(ctypes.c_void_p))
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 from cpuchat.base.errors import TemplateError
 from cpuchat.engine.prompt.turns import TurnFitter
 from cpuchat.protocol.messages import EFFORTS, Message, Tool
-from cpuchat.tools.call_format import CallFormat, learn_format
-from cpuchat.tools.call_parser import GENERIC, as_text
+from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
+from cpuchat.tools.call_learner import learn_format
 
 MAX_SOURCE: Final = 1 << 20
 _MAX_REPLY: Final = 1 << 28  # far beyond what the helper lets a template write

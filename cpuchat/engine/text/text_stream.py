@@ -32,7 +32,8 @@ from cpuchat.protocol.messages import (
     ToolCall,
 )
 from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.call_parser import CallPiece, CallReader, may_begin, parse_calls, unmarked_calls
+from cpuchat.tools.call_parser import may_begin, parse_calls, unmarked_calls
+from cpuchat.tools.call_stream import CallPiece, CallReader
 
 _CHANNEL = re.compile(r"(?:\s*<\|[^<>|]*\|>\w*)*\s*(?:<(?:\|[^<>|]*\|?)?)?$")  # markers, the last one maybe unfinished
 

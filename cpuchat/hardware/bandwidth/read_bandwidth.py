@@ -1,9 +1,8 @@
 """Read bandwidth of sets of CPUs, measured in a process of its own (`read_probe`) and cached.
 
-That of the cores in use is the denominator of utilization. A survey measures one core, one L3 group, all cores, and
-every NUMA node to every other: it tells the fabric link of an L3 group from the memory behind it, and how many cores of
-each L3 group are enough to use the memory up. A cached entry belongs to a machine (its CPU, its microcode, its memory,
-its NUMA nodes), to the cores that were measured and to the memory policy.
+That of the cores in use is the denominator of utilization. A survey measures one core, one L3 group and all cores: it
+tells the fabric link of an L3 group from the memory behind it. A cached entry belongs to a machine (its CPU, its
+microcode, its memory, its NUMA nodes), to the cores that were measured and to the memory policy.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from cpuchat.costs.measured_on import MeasuredOn
 from cpuchat.hardware import sysfs
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.memory import available_bytes, meminfo
-from cpuchat.hardware.numa.mempolicy import MEMORY_REFUSED, current, launch_command
+from cpuchat.hardware.numa.mempolicy import current, launch_command
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.sysfs import cpuinfo_values, read_text
 from cpuchat.hardware.topology import Topology
@@ -72,15 +71,13 @@ loaded; another program that computes takes half of one.
 class ReadBandwidth:
     """Read bandwidth in bytes per second: of each round, and the best of them.
 
-    `cpus` are the logical CPUs that read, one thread each; `node` is the NUMA node that the memory was bound to (None:
-    wherever the memory policy of this process puts it). `shares` are, for each round, the part of its CPU that the
+    `cpus` are the logical CPUs that read, one thread each. `shares` are, for each round, the part of its CPU that the
     thread got which got least; () if not measured. `made` is when it was saved, in seconds since the epoch.
     """
 
     cpus: tuple[int, ...]
     bytes_per_s: float
     rounds: tuple[float, ...]
-    node: int | None = None
     shares: tuple[float, ...] = ()
     made: float = 0.0
 
@@ -95,21 +92,15 @@ def measure(
     *,
     seconds: float = WINDOW_SECONDS,
     rounds: int = WINDOWS,
-    node: int | None = None,
     memory: str = "",
     cancelled: Cancelled | None = None,
     root: Path = ROOT,
 ) -> ReadBandwidth:
     """Read memory with one pinned thread per CPU of `cpus`, `rounds` times for `seconds`. Blocks that long.
 
-    Args:
-        node: bind the memory to this NUMA node.
-        memory: the memory policy, in the words of `mempolicy`; "" is that of this process.
-        cancelled: asked every 50 ms; True ends the measurement.
-
-    Raises:
-        ProbeFailed: too little free memory, a CPU that this process may not use, or a node that may not be used.
-        Interrupted: `cancelled` said so.
+    `memory`: the memory policy, in the words of `mempolicy`; "" is that of this process. One that the kernel refuses
+    is not in effect. `cancelled`: asked every 50 ms; True ends the measurement. Raises ProbeFailed: too little free
+    memory, or a CPU that this process may not use; Interrupted: `cancelled` said so.
     """
     chosen = tuple(sorted(set(cpus)))
     if not chosen:
@@ -122,17 +113,13 @@ def measure(
         "--rounds", str(rounds),
         "--library", str(paths.engine_library("cpuchat-read") or ""),
     ]  # fmt: skip
-    words = memory if node is None else f"bind:{node}"
-    if words:
-        command = launch_command(words, command)
+    if memory:
+        command = launch_command(memory, command)
     found = run_probe(command, cancelled or (lambda: False), seconds * rounds + _PATIENCE)
-    refused = found.get("memory_refused")
-    if node is not None and refused:
-        raise ProbeFailed(f"Cannot bind memory to node {node}: {refused}")
     rates = tuple(float(rate) for rate in found.get("rounds", ()))
     if not rates or max(rates) <= 0:
         raise ProbeFailed("The measuring process returned no result.")
-    return ReadBandwidth(chosen, max(rates), rates, node, tuple(float(share) for share in found.get("shares", ())))
+    return ReadBandwidth(chosen, max(rates), rates, tuple(float(share) for share in found.get("shares", ())))
 
 
 def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
@@ -174,12 +161,10 @@ def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[st
     """Run the measuring process and return what it prints. Raises ProbeFailed: it failed, was ended, or took longer
     than `limit` seconds; Interrupted: `cancelled` said so.
     """
-    environment = child_environment()
-    environment.pop(MEMORY_REFUSED, None)
     end = monotonic() + limit
     try:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command, env=child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
     except OSError as error:
         raise ProbeFailed(f"Cannot start the measuring process: {error.strerror}.") from None
@@ -260,19 +245,13 @@ def peak_of(
     failed: Callable[[str], None] | None = None,
     root: Path = ROOT,
 ) -> Peak | None:
-    """Return the read bandwidth of these logical CPUs together; measured (2 seconds) unless it is cached.
+    """Return the read bandwidth of these logical CPUs together; measured (2 seconds) unless it is cached. None when it
+    was cancelled, or could not be measured.
 
-    What was measured while other programs ran is measured again, and the better of both counts.
-
-    Args:
-        retry_after: but not within so many seconds.
-        memory_words: the memory policy to measure under, resolved ("local", "interleave:0-1"); "" is the one that this
-            process runs under.
-        cancelled: asked every 50 ms; True ends the measurement.
-        failed: gets the reason in words when there is no figure.
-
-    Returns:
-        None when it was cancelled, or could not be measured.
+    What was measured while other programs ran is measured again, but not within `retry_after` seconds, and the better
+    of both counts. `memory_words`: the policy to measure under, resolved ("local", "interleave:0-1"); "" is that of
+    this process. `cancelled`: asked every 50 ms; True ends the measurement. `failed`: gets the reason when there is no
+    figure.
     """
     known = _saved(cpus, memory_words, root)
     if known is not None and not _is_due(known, retry_after):
@@ -331,65 +310,19 @@ def _peak(measured: ReadBandwidth) -> Peak:
     return Peak(measured.bytes_per_s, f"{source}, other programs ran" if measured.disturbed else source, measured.cpus)
 
 
-BUDGET_SECONDS: Final = 12.0
-_STARTING: Final = 0.45
-"""Seconds to start a measuring process and fill its memory."""
-_MAX_CELLS: Final = 16
-_COUNTS: Final = (1, 2, 3, 4, 6, 8, 12)
-_KNEE: Final = 0.97
-
 Progress = Callable[[int, int, str], None]
 """(measurements done, measurements to do, what is measured next)"""
-Found = dict[tuple[tuple[int, ...], int | None], ReadBandwidth]
-"""Measurements by CPUs and the node that the memory was bound to (None: not bound)."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeBandwidth:
-    """The bandwidth from the cores of one NUMA node to the memory of another, or of their own."""
-
-    cpu_node: int
-    memory_node: int
-    measured: ReadBandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The read bandwidth of several sets of cores; None where a machine has no such set.
-
-    `l3_group` is one whole L3 group, `fabric_link` all L3 groups behind one fabric link (only where they are several),
-    `per_core_counts` all L3 groups with that many cores each. `seconds` is what it took, `notes` what was left out.
+    """The read bandwidth of one core, of one whole L3 group, which reads through one fabric link, and of all cores.
+    None: a machine has no such set.
     """
 
     one_core: ReadBandwidth
     all_cores: ReadBandwidth
     l3_group: ReadBandwidth | None = None
-    fabric_link: ReadBandwidth | None = None
-    per_core_counts: dict[int, ReadBandwidth] | None = None
-    cells: tuple[NodeBandwidth, ...] = ()
-    seconds: float = 0.0
-    notes: tuple[str, ...] = ()
-
-    @property
-    def matrix(self) -> dict[tuple[int, int], ReadBandwidth]:
-        """(node of the cores, node of the memory) of every pair that was measured; empty on one node."""
-        return {(cell.cpu_node, cell.memory_node): cell.measured for cell in self.cells}
-
-    @property
-    def knee(self) -> int | None:
-        """Return the fewest cores of each L3 group that read 97 % of the most; None where that was not measured."""
-        counts = self.per_core_counts
-        if not counts:
-            return None
-        maximum = max(measured.bytes_per_s for measured in counts.values())
-        return min(count for count, measured in counts.items() if measured.bytes_per_s >= _KNEE * maximum)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    what: str
-    cpus: tuple[int, ...]
-    node: int | None = None
 
 
 def survey(
@@ -401,43 +334,22 @@ def survey(
     cancelled: Cancelled | None = None,
     root: Path = ROOT,
 ) -> Survey:
-    """Measure all informative sets of `cpus`, in at most about 12 seconds. The result is cached.
-
-    Args:
-        cpus: logical CPUs, one per core; none: those that compute by default.
-        memory: the memory policy in the words of `mempolicy`; "" is that of this process.
-
-    Raises:
-        ProbeFailed: all cores or one core could not be measured. (What else fails is noted and left out.)
-        Interrupted: `cancelled` said so.
+    """Measure `cpus` (logical CPUs, one per core; none: those that compute by default), one of them, and those of one
+    L3 group, in about 6 seconds. The result is cached. `memory`: the policy in the words of `mempolicy`; "" is that of
+    this process. Raises ProbeFailed: they could not be measured; Interrupted: `cancelled` said so.
     """
-    begin = monotonic()
     chosen = tuple(sorted(set(cpus))) or default_cpus(topology)
-    plan = _Schedule(topology, chosen)
-    rounds = min(max(int((BUDGET_SECONDS / len(plan.steps) - _STARTING) / WINDOW_SECONDS), 2), WINDOWS)
-    found: Found = {}
-    notes: list[str] = []
-    for number, step in enumerate(plan.steps):
-        if number >= 2 and monotonic() - begin > BUDGET_SECONDS:
-            notes.append(f"not measured within the time limit: {', '.join(s.what for s in plan.steps[number:])}")
-            break
+    group = tuple(max(topology.by_l3(chosen).values(), key=len, default=()))
+    sets = {chosen: "all cores"}
+    for members, what in ((chosen[:1], "1 core"), (group, "1 L3 group")):
+        if members:
+            sets.setdefault(members, what)
+    found: dict[tuple[int, ...], ReadBandwidth] = {}
+    for number, (members, what) in enumerate(sets.items()):
         if on_progress is not None:
-            on_progress(number, len(plan.steps), step.what)
-        try:
-            found[step.cpus, step.node] = measure(
-                step.cpus,
-                # That of all is the denominator of utilization: as good as `peak_of` does it.
-                rounds=WINDOWS if step.cpus == chosen and step.node is None else rounds,
-                node=step.node,
-                memory=memory,
-                cancelled=cancelled,
-                root=root,
-            )
-        except ProbeFailed as error:
-            if number < 2:
-                raise
-            notes.append(f"{step.what}: {error.message}")
-    result = replace(plan.result(found), seconds=monotonic() - begin, notes=tuple(notes))
+            on_progress(number, len(sets), what)
+        found[members] = measure(members, memory=memory, cancelled=cancelled, root=root)
+    result = Survey(found[chosen[:1]], found[chosen], found.get(group))
     _cache().put(_key("survey", chosen, memory, root), result)
     remember(result.all_cores, memory, root=root)
     return result
@@ -449,7 +361,7 @@ def cached_survey(
     """Return the cached survey of the same cores under the same memory policy; None if there is none."""
     saved = _cache().read().get(_key("survey", cpus or default_cpus(topology), memory, root))
     try:
-        return msgspec.convert(saved, prepared(Survey), str_keys=True)
+        return msgspec.convert(saved, prepared(Survey))
     except msgspec.ValidationError:
         return None
 
@@ -457,70 +369,3 @@ def cached_survey(
 def default_cpus(topology: Topology) -> tuple[int, ...]:
     """Return the cores that compute by default."""
     return choose_cores(topology).cpus
-
-
-class _Schedule:
-    """The measurements to make, the most informative first, each set once; and which result is which."""
-
-    def __init__(self, topology: Topology, cpus: tuple[int, ...]) -> None:
-        self.cpus = tuple(sorted(cpus))
-        groups = topology.by_l3(self.cpus)
-        index, whole = max(groups.items(), key=lambda one: len(one[1]), default=(0, []))
-        self.one = self.cpus[:1]
-        self.group = tuple(whole)
-        self.fabric_link: tuple[int, ...] = ()
-        if whole:
-            behind = topology.fabric_links[topology.l3_groups[index].fabric_link]
-            linked = sorted(cpu for other in behind for cpu in groups.get(other, ()))
-            self.fabric_link = tuple(linked) if len(linked) > len(whole) else ()
-        maximum = len(whole)
-        self.counts = {
-            count: tuple(sorted(cpu for members in groups.values() for cpu in members[:count]))
-            for count in (*(count for count in _COUNTS if count < maximum), *((maximum,) if maximum else ()))
-        }
-        self.cells = _cells(topology, self.cpus)
-        self.steps: list[_Step] = []
-        self._add("all cores", self.cpus)
-        self._add("1 core", self.one)
-        self._add("1 L3 group", self.group)
-        self._add("1 fabric link", self.fabric_link)
-        for count, members in self.counts.items():
-            self._add(f"{count} per L3 group", members)
-        for (near, far), members in self.cells.items():
-            self._add(f"node {near} reading node {far}", members, far)
-
-    def _add(self, what: str, cpus: tuple[int, ...], node: int | None = None) -> None:
-        if cpus and all((step.cpus, step.node) != (cpus, node) for step in self.steps):
-            self.steps.append(_Step(what, cpus, node))
-
-    def result(self, found: Found) -> Survey:
-        """Build the survey. Raises KeyError without the measurements of one core and all cores."""
-        counts = {count: found[cpus, None] for count, cpus in self.counts.items() if (cpus, None) in found}
-        return Survey(
-            one_core=found[self.one, None],
-            all_cores=found[self.cpus, None],
-            l3_group=found.get((self.group, None)),
-            fabric_link=found.get((self.fabric_link, None)),
-            per_core_counts=counts if len(counts) > 1 else None,
-            cells=tuple(
-                NodeBandwidth(near, far, found[cpus, far])
-                for (near, far), cpus in self.cells.items()
-                if (cpus, far) in found
-            ),
-        )  # fmt: skip
-
-
-def _cells(topology: Topology, cpus: tuple[int, ...]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Return the CPUs that read, by (node of the cores, node of the memory); of many nodes only the first one reads."""
-    far = [node.number for node in topology.nodes if node.memory and node.number in topology.allowed_nodes]
-    near: dict[int, list[int]] = {}
-    for cpu in cpus:
-        node = topology.node_of(cpu)
-        if node is not None:
-            near.setdefault(node, []).append(cpu)
-    if len(far) < 2:
-        return {}
-    readers = list(near)
-    if len(readers) * len(far) > _MAX_CELLS:
-        readers = readers[:1]
-    return {(reader, memory): tuple(near[reader]) for reader in readers for memory in far}

@@ -26,9 +26,8 @@ import threading
 from time import perf_counter, thread_time
 
 HUGE_PAGE = 2 << 20
-_FIRST_CALL = 2 << 20
-_CALL_SECONDS = 0.004
-"""Target seconds per call: threads check the clock between calls, and take turns in Python there."""
+_CALL_BYTES = 32 << 20
+"""Read between two looks at the clock, when threads take turns in Python: some milliseconds."""
 _WARM_UP = 0.06
 _ALL_READY_SECONDS = 40.0
 
@@ -59,84 +58,8 @@ class ProbeBuffer:
         return self._memchr(self.address + offset, 0, length)
 
 
-class Probe:
-    """Reads memory with all threads at once, without the library.
-
-    Afterwards `rounds[i]` is bytes per second in window i, all threads together, and `shares[i]` the part of its CPU
-    that the thread got which got least (1: nothing else ran there).
-
-    Raises (from `run`):
-        RuntimeError: a thread could not be pinned or got no memory; the text says which.
-    """
-
-    def __init__(self, cpus: list[int], size: int, seconds: float, rounds: int) -> None:
-        self.cpus = cpus
-        self.size = size
-        self.seconds = seconds
-        self.n_rounds = rounds
-        self.rounds: list[float] = []
-        self.shares: list[float] = []
-        self._start = 0.0
-        self._windows: list[list[tuple[float, float]]] = []
-        self._failures: list[str] = []
-        self._ready = threading.Barrier(len(cpus), action=self._begin)
-
-    def run(self) -> None:
-        threads = [threading.Thread(target=self._work, args=(cpu,), daemon=True) for cpu in self.cpus]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if self._failures or len(self._windows) != len(self.cpus):
-            raise RuntimeError(self._failures[0] if self._failures else "not all threads were ready in time")
-        for windows in zip(*self._windows, strict=True):
-            self.rounds.append(sum(rate for rate, _ in windows))
-            self.shares.append(min(share for _, share in windows))
-
-    def _begin(self) -> None:
-        self._start = perf_counter() + _WARM_UP
-
-    def _work(self, cpu: int) -> None:
-        try:
-            if hasattr(os, "sched_setaffinity"):
-                os.sched_setaffinity(0, {cpu})  # Of this thread alone.
-        except OSError:
-            self._fail(_REFUSED.format(cpu))
-            return
-        try:
-            memory = ProbeBuffer(self.size)
-        except (OSError, MemoryError, ValueError) as error:
-            self._fail(f"CPU {cpu}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
-            return
-        try:
-            self._ready.wait(_ALL_READY_SECONDS)
-        except threading.BrokenBarrierError:
-            return
-        self._windows.append(self._read(memory))
-
-    def _fail(self, why: str) -> None:
-        self._failures.append(why)
-        self._ready.abort()
-
-    def _read(self, memory: ProbeBuffer) -> list[tuple[float, float]]:
-        """Return bytes per second in each window, and the share of the time that the thread computed."""
-        size, length, offset = self.size, min(_FIRST_CALL, self.size), 0
-        windows: list[tuple[float, float]] = []
-        now = perf_counter()
-        for window in range(self.n_rounds + 1):
-            begin, end, done, computed = now, self._start + window * self.seconds, 0, thread_time()
-            while now < end:
-                count = min(length, size - offset)
-                memory.scan(offset, count)
-                offset = (offset + count) % size
-                done += count
-                before, now = now, perf_counter()
-                if window == 0 and now - before < _CALL_SECONDS / 2:
-                    length = min(2 * length, size)
-            if window:
-                took = now - begin
-                windows.append((done / took, (thread_time() - computed) / took) if took > 0 else (0.0, 0.0))
-        return windows
+Windows = list[tuple[float, float]]
+"""(bytes per second, share of its CPU that a thread got) of each window"""
 
 
 _REFUSED = "CPU {} may not be used by this process"
@@ -145,8 +68,9 @@ _REFUSED = "CPU {} may not be used by this process"
 def read_with_library(
     library: str, cpus: list[int], size: int, seconds: float, rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Return rounds and shares as `Probe` has them. Raises RuntimeError as it does; OSError and AttributeError: there
-    is no such library, or it is damaged or of another kind."""
+    """Return for each window the bytes per second of all threads together, and the part of its CPU that the thread got
+    which got least (1: nothing else ran there). Raises RuntimeError: a thread could not be pinned or got no memory, the
+    text says which; OSError and AttributeError: there is no such library, or it is damaged or of another kind."""
     n, windows = len(cpus), ctypes.c_double * rounds
     rates, shares = windows(), windows()
     read = ctypes.CDLL(library).cpuchat_read
@@ -158,10 +82,57 @@ def read_with_library(
     return list(rates), list(shares)
 
 
-def _read_without(cpus: list[int], size: int, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
-    probe = Probe(cpus, size, seconds, rounds)
-    probe.run()
-    return probe.rounds, probe.shares
+def read_without(cpus: list[int], size: int, seconds: float, rounds: int) -> tuple[list[float], list[float]]:
+    """As `read_with_library`, with a thread of Python's per CPU. Raises RuntimeError."""
+    start: list[float] = []
+    ready = threading.Barrier(len(cpus), action=lambda: start.append(perf_counter() + _WARM_UP))
+    found: list[Windows] = []
+    failures: list[str] = []
+
+    def work(cpu: int) -> None:
+        try:
+            if hasattr(os, "sched_setaffinity"):
+                os.sched_setaffinity(0, {cpu})  # Of this thread alone.
+        except OSError:
+            failures.append(_REFUSED.format(cpu))
+            return ready.abort()
+        try:
+            memory = ProbeBuffer(size)
+        except (OSError, MemoryError, ValueError) as error:
+            failures.append(f"CPU {cpu}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
+            return ready.abort()
+        try:
+            ready.wait(_ALL_READY_SECONDS)
+        except threading.BrokenBarrierError:
+            return None
+        found.append(_windows(memory, start[0], seconds, rounds))
+
+    threads = [threading.Thread(target=work, args=(cpu,), daemon=True) for cpu in cpus]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures or len(found) != len(cpus):
+        raise RuntimeError(failures[0] if failures else "not all threads were ready in time")
+    windows = list(zip(*found, strict=True))
+    return [sum(rate for rate, _ in one) for one in windows], [min(share for _, share in one) for one in windows]
+
+
+def _windows(memory: ProbeBuffer, start: float, seconds: float, rounds: int) -> Windows:
+    """Read memory over and over, in a first stretch up to `start`, then in windows."""
+    offset, windows, now = 0, list[tuple[float, float]](), perf_counter()
+    for window in range(rounds + 1):
+        begin, end, done, computed = now, start + window * seconds, 0, thread_time()
+        while now < end:
+            count = min(_CALL_BYTES, memory.size - offset)
+            memory.scan(offset, count)
+            offset = (offset + count) % memory.size
+            done += count
+            now = perf_counter()
+        if window:
+            took = now - begin
+            windows.append((done / took, (thread_time() - computed) / took) if took > 0 else (0.0, 0.0))
+    return windows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -182,14 +153,13 @@ def main(arguments: list[str] | None = None) -> int:
     asked = (cpus, given.bytes, given.seconds, given.rounds)
     try:
         try:
-            rounds, shares = read_with_library(given.library, *asked) if given.library else _read_without(*asked)
+            rounds, shares = read_with_library(given.library, *asked) if given.library else read_without(*asked)
         except (OSError, AttributeError):
-            rounds, shares = _read_without(*asked)
+            rounds, shares = read_without(*asked)
     except RuntimeError as error:
         print(json.dumps({"error": str(error)}))
         return 1
-    refused = os.environ.get("CPUCHAT_MEMORY_REFUSED", "")
-    print(json.dumps({"rounds": rounds, "shares": shares, "memory_refused": refused}))
+    print(json.dumps({"rounds": rounds, "shares": shares}))
     return 0
 
 

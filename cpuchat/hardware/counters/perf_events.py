@@ -70,11 +70,8 @@ _TIMES_ENABLED_AND_RUNNING = 0b11
 
 
 def attributes(type_: int, configs: tuple[int, int, int]) -> bytes:
-    """`struct perf_event_attr` of a counting event.
-
-    Args:
-        type_: PERF_TYPE_*, or the number in the PMU's `type` file.
-        configs: config, config1, config2.
+    """`struct perf_event_attr` of a counting event. `type_`: PERF_TYPE_*, or the number in the PMU's `type` file.
+    `configs`: config, config1, config2.
     """
     attr = bytearray(_ATTR_BYTES)
     struct.pack_into("=IIQ", attr, 0, type_, _ATTR_BYTES, configs[0])
@@ -112,31 +109,37 @@ class PerfEvent:
             pass
 
 
-class EventGroup:
-    """Reads events together; each count stands for an amount (bytes, joules)."""
+class Counter:
+    """Open events of a `name`, in `groups` whose amounts belong together: bytes read and written, bytes of both, or
+    joules. Each event comes with the amount that one count stands for.
+    """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, name: str, n_groups: int, kernel: Kernel) -> None:
+        self.name = name
+        self.groups: list[list[tuple[PerfEvent, float]]] = [[] for _ in range(n_groups)]
         self._kernel = kernel
-        self._events: list[tuple[PerfEvent, float]] = []
 
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def add(self, pmu: Pmu, configs: tuple[int, int, int], each: float) -> None:
+    def add(self, group: int, pmu: Pmu, configs: tuple[int, int, int], each: float) -> None:
         """Open the event on every unit of the PMU. Raises OSError: refused."""
         attr = attributes(pmu.type, configs)
         for cpu in pmu.cpus:
             fd = self._kernel.perf_event_open(attr, -1, cpu, _CLOSE_ON_EXEC)
-            self._events.append((PerfEvent(fd, self._kernel), each))
+            self.groups[group].append((PerfEvent(fd, self._kernel), each))
 
-    def growth(self) -> float | None:
-        """Return the amount counted since the last call; None when one of the events had no count."""
-        grown = [(event.growth(), each) for event, each in self._events]
-        return None if any(value is None for value, _ in grown) else sum((value or 0.0) * each for value, each in grown)
+    def growth(self) -> tuple[float | None, ...]:
+        """Return each group's amount since the last call; None where one of its events had no count. Raises OSError: an
+        event is gone."""
+        found: list[float | None] = []
+        for group in self.groups:
+            grown = [(event.growth(), each) for event, each in group]
+            missing = any(value is None for value, _ in grown)
+            found.append(None if missing else sum((value or 0.0) * each for value, each in grown))
+        return tuple(found)
 
     def close(self) -> None:
-        for event, _ in self._events:
-            event.close()
+        for group in self.groups:
+            for event, _ in group:
+                event.close()
 
 
 def open_failure(error: OSError, root: Path = ROOT) -> CannotCount:
@@ -147,15 +150,19 @@ def open_failure(error: OSError, root: Path = ROOT) -> CannotCount:
             how = f"`sudo sysctl kernel.perf_event_paranoid=0`, which `={level}` takes back"
             return CannotCount(f"the kernel restricts it to root (perf_event_paranoid is {level})", how)
         return CannotCount("performance counters are blocked for this process, as containers often do")
-    if error.errno == errno.ENOSYS:
-        return CannotCount("this kernel has no performance counters")
-    if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENXIO):
-        return CannotCount("this CPU or virtual machine has no such counter")
-    if error.errno == errno.EBUSY:
-        return CannotCount("another program uses the counters", "stop other monitoring programs such as perf or pcm")
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return CannotCount("too many open files", "raise the limit: `ulimit -n 4096`")
-    return CannotCount((error.strerror or str(error) or type(error).__name__).lower())
+    unknown = (error.strerror or str(error) or type(error).__name__).lower()
+    return CannotCount(*_FAILURES.get(error.errno or 0, (unknown, "")))
+
+
+_FAILURES = {
+    errno.ENOSYS: ("this kernel has no performance counters", ""),
+    **dict.fromkeys(
+        (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENXIO),
+        ("this CPU or virtual machine has no such counter", ""),
+    ),
+    errno.EBUSY: ("another program uses the counters", "stop other monitoring programs such as perf or pcm"),
+    errno.EMFILE: ("too many open files", "raise the limit: `ulimit -n 4096`"),
+}
 
 
 _PMUS = "sys/bus/event_source/devices"

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.counters.perf_events import (
     ROOT,
     CannotCount,
-    EventGroup,
+    Counter,
     Kernel,
     Pmu,
     open_failure,
@@ -34,24 +33,6 @@ _CHANNELS = 8
 _BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "Bytes": 1, "B": 1}
 _READS = ("cas_count_read", "data_read", "read")
 _WRITES = ("cas_count_write", "data_write", "write")
-
-
-@dataclass(frozen=True)
-class Counter:
-    """Open events: their `name`, and groups whose amounts belong together: bytes read and written, bytes of both, or
-    joules.
-    """
-
-    name: str
-    groups: tuple[EventGroup, ...]
-
-    def growth(self) -> tuple[float | None, ...]:
-        """Return each group's amount since the last call. Raises OSError: an event is gone."""
-        return tuple(group.growth() for group in self.groups)
-
-    def close(self) -> None:
-        for group in self.groups:
-            group.close()
 
 
 def open_traffic(topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> Counter:
@@ -76,14 +57,14 @@ def open_power(topology: Topology, root: Path = ROOT, kernel: Kernel | None = No
     if unit != "Joules":
         raise CannotCount(f"unknown energy unit {unit or '(none)'}")
     with _opening("rapl", 1, root, kernel or Kernel()) as counter:
-        counter.groups[0].add(pmu, configs, scale)
+        counter.add(0, pmu, configs, scale)
     return counter
 
 
 @contextlib.contextmanager
 def _opening(name: str, groups: int, root: Path, kernel: Kernel) -> Iterator[Counter]:
     """Yield a counter without events; it is closed when one of them cannot be opened. Raises CannotCount."""
-    counter = Counter(name, tuple(EventGroup(kernel) for _ in range(groups)))
+    counter = Counter(name, groups, kernel)
     try:
         yield counter
     except OSError as error:
@@ -102,8 +83,8 @@ def _amd_controllers(controllers: list[Pmu], root: Path, kernel: Kernel) -> Coun
     """Count column accesses of every memory channel: exact. Zen 4 and newer, Linux 6.8."""
     with _opening("umc", 2, root, kernel) as counter:
         for pmu in controllers:
-            for mask, group in zip((_READ, _WRITE), counter.groups, strict=True):
-                group.add(pmu, pmu.configs(event=_CAS, rdwrmask=mask), LINE)
+            for group, mask in enumerate((_READ, _WRITE)):
+                counter.add(group, pmu, pmu.configs(event=_CAS, rdwrmask=mask), LINE)
     return counter
 
 
@@ -122,7 +103,7 @@ def _amd_fabric(topology: Topology, root: Path, kernel: Kernel) -> Counter:
         raise CannotCount("wrong with several NUMA nodes per socket", "set NPS1 in the firmware")
     with _opening("amd_df", 1, root, kernel) as counter:
         for channel in range(_CHANNELS):
-            counter.groups[0].add(pmu, pmu.configs(event=0x07 + 0x40 * channel, umask=0x38), LINE)
+            counter.add(0, pmu, pmu.configs(event=0x07 + 0x40 * channel, umask=0x38), LINE)
     return counter
 
 
@@ -137,11 +118,11 @@ def _intel(topology: Topology, root: Path, kernel: Kernel) -> Counter:
         raise _absent("the kernel has no counters of memory controllers", "`sudo modprobe intel_uncore`", topology)
     with _opening("imc", 2, root, kernel) as counter:
         for pmu in controllers:
-            for names, group in zip((_READS, _WRITES), counter.groups, strict=True):
+            for group, names in enumerate((_READS, _WRITES)):
                 for name in _chosen(pmu, names):
                     configs, scale, unit = pmu.named(name)
-                    group.add(pmu, configs, scale * _BYTES[unit] if unit in _BYTES else LINE)
-        if not all(len(group) for group in counter.groups):
+                    counter.add(group, pmu, configs, scale * _BYTES[unit] if unit in _BYTES else LINE)
+        if not all(counter.groups):
             raise CannotCount("the kernel names no events for reads and writes", "needs a newer kernel")
     return counter
 

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.base.processes import python_command
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
 
 
-Mode = Literal["local", "interleave", "weighted", "bind", "preferred"]
+Mode = Literal["local", "interleave", "bind", "preferred"]
 
 # Linux: MPOL_*. "preferred" with several nodes is PREFERRED_MANY (Linux 5.15), with one the older PREFERRED.
 _DEFAULT, _PREFERRED, _BIND, _INTERLEAVE, _LOCAL, _PREFERRED_MANY, _WEIGHTED = range(7)
@@ -39,7 +39,7 @@ _MODES: dict[int, Mode] = {
     _INTERLEAVE: "interleave",
     _LOCAL: "local",
     _PREFERRED_MANY: "preferred",
-    _WEIGHTED: "weighted",
+    _WEIGHTED: "interleave",  # of numactl: in another ratio
 }
 # MPOL_F_STATIC_NODES, MPOL_F_RELATIVE_NODES and MPOL_F_NUMA_BALANCING come in the same number as the mode.
 _MODE_FLAGS = (1 << 15) | (1 << 14) | (1 << 13)
@@ -50,9 +50,8 @@ _WORD = 64
 # arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/unistd.h for the others: (get, set).
 SYSTEM_CALLS = {"x86_64": (239, 238), "aarch64": (236, 237), "riscv64": (236, 237)}
 _LIST = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
-WEIGHTED_SINCE = (6, 9)
 
-_EXAMPLES = "Use auto, local, interleave, weighted, bind:0 or preferred:0 (node lists such as 0-1)."
+_EXAMPLES = "Use auto, local, interleave, bind:0 or preferred:0 (node lists such as 0-1)."
 
 
 class PolicyRefused(CpuchatError, code="policy_refused"):
@@ -60,10 +59,10 @@ class PolicyRefused(CpuchatError, code="policy_refused"):
 
 
 class Policy(NamedTuple):
-    """Where memory is placed. `nodes` empty: all that this process may use (interleave and weighted only).
+    """Where memory is placed. `nodes` empty: all that this process may use (interleave only).
 
-    local: on the node of the CPU that touches it first. interleave: page by page over `nodes` in turn. weighted: the
-    same, in the ratio that the kernel's weights say. bind: only on `nodes`. preferred: on `nodes` while they have room.
+    local: on the node of the CPU that touches it first. interleave: page by page over `nodes` in turn. bind: only on
+    `nodes`. preferred: on `nodes` while they have room.
     """
 
     mode: Mode
@@ -84,18 +83,10 @@ class Policy(NamedTuple):
         return self.mode != "local"
 
 
-class Calls(Protocol):
-    """The two system calls; tests put simulated kernels here. Both raise OSError."""
-
-    def set(self, mode: int, nodes: Collection[int]) -> None: ...
-
-    def get(self, flags: int = 0) -> tuple[int, tuple[int, ...]]:
-        """Mode number (with its flags) and nodes, ascending."""
-        ...
-
-
 class LinuxCalls:
-    """The calls of the running kernel. The C library has no wrappers for them (libnuma has)."""
+    """The two system calls of the running kernel; both raise OSError. The C library has no wrappers for them (libnuma
+    has). Tests put simulated kernels in its place.
+    """
 
     def __init__(self) -> None:
         import ctypes
@@ -125,6 +116,7 @@ class LinuxCalls:
         self._check(self._syscall(self._set, mode, words, long(_MASK_BITS + 1)))
 
     def get(self, flags: int = 0) -> tuple[int, tuple[int, ...]]:
+        """Return the mode's number (with its flags) and the nodes, ascending."""
         ctypes = self._ctypes
         mode, words = ctypes.c_int(0), (ctypes.c_ulong * (_MASK_BITS // _WORD))()
         result = self._syscall(
@@ -155,29 +147,20 @@ def parse_policy(text: str) -> Policy:
     match mode:
         case "local" if not colon:
             return Policy("local")
-        case "interleave" | "weighted":
+        case "interleave":
             return Policy(mode, parse_list(nodes) if colon else ())
         case "bind" | "preferred" if colon:
             return Policy(mode, parse_list(nodes))
     raise UsageError(f'Unknown memory policy: "{text}".', _EXAMPLES)
 
 
-def has_weighted(release: str) -> bool:
-    """Return whether this Linux release ("6.8.0-45-generic") supports weighted interleaving."""
-    parts = release.split(".")
-    numbers = [int("".join(c for c in part.partition("-")[0] if c.isdigit()) or 0) for part in parts[:2]]
-    return tuple(numbers) >= WEIGHTED_SINCE
-
-
-def choose_policy(
-    topology: Topology, words: str = "auto", cpus: Collection[int] = (), *, release: str | None = None
-) -> tuple[Policy, str]:
+def choose_policy(topology: Topology, words: str = "auto", cpus: Collection[int] = ()) -> tuple[Policy, str]:
     """Resolve `words` to a policy with explicit nodes on this machine, and one sentence why.
 
-    `cpus` are the logical CPUs that will compute (empty: all that are allowed), `release` is the kernel's (default: the
-    running one's). "auto": nothing on one node; near `cpus` when they all sit on one of several; else interleaved over
-    the nodes of `cpus`, so that every core reads all memory controllers. Raises UsageError: unknown words, or nodes
-    that are not there, have no memory or are not allowed.
+    `cpus` are the logical CPUs that will compute (empty: all that are allowed). "auto": nothing on one node; near
+    `cpus` when they all sit on one of several; else interleaved over the nodes of `cpus`, so that every core reads all
+    memory controllers. Raises UsageError: unknown words, or nodes that are not there, have no memory or are not
+    allowed.
     """
     allowed = topology.allowed_nodes or [node.number for node in topology.nodes]
     usable = tuple(node.number for node in topology.nodes if node.memory and node.number in allowed)
@@ -188,9 +171,7 @@ def choose_policy(
         return Policy("local"), "one NUMA node, nothing to place"
     if wanted is None:
         return _automatic(topology, usable, cpus)
-    nodes = wanted.nodes or (usable if wanted.mode in ("interleave", "weighted") else ())
-    if wanted.mode == "weighted" and not has_weighted(os.uname().release if release is None else release):
-        return Policy("interleave", nodes), "weighted needs Linux 6.9 or newer; using interleave"
+    nodes = wanted.nodes or (usable if wanted.mode == "interleave" else ())
     return Policy(wanted.mode, nodes), "set in the settings"
 
 
@@ -214,14 +195,14 @@ def _check_nodes(nodes: tuple[int, ...], usable: tuple[int, ...]) -> None:
         raise UsageError(f"{what} no memory available to this process.", f"Available nodes: {format_cpu_list(usable)}.")
 
 
-def apply(policy: Policy, calls: Calls | None = None) -> None:
+def apply(policy: Policy, calls: LinuxCalls | None = None) -> None:
     """Set the calling thread's policy, all of it or nothing; programs it starts and threads made later inherit it.
     Raises PolicyRefused: the kernel, a container or the platform does not allow it, or a node is not there. The message
     says which.
     """
     try:
         calls = calls or LinuxCalls()
-        nodes = policy.nodes or (allowed_nodes(calls) if policy.mode in ("interleave", "weighted") else ())
+        nodes = policy.nodes or (allowed_nodes(calls) if policy.mode == "interleave" else ())
         calls.set(_number(policy), nodes)
         # The kernel refuses nodes that don't exist only when it is left with none; else it drops them silently.
         kept = calls.get()[1]
@@ -232,7 +213,7 @@ def apply(policy: Policy, calls: Calls | None = None) -> None:
         raise _refusal(policy, error) from error
 
 
-def current(calls: Calls | None = None) -> Policy | None:
+def current(calls: LinuxCalls | None = None) -> Policy | None:
     """Return the calling thread's policy; None where that can't be asked."""
     try:
         mode, nodes = (calls or LinuxCalls()).get()
@@ -243,7 +224,7 @@ def current(calls: Calls | None = None) -> Policy | None:
     return None if name is None else Policy(name, nodes) if name != "local" and nodes else Policy("local")
 
 
-def allowed_nodes(calls: Calls | None = None) -> tuple[int, ...]:
+def allowed_nodes(calls: LinuxCalls | None = None) -> tuple[int, ...]:
     """Return nodes from which this thread may get memory; () where that can't be asked."""
     try:
         return (calls or LinuxCalls()).get(_MEMS_ALLOWED)[1]
@@ -276,8 +257,6 @@ def _refusal(policy: Policy, error: OSError) -> PolicyRefused:
             )
         case errno.ENOSYS:
             return PolicyRefused("This kernel has no memory policies.", "Set engine.memory to local.")
-        case errno.EINVAL if policy.mode == "weighted" and not has_weighted(os.uname().release):
-            return PolicyRefused("Weighted interleaving needs Linux 6.9 or newer.", "Set engine.memory to interleave.")
         case errno.EINVAL if policy.nodes:
             return _no_such_node(list(policy.nodes), ())
     return PolicyRefused(
@@ -310,7 +289,7 @@ def in_effect(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
     return policy.words if policy else environ.get(MEMORY, ""), environ.get(MEMORY_REFUSED, "")
 
 
-def prepare(memory: str, environ: MutableMapping[str, str], *, calls: Calls | None = None) -> None:
+def prepare(memory: str, environ: MutableMapping[str, str], *, calls: LinuxCalls | None = None) -> None:
     """Set this process's policy; write into `environ` which it has, or why not. Raises UsageError: no policy."""
     policy = parse_policy(memory)
     environ.pop(MEMORY_REFUSED, None)

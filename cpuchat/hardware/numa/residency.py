@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.hardware.numa.mempolicy import Policy
-from cpuchat.hardware.sysfs import read_number, read_text
+from cpuchat.hardware.sysfs import read_text
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Topology
@@ -38,12 +38,11 @@ _FLAGS = frozenset({"heap", "stack", "huge"})
 @dataclass(frozen=True, slots=True)
 class Region:
     """One mapping. `policy` in the kernel's words ("default", "interleave:0-1", "weighted interleave:0-1"), `file`
-    "" without one, `nodes` bytes by node, `page_size` in bytes."""
+    "" without one, `nodes` bytes by node."""
 
     policy: str
     file: str
     nodes: Mapping[int, int]
-    page_size: int
 
     @property
     def bytes(self) -> int:
@@ -67,8 +66,7 @@ def parse_numa_maps(lines: Iterable[str]) -> Iterator[Region]:
             elif word not in _FLAGS and (not equals or ":" in value):  # with "=": "bind=static:0"
                 policy.append(word)
         if nodes:
-            page = page_kb << 10
-            yield Region(" ".join(policy), file, {node: count * page for node, count in nodes.items()}, page)
+            yield Region(" ".join(policy), file, {node: count * page_kb << 10 for node, count in nodes.items()})
 
 
 def shares(nodes: Mapping[int, int]) -> dict[int, float]:
@@ -219,22 +217,18 @@ LARGE = 64 << 20
 
 _LITTLE = 0.05  # of the file in memory: too little to matter
 _TOLERANCE = 0.10  # between the wanted and the found part of a node
-_PLAIN_PAGE = 64 << 10  # the largest that kernels are built for
 _NAMELESS = ("", "/dev/zero", "/anon_hugepage")  # how the kernel calls memory that is shared, or in huge page files
-_HUGE = re.compile(r"^(?:AnonHugePages|ShmemPmdMapped|FilePmdMapped): *([0-9]{1,15}) kB$", re.MULTILINE)
-_WEIGHTS = "sys/kernel/mm/mempolicy/weighted_interleave"
 
 
 @dataclass(frozen=True)
 class Residency:
     """Bytes in memory by node. `weights`: the mapped model files. `large`: other regions of 64 MiB and more (weights
-    that are not mapped, KV caches, buffers). `other`: the rest. `huge`: how much of it all is in huge pages. `policy`:
-    the kernel's word for the policy of the weights, or of the large regions where no file is mapped."""
+    that are not mapped, KV caches, buffers). `other`: the rest. `policy`: the kernel's word for the policy of the
+    weights, or of the large regions where no file is mapped."""
 
     weights: Mapping[int, int] = field(default_factory=dict)
     large: Mapping[int, int] = field(default_factory=dict)
     other: Mapping[int, int] = field(default_factory=dict)
-    huge: int = 0
     policy: str = ""
 
     def words(self) -> str:
@@ -249,13 +243,11 @@ def read_residency(pid: int | str, files: Collection[Path] = (), root: Path = RO
     The kernel walks all page tables for it (hundreds of milliseconds for hundreds of gigabytes): ask once after
     loading, in a thread. None when it can't be read: the process is gone or another user's, or the kernel has no NUMA.
     """
-    folder = root / "proc" / str(pid)
     names = {os.path.realpath(file) for file in files}
     weights, large, other = Counter[int](), Counter[int](), Counter[int]()
     weights_policy = large_policy = ""
-    huge = 0
     try:
-        with (folder / "numa_maps").open(encoding="utf-8", errors="surrogateescape") as lines:
+        with (root / "proc" / str(pid) / "numa_maps").open(encoding="utf-8", errors="surrogateescape") as lines:
             for region in parse_numa_maps(lines):
                 if region.file in names:
                     weights.update(region.nodes)
@@ -265,20 +257,9 @@ def read_residency(pid: int | str, files: Collection[Path] = (), root: Path = RO
                     large_policy = region.policy
                 else:
                     other.update(region.nodes)
-                if region.page_size > _PLAIN_PAGE:
-                    huge += region.bytes
-        huge += _transparent_huge(folder / "smaps_rollup")
     except OSError:
         return None
-    return Residency(dict(weights), dict(large), dict(other), huge, weights_policy or large_policy)
-
-
-def _transparent_huge(path: Path) -> int:
-    """Return bytes in transparent huge pages, which numa_maps counts as plain ones."""
-    try:
-        return sum(int(kilobytes) << 10 for kilobytes in _HUGE.findall(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError):
-        return 0
+    return Residency(dict(weights), dict(large), dict(other), weights_policy or large_policy)
 
 
 def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = ROOT) -> str:
@@ -290,7 +271,7 @@ def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = RO
     usable = {node.number: node.memory for node in topology.nodes if node.memory}
     if len(usable) < 2 or not policy.places:
         return ""
-    wanted = _wanted_shares(policy, tuple(usable), root)
+    wanted = shares(dict.fromkeys(policy.nodes or usable, 1))  # of bind and preferred only the nodes matter
     found = resident_nodes(path, root)
     if found is None:
         return "The NUMA placement of the file is not known: it belongs to another user."
@@ -321,15 +302,6 @@ def reader_cpus(
     for cpu in cpus:
         by_node.setdefault(topology.node_of(cpu), []).append(cpu)
     return [tuple(one) for one in by_node.values()] if len(by_node) > 1 and None not in by_node else [()]
-
-
-def _wanted_shares(policy: Policy, usable: tuple[int, ...], root: Path) -> dict[int, float]:
-    """Return the part of the pages that each node gets; of bind and preferred only the nodes matter."""
-    nodes = policy.nodes or usable
-    weights = dict.fromkeys(nodes, 1)
-    if policy.mode == "weighted":
-        weights = {node: read_number(root / _WEIGHTS / f"node{node}") or 1 for node in nodes}
-    return shares(weights)
 
 
 def _matches(policy: Policy, wanted: Mapping[int, float], found: Mapping[int, float]) -> bool:

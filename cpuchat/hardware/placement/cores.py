@@ -24,7 +24,7 @@ from cpuchat.telemetry.units import plural
 
 WORDS: Final = "auto, all, a list of CPUs such as 0-7, l3:0, node:0, socket:0, or 4/l3 (cores of each L3 group)"
 
-_LIST = r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*"
+_LIST = r"[0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,20 +308,9 @@ def _reason(topology: Topology, named: _Named, cpus: tuple[int, ...], *, asked: 
     if asked and used > len(named.cpus):
         return f"{plural(used, 'core')}, {used - len(named.cpus)} of them efficient cores, which are slower."
     if asked and used < len(named.cpus):
-        return f"{used} of {named.what}{_evenly(topology, named.cpus, cpus)}."
+        return f"{used} of {named.what}."
     why = f": {named.why}" if named.why else ""
     return f"The {named.what}{why}." if used > 1 else f"{named.what[:1].upper()}{named.what[1:]}{why}."
-
-
-def _evenly(topology: Topology, candidates: Collection[int], cpus: Collection[int]) -> str:
-    """Describe how `cpus` are distributed over the L3 groups of `candidates`."""
-    all_groups, used = topology.by_l3(candidates), topology.by_l3(cpus)
-    sizes = {len(members) for members in used.values()}
-    if len(all_groups) < 2:
-        return ""
-    if len(used) == len(all_groups) and len(sizes) == 1:
-        return f", {sizes.pop()} of each L3 group"
-    return f", spread over {plural(len(used), 'L3 group')}"
 
 
 ROOT = Path("/")

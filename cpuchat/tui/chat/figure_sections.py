@@ -256,8 +256,7 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
     if wrong := now.off or now.remark:
         drawn = frame.sentence(wrong, _REMARK_ROWS, "limit")
         return drawn if len(drawn) == _REMARK_ROWS else [source, *drawn]
-    text = now.advice or _LIMITED.get(now.limit, "")
-    return [source, [frame.text("value" if now.advice else "label", fit(text, frame.width))]]
+    return [source, [frame.text("label", fit(_LIMITED.get(now.limit, ""), frame.width))]]
 
 
 def _power(frame: Frame, watts: float, joules: float | None) -> Line:

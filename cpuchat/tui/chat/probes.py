@@ -1,26 +1,22 @@
-"""Work of the chat screen for idle time, which gives way to everything: titles of chats, the speed of a new engine
-build, what passes cost on this machine, the basis of all predicted speeds, and which CPU module is the fastest.
+"""Work of the chat screen for idle time, which gives way to everything: titles of chats, and what passes cost on this
+machine, the basis of all predicted speeds.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.screen import Screen
 from textual.worker import Worker
 
-from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError
+from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import running_servers
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
-from cpuchat.protocol.messages import AnyEvent, Generate
 from cpuchat.session.chat import ChatSession
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.services import Services
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
     from cpuchat.hardware.placement.placement import Placement, PlacementSpec
     from cpuchat.telemetry.machine import Peak
-    from cpuchat.tune.modules import ModuleProbe
 
 _MEMORY = 2_000_000_000
 """Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
@@ -117,48 +112,8 @@ class ChatTitler(IdleProbe):
         await self._session.write_title(lambda: self._stopped)
 
 
-class BuildProbe(IdleProbe):
-    """Measures the loaded model once per build of the engine, in the place of an answer; reports when it got slower.
-
-    `done` is the path of the model that was measured, or cannot be.
-    """
-
-    NAME, CHECKS = "build-probe", 4
-    done = ""
-
-    def _is_wanted(self) -> bool:
-        model = self._session.conversation.model
-        return model is not None and not (model.server or model.engine) and model.path != self.done
-
-    async def _measure(self) -> None:
-        from cpuchat.tune.measurer import BuildSpeeds, is_measured, measure_build, speed_key
-
-        conversation = self._session.conversation
-        model, engine = conversation.model, conversation.backend.engine
-        try:
-            if model is None or engine is None or self._stopped:
-                return
-            key, speeds = speed_key(model, conversation.in_effect.engine), BuildSpeeds()
-            known = await asyncio.to_thread(speeds.newest, key)
-            if not is_measured(known, engine):
-                speed, notice = await measure_build(self._answer, engine, model, known)
-                await asyncio.to_thread(speeds.put, key, speed)
-                if notice:
-                    self._screen.notify(clean_line(notice), severity="warning", timeout=15, markup=False)
-            self.done = model.path
-        except CpuchatError:  # stopped, or a model that ends at once
-            if not self._stopped and model is not None:
-                self.done = model.path
-
-    def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        if self._stopped:
-            raise MeasureFailed("Stopped.")
-        return self._session.conversation.generate_detached(request, lambda: self._stopped)
-
-
 class PassProbe(IdleProbe):
-    """Measures the cores of the settings once, and the CPU modules of the engine for the type of the loaded model,
-    unless `hardware.probe` is off or the models run on a server.
+    """Measures the cores of the settings once, unless `hardware.probe` is off or the models run on a server.
 
     It waits while other programs compute or serve models, and gives way when they begin to, and when somebody types.
     What they disturbed is measured again an hour later, without a word.
@@ -168,10 +123,10 @@ class PassProbe(IdleProbe):
 
     def __init__(self, screen: Screen[Any], services: Services, session: ChatSession, reader: Reader) -> None:
         super().__init__(screen, services, session, reader)
-        self._known: tuple[PlacementSpec, str] | None = None
+        self._known: PlacementSpec | None = None
         self._retry_at = 0.0
         self._reported: set[str] = set()
-        self._probe: CostProbe | ModuleProbe | None = None
+        self._probe: CostProbe | None = None
         services.on_input = self.interrupt
 
     @property
@@ -179,16 +134,11 @@ class PassProbe(IdleProbe):
         """Return whether the cores of the settings are measured, or cannot be."""
         return self._known == self._subject()
 
-    def _subject(self) -> tuple[PlacementSpec, str]:
-        """Return what is to be measured: cores, and the model for whose type CPU modules are timed ("": none are)."""
+    def _subject(self) -> PlacementSpec:
+        """Return the cores that are to be measured."""
         from cpuchat.hardware.placement.placement import PlacementSpec
-        from cpuchat.models.cpu_modules import AUTO
 
-        conversation = self._session.conversation
-        model, engine, path = conversation.model, conversation.backend.engine, ""
-        if model is not None and model.work is not None and engine is not None and len(engine.modules) > 1:
-            path = model.path if conversation.in_effect.engine.cpu_module == AUTO else ""
-        return PlacementSpec.of(self._services.settings), path
+        return PlacementSpec.of(self._services.settings)
 
     def _is_wanted(self) -> bool:
         model = self._session.conversation.model
@@ -210,13 +160,11 @@ class PassProbe(IdleProbe):
     async def _measure(self) -> None:
         subject, pid = self._subject(), self._session.conversation.backend.pid
         try:
-            wanted = await run_in_daemon_thread(lambda: _to_measure(*subject))
-            if wanted is None:
+            placement = await run_in_daemon_thread(lambda: _to_measure(subject))
+            if placement is None:
                 self._known = subject
             elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(pid)):
-                placement, kind = wanted
-                timing = self._time_modules(subject, placement, kind) if kind else None
-                await (timing or self._measure_cores(subject, placement))
+                await self._measure_cores(subject, placement)
         except Interrupted:
             pass
         except (CpuchatError, OSError) as error:
@@ -227,7 +175,7 @@ class PassProbe(IdleProbe):
         finally:
             self._probe = None
 
-    async def _measure_cores(self, subject: tuple[PlacementSpec, str], placement: Placement) -> None:
+    async def _measure_cores(self, subject: PlacementSpec, placement: Placement) -> None:
         from cpuchat.bench.cost_probe import CostProbe, save_passes
         from cpuchat.hardware.bandwidth.read_bandwidth import RETRY_SECONDS
 
@@ -236,40 +184,16 @@ class PassProbe(IdleProbe):
             return
         if peak is not None:
             self._report_once(_BEGUN)
-            self._probe = CostProbe(subject[0], gives_way=True)
+            self._probe = CostProbe(subject, gives_way=True)
             found = await self._probe.run()
             self._probe = None
             n_passes = await run_in_daemon_thread(lambda: save_passes(found, placement))
         if not n_passes:
             self._retry_at = monotonic() + RETRY_SECONDS
             return
-        self._known = subject if not subject[1] else None  # modules are timed next
+        self._known = subject
         await self._session.show_ceiling()
         self._screen.notify(_ENDED, markup=False)
-
-    async def _time_modules(self, subject: tuple[PlacementSpec, str], placement: Placement, kind: str) -> None:
-        """Time the CPU modules; what is found holds from the next load."""
-        from cpuchat.hardware.bandwidth.read_bandwidth import RETRY_SECONDS
-        from cpuchat.models.cpu_modules import ModuleTimes
-        from cpuchat.present.machine import module_gains
-        from cpuchat.tune.modules import ModuleProbe
-
-        engine = self._session.conversation.backend.engine
-        if engine is None:
-            return
-        self._probe = ModuleProbe(kind, subject[0], engine.modules)
-        try:
-            found = await self._probe.run()
-        except (MeasureFailed, UsageError):  # of this type of weights there are no synthetic ones
-            self._known = subject
-            return
-        if found is None:
-            self._retry_at = monotonic() + RETRY_SECONDS
-            return
-        await run_in_daemon_thread(lambda: ModuleTimes(placement).put(kind, found))
-        self._known = subject
-        if found.module == found.rival:
-            self._screen.notify(f"From the next load: {module_gains(found, kind)}. F12 shows it.", markup=False)
 
     def _report_once(self, notice: str) -> None:
         if notice not in self._reported:
@@ -285,24 +209,15 @@ class PassProbe(IdleProbe):
         return known_peak(cpus, memory, disturbed=False)
 
 
-def _to_measure(spec: PlacementSpec, model: str) -> tuple[Placement, str] | None:
-    """Return where `spec` computes, and the type of weights for which CPU modules are to be timed ("": the passes are
-    to be measured first); None when all is known.
-
-    Raises:
-        CpuchatError: this machine does not have these cores, or the model's file is gone.
-    """
+def _to_measure(spec: PlacementSpec) -> Placement | None:
+    """Return where `spec` computes; None when its passes are measured. Raises CpuchatError: this machine does not have
+    these cores."""
     from cpuchat.hardware.placement.placement import place
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.costs import CostLog
-    from cpuchat.models.cpu_modules import ModuleTimes, main_type
-    from cpuchat.models.gguf.header import read_model
 
     placement = place(read_topology(), spec)
-    if not CostLog(placement.cpus, placement.memory.words).read().probe:
-        return placement, ""
-    kind = main_type(read_model(Path(model))) if model else ""
-    return (placement, kind) if kind and ModuleTimes(placement).find(kind) is None else None
+    return None if CostLog(placement.cpus, placement.memory.words).read().probe else placement
 
 
 def _is_free(pid: int | None) -> bool:

@@ -26,7 +26,7 @@ from cpuchat.tui.chat.commands import ChatCommands
 from cpuchat.tui.chat.composer import running_command
 from cpuchat.tui.chat.conversation_pane import ConversationPane
 from cpuchat.tui.chat.menus import chat_provider, model_provider
-from cpuchat.tui.chat.probes import BuildProbe, ChatTitler, PassProbe
+from cpuchat.tui.chat.probes import ChatTitler, PassProbe
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.telemetry import LiveFigures, Presentation, TelemetryPanel
@@ -81,9 +81,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.figures = LiveFigures(self, self.services)
         self.figures.speech = self.reader.figures
         probes = self.services, self.session, self.reader
-        self.titler, self.build_probe, self.pass_probe = (
-            ChatTitler(self, *probes), BuildProbe(self, *probes), PassProbe(self, *probes)
-        )  # fmt: skip
+        self.titler, self.pass_probe = ChatTitler(self, *probes), PassProbe(self, *probes)
         self._apply_ui_settings()
         if self.services.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()

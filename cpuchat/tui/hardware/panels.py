@@ -4,7 +4,6 @@ and what it reads for them.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -14,11 +13,9 @@ from rich.text import Text
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.base.errors import UsageError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.hardware.machine import MachineFacts
-from cpuchat.hardware.placement.placement import PlacementSpec, place
-from cpuchat.hardware.topology import read_topology
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.present import machine
 from cpuchat.present.machine import Now, cpu_module, kernels_used, passes_measured
 
@@ -66,16 +63,13 @@ async def read_costs(
 
     def read() -> tuple[LoadedCosts | None, dict[str, str]]:
         costs = loaded_costs(model, memory, root) if model is not None else None
-        placement = None
-        with contextlib.suppress(UsageError):
-            placement = place(read_topology(root), PlacementSpec.of(settings))
         kernels = ""
         if model is not None and engine is not None and model.evidence is not None:
             products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
             kernels = kernels_used(model, engine, products)
         return costs, {
             "passes": passes_measured(settings, root),
-            "cpu_module": cpu_module(settings, in_effect, model, engine, placement),
+            "cpu_module": cpu_module(settings, in_effect, engine),
             "kernels": kernels,
         }
 

@@ -1,4 +1,4 @@
-"""The hardware screen: topology, cores in use, read bandwidth, and trying another placement."""
+"""The hardware screen: topology, cores in use, read bandwidth, and choosing another placement."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from cpuchat.tui.hardware.picture import MachinePicture, Use
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tune import tuner
 from cpuchat.tune.candidates import LoadedCosts, PlacementOptions
-from cpuchat.tune.trial import Trial, TrialOutcome, TrialStep
+from cpuchat.tune.trial import PlacementChange
 
 SAMPLE_SECONDS = 1.0
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
 
 
 class HardwareScreen(Dismissable[None], keys="hardware"):
-    """Shows placements, and tries and measures the selected one. Measuring and loading run in the place of the chat's
+    """Shows placements, and loads the model in the selected one. Measuring and loading run in the place of the chat's
     answers.
 
     `facts` is None while the machine is being read; `now` follows the worker and the counters.
@@ -50,10 +49,10 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self.now = Now()
         self._services = services
         self._conversation = services.conversation
-        self._trial: Trial | None = None
+        self._change: PlacementChange | None = None
         self._before: PlacementSpec | None = None  # where `u` goes: the previous placement
         self._about: PlacementSpec | None = None  # what the lines at the bottom are about
-        self._outcome_told = False  # the lines at the bottom are about a trial
+        self._outcome_told = False  # the lines at the bottom are about a change
         self._options: PlacementOptions | None = None
         self._costs: LoadedCosts | None = None
 
@@ -88,8 +87,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     @property
     def working(self) -> bool:
-        """Return whether a placement is being tried."""
-        return self._trial is not None
+        """Return whether a placement is being loaded."""
+        return self._change is not None
 
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
@@ -162,7 +161,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _list_placements(self, facts: MachineFacts) -> None:
         from cpuchat.tune.candidates import compare_placements
 
-        self._options = compare_placements(facts.topology, facts.survey, facts.theoretical, self._model,
+        self._options = compare_placements(facts.topology, facts.survey, self._model,
                                            self._conversation.figures(), self._in_use, self._costs)  # fmt: skip
         self.query_one(PlacementList).offer(self._options.options, self._in_use)
         if not self._outcome_told:
@@ -221,19 +220,19 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if spec == self._in_use:
             self._tell("Already in use.")
         elif not self._refused("You can change the placement"):
-            self._try(spec, measure=True)
+            self._load(spec)
 
     def action_undo(self) -> None:
         before = self._before
         if before is not None and not self._refused("You can change the placement"):
-            self._try(before, measure=False)
+            self._load(before)
 
     def action_recommended(self) -> None:
         choice = self._options.recommended if self._options is not None else None
         if choice is not None:
             self.query_one(PlacementList).mark(choice.spec)
 
-    def _try(self, spec: PlacementSpec, measure: bool) -> None:
+    def _load(self, spec: PlacementSpec) -> None:
         conversation = self._conversation
         if self._model is None:
             self._before = self._in_use
@@ -242,36 +241,37 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._refresh_now()
             self._tell("Saved. Takes effect on the next load.")
             return
-        trial = self._trial = Trial(conversation, spec, self._step, measure=measure)
-        self._services.session.measure(self._run_trial(trial), trial.leave)
+        change = self._change = PlacementChange(conversation, spec, self._loading)
+        self._services.session.measure(self._run_change(change), change.leave)
         self.refresh_bindings()
 
-    async def _run_trial(self, trial: Trial) -> None:
+    async def _run_change(self, change: PlacementChange) -> None:
         try:
-            outcome = await trial.run()
+            problem = await change.run()
         finally:
-            self._trial = None
-        if outcome.applied:
-            self._before = trial.previous
-            self._services.save_settings(trial.wanted.changes())
-        elif outcome.comparison is not None and not outcome.problem:
-            self._before = trial.wanted  # no gain, but it may be wanted for other reasons
+            self._change = None
+        if not problem:
+            self._before = change.previous
+            self._services.save_settings(change.wanted.changes())
         if self.has_widgets:
-            self._tried(outcome)
+            self._changed(problem)
 
-    def _tried(self, outcome: TrialOutcome) -> None:
+    def _changed(self, problem: str) -> None:
         self._refresh_now()
         self.query_one(PlacementList).mark(self._in_use)
-        self._tell(tuner.outcome(outcome), strong=True)
+        kept = "No model is loaded now." if self._conversation.model is None else "Nothing was changed."
+        self._tell(f"{problem}\n{kept}" if problem else "Applied; u reverts it.", strong=True)
         self.refresh_bindings()
 
-    def _step(self, step: TrialStep) -> None:
-        if self.has_widgets and self._trial is not None and not self._trial.stopped:
-            self._tell(tuner.step(step))
+    def _loading(self, share: float) -> None:
+        if self.has_widgets and self._change is not None and not self._change.stopped:
+            self._tell(f"reloading the model {100 * share:3.0f} % · Esc cancels")
 
     async def action_close(self) -> None:
-        if self._trial is not None:
+        if self._change is not None:
             self._tell("Stopping…")
-            await self._trial.stop()
+        if self._change is not None:
+            self._tell("Stopping…")
+            await self._change.stop()
         else:
             self.dismiss(None)

@@ -11,7 +11,8 @@ from cpuchat.base.errors import TemplateError
 from cpuchat.engine.prompt import chat_template
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, TemplateHelper, plain_completion
 from cpuchat.protocol.messages import Message, Tool, ToolCall
-from cpuchat.tools.call_parser import GENERIC, parse_calls
+from cpuchat.tools.call_format import GENERIC
+from cpuchat.tools.call_parser import parse_calls
 from tests.support.chatting import children
 
 CHATML = """\

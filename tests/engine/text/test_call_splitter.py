@@ -7,8 +7,7 @@ import pytest
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import CallSplitter
 from cpuchat.protocol.messages import Tool
-from cpuchat.tools.call_format import CallFormat
-from cpuchat.tools.call_parser import GENERIC
+from cpuchat.tools.call_format import GENERIC, CallFormat
 
 LOOK = Tool(name="look")
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'

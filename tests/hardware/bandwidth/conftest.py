@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.bandwidth import read_bandwidth
-from cpuchat.hardware.bandwidth import read_bandwidth as surveying
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth
 from tests.hardware.trees import make_tree, write
 
@@ -31,11 +30,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Simulate measurements of 10 GB/s per core that take no time. Returns what was measured."""
     calls: list[tuple[int, ...]] = []
 
-    def instead(cpus: tuple[int, ...], *, node: int | None = None, **_: object) -> ReadBandwidth:
+    def instead(cpus: tuple[int, ...], **_: object) -> ReadBandwidth:
         calls.append(tuple(cpus))
         rate = 1e10 * len(cpus) + len(calls)
-        return ReadBandwidth(tuple(cpus), rate, (rate / 2, rate), node)
+        return ReadBandwidth(tuple(cpus), rate, (rate / 2, rate))
 
     monkeypatch.setattr(read_bandwidth, "measure", instead)
-    monkeypatch.setattr(surveying, "measure", instead)
     return calls

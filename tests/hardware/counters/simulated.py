@@ -105,8 +105,8 @@ def new_fabric(root: Path, cpus: str = "0") -> None:
     pmu(root, "amd_df", 10, cpus, {"event": "config:0-7,32-37", "umask": "config:8-15,24-27"})
 
 
-def energy(root: Path, cpus: str = "0,32", unit: str = "Joules") -> None:
+def energy(root: Path, cpus: str = "0,32") -> None:
     """Write the energy counters of the packages: 2**-32 joules per count."""
     scale = "2.3283064365386962890625e-10"
-    events = {"energy-pkg": "event=0x02", "energy-pkg.scale": scale, "energy-pkg.unit": unit}
+    events = {"energy-pkg": "event=0x02", "energy-pkg.scale": scale, "energy-pkg.unit": "Joules"}
     pmu(root, "power", 8, cpus, {"event": "config:0-7"}, events)

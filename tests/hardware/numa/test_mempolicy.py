@@ -31,8 +31,8 @@ def in_thread(work: Callable[[], T]) -> T:
     return results[0]
 
 
-class Kernel:
-    """A kernel with the given nodes; `fails` is the errno of every set, `release` decides on weighted."""
+class Kernel(mempolicy.LinuxCalls):
+    """A kernel with the given nodes; `fails` is the errno of every set."""
 
     def __init__(self, nodes: Collection[int] = (0, 1), *, fails: int = 0, cannot_ask: int = 0) -> None:
         self.there = set(nodes)
@@ -59,7 +59,6 @@ class Kernel:
         ("local", Policy("local")),
         ("interleave", Policy("interleave")),
         (" interleave:0-2,5 ", Policy("interleave", (0, 1, 2, 5))),
-        ("weighted:0,1", Policy("weighted", (0, 1))),
         ("bind:1", Policy("bind", (1,))),
         ("preferred:0", Policy("preferred", (0,))),
     ],
@@ -70,15 +69,11 @@ def test_words(text: str, policy: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "auto", "bind", "preferred", "bind:", "bind:x", "bind:1-", "bind:3-1", "bind:12345", "local:0", "even"]
+    "text", ["", "auto", "bind", "bind:x", "bind:1-", "bind:3-1", "bind:12345", "local:0", "weighted"]
 )
 def test_wrong_words_say_what_is_possible(text: str) -> None:
     with pytest.raises(UsageError, match=r"Use auto, local|Use the form 0-3,8"):
         parse_policy(text)
-
-
-def test_words_of_nodes_are_short() -> None:
-    assert Policy("bind", (7, 0, 1, 2)).words == "bind:0-2,7"
 
 
 def dual(tmp_path: Path) -> Topology:
@@ -86,22 +81,15 @@ def dual(tmp_path: Path) -> Topology:
     return read_topology(make_tree(tmp_path, "2x-epyc-7543"), allowed=range(128))
 
 
-def test_auto_interleaves_over_the_nodes_of_the_cores(tmp_path: Path) -> None:
-    policy, reason = choose_policy(dual(tmp_path))
-    assert policy == Policy("interleave", (0, 1))
-    assert "2 nodes" in reason
-
-
-def test_auto_stays_near_cores_of_one_node_wherever_the_file_is_read_from(tmp_path: Path) -> None:
-    policy, reason = choose_policy(dual(tmp_path), "auto", range(32, 64))
-    assert policy == Policy("preferred", (1,))
-    assert "node 1" in reason
-
-
-def test_auto_takes_some_of_four_nodes(tmp_path: Path) -> None:
-    topology = read_topology(make_tree(tmp_path, "epyc-9354p-nps4"), allowed=range(64))
-    assert choose_policy(topology, "auto", range(0, 16))[0] == Policy("interleave", (0, 1))
-    assert choose_policy(topology, "auto")[0] == Policy("interleave", (0, 1, 2, 3))
+def test_auto_interleaves_over_the_nodes_of_the_cores_and_stays_near_those_of_one(tmp_path: Path) -> None:
+    topology = dual(tmp_path)
+    policy, reason = choose_policy(topology)
+    assert policy == Policy("interleave", (0, 1)) and "2 nodes" in reason
+    policy, reason = choose_policy(topology, "auto", range(32, 64))
+    assert policy == Policy("preferred", (1,)) and "node 1" in reason  # wherever the file is read from
+    assert choose_policy(topology, "interleave")[0] == Policy("interleave", (0, 1))
+    assert choose_policy(topology, "bind:1")[0] == Policy("bind", (1,))
+    assert choose_policy(topology, "local")[0] == Policy("local")
 
 
 def test_auto_on_one_node_does_nothing(tmp_path: Path) -> None:
@@ -125,28 +113,10 @@ def test_nodes_without_memory_or_not_allowed_get_none(tmp_path: Path) -> None:
         choose_policy(topology, "interleave:0-2")
 
 
-def test_words_of_the_user_get_their_nodes(tmp_path: Path) -> None:
-    topology = dual(tmp_path)
-    assert choose_policy(topology, "interleave")[0] == Policy("interleave", (0, 1))
-    assert choose_policy(topology, "bind:1")[0] == Policy("bind", (1,))
-    assert choose_policy(topology, "local")[0] == Policy("local")
-
-
-@pytest.mark.parametrize(
-    ("release", "mode"),
-    [("6.8.0-45-generic", "interleave"), ("6.9.0", "weighted"), ("6.12-rc1", "weighted"), ("7.0.1", "weighted")],
-)
-def test_weighted_needs_a_newer_kernel(tmp_path: Path, release: str, mode: str) -> None:
-    policy, reason = choose_policy(dual(tmp_path), "weighted", release=release)
-    assert policy == Policy(mode, (0, 1))  # pyright: ignore[reportArgumentType]
-    assert ("6.9" in reason) == (mode == "interleave")
-
-
 @pytest.mark.parametrize(
     ("text", "number", "nodes"),
     [
         ("interleave", INTERLEAVE, (0, 1)),
-        ("weighted:1", WEIGHTED, (1,)),
         ("bind:1", BIND, (1,)),
         ("preferred:1", PREFERRED, (1,)),
         ("preferred:0-1", PREFERRED_MANY, (0, 1)),
@@ -188,6 +158,8 @@ def test_old_kernels_and_flags_in_the_mode() -> None:
     assert mempolicy.current(kernel) == Policy("local")
     kernel.policy = (BIND | 1 << 15, (1,))
     assert mempolicy.current(kernel) == Policy("bind", (1,))
+    kernel.policy = (WEIGHTED, (0, 1))  # by numactl
+    assert mempolicy.current(kernel) == Policy("interleave", (0, 1))
     kernel.policy = (99, ())
     assert mempolicy.current(kernel) is None
     assert mempolicy.current(Kernel(cannot_ask=errno.EPERM)) is None

