@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -42,9 +41,6 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
 from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
 
-_OTHER_CHATS: Final = 1 << 16
-"""Tokens of other chats that suffix decoding looks into."""
-
 
 @dataclass
 class LoadedModel:
@@ -52,7 +48,6 @@ class LoadedModel:
 
     Attributes:
         template: None: the model has none.
-        knows_others: the speculator has the texts of other chats.
     """
 
     model: Model
@@ -60,21 +55,11 @@ class LoadedModel:
     states: StateStore
     speculator: Speculator
     chunking: PrefillChunking
-    knows_others: bool = False
-
-    def remember_chats(self, next_id: str) -> None:
-        """Give the speculator the texts of other chats: those that are kept at first, then each one that is left."""
-        if not self.knows_others:
-            for text in reversed(self.states.texts(_OTHER_CHATS, next_id)):
-                self.speculator.remember(text)
-        elif self.states.is_another(next_id) and not self.states.live.key.owner:
-            self.speculator.remember(self.states.live.history.tokens)
-        self.knows_others = True
 
     def forget(self, chat_id: str) -> None:
-        """Drop a chat, in memory and on disk, and draft from it no more; those of others are read again."""
-        self.speculator.forget(current=self.states.forget(chat_id))  # it may be among the texts that it knows
-        self.knows_others = False
+        """Drop a chat, in memory and on disk, and draft from it no more."""
+        if self.states.forget(chat_id):
+            self.speculator.forget()
 
 
 _PROMPT_TAIL = 200
@@ -101,9 +86,6 @@ class AnswerRun:
     ) -> None:
         self._loaded = loaded
         self._output_thread = output_thread
-        if command.state.owner:  # what other owners said is no source of drafts
-            speculation = msgspec.structs.replace(command.speculation, across_chats=False)
-            command = msgspec.structs.replace(command, speculation=speculation)
         self._command = command
         self._arrived = arrived
         self._emit = emit
@@ -148,8 +130,6 @@ class AnswerRun:
         """Answer. Raises CpuchatError when the request cannot be answered."""
         command, loaded, store = self._command, self._loaded, self._loaded.states
         loaded.model.pool.begin_answer(perf_counter())
-        if command.speculation.across_chats:
-            loaded.remember_chats(command.state.chat)
         histories = store.histories(command.state.owner)
         builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         try:
@@ -164,8 +144,6 @@ class AnswerRun:
                 error.hint = f"{error.hint.removesuffix('.')}, or raise the context size (--ctx)."
             raise
         self._reuse, self._prompt_tokens = start.reuse, prompt.tokens
-        # Beside the prefill, and where most of the prompt is reused, beside the first tokens.
-        self._output_thread.run(loaded.speculator.index_prompt(command.speculation, prompt.tokens))
         prefilled = self._prefill(prompt, start)
         if prefilled is None:
             return
