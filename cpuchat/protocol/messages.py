@@ -219,12 +219,11 @@ class StateKey(MessageData, frozen=True):
     """Which states of the model's memory a request may reuse, and what its own are kept as.
 
     What was evaluated for another `owner` is not reused. `chat` is the conversation, which is saved; one without a
-    name is only if `on_disk`, as nobody can delete it. `agent`: it is what several conversations begin with.
+    name is only if `on_disk`, as nobody can delete it.
     """
 
     owner: str = ""
     chat: str = ""
-    agent: bool = False
     on_disk: bool = False
 
 
