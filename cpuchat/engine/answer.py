@@ -13,8 +13,8 @@ import numpy as np
 from cpuchat.base.errors import ContextFull, Interrupted, UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.engine.decoding.decode import DecodeResult, Prefill, PrefillChunking, SpeculativeDecoder, decode, prefill
-from cpuchat.engine.decoding.guided import CallGuide, GuidedSampler, call_markers
-from cpuchat.engine.decoding.logprobs import LogprobSampler
+from cpuchat.engine.decoding.guided import AnswerGrammar, CallGuide, Grammar, ReasoningLimit, call_markers
+from cpuchat.engine.decoding.sampling import LogprobSampler, Sampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
@@ -111,20 +111,22 @@ class AnswerRun:
         template = self._loaded.template
         return template.call_format if template is not None else GENERIC
 
-    def _make_sampler(self) -> GuidedSampler:
+    def _make_sampler(self) -> Sampler:
         command, vocab = self._command, self._vocab
         if command.grammar and (command.stop or command.ignore_eos):
             raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
+        grammar = None
+        if self._guide is not None:
+            grammar = self._guide.from_start(command.grammar)
+        elif command.grammar:
+            grammar = Grammar(vocab, command.grammar)
         budget = 0 if command.reasoning is False else command.reasoning_budget
+        self.reasoning = ReasoningLimit(vocab, budget, is_required=grammar is not None)
+        self._grammar = AnswerGrammar(vocab, grammar, self._guide, self.reasoning)
         banned = vocab.eog_tokens if command.ignore_eos else ()
         if command.tools and self._guide is None:
             banned = (*banned, *call_markers(vocab, self._call_format))
-        bias = command.logit_bias
-        return GuidedSampler(command.sampling, vocab, command.grammar, budget, self._guide, banned, bias)
-
-    def end_reasoning(self) -> None:
-        """End the reasoning under way, or the next one. From any thread."""
-        self._sampler.end_reasoning()
+        return Sampler(command.sampling, vocab.n_tokens, banned, command.logit_bias, (self.reasoning, self._grammar))
 
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
@@ -232,7 +234,7 @@ class AnswerRun:
     def _decode(self, prompt: RenderedPrompt, prefilled: Prefill) -> DecodeResult:
         command, speculator, sequence = self._command, self._loaded.speculator, self._sequence
         stream, is_eog = self._stream(prompt.text), self._vocab.is_eog
-        self._sampler.begin(self._splitter(prompt.text))
+        self.reasoning.begin(self._splitter(prompt.text))
         sampler = self._sampler
         if self._logprobs is not None:
             sampler = LogprobSampler(sampler, command.output.logprobs or 0, self._vocab.raw_piece, self._logprobs)
@@ -325,7 +327,7 @@ class AnswerRun:
                 stop_reason=stop_reason,
                 timings=timings,
                 note=self._loaded.model.pool.note,
-                matches_grammar=self._sampler.matches_grammar,
+                matches_grammar=self._grammar.is_met,
                 calls=self._calls.calls if self._calls is not None else (),
                 prompt_tokens=tuple(self._prompt_tokens) if tells else (),
                 tokens=tuple(tokens) if tells else (),

@@ -12,7 +12,6 @@ import numpy as np
 
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.engine.decoding.decode import DecodeResult, SpeculativeDecoder, decode
-from cpuchat.engine.decoding.guided import GuidedSampler
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
 from cpuchat.engine.drafting.speculator import Speculator
@@ -25,6 +24,7 @@ from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import Proposal
+from tests.support.guided import Guided
 from tests.support.prefilling import prefilled, store_of
 
 N_VOCAB = 2048
@@ -157,7 +157,7 @@ class Talker:
 
         filled = prefilled(target, prompt, self.store)
         vocab = target.vocab
-        sampler = GuidedSampler(sampling, vocab, grammar) if grammar else Sampler(sampling, vocab.n_tokens)
+        sampler = Guided(sampling, vocab, grammar) if grammar else Sampler(sampling, vocab.n_tokens)
         sampler.accept_prompt(prompt)
         stream = TextStream(1, emit, target.vocab.piece, ReasoningSplitter(""), stop, perf_counter())
         ends = is_eog or target.vocab.is_eog
