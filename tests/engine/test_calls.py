@@ -20,8 +20,7 @@ CALLED = {
 }
 
 
-@pytest.mark.parametrize("name", CALLED)
-@pytest.mark.parametrize("calls", [True, False])
+@pytest.mark.parametrize(("calls", "name"), [(True, "hermes"), (False, "qwen-coder"), (True, "")])
 def test_an_answer_in_a_form_or_a_call_can_begin(
     chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, calls: bool
 ) -> None:
