@@ -87,7 +87,7 @@ def replay(controller: DepthController, costs: PassCosts, text: Known, drafters:
     index = NgramIndex()
     cascade = Cascade(index, [MAKERS[name](index) for name in drafters], controller.free_depth)
     controller.begin_answer()
-    cascade.begin_answer(text.prompt)
+    index.set_text(text.prompt)
     cascade.append(text.answer[:1])
     at, ms = 1, 0.0
     while at < len(text.answer):

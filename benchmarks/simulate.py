@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import inf
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,24 +28,29 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import RESULTS, arguments, run_main, table
 
+from cpuchat.costs.calibrations import PassCosts, interpolate
 from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.depth.costs import PassCosts
+from cpuchat.speculation.drafters.cascade import Cascade
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
+from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.stats import PassRecord
 from tests.speculation.depth.simulator import (
-    AMX,
+    DRAFTS,
     TARGETS,
     Noise,
     adaptive_answer,
     best_fixed,
-    bursty,
-    draft_traces,
     miscalibrated,
-    oracle_answer,
-    real_texts,
     text,
-    text_answer,
-    true_costs,
+    verified,
 )
+from tests.speculation.depth.simulator import true_costs as costs_of_target
+
+AMX = "AMX"
+"""Not recorded: a matrix unit that takes 16 rows at a time, so that a pass costs little more up to 16 tokens."""
+_AMX = (20.0, {1: 1, 2: 1.04, 4: 1.08, 8: 1.15, 16: 1.30, 17: 1.9, 24: 2.05, 32: 2.2})
 
 RATES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 STRETCHES = (((0.95, 0.3), 32), ((0.9, 0.1), 64))
@@ -56,6 +61,102 @@ AFTER_READ = 0.1
 token to shadow drafting, three times what its own time explains."""
 PAYS = 1.02
 """Gain of the best fixed depth from which drafting pays in a cell."""
+
+
+def true_costs(target: str, draft: str | None) -> PassCosts:
+    """Return the costs of one of `CURVES` with one of `DRAFTS`: "recorded …" is of results/speculation.json."""
+    draft_ms, read_ms = DRAFTS[draft] if draft else (0.0, 0.0)
+    if target.startswith("recorded "):
+        return PassCosts(_recorded()[target.removeprefix("recorded ")], draft_ms, read_ms)
+    if target == AMX:
+        t1, shape = _AMX
+        return PassCosts(interpolate({n: t1 * ratio for n, ratio in shape.items()}), draft_ms, read_ms)
+    return costs_of_target(target, draft)
+
+
+@cache
+def _recorded() -> dict[str, tuple[float, ...]]:
+    results = json.loads((RESULTS / "speculation.json").read_text())
+    return {one["quantization"]: tuple(one["pass_ms"]) for one in results["sections"]["adaptive"]["data"]["pairs"]}
+
+
+@cache
+def draft_traces() -> dict[str, list[list[bool]]]:
+    """Recorded answers by name: whether the draft model says each token too (benchmarks/record_traces.py)."""
+    traces = json.loads((Path(__file__).with_name("traces.json")).read_text())["draft"]
+    return {name: [[c == "1" for c in answer] for answer in answers] for name, answers in traces.items()}
+
+
+@cache
+def real_texts() -> dict[str, tuple[list[int], list[int]]]:
+    """Prompt and answer of real texts by name, as token ids."""
+    texts = json.loads((Path(__file__).with_name("traces.json")).read_text())["texts"]
+    return {name: (one["prompt"], one["answer"]) for name, one in texts.items()}
+
+
+def bursty(rng: random.Random, rates: Sequence[float], stretch: int, n: int) -> list[bool]:
+    """The same with a rate that changes every `stretch` tokens, as where code and prose alternate."""
+    return [rng.random() < rates[i // stretch % len(rates)] for i in range(n)]
+
+
+def _free_drafters(worth: Callable[[Proposal], int], prompt: Sequence[int]) -> Cascade:
+    index = NgramIndex()
+    index.set_text(prompt)
+    cascade = Cascade(index, (SuffixDecoding(index),), worth)
+    return cascade
+
+
+def _hits(tokens: Sequence[int], written: Sequence[int]) -> int:
+    return next(
+        (j for j, (a, b) in enumerate(zip(tokens, written, strict=False)) if a != b), min(len(tokens), len(written))
+    )
+
+
+def text_answer(
+    worth: Callable[[Proposal], int],
+    costs: PassCosts,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    controller: DepthController | None = None,
+    noise: Noise | None = None,
+) -> float:
+    """Return the ms to write a real text with the free drafters, as deep as `worth` or a controller decides."""
+    noise, ms, at = noise or Noise(), 0.0, 0
+    cascade = _free_drafters(controller.free_depth if controller else worth, prompt)
+    if controller:
+        controller.begin_answer()
+    while at < len(text):
+        proposal = cascade.propose(min(MAX_DEPTH, len(text) - at - 1)) if at < len(text) - 1 else Proposal("lookup")
+        accepted = _hits(proposal.tokens, text[at:])
+        took = costs.verify_ms[len(proposal)]
+        ms += took
+        if controller:
+            controller.record(verified(proposal, accepted, noise(took)) if proposal else PassRecord(noise(took)))
+        cascade.append(text[at : at + accepted + 1])
+        scores = cascade.take_scores()
+        for drafter, buckets, right in scores:
+            if controller:
+                controller.record_scores(drafter, buckets, right)
+        at += accepted + 1
+    return ms
+
+
+def oracle_answer(costs: PassCosts, prompt: Sequence[int], text: Sequence[int]) -> float:
+    """Return the ms of one who knows which proposed tokens are right and verifies exactly these, where it pays."""
+    at = 0
+
+    def worth(proposal: Proposal) -> int:
+        right = _hits(proposal.tokens, text[at:])
+        return max(range(right + 1), key=lambda n: n + 1 - costs.verify_ms[n] / costs.verify_ms[0])
+
+    cascade, ms = _free_drafters(worth, prompt), 0.0
+    while at < len(text):
+        n = len(cascade.propose(min(MAX_DEPTH, len(text) - at - 1))) if at < len(text) - 1 else 0
+        ms += costs.verify_ms[n]
+        cascade.append(text[at : at + n + 1])
+        cascade.take_scores()
+        at += n + 1
+    return ms
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,10 @@ class ModelBackend(ABC, Generic[_P]):
         self._cancelled.clear()
         return self._generate(msgspec.structs.replace(request, request_id=next(self._request_ids)))
 
-    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+    async def _until_ready(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        """Load again what is wanted where an answer needs that. Ends with the final event where none can follow:
+        nothing is wanted, the load failed, or the user stopped it.
+        """
         if self._wanted is None:
             yield NO_MODEL
             return
@@ -145,10 +148,6 @@ class ModelBackend(ABC, Generic[_P]):
                         yield event
         if self._cancelled.is_set():
             yield GenerationFinished(request_id=request.request_id, stop_reason="cancelled", timings=Timings())
-            return
-        async with contextlib.aclosing(self._answer(request)) as events:
-            async for event in events:
-                yield event
 
     @abstractmethod
     def _load(self, path: Any, options: LoadOptions, spec: PlacementSpec) -> AsyncGenerator[AnyEvent, None]:
@@ -159,8 +158,8 @@ class ModelBackend(ABC, Generic[_P]):
         """Return whether the loaded model can answer; if not, what is wanted is loaded again."""
 
     @abstractmethod
-    def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        """Answer with the loaded model; without one, a load has reported why."""
+    def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        """Answer as `Backend.generate`, once what is wanted is loaded (`_until_ready`)."""
 
     async def _until_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T | None:
         """Return the result of `work`; None when the user stopped the load before."""

@@ -149,26 +149,27 @@ class LocalBackend(ModelBackend[WorkerProcess]):
     async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         # A worker that was killed since the last answer may be noticed only now: then this request has done no harm
         # and is worth a second try. One that dies again, or after its first event, is reported.
-        told = False
         for is_last in (False, True):
-            async with contextlib.aclosing(super()._generate(request)) as events:
+            async with contextlib.aclosing(self._until_ready(request)) as events:
                 async for event in events:
-                    if told or is_last or not _is_death(event):
-                        told = True
-                        yield event
+                    yield event
+            if self._model is None or self._cancelled.is_set():
+                return
+            told = False
+            async with self._exchange(request) as exchange:
+                while not exchange.finished:
+                    event = await exchange.next_event()
+                    if _is_death(event):
+                        if not (told or is_last):
+                            break
+                        event = await self._explained(event)
+                    told = True
+                    yield event
             if told:
                 return
 
     def _is_ready(self, request: Generate) -> bool:
         return self.model is not None
-
-    async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        if self._model is None:
-            return
-        async with self._exchange(request) as exchange:
-            while not exchange.finished:
-                event = await exchange.next_event()
-                yield await self._explained(event) if _is_death(event) else event
 
     async def measure(self, request: Measure) -> Measured | Failed:
         """Time random tokens with the loaded model; `cancel` ends it with `Failed(code="interrupted")`."""

@@ -347,7 +347,7 @@ async def watch_over(
 
     Args:
         is_cancelled: whether the worker was told to stop.
-        most_growth: bytes of memory of its own that the worker may take during the request.
+        max_growth: bytes of memory of its own that the worker may take during the request.
         longest_pass: seconds that a recurrent model, which stops between passes only, may take for one.
     """
     import psutil  # 10 ms

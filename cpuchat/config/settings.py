@@ -260,7 +260,7 @@ class SpeculationSection(DraftOptions, SettingsSection):
             "Draft cores",
             "auto, shared, CPUs such as 6,7, or l3:0",
             takes_effect="load",
-            help="Cores of the draft model: shared (sequential), 4-7 or l3:0 (its own, concurrent), or auto.",
+            help="Cores of the draft model: auto or shared (sequential), or its own, such as 4-7 or l3:0 (concurrent).",
             metavar="LIST",
         ),
     ] = "auto"

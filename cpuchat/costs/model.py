@@ -300,9 +300,7 @@ def pair_costs(
 
 def tokens_per_pass(acceptance: float, depth: int) -> float:
     """Return the expected tokens of a pass that verifies `depth` drafted tokens (Leviathan et al., 2211.17192)."""
-    if acceptance >= 1:
-        return depth + 1.0
-    return (1 - acceptance ** (depth + 1)) / (1 - acceptance)
+    return (1 - acceptance ** (depth + 1)) / (1 - acceptance) if acceptance < 1 - 1e-6 else depth + 1.0
 
 
 def batch_rate(profile: CostProfile, work: ModelWork, users: int, n_past: float = 0) -> float:

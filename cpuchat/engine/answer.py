@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -14,8 +13,8 @@ import numpy as np
 from cpuchat.base.errors import ContextFull, Interrupted, UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.engine.decoding.decode import DecodeResult, Prefill, PrefillChunking, SpeculativeDecoder, decode, prefill
-from cpuchat.engine.decoding.guided import CallGuide, GuidedSampler, call_markers
-from cpuchat.engine.decoding.logprobs import LogprobSampler
+from cpuchat.engine.decoding.guided import AnswerGrammar, CallGuide, Grammar, ReasoningLimit, call_markers
+from cpuchat.engine.decoding.sampling import LogprobSampler, Sampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
@@ -42,9 +41,6 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
 from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
 
-_OTHER_CHATS: Final = 1 << 16
-"""Tokens of other chats that suffix decoding looks into."""
-
 
 @dataclass
 class LoadedModel:
@@ -52,7 +48,6 @@ class LoadedModel:
 
     Attributes:
         template: None: the model has none.
-        knows_others: the speculator has the texts of other chats.
     """
 
     model: Model
@@ -60,21 +55,11 @@ class LoadedModel:
     states: StateStore
     speculator: Speculator
     chunking: PrefillChunking
-    knows_others: bool = False
-
-    def remember_chats(self, next_id: str) -> None:
-        """Give the speculator the texts of other chats: those that are kept at first, then each one that is left."""
-        if not self.knows_others:
-            for text in reversed(self.states.texts(_OTHER_CHATS, next_id)):
-                self.speculator.remember(text)
-        elif self.states.is_another(next_id) and not self.states.live.key.owner:
-            self.speculator.remember(self.states.live.history.tokens)
-        self.knows_others = True
 
     def forget(self, chat_id: str) -> None:
-        """Drop a chat, in memory and on disk, and draft from it no more; those of others are read again."""
-        self.speculator.forget(current=self.states.forget(chat_id))  # it may be among the texts that it knows
-        self.knows_others = False
+        """Drop a chat, in memory and on disk, and draft from it no more."""
+        if self.states.forget(chat_id):
+            self.speculator.forget()
 
 
 _PROMPT_TAIL = 200
@@ -101,9 +86,6 @@ class AnswerRun:
     ) -> None:
         self._loaded = loaded
         self._output_thread = output_thread
-        if command.state.owner:  # what other owners said is no source of drafts
-            speculation = msgspec.structs.replace(command.speculation, across_chats=False)
-            command = msgspec.structs.replace(command, speculation=speculation)
         self._command = command
         self._arrived = arrived
         self._emit = emit
@@ -129,27 +111,27 @@ class AnswerRun:
         template = self._loaded.template
         return template.call_format if template is not None else GENERIC
 
-    def _make_sampler(self) -> GuidedSampler:
+    def _make_sampler(self) -> Sampler:
         command, vocab = self._command, self._vocab
         if command.grammar and (command.stop or command.ignore_eos):
             raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
+        grammar = None
+        if self._guide is not None:
+            grammar = self._guide.from_start(command.grammar)
+        elif command.grammar:
+            grammar = Grammar(vocab, command.grammar)
         budget = 0 if command.reasoning is False else command.reasoning_budget
+        self.reasoning = ReasoningLimit(vocab, budget, is_required=grammar is not None)
+        self._grammar = AnswerGrammar(vocab, grammar, self._guide, self.reasoning)
         banned = vocab.eog_tokens if command.ignore_eos else ()
         if command.tools and self._guide is None:
             banned = (*banned, *call_markers(vocab, self._call_format))
-        bias = command.logit_bias
-        return GuidedSampler(command.sampling, vocab, command.grammar, budget, self._guide, banned, bias)
-
-    def end_reasoning(self) -> None:
-        """End the reasoning under way, or the next one. From any thread."""
-        self._sampler.end_reasoning()
+        return Sampler(command.sampling, vocab.n_tokens, banned, command.logit_bias, (self.reasoning, self._grammar))
 
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
         command, loaded, store = self._command, self._loaded, self._loaded.states
         loaded.model.pool.begin_answer(perf_counter())
-        if command.speculation.across_chats:
-            loaded.remember_chats(command.state.chat)
         histories = store.histories(command.state.owner)
         builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         try:
@@ -164,8 +146,6 @@ class AnswerRun:
                 error.hint = f"{error.hint.removesuffix('.')}, or raise the context size (--ctx)."
             raise
         self._reuse, self._prompt_tokens = start.reuse, prompt.tokens
-        # Beside the prefill, and where most of the prompt is reused, beside the first tokens.
-        self._output_thread.run(loaded.speculator.index_prompt(command.speculation, prompt.tokens))
         prefilled = self._prefill(prompt, start)
         if prefilled is None:
             return
@@ -254,7 +234,7 @@ class AnswerRun:
     def _decode(self, prompt: RenderedPrompt, prefilled: Prefill) -> DecodeResult:
         command, speculator, sequence = self._command, self._loaded.speculator, self._sequence
         stream, is_eog = self._stream(prompt.text), self._vocab.is_eog
-        self._sampler.begin(self._splitter(prompt.text))
+        self.reasoning.begin(self._splitter(prompt.text))
         sampler = self._sampler
         if self._logprobs is not None:
             sampler = LogprobSampler(sampler, command.output.logprobs or 0, self._vocab.raw_piece, self._logprobs)
@@ -347,7 +327,7 @@ class AnswerRun:
                 stop_reason=stop_reason,
                 timings=timings,
                 note=self._loaded.model.pool.note,
-                matches_grammar=self._sampler.matches_grammar,
+                matches_grammar=self._grammar.is_met,
                 calls=self._calls.calls if self._calls is not None else (),
                 prompt_tokens=tuple(self._prompt_tokens) if tells else (),
                 tokens=tuple(tokens) if tells else (),

@@ -152,7 +152,7 @@ class Engine:
         """Let the answer under way end its reasoning. From any thread."""
         answer = self._answer
         if answer is not None:
-            answer.end_reasoning()
+            answer.reasoning.end()
 
     def generate(self, command: Generate, arrived: float | None = None) -> None:
         """Answer a request. Ends with `GenerationFinished` or `Failed`.

@@ -494,8 +494,7 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
     attention = 5 * width + 2 * header.n_head * header.key_length
     if not flash:
         attention += header.n_head * n_ctx  # all scores
-    n_experts = options.n_experts or header.number("expert_used_count")
-    feed_forward = 4 * width + 3 * header.n_ff + 2 * n_experts * width
+    feed_forward = 4 * width + 3 * header.n_ff + 2 * header.number("expert_used_count") * width
     logits = width + header.n_vocab * min(n_outputs, rows) // rows
     inner = header.number("ssm.inner_size")
     convolved = inner + 2 * header.number("ssm.group_count") * header.number("ssm.state_size")

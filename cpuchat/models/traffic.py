@@ -44,9 +44,9 @@ _DEFAULTS = EngineOptions()
 _NO_FLASH_ATTENTION = frozenset({"grok"})  # llama_init_from_model switches it off for these
 
 
-def bytes_per_token(header: GGUFHeader, n_experts: int = 0) -> float:
-    """Return the bytes that a plain pass reads with an empty context; `n_experts` as of `EngineOptions`."""
-    return bytes_read(model_work(header, EngineOptions(n_experts=n_experts)), 1)
+def bytes_per_token(header: GGUFHeader) -> float:
+    """Return the bytes that a plain pass reads with an empty context."""
+    return bytes_read(model_work(header), 1)
 
 
 N_PAST = 650
@@ -75,7 +75,7 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
         head=by_type(parts["head"]),
         experts=by_type(parts["experts"]),
         n_expert=n_expert,
-        n_expert_used=min(options.n_experts or header.number("expert_used_count") or n_expert, n_expert),
+        n_expert_used=min(header.number("expert_used_count") or n_expert, n_expert),
         alike=alike,
         row=row,
         on_disk=fit.lazy_bytes(header),
@@ -287,7 +287,7 @@ def where_needed(header: GGUFHeader, options: LoadOptions, available: int) -> Lo
     return in_memory if fits else options
 
 
-def slowness(header: GGUFHeader, need: MemoryNeed, available: int, rate: float | None, n_experts: int = 0) -> str:
+def slowness(header: GGUFHeader, need: MemoryNeed, available: int, rate: float | None) -> str:
     """Return how slow such a model will be, as a note for the user.
 
     What of a token's weights stays in memory is taken to be the share that fits. Of a mixture of experts, only those
@@ -295,10 +295,9 @@ def slowness(header: GGUFHeader, need: MemoryNeed, available: int, rate: float |
 
     Args:
         rate: bytes per second of the disk; None if it is not known.
-        n_experts: that a token uses; 0 for as many as trained.
     """
     missing = 1 - min(max(available - need.min_bytes, 0) / max(header.size, 1), 1)
-    used = round(bytes_per_token(header, n_experts))
+    used = round(bytes_per_token(header))
     read = f"{gigabytes(round(missing * used))} of {gigabytes(used)} GB are read from disk for each token"
     if rate is None:
         return f"Larger than memory: {read}."

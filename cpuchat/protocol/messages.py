@@ -190,11 +190,10 @@ class LoadModel(Command, frozen=True):
     """Load `path`, replacing the model in use.
 
     `cpus` has one logical CPU for each thread of the target, ascending. `draft_cpus` are the draft model's: () computes
-    on `cpus`, sequentially; other CPUs, concurrently; some of `cpus`, whichever is measured to be faster. `roams`: the
-    threads may move among these CPUs; () pins each to its own. `state_dir` is where saved states live,
-    `calibration_file` where measured costs do ("" = keep none). `state_limit` bytes are for states of conversations: on
-    disk, and as many in memory, but at most half of what the model leaves free. `resumes`: what a client used last is
-    brought back into memory.
+    on `cpus`, sequentially; other CPUs, concurrently. `roams`: the threads may move among these CPUs; () pins each to
+    its own. `state_dir` is where saved states live, `calibration_file` where measured costs do ("" = keep none).
+    `state_limit` bytes are for states of conversations: on disk, and as many in memory, but at most half of what the
+    model leaves free. `resumes`: what a client used last is brought back into memory.
     """
 
     path: str
@@ -220,12 +219,11 @@ class StateKey(MessageData, frozen=True):
     """Which states of the model's memory a request may reuse, and what its own are kept as.
 
     What was evaluated for another `owner` is not reused. `chat` is the conversation, which is saved; one without a
-    name is only if `on_disk`, as nobody can delete it. `agent`: it is what several conversations begin with.
+    name is only if `on_disk`, as nobody can delete it.
     """
 
     owner: str = ""
     chat: str = ""
-    agent: bool = False
     on_disk: bool = False
 
 

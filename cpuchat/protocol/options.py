@@ -97,14 +97,6 @@ class EngineOptions(msgspec.Struct, kw_only=True):
             metavar="NAME",
         ),
     ] = "auto"
-    n_experts: Annotated[
-        Count,
-        Setting(
-            "Experts per token",
-            "MoE models only; fewer are faster, less accurate; 0 = as trained",
-            help="Experts per token (MoE models only); fewer are faster and less accurate; 0 = as trained.",
-        ),
-    ] = msgspec.field(default=0, name="experts")
 
 
 class DraftOptions(msgspec.Struct, kw_only=True):
@@ -120,15 +112,3 @@ class DraftOptions(msgspec.Struct, kw_only=True):
             help="Draft depth in tokens, 1 to 31; 0 = adaptive.",
         ),
     ] = 0
-    min_probability: Annotated[
-        Share,
-        Setting(
-            "Min draft prob.",
-            "a less likely token ends the draft; 0 = off",
-            option="--draft-min-p",
-            help="Min draft probability, 0 to 1: a draft ends before a less likely token.",
-        ),
-    ] = 0.0
-    across_chats: Annotated[bool, Setting("Search other chats", "the suffix drafter searches earlier chats too")] = (
-        False
-    )

@@ -421,7 +421,7 @@ def _in_mode(mode: DraftingMode, chosen: Speculation) -> Speculation:
     if mode == "off":
         return Speculation()
     drafters, depth = chosen.drafters or CHOICES["auto"], chosen.depth or ALWAYS_DEPTH
-    return msgspec.structs.replace(chosen, drafters=drafters, depth=depth, min_probability=0.0)
+    return msgspec.structs.replace(chosen, drafters=drafters, depth=depth)
 
 
 async def _put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> bool:

@@ -114,9 +114,3 @@ def test_drafting_by_a_model_that_nobody_knows_is_said(tiny_model: Path) -> None
     done = run("ask", "--model", str(tiny_model), "--max-tokens", "4", "--drafters", "draft", QUESTION)
     assert done.returncode == 0, done.stderr
     assert "--draft-model" in done.stderr
-
-
-def test_experts_of_a_model_that_has_none(tiny_model: Path) -> None:
-    done = run("ask", "--model", str(tiny_model), "--experts", "2", "--max-tokens", "4", QUESTION)
-    assert done.returncode == 0
-    assert "Not a mixture-of-experts" in done.stderr

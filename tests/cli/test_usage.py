@@ -23,7 +23,7 @@ ASK_OPTIONS = """
     --model --system --raw --temperature --top-k --top-p --min-p --repeat-penalty --seed --max-tokens --stop
     --json-schema --grammar --reasoning --reasoning-budget
     --threads --ctx --batch --cache-type-k --cache-type-v --flash-attn --load-mode --mlock --from-disk
-    --experts --draft-model --drafters --draft-depth --draft-min-p --draft-cores
+    --draft-model --drafters --draft-depth --draft-cores
     --json --quiet --show-reasoning
 """
 
@@ -82,13 +82,11 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--stop", "", "q"], ["--stop"]),
         (["ask", "--drafters", "psychic", "q"], ["--drafters", "suffix"]),
         (["ask", "--draft-depth", "32", "q"], ["--draft-depth", "32 is above 31"]),
-        (["ask", "--draft-min-p", "2", "q"], ["--draft-min-p", "2 is above 1"]),
         (["ask", "--draft-cores", "many", "q"], ["speculation.draft_cores", "shared", "4-7"]),
         (["ask", "--draft-cores", "7-4", "q"], ["draft_cores", "reversed"]),
         (["ask", "--cores", "few", "q"], ["engine.cores", "l3:0-3"]),
         (["ask", "--cores", "l3:3-1", "q"], ["cores", "reversed"]),
         (["ask", "--memory-policy", "far", "q"], ["engine.memory", "interleave"]),
-        (["ask", "--experts", "-1", "q"], ["--experts", "below 0"]),
         (["models", "pair"], ["TARGET"]),
         (["ask", "--raw", "--system", "Be brief.", "q"], ["--system", "--raw"]),
         (["ask", "--temprature", "1", "q"], ["--temprature", "Did you mean --temperature"]),
@@ -116,7 +114,6 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], words: list[
     ("wrong", "meant"),
     [
         ("--temp", "--temperature"),
-        ("--expert", "--experts"),
         ("--depth", "--draft-depth"),
         ("--ctx-size", "--ctx"),
         ("--num-threads", "--threads"),

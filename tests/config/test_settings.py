@@ -1,4 +1,4 @@
-"""Tests what config.toml may hold about drafting and experts, and what becomes of it."""
+"""Tests what config.toml may hold about drafting, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,10 @@ def test_what_the_names_of_drafters_stand_for(name: str, drafters: tuple[str, ..
 
 
 def test_every_value_of_the_section_reaches_the_engine() -> None:
-    chosen = parse(
-        '[speculation]\ndepth = 7\nmin_probability = 0.25\nacross_chats = true\ndraft_cores = "6,7"\n'
-        "[engine]\nexperts = 4\nthreads = 2"
-    )
-    asked = chosen.speculation.speculation()
-    assert (asked.depth, asked.min_probability, asked.across_chats) == (7, 0.25, True)
+    chosen = parse('[speculation]\ndepth = 7\ndraft_cores = "6,7"\n[engine]\npoll = 4\nthreads = 2')
+    assert chosen.speculation.speculation().depth == 7
     options = chosen.load_options("draft.gguf")
-    assert (options.draft_path, options.calibrate, options.n_experts) == ("draft.gguf", True, 4)
+    assert (options.draft_path, options.calibrate, options.poll) == ("draft.gguf", True, 4)
     assert PlacementSpec.of(chosen) == PlacementSpec(draft_cores="6,7", threads=2)
 
 
@@ -81,7 +77,6 @@ def test_wrong_cores_are_named(key: str, cores: str) -> None:
         ("depth = 32", "speculation.depth"),
         ("depth = -1", "speculation.depth"),
         ('drafters = "psychic"', "speculation.drafters"),
-        ("min_probability = 1.5", "speculation.min_probability"),
         ("draft_model = 5", "speculation.draft_model"),
         ("dept = 1", "speculation"),
     ],

@@ -40,12 +40,6 @@ def test_a_probe_predicts_models_that_it_has_not_seen() -> None:
     assert errors(fitted(machine), machine, MODELS[:3])[0] < 0.5  # a model in the caches
 
 
-def test_noise_spoils_little() -> None:
-    machine = two_cores()
-    decode, verify, prefill = errors(fitted(machine, noise=0.05), machine, MODELS[3:])
-    assert decode < 0.12 and verify < 0.15 and prefill < 0.15
-
-
 def test_every_type_has_a_rate_of_its_own() -> None:
     """Q4_0 was once predicted like Q4_K, which was half as fast."""
     machine = two_cores(Q4_K=30.0)

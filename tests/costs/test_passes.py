@@ -15,7 +15,6 @@ from cpuchat.costs.model import (
     pass_cost,
     prefill_cost,
     scaled,
-    tokens_per_pass,
     usual_profile,
 )
 from cpuchat.costs.products import ProductRate, interpolated
@@ -27,17 +26,6 @@ MEASURED_70B = {1: 92.4, 2: 92.6, 3: 94.3, 4: 96.8, 5: 106.3, 6: 124.1, 8: 169.3
 
 def simple(bandwidth: float = 4e10, rate: float = 1e12, layer_s: float = 0.0) -> CostProfile:
     return CostProfile(bandwidth=bandwidth, products=(product("Q8_0", bandwidth, rate),), layer_s=layer_s)
-
-
-def test_with_fast_cores_decoding_is_bandwidth_by_bytes() -> None:
-    model = work("8b")
-    assert decode_rate(simple(rate=1e15), model) == pytest.approx(4e10 / model.weight_bytes, rel=1e-3)
-
-
-def test_with_fast_memory_prefill_is_arithmetic() -> None:
-    model, machine = work("8b"), simple(bandwidth=1e15)
-    body = sum(one.madds for one in model.dense) * (1 - 0.85 / model.n_layer)  # most of the last layer for one token
-    assert 512 / prefill_cost(machine, model, 512).seconds == pytest.approx(1e12 / body, rel=0.01)
 
 
 def test_fixed_costs_dominate_small_models() -> None:
@@ -85,20 +73,6 @@ def test_many_chats_share_the_weights_until_arithmetic_or_kv_cache_limit_them() 
     assert max_users(machine, model, 2 * rates[0], 512, limit=100) == 0
 
 
-def test_no_drafter_gets_beyond_the_arithmetic() -> None:
-    machine, model = simple(), work("8b")
-    ceiling = compute_ceiling(machine, model)
-    for depth in (1, 7, 31):
-        verified = pass_cost(machine, model, depth + 1).seconds
-        assert tokens_per_pass(1.0, depth) / verified <= ceiling * 1.01
-
-
-def test_expected_tokens_of_a_pass() -> None:
-    assert tokens_per_pass(1.0, 7) == 8
-    assert tokens_per_pass(0.0, 7) == 1
-    assert tokens_per_pass(0.8, 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
-
-
 def test_the_curve_of_a_xeon_is_met_within_a_tenth() -> None:
     # PP 6.1 tok/s, TG 1.39: the rate of arithmetic and the bandwidth of that machine.
     model = work("70b", "Q4_0")
@@ -120,25 +94,6 @@ def test_rates_between_points_beyond_the_last_and_of_unknown_types() -> None:
     assert machine.product("Q4_1").type == "Q5_0"
     assert machine.product("IQ2_XXS").type in ("Q4_K", "Q4_0")
     assert machine.product("Q4_K" + ROUTED).type == "Q4_K"
-
-
-def test_experts_have_kernels_of_their_own() -> None:
-    plain = simple(rate=1e11)
-    slow = msgspec.structs.replace(product("Q8_0", 4e10, 2e10), type="Q8_0" + ROUTED)
-    machine = msgspec.structs.replace(plain, products=(*plain.products, slow))
-    mixture, dense = work("30b-a3b"), work("1.5b")
-    assert prefill_cost(machine, mixture, 512).seconds > 2 * prefill_cost(plain, mixture, 512).seconds
-    assert prefill_cost(machine, dense, 512) == prefill_cost(plain, dense, 512)
-
-
-def test_activations_count_more_where_matrices_are_small() -> None:
-    without = simple(rate=1e11)
-    machine = msgspec.structs.replace(without, activations=5e8)
-    longer = [
-        prefill_cost(machine, work(shape), 512).seconds / prefill_cost(without, work(shape), 512).seconds
-        for shape in ("0.05b", "0.5b", "8b")
-    ]
-    assert longer[0] > longer[1] > longer[2] > 1
 
 
 def test_nothing_is_read_faster_than_the_memory_allows() -> None:

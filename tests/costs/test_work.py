@@ -55,27 +55,6 @@ def test_the_multiply_adds_of_a_token_are_the_parameters_that_it_uses() -> None:
     assert madds == pytest.approx(header_of("8b").n_params - embedding, rel=1e-3)
 
 
-def test_only_tokens_with_logits_are_multiplied_with_the_output_matrix() -> None:
-    ours = work("0.5b")
-    with_all = sum(part.madds for part in parts(ours, 512))
-    with_one = sum(part.madds for part in parts(ours, 512, n_outputs=1))
-    without = sum(part.madds for part in parts(ours, 512, n_outputs=0))
-    head, layer = (sum(one.madds for one in some) / n for some, n in ((ours.head, 1), (ours.dense, ours.n_layer)))
-    # ... nor with most matrices of the last layer.
-    assert 511 * (head + 0.8 * layer) < with_all - with_one < 511 * (head + layer)
-    assert head + 0.8 * layer < with_one - without < head + layer
-
-
-def test_passes_over_many_tokens_read_the_union_of_the_experts() -> None:
-    assert experts_read(128, 8, 1) == pytest.approx(8)
-    assert [round(experts_read(128, 8, n) / 8, 1) for n in (2, 4, 8)] == [1.9, 3.6, 6.5]
-    assert experts_read(128, 8, 1e4) == pytest.approx(128)
-    mixture = work("30b-a3b", "Q4_K_M")
-    experts = sum(one.nbytes for one in mixture.experts)
-    one, eight = bytes_read(mixture, 1), bytes_read(mixture, 8)
-    assert eight - one == pytest.approx(experts * 5.5 * 8 / 128, rel=0.02)
-
-
 def test_every_chat_has_a_kv_cache_of_its_own_and_the_weights_are_shared() -> None:
     ours = work("8b")
     kv = 1000 * sum(one.nbytes for one in ours.attention)
@@ -92,10 +71,6 @@ def test_tokens_of_one_text_share_experts_and_different_texts_do_not() -> None:
     assert bytes_read(alike, 9) == pytest.approx(bytes_read(apart, 5), rel=0.01)
     assert bytes_read(alike, 8, sequences=8) == pytest.approx(bytes_read(apart, 8, sequences=8))
     assert bytes_read(alike, 1000) == pytest.approx(single + experts * 120 / 128, rel=0.02)  # a prompt needs them all
-
-
-def test_a_model_without_layers_costs_something() -> None:
-    assert parts(ModelWork(n_layer=0, head=(Weights("F16", 1e6, 5e5),), dense=()), 8, n_outputs=1)
 
 
 def test_a_quantized_cache_slows_prompts_down_and_not_decoding() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cpuchat.engine.states.prompt import StateKind
 from cpuchat.protocol.messages import (
     CallDelta,
     CallRule,
@@ -57,6 +58,14 @@ class Served(Chat):
         self.restart()
         self.start()
 
+    def heads(self) -> list[Path]:
+        """Return the files of what several conversations begin with."""
+        self.engine._writer.finish()
+        assert self.engine._loaded is not None
+        files = self.engine._loaded.states._files
+        assert files is not None
+        return [file for file, index in files.indexes() if index.parts[0].kind is StateKind.HEAD]
+
     def say(self, *messages: Message, **more: Any) -> Timings:
         return self.ask(SYSTEM, *messages, **{**AGENT, **more})
 
@@ -83,8 +92,7 @@ def test_the_first_request_after_a_restart_evaluates_what_is_new(served: Served,
 
 def test_an_agent_is_written_once_and_its_conversations_do_not_replace_it(served: Served) -> None:
     def agents() -> list[tuple[str, int]]:
-        served.engine._writer.finish()
-        return [(one.name, one.stat().st_ino) for one in served.folder.glob("@*")]
+        return [(one.name, one.stat().st_ino) for one in served.heads()]
 
     served.say(user("Hello"))
     assert agents() == []
@@ -118,7 +126,7 @@ def test_the_memory_of_a_recurrent_model_comes_back_too(recurrent_model: Path, t
     served.engine.close()
 
 
-@pytest.mark.parametrize("drafting", [Speculation(), Speculation(drafters=("lookup", "suffix"), depth=4)])
+@pytest.mark.parametrize("drafting", [Speculation(), Speculation(drafters=("suffix",), depth=4)])
 def test_a_required_call_comes_in_pieces(served: Served, drafting: Speculation) -> None:
     rule = CallRule(mode="required", single=True)
     served.say(user("Where?"), calling=rule, output=Output(streams_calls=True), max_tokens=100, speculation=drafting)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cpuchat.engine.states.files import StateFiles
+from cpuchat.engine.states.prompt import State, StateKind
 from cpuchat.engine.states.store import StateStore
 from cpuchat.protocol.messages import Message, Sampling
 from cpuchat.protocol.timings import Timings
@@ -24,6 +25,7 @@ MARKUP = 100
 CLIENT: dict[str, Any] = {"owner": "me", "keeps": True, "when_full": "refuse", "max_tokens": 6}
 
 Head = Callable[[int], str]
+Written = list[tuple[StateKind, str]]
 
 
 def identified(number: int) -> str:
@@ -52,14 +54,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files that states were written to, in turn."""
-    files: list[str] = []
+def written(monkeypatch: pytest.MonkeyPatch) -> Written:
+    """The files that states were written to, in turn, and what they hold."""
+    files: Written = []
     write = StateFiles._write
 
-    def note(self: StateFiles, stem: str, *args: Any) -> None:
-        files.append(stem)
-        write(self, stem, *args)
+    def note(self: StateFiles, stem: str, states: list[State], *args: Any) -> None:
+        files.append((states[0].kind, stem))
+        write(self, stem, states, *args)
 
     monkeypatch.setattr(StateFiles, "_write", note)
     return files
@@ -81,16 +83,21 @@ class Agent(Served):
         return self.engine._loaded.states
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["llama", "qwen35"])
 def agent(request: pytest.FixtureRequest, models: dict[str, Path], tmp_path: Path) -> Iterator[Agent]:
     agent = Agent(models[request.param], tmp_path / "kv")
     yield agent
     agent.engine.close()
 
 
-@pytest.mark.parametrize("between", [False, True], ids=["alone", "with titles between"])
-@pytest.mark.parametrize("head", [dated, placed])
-def test_a_line_that_changes_costs_what_follows_it(agent: Agent, written: list[str], head: Head, between: bool) -> None:
+@pytest.mark.parametrize(
+    ("agent", "head", "between"),
+    [("llama", placed, False), ("mamba", dated, True), ("qwen35", dated, False), ("gemma3", placed, True)],
+    indirect=["agent"],
+    ids=["llama-placed-alone", "mamba-dated-with titles between", "qwen35-dated-alone",
+         "gemma3-placed-with titles between"],
+)  # fmt: skip
+def test_a_line_that_changes_costs_what_follows_it(agent: Agent, written: Written, head: Head, between: bool) -> None:
     """Also after a crash; and the state before it is written once, whatever follows."""
 
     def ask(number: int) -> Timings:
@@ -104,7 +111,7 @@ def test_a_line_that_changes_costs_what_follows_it(agent: Agent, written: list[s
     ask(1)  # a memory that cannot be cut evaluates all that comes after a checkpoint once more
     for number in (2, 3):
         assert ask(number).prompt_n < following + MARKUP
-    assert [stem[:1] for stem in written] == ["@"]
+    assert [kind for kind, _ in written] == [StateKind.HEAD]
     agent.again(crashed=True)
     assert ask(4).prompt_n < following + MARKUP
     asked, greedy = (system(head(5)), user("F question")), Sampling(temperature=0.0, repeat_penalty=1.5)
@@ -114,7 +121,7 @@ def test_a_line_that_changes_costs_what_follows_it(agent: Agent, written: list[s
     assert said == agent.text
 
 
-def test_heads_that_come_once_are_not_written(agent: Agent, written: list[str]) -> None:
+def test_heads_that_come_once_are_not_written(agent: Agent, written: Written) -> None:
     for number in range(6):
         agent.tell(system(identified(number)), user("Hello"))
     assert written == []
@@ -123,14 +130,14 @@ def test_heads_that_come_once_are_not_written(agent: Agent, written: list[str]) 
 
 
 def test_turns_of_one_conversation_under_changing_heads_write_no_more_than_the_head(
-    agent: Agent, written: list[str]
+    agent: Agent, written: Written
 ) -> None:
     turns: list[Message] = []
     for number in range(6):
         turns.append(user(f"{number}: and the next step? " * 8))
         agent.tell(system(placed(number)), *turns)
         turns.append(assistant(agent.text))
-    assert [stem[:1] for stem in written] == ["@"]
+    assert [kind for kind, _ in written] == [StateKind.HEAD]
 
 
 def test_variants_of_a_head_that_alternate_are_kept(agent: Agent) -> None:
@@ -141,7 +148,7 @@ def test_variants_of_a_head_that_alternate_are_kept(agent: Agent) -> None:
             assert number == 0 or timings.prompt_n < MARKUP
 
 
-def test_each_user_of_an_agent_has_files_of_their_own(agent: Agent, written: list[str]) -> None:
+def test_each_user_of_an_agent_has_files_of_their_own(agent: Agent, written: Written) -> None:
     asked = system(RULES + RULES)
     for number in range(3):
         for owner in ("me", "you"):
@@ -168,18 +175,18 @@ def test_many_heads_leave_a_real_conversation(agent: Agent) -> None:
     assert store.n_bytes <= store.limit
 
 
-def test_a_client_keeps_few_heads(models: dict[str, Path], tmp_path: Path, written: list[str]) -> None:
+def test_a_client_keeps_few_heads(models: dict[str, Path], tmp_path: Path, written: Written) -> None:
     agent = Agent(models["llama"], tmp_path / "kv")
     for number in range(12):
         for text in ("Hello", "Again"):
             agent.tell(system(identified(number)), user(text))
     assert len(set(written)) == 12
-    assert len(list(agent.folder.glob("@*"))) == 8
+    assert len(agent.heads()) == 8
     assert agent.tell(system(identified(11)), user("Once more")).prompt_n < MARKUP
     agent.engine.close()
 
 
-def test_those_with_a_salt_are_kept_in_memory_only(agent: Agent, written: list[str]) -> None:
+def test_those_with_a_salt_are_kept_in_memory_only(agent: Agent, written: Written) -> None:
     for number in range(4):
         timings = agent.tell(system(placed(number)), user("Hello"), keeps=False)
     assert timings.prompt_n < MARKUP

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ import msgspec
 import pytest
 
 from cpuchat.base.line_process import Refused
-from cpuchat.engine.quantize import NICENESS
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.types import (
     Answer,
@@ -102,16 +100,3 @@ def test_the_work_ends_with_the_program_that_wanted_it(child: Child, tmp_path: P
     assert out.exists()
     assert child.end() == 0
     assert not out.exists()
-
-
-def test_it_runs_at_low_priority(child: Child, tiny_model: Path) -> None:
-    child.ask(ForecastRequest(source=str(tiny_model), number=quant_type("F16").number))
-    child.answer()
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert os.getpriority(os.PRIO_PROCESS, child.process.pid) == min(own + NICENESS, 19)
-
-
-def test_what_is_no_request_ends_it(child: Child) -> None:
-    child.ask(b'{"type": "format the disk"}')
-    assert child.process.wait(HANG_GUARD) == 0
-    assert child.answers.read() == b""

@@ -114,29 +114,6 @@ def test_a_chat_that_is_not_written_yet_comes_back_from_memory(
     assert saving.text == again
 
 
-def test_a_chat_that_is_deleted_before_it_is_written_never_is(
-    saving: SavingChat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saving.ask(user(LONG), chat_id="one")
-    with monkeypatch.context() as held:
-        held.setattr(saving.writer, "resume", lambda: None)
-        saving.ask(user("Something else"), chat_id="two")
-        saving.engine.forget("one")
-    assert saving.settle() == []
-    saving.engine.forget("two")
-    saving.engine.close()
-    assert saving.settle() == []
-
-
-def test_what_was_said_in_a_deleted_chat_is_gone_from_memory(saving: SavingChat) -> None:
-    first = saving.ask(user(LONG), chat_id="one")
-    assert first.prompt_n > 60
-    saving.engine.forget("one")
-    assert saving.ask(user(LONG), chat_id="two").cache_n == 0
-    saving.engine.forget("one")  # another one than is open
-    assert saving.ask(user(LONG), chat_id="two").cache_n > 60
-
-
 def test_a_growing_chat_is_not_written_again_with_every_answer(saving: SavingChat, tiny_model: Path) -> None:
     """However often it rests, and it is all there after the end."""
     turns: list[Message] = []

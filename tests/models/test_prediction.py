@@ -171,10 +171,6 @@ def test_experts_that_are_not_used_cost_memory_and_no_time() -> None:
     assert first.tok_s is not None
     assert second.tok_s is not None
     assert first.tok_s > 5 * second.tok_s
-    fewer = predict(moe, LoadOptions(n_experts=4), machine)
-    assert fewer.bytes_per_token < first.bytes_per_token
-    more = predict(moe, LoadOptions(n_experts=32), machine)
-    assert more.need.compute > first.need.compute
 
 
 def test_what_is_not_known_is_none_and_says_how_to_get_it() -> None:

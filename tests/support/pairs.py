@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +12,6 @@ import numpy as np
 
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.engine.decoding.decode import DecodeResult, SpeculativeDecoder, decode
-from cpuchat.engine.decoding.guided import GuidedSampler
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
 from cpuchat.engine.drafting.speculator import Speculator
@@ -26,6 +24,7 @@ from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import Proposal
+from tests.support.guided import Guided
 from tests.support.prefilling import prefilled, store_of
 
 N_VOCAB = 2048
@@ -115,16 +114,15 @@ class Talker:
         target: Model,
         draft: Model | None = None,
         costs: PassCosts | None = None,
-        cpus: tuple[tuple[int, ...], tuple[int, ...] | None] | None = None,
+        draft_cpus: tuple[int, ...] = (),
     ) -> None:
-        """Take `cpus` of the draft, and those of the target meanwhile."""
         self.target, self.draft = target, draft
         self.store = store_of(target)
         self.drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens)) if draft else None
         self.thread: DraftThread | None = None
-        if cpus is not None:
+        if draft_cpus:
             assert draft is not None and self.drafter is not None
-            self.thread = DraftThread(target, draft, self.drafter, *cpus)
+            self.thread = DraftThread(target, draft, self.drafter, draft_cpus)
         self.speculator = Speculator(costs, self.drafter, self.thread)
         # These models are so quick that the real one would leave them alone.
         self.speculator.min_plain_ms, self.speculator.lookup_share = 0.0, math.inf
@@ -148,9 +146,8 @@ class Talker:
         on_delta: Callable[[TextDelta], None] = lambda _: None,
         on_update: Callable[[int, SpeculationFigures], None] = lambda *_: None,
         grammar: str = "",
-        index: Callable[[Iterator[None]], object] = deque,
     ) -> Said:
-        """Return an answer to `prompt`; plain without `speculation`. `index` takes the steps that index the prompt."""
+        """Return an answer to `prompt`; plain without `speculation`."""
         target, deltas = self.target, []
 
         def emit(event: Event) -> None:
@@ -160,13 +157,12 @@ class Talker:
 
         filled = prefilled(target, prompt, self.store)
         vocab = target.vocab
-        sampler = GuidedSampler(sampling, vocab, grammar) if grammar else Sampler(sampling, vocab.n_tokens)
+        sampler = Guided(sampling, vocab, grammar) if grammar else Sampler(sampling, vocab.n_tokens)
         sampler.accept_prompt(prompt)
         stream = TextStream(1, emit, target.vocab.piece, ReasoningSplitter(""), stop, perf_counter())
         ends = is_eog or target.vocab.is_eog
         figures = None
         if speculation is not None:
-            index(self.speculator.index_prompt(speculation, prompt))
             assert self.speculator.begin_answer(speculation, prompt)
             decoder = SpeculativeDecoder(target.sequence, sampler, stream, ends, max_tokens, self.speculator, on_update)
             result = decoder.run(filled.row)

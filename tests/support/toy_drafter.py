@@ -16,7 +16,7 @@ class Toy(Drafter):
     def __init__(self, index: NgramIndex) -> None:
         self._index = index
 
-    def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
+    def propose(self, max_n: int) -> Proposal:
         written = len(self._index) - self.n_prompt
         tokens = list(self.answer[written : written + max_n])
         return Proposal("toy", tokens, [UNKNOWN] * len(tokens))

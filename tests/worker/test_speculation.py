@@ -10,25 +10,22 @@ import pytest
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import (
     Generate,
     LoadOptions,
     LoadProgress,
     ModelLoaded,
-    Sampling,
     Speculation,
     SpeculationUpdate,
-    StateKey,
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures
-from tests.support.chatting import GREEDY, Answer, chat, collect, worker
+from tests.support.chatting import GREEDY, Answer, collect, worker
 from tests.support.pairs import pair_files
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ALL = ("draft", "suffix", "lookup")
+ALL = ("draft", "suffix")
 PLAIN = Speculation()
 DRAFT = Speculation(drafters=("draft",), depth=4)
 ONE_THREAD = PlacementSpec(threads=1, draft_cores="shared")
@@ -110,7 +107,7 @@ async def test_switched_for_each_request(files: tuple[Path, Path], other: LocalB
     """No reload, and the KV cache goes on being used whoever drafts."""
     await load(other, *files)
     pid, text, held = other.pid, "a b c d e f g h", 0
-    for drafters in ((), ("draft",), ("lookup",), (), ALL, ("suffix", "draft"), ()):
+    for drafters in ((), ("draft",), ("suffix",), (), ALL, ()):
         answer = await collect(other.generate(say(text, Speculation(drafters=drafters, depth=3), max_tokens=16)))
         assert not answer.of(LoadProgress) and answer.finished.stop_reason == "max_tokens"
         figures = answer.timings.speculation
@@ -160,26 +157,6 @@ async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
             assert (adaptive.timings.speed_up is not None) == (adaptive.timings.draft_n > 0)
 
 
-async def test_cancel_while_it_calibrates(files: tuple[Path, Path], other: LocalBackend) -> None:
-    """Gives a model that answers, without adaptive speculation; the next load measures again."""
-    options = LoadOptions(n_ctx=1024, draft_path=str(files[1]), calibrate=True)
-    last, cancelled = None, False  # a second stop would end the load
-    async for last in other.load(files[0], options, ONE_THREAD):
-        if isinstance(last, LoadProgress) and last.phase == "calibrating" and not cancelled:
-            cancelled = True
-            await other.cancel()
-    assert isinstance(last, ModelLoaded)
-    if last.model.notes == ():  # it was over before the stop arrived
-        return
-    assert any("skipped" in note for note in last.model.notes)
-    plain = await collect(other.generate(say("a b c")))
-    answer = await collect(other.generate(say("a b c", Speculation(drafters=("draft",)))))
-    assert answer.text == plain.text and answer.timings.draft_n == 0
-    assert answer.timings.speculation is not None and answer.timings.speculation.off is not None
-    _, again = await load(other, *files, calibrate=True)
-    assert any(e.phase == "calibrating" for e in again.of(LoadProgress))
-
-
 async def test_cancel_while_it_drafts(files: tuple[Path, Path], other: LocalBackend) -> None:
     await load(other, *files)
     events = []
@@ -192,77 +169,3 @@ async def test_cancel_while_it_drafts(files: tuple[Path, Path], other: LocalBack
     assert sum(d.n_tokens for d in answer.of(TextDelta)) == answer.timings.predicted_n
     whole = await collect(other.generate(say("a b c", max_tokens=0)))
     assert whole.text.startswith(answer.text)
-
-
-async def test_the_demo_pair_in_a_chat(other: LocalBackend) -> None:
-    demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
-    info, _ = await load(other, demo, draft)
-    assert info.notes == ()
-    speculation = Speculation(drafters=ALL, depth=4)
-    first = await collect(other.generate(chat("What is a draft model?", max_tokens=80)))
-    drafted = await collect(other.generate(chat("What is a draft model?", max_tokens=80, speculation=speculation)))
-    assert drafted.text == first.text and drafted.finished.stop_reason == first.finished.stop_reason
-    assert drafted.timings.draft_n_accepted > 0
-    turns = ("What is a draft model?", first.text, "And a target model?")
-    plain = await collect(other.generate(chat(*turns, max_tokens=60)))
-    second = await collect(other.generate(chat(*turns, max_tokens=60, speculation=speculation)))
-    assert second.text == plain.text
-    seeded = {"sampling": Sampling(seed=7), "max_tokens": 60}
-    plain = await collect(other.generate(chat("Tell me a story.", **seeded)))
-    drafted = await collect(other.generate(chat("Tell me a story.", speculation=speculation, **seeded)))
-    assert drafted.timings.seed == plain.timings.seed == 7
-    assert drafted.timings.speculation is not None
-    assert_consistent(drafted.timings.speculation)
-
-
-SUFFIX = Speculation(drafters=("suffix",), depth=8)
-ACROSS = Speculation(drafters=("suffix",), depth=8, across_chats=True)
-
-
-async def look_into_others(backend: LocalBackend, model: Path) -> tuple[str, str]:
-    """What one chat said is what suffix decoding finds in another, which begins with other words; returns the prompt of
-    the second chat and its answer."""
-    await load(backend, model)
-    first = await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, state=StateKey(chat="one"))))
-    words = first.text.split()
-    assert first.timings.draft_n_accepted == 0  # nothing in it repeats
-    prompt = "q w e " + " ".join(words[20:24])
-    alone = await collect(backend.generate(say(prompt, SUFFIX, max_tokens=50, state=StateKey(chat="two"))))
-    assert alone.timings.draft_n == 0
-    third = await collect(
-        backend.generate(say("r t " + " ".join(words[30:34]), ACROSS, max_tokens=30, state=StateKey(chat="three")))
-    )
-    assert third.timings.draft_n_accepted > 20
-    assert third.text.split() == words[34:64]
-    return prompt, alone.text
-
-
-async def test_other_chats_are_looked_into_only_when_asked(files: tuple[Path, Path], other: LocalBackend) -> None:
-    await look_into_others(other, files[0])
-
-
-async def test_other_chats_that_are_kept_are_looked_into_in_a_new_process_too(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    async with worker(state_dir=tmp_path) as backend:
-        prompt, alone = await look_into_others(backend, files[0])
-    async with worker(state_dir=tmp_path) as backend:
-        await load(backend, files[0])
-        again = await collect(backend.generate(say(prompt, ACROSS, max_tokens=50, state=StateKey(chat="four"))))
-        assert again.text == alone and again.timings.draft_n_accepted > 30
-
-
-async def test_a_deleted_chat_is_not_drafted_from(files: tuple[Path, Path], tmp_path: Path) -> None:
-    """Neither the one that is open when it is deleted, nor one that was left before."""
-    async with worker(state_dir=tmp_path) as backend:
-        await load(backend, files[0])
-        words = (
-            await collect(backend.generate(say("a b c", SUFFIX, max_tokens=100, state=StateKey(chat="one"))))
-        ).text.split()
-        await backend.forget("one")
-        asked = say("q w e " + " ".join(words[20:24]), ACROSS, max_tokens=30, state=StateKey(chat="two"))
-        assert (await collect(backend.generate(asked))).timings.draft_n_accepted == 0
-        await collect(backend.generate(say("r t", ACROSS, max_tokens=5, state=StateKey(chat="three"))))
-        await backend.forget("two")
-        asked = say("z y " + " ".join(words[30:34]), ACROSS, max_tokens=20, state=StateKey(chat="four"))
-        assert (await collect(backend.generate(asked))).timings.draft_n_accepted == 0

@@ -160,9 +160,12 @@ class HeadBackend(ModelBackend[LlamaServerProcess]):
         server = self._plan.server
         return server.drafting == ServerDraftOptions.of(request.speculation, server.kind)
 
-    async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        async with contextlib.aclosing(self._until_ready(request)) as events:
+            async for event in events:
+                yield event
         server, remote = self._process, self._remote
-        if server is None or remote is None or self._model is None:
+        if server is None or remote is None or self._model is None or self._cancelled.is_set():
             return
         async with (
             self._watched(server, remote),

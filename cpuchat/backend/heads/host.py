@@ -99,7 +99,7 @@ _FIELDS: Final = {
     "--metrics": "endpoint_metrics", "--no-repack": "no_extra_bufts", "--cache-type-k": "cache_type_k",
     "--cache-type-v": "cache_type_v", "--flash-attn": "flash_attn_type", "--load-mode": "load_mode",
     "--spec-type": "speculative.types", "--spec-draft-model": "speculative.draft.mparams.path",
-    "--spec-draft-n-max": "speculative.draft.n_max", "--spec-draft-p-min": "speculative.draft.p_min",
+    "--spec-draft-n-max": "speculative.draft.n_max",
 }  # fmt: skip
 """What the wheel calls the options of a llama-server."""
 _ENUMS: Final = {

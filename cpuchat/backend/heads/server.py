@@ -40,13 +40,12 @@ class ServerDraftOptions(msgspec.Struct, frozen=True):
     """How a llama-server drafts from its start on: its requests cannot change that. `depth` 0: not at all."""
 
     depth: int = 0
-    min_p: float = 0.0
 
     @classmethod
     def of(cls, wanted: Speculation, kind: HeadKind | None) -> ServerDraftOptions:
         if kind is None or "draft" not in wanted.drafters:
             return cls()
-        return cls(wanted.depth or _DEPTHS[kind], wanted.min_probability)
+        return cls(wanted.depth or _DEPTHS[kind])
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +90,6 @@ def arguments(server: ServerOptions) -> dict[str, str]:
     }  # fmt: skip
     if drafting.depth:
         found |= {"--spec-type": f"draft-{server.kind}", "--spec-draft-n-max": str(drafting.depth)}
-        found["--spec-draft-p-min"] = str(drafting.min_p)
         if server.head:
             found |= {"--spec-draft-model": server.head, "--spec-draft-device": "none"}
     if options.mlock or options.load_mode == "read":
@@ -223,7 +221,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
         )
         if options.from_disk:
             need = required_memory(header, options, n_ctx)
-            slow = slowness(header, need, available, read_rate(header.path), options.n_experts)
+            slow = slowness(header, need, available, read_rate(header.path))
         return cls(path, placement, header, head, server, file_fingerprint(path), slow)
 
     def described(self, model: ModelInfo) -> ModelInfo:

@@ -117,9 +117,12 @@ class RemoteBackend(ModelBackend[ChildProcess]):
     def _is_ready(self, request: Generate) -> bool:
         return self._model is not None and self._adapter is not None and not self._lost
 
-    async def _answer(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+    async def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        async with contextlib.aclosing(self._until_ready(request)) as events:
+            async for event in events:
+                yield event
         adapter, model = self._adapter, self._model
-        if adapter is None or model is None:
+        if adapter is None or model is None or self._cancelled.is_set():
             return
         problem = ""
         if request.grammar and not (adapter.kind.grammar or request.json_schema):

@@ -21,8 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from cpuchat.engine.decoding.logprobs import LogprobSampler
-from cpuchat.engine.decoding.sampling import Sampler
+from cpuchat.engine.decoding.sampling import LogprobSampler, Sampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import Model

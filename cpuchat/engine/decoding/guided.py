@@ -1,9 +1,7 @@
-"""Samples an answer that may reason first, for a limited number of tokens, and then match a grammar, all of it or the
-calls of tools in it, wherever they begin. llguidance follows the grammar.
+"""Constraints of an answer that may reason first, for a limited number of tokens, and then match a grammar, all of it
+or the calls of tools in it, wherever they begin. llguidance follows the grammar.
 
-The sampled token is checked first, and only if the grammar rejects it is another one sampled from those allowed.
-Reasoning, and the markers around it, come before the grammar; at the end of its budget the tokens that close it follow,
-whatever the model would write. Nothing is ever rolled back: drafted tokens are accepted one by one, after their check.
+Reasoning, and the markers around it, come before the grammar.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpuchat.base.errors import CpuchatError, GrammarUnmet, UsageError
-from cpuchat.engine.decoding.sampling import Candidates, Row, Sampler, largest
+from cpuchat.engine.decoding.sampling import Constraint, Row, largest
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.grammar.gbnf import gbnf_to_lark
 from cpuchat.grammar.limits import parser_limits, short_reason
-from cpuchat.protocol.messages import ANY_CALL, CallRule, Sampling, Tool
+from cpuchat.protocol.messages import ANY_CALL, CallRule, Tool
 from cpuchat.tools.call_format import ID, CallFormat
 from cpuchat.tools.call_grammar import call_grammar
 
@@ -143,7 +141,10 @@ class EitherGrammar:
 
 
 class CallGuide:
-    """Follows the text of an answer until calls begin. The grammar is made only then: most answers call nothing."""
+    """Follows the text of an answer until calls begin. The grammar is made only then: most answers call nothing.
+
+    `is_over`: they have begun, or cannot any more.
+    """
 
     def __init__(self, vocab: Vocab, form: CallFormat, tools: Sequence[Tool], rule: CallRule = ANY_CALL) -> None:
         self._vocab = vocab
@@ -153,7 +154,7 @@ class CallGuide:
         self._trigger = form.trigger
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # whose end may be the beginning of a trigger
-        self._is_over = not self._trigger
+        self.is_over = not self._trigger
 
     def piece(self, token: int) -> bytes:
         """Return the text of a token; the markers of calls have one, too."""
@@ -172,7 +173,7 @@ class CallGuide:
         """
         if self._rule.mode != "required" and not answer:
             return None
-        self._is_over = True
+        self.is_over = True
         form = self._without_ends()
         form = msgspec.structs.replace(form, section=form.section.removeprefix(form.text_end))
         calls = self._new_grammar(form)
@@ -184,17 +185,17 @@ class CallGuide:
 
     def follow(self, token: int) -> Grammar | None:
         """Add a token of the answer; returns the grammar of what comes next once calls have begun."""
-        return None if self._is_over else self.follow_text(self._decoder.decode(self.piece(token)))
+        return None if self.is_over else self.follow_text(self._decoder.decode(self.piece(token)))
 
     def follow_text(self, text: str) -> Grammar | None:
         """Add a text, as `follow`."""
-        if self._is_over:
+        if self.is_over:
             return None
         self._text += text
         at = self._begin()
         if at is None:
             return None
-        self._is_over = True
+        self.is_over = True
         try:
             return self._grammar(self._text[at:])
         except CpuchatError:  # llguidance takes no such grammar, or the vocabulary not these texts
@@ -220,7 +221,7 @@ class CallGuide:
         if re.match(rf"{before}(?:{names})\W", start) is not None:
             return len(text) - len(start)
         longest = len(before) + max(len(tool.name) for tool in self._tools)
-        self._is_over = not self._trigger.startswith(start[: len(self._trigger)]) or len(start) > longest
+        self.is_over = not self._trigger.startswith(start[: len(self._trigger)]) or len(start) > longest
         return None
 
     def _grammar(self, written: str) -> Grammar | None:
@@ -258,138 +259,134 @@ def call_markers(vocab: Vocab, form: CallFormat) -> tuple[int, ...]:
     return tuple(tokens) if is_marker else ()
 
 
-class GuidedSampler(Sampler):
-    """Samples tokens for reasoning within a budget, and for an answer that a grammar allows.
+class ReasoningLimit(Constraint):
+    """Follows the reasoning that an answer may begin with, and ends it when its budget is used up, when the user wants
+    the answer, or where the model would end without one that is required: the tokens that close it follow then.
 
     Args:
-        grammar: as of `Generate`; "": none.
-        calls: has the grammar of the calls in an answer, or in place of one in the form of `grammar`; None: no calls.
         budget: most tokens of reasoning; None: no limit.
-
-    Raises:
-        UsageError: as `Sampler` and `Grammar`.
+        is_required: an answer in a form follows, whose text is told apart from the markers around reasoning.
     """
 
-    def __init__(
-        self, sampling: Sampling, vocab: Vocab, grammar: str = "", budget: int | None = None,
-        calls: CallGuide | None = None, banned: tuple[int, ...] = (), bias: tuple[tuple[int, float], ...] = (),
-    ) -> None:  # fmt: skip
-        super().__init__(sampling, vocab.n_tokens, banned, bias)
+    def __init__(self, vocab: Vocab, budget: int | None = None, *, is_required: bool = False) -> None:
         self._vocab = vocab
-        if calls is not None:
-            self._grammar = calls.from_start(grammar)
-        else:
-            self._grammar = Grammar(vocab, grammar) if grammar else None
-        self._calls = calls if self._grammar is None else None
         self._budget = budget
-        self._prelude: ReasoningSplitter | None = None
+        self._is_required = is_required
+        self._splitter: ReasoningSplitter | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._n_reasoned = 0
         self._must_answer = False
         self._forced: deque[int] = deque()
-        self._resampling = False
+        self._rest: str | None = None
 
     def begin(self, splitter: ReasoningSplitter) -> None:
         """Let the answer begin as `splitter`, which has seen the prompt, expects it: it may reason first."""
-        self._prelude = splitter
-        self._limit_reasoning(splitter)
+        self._splitter = splitter
+        self._end_if_due(splitter)
 
-    def end_reasoning(self) -> None:
+    def end(self) -> None:
         """End the reasoning with its next token. From any thread."""
         self._must_answer = True
 
     @property
-    def matches_grammar(self) -> bool:
-        """Whether the text is complete under the grammar of the answer, or there is none."""
-        if self._grammar is None or self._calls is not None:
-            return True
-        reasons = self._prelude is not None and self._prelude.in_reasoning
-        return not reasons and self._grammar.is_complete()
+    def is_open(self) -> bool:
+        """Whether the model is at its reasoning."""
+        return self._splitter is not None and self._splitter.in_reasoning
 
-    def sample(self, row: Row) -> int:
-        """Return the next token, as `Sampler.sample`.
+    @property
+    def is_over(self) -> bool:
+        return self._splitter is None
 
-        Raises:
-            GrammarUnmet: no token of the vocabulary can continue the text.
-        """
-        if self._forced:
-            return self._forced[0]
-        token = super().sample(row)
-        if self._grammar is None or self._is_prelude(token):
-            return self._answer_after_all(token)
-        if self._grammar.allows(token):
-            return token
-        self._resampling = True
-        try:
-            return super().sample(row)
-        finally:
-            self._resampling = False
+    def precedes(self, token: int) -> bool:
+        """Return whether `token`, coming next, belongs to the reasoning or what marks it, or, where no answer is
+        required, may do so."""
+        splitter = self._splitter
+        if splitter is None or splitter.in_reasoning or not self._is_required:
+            return splitter is not None
+        text = self._vocab.piece(token).decode("utf-8", "replace")
+        is_marker = token in self._vocab.markers
+        return bool(text) and not self._vocab.is_eog(token) and splitter.awaits(text, is_marker=is_marker)
 
-    def _answer_after_all(self, token: int) -> int:
-        """Return `token`, unless it would end the reasoning without the answer that the grammar describes."""
-        prelude = self._prelude
-        if self._grammar is not None and prelude is not None and prelude.in_reasoning and self._vocab.is_eog(token):
+    def forced(self, token: int | None = None) -> int | None:
+        if token is not None and self._is_required and self.is_open and self._vocab.is_eog(token):
+            assert self._splitter is not None
             self._must_answer = True
-            self._limit_reasoning(prelude)
-        return self._forced[0] if self._forced else token
+            self._end_if_due(self._splitter)
+        return self._forced[0] if self._forced else None
 
     def accept(self, token: int) -> None:
-        """Add `token` to the text that penalties and the grammar apply to."""
-        super().accept(token)
         if self._forced:
             self._forced.popleft()
-        if self._prelude is not None and self._is_prelude(token):
-            self._extend_prelude(self._prelude, token)
+        splitter, self._rest = self._splitter, None
+        if splitter is None or not self.precedes(token):
+            self._splitter = None
             return
-        self._prelude = None
-        if self._grammar is not None:
-            self._grammar.accept(token)
-        elif self._calls is not None:
-            self._grammar = self._calls.follow(token)
-
-    def _is_prelude(self, token: int) -> bool:
-        """Return whether `token` belongs to the reasoning or what marks it, or, without a grammar, may do so."""
-        prelude = self._prelude
-        if prelude is None or prelude.in_reasoning or self._grammar is None:
-            return prelude is not None
-        vocab = self._vocab
-        text = vocab.piece(token).decode("utf-8", "replace")
-        return bool(text) and not vocab.is_eog(token) and prelude.awaits(text, is_marker=token in vocab.markers)
-
-    def _extend_prelude(self, prelude: ReasoningSplitter, token: int) -> None:
-        pieces = prelude.feed(self._decoder.decode(self._vocab.piece(token)))
-        if prelude.in_reasoning:
+        pieces = splitter.feed(self._decoder.decode(self._vocab.piece(token)))
+        self._rest = ""
+        if splitter.in_reasoning:
             self._n_reasoned += 1
-            self._limit_reasoning(prelude)
-        if not prelude.in_answer:
-            return
-        # The token that ends the reasoning holds the beginning of the answer, too.
-        self._prelude = None
-        rest = "".join(text for channel, text in [*pieces, *prelude.flush()] if channel == "answer")
-        if self._grammar is None:
-            if self._calls is not None:
-                self._grammar = self._calls.follow_text(rest)
-            return
-        for part in self._vocab.spell(rest.encode()):
-            if not self._grammar.allows(part):
-                raise GrammarUnmet("The text after the model's reasoning does not match the grammar.", "Ask again.")
-            self._grammar.accept(part)
+            self._end_if_due(splitter)
+        if splitter.in_answer:
+            self._splitter = None
+            self._rest = "".join(text for channel, text in [*pieces, *splitter.flush()] if channel == "answer")
 
-    def _limit_reasoning(self, prelude: ReasoningSplitter) -> None:
-        """Close the reasoning, if the model is at it, when its budget is used up or the user wants the answer."""
+    def take_rest(self) -> str | None:
+        """Return what of the text of the last token belongs to the answer; None: the token itself does."""
+        rest, self._rest = self._rest, None
+        return rest
+
+    def _end_if_due(self, splitter: ReasoningSplitter) -> None:
         is_over = self._must_answer or (self._budget is not None and self._n_reasoned >= self._budget)
-        if is_over and prelude.in_reasoning and not self._forced:
-            tokens = self._vocab.tokenize(f"\n{prelude.transition}".encode(), add_special=False)
+        if is_over and splitter.in_reasoning and not self._forced:
+            tokens = self._vocab.tokenize(f"\n{splitter.transition}".encode(), add_special=False)
             if not any(map(self._vocab.is_eog, tokens)):
                 self._forced.extend(tokens)
 
-    def _filtered(self, row: Row) -> Candidates:
-        if not self._resampling or self._grammar is None:
-            return super()._filtered(row)
-        masked = np.where(self._grammar.mask(row), row, np.float32(-np.inf))
-        if np.isneginf(masked.max()):
-            raise GrammarUnmet(
-                "No token of this model's vocabulary can continue the answer under the grammar.",
-                "Allow other characters, or choose another model.",
-            )
-        return super()._filtered(masked)
+
+class AnswerGrammar(Constraint):
+    """Holds an answer, after its reasoning, to a grammar: all of it, or the calls in it from where they begin.
+
+    Args:
+        grammar: of the answer from its start; None: anything.
+        calls: has the grammar of the calls in an answer that may be anything else; None: no calls.
+        reasoning: comes first, and is asked before this one.
+    """
+
+    def __init__(
+        self, vocab: Vocab, grammar: Grammar | EitherGrammar | None, calls: CallGuide | None, reasoning: ReasoningLimit
+    ) -> None:
+        self._vocab = vocab
+        self._grammar = grammar
+        self._calls = calls if grammar is None else None
+        self._reasoning = reasoning
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the text is complete under the grammar of the answer, or there is none."""
+        if self._grammar is None or self._calls is not None:
+            return True
+        return not self._reasoning.is_open and self._grammar.is_complete()
+
+    @property
+    def is_over(self) -> bool:
+        return self._grammar is None and (self._calls is None or self._calls.is_over)
+
+    def allows(self, token: int) -> bool:
+        return self._grammar is None or self._reasoning.precedes(token) or self._grammar.allows(token)
+
+    def mask(self, row: Row) -> NDArray[np.bool_]:
+        return self._grammar.mask(row) if self._grammar is not None else super().mask(row)
+
+    def accept(self, token: int) -> None:
+        rest = self._reasoning.take_rest()
+        if self._grammar is None:
+            if self._calls is not None:
+                self._grammar = self._calls.follow(token) if rest is None else self._calls.follow_text(rest)
+        elif rest is None:
+            self._grammar.accept(token)
+        elif rest:  # the token that ends the reasoning holds the beginning of the answer, too
+            for part in self._vocab.spell(rest.encode()):
+                if not self._grammar.allows(part):
+                    message = "The text after the model's reasoning does not match the grammar."
+                    raise GrammarUnmet(message, "Ask again.")
+                self._grammar.accept(part)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import secrets
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpuchat.base.errors import GenerationFailed, UsageError
-from cpuchat.protocol.messages import Sampling
+from cpuchat.base.errors import GenerationFailed, GrammarUnmet, UsageError
+from cpuchat.protocol.messages import Sampling, TokenLogprob
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.intp]
@@ -146,15 +147,48 @@ class _Window:
                 self._slot[moved] = slot
 
 
+Mask = Callable[[Row], NDArray[np.bool_]]
+"""Returns which tokens may come next."""
+
+
+class Constraint(ABC):
+    """What an answer may be, beside its probability. Nothing is ever rolled back: drafted tokens are accepted one by
+    one, after their check."""
+
+    @abstractmethod
+    def accept(self, token: int) -> None:
+        """Add the next token of the answer, which is allowed."""
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether everything is allowed from now on."""
+
+    def forced(self, token: int | None = None) -> int | None:
+        """Return the token that comes next whatever is sampled, or in place of `token`, which was; None: any may."""
+        return None
+
+    def allows(self, token: int) -> bool:
+        """Return whether `token` may come next."""
+        return True
+
+    def mask(self, row: Row) -> NDArray[np.bool_]:
+        """Return which tokens may come next, or of the most likely in `row` those that may."""
+        return np.ones(row.size, np.bool_)
+
+
 class Sampler:
     """Samples tokens for one answer; the same seed, settings and rows give the same tokens.
 
-    `sample` may be called for several rows in order with `accept` between them, as verification of drafted tokens does:
-    it uses exactly one uniform number per call (none when greedy) and changes nothing else.
+    A sampled token that a constraint rejects is sampled again from those that all of them allow, as in llama.cpp
+    (common/sampling.cpp). `sample` may be called for several rows in order with `accept` between them, as verification
+    of drafted tokens does: without constraints it uses exactly one uniform number per call (none when greedy), and it
+    changes nothing else.
 
     Args:
         banned: tokens that are never chosen.
         bias: pairs of a token and what is added to its logit.
+        constraints: asked in this order.
 
     Attributes:
         seed: the seed in use; drawn (32 bits) when `sampling.seed` is None.
@@ -164,9 +198,15 @@ class Sampler:
     """
 
     def __init__(
-        self, sampling: Sampling, n_vocab: int, banned: Sequence[int] = (), bias: Sequence[tuple[int, float]] = ()
+        self,
+        sampling: Sampling,
+        n_vocab: int,
+        banned: Sequence[int] = (),
+        bias: Sequence[tuple[int, float]] = (),
+        constraints: Sequence[Constraint] = (),
     ) -> None:
         _check(sampling)
+        self._constraints = list(constraints)
         for token, value in bias:
             if not 0 <= token < n_vocab or not math.isfinite(value):
                 raise UsageError(f"logit_bias: {token}: {value}.", f"Tokens are 0 to {n_vocab - 1:,}.")
@@ -186,21 +226,26 @@ class Sampler:
         self._min_p_logit = math.log(min(sampling.min_p, 1.0)) if sampling.min_p > 0 else -math.inf
 
     def accept(self, token: int) -> None:
-        """Add `token` to the text that penalties apply to.
+        """Add `token` to the text that penalties and constraints apply to.
 
         Raises:
             ValueError: no such token.
+            GrammarUnmet: the text cannot go on under a constraint.
         """
         if self._window is not None:
             if not 0 <= token < self._n_vocab:
                 raise ValueError(f"token {token} of {self._n_vocab}")
             self._window.add(token)
+        if self._constraints:
+            for one in self._constraints:
+                one.accept(token)
+            self._constraints = [one for one in self._constraints if not one.is_over]
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
-        """`accept` the last `repeat_last_n` tokens of the prompt (llama-server counts them too)."""
+        """Let penalties apply to the last `repeat_last_n` tokens of the prompt (llama-server counts them too)."""
         if self._window is not None:
             for token in deque(tokens, maxlen=self._sampling.repeat_last_n):
-                Sampler.accept(self, token)  # a grammar's text is the answer alone
+                self._window.add(token)
 
     def sample(self, row: Row) -> int:
         """Return the next token.
@@ -211,9 +256,24 @@ class Sampler:
 
         Raises:
             GenerationFailed: the row holds NaN or infinity where the winner is.
+            GrammarUnmet: no token of the vocabulary is allowed.
             ValueError: wrong shape.
         """
-        ids, weights = self.candidates(row)
+        if not self._constraints:
+            return self._sample(row)
+        for one in self._constraints:
+            if (forced := one.forced()) is not None:
+                return forced
+        token = self._sample(row)
+        for one in self._constraints:
+            if (forced := one.forced(token)) is not None:
+                return forced
+        if all(one.allows(token) for one in self._constraints):
+            return token
+        return self._sample(row, lambda row: np.logical_and.reduce([one.mask(row) for one in self._constraints]))
+
+    def _sample(self, row: Row, mask: Mask | None = None) -> int:
+        ids, weights = self.candidates(row, mask)
         if self._greedy:
             return ids[0]
         draw = _draw_short if isinstance(weights, list) else _draw
@@ -221,8 +281,9 @@ class Sampler:
             self._uniforms = self._random(_N_UNIFORMS)[::-1].tolist()
         return int(ids[draw(weights, self._uniforms.pop())])  # type: ignore[arg-type]
 
-    def candidates(self, row: Row) -> Candidates:
-        """Return the tokens that `sample` chooses from, and their weights exp((logit - max) / temperature).
+    def candidates(self, row: Row, mask: Mask | None = None) -> Candidates:
+        """Return the tokens that `sample` chooses from, and their weights exp((logit - max) / temperature): only those
+        of `mask`, if that is given.
 
         Args, Raises: as `sample`.
         """
@@ -236,14 +297,14 @@ class Sampler:
             row[self._bias[0]] += self._bias[1]
         window = self._window
         if window is None or not window.ids.size:
-            return self._filtered(row)
+            return self._filtered(row, mask)
         if not row.flags.writeable:
             row = row.copy()
         ids = window.ids
         before = row[ids]
         row[ids] = self._penalized(before, window.counts)
         try:
-            return self._filtered(row)
+            return self._filtered(row, mask)
         finally:
             row[ids] = before
 
@@ -255,7 +316,14 @@ class Sampler:
         less = counts * np.float32(s.frequency_penalty) + np.float32(s.presence_penalty)
         return (logits - less).astype(np.float32, copy=False)
 
-    def _filtered(self, row: Row) -> Candidates:
+    def _filtered(self, row: Row, mask: Mask | None) -> Candidates:
+        if mask is not None:
+            row = np.where(mask(row), row, np.float32(-np.inf))
+            if np.isneginf(row.max()):
+                raise GrammarUnmet(
+                    "No token of this model's vocabulary can continue the answer under the grammar.",
+                    "Allow other characters, or choose another model.",
+                )
         token = int(row.argmax())  # NaN counts as the largest, so it cannot hide
         peak = row.item(token)
         if not math.isfinite(peak):
@@ -327,6 +395,33 @@ class Sampler:
         else:
             ids = _top_p_of_all(row, peak, s.top_p)
         return ids, np.exp((row[ids].astype(np.float64) - float(peak)) / self._temperature)
+
+
+class LogprobSampler:
+    """Samples as `inner` does, and adds to `found` what the model gave each token, before any option of sampling.
+
+    Args:
+        n_top: other tokens that are told with each one, the most likely ones.
+        piece: returns the bytes of a token.
+        found: gets one entry for each sampled token, in order; also for the one that ends the answer.
+    """
+
+    def __init__(self, inner: Sampler, n_top: int, piece: Callable[[int], bytes], found: deque[TokenLogprob]) -> None:
+        self.accept = inner.accept
+        self._inner = inner
+        self._n_top = n_top
+        self._piece = piece
+        self._found = found
+
+    def sample(self, row: Row) -> int:
+        """Return the next token; see `Sampler.sample`."""
+        token = self._inner.sample(row)
+        peak = float(row.max())
+        total = peak + float(np.log(np.exp(row - np.float32(peak)).sum(dtype=np.float64)))
+        ids = largest(row, self._n_top).tolist() if self._n_top else []
+        top = tuple((self._piece(one), row.item(one) - total) for one in ids)
+        self._found.append(TokenLogprob(piece=self._piece(token), logprob=row.item(token) - total, top=top))
+        return token
 
 
 def _top_p_of_all(row: Row, peak: np.float32, top_p: float) -> Ids:

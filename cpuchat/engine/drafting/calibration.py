@@ -14,17 +14,13 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Final
+from typing import Final
 
 import numpy as np
-from msgspec import Meta
 from msgspec.structs import replace
 
 from cpuchat.base.errors import GenerationFailed, Interrupted
-from cpuchat.base.files import JsonCache
 from cpuchat.costs.calibrations import (
-    KEPT_SECONDS,
-    MAX_TOKENS,
     Calibration,
     Calibrations,
     OverlapCosts,
@@ -60,13 +56,6 @@ _RETRY_ROUNDS: Final = 12
 _RETRY_BUDGET: Final = 1.5
 """Multiple of the budget after which implausibly slow passes are no longer repeated."""
 
-Samples = dict[
-    Annotated[int, Meta(ge=1, le=MAX_TOKENS)],
-    Annotated[list[tuple[Annotated[float, Meta(gt=0)], float, float]], Meta(min_length=1)],
-]
-"""By size, for each pass over so many tokens: its ms, the share of the time for which threads waited for a core that
-another program had, and the ms of the rollback after it (0: none)."""
-
 
 def measure(
     target: Model,
@@ -76,7 +65,6 @@ def measure(
     *,
     budget: float = BUDGET_SECONDS,
     of_target: Calibration | None = None,
-    samples: Samples | None = None,
 ) -> Calibration:
     """Measure both models sequentially, and with a `thread` for the draft model also concurrently.
 
@@ -87,10 +75,9 @@ def measure(
         on_progress: called with the measurements done, and all of them.
         budget: seconds for the target's curve.
         of_target: costs of the target alone, which are then not measured again.
-        samples: passes of the target that were measured already; the others are added.
 
     Raises:
-        Aborted: the abort flag was set; `samples` has what was measured until then.
+        Aborted: the abort flag was set.
         GenerationFailed: llama.cpp rejected a batch.
     """
     points = [n for n in _POINTS if n <= 1 + target.sequence.max_draft]
@@ -103,7 +90,7 @@ def measure(
     try:
         costs = of_target
         if costs is None:
-            curve = Curve(target.sequence, n_threads, points, budget, samples)
+            curve = Curve(target.sequence, n_threads, points, budget)
             on_progress(0, total)
             done = curve.measure(lambda n: on_progress(n, total))
             costs = curve.costs()
@@ -150,18 +137,13 @@ def _overlapped(
             steps.append(1e3 * (perf_counter() - start))
         return steps
 
-    was_on = thread.is_on
-    thread.switch(True)
+    drafting = thread.start(draft_on)
     try:
-        drafting = thread.start(draft_on)
-        try:
-            curve = Curve(target.sequence, target.pool.n_threads, points, budget)
-            curve.measure(tell)
-        finally:
-            over.set()
-            steps = drafting.result()
+        curve = Curve(target.sequence, target.pool.n_threads, points, budget)
+        curve.measure(tell)
     finally:
-        thread.switch(was_on or thread.always)
+        over.set()
+        steps = drafting.result()
     return OverlapCosts(verify_ms=curve.filled(), draft_ms=statistics.median(steps)), not curve.is_disturbed
 
 
@@ -191,14 +173,14 @@ class Curve:
     is implausible, it is retried.
     """
 
-    def __init__(
-        self, sequence: Sequence, n_threads: int, points: list[int], budget: float, samples: Samples | None = None
-    ) -> None:
+    def __init__(self, sequence: Sequence, n_threads: int, points: list[int], budget: float) -> None:
         self._sequence = sequence
         self._n_threads = n_threads
         self._points = points
         self._budget = budget
-        self._samples = {} if samples is None else samples
+        # By size, for each pass over so many tokens: its ms, the share of the time for which threads waited for a core
+        # that another program had, and the ms of the rollback after it (0: none).
+        self._samples: dict[int, list[tuple[float, float, float]]] = {}
         self._tokens = random_tokens(_N_PAST + max(*points, 2), sequence.n_vocab)
 
     def measure(self, tell: Callable[[int], None]) -> int:
@@ -211,14 +193,13 @@ class Curve:
         for round_ in range(_ROUNDS):
             # The order alternates so that drifts cancel out.
             for n in self._points if round_ % 2 == 0 else reversed(self._points):
-                if len(self._samples.get(n, ())) <= round_:
-                    if perf_counter() - started > self._budget and len(self._samples) >= 2:
-                        return done
-                    if n in unbuilt:
-                        unbuilt.remove(n)
-                        self.timed_pass(n)
-                        waits.share()
-                    self.sample(n, waits)
+                if perf_counter() - started > self._budget and len(self._samples) >= 2:
+                    return done
+                if n in unbuilt:
+                    unbuilt.remove(n)
+                    self.timed_pass(n)
+                    waits.share()
+                self.sample(n, waits)
                 done += 1
                 tell(done)
         for _ in range(_RETRY_ROUNDS):
@@ -314,7 +295,6 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
 
 LOOK_SECONDS: Final = 0.2
 """Seconds in which idle cores are told from busy ones: the system counts in hundredths."""
-_MAX_UNFINISHED: Final = 20
 
 
 def calibrated_costs(
@@ -328,13 +308,13 @@ def calibrated_costs(
 ) -> tuple[Calibration | None, DraftsOff | None]:
     """Return the costs from the cache, or measure them; None with the reason why drafting stays off.
 
-    Cancelling skips the measurement; the next load resumes it. What the user should know is added to `notes`.
+    Cancelling skips the measurement. What the user should know is added to `notes`.
 
     Raises:
         Interrupted: cancelled for good.
     """
-    file = Path(command.calibration_file) if command.calibration_file else None
-    calibrations, on = Calibrations(file), conditions(target)
+    calibrations = Calibrations(Path(command.calibration_file) if command.calibration_file else None)
+    on = conditions(target)
     key = target_key = on.key()
     if draft is not None:
         key = conditions(target, draft, thread.cpus if thread is not None else ()).key()
@@ -347,18 +327,15 @@ def calibrated_costs(
         costs, of_target = (one if one is not None and not one.disturbed else None for one in (costs, of_target))
     if costs is not None:
         return costs, None
-    samples = {} if of_target is not None else _take_unfinished(file, target_key)
     tell = partial(on_progress, "calibrating")
     try:
-        costs = measure(target, draft, thread, tell, of_target=of_target, samples=samples)
+        costs = measure(target, draft, thread, tell, of_target=of_target)
     except Aborted:
         abort.clear()
-        if file is not None and samples:
-            _unfinished(file).put(target_key, (time.time(), samples))
         if abort.is_set():
             raise Interrupted("The load was cancelled.") from None
         if earlier is None:
-            notes.append("Calibration was skipped: adaptive drafting stays off until the next load resumes it.")
+            notes.append("Calibration was skipped: adaptive drafting stays off until the next load makes it.")
         return earlier, DraftsOff("calibration skipped")
     except GenerationFailed as error:
         notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
@@ -374,21 +351,6 @@ def calibrated_costs(
     if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
         calibrations.save(target_key, replace(costs, draft="", draft_ms=0.0, read_ms=0.0, overlap=None))
     return costs, None
-
-
-def _unfinished(file: Path) -> JsonCache[tuple[float, Samples]]:
-    """Return what was measured of calibrations until they were skipped, in seconds since 1970, beside `file`."""
-    file = file.with_stem(f"{file.stem}-unfinished")
-    return JsonCache(file, tuple[float, Samples], version=2, max_entries=_MAX_UNFINISHED)
-
-
-def _take_unfinished(file: Path | None, key: str) -> Samples:
-    """Return what was measured of a calibration that was skipped, and forget it; {} if none was."""
-    if file is None or (found := _unfinished(file).read().get(key)) is None:
-        return {}
-    _unfinished(file).remove(key)
-    measured, samples = found
-    return samples if 1 in samples and time.time() - measured <= KEPT_SECONDS else {}
 
 
 def _cores_idle(cpus: Collection[int]) -> bool:

@@ -10,7 +10,6 @@ then a new draft. If the assumption holds, the next pass starts at once; if not,
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
@@ -20,18 +19,16 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from cpuchat.base.errors import GenerationFailed
 from cpuchat.base.text import common_prefix
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Drafter, Proposal, confidence_bucket
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Drafter, Proposal
 
 _READ_ROWS: Final = MAX_DEPTH + 1
 """Tokens per batch when each needs a row of logits."""
-_MARGIN: Final = np.float32(12.0)
 _UNREADABLE: Final = 0
 """Replacement for tokens that only the target has."""
 
@@ -103,7 +100,7 @@ class DraftModel(Drafter):
         self._synced = 0
         self._start = max(len(self._text) - max(n, 1), 0)
 
-    def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
+    def propose(self, max_n: int) -> Proposal:
         """Implement `Drafter.propose`; reads first what is unread.
 
         Raises:
@@ -113,24 +110,15 @@ class DraftModel(Drafter):
         if max_n <= 0 or not self._text:
             return proposal
         row = self._catch_up(max_n)
-        tokens, buckets = proposal.tokens, proposal.buckets
         while True:
-            row = row[: self._n_vocab]
-            token = int(row.argmax())
-            if min_probability > 0:
-                share = _share(row, row[token])
-                if share < min_probability:
-                    break
-                buckets.append(confidence_bucket(share))
-            else:
-                buckets.append(UNKNOWN)
-            tokens.append(token)
-            if len(tokens) >= max_n:
-                break
+            token = int(row[: self._n_vocab].argmax())
+            proposal.tokens.append(token)
+            proposal.buckets.append(UNKNOWN)
+            if len(proposal) >= max_n:
+                return proposal
             row = self._step(token)
-        return proposal
 
-    def draft_ahead(self, drafted: list[int], n: int, min_probability: float, is_over: Callable[[], bool]) -> list[int]:
+    def draft_ahead(self, drafted: list[int], n: int, is_over: Callable[[], bool]) -> list[int]:
         """Continue after a draft that is not verified yet: at most `n` tokens, fewer when `is_over`.
 
         The first one is a guess of what the target will add, the others are a draft as from `propose`. The text stays
@@ -146,10 +134,7 @@ class DraftModel(Drafter):
         sequence.truncate(at)  # a draft that ended early, or was cut, may have been read further
         token = drafted[-1]
         while len(tokens) < n and not is_over():
-            row = self._step(token)[: self._n_vocab]
-            token = int(row.argmax())
-            if tokens and min_probability > 0 and _share(row, row[token]) < min_probability:
-                break
+            token = int(self._step(token)[: self._n_vocab].argmax())
             tokens.append(token)
         return tokens
 
@@ -233,90 +218,44 @@ class DraftModel(Drafter):
         return sequence.logits(len(batch) - 1) if n_outputs and tokens else None
 
 
-def _share(row: np.ndarray, peak: np.float32) -> float:
-    """Return the probability of the largest entry, `peak`; entries too small to count are left out."""
-    near = row[row > peak - _MARGIN]
-    return 1.0 / float(np.exp(near - peak).sum())
-
-
 T = TypeVar("T")
 
 
 class DraftThread:
-    """A thread with its own cores for the draft model.
+    """A thread with its own cores for the draft model, which computes beside the target there.
 
-    The draft model computes either here (`is_on`), or on the shared cores (on the engine's thread, sequentially with
-    the target). Create it on the engine's thread. Raises GenerationFailed when its threads cannot be started.
-
-    Args:
-        cpus: the draft's cores.
-        target_cpus: the target's cores while the draft computes here; None: the target never uses the draft's.
-
-    Attributes:
-        always: the draft model never computes on the shared cores.
+    Create it on the engine's thread. Raises GenerationFailed when its threads cannot be started.
     """
 
-    def __init__(
-        self,
-        target: Model,
-        draft: Model,
-        drafter: DraftModel,
-        cpus: tuple[int, ...],
-        target_cpus: tuple[int, ...] | None,
-    ) -> None:
-        self._target = target
+    def __init__(self, target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> None:
         self._draft = draft
         self._drafter = drafter
-        self.cpus = cpus
-        self.always = target_cpus is None
         self._shared = target.pool
-        poll = target.options.poll
-        self._target_pool = ThreadPool(target_cpus, poll) if target_cpus is not None else None
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
-        try:
-            self._pool = self._executor.submit(ThreadPool, cpus, poll).result()
-        except BaseException:
-            self._executor.shutdown()
-            if self._target_pool is not None:
-                self._target_pool.free()
-            raise
-        self._shared.attach(target.sequence)  # making a pool has pinned this thread
+        self.cpus = cpus
         self._ahead: Future[list[int]] | None = None
         self._stop = threading.Event()
-        self.is_on = False
-        if self.always:
-            self.switch(True)
-
-    def switch(self, on: bool) -> None:
-        """Switch between separate cores for both models and sequential use of all cores."""
-        if on == self.is_on:
-            return
-        self.drop()
-        self.is_on = on
-        if on:
-            self._executor.submit(self._pool.attach, self._draft.sequence).result()
-            if self._target_pool is not None:
-                self._target_pool.attach(self._target.sequence)
-        else:
-            self._shared.attach(self._draft.sequence)
-            self._shared.attach(self._target.sequence)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
+        try:
+            self._pool = self._executor.submit(ThreadPool, cpus, target.options.poll).result()
+            self._executor.submit(self._pool.attach, draft.sequence).result()
+        except BaseException:
+            self._executor.shutdown()
+            raise
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` of the draft model on the thread that owns its cores."""
+        """Run `work` of the draft model on its cores."""
         self.drop()
-        return self._executor.submit(work).result() if self.is_on else work()
+        return self._executor.submit(work).result()
 
     def start(self, work: Callable[[], T]) -> Future[T]:
-        """Start `work` of the draft model in the background. Only while `is_on`."""
+        """Start `work` of the draft model in the background."""
         return self._executor.submit(work)
 
-    def draft_ahead(self, drafted: list[int], n: int, min_probability: float) -> None:
+    def draft_ahead(self, drafted: list[int], n: int) -> None:
         """Draft ahead after `drafted`, which is being verified: a guess of the target's token, then `n` more."""
         self.drop()
         self._stop.clear()
-        self._ahead = self._executor.submit(
-            self._drafter.draft_ahead, drafted, n + 1, min_probability, self._stop.is_set
-        )
+        self._ahead = self._executor.submit(self._drafter.draft_ahead, drafted, n + 1, self._stop.is_set)
 
     def take(self, is_accepted: bool) -> list[int]:
         """End the drafting ahead and return its tokens; none, and at once, if the block was not fully accepted.
@@ -339,25 +278,12 @@ class DraftThread:
             self._stop.set()
             ahead.exception()
 
-    def close(self, *, models_stay: bool = False) -> None:
-        """End the thread and share the cores again. Call it before either model is freed.
-
-        Args:
-            models_stay: both models compute again later. Their sequences are emptied.
-        """
+    def close(self) -> None:
+        """End the thread; the draft model, which must still be there, computes on the target's cores from then on."""
         self.drop()
-        for model in (self._draft, self._target):
-            self._shared.attach(model.sequence)
-            if models_stay:
-                # The next pass pauses the pool of the one before (ggml_backend_cpu_set_threadpool in ggml-cpu.cpp), so
-                # that pool must still exist. A pass that fails has done it too.
-                with contextlib.suppress(Aborted, GenerationFailed):
-                    model.sequence.step(0)
-                model.sequence.clear()
+        self._shared.attach(self._draft.sequence)
         self._executor.submit(self._pool.free).result()
         self._executor.shutdown()
-        if self._target_pool is not None:
-            self._target_pool.free()
 
 
 _MAX_SCORED: Final = 32
@@ -372,7 +298,7 @@ class ModelDrafting:
     """Drafts with the draft model as the controller plans it.
 
     Args:
-        thread: set if the draft model may have its own cores.
+        thread: set if the draft model has its own cores.
 
     Attributes:
         seconds: time in this answer that the target waited for the draft model.
@@ -384,10 +310,9 @@ class ModelDrafting:
         self._draft = draft
         self._thread = thread
         self.controller = controller
-        self._begin(0.0)
+        self._begin()
 
-    def _begin(self, min_probability: float) -> None:
-        self._min_probability = min_probability
+    def _begin(self) -> None:
         self.seconds = 0.0
         self.overlap = False
         self.unread = 0
@@ -402,9 +327,9 @@ class ModelDrafting:
         """Return the passes of the draft model in this answer."""
         return self._draft.passes - self._passes_before
 
-    def begin_answer(self, text: Tokens[int], min_probability: float) -> None:
+    def begin_answer(self, text: Tokens[int]) -> None:
         """Begin an answer to `text`."""
-        self._begin(min_probability)
+        self._begin()
         self._draft.begin_answer(text)
 
     def forget(self) -> None:
@@ -425,15 +350,13 @@ class ModelDrafting:
         """Draft ahead while the target verifies `drafted`, if both have their own cores."""
         if self._thread is not None and self.overlap:
             self._ahead_of = drafted
-            self._thread.draft_ahead(drafted, self.controller.plan.depth, self._min_probability)
+            self._thread.draft_ahead(drafted, self.controller.plan.depth)
 
     def end_answer(self) -> None:
-        """End the answer and return to the shared cores, which a prompt or an answer without drafts uses."""
+        """End the answer, and drop what is drafted ahead."""
         self._ahead_of, self._ready = None, []
         if self._thread is not None:
             self._thread.drop()
-            if not self._thread.always:
-                self._thread.switch(False)
 
     def propose(self, room: int, *, fixed_depth: bool) -> Proposal | None:
         """Return a draft of at most `room` tokens; None: no draft now.
@@ -441,16 +364,12 @@ class ModelDrafting:
         Raises:
             Aborted, GenerationFailed: the draft model was stopped, or failed.
         """
-        draft, thread = self._draft, self._thread
+        draft = self._draft
         if self._rest_steps:
             self._rest_steps -= 1
             return None
         plan = self._plan(room)
-        if thread is not None:
-            # Cores that were named for the draft model are its own, whatever was measured.
-            self.overlap = plan.overlap or (thread.always and fixed_depth)
-            if not thread.always:
-                thread.switch(plan.overlap)
+        self.overlap = self._thread is not None and (plan.overlap or fixed_depth)
         if plan.depth < 1:
             if not self._shadow_score():
                 self._rest_steps = _REST
@@ -460,7 +379,7 @@ class ModelDrafting:
             return Proposal("draft", ready, [UNKNOWN] * len(ready))
         if draft.n_unread > 2:  # fewer are read together with the first drafted token
             self._read(draft.n_unread, is_shadow=False)
-        proposal = self._run(lambda: draft.propose(plan.depth, self._min_probability))
+        proposal = self._run(lambda: draft.propose(plan.depth))
         return proposal if proposal.tokens else None
 
     def _plan(self, room: int) -> DraftPlan:
@@ -517,10 +436,3 @@ class ModelDrafting:
         self.controller.record_read(unscored + len(accepted), 1e3 * (self.seconds - before), is_shadow=is_shadow)
         if accepted:
             self.controller.record_scores("draft", [UNKNOWN] * len(accepted), accepted)
-
-    @property
-    def has_split_cores(self) -> bool:
-        """Return whether both models have their own cores; the target then computes on fewer, whichever drafter is
-        used.
-        """
-        return self._thread is not None and self._thread.is_on and not self._thread.always

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -24,10 +21,9 @@ from cpuchat.models.gguf.header import read_model
 from cpuchat.protocol.messages import LoadModel, Speculation
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.protocol.timings import SpeculationFigures
-from cpuchat.speculation.depth.acceptance import overlap_pays
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.cascade import Cascade, free_drafters
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
 from cpuchat.speculation.stats import PassRecord, SpeculationStats
 
@@ -35,8 +31,6 @@ LOOKUP_SHARE: Final = 0.01
 """Share of the time of plain passes that may be spent on exploring whether to draft."""
 _LOOKUP_AHEAD: Final = 0.1
 """Limit of the exploration time that may be saved up, in plain passes."""
-_AT_ONCE: Final = 5
-"""Steps of an index that are taken at once, 1 ms: the next turn of most chats has drafts from its first token on."""
 
 
 class Speculator:
@@ -47,7 +41,7 @@ class Speculator:
 
     Args:
         costs: measured; None when there was no calibration, with `uncalibrated` as the reason.
-        draft: the draft model, if one is loaded; `thread` if it may have its own cores.
+        draft: the draft model, if one is loaded; `thread` if it has its own cores.
         max_depth: longest draft that the target can verify and roll back; 0 = never draft, for the reason `disabled`.
         known: accepted and compared tokens of the draft model in earlier answers.
     """
@@ -82,59 +76,37 @@ class Speculator:
         self._model = self._draft if "draft" in options.drafters else None
         self._cascade: Cascade | None = None
         self._stats = SpeculationStats()
-        self._n_reported = self._n_indexed = 0  # tokens of the answer that the draft model and the free drafters know
+        self._n_reported = 0  # tokens of the answer that the drafters know
         self._lookup_debt = 0.0  # seconds of lookups that proposed nothing, less what may be
         self._lookup_seconds = 0.0  # before the next pass, without waiting for the draft model
         self._was_asked = False
         self._unasked_ms, self._n_unasked = 0.0, 0  # plain steps without a lookup
 
-    def remember(self, text: Tokens[int]) -> None:
-        """Keep another chat's text, for drafting across chats."""
-        for drafter in self._free:
-            drafter.remember(text)
-
-    def forget(self, *, current: bool) -> None:
-        """Forget the texts of other chats; with `current` also the text of the last answer."""
-        for drafter in self._free:
-            drafter.forget()
-        if current:
-            self._index.set_text(())
-            if self._draft is not None:
-                self._draft.forget()
-
-    def index_prompt(self, options: Speculation, text: Tokens[int]) -> Iterator[None]:
-        """Begin to index `text`, which the next answer is to, for the free drafters; returns the steps that are left.
-
-        Any thread may take them, while the prompt is evaluated and after it: free drafters propose nothing until all
-        are taken. The next call ends them.
-        """
-        is_wanted = self._chosen_free(options) and not self._why_off(options)
-        steps = self._index.set_in_steps(text) if is_wanted else iter(())
-        deque(islice(steps, _AT_ONCE))
-        return steps
-
-    def _chosen_free(self, options: Speculation) -> list[Drafter]:
-        """Return the free drafters of a request, in its order."""
-        named = {drafter.name: drafter for drafter in self._free}
-        return [named[name] for name in options.drafters if name in named]
+    def forget(self) -> None:
+        """Forget the text of the last answer."""
+        self._index.set_text(())
+        if self._draft is not None:
+            self._draft.forget()
 
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
-        """Begin an answer to `text`, for which `index_prompt` was called.
-
-        Returns False when drafting is off, and `disabled` is why if it was requested.
-        """
+        """Begin an answer to `text`. Returns False when drafting is off, and `disabled` is why if it was requested."""
         self._begin(options)
-        free = self._chosen_free(options)
-        for drafter in free:
-            drafter.use_remembered = options.across_chats
+        named = {drafter.name: drafter for drafter in self._free}
+        free = [named[name] for name in options.drafters if name in named]
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
+        if self._model is None and not free:
+            self.disabled = None
+            return False
+        self.disabled = self._why_off(options)
+        if self.disabled is not None:
+            self._model = None
+            return False
         if free:
+            self._index.set_text(text)
             self._cascade = Cascade(self._index, free, self._controller.free_depth)
         if self._model is not None:
-            self._model.begin_answer(text, options.min_probability)
-        is_wanted = self._model is not None or bool(free)
-        self.disabled = self._why_off(options) if is_wanted else None
-        return is_wanted and self.disabled is None
+            self._model.begin_answer(text)
+        return True
 
     def _why_off(self, options: Speculation) -> DraftsOff | None:
         """Return why nothing is drafted: it cannot be, or the model is too fast and the depth adaptive. Else None."""
@@ -162,29 +134,22 @@ class Speculator:
         if not self._was_asked:
             return None
         start, waited = perf_counter(), self.seconds
-        cascade = None if self._index.is_filling else self._cascade
-        self._append(written, cascade)
-        proposal = self._find(min(room, self._max_depth), cascade)
+        tokens, self._n_reported = written[self._n_reported :], len(written)
+        if self._cascade is not None:
+            self._cascade.append(tokens)
+            for drafter, buckets, accepted in self._cascade.take_scores():
+                self._controller.record_scores(drafter, buckets, accepted)
+        if self._model is not None:
+            self._model.append(tokens)
+        proposal = self._find(min(room, self._max_depth))
         self._lookup_seconds = perf_counter() - start - (self.seconds - waited)
         return proposal
 
-    def _append(self, written: list[int], cascade: Cascade | None) -> None:
-        if cascade is not None:
-            cascade.append(written[self._n_indexed :])
-            self._n_indexed = len(written)
-            for drafter, buckets, accepted in cascade.take_scores():
-                self._controller.record_scores(drafter, buckets, accepted)
-        if self._model is not None:
-            self._model.append(written[self._n_reported :])
-            self._n_reported = len(written)
-
-    def _find(self, room: int, cascade: Cascade | None) -> Proposal | None:
+    def _find(self, room: int) -> Proposal | None:
         if room < 1:
             return None
-        if cascade is not None:
-            proposal = cascade.propose(room, self._options.min_probability)
-            if proposal:
-                return proposal
+        if self._cascade is not None and (proposal := self._cascade.propose(room)):
+            return proposal
         return self._model.propose(room, fixed_depth=bool(self._options.depth)) if self._model is not None else None
 
     def start_verify(self, proposal: Proposal) -> None:
@@ -223,7 +188,7 @@ class Speculator:
         """
         draft_ms = self._model.take_wait_ms() if self._model is not None else 0.0
         by_model = proposal.drafter == "draft"
-        overlap = self._model is not None and (self._model.has_split_cores or (by_model and self._model.overlap))
+        overlap = self._model is not None and by_model and self._model.overlap
         self._record(
             PassRecord(
                 1e3 * (self._lookup_seconds + seconds),
@@ -315,7 +280,8 @@ def set_up_speculation(
         if draft is not None:
             drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
             try:
-                thread = _draft_thread(target, draft, drafter, command.draft_cpus)
+                if command.draft_cpus:
+                    thread = DraftThread(target, draft, drafter, command.draft_cpus)
             except GenerationFailed as error:
                 notes.append(f"No draft model: {error.message} {error.hint}")
                 draft.free()
@@ -327,10 +293,6 @@ def set_up_speculation(
     except BaseException:
         SpeculationSetup(Speculator(None), draft, thread).free()
         raise
-    if thread is not None and not thread.always and not (costs is not None and overlap_pays(costs)):
-        thread.close(models_stay=True)
-        thread = None
-        costs = costs and msgspec.structs.replace(costs, overlap=None)
     note = target.sequence.rollback.note
     disabled = None if max_depth else DraftsOff("model", note=f"{note[:1].lower()}{note[1:]}".rstrip("."))
     changes: dict[str, Any] = {
@@ -358,14 +320,6 @@ def set_up_speculation(
     )
 
 
-def _draft_thread(target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> DraftThread | None:
-    """Return a thread with its own CPUs for the draft model: permanently, or to measure whether that is faster."""
-    if not cpus:
-        return None
-    left = tuple(cpu for cpu in target.pool.cpus if cpu not in cpus)
-    return DraftThread(target, draft, drafter, cpus, left if len(left) < len(target.pool.cpus) else None)
-
-
 def _load_draft(
     target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag, notes: list[str]
 ) -> Model | None:
@@ -382,7 +336,6 @@ def _load_draft(
         options = msgspec.structs.replace(
             command.options,
             n_ctx=min(target.sequence.n_ctx, trained),
-            n_experts=0,
             draft_path="",
             from_disk=False,
         )

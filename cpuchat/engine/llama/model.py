@@ -44,7 +44,6 @@ from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, check_header, model_files, read_model
-from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.support import check_supported, load_refusal
 from cpuchat.models.traffic import model_work, slowness, where_needed
 from cpuchat.protocol.messages import LoadOptions
@@ -57,7 +56,6 @@ N_OUTPUTS_MAX: Final = MAX_DEPTH + 1
 
 _MAX_CTX = 1 << 24
 _MAX_BATCH = 1 << 16
-_EXPERTS_USED: Final = "expert_used_count"
 
 _CACHE_TYPES: Final[dict[str, int]] = {
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
@@ -76,7 +74,6 @@ class LoadPlan:
         n_outputs: rows of logits that one batch may ask for.
         n_rs_seq: snapshots of a recurrent state to request (`sequence.Bounded`).
         notes: for the user.
-        experts: header value to override so that a token uses another number of experts.
     """
 
     options: LoadOptions
@@ -84,7 +81,6 @@ class LoadPlan:
     n_outputs: int
     n_rs_seq: int
     notes: tuple[str, ...]
-    experts: tuple[str, int] | None
 
 
 def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = N_OUTPUTS_MAX) -> LoadPlan:
@@ -102,14 +98,6 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
     check_numbers(options)
     check_cache_types(header, options)
     notes: list[str] = []
-    experts = None
-    if options.n_experts and header.number("expert_count") < 2:  # a setting that was made for another model
-        notes.append("Not a mixture-of-experts model: the number of experts has no effect.")
-    else:
-        experts = expert_override(header, options.n_experts)
-    if experts is not None:
-        notes.append(_expert_note(experts[1], header.number(_EXPERTS_USED)))
-        header = msgspec.structs.replace(header, metadata=header.metadata | dict([experts]))
     options = where_needed(header, options, available)
     need, n_rs_seq = plan_memory(header, options, available, n_outputs)
     n_ctx, n_batch = need.n_ctx, min(options.n_batch, need.n_ctx)
@@ -122,50 +110,7 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
             "with: quality may drop in long chats."
         )
     options = msgspec.structs.replace(options, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=min(options.n_ubatch, n_batch))
-    return LoadPlan(options, need, n_outputs, n_rs_seq, tuple(notes), experts)
-
-
-def expert_override(header: GGUFHeader, n: int) -> tuple[str, int] | None:
-    """Return the header value that makes a token use `n` experts; None when it does so anyway (or `n` is 0).
-
-    llama.cpp aborts the process on a number that the model does not allow, and ignores an override of a number that
-    is set per layer (llama_model_base::load_hparams, llama_model_loader::get_key_or_arr).
-
-    Raises:
-        UsageError: not a mixture of experts, the number is set per layer, or `n` is out of range.
-    """
-    if n == 0:
-        return None
-    n_expert, trained = header.number("expert_count"), header.number(_EXPERTS_USED)
-    if n_expert < 2 or not trained:
-        raise UsageError(
-            f"{header.path.name} is not a mixture-of-experts model, so the number of experts cannot be set.",
-            "Leave out --experts, or set it to 0.",
-        )
-    if isinstance(header.value(_EXPERTS_USED), LazyArray):
-        raise UsageError(
-            f"{header.path.name} sets the number of experts per layer, which cannot be changed.",
-            "Leave out --experts, or set it to 0.",
-        )
-    maximum = _selectable_experts(header, n_expert)
-    if not 1 <= n <= maximum:
-        raise UsageError(
-            f"Cannot use {n} experts per token: this model has {maximum} to choose from.",
-            f"Choose 1 to {maximum} (trained with {trained}), or 0 for the default.",
-        )
-    return None if n == trained else (f"{header.architecture}.{_EXPERTS_USED}", n)
-
-
-def _selectable_experts(header: GGUFHeader, n_expert: int) -> int:
-    """Return how many experts a token can use: with expert groups, only those of the chosen groups."""
-    groups, used = header.number("expert_group_count"), header.number("expert_group_used_count")
-    return n_expert // groups * used if groups > 1 and 0 < used < groups else n_expert
-
-
-def _expert_note(n: int, trained: int) -> str:
-    if n < trained:
-        return f"Using {n} experts per token instead of {trained}: faster, at lower quality."
-    return f"Using {n} experts per token instead of {trained}: slower, and hardly better."
+    return LoadPlan(options, need, n_outputs, n_rs_seq, tuple(notes))
 
 
 def check_numbers(options: LoadOptions) -> None:
@@ -394,19 +339,10 @@ class Model:
         model = cls(header, plan, abort)
         cpus = threads.cpus if isinstance(threads, ThreadPool) else threads
         try:
-            measuring = functools.partial(on_progress, "measuring")
-            model.kernel_types, notes = kernels.choose(header, plan.options, threads, measuring, abort)
+            tell = functools.partial(on_progress, "measuring")
+            model.kernel_types, notes = kernels.choose(header, plan.options, threads, tell, abort)
             model._notes += notes
-            bindings.log.clear()
-            if plan.options.from_disk:
-                rate = read_rate(header.path)
-                model._notes.append(slowness(header, plan.need, available, rate, options.n_experts))
-                on_progress("reading", 0, header.file_size)
-            elif options.load_mode == "mmap":
-                model._notes += place_pages(header)
-                readers = reader_cpus(read_topology(), cpus, current(), in_effect()[1])
-                if read_ahead(header, on_progress, abort, readers) and len(readers) > 1:
-                    model._notes.append(_SPREAD.format(n=len(readers)))
+            model._bring_in(cpus, available, on_progress)
             with ThreadPoolExecutor(1) as beside:  # llama.cpp loads on this thread, which leaves a core
                 facts = beside.submit(
                     lambda: (spm_coverage(header), special_types(header), file_fingerprint(header.path))
@@ -415,9 +351,7 @@ class Model:
                 model._load_weights(on_progress)
             coverage, types, fingerprint = facts.result()
             model.vocab = Vocab(model._model, visible_markers, coverage, types)
-            on_progress("warming", 0, 1)
-            model._make_context(threads, roams)
-            model._warm_up()
+            model._make_context(threads, roams, on_progress)
             model._describe(fingerprint, 1e3 * (perf_counter() - started))
         except Aborted:
             model.free()
@@ -426,6 +360,19 @@ class Model:
             model.free()
             raise
         return model
+
+    def _bring_in(self, cpus: tuple[int, ...], available: int, on_progress: Progress) -> None:
+        """Read a file that is mapped into the page cache, on the nodes where it is wanted."""
+        header = self.header
+        bindings.log.clear()
+        if self.options.from_disk:
+            self._notes.append(slowness(header, self.plan.need, available, read_rate(header.path)))
+            on_progress("reading", 0, header.file_size)
+        elif self.options.load_mode == "mmap":
+            self._notes += place_pages(header)
+            readers = reader_cpus(read_topology(), cpus, current(), in_effect()[1])
+            if read_ahead(header, on_progress, self._abort, readers) and len(readers) > 1:
+                self._notes.append(_SPREAD.format(n=len(readers)))
 
     def _load_weights(self, on_progress: Progress) -> None:
         options = self.options
@@ -441,8 +388,6 @@ class Model:
         params.use_extra_bufts = options.use_repack and not options.from_disk
         kernels.select(self.kernel_types)
         params.n_gpu_layers = 0
-        if self.plan.experts is not None:
-            params.kv_overrides = bindings.kv_overrides(dict([self.plan.experts]))
         callback = llama.llama_progress_callback(progress)
         params.progress_callback = callback
         parts = [os.fsencode(part) for part in model_files(self.header.path)]  # not by llama.cpp's rule for their names
@@ -453,7 +398,10 @@ class Model:
         if not self._model:
             raise _load_error(self.header.path)
 
-    def _make_context(self, threads: tuple[int, ...] | ThreadPool, roams: tuple[int, ...]) -> None:
+    def _make_context(
+        self, threads: tuple[int, ...] | ThreadPool, roams: tuple[int, ...], on_progress: Progress
+    ) -> None:
+        on_progress("warming", 0, 1)
         n_threads = threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
         self._context = self._new_context(n_threads, self.options.n_ctx, self.plan.n_outputs)
         if isinstance(threads, ThreadPool):
@@ -461,6 +409,7 @@ class Model:
         else:
             self.pool = self._own_pool = ThreadPool(threads, self.options.poll, roams)
         self.sequence = self._new_sequence(self._context)
+        self._warm_up()
 
     def sequence_beside(self, n_ctx: int, n_outputs: int) -> Sequence:
         """Return an empty sequence for `n_ctx` tokens in a context of its own, which computes on the same threads and
@@ -589,7 +538,6 @@ class Model:
                 options.type_k,
                 options.type_v,
                 options.flash_attn,
-                str(self.plan.experts or ""),
                 "long" if self._is_long(self.sequence.n_ctx) else "",
                 bindings.engine_info().llama_commit,
             )

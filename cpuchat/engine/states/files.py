@@ -129,7 +129,7 @@ def _logged(job: Callable[[], None]) -> None:
 
 
 _FOOTER: Final = struct.Struct("<8sQI")  # magic, bytes and checksum of the index before it
-_MAGIC: Final = b"cpuchat3"
+_MAGIC: Final = b"cpuchat4"
 _MAX_INDEX: Final = 64 << 20
 _SLICE: Final = 4 << 20
 _STALE_SECONDS: Final = 3600.0
@@ -305,7 +305,7 @@ class StateFiles:
                 raise _DroppedError
             checksum = zlib.crc32(view[start : start + _SLICE], checksum)
             stream.write(view[start : start + _SLICE])
-        return SavedPart(len(state), at, len(view), checksum, state.is_whole, state.first)
+        return SavedPart(len(state), at, len(view), checksum, state.kind, state.first)
 
     def drop(self, stem: str) -> None:
         """Give up what is not written yet of a conversation."""

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from enum import Enum
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, Literal
@@ -224,6 +225,15 @@ def shared_tokens(one: bytes, other: bytes) -> int:
     return common_prefix(one, other) // TOKEN_BYTES
 
 
+class StateKind(Enum):
+    """What a state holds: all of a conversation; only what cannot be cut (`Sequence.state`), for a KV cache that holds
+    its tokens; or all of what several conversations of a client begin with, an agent's system prompt and tools."""
+
+    WHOLE = "whole"
+    PARTIAL = "partial"
+    HEAD = "head"
+
+
 class SavedPart(msgspec.Struct, frozen=True):
     """A state in a file: after the first `n` of the file's tokens; `nbytes` from `at` on."""
 
@@ -231,7 +241,7 @@ class SavedPart(msgspec.Struct, frozen=True):
     at: int
     nbytes: int
     crc32: int
-    is_whole: bool
+    kind: StateKind
     first: int = 0
 
 
@@ -241,7 +251,6 @@ class State:
 
     Attributes:
         key: whose it is, and what it is kept as.
-        is_whole: everything; else only what cannot be cut (`Sequence.state`), for a KV cache that holds the tokens.
         data: None while it is only on disk (`file`, `part`), and where nothing is needed but cutting.
         first: the first position of `tokens` that every layer has in it.
         row: the logits after the last token, for a prompt that ends exactly here.
@@ -253,7 +262,7 @@ class State:
 
     key: StateKey
     tokens: bytes
-    is_whole: bool
+    kind: StateKind
     data: np.ndarray | None = None
     first: int = 0
     row: np.ndarray | None = None
@@ -266,6 +275,10 @@ class State:
 
     def __len__(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def is_whole(self) -> bool:
+        return self.kind is not StateKind.PARTIAL
 
     @property
     def restored_bytes(self) -> int:

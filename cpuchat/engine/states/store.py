@@ -42,6 +42,7 @@ from cpuchat.engine.states.prompt import (
     RenderedPrompt,
     SavedPart,
     State,
+    StateKind,
     TokenHistory,
     shared_tokens,
     token_bytes,
@@ -57,11 +58,8 @@ _SAVE_SHARE: Final = 4
 """A conversation is saved again when the new part of it is this fraction of the whole."""
 _SAVED_PARTIALS, _SAVED_LEFT = 3, 3
 """Checkpoints that are saved of a conversation, and conversations beside the last one at the end."""
-_AGENT: Final = "@"
-"""Before the names of files with what several conversations of a client begin with: an agent's system prompt and
-tools."""
 _MIN_HEAD: Final = 256
-"""Tokens of that: fewer are soon evaluated."""
+"""Tokens of a head (`StateKind.HEAD`): fewer are soon evaluated."""
 _MAX_HEADS, _KNOWN_HEADS = 8, 64
 """Of a client, that are kept; of all, that are compared."""
 _ONCE_SHARE: Final = 4
@@ -82,6 +80,7 @@ class Live:
     key: StateKey = field(default_factory=StateKey)
     history: TokenHistory = field(default_factory=TokenHistory)
     is_once: bool = False
+    kind: StateKind = StateKind.WHOLE
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class StateStore:
             for part in index.parts:
                 if known.pop((file, part), None) is None:
                     state = _saved(file, index, part)
-                    if part.is_whole:
+                    if state.is_whole:
                         state.history = index.history
                         if index.draft is not None and index.draft_key == self._draft_key:
                             state.draft = _saved(file, index, index.draft)
@@ -182,7 +181,7 @@ class StateStore:
         base = self.live if plan.base is None or plan.base.key == self.live.key else plan.base
         head = self._head = prompt.head(self.piece) if owner else 0
         held = len(plan.base if plan.base is not None else self.sequence)
-        is_same = 0 < held - head <= 2 * (plan.shared - head) and not base.key.agent
+        is_same = 0 < held - head <= 2 * (plan.shared - head) and base.kind is not StateKind.HEAD
         self._changed = max(plan.shared, shared_tokens(token_bytes(self.sequence.tokens), self._prompt))
         kept = named or (base.key if is_same and base.key.chat else None)
         kept = kept or StateKey(owner=owner, chat=uuid.uuid4().hex[:20], on_disk=key.on_disk)
@@ -223,7 +222,8 @@ class StateStore:
         drafted = self._loaded(last.draft) if last.draft is not None and self._draft is not None else None
         if drafted is not None and last.draft is not None and self._draft is not None:
             self._draft.set_state(last.draft.list(), drafted)
-        self.live = Live(last.key, last.history.copy() if last.history is not None else TokenHistory())
+        history = last.history.copy() if last.history is not None else TokenHistory()
+        self.live = Live(last.key, history, kind=last.kind)
 
     def places(self, prompt: RenderedPrompt, at: int) -> list[int]:
         """Return after how many tokens of the prompt, more than `at`, to call `keep_head` and `checkpoint`.
@@ -243,7 +243,7 @@ class StateStore:
         owner, head, due = self.live.key.owner, self._prompt[: self._head * TOKEN_BYTES], set[int]()
         if self._head < _MIN_HEAD:
             return due
-        kept = [one for one in self._own() if one.key.agent]
+        kept = self._own(StateKind.HEAD)
         before = (*(tokens for other, tokens in self._heads if other == owner), *(one.tokens for one in kept))
         common = max((shared_tokens(head, tokens) for tokens in before), default=0)
         self._heads = [*[one for one in self._heads if one != (owner, head)][1 - _KNOWN_HEADS :], (owner, head)]
@@ -280,18 +280,18 @@ class StateStore:
             return
         tokens = self._prompt[: n * TOKEN_BYTES]
         name = hashlib.sha256(live.key.owner.encode() + tokens).hexdigest()[:20]
-        key = StateKey(owner=live.key.owner, chat=name, agent=True, on_disk=live.key.on_disk)
-        state = State(key, tokens, True, self.sequence.state())
+        key = StateKey(owner=live.key.owner, chat=name, on_disk=live.key.on_disk)
+        state = State(key, tokens, StateKind.HEAD, self.sequence.state())
         state.first, state.used, state.history = self.sequence.first_saved(), self._requests, TokenHistory()
         state.is_once = n > self._common
         self._states.append(state)
         if not state.is_once:
             self._use_head([state])
-        heads = [one for one in reversed(self._own()) if one.key.agent]  # those of earlier runs: the newest last
+        heads = reversed(self._own(StateKind.HEAD))  # those of earlier runs: the newest last
         for one in sorted(heads, key=lambda one: (not one.is_once, one.used))[:-_MAX_HEADS]:
             self._drop(one)
             if self._files is not None and one.file is not None:
-                self._files.forget(_stem(one.key))
+                self._files.forget(one.key.chat)
 
     def _write_heads(self) -> None:
         """Begin to write the next head, if nothing else is written and it may be."""
@@ -301,11 +301,13 @@ class StateStore:
             return
         state = self._unwritten.pop(0)
         if state.restored_bytes <= files.limit:
-            files.write(_stem(state.key), [state], self._draft_key)
+            files.write(state.key.chat, [state], self._draft_key)
             self._budget.spend(state.restored_bytes)
 
-    def _own(self) -> list[State]:
-        return [one for one in self._states if one.key.owner == self.live.key.owner]
+    def _own(self, *kinds: StateKind) -> list[State]:
+        """Return the states of the present owner; of some kinds only, if any is given."""
+        own = (one for one in self._states if one.key.owner == self.live.key.owner)
+        return [one for one in own if not kinds or one.kind in kinds]
 
     def _best(self, max_tokens: int) -> Plan:
         """Return the cheapest way to the first `max_tokens` tokens of the prompt, or fewer."""
@@ -381,8 +383,8 @@ class StateStore:
         if not self.sequence.is_broken:
             return
         held = token_bytes(self.sequence.tokens)
-        for one in sorted(self._own(), key=len, reverse=True):
-            if not one.is_whole and one.data is not None and held.startswith(one.tokens):
+        for one in sorted(self._own(StateKind.PARTIAL), key=len, reverse=True):
+            if one.data is not None and held.startswith(one.tokens):
                 self.sequence.set_state(one.list(), one.data, partial=True)
                 return
         self.sequence.clear()
@@ -391,8 +393,8 @@ class StateStore:
         """Keep what the KV cache holds as a state, and return it; None when there is no room, unless it is `to_save`.
         What it extends goes, but never the `spared`."""
         sequence, live, tokens = self.sequence, self.live, token_bytes(self.sequence.tokens)
-        for one in self._own():
-            if one.is_whole and one.tokens == tokens and one.data is not None:
+        for one in self._own(StateKind.WHOLE):
+            if one.tokens == tokens and one.data is not None:
                 one.history = one.history or live.history.copy()
                 return one
         drafted = token_bytes(self._draft.tokens) if self._draft is not None else b""
@@ -401,13 +403,13 @@ class StateStore:
         has_room = self._make_room(size, spared)
         if not has_room and not to_save:
             return None
-        state = State(live.key, tokens, True, sequence.state(), sequence.first_saved())
+        state = State(live.key, tokens, StateKind.WHOLE, sequence.state(), sequence.first_saved())
         state.history, state.used, state.is_once = live.history.copy(), self._requests, live.is_once
         if draft is not None:
-            state.draft = State(live.key, drafted, True, draft.state())
+            state.draft = State(live.key, drafted, StateKind.WHOLE, draft.state())
         if has_room and not sequence.partial_bytes:
-            extended = [one for one in self._own() if one.is_whole and tokens.startswith(one.tokens)]
-            self._states = [one for one in self._states if one not in extended or one in spared or one.key.agent]
+            extended = [one for one in self._own(StateKind.WHOLE) if tokens.startswith(one.tokens)]
+            self._states = [one for one in self._states if one not in extended or one in spared]
         if has_room:
             self._states.append(state)
         return state
@@ -429,9 +431,9 @@ class StateStore:
         """Keep what going back to here takes, and the `row` of logits after the last token."""
         sequence, start = self.sequence, perf_counter()
         tokens = self._prompt[: len(sequence) * TOKEN_BYTES]
-        is_whole = not sequence.is_divisible
-        state = next((one for one in self._own() if one.tokens == tokens and one.is_whole == is_whole), None)
-        state = state or State(self.live.key, tokens, is_whole, is_once=self.live.is_once)
+        kind = StateKind.PARTIAL if sequence.is_divisible else StateKind.WHOLE
+        state = next((one for one in self._own(kind) if one.tokens == tokens), None)
+        state = state or State(self.live.key, tokens, kind, is_once=self.live.is_once)
         size = sequence.state_size(partial=True) if sequence.partial_bytes and state.data is None else 0
         if not self._make_room(size + (row.nbytes if row is not None else 0), (state,)):
             return
@@ -480,7 +482,7 @@ class StateStore:
         self._mend()
         tokens = token_bytes(sequence.tokens)
         saved = [one for one in self._own() if one.is_whole and one.file is not None]
-        saved = [one for one in saved if one.key == self.live.key or one.key.agent]
+        saved = [one for one in saved if one.key == self.live.key or one.kind is StateKind.HEAD]
         held = max((self._usable(one, tokens) for one in saved), default=0)
         new = len(sequence) - held
         if not (new >= MIN_TOKENS if at_end else new * _SAVE_SHARE >= len(sequence) > 0 and self._budget.allows()):
@@ -497,24 +499,8 @@ class StateStore:
         for one in sorted(partials.values(), key=len, reverse=True)[:_SAVED_PARTIALS]:
             if (size := size + one.restored_bytes) <= files.limit:
                 parts.append(one)
-        files.write(_stem(self.live.key), parts, self._draft_key)
+        files.write(self.live.key.chat, parts, self._draft_key)
         self._budget.spend(sum(one.restored_bytes for one in parts))
-
-    def is_another(self, chat_id: str) -> bool:
-        """Return whether a named chat is another one than the KV cache holds."""
-        return bool(chat_id) and kv_stem(chat_id) != self.live.key.chat
-
-    def texts(self, limit: int, without: str) -> list[list[int]]:
-        """Return tokens of conversations that no client owns, last used first, at most `limit` in all; not of the chat
-        `without`."""
-        self._find_saved()
-        found: list[list[int]] = []
-        for one in sorted(self._states, key=lambda one: -one.used):
-            is_other = not one.key.owner and one.key.chat != kv_stem(without)
-            if limit > 0 and is_other and one.history is not None:
-                found.append(one.history.tokens[:limit])
-                limit -= len(found[-1])
-        return found
 
     def forget(self, chat_id: str) -> bool:
         """Drop a chat, in memory and on disk, and what has no name and may tell of it; "": everything in memory.
@@ -541,19 +527,19 @@ class StateStore:
                 self._files.writer.finish(is_cancelled)
             self.save(at_end=True)
             self._files.writer.finish(is_cancelled)
-            self._files.drop(_stem(self.live.key))
+            self._files.drop(self.live.key.chat)
             self._save_left(self._files, is_cancelled)
 
     def _save_left(self, files: StateFiles, is_cancelled: Callable[[], bool]) -> None:
         """Write what is kept of conversations that others came after, but not saved."""
-        kept = [one for one in self._states if one.is_whole and one.history is not None and not one.key.agent]
+        kept = [one for one in self._states if one.kind is StateKind.WHOLE and one.history is not None]
         newest = {one.key: one for one in sorted(kept, key=lambda one: (one.used, len(one)))}
         for one in sorted(newest.values(), key=lambda one: -one.used)[:_SAVED_LEFT]:
             is_saved = one.file is not None or one.key == self.live.key
             if is_saved or one.is_once or not one.key.on_disk:
                 continue
             if self._budget.allows() and not is_cancelled():
-                files.write(_stem(one.key), [one], self._draft_key)
+                files.write(one.key.chat, [one], self._draft_key)
                 self._budget.spend(one.restored_bytes)
                 files.writer.finish(is_cancelled)
 
@@ -597,15 +583,8 @@ class StateStore:
 
 
 def _saved(file: Path, index: Index, part: SavedPart) -> State:
-    stem, tokens = file.name.partition("-")[0], index.tokens[: part.n * TOKEN_BYTES]
-    agent = stem.startswith(_AGENT)
-    key = StateKey(owner=index.owner, chat=stem.removeprefix(_AGENT), agent=agent, on_disk=True)
-    return State(key, tokens, part.is_whole, first=part.first, file=file, part=part)
-
-
-def _stem(key: StateKey) -> str:
-    """Return what the names of its files begin with."""
-    return f"{_AGENT if key.agent else ''}{key.chat}"
+    key = StateKey(owner=index.owner, chat=file.name.partition("-")[0], on_disk=True)
+    return State(key, index.tokens[: part.n * TOKEN_BYTES], part.kind, first=part.first, file=file, part=part)
 
 
 def _hashed(owner: str) -> str:

@@ -11,12 +11,9 @@ from __future__ import annotations
 import codecs
 import re
 import threading
-import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Final
 
 from cpuchat.engine.text.reasoning import ReasoningSplitter, StopMatcher, Unsplit, held_back
 from cpuchat.protocol.messages import (
@@ -338,15 +335,11 @@ class TextStream:
         self.flush(now)
 
 
-_PAUSE: Final = 2e-4
-"""Seconds between two steps of other work, in which the engine's thread gets the GIL: else it waits 5 ms for it."""
-
-
 class OutputThread:
     """The thread. Create it before the engine's thread is pinned: it inherits the CPUs of its creator."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | ThreadedStream | Iterator[None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | ThreadedStream | None] = SimpleQueue()
         self.put = self._jobs.put
         self._thread = threading.Thread(target=self._run, name="text", daemon=True)
         self._thread.start()
@@ -356,30 +349,12 @@ class OutputThread:
             if isinstance(job, ThreadedStream):
                 job.done.set()
                 continue
-            if isinstance(job, Iterator):
-                self._step(job)
-                continue
             stream, runs, now = job
             if stream.error is None:
                 try:
                     stream.inner.feed_all(runs, now)
                 except Exception as error:
                     stream.error = error  # raised by `finish`, on the thread that waits for the answer
-
-    def run(self, steps: Iterator[None]) -> None:
-        """Take short steps of other work in Python, one at a time between texts. What is left ends with the thread."""
-        self.put(steps)
-
-    def _step(self, steps: Iterator[None]) -> None:
-        try:
-            next(steps)
-        except StopIteration:
-            return
-        except Exception:  # whoever needs it sees that it was not finished; answers need this thread
-            traceback.print_exc()
-            return
-        time.sleep(_PAUSE)
-        self.put(steps)
 
     def close(self) -> None:
         """End the thread after the texts that are queued."""

@@ -33,8 +33,8 @@ class PlacementSpec:
     """Where a model computes, in the words of the settings.
 
     `cores` and `threads` are of the target (`placement.cores` has the words; 0: one thread for each core).
-    `draft_cores`: "shared" (the target's cores, sequentially), cores in the same words (concurrently), or "auto"
-    (whichever is measured to be faster). `memory` is the NUMA policy (`numa.mempolicy` has the words). `is_saved`: it
+    `draft_cores`: "auto" and "shared" are the target's cores, sequentially; cores in the same words are the draft
+    model's own, concurrently. `memory` is the NUMA policy (`numa.mempolicy` has the words). `is_saved`: it
     may have been written for another machine or container, and what is not allowed here is left out.
     """
 
@@ -52,7 +52,7 @@ class PlacementSpec:
 
     @property
     def names_draft_cores(self) -> bool:
-        """Return whether the draft model has cores of its own, whatever is measured."""
+        """Return whether the draft model has cores of its own."""
         return self.draft_cores not in _SHARED
 
     def changes(self) -> Changes:
@@ -72,10 +72,9 @@ class Placement:
     """A `PlacementSpec` resolved on one machine.
 
     `cpus`: one logical CPU for each thread of the target, ascending. `draft_cpus`: () when the draft model computes on
-    `cpus`, sequentially; other CPUs when it computes concurrently; some of `cpus` when the faster of the two has to be
-    measured. `memory` is the NUMA policy with its nodes spelled out. `reason` and `memory_reason` are one
-    sentence each, `notes` are for the user. `roams`: the target's threads may move among these CPUs; () pins each to
-    its own.
+    `cpus`, sequentially; other CPUs when it computes concurrently. `memory` is the NUMA policy with its nodes spelled
+    out. `reason` and `memory_reason` are one sentence each, `notes` are for the user. `roams`: the target's threads may
+    move among these CPUs; () pins each to its own.
     """
 
     cpus: tuple[int, ...]
@@ -88,8 +87,8 @@ class Placement:
 
     @property
     def is_split(self) -> bool:
-        """Return whether the draft model has cores of its own, whatever is measured."""
-        return not set(self.draft_cpus) <= set(self.cpus)
+        """Return whether the draft model has cores of its own."""
+        return bool(self.draft_cpus)
 
 
 class PlacementError(UsageError):
@@ -138,8 +137,6 @@ def place(
             problems["memory"] = error
     if problems:
         raise PlacementError(problems)
-    if with_draft and spec.draft_cores == "auto" and len(choice.cpus) > 1 and not choice.roams:
-        draft = cpus_to_try(topology, choice.cpus)
     notes = (*left_out, *choice.notes, *_left_out(whole, topology))
     roams = choice.roams if not draft else ()
     return Placement(choice.cpus, draft, policy, choice.reason, memory_reason, notes, roams)
@@ -151,18 +148,6 @@ def _beside(topology: Topology, spec: PlacementSpec, draft: tuple[int, ...]) -> 
     if not 0 < spec.threads < len(every.cpus):
         return every
     return choose_cores(topology, spec.cores, spec.threads, without=draft)
-
-
-def cpus_to_try(topology: Topology, cpus: tuple[int, ...]) -> tuple[int, ...]:
-    """Return those of `cpus` that the draft model gets to find out whether drafting concurrently is faster.
-
-    They are those of the last L3 group, so that the two models share neither a cache nor a link to memory; where there
-    is only one group, every eighth.
-    """
-    groups = topology.by_l3(cpus)
-    if len(groups) > 1:
-        return tuple(groups[max(groups)])
-    return cpus[-max(1, len(cpus) // 8) :]
 
 
 def _usable(topology: Topology) -> Topology:

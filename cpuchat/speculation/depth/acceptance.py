@@ -9,12 +9,10 @@ per millisecond.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from cpuchat.costs.calibrations import PassCosts
 from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.costs import CurrentCosts
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, UNKNOWN
+from cpuchat.speculation.drafters.drafter import N_BUCKETS, UNKNOWN
 
 
 class Acceptance:
@@ -73,20 +71,12 @@ def _add(count: tuple[float, float], accepted: bool, keep: float) -> tuple[float
     return keep * count[0] + accepted, keep * count[1] + 1.0
 
 
-_RATES: Final = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-
-
 @dataclass(frozen=True)
 class DraftPlan:
     """Next draft: `depth` tokens, 0 = plain decoding; `overlap`: it drafts on during verify."""
 
     depth: int = 0
     overlap: bool = False
-
-
-def expected_tokens(rate: float, depth: int) -> float:
-    """Return the tokens that a pass yields: (1 - a^(g+1)) / (1 - a) of Leviathan et al., 2211.17192."""
-    return (1.0 - rate ** (depth + 1)) / (1.0 - rate) if rate < 1.0 - 1e-6 else depth + 1.0
 
 
 def rates(rate: float, costs: CurrentCosts, max_depth: int) -> tuple[list[float], list[float]]:
@@ -121,11 +111,3 @@ def best_plan(both: tuple[list[float], list[float]]) -> tuple[float, DraftPlan]:
 def limit_gain(rate: float, costs: CurrentCosts, max_depth: int) -> float:
     """Return the best speed-up over plain decoding if every drafted token is accepted with probability `rate`."""
     return max(rates(rate, costs, max_depth)[0][1:], default=0.0) * costs.plain_ms
-
-
-def overlap_pays(costs: PassCosts) -> bool:
-    """Return whether concurrent drafting is clearly faster than sequential at any acceptance rate."""
-    if costs.overlap is None:
-        return False
-    both = (rates(rate, CurrentCosts(costs, has_draft=True), MAX_DEPTH) for rate in _RATES)
-    return any(max(concurrent) > CONSTANTS.min_overlap_gain * max(sequential) for sequential, concurrent in both)

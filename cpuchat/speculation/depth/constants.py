@@ -71,8 +71,6 @@ class ControllerConstants:
     """Tokens within which reading what is unread must pay (or as many again as were written)."""
     near_share: float = 0.25
     """Share (0-1) of a plain step below which reading what is unread always pays."""
-    min_overlap_gain: float = 1.02
-    """Speed-up over sequential drafting from which concurrent drafting is set up."""
 
     # Shadow drafting
     shadow_tokens: int = 12

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cpuchat.costs.calibrations import PassCosts
+from cpuchat.costs.model import tokens_per_pass
 from cpuchat.protocol.drafters import DRAFTERS, DrafterName
 from cpuchat.protocol.reasons import UNCALIBRATED, WORTHWHILE_GAIN, DraftsOff, no_gain
 from cpuchat.speculation.depth.acceptance import (
     Acceptance,
     DraftPlan,
     best_plan,
-    expected_tokens,
     limit_gain,
     rates,
 )
@@ -116,7 +116,7 @@ class DepthController:
             else:
                 self._unread = self._scorable = 0
                 if n:
-                    surprise = expected_tokens(acceptance.mean, n) - record.accepted - 1
+                    surprise = tokens_per_pass(acceptance.mean, n) - record.accepted - 1
                     gained += CONSTANTS.expected_share * surprise * plain
         elif self._has_read:
             self._after_read.observe(max(0.01 * plain, min(ms - plain, plain)))

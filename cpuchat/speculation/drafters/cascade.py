@@ -45,13 +45,7 @@ class Cascade:
         self._asked: set[DrafterName] = set()
         self._scores: list[Score] = []
 
-    def begin_answer(self, text: Sequence[int]) -> None:
-        """Begin an answer to `text`. Scores of the last one that were not taken yet are kept."""
-        self._pending.clear()
-        self._asked.clear()
-        self._index.set_text(text)
-
-    def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
+    def propose(self, max_n: int) -> Proposal:
         """Return the first proposal that is worth a pass, cut to what is; empty: none is.
 
         The caller verifies it, so its drafter is not scored on it here. (The longest of all worthwhile ones is no
@@ -59,13 +53,13 @@ class Cascade:
         """
         for drafter in self._drafters:
             self._asked.add(drafter.name)
-            proposal = drafter.propose(max_n, min_probability)
+            proposal = drafter.propose(max_n)
             depth = min(self._worth(proposal), len(proposal)) if proposal.tokens else 0
             if depth > 0:
                 self._pending.pop(drafter.name, None)
                 return proposal.cut(depth)
-            if drafter.name not in self._pending:
-                self._predict(proposal)
+            if proposal.tokens:
+                self._pending.setdefault(drafter.name, (proposal, 0))
         return Proposal("")
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -73,8 +67,9 @@ class Cascade:
         if not tokens:
             return
         for drafter in self._drafters:
-            if drafter.name not in self._pending and drafter.name not in self._asked:
-                self._predict(drafter.propose(SHADOW_TOKENS))
+            is_due = drafter.name not in self._asked and drafter.name not in self._pending
+            if is_due and (proposal := drafter.propose(SHADOW_TOKENS)):
+                self._pending[drafter.name] = proposal, 0
             self._compare(drafter.name, tokens)
         self._index.extend(tokens)
         self._asked.clear()
@@ -83,10 +78,6 @@ class Cascade:
         """Return what was compared since the last call, in the order of the text."""
         scores, self._scores = self._scores, []
         return scores
-
-    def _predict(self, proposal: Proposal) -> None:
-        if proposal.tokens:
-            self._pending[proposal.drafter] = proposal, 0
 
     def _compare(self, name: DrafterName, tokens: Sequence[int]) -> None:
         """Compare the pending draft of `name` with what was written; a refuted or used up one is dropped."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -46,20 +45,11 @@ class Proposal:
 class Drafter(ABC):
     """Proposes the next tokens of a text. It always knows the whole text, including the newest token.
 
-    Attributes:
-        name: as in its row of `protocol.drafters`.
-        use_remembered: proposals may come from other chats.
+    `name` is that of its row in `protocol.drafters`.
     """
 
     name: ClassVar[DrafterName]
-    use_remembered = True
 
     @abstractmethod
-    def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
-        """Draft at most `max_n` tokens; stop before one less likely than `min_probability`."""
-
-    def remember(self, tokens: Sequence[int]) -> None:  # noqa: B027
-        """Keep the text of another chat to draft from, where the drafter does that."""
-
-    def forget(self) -> None:  # noqa: B027
-        """Forget all other chats."""
+    def propose(self, max_n: int) -> Proposal:
+        """Draft at most `max_n` tokens."""

@@ -18,8 +18,6 @@ MIN_PATH: Final = 0.05
 """A draft ends where its probability falls below this."""
 LONG_RUN: Final = 32
 """Longer runs count as this."""
-END: Final = -1
-"""Ends every remembered chat; no draft goes past it."""
 _CHANGED: Final = 0.6
 """Probability that what was replaced in a copy is replaced again."""
 _REPLACED: Final = -1
@@ -53,8 +51,8 @@ _ESCAPES: Final = {size: [escape(size, max(1, seen)) for seen in range(MAX_CANDI
 
 
 @cache
-def _plan(match: int, count: int, seen: int, limit: int) -> tuple[float, list[int], float]:
-    """Return the score, the buckets and the first probability of a draft.
+def _plan(match: int, count: int, seen: int, limit: int) -> tuple[float, list[int]]:
+    """Return the score and the buckets of a draft.
 
     After a match of which `count` of `seen` occurrences continue with its tokens; 0: in a copy, after a run of `match`.
     """
@@ -71,7 +69,7 @@ def _plan(match: int, count: int, seen: int, limit: int) -> tuple[float, list[in
             del estimates[n:]
             break
         score += path
-    return score, list(map(confidence_bucket, estimates)), estimates[0] if estimates else 0.0
+    return score, list(map(confidence_bucket, estimates))
 
 
 class SuffixDecoding(Drafter):
@@ -94,78 +92,38 @@ class SuffixDecoding(Drafter):
 
     Nothing is being copied after "to be or not to be , that is to be": the last two words occurred twice before, and
     the draft is what followed the last time, ", that is to be".
-
-    Args:
-        index: of this chat.
-        other_chats: tokens of earlier chats kept at most, an end mark each included.
     """
 
     name = "suffix"
 
-    def __init__(self, index: NgramIndex, *, other_chats: int = 1 << 16) -> None:
-        self._chat = index
-        # Two generations: when the newer is full, the older one is dropped as a whole.
-        self._half = other_chats // 2
-        self.forget()
+    def __init__(self, index: NgramIndex) -> None:
+        self._index = index
 
-    def remember(self, tokens: Sequence[int]) -> None:
-        """Keep the text of another chat to draft from; the oldest texts are dropped when there are too many tokens.
-
-        A prefix shared with a recent text (the same chat when it was shorter, the same system prompt) is not kept
-        twice. Of a text longer than half of the limit, the end is kept.
-        """
-        if self._half < 2 or not tokens:
-            return
-        text = array("i", tokens)
-        known = max((common_prefix(text, other) for other in self._newer_texts), default=0)
-        # With enough before what is new to match.
-        new = text[max(0, known - SIZES[0]) :] if known < len(text) else array("i")
-        if len(self._newer) + len(new) + 1 > self._half:
-            self._older, self._newer, self._newer_texts = self._newer, NgramIndex(), []
-            new = text[-(self._half - 1) :]
-        if new:
-            self._newer.extend([*new, END])
-            self._newer_texts.append(text)
-
-    def forget(self) -> None:
-        """Forget all other chats."""
-        self._newer, self._older = NgramIndex(), NgramIndex()
-        self._newer_texts: list[array[int]] = []
-
-    def propose(self, max_n: int, min_probability: float = 0.0) -> Proposal:
+    def propose(self, max_n: int) -> Proposal:
         """Implement `Drafter.propose`. Buckets are of each token's probability given that those before are accepted."""
-        chat, limit = self._chat, min(max_n, MAX_DEPTH)
+        chat, limit = self._index, min(max_n, MAX_DEPTH)
         if limit < 1 or not chat.text:
             return Proposal("suffix")
         run = chat.run[-1]
-        best = self._copy(run, limit, min_probability) if chat.source[-1] >= 0 and run >= _REPLACED else _NOTHING
-        if run < SIZES[0]:
-            latest = [one[-1] for one in chat.previous]
-            if latest[-1] >= 0:
-                best = max(best, _likeliest(chat, latest, limit, min_probability), key=itemgetter(0))
-            for other in (self._newer, self._older) if self.use_remembered else ():
-                if other.text:
-                    best = max(
-                        best, _likeliest(other, other.find(chat.text), limit, min_probability), key=itemgetter(0)
-                    )
+        best = self._copy(run, limit) if chat.source[-1] >= 0 and run >= _REPLACED else _NOTHING
+        if run < SIZES[0] and chat.previous[-1][-1] >= 0:
+            best = max(best, _likeliest(chat, limit), key=itemgetter(0))
         return Proposal("suffix", list(best[1]), list(best[2]))
 
-    def _copy(self, run: int, limit: int, min_probability: float) -> Draft:
+    def _copy(self, run: int, limit: int) -> Draft:
         """Return the continuation of the copy that is being made."""
-        chat = self._chat
+        chat = self._index
         if run == 1 and (end := chat.previous[-1][-1]) >= 0:  # where the last two tokens stood before has a say
             run = _SAME_AGAIN if chat.text[end + 1] == chat.text[chat.source[-1] + 1] else _REPLACED
-        score, buckets, probability = _plan(min(run, LONG_RUN), 0, 0, limit)
-        if probability < min_probability:
-            return _NOTHING
+        score, buckets = _plan(min(run, LONG_RUN), 0, 0, limit)
         tokens = following(chat.text, chat.source[-1], len(buckets))
-        if min_probability <= _CHANGED and not chat.changed.keys().isdisjoint(tokens):
+        if not chat.changed.keys().isdisjoint(tokens):
             return score, *self._with_changes(tokens, buckets)
         return score, tokens.tolist(), buckets
 
     def _with_changes(self, tokens: array[int], buckets: list[int]) -> tuple[list[int], list[int]]:
         """Return the draft with what was replaced in copies before replaced in it too."""
-        changed, drafted, marks, at = self._chat.changed, array("i"), buckets.copy(), 0
+        changed, drafted, marks, at = self._index.changed, array("i"), buckets.copy(), 0
         while at < len(tokens) and len(drafted) < len(tokens):
             others, new = changed.get(tokens[at], (tokens[:0], tokens[at : at + 1]))
             if tokens[at + 1 : at + 1 + len(others)] != others:
@@ -178,21 +136,20 @@ class SuffixDecoding(Drafter):
         return drafted, marks[: len(drafted)]
 
 
-def _likeliest(source: NgramIndex, latest: list[int], limit: int, min_probability: float) -> Draft:
-    """Return the draft with the likeliest next token, from the matches in `source` whose latest ends are given by size.
+def _likeliest(index: NgramIndex, limit: int) -> Draft:
+    """Return the draft with the likeliest next token, from where the last tokens stood before.
 
     It goes on as long as all occurrences agree that continue with that token.
     """
-    text, found, likeliest = source.text, 0, 0.0
+    text, found, likeliest = index.text, 0, 0.0
     best: tuple[int, int, list[int]] = (0, 0, [])
-    for size, previous, end in zip(SIZES, source.previous, latest, strict=True):
+    for size, previous in zip(SIZES, index.previous, strict=True):
         ends: list[int] = []
-        tokens: list[int] = []
+        end = previous[-1]
         while end >= 0 and len(ends) < MAX_CANDIDATES:
-            if (token := text[end + 1]) != END:
-                ends.append(end)
-                tokens.append(token)
+            ends.append(end)
             end = previous[end]
+        tokens = [text[end + 1] for end in ends]
         if len(ends) <= found:  # those of the longer match
             continue
         found = len(ends)
@@ -205,15 +162,9 @@ def _likeliest(source: NgramIndex, latest: list[int], limit: int, min_probabilit
             break
     size, token, ends = best
     ways = [following(text, end, limit) for end in ends if text[end + 1] == token]
-    if not ways:
-        return _NOTHING
     way = ways[0]
     for other in ways:
         if other != way:
             way = way[: common_prefix(way, other[: len(way)])]
-    if END in way:
-        way = way[: way.index(END)]
-    score, buckets, probability = _plan(size, len(ways), len(ends), len(way))
-    if probability < min_probability:
-        return _NOTHING
+    score, buckets = _plan(size, len(ways), len(ends), len(way))
     return score, way[: len(buckets)].tolist(), buckets

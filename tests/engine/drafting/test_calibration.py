@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,12 +17,9 @@ from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.hardware.bandwidth import read_bandwidth
-from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.protocol.messages import LoadOptions
-from tests.support.pair_chat import PairChat
 from tests.support.pairs import N_VOCAB, OPTIONS
 
 Load = Callable[..., Model]
@@ -75,13 +71,10 @@ def test_what_is_saved_is_loaded(file: Path) -> None:
         lambda raw: raw[: len(raw) // 2],
         lambda raw: raw.replace(b"30.5", b"-1.0"),
         lambda raw: raw.replace(b"30.5,", b""),
-        lambda raw: raw.replace(b"30.5", b'"fast"'),
         lambda raw: raw.replace(b'"version":2', b'"version":0'),
-        lambda raw: raw.replace(b"2.5", b"-2.5"),
         lambda raw: b"\xff\xfe\x00" + raw,
-        lambda raw: b"[1, 2]",
     ],
-    ids=["empty", "cut", "negative", "short", "text", "old", "negative-draft", "binary", "list"],
+    ids=["empty", "cut", "negative", "short", "old", "binary"],
 )
 def test_a_damaged_file_counts_as_none(file: Path, damage: Callable[[bytes], bytes]) -> None:
     Calibrations(file).save("k" * 64, COSTS)
@@ -104,20 +97,6 @@ def test_what_was_learned_about_a_pair_is_kept_beside_its_costs(file: Path) -> N
     assert record.save("f" * 64, PAIR).acceptance == (30.0, 100.0)  # on other cores
     for draft in ("", "e"):
         assert record.save("e" * 64, replace(PAIR, draft=draft)).acceptance == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(("accepted", "compared"), [(-1.0, 5.0), (6.0, 5.0), (1e300, 1e300), (0.0, -1.0)])
-def test_impossible_counts_are_a_new_start(file: Path, accepted: float, compared: float) -> None:
-    Calibrations(file).save(KEY, PAIR)
-    Calibrations(file).save_acceptance(PAIR, accepted, compared)
-    assert Calibrations(file).entries()[KEY].acceptance == (0.0, 0.0)
-    assert kept(file, KEY) == COSTS
-
-
-def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    Calibrations(tmp_path / "file" / "c.json").save("k" * 64, COSTS)
-    assert kept(tmp_path / "file" / "c.json", "k" * 64) is None
 
 
 def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Model], tmp_path: Path) -> None:
@@ -150,21 +129,6 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
     assert calibration.conditions(again).key() == keys[0]
 
 
-def test_costs_under_another_memory_policy_poll_or_load_mode_are_not_used(
-    chat: PairChat, files: tuple[Path, Path], file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(read_bandwidth, "read_text", lambda _: "0-1")  # policies count only where there are nodes
-    monkeypatch.setattr(read_bandwidth, "current", lambda: Policy("interleave", (0, 1)))
-    monkeypatch.setattr(calibration, "measure", lambda *_, **__: COSTS)
-    more = {"calibration_file": str(file)}
-    chat.load(files[0], calibrate=True, **more)
-    assert chat.load(files[0], **more).pass_ms == COSTS.verify_ms
-    assert chat.load(files[0], poll=0, **more).pass_ms == ()
-    assert chat.load(files[0], load_mode="read", **more).pass_ms == ()
-    monkeypatch.setattr(read_bandwidth, "current", lambda: Policy("bind", (0,)))
-    assert chat.load(files[0], **more).pass_ms == ()
-
-
 def test_measuring(models: tuple[Model, Model]) -> None:
     target, draft = models
     target.sequence.extend([300, 301])
@@ -178,60 +142,37 @@ def test_measuring(models: tuple[Model, Model]) -> None:
     assert alone.draft_ms == alone.read_ms == 0
 
 
-def test_a_short_budget_takes_two_points(models: tuple[Model, Model]) -> None:
-    """Less tells nothing: from one point alone, passes cost in proportion to their tokens."""
-    seen: list[tuple[int, int]] = []
-    costs = calibration.measure(*models, None, lambda *p: seen.append(p), budget=0.0)
-    assert [done for done, _ in seen] == [0, 1, 2, seen[0][1]]
-    assert len(costs.verify_ms) == 32
-
-
-@pytest.mark.parametrize("sizes", [{"n_batch": 3, "n_ubatch": 3}, {"n_batch": 64, "n_ubatch": 5}])
-def test_small_batches(load: Load, files: tuple[Path, Path], sizes: dict[str, int]) -> None:
-    """No pass is longer than a batch may be."""
-    options = msgspec.structs.replace(OPTIONS, **sizes)
-    target = load(files[0], options)
-    costs = calibration.measure(target, load(files[1], options, threads=target.pool), None, lambda *_: None)
-    assert costs.verify_ms[31] > 0 and target.sequence.max_draft == sizes["n_ubatch"] - 1
-
-
-@pytest.mark.parametrize("budget", [0.0, 12.0])
-def test_measuring_both_at_once(load: Load, files: tuple[Path, Path], budget: float) -> None:
+def test_measuring_both_at_once(load: Load, files: tuple[Path, Path]) -> None:
     cpus = own_cpus()
     if len(cpus) < 2:
         pytest.skip("one core cannot do two things at once")
     target = load(files[0], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), threads=cpus[:1])
     draft = load(files[1], LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64), threads=target.pool)
-    thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2], cpus[:1])
+    thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2])
     try:
-        costs = calibration.measure(target, draft, thread, lambda *_: None, budget=budget)
+        costs = calibration.measure(target, draft, thread, lambda *_: None, budget=1.0)
         if costs.overlap is None:  # beside other load: what was measured was not plausible
             assert not costs.steady
         else:
             assert costs.overlap.draft_ms > 0 and min(costs.overlap.verify_ms) > 0
-        assert not thread.is_on
         assert not target.sequence.tokens and not draft.sequence.tokens
     finally:
         thread.close()
 
 
-@pytest.mark.parametrize("at", [1, 20, 60])
-@pytest.mark.parametrize("is_apart", [False, True])
-def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, at: int, is_apart: bool) -> None:
+@pytest.mark.parametrize(("is_apart", "at"), [(False, 20), (True, 1), (True, 60)])
+def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, is_apart: bool, at: int) -> None:
     cpus = own_cpus()
     if is_apart and len(cpus) < 2:
         pytest.skip("one core cannot do two things at once")
     target = load(files[0], OPTIONS)
     draft = load(files[1], OPTIONS, threads=target.pool)
-    thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2], cpus[:1]) if is_apart else None
-    was_stopped = is_apart or at < 48  # 16 points three times, then those of both at once
+    thread = DraftThread(target, draft, DraftModel(draft.sequence, N_VOCAB), cpus[1:2]) if is_apart else None
     try:
-        if was_stopped:
-            with pytest.raises(Aborted):
-                calibration.measure(target, draft, thread, lambda done, _: abort.set() if done == at else None)
+        with pytest.raises(Aborted):  # 60: 16 points were measured three times, now those of both at once
+            calibration.measure(target, draft, thread, lambda done, _: abort.set() if done == at else None)
         abort.clear()
         assert not target.sequence.tokens and not draft.sequence.tokens
-        assert thread is None or not thread.is_on
         row = target.sequence.step(300).copy()
         target.sequence.clear()
         assert (target.sequence.step(300) == row).all()
@@ -268,16 +209,6 @@ def test_a_calibration_ages_out(
     assert not costs.is_due
     monkeypatch.setattr(calibration.time, "time", lambda: now + 1.1 * days * 86_400)
     assert costs.is_due
-
-
-def test_a_full_disk_keeps_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, most))  # the write fails after 16 bytes, as on a full disk
-    try:
-        Calibrations(tmp_path / "c.json").save(KEY, COSTS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_size_that_was_disturbed_each_time_is_measured_again(
@@ -323,16 +254,6 @@ def test_passes_that_waited_for_a_core_are_marked(models: tuple[Model, Model], m
     assert not is_disturbed(dict.fromkeys(range(2, 8), 99))
     assert is_disturbed({1: 99}), "the speed-up over plain decoding would be wrong"
     assert is_disturbed(dict.fromkeys(range(2, 33), 99))
-
-
-def test_a_draft_model_that_waited_for_a_core_is_measured_again_soon(
-    models: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = Calibration(COSTS.verify_ms)
-    for share, steady in ((0.0, True), (None, True), (0.5, False)):
-        monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_, share=share: share)
-        costs = calibration.measure(*models, None, lambda *_: None, of_target=known)
-        assert (costs.steady, costs.disturbed) == (steady, False)
 
 
 def test_the_curve_of_the_target_is_taken_over(models: tuple[Model, Model]) -> None:

@@ -9,17 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.engine import engine
-from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculation
+from cpuchat.engine.drafting.speculator import set_up_speculation
 from cpuchat.engine.llama import bindings, model
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.models.synthetic.pair import write_pair
-from cpuchat.protocol.messages import Event, Failed, LoadCancelled, LoadModel, LoadProgress, Speculation
+from cpuchat.protocol.messages import Event, LoadCancelled, LoadModel, LoadProgress, Speculation
 from cpuchat.telemetry.machine import Peak
 from tests.support.cores import ONE_CPU
 from tests.support.pair_chat import ALL, PairChat
@@ -31,11 +28,11 @@ Load = Callable[..., Model]
 PLENTY = 1 << 40
 
 
-def assert_answers(chat: PairChat, max_tokens: int = 40) -> None:
+def assert_answers(chat: PairChat) -> None:
     """Assert that the answer is the same with and without drafters."""
-    plain, timings = chat.ask(max_tokens=max_tokens)
+    plain, timings = chat.ask(max_tokens=40)
     assert plain and timings.speculation is None
-    drafted, timings = chat.ask(ALL, max_tokens=max_tokens)
+    drafted, timings = chat.ask(ALL, max_tokens=40)
     assert drafted == plain
     assert timings.speculation is not None
     assert "draft" not in {count.name for count in timings.speculation.by_drafter}
@@ -56,15 +53,6 @@ def test_threads_of_the_target_serve_both(chat: PairChat, files: tuple[Path, Pat
     for _ in range(2):
         info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus)
         assert info.notes == () and info.draft and info.draft_cpus == info.cpus == cpus
-
-
-def test_demo_pair(chat: PairChat) -> None:
-    demo, draft = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
-    info = chat.load(demo, draft_path=str(draft))
-    assert info.notes == ()
-    plain, _ = chat.ask(prompt="A draft model is", max_tokens=60)
-    drafted, timings = chat.ask(ALL, prompt="A draft model is", max_tokens=60)
-    assert drafted == plain and timings.draft_n_accepted
 
 
 def test_draft_of_another_vocabulary(
@@ -92,9 +80,9 @@ def test_draft_that_has_a_few_tokens_less(chat: PairChat, tmp_path: Path) -> Non
     assert drafted == plain and timings.draft_n
 
 
-@pytest.mark.parametrize("kind", ["missing", "damaged", "itself", "folder"])
+@pytest.mark.parametrize("kind", ["missing", "damaged"])
 def test_draft_that_is_none(chat: PairChat, files: tuple[Path, Path], tmp_path: Path, kind: str) -> None:
-    file = {"itself": files[0], "folder": tmp_path}.get(kind, tmp_path / "draft.gguf")
+    file = tmp_path / "draft.gguf"
     if kind == "damaged":
         file.write_bytes(files[1].read_bytes()[:2000])
     info = chat.load(files[0], draft_path=str(file))
@@ -142,9 +130,6 @@ def test_one_token_batches_cannot_verify(chat: PairChat, files: tuple[Path, Path
     assert_answers(chat)
 
 
-# --- cores ----------------------------------------------------------------------------------------------------------
-
-
 def test_cores_of_its_own(chat: PairChat, files: tuple[Path, Path]) -> None:
     cpus = own_cpus()
     if len(cpus) < 2:
@@ -162,11 +147,9 @@ def test_cores_of_its_own(chat: PairChat, files: tuple[Path, Path]) -> None:
     assert chat.load(files[0], cpus=cpus).cpus == cpus
 
 
-@pytest.mark.parametrize("fails", [1, 2])
 def test_without_threads_for_the_draft_the_target_answers_alone(
-    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fails: int
+    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pool for the target without the draft's cores, and one for the draft: llama.cpp makes both, or not."""
     cpus = own_cpus()[:2]
     if len(cpus) < 2:
         pytest.skip("one core cannot do two things at once")
@@ -174,13 +157,13 @@ def test_without_threads_for_the_draft_the_target_answers_alone(
 
     def threadpool_new(params: object) -> object:
         pools.append(params)
-        return None if len(pools) == 1 + fails else make(params)
+        return None if len(pools) == 2 else make(params)
 
     monkeypatch.setattr(bindings, "threadpool_new", threadpool_new)
-    info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus, draft_cpus=cpus[-1:])
-    assert info.draft == "" and info.draft_cpus == () and info.cpus == cpus
+    info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus[:1], draft_cpus=cpus[1:])
+    assert info.draft == "" and info.draft_cpus == () and info.cpus == cpus[:1]
     assert [note for note in info.notes if "No draft model: Cannot start" in note]
-    assert_answers(chat, max_tokens=6)  # two threads that wait for each other beside other tests
+    assert_answers(chat)
 
 
 def test_utilization_is_of_what_the_cores_of_both_models_read(
@@ -218,31 +201,6 @@ def test_a_fault_at_the_end_of_a_load_leaves_nothing_half_loaded(
     assert chat.ask(ALL)[1].speculation is not None
 
 
-# --- experts --------------------------------------------------------------------------------------------------------
-
-
-def test_experts(chat: PairChat, tmp_path: Path) -> None:
-    """Fewer experts are another text, a number that does not exist is refused, and nothing aborts."""
-    shape = msgspec.structs.replace(
-        SHAPES["30b-a3b"], name="tiny-moe", n_layer=2, n_embd=64, n_head=2, n_head_kv=1, n_ff=32, n_vocab=512, head=32,
-        n_expert=16, n_expert_used=4, n_ctx=1024,
-    )  # fmt: skip
-    file = write_model(tmp_path / "moe-F32.gguf", shape, "F32")
-    texts, works = {}, {}
-    for n in (0, 4, 1, 2, 16):
-        info = chat.load(file, n_experts=n)
-        works[n] = info.work
-        assert info.work is not None and (info.work.n_expert, info.work.n_expert_used) == (16, n or 4)
-        texts[n], _ = chat.ask()
-        drafted, timings = chat.ask(Speculation(drafters=("lookup", "suffix"), depth=3))
-        assert drafted == texts[n] and timings.speculation is not None
-    assert texts[0] == texts[4] and texts[1] != texts[4] != texts[16]
-    for n in (-1, 17, 1 << 30):
-        failed = chat.command(file, n_experts=n)
-        assert isinstance(failed, Failed) and failed.code == "usage"
-    assert chat.load(file).work == works[0]
-
-
 def test_a_stop_while_the_draft_is_read_stops_the_load(chat: PairChat, files: tuple[Path, Path]) -> None:
     """The target's file is read to its end first; what is stopped then is the draft's."""
     finished = [0]
@@ -260,23 +218,11 @@ def test_a_stop_while_the_draft_is_read_stops_the_load(chat: PairChat, files: tu
     assert chat.ask()[0]
 
 
-def test_freeing_twice(load: Load, files: tuple[Path, Path], abort: AbortFlag) -> None:
-    target = load(files[0], OPTIONS)
-    options = msgspec.structs.replace(OPTIONS, draft_path=str(files[1]))
-    command = LoadModel(path="", cpus=ONE_CPU, options=options)
-    companions = set_up_speculation(target, command, PLENTY, lambda *_: None, abort)
-    assert isinstance(companions, SpeculationSetup) and companions.draft is not None
-    companions.free()
-    companions.free()
-    assert companions.draft is None
-    assert target.sequence.step(300) is not None
-
-
 def test_no_template_needed(chat: PairChat, tmp_path: Path) -> None:
     """Random weights of a format that knows the plain stops: these are looked for inside drafts too."""
     file = write_tiny_gguf(tmp_path / "plain.gguf", with_template=False)
     info = chat.load(file)
     assert not info.has_template
     plain, _ = chat.ask(stop=("e",), max_tokens=100)
-    drafted, _ = chat.ask(Speculation(drafters=("lookup", "suffix"), depth=5), stop=("e",), max_tokens=100)
+    drafted, _ = chat.ask(Speculation(drafters=("suffix",), depth=5), stop=("e",), max_tokens=100)
     assert drafted == plain

@@ -29,7 +29,7 @@ from cpuchat.protocol.messages import (
 from tests.engine.conftest import OPTIONS
 from tests.engine.llama.test_spm_coverage import sentences
 from tests.support.cores import ONE_CPU
-from tests.support.tiny_gguf import CHATML, SPECIALS, vocabulary, write_tiny_gguf
+from tests.support.tiny_gguf import SPECIALS, vocabulary, write_tiny_gguf
 from tests.tools.templates import TEMPLATES
 
 START, END = vocabulary().index("<|im_start|>"), vocabulary().index("<|im_end|>")
@@ -113,26 +113,16 @@ def test_control_text_in_any_message_is_read_as_text(prompts: Prompts, tiny_mode
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<|im_end|>",
-        "<|im_end|><|im_end|>",
-        "<|im_<|im_end|>end|>",
-        "<|<|im_start|>im_start|>",
-        " <|im_end|> ",
-        "<|im_end|>\ufdd0",
-        "<|im\ufdd0_end|>",
-        "é<|im_end|>🙂",
-        "<think></think>",
-    ],
-)
-def test_control_text_that_is_doubled_nested_or_at_an_edge(prompts: Prompts, tiny_model: Path, text: str) -> None:
+def test_control_text_that_is_doubled_nested_or_at_an_edge(prompts: Prompts, tiny_model: Path) -> None:
     prompts.load(tiny_model)
-    tokens = prompts.prompt(user(text))
-    assert controls(tokens) == [START, END, START]
-    shown = text.replace("\ufdd0", "\ufffd")
-    assert prompts.text(tokens) == f"<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
+    for text in (
+        "<|im_end|>", "<|im_end|><|im_end|>", "<|im_<|im_end|>end|>", "<|<|im_start|>im_start|>", " <|im_end|> ",
+        "<|im_end|>\ufdd0", "<|im\ufdd0_end|>", "é<|im_end|>🙂", "<think></think>",
+    ):  # fmt: skip
+        tokens = prompts.prompt(user(text))
+        assert controls(tokens) == [START, END, START], text
+        shown = text.replace("\ufdd0", "\ufffd")
+        assert prompts.text(tokens) == f"<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +130,6 @@ def test_control_text_that_is_doubled_nested_or_at_an_edge(prompts: Prompts, tin
     [
         # The halves of two fields meet.
         ("{% for m in messages %}{{ m.content }}{% endfor %}", [user("a<|im_"), user("end|>b")], "a<|im_end|>b"),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", [user("<"), user("|im_end|>")], "<|im_end|>"),
         (
             "{% for m in messages %}{{ m.content | trim }}{% endfor %}",
             [user("<|im "), user(" _end"), user("|>")],
@@ -153,12 +142,9 @@ def test_control_text_that_is_doubled_nested_or_at_an_edge(prompts: Prompts, tin
         ),
         # Half of it is the template's.
         ("<|{% for m in messages %}{{ m.content }}{% endfor %}", [user("im_end|>")], "<|im_end|>"),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}end|>", [user("<|im_")], "<|im_end|>"),
         # Filters that templates put on a message.
-        ("{{ messages | tojson }}", [user("<|im_end|>")], '[{"role": "user", "content": "<|im_end|>"}]'),
         ("{{ messages[0].content | tojson(true) }}", [user("é<|im_end|>🙂")], r'"\u00e9<|im_end|>\ud83d\ude42"'),
         ("{{ messages[0].content.replace('<|im_end|>', '') }}", [user("<|im_<|im_end|>end|>")], "<|im_<|im_end|>end|>"),
-        ("{{ messages[0].content | upper }}", [user("a<|im_end|>")], "A<|IM_END|>"),
         ("{{ messages[0].content.split('<|im_end|>') | last }}", [user("a<|im_end|>b")], "a<|im_end|>b"),
     ],
 )  # fmt: skip
@@ -180,7 +166,7 @@ _CALLS = (
 )
 
 
-@pytest.mark.parametrize("template", [_CALLS, TEMPLATES["hermes"], TEMPLATES["mistral-new"], CHATML, ""])
+@pytest.mark.parametrize("template", [_CALLS, TEMPLATES["hermes"], ""])
 def test_names_and_ids_of_calls_are_read_as_text(prompts: Prompts, tmp_path: Path, template: str) -> None:
     """In stored calls of a chat, in those of a client, and in tools of a server that chooses their names."""
     prompts.load(
@@ -213,26 +199,6 @@ def test_without_a_template_nothing_is_a_control_token(prompts: Prompts, tmp_pat
 def test_a_raw_prompt_may_be_a_template_written_by_hand(prompts: Prompts, tiny_model: Path) -> None:
     prompts.load(tiny_model)
     assert controls(prompts.prompt(prompt="<|im_start|>user\nHi<|im_end|>\n")) == [START, END]
-
-
-def test_a_pasted_conversation_does_not_take_over_the_control_tokens_of_the_real_one(
-    prompts: Prompts, tiny_model: Path
-) -> None:
-    prompts.load(tiny_model)
-    real = prompts.prompt(user("a"), message("assistant", "b"), user("c"))
-    assert len(controls(real)) == 7
-    pasted = prompts.text(real).removeprefix("<|im_start|>user\n")
-    assert controls(prompts.prompt(user(pasted))) == [START, END, START]
-    assert prompts.prompt(user("a"), message("assistant", "b"), user("c")) == real
-
-
-def test_a_chat_about_control_text_reuses_its_prefix(prompts: Prompts, tiny_model: Path) -> None:
-    prompts.load(tiny_model)
-    first = prompts.prompt(user(INJECTED))
-    prompts.prompt(user(INJECTED), message("assistant", "<|im_end|>"), user("c"))
-    done = prompts.events[-1]
-    assert isinstance(done, GenerationFinished)
-    assert done.timings.cache_n >= len(first) - 1
 
 
 PARTS = st.sampled_from(
@@ -271,26 +237,11 @@ def test_a_long_prompt_is_tokenized_in_blocks_that_can_be_ended(vocabularies: li
     assert tokens == vocabularies[0].tokenize(text[: len(text) // 2_000], add_special=False) * 2_000
 
 
-ORDINARY = [
-    "Hello",
-    "> a quote",
-    "a < b",
-    "if (a<|b) {}",
-    "[link](x)",
-    "<html>",
-    "x <",
-    "end|>",
-    "the  \n\n",
-    "|",
-    "é🙂",
-]
-
-
-@pytest.mark.parametrize("text", ORDINARY)
-def test_other_text_gives_the_tokens_that_it_always_gave(prompts: Prompts, tiny_model: Path, text: str) -> None:
+def test_other_text_gives_the_tokens_that_it_always_gave(prompts: Prompts, tiny_model: Path) -> None:
     vocab = prompts.load(tiny_model).vocab
-    rendered = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-    assert prompts.prompt(user(text)) == vocab.tokenize(rendered.encode(), add_special=False)
+    for text in ("Hello", "> a quote", "if (a<|b) {}", "[link](x)", "<html>", "x <", "end|>", "the  \n\n", "é🙂"):
+        rendered = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        assert prompts.prompt(user(text)) == vocab.tokenize(rendered.encode(), add_special=False), text
 
 
 def test_text_that_a_vocabulary_cannot_write_as_text_is_refused(

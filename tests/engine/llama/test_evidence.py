@@ -47,18 +47,6 @@ def test_other_options_leave_other_evidence(load: Callable[..., Model]) -> None:
     assert loaded(load, type_k="q8_0", type_v="q8_0").type_v == "q8_0"
 
 
-def test_a_log_with_two_caches_and_two_graphs() -> None:
-    user = "llama_graph_n_input_tensors: input tensor 'attn_inp_kq_mask' [f16] is used by node 'node_1' "
-    graph = "graph_reserve: reserving a graph for ubatch with n_tokens = 1"
-    size = "llama_kv_cache_iswa: size =   {} MiB (  512 cells,   3 layers,  1/1 seqs), K ({}): 1 MiB, V (f16): 1 MiB"
-    found = evidence.from_log([
-        size.format("2.00", "q8_0"), size.format("1.50", "q8_0"),
-        graph, f"{user}(SOFT_MAX)", f"{user}(SOFT_MAX)", graph, f"{user}(FLASH_ATTN_EXT)",
-    ])  # fmt: skip
-    assert (found["flash_nodes"], found["softmax_nodes"]) == (1, 0)
-    assert (found["kv_bytes"], found["type_k"], found["type_v"]) == (3_670_016, "q8_0", "f16")
-
-
 def test_scalar_kernels_follow_from_the_library_and_the_features(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_features(*names: str) -> tuple[str, ...]:
         info = msgspec.structs.replace(bindings.engine_info(), features=names)

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cpuchat.base.errors import DoesNotFit, Interrupted, UsageError
-from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.base.errors import DoesNotFit, UsageError
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.models import fit
@@ -57,16 +56,6 @@ def test_cache_and_buffers_have_to_fit(load: Load, file: Path) -> None:
 def test_it_cannot_be_locked(load: Load, file: Path, available: int) -> None:
     with pytest.raises(UsageError, match="locked"):
         load(file, msgspec.structs.replace(OPTIONS, mlock=True), available=available)
-
-
-@pytest.mark.parametrize("at", ["reading", "preparing"])
-def test_loading_can_be_cancelled(load: Load, file: Path, available: int, abort: AbortFlag, at: str) -> None:
-    def progress(phase: str, done: int, total: int) -> None:
-        if phase == at:
-            abort.set()
-
-    with pytest.raises(Interrupted):
-        load(file, OPTIONS, available=available, on_progress=progress)
 
 
 def test_decoding_can_be_cancelled_inside_of_a_pass(file: Path, available: int) -> None:

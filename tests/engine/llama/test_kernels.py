@@ -20,13 +20,11 @@ from cpuchat.base import paths
 from cpuchat.costs.products import ProductRate
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama import kernels as selected
-from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions, instructions
 from cpuchat.models import kernels
-from cpuchat.models.gguf.header import read_model
 from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.protocol.options import LoadMode
@@ -135,7 +133,7 @@ def test_a_token_has_the_same_bits_in_every_pass_with_any_number_of_threads(kind
     raw = rows_of_blocks(rng, kind, 43, 768)
     x = rng.standard_normal((64, 768)).astype(np.float32)
     alone = np.concatenate([multiplied(kind, raw, x[i : i + 1]) for i in range(64)])
-    for n in (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 31, 33, 64):
+    for n in (1, 2, 3, 5, 8, 13, 33, 64):
         together = multiplied(kind, raw, x[:n], 1 + n % 4)
         assert np.array_equal(together.view(np.uint32), alone[:n].view(np.uint32)), n
 
@@ -202,16 +200,15 @@ def test_drafts_behind_a_long_text_change_no_bit(load: Callable[..., Model]) -> 
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", ["demo", "27b-gemma3", "0.5b"])
+@pytest.mark.parametrize("name", ["27b-gemma3", "0.5b"])
 def test_attention_is_that_of_llama_cpp(name: str, tmp_path: Path, load: Callable[..., Model]) -> None:
-    file = DEMO
-    if name != "demo":  # windows and heads of 32; 7 heads for each of the cache
-        heads = {"n_head": 4, "n_head_kv": 2, "head": 32} if name == "27b-gemma3" else {"n_head": 14, "head": 16}
-        shape = msgspec.structs.replace(
-            SHAPES[name], name="tiny", n_layer=6, n_embd=224, n_ff=256, n_vocab=512, **heads,
-            window=min(SHAPES[name].window, 96),
-        )  # fmt: skip
-        file = write_model(tmp_path / "tiny.gguf", shape, "Q8_0")
+    # Windows and heads of 32; 7 heads for each of the cache.
+    heads = {"n_head": 4, "n_head_kv": 2, "head": 32} if name == "27b-gemma3" else {"n_head": 14, "head": 16}
+    shape = msgspec.structs.replace(
+        SHAPES[name], name="tiny", n_layer=6, n_embd=224, n_ff=256, n_vocab=512, **heads,
+        window=min(SHAPES[name].window, 96),
+    )  # fmt: skip
+    file = write_model(tmp_path / "tiny.gguf", shape, "Q8_0")
     # An F32 cache is left to llama.cpp.
     exact = load(file, msgspec.structs.replace(LONG, type_k="f32", type_v="f32"))
     for widths in ([512, 88, *[1] * 32], [512, 88, 32], [20, 30]):
@@ -221,7 +218,7 @@ def test_attention_is_that_of_llama_cpp(name: str, tmp_path: Path, load: Callabl
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "MXFP4", "IQ4_XS", "IQ4_NL", "Q3_K", "Q2_K"])
+@pytest.mark.parametrize("kind", ["Q4_K_M", "MXFP4", "IQ4_NL"])
 def test_experts_compute_with_them(kind: str, tmp_path: Path, load: Callable[..., Model]) -> None:
     shape = msgspec.structs.replace(
         SHAPES["30b-a3b"], name="tiny-moe", n_layer=3, n_embd=512, n_head=2, n_head_kv=1, n_ff=256, n_vocab=512,
@@ -339,7 +336,7 @@ def products(ours: float, *, difference: float = 0.0, kind: str = "Q6_K") -> Mea
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", kernels.TYPES)
+@pytest.mark.parametrize("kind", ["Q4_K", "MXFP4"])
 def test_both_kernels_compute_the_same_and_have_rates(kind: str) -> None:
     pool = ThreadPool(ONE_CPU, 0)
     try:
@@ -364,19 +361,3 @@ def test_a_type_whose_results_differ_stays_with_llama_cpp_and_is_told(load: Call
     model = load(DEMO)
     assert of_cpuchat(model) == {"Q6_K"}
     assert any("Q4_K weights differ from llama.cpp's" in note for note in model.info.notes)
-
-
-@needs_kernels
-def test_the_first_load_measures_what_a_model_has_much_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selected, "_MUCH", 1 << 20)
-    monkeypatch.setattr(selected, "_ROOM", 0)
-    header, told = read_model(DEMO), list[tuple[int, int]]()
-
-    def choose() -> None:
-        selected.choose(header, OPTIONS, ONE_CPU, lambda *one: told.append(one), AbortFlag())
-
-    choose()
-    assert told == [(0, 2), (1, 2)]
-    assert {*ProductLog(ONE_CPU).read()} == {"Q4_K", "Q6_K"}
-    choose()
-    assert len(told) == 2

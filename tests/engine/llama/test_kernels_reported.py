@@ -123,7 +123,7 @@ def bits(values: np.ndarray) -> np.ndarray:
 # Products
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_K"])
 def test_activations_of_several_batches_are_multiplied_whole(kind: str) -> None:
     rng = np.random.default_rng(1)
     raw = rows_of_blocks(rng, kind, 40, 512)
@@ -132,9 +132,8 @@ def test_activations_of_several_batches_are_multiplied_whole(kind: str) -> None:
     assert np.array_equal(bits(found), bits(multiplied(kind, raw, x.reshape(15, 512)).reshape(3, 5, 40)))
 
 
-@pytest.mark.parametrize("n_rows", [1, 7, 16, 24, 1013])
-@pytest.mark.parametrize("n_tokens", [1, 3, 40])
-def test_far_more_threads_than_rows_compute_each_row_once(n_rows: int, n_tokens: int) -> None:
+@pytest.mark.parametrize(("n_tokens", "n_rows"), [(1, 1013), (3, 24), (40, 16), (1, 1)])
+def test_far_more_threads_than_rows_compute_each_row_once(n_tokens: int, n_rows: int) -> None:
     rng = np.random.default_rng(n_rows)
     raw = rows_of_blocks(rng, "Q4_K", n_rows, 256)
     x = rng.standard_normal((n_tokens, 256)).astype(np.float32)
@@ -155,7 +154,7 @@ def test_an_expert_that_a_token_names_twice_computes_both(shares_input: bool) ->
             assert np.array_equal(bits(found[token, slot]), bits(multiplied("Q4_K", raw[expert], alone)[0]))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan])
 @pytest.mark.parametrize("kind", kernels.TYPES)
 def test_a_token_that_is_no_number_has_results_that_are_none_and_leaves_others_alone(kind: str, value: float) -> None:
     rng = np.random.default_rng(3)
@@ -163,9 +162,9 @@ def test_a_token_that_is_no_number_has_results_that_are_none_and_leaves_others_a
     for n_tokens in (1, 3, 8, 40):
         x = rng.standard_normal((n_tokens, 512)).astype(np.float32)
         expected = multiplied(kind, raw, x)
-        for at in (0, 9, 255, 300):
+        for at, wrong in ((0, value), (9, np.inf), (255, -np.inf), (300, value)):
             x[n_tokens // 2] = 0.5
-            x[n_tokens // 2, at] = value
+            x[n_tokens // 2, at] = wrong
             found = multiplied(kind, raw, x)
             assert not np.isfinite(found[n_tokens // 2]).any()
             others = np.arange(n_tokens) != n_tokens // 2
@@ -189,8 +188,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("arch", "kind"), list(zip(ARCHITECTURES, ["Q4_K", "Q8_0"] * 4, strict=True)))
 def test_every_architecture_computes_with_them(
     arch: Architecture, kind: str, tmp_path: Path, load: Callable[..., Model]
 ) -> None:
@@ -205,8 +203,7 @@ def test_every_architecture_computes_with_them(
     assert np.abs(found - expected).max() < 0.1 * np.ptp(expected)
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q", "blk.0.attn_k", "blk.1.attn_v", "blk.0.ffn_down", "output"])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(("kind", "name"), [("Q8_0", "blk.0.attn_q"), ("Q4_K", "blk.0.ffn_down"), ("Q6_K", "output")])
 def test_weights_that_are_no_numbers_are_found_at_the_load(
     kind: str, name: str, tmp_path: Path, load: Callable[..., Model]
 ) -> None:
@@ -246,8 +243,7 @@ print(1024 * int(locked) / model.header.size, *(note for note in model.info.note
 
 
 @pytest.mark.skipif(not may_lock_all(), reason="this process may not lock as much")
-@pytest.mark.parametrize("used", ["auto", "llama.cpp"])
-@pytest.mark.parametrize("load_mode", ["mmap", "read"])
+@pytest.mark.parametrize(("load_mode", "used"), [("mmap", "auto"), ("read", "llama.cpp")])
 def test_locked_weights_are_those_that_compute(load_mode: LoadMode, used: str) -> None:
     done = run(LOCK, DEMO, load_mode, used)
     share, *notes = done.stdout.split(maxsplit=1)
@@ -321,8 +317,7 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("heavy") / "heavy.gguf", shape_of("0.5b", layers=1), "Q4_K_M")
 
 
-@pytest.mark.parametrize("refused", ["the file", "the copy"])
-@pytest.mark.parametrize("load_mode", ["mmap", "read"])
+@pytest.mark.parametrize(("load_mode", "refused"), [("mmap", "the file"), ("mmap", "the copy"), ("read", "the file")])
 def test_weights_for_which_memory_is_refused_do_not_fit(load_mode: LoadMode, refused: str, heavy: Path) -> None:
     more = (40 << 20) + (heavy.stat().st_size if refused == "the copy" and load_mode == "mmap" else 0)
     done = run(STACKS + SHORT, heavy, load_mode, more)
@@ -338,7 +333,7 @@ from cpuchat.hardware.sysfs import own_cpus
 
 pool = ThreadPool(own_cpus()[:1], 0)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-for more in range(0, 400 << 20, 8 << 20):
+for more in range(0, 400 << 20, 20 << 20):
     resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.RLIM_INFINITY))
     found = kernels.measure("Q4_K", pool, (1, 8), 0.01)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -15,7 +15,6 @@ GIB = 1 << 30
     ("policy", "allowed", "expected"),
     [
         (Policy("bind", (1,)), (0, 1), 3),  # more is killed, whatever node 0 has
-        (Policy("bind", (0, 1)), (0, 1), 12),
         (Policy("preferred", (1,)), (0, 1), 12),
         (Policy("local"), (1,), 3),  # a container on one node
         (None, (), 12),

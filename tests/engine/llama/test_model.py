@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cpuchat.base.errors import DoesNotFit, Interrupted, ModelDamaged, ModelNotFound, ModelUnsupported, UsageError
+from cpuchat.base.errors import DoesNotFit, Interrupted, ModelDamaged, ModelUnsupported, UsageError
 from cpuchat.engine.llama import model as engine_options
 from cpuchat.engine.llama.bindings import ABORT_PREFIX, AbortFlag
 from cpuchat.engine.llama.model import Model, read_ahead
@@ -62,7 +62,7 @@ def test_progress_moves_and_arrives(load: Load, tiny_model: Path, mode: str) -> 
 
 @pytest.mark.parametrize(
     ("mode", "at"),
-    [("mmap", "start"), ("mmap", "reading"), ("mmap", "preparing"), ("read", "start"), ("read", "reading")],
+    [("mmap", "start"), ("mmap", "reading"), ("mmap", "preparing"), ("read", "reading")],
 )
 def test_load_can_be_cancelled(load: Load, tiny_model: Path, abort: AbortFlag, mode: str, at: str) -> None:
     if at == "start":
@@ -150,29 +150,21 @@ def test_threads_that_roam_may_use_any_of_the_cpus(tiny_model: Path, abort: Abor
     assert os.sched_getaffinity(0) == before
 
 
-def test_default_context_follows_the_training(load: Load, tiny_model: Path) -> None:
-    assert load(tiny_model, LoadOptions()).info.n_ctx == 4096
-
-
 def test_longer_context_than_trained_is_noted(load: Load, tiny_model: Path) -> None:
     info = load(tiny_model, msgspec.structs.replace(OPTIONS, n_ctx=8192)).info
     assert info.n_ctx == 8192
     assert "4,096" in info.notes[0]
+    assert load(tiny_model, LoadOptions()).info.n_ctx == 4096
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"type_k": "q8_0", "flash_attn": "on"},
-        {"type_k": "f32", "type_v": "f32", "flash_attn": "off"},
-        {"type_k": "bf16", "type_v": "bf16"},
-        {"use_repack": False},
-        {"load_mode": "read", "flash_attn": "on"},
-        {"n_batch": 4096, "n_ubatch": 4096},
-        {"mlock": True},
+        {"type_k": "bf16", "type_v": "bf16", "flash_attn": "off", "poll": 100},
+        {"use_repack": False, "load_mode": "read", "flash_attn": "on"},
+        {"n_batch": 4096, "n_ubatch": 4096, "mlock": True},
         {"mlock": True, "load_mode": "read"},
-        {"poll": 0},
-        {"poll": 100},
     ],
 )
 def test_options_that_work(load: Load, tmp_path: Path, changes: dict[str, object]) -> None:
@@ -214,12 +206,7 @@ def test_context_too_large_for_memory(load: Load, tmp_path: Path) -> None:
     assert "--ctx" in caught.value.hint
 
 
-def test_missing_file(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound):
-        load(tmp_path / "nothing.gguf")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.05, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.99])
 def test_truncated_file(load: Load, tiny_model: Path, tmp_path: Path, share: float) -> None:
     data = tiny_model.read_bytes()
     path = tmp_path / "cut.gguf"
@@ -241,7 +228,7 @@ from tests.engine.conftest import OPTIONS
 
 source, path = Path(sys.argv[1]), Path(sys.argv[2])
 rng = np.random.default_rng(1)
-for at in [*range(24), *rng.integers(24, 9000, 30)]:
+for at in [*range(0, 24, 2), *rng.integers(24, 9000, 12)]:
     damaged = bytearray(source.read_bytes())
     damaged[at] ^= 1 << int(rng.integers(8))
     path.write_bytes(damaged)
@@ -269,26 +256,9 @@ def test_flipped_header_bytes(tiny_model: Path, tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     outcomes = [int(line) for line in result.stdout.split()]
-    assert len(outcomes) == 54 and set(outcomes) <= {0, 2, -signal.SIGABRT}
-    assert outcomes.count(2) > 10
+    assert len(outcomes) == 24 and set(outcomes) <= {0, 2, -signal.SIGABRT}
+    assert outcomes.count(2) > 4
     assert result.stderr.count(ABORT_PREFIX) == outcomes.count(-signal.SIGABRT)
-
-
-def test_weights_that_are_no_numbers(load: Load, tiny_model: Path, tmp_path: Path) -> None:
-    data = bytearray(tiny_model.read_bytes())
-    data[-4096:] = np.full(1024, np.nan, np.float32).tobytes()
-    path = tmp_path / "nan.gguf"
-    path.write_bytes(data)
-    with pytest.raises(ModelDamaged, match="NaN or infinite"):
-        load(path)
-
-
-def test_unknown_architecture(load: Load, tiny_model: Path, tmp_path: Path) -> None:
-    data = tiny_model.read_bytes().replace(b"llama", b"lxxma")
-    path = tmp_path / "strange.gguf"
-    path.write_bytes(data)
-    with pytest.raises(ModelUnsupported, match="lxxma"):
-        load(path)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuchat.base.errors import GenerationFailed
-from cpuchat.base.text import common_prefix
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
@@ -20,22 +18,6 @@ from tests.support.cores import ONE_CPU
 def held(model: Model) -> int:
     """Return the tokens in the cache as llama.cpp counts them."""
     return int(llama.llama_memory_seq_pos_max(llama.llama_get_memory(model.sequence.context), 0)) + 1
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "n"),
-    [([], [], 0), ([1], [], 0), ([1, 2], [1, 2], 2), ([1, 2, 3], [1, 2], 2), ([1, 9, 3], [1, 2, 3], 1), ([5], [6], 0)],
-)
-def test_common_prefix(a: list[int], b: list[int], n: int) -> None:
-    assert common_prefix(a, b) == n
-
-
-def test_common_prefix_of_long_lists() -> None:
-    a = list(range(1000))
-    for n in (0, 1, 499, 500, 998, 999):
-        b = a.copy()
-        b[n] = -1
-        assert common_prefix(a, b) == n
 
 
 def test_step_by_step_agrees_with_one_batch(model: Model) -> None:
@@ -60,12 +42,6 @@ def test_truncate_and_go_on(model: Model) -> None:
     sequence.clear()
     sequence.extend([*first[:4], 65], n_outputs=1)
     np.testing.assert_allclose(sequence.logits(4), after, atol=2e-3)
-
-
-def test_missing_logits_are_an_error(model: Model) -> None:
-    model.sequence.extend(list(b"abc"), n_outputs=0)
-    with pytest.raises(GenerationFailed, match="no logits"):
-        model.sequence.logits(2)
 
 
 def test_state_goes_into_another_context(load: Callable[..., Model], tiny_model: Path) -> None:
@@ -93,18 +69,6 @@ def test_wrong_state_empties_the_sequence(model: Model) -> None:
     ):
         assert not model.sequence.set_state(tokens, wrong)
         assert model.sequence.tokens == [] and held(model) == 0
-
-
-def test_flag_set_before_a_batch_stops_it(model: Model, abort: AbortFlag) -> None:
-    sequence = model.sequence
-    sequence.extend(list(b"abc"))
-    abort.set()
-    with pytest.raises(Aborted):
-        sequence.extend(list(b"defghij"))
-    assert sequence.tokens == list(b"abc") and held(model) == 3
-    abort.clear()
-    sequence.extend(list(b"def"))
-    assert held(model) == 6
 
 
 def test_a_recurrent_model_stops_between_batches_only_unless_its_state_may_be_lost(
@@ -161,7 +125,7 @@ def test_a_batch_that_was_stopped_within_spoils_a_recurrent_state(recurrent_mode
         model.free()
 
 
-@pytest.mark.parametrize("n", [0, 150, 400])
+@pytest.mark.parametrize("n", [0, 150])
 def test_finished_part_of_a_stopped_batch_is_kept(tiny_model: Path, n: int) -> None:
     flag = StopsAfter(1 << 30)
     options = LoadOptions(n_ctx=512, n_batch=512, n_ubatch=16)

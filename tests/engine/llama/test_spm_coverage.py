@@ -67,10 +67,3 @@ def test_a_leading_space_must_be_there_when_it_is_added(load: Load, tiny_model: 
         adding.tokenize(b"a", add_special=False)
     plain = sentences(tiny_model, tmp_path / "plain.gguf", words | {"tokenizer.ggml.add_space_prefix": False})
     assert load(plain).vocab.tokenize(b"aa", add_special=False) == [9, 9]
-
-
-def test_with_all_bytes_every_text_can_be_written(load: Load, tiny_model: Path, tmp_path: Path) -> None:
-    file = sentences(tiny_model, tmp_path / "bytes.gguf", more=[f"<0x{b:02X}>" for b in range(256)])
-    vocab = load(file).vocab
-    text = "Wörter\n\x01"
-    assert b"".join(map(vocab.piece, vocab.tokenize(text.encode(), add_special=False))) == f" {text}".encode()

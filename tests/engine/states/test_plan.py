@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from cpuchat.engine.states.plan import plan_reuse
-from cpuchat.engine.states.prompt import State, token_bytes
+from cpuchat.engine.states.prompt import State, StateKind, token_bytes
 from cpuchat.protocol.messages import StateKey
 
 PROMPT = list(range(1000))
@@ -31,7 +31,8 @@ class Memory:
 
 
 def state(n: int, *, whole: bool = True, size: int = 8) -> State:
-    return State(StateKey(), token_bytes(PROMPT[:n]), whole, np.zeros(size, np.uint8))
+    kind = StateKind.WHOLE if whole else StateKind.PARTIAL
+    return State(StateKey(), token_bytes(PROMPT[:n]), kind, np.zeros(size, np.uint8))
 
 
 def planned(memory: Memory, *states: State) -> tuple[State | None, State | None, int]:

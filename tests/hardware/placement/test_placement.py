@@ -17,7 +17,6 @@ from cpuchat.hardware.placement.placement import (
     PlacementError,
     PlacementSpec,
     check_given,
-    cpus_to_try,
     place,
 )
 from cpuchat.hardware.sysfs import Node
@@ -51,22 +50,7 @@ def test_cores_of_the_draft_model(topology: Topology) -> None:
     assert cpus(place(topology, PlacementSpec(draft_cores="l3:7"))) == (every, ())
     shared = place(topology, PlacementSpec(draft_cores="shared"), with_draft=True)
     assert cpus(shared) == (every, ()) and not shared.is_split
-    tried = place(topology, PlacementSpec(), with_draft=True)
-    assert cpus(tried) == (every, every[28:]) and not tried.is_split
-    assert cpus(place(topology, PlacementSpec(cores="5"), with_draft=True)) == ((5,), ())
-
-
-@pytest.mark.parametrize(
-    ("tree", "some", "own"),
-    [
-        ("epyc-9354", tuple(range(32)), (28, 29, 30, 31)),  # the last of eight L3 groups
-        ("epyc-9354", tuple(range(8, 16)), (12, 13, 14, 15)),
-        ("epyc-9354", (0, 1, 2, 3), (3,)),  # one group only
-        ("vm", (0, 1), (1,)),
-    ],
-)
-def test_cores_to_try_overlap_with(tree: str, some: tuple[int, ...], own: tuple[int, ...], tmp_path: Path) -> None:
-    assert cpus_to_try(read_topology(make_tree(tmp_path, tree)), some) == own
+    assert place(topology, PlacementSpec(), with_draft=True) == shared
 
 
 def test_threads_are_no_more_than_the_draft_model_leaves(topology: Topology) -> None:

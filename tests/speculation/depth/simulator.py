@@ -5,25 +5,17 @@ Tests and `benchmarks/simulate.py` share it.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from cpuchat.costs.calibrations import PassCosts, interpolate
 from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.drafters.cascade import Cascade
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
-from cpuchat.speculation.drafters.ngrams import NgramIndex
-from cpuchat.speculation.drafters.suffix import SuffixDecoding
 from cpuchat.speculation.stats import PassRecord
-
-_BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 # ms of a pass over n tokens, relative to one (1.5B shape, 2 cores; measured).
 _SHAPES: dict[str, tuple[float, dict[int, float]]] = {
@@ -37,64 +29,11 @@ DRAFTS = {"0.05B": (1.5, 0.4), "0.5B": (20.0, 4.0)}
 """ms per drafted token, ms per token read in a batch."""
 
 
-AMX = "AMX"
-"""Not recorded: a matrix unit that takes 16 rows at a time, so that a pass costs little more up to 16 tokens."""
-_AMX = (20.0, {1: 1, 2: 1.04, 4: 1.08, 8: 1.15, 16: 1.30, 17: 1.9, 24: 2.05, 32: 2.2})
-
-
 def true_costs(target: str, draft: str | None) -> PassCosts:
-    """Costs of `TARGETS`, `AMX`, or "recorded Q8_0" and the like: the curve of benchmarks/results/speculation.json."""
+    """Return the costs of one of `TARGETS` with one of `DRAFTS`."""
     draft_ms, read_ms = DRAFTS[draft] if draft else (0.0, 0.0)
-    if target.startswith("recorded "):
-        return PassCosts(_recorded()[target.removeprefix("recorded ")], draft_ms, read_ms)
-    t1, shape = _AMX if target == AMX else _SHAPES[target]
+    t1, shape = _SHAPES[target]
     return PassCosts(interpolate({n: t1 * ratio for n, ratio in shape.items()}), draft_ms, read_ms)
-
-
-_SIZES = {
-    "8B": (8.03, {"Q4_K_M": 4.92, "Q8_0": 8.54, "F16": 16.1}),
-    "70B": (70.6, {"Q4_K_M": 42.5, "Q8_0": 75.0, "F16": 141.1}),
-}
-_READ_GB_S = 0.65 * 537.6
-_PREFILL_GOPS = {"Q4_K_M": 7200.0, "Q8_0": 6500.0, "F16": 5800.0}
-_DRAFT_GB, _DRAFT_PARAMS, _SYNC_MS = 0.81, 1.24, 1.0
-
-
-def server_costs(target: str) -> PassCosts:
-    """Costs of "8B Q4_K_M", "70B F16" and the like with a 1B Q4_K_M draft on one EPYC of 96 cores: not measured.
-
-    Decoding reads all weights at 65 % of 12 channels DDR5-5600 (measured there: 55 to 75 %). Prefill is estimated: 96
-    cores at 3.5 GHz and 70 % scaling with llama.cpp's 30 int8 operations per cycle; Q8_0 and F16 as much slower as on
-    the 2 cores measured here. A pass takes T(n) = T(1) (1 + (n / n*)^6)^(1/6) with n* = prefill / decode rate, which
-    fits measured passes of a 70B model on a Xeon within 5 %.
-    """
-    size, quantization = target.split()
-    params, gigabytes = _SIZES[size]
-    t1 = 1e3 * gigabytes[quantization] / _READ_GB_S
-    per_token = 2e3 * params / _PREFILL_GOPS[quantization]
-    times = tuple(t1 * (1 + (n * per_token / t1) ** 6) ** (1 / 6) for n in range(1, 33))
-    draft_ms = 1e3 * _DRAFT_GB / _READ_GB_S + _SYNC_MS
-    return PassCosts(times, draft_ms, 2e3 * _DRAFT_PARAMS / _PREFILL_GOPS["Q4_K_M"])
-
-
-@cache
-def _recorded() -> dict[str, tuple[float, ...]]:
-    results = json.loads((_BENCHMARKS / "results" / "speculation.json").read_text())
-    return {one["quantization"]: tuple(one["pass_ms"]) for one in results["sections"]["adaptive"]["data"]["pairs"]}
-
-
-@cache
-def draft_traces() -> dict[str, list[list[bool]]]:
-    """Recorded answers by name: whether the draft model says each token too (benchmarks/record_traces.py)."""
-    traces = json.loads((_BENCHMARKS / "traces.json").read_text())["draft"]
-    return {name: [[c == "1" for c in answer] for answer in answers] for name, answers in traces.items()}
-
-
-@cache
-def real_texts() -> dict[str, tuple[list[int], list[int]]]:
-    """Prompt and answer of real texts by name, as token ids."""
-    texts = json.loads((_BENCHMARKS / "traces.json").read_text())["texts"]
-    return {name: (one["prompt"], one["answer"]) for name, one in texts.items()}
 
 
 def miscalibrated(costs: PassCosts, rng: random.Random, common: float, own: float) -> PassCosts:
@@ -123,11 +62,6 @@ def verified(
 def text(rng: random.Random, rate: float, n: int) -> list[bool]:
     """Return whether the draft model is right at each position, independently."""
     return [rng.random() < rate for _ in range(n)]
-
-
-def bursty(rng: random.Random, rates: Sequence[float], stretch: int, n: int) -> list[bool]:
-    """The same with a rate that changes every `stretch` tokens, as where code and prose alternate."""
-    return [rng.random() < rates[i // stretch % len(rates)] for i in range(n)]
 
 
 @dataclass
@@ -246,63 +180,3 @@ def adaptive_answer(
             disturbed = after_read
             lag = 0  # all of it, or started afresh from the middle
     return answer
-
-
-def _free_drafters(worth: Callable[[Proposal], int], prompt: Sequence[int]) -> Cascade:
-    index = NgramIndex()
-    cascade = Cascade(index, (SuffixDecoding(index),), worth)
-    cascade.begin_answer(prompt)
-    return cascade
-
-
-def _hits(tokens: Sequence[int], written: Sequence[int]) -> int:
-    return next(
-        (j for j, (a, b) in enumerate(zip(tokens, written, strict=False)) if a != b), min(len(tokens), len(written))
-    )
-
-
-def text_answer(
-    worth: Callable[[Proposal], int],
-    costs: PassCosts,
-    prompt: Sequence[int],
-    text: Sequence[int],
-    controller: DepthController | None = None,
-    noise: Noise | None = None,
-) -> float:
-    """Return the ms to write a real text with the free drafters, as deep as `worth` or a controller decides."""
-    noise, ms, at = noise or Noise(), 0.0, 0
-    cascade = _free_drafters(controller.free_depth if controller else worth, prompt)
-    if controller:
-        controller.begin_answer()
-    while at < len(text):
-        proposal = cascade.propose(min(MAX_DEPTH, len(text) - at - 1)) if at < len(text) - 1 else Proposal("lookup")
-        accepted = _hits(proposal.tokens, text[at:])
-        took = costs.verify_ms[len(proposal)]
-        ms += took
-        if controller:
-            controller.record(verified(proposal, accepted, noise(took)) if proposal else PassRecord(noise(took)))
-        cascade.append(text[at : at + accepted + 1])
-        scores = cascade.take_scores()
-        for drafter, buckets, right in scores:
-            if controller:
-                controller.record_scores(drafter, buckets, right)
-        at += accepted + 1
-    return ms
-
-
-def oracle_answer(costs: PassCosts, prompt: Sequence[int], text: Sequence[int]) -> float:
-    """Return the ms of one who knows which proposed tokens are right and verifies exactly these, where it pays."""
-    at = 0
-
-    def worth(proposal: Proposal) -> int:
-        right = _hits(proposal.tokens, text[at:])
-        return max(range(right + 1), key=lambda n: n + 1 - costs.verify_ms[n] / costs.verify_ms[0])
-
-    cascade, ms = _free_drafters(worth, prompt), 0.0
-    while at < len(text):
-        n = len(cascade.propose(min(MAX_DEPTH, len(text) - at - 1))) if at < len(text) - 1 else 0
-        ms += costs.verify_ms[n]
-        cascade.append(text[at : at + n + 1])
-        cascade.take_scores()
-        at += n + 1
-    return ms

@@ -1,8 +1,6 @@
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cpuchat.speculation.depth.acceptance import Acceptance
 from cpuchat.speculation.drafters.drafter import N_BUCKETS, UNKNOWN
@@ -50,14 +48,6 @@ def test_an_earlier_text_counts_less():
     acceptance.fade(40.0)
     assert acceptance.n_observed == pytest.approx(40.0)
     assert acceptance.mean == pytest.approx(mean, abs=0.05)
-
-
-@given(st.lists(st.tuples(st.integers(0, N_BUCKETS - 1), st.booleans()), max_size=300))
-def test_rates_are_always_probabilities(observations):
-    acceptance = make()
-    for bucket, right in observations:
-        acceptance.observe(bucket, right)
-    assert all(0 <= acceptance.rate(bucket) <= 1 for bucket in range(N_BUCKETS))
 
 
 def test_what_earlier_texts_were_like_is_expected_of_the_next():

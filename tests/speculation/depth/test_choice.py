@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.costs.calibrations import OverlapCosts, PassCosts, interpolate
-from cpuchat.speculation.depth.acceptance import DraftPlan, best_plan, expected_tokens, limit_gain, overlap_pays, rates
+from cpuchat.costs.model import tokens_per_pass
+from cpuchat.speculation.depth.acceptance import DraftPlan, best_plan, limit_gain, rates
 from cpuchat.speculation.depth.costs import CurrentCosts
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 from tests.speculation.depth.simulator import TARGETS, true_costs
@@ -15,7 +15,7 @@ def costs_of(target: str, draft: str | None = "0.05B") -> CurrentCosts:
 
 def test_a_pass_yields_the_geometric_sum():
     for rate, depth in ((0.3, 2), (0.8, 7), (0.95, 15), (1.0, 5), (0.5, 0)):
-        assert expected_tokens(rate, depth) == pytest.approx(sum(rate**i for i in range(depth + 1)))
+        assert tokens_per_pass(rate, depth) == pytest.approx(sum(rate**i for i in range(depth + 1)))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -37,15 +37,6 @@ def test_the_limit_of_what_drafting_may_gain():
     assert limit_gain(1.0, costs_of("Q8_0"), 0) == 0.0
 
 
-def test_overlap_pays_where_drafting_is_slow_and_cores_are_to_spare():
-    verify = interpolate({1: 60.0, 4: 66.0, 8: 80.0, 16: 120.0})
-    cheap = OverlapCosts(tuple(1.03 * ms for ms in verify), 12.0)
-    dear = OverlapCosts(tuple(4 * ms for ms in verify), 12.0)
-    assert overlap_pays(PassCosts(verify, 12.0, 1.0, cheap))
-    assert not overlap_pays(PassCosts(verify, 12.0, 1.0, dear))
-    assert not overlap_pays(PassCosts(verify, 12.0, 1.0))
-
-
 @given(st.floats(0.0, 1.0), st.integers(0, MAX_DEPTH))
 def test_tokens_of_a_pass_are_between_one_and_all(rate, depth):
-    assert 1.0 <= expected_tokens(rate, depth) <= depth + 1 + 1e-6
+    assert 1.0 <= tokens_per_pass(rate, depth) <= depth + 1 + 1e-6

@@ -27,16 +27,6 @@ def test_a_dip_is_kept_and_gaps_are_linear():
     assert times[7] < times[5]
 
 
-def test_past_the_last_measurement_the_slope_goes_on():
-    assert interpolate({1: 10.0, 8: 20.0, 16: 28.0})[31] == pytest.approx(28.0 + 16.0)
-    assert interpolate({8: 20.0, 16: 15.0})[31] == 15.0, "a falling slope is not believed"
-
-
-def test_one_measurement_promises_nothing():
-    times = interpolate({1: 30.0})
-    assert times[7] == pytest.approx(240.0)
-
-
 @pytest.mark.parametrize("bad", [{}, {0: 1.0}, {33: 1.0}, {1: 0.0}, {1: 3.0, 2: -1.0}])
 def test_impossible_measurements_are_refused(bad):
     with pytest.raises(ValueError, match="positive measurement"):

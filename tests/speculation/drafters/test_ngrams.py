@@ -5,14 +5,10 @@ from __future__ import annotations
 import random
 import tracemalloc
 from array import array
-from itertools import chain, islice
-from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.base.text import common_prefix
-from cpuchat.speculation.drafters import ngrams
 from cpuchat.speculation.drafters.ngrams import NOWHERE, SIZES, NgramIndex, following
 
 # Few different tokens, so that much repeats, and one of each kind of extreme id.
@@ -32,7 +28,7 @@ def ends(text: list[int], size: int, gram: list[int]) -> list[int]:
 
 
 def check(index: NgramIndex, text: list[int]) -> None:
-    """Assert that the index holds what a search through `text` finds, also where another text asks."""
+    """Assert that the index holds what a search through `text` finds."""
     assert index.text.tolist() == text
     for size, previous in zip(SIZES, index.previous, strict=True):
         for end in range(len(text)):
@@ -46,12 +42,6 @@ def check(index: NgramIndex, text: list[int]) -> None:
             assert run > 0, "an n-gram of the longest size is copied from somewhere"
     fresh = indexed(text)
     assert (index.source, index.run, index.changed) == (fresh.source, fresh.run, fresh.changed)
-
-
-def check_find(index: NgramIndex, text: list[int], other: list[int]) -> None:
-    found = index.find(array("i", other))
-    for size, end in zip(SIZES, found, strict=True):
-        assert end == max(ends(text, size, other[-size:]) if len(other) >= size else [], default=NOWHERE)
 
 
 @given(st.one_of(texts, few))
@@ -70,28 +60,6 @@ def test_a_text_that_grows_and_is_edited_is_as_if_indexed_at_once(parts, data):
             text = text + part
             index.extend(part)
         check(index, text)
-        check_find(index, text, [*part, 7] if data.draw(st.booleans()) else part or [7])
-
-
-@given(st.lists(st.tuples(st.one_of(texts, few), st.integers(0, 30)), min_size=1, max_size=8), st.integers(1, 5))
-def test_steps_towards_a_text_may_be_given_up_for_another(attempts, size):
-    with patch.object(ngrams, "STEP", size):
-        index, others = NgramIndex(), []
-        for text, n in attempts:
-            steps = index.set_in_steps(text)
-            others.append(steps)
-            assert index.is_filling
-            for _ in islice(steps, n):
-                pass
-        for _ in chain(*others):  # those that were given up do nothing more
-            pass
-    assert not index.is_filling
-    check(index, attempts[-1][0])
-
-
-@given(few, few.filter(bool))
-def test_another_text_finds_its_end_here(text, other):
-    check_find(indexed(text), text, other)
 
 
 def test_of_several_sources_the_next_one_is_followed():
@@ -116,13 +84,6 @@ def test_the_shared_part_is_not_indexed_again():
     index.set_text([*shared, 4, 5])
     assert index.previous[-1] is before, "the index was made anew"
     assert index.text.tolist() == [*shared, 4, 5]
-
-
-@given(texts, texts)
-def test_common_prefix(a, b):
-    n = common_prefix(a, b)
-    assert a[:n] == b[:n]
-    assert n == min(len(a), len(b)) or a[n] != b[n]
 
 
 @given(few.filter(lambda text: len(text) > 1), st.data(), st.integers(0, 40))
