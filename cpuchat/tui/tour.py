@@ -56,7 +56,7 @@ class Caption(Static):
 class TourApp(ChatApp):
     """See `ChatApp`; `over` once every step was shown."""
 
-    CSS = "Footer { display: none; }"  # its keys do nothing here
+    CSS = "KeyFooter { display: none; }"  # its keys do nothing here
     PACE: ClassVar = 1.0
     """Factor of the time that is spent on each step."""
 

@@ -113,7 +113,7 @@ async def test_more_than_one_are_counted_and_a_failed_one_says_why() -> None:
 
 async def settled(app: RunningApp, layouts: list[Screen[Any]]) -> None:
     """Wait until nothing is published or laid out any more."""
-    await app.until(lambda: app._footer_is_right() and app.app.services.downloading._timer is None)
+    await app.until(lambda: app.app.services.downloading._timer is None)
     layouts.append(app.app.screen)
     while layouts:
         layouts.clear()

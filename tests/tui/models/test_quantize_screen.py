@@ -22,7 +22,6 @@ from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui.models.quantize import USUAL, QuantizeScreen
 from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
-from cpuchat.tui.widgets.download_line import working
 from cpuchat.tui.widgets.model_list import ModelList
 from tests.models.quantize.jobs import children
 from tests.support.big_headers import big_header, hollow_file
@@ -301,20 +300,6 @@ async def test_what_lies_in_the_package_is_made_elsewhere() -> None:
         screen = await opened(app, demo)
         await screen.known()
         assert Path(screen.out.value).parent == paths.made_models_dir()
-
-
-def test_figures_keep_their_width() -> None:
-    def line(done: int, left: float | None) -> str:
-        progress = QuantizeProgress(
-            done_tensors=done, tensors=291, tensor="blk.0.ffn_up.weight", bytes_in=0, bytes_out=done * 16_000_000,
-            total_out=4_700_000_000, seconds_left=left,
-        )  # fmt: skip
-        return "".join(text for text, _ in working(progress, 120))
-
-    lines = [line(0, None), line(7, 3000), line(100, 47), line(290, 2)]
-    assert len({text.index("%") for text in lines}) == 1
-    assert len({text.index("/291") for text in lines}) == 1
-    assert "34 %" in lines[2] and "47 s left" in lines[2]
 
 
 @pytest.fixture
