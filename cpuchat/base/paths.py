@@ -116,9 +116,6 @@ calibration_file = _inside(cache_dir, "calibrations.json")
 """Calibrated pass costs."""
 quality_dir = _inside(cache_dir, "quality")
 """Measured windows of quality measurements, to resume them."""
-"""Journals of benchmarks, to resume them."""
-"""Measured decode rates by build of the engine."""
-"""The fastest CPU module of the engine, by cores and tensor type."""
 kernels_file = _inside(cache_dir, "kernels.json")
 """Products with cpuchat's kernels and with llama.cpp's, by cores and tensor type."""
 tuned_file = _inside(cache_dir, "tuned.json")

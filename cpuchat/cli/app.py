@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
 import os
 import sys
@@ -11,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpuchat.base.errors import ChatsError, ModelNotFound, UsageError
+from cpuchat.base.errors import ModelNotFound, UsageError
 from cpuchat.base.text import clean
 from cpuchat.cli.options import DEMO, worker_option
 from cpuchat.config.servers import Source, last_on_server
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from cpuchat.compare.runner import Side
     from cpuchat.config.settings import Settings
     from cpuchat.models.library.library import Library
-    from cpuchat.tui.app import ChatApp, Resume
+    from cpuchat.tui.app import ChatApp
 
 
 def require_terminal() -> None:
@@ -71,18 +69,12 @@ def open_app(
     from cpuchat.session.conversation import Conversation
     from cpuchat.tui.launch import run
 
-    def make(resume: Resume) -> ChatApp:
+    def make() -> ChatApp:
         backend = SwitchingBackend(prepared.pop() if prepared else keeping_backend(chosen), keys)
         conversation = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
-        if resume.chat_id:
-            with contextlib.suppress(ChatsError):  # deleted meanwhile
-                asyncio.run(conversation.open_chat(resume.chat_id))
         from cpuchat.tui.app import ChatApp
 
-        compared, model = (None, resume.model) if resume.model else (sides, initial)
-        return ChatApp(
-            conversation, library, model, sides=compared, key_ring=keys, sources=sources, **tools,
-        )  # fmt: skip
+        return ChatApp(conversation, library, initial, sides=sides, key_ring=keys, sources=sources, **tools)
 
     return run(make)
 

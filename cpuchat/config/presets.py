@@ -96,11 +96,6 @@ def save_preset(preset: Preset) -> None:
     _change(lambda document: document.update({preset.name: table}))
 
 
-def delete_preset(name: str) -> None:
-    """Delete a preset; chats keep what they have of it. Raises as `save_preset`."""
-    _change(lambda document: document.pop(name, None))
-
-
 def _change(edit: Callable[[Any], object]) -> None:
     """Change the file as it is now; the other tables keep their comments."""
     file = paths.presets_file()

@@ -16,7 +16,6 @@ from cpuchat.base.text import clean, clean_line
 from cpuchat.chats.history import fenced
 from cpuchat.chats.records import Attachment, Chat, StoredMessage
 from cpuchat.chats.transfer import Imported, PortableChat, encoded
-from cpuchat.config.servers import running_servers
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.present.answers import summary
@@ -178,9 +177,3 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     about = [best.name, f"{best.quantization} {units.size(best.size)}"]
     about += [f"≈{units.about(tok_s)} tok/s"] if tok_s else []
     return Welcome(" · ".join(parts), " · ".join(about))
-
-
-def serving() -> str:
-    """Return `Serving qwen-1.5b on http://127.0.0.1:8080/v1`, all servers of this user; "" without one. Reads files."""
-    found = " · ".join(f"{one.model} on {one.url}/v1" for one in running_servers())
-    return f"Serving {found}" if found else ""

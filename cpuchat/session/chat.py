@@ -34,7 +34,7 @@ from cpuchat.session.activity import Activity
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent, Severity
 from cpuchat.session.preset import reasoning_of
-from cpuchat.session.summaries import compact, title_chat, wants_title
+from cpuchat.session.summaries import compact
 from cpuchat.session.tools import ChatTools
 from cpuchat.telemetry.meter import ChatFigures, PrefillClock
 from cpuchat.telemetry.units import plural, time_left
@@ -71,8 +71,6 @@ class ChatSession:
         """Messages to send, the next one first."""
         self.background: list[Background] = []
         self.tools = ChatTools(conversation, self._ask_approval)
-        self.untitled = ""
-        """The chat that is to be named."""
         self.no_model = "No model is loaded. Ctrl+O chooses one."
         self.leaving = False
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
@@ -82,7 +80,6 @@ class ChatSession:
         self._leave: Callable[[], None] | None = None  # stops a measurement
         self._is_awaited = False
         self._held = False  # the last answer failed: what is queued waits for the user
-        self._behind = 0  # messages in the queue that come after one that is edited
         self._approval: asyncio.Future[Choice] | None = None
         self._clock: PrefillClock | None = None  # of a summary, which is not metered
 
@@ -314,32 +311,25 @@ class ChatSession:
 
     def submit(self, message: Outgoing) -> None:
         """Send a message when its turn comes; the chosen model is loaded if it is not."""
-        self.queue.insert(max(0, len(self.queue) - self._behind), message)
-        self._behind = 0
+        self.queue.append(message)
         if not self.loaded and not self.busy and self.source is not None:
             self.load(self.source)
         self._send_next()
         self._emit(events.Changed("queue"))
 
-    def take_back(self, message: Outgoing) -> bool:
-        """Take a message out of the queue to be edited, and sent in its place; False if it was sent meanwhile."""
-        if message not in self.queue:
-            return False
-        self._behind = len(self.queue) - 1 - self.queue.index(message)
-        self.delete_queued(message)
-        return True
+    def take_back(self) -> Outgoing | None:
+        """Take the last message out of the queue; None if it is empty."""
+        message = self.queue.pop() if self.queue else None
+        if message is not None:
+            self._emit(events.Changed("queue"))
+        return message
 
     def take_back_all(self) -> list[Outgoing]:
         """Empty the queue and return what was in it."""
-        messages, self.queue, self._behind = self.queue, [], 0
+        messages, self.queue = self.queue, []
         if messages:
             self._emit(events.Changed("queue"))
         return messages
-
-    def delete_queued(self, message: Outgoing) -> None:
-        if message in self.queue:
-            self.queue.remove(message)
-            self._emit(events.Changed("queue"))
 
     def requeue(self, message: Outgoing) -> None:
         """Put a message that was returned before all others."""
@@ -425,8 +415,6 @@ class ChatSession:
         is_full = failed is not None and failed.code == "context_full" and (failed.alone or conversation.kept_all)
         if failed is not None and not is_full and not failed.code.startswith("worker_") and conversation.model is None:
             self.loaded = False
-        if not self._held and conversation.chat is not None and wants_title(conversation):
-            self.untitled = conversation.chat.id
         self._emit(events.Changed("chats"))
         return failed if is_full else None
 
@@ -678,21 +666,6 @@ class ChatSession:
             return
         await self.conversation.open_chat(self.chat_id, siblings[at])
         self._emit(events.ChatOpened(siblings[at], is_branch=True))
-
-    @property
-    def wants_title(self) -> bool:
-        return bool(self.untitled) and self.untitled == self.chat_id and wants_title(self.conversation)
-
-    async def write_title(self, is_stopped: Callable[[], bool]) -> None:
-        """Let the model name the open chat if it should be; one that was stopped can be named later."""
-        named = False
-        if not is_stopped() and self.wants_title:
-            with contextlib.suppress(CpuchatError):  # the first message is title enough
-                named = await title_chat(self.conversation, is_stopped)
-        if not is_stopped():
-            self.untitled = ""
-        if named:
-            self._emit(events.Changed("chats"))
 
     # Presets
 

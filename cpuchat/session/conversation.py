@@ -266,19 +266,13 @@ class Conversation:
             raise UsageError("No model is loaded.", "Choose one first.")
         return self.load_model(self._path)
 
-    async def generate_detached(
-        self, request: Generate, is_stopped: Callable[[], bool] = lambda: False
-    ) -> AsyncGenerator[AnyEvent, None]:
-        """Stream the answer to a request outside the chat: neither stored nor metered. Ends as `send` does. It is
-        stopped once `is_stopped`, too, which is asked with each event.
-        """
+    async def generate_detached(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
+        """Stream the answer to a request outside the chat: neither stored nor metered. Ends as `send` does."""
         with self.activity.streaming():
             async with contextlib.aclosing(self.backend.generate(request)) as events:
                 if self.activity.is_stopping:
                     await self.backend.cancel()
                 async for event in events:
-                    if is_stopped():
-                        await self.backend.cancel()
                     yield event
 
     def send(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
@@ -47,14 +46,6 @@ _TWICE_SECONDS = 3.0
 _TWICE_LATE_SECONDS = 1.0
 """Seconds after the second request to quit until the app exits forcibly."""
 _LAST_WORDS_SECONDS = 2.0  # for an answer to end in order; a worker that hangs never does
-
-
-@dataclass(frozen=True)
-class Resume:
-    """State of an app that an error ended: the open chat ("" = a new one) and the model."""
-
-    chat_id: str = ""
-    model: Source | None = None
 
 
 class ChatApp(OrderedKeys[int], GuardedApp[int]):
@@ -340,11 +331,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     @property
     def leaving(self) -> bool:
         return self.services.leaving
-
-    @property
-    def resume(self) -> Resume:
-        chat = self.conversation.chat
-        return Resume(chat.id if chat is not None else "", self.services.session.source)
 
     def worker_groups(self) -> list[int]:
         return [backend.pid for backend in self.services.backends if backend.pid is not None]

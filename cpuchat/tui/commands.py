@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from textual import events, on
 from textual.app import App
 from textual.await_complete import AwaitComplete
-from textual.command import Command, CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.command import CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.dom import DOMNode
 from textual.fuzzy import Matcher
@@ -23,9 +23,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.terminal.painter import only_current
 
-RECENT = "Recent"
 GROUPS = (
-    RECENT,
     keys.ANSWER,
     keys.CHATS,
     keys.MODELS,
@@ -38,7 +36,6 @@ GROUPS = (
 )
 """In the order in which the palette lists them."""
 _LITERAL = 1000.0  # more than any `Matcher` gives
-_LOADS = -1e4  # added to the scores of models to load: behind everything else that is found
 T = TypeVar("T")
 _WIDEST, _SHARE, _FRAME = 76, 0.96, 6  # of the palette, in cells: app.tcss
 
@@ -52,11 +49,6 @@ class Listed(DiscoveryHit):
     @property
     def score(self) -> float:
         return -float(GROUPS.index(self.group))
-
-
-def load_hit(score: float, shown: Content, run: Callable[[], Any], text: str) -> Hit:
-    """Return a row that loads a model: behind all others, and never selected but by the user, as recent ones are."""
-    return Hit(_LOADS + score, shown, run, text=text)
 
 
 class ActionPalette(CommandPalette):
@@ -75,12 +67,6 @@ class ActionPalette(CommandPalette):
         if self in self.app.screen_stack:  # else it is closed, and this was typed just before
             self._search = super()._gather_commands(search_value)
         return self._search
-
-    def _refresh_command_list(self, command_list: CommandList, commands: list[Command], clear_current: bool) -> None:
-        super()._refresh_command_list(command_list, commands, clear_current)
-        hits = [option.hit for option in command_list.options if isinstance(option, Command)]
-        loads = [getattr(hit, "group", "") == RECENT or hit.score < _LOADS / 2 for hit in hits]
-        command_list.highlighted = loads.index(False) if False in loads else None
 
     @on(Input.Submitted)
     async def _act_on_the_text(self, event: Input.Submitted) -> None:
@@ -121,9 +107,9 @@ def offered(screen: Screen[Any]) -> list[tuple[keys.Key, str, Callable[[], Any]]
     return sorted(usable, key=lambda command: GROUPS.index(command[0].group))
 
 
-def matches(matcher: Matcher, rows: Iterable[tuple[str, str, T]], *, fuzzy: bool = True) -> list[tuple[float, str, T]]:
+def matches(matcher: Matcher, rows: Iterable[tuple[str, str, T]]) -> list[tuple[float, str, T]]:
     """Return what a query means, with scores: rows (title, group, anything) with all its words in the title, or in
-    group and title; without any, and if `fuzzy`, those with its letters in the title, which long titles have often.
+    group and title; without any, those with its letters in the title.
     """
     words = matcher.query.casefold().split()
     literal = list[tuple[float, str, T]]()
@@ -134,7 +120,7 @@ def matches(matcher: Matcher, rows: Iterable[tuple[str, str, T]], *, fuzzy: bool
             literal.append((2 * _LITERAL + score, title, row))
         elif all(word in folded or word in group.casefold() for word in words):
             literal.append((_LITERAL + score, title, row))
-        elif score > 0 and fuzzy:
+        elif score > 0:
             scattered.append((score, title, row))
     return literal or scattered
 

@@ -1,5 +1,4 @@
-"""Runs the app, and handles an app that did not quit by itself: the terminal is restored, no traceback is shown, and
-the user can restart."""
+"""Runs the app, and handles an app that did not quit by itself: the terminal is restored, and no traceback is shown."""
 
 from __future__ import annotations
 
@@ -16,38 +15,30 @@ from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import signal_name
 from cpuchat.base.text import clean
 from cpuchat.session.conversation import Conversation
-from cpuchat.tui.app import ChatApp, Resume
+from cpuchat.tui.app import ChatApp
 from cpuchat.tui.terminal import crash
 from cpuchat.tui.terminal.background import set_colorterm
-from cpuchat.tui.terminal.crash import GuardedApp, LastResort
+from cpuchat.tui.terminal.crash import GuardedApp
 
 _ENDING = [
     getattr(signal, name) for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM") if hasattr(signal, name)
 ]  # fmt: skip
 
 
-def run(make: Callable[[Resume], ChatApp]) -> int:
+def run(make: Callable[[], ChatApp]) -> int:
     """Run what `make` returns until the user leaves it; returns the exit code: 0, 1 after an error, 128 + the number of
     the signal that ended it."""
     set_colorterm()
-    resume = Resume()
-    while True:
-        app = make(resume)
-        run_once(app)
-        not_saved = print_unsaved(app.conversation)
-        if app.signalled:
-            _tell(f"killed by {signal_name(app.signalled)}. {_kept(app.saved)}")
-            return 128 + app.signalled
-        if app.crash is None:
-            return app.return_code or not_saved
-        last: LastResort | None = None
-        if not app.services.leaving:
-            last = LastResort(app.crash, app.saved)
-            run_once(last)
-        if last is None or last.crash is not None or not last.return_value:
-            _tell(f"internal error ({app.crash.what}). {_kept(app.saved)} {app.crash.log_words}")
-            return 128 + last.signalled if last is not None and last.signalled else CpuchatError.exit_code
-        resume = app.resume
+    app = make()
+    run_once(app)
+    not_saved = print_unsaved(app.conversation)
+    if app.signalled:
+        _tell(f"killed by {signal_name(app.signalled)}. {_kept(app.saved)}")
+        return 128 + app.signalled
+    if app.crash is not None:
+        _tell(f"internal error ({app.crash.what}). {_kept(app.saved)} {app.crash.log_words}")
+        return CpuchatError.exit_code
+    return app.return_code or not_saved
 
 
 def print_unsaved(conversation: Conversation) -> int:

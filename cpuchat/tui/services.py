@@ -23,7 +23,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config import settings
-from cpuchat.config.servers import ServerModel, Source, computes_here, source
+from cpuchat.config.servers import Source, computes_here, source
 from cpuchat.config.settings import Changes, Settings, SettingSources, with_changes
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.library import Library
@@ -130,8 +130,6 @@ class Services:
         self.setting_sources = sources or SettingSources()
         self.servers_seen: dict[str, None] = {}
         """Servers that were used or typed in this run, in order."""
-        self.served: list[ServerModel] = []
-        """Models on servers, as they were listed last."""
         self.comparison: Comparison | None = None
         """The one on the screen."""
         self.on_input: Callable[[], None] = lambda: None

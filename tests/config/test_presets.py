@@ -12,7 +12,7 @@ from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer import export_chat, import_chats
 from cpuchat.cli.options import laid_over, with_preset
-from cpuchat.config.presets import Preset, delete_preset, find_preset, load_presets, save_preset
+from cpuchat.config.presets import Preset, find_preset, load_presets, save_preset
 from cpuchat.config.settings import SamplingSection, Settings
 from cpuchat.present.chats import markdown
 from cpuchat.protocol.messages import AnyEvent
@@ -81,8 +81,7 @@ def test_the_file_is_read_and_changed_in_place() -> None:
     saved = Preset.of("mine", chosen, "/models/a.gguf")
     save_preset(saved)
     assert find_preset("mine") == saved and saved.options == {"top_k": 7, "seed": 3}
-    delete_preset("story")
-    assert list(load_presets()) == ["Code review", "mine"]
+    assert list(load_presets()) == ["Code review", "story", "mine"]
     assert paths.presets_file().read_text().startswith("# For pull requests\n")
 
 
@@ -101,7 +100,7 @@ def test_what_is_wrong_in_the_file_is_named_and_nothing_is_written(text: str, sa
         load_presets()
     assert said in caught.value.message
     with pytest.raises(SettingsError):
-        delete_preset("a")
+        save_preset(Preset(name="b"))
     assert paths.presets_file().read_text() == text
 
 

@@ -1,4 +1,4 @@
-"""Tests finding the servers that run, and telling about them in an empty chat."""
+"""Tests finding the servers that run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 
 from cpuchat.base import paths
 from cpuchat.config.servers import RunningServer, recorded, running_servers
-from cpuchat.present.chats import serving
 
 SERVER = RunningServer(url="http://127.0.0.1:9", model="tiny", pid=os.getpid())
 _KILLED = """
@@ -23,9 +22,7 @@ def test_a_server_is_found_while_it_runs() -> None:
     assert running_servers() == []
     with recorded(SERVER):
         assert running_servers() == [SERVER]
-        assert serving() == "Serving tiny on http://127.0.0.1:9/v1"
     assert running_servers() == []
-    assert serving() == ""
 
 
 def test_a_killed_server_is_forgotten() -> None:

@@ -27,8 +27,8 @@ MODES = [("?1049h", "?1049l"), ("?1000h", "?1000l"), ("?1003h", "?1003l"), ("?20
          (">", "<u"), ("?7l", "?7h"), ("?25l", "?25h")]  # fmt: skip
 
 
-EVERYWHERE = ("worker", "timer", "thread", "render", "compose", "styles")
-"""And in a handler and a callback, which other tests break in."""
+EVERYWHERE = ("handler", "worker", "thread", "render", "styles")
+"""And in a callback, which another test breaks in."""
 
 
 @contextlib.contextmanager
@@ -94,50 +94,39 @@ def answering(text: str) -> Iterator[str]:
         thread.join()
 
 
-def test_an_error_anywhere_ends_on_the_last_resort_screen(tmp_path: Path) -> None:
-    with answering("An answer.") as url, opened("--server", url, home=tmp_path, command=BREAKING) as terminal:
-        terminal.wait_for("Enter sends")
-        ask(terminal, "something to keep")
-        terminal.press("esc")
-        terminal.wait_for("stopped")
+def test_an_error_anywhere_is_one_line(tmp_path: Path) -> None:
+    with answering("An answer.") as url:
         for where in EVERYWHERE:
-            break_in(terminal, where)
-            screen = terminal.wait_for("Quit")
-            assert "stopped on an internal error" in screen and "Your chat is saved." in screen and "Log: " in screen
-            assert "Fault: made by a test" in screen or where == "styles"
-            terminal.press("enter")  # Restart has the focus
-            terminal.wait_for("something to keep")
-        logs = sorted(paths.log_dir().glob("app-*.log"))
-        assert "made by a test" in logs[0].read_text()
-        terminal.press("ctrl+q")
-        assert terminal.wait_for_end() == 0
+            with opened("--server", url, home=tmp_path, command=BREAKING) as terminal:
+                modes = terminal.modes
+                terminal.wait_for("Enter sends")
+                break_in(terminal, where)
+                assert terminal.wait_for_end() == 1
+                check_given_back(terminal, modes)
+                told = last_lines(terminal)
+                assert "cpuchat: internal error (" in told and "Your chat is saved. Log:" in told
+                assert "Fault: made by a test" in told or where == "styles"
+    logs = sorted(paths.log_dir().glob("app-*.log"))
+    assert "made by a test" in logs[0].read_text()
 
 
 def test_what_was_being_written_and_typed_survives_an_error(tiny_model: Path, tmp_path: Path) -> None:
     with opened("--model", tiny_model, home=tmp_path, command=BREAKING) as terminal:
-        modes = terminal.modes
         terminal.wait_for("tiny F32")
         ask(terminal, "say something long")
         terminal.type("half a thought")
         terminal.wait_for("half a thought")
+        members = family(terminal)
         os.kill(terminal.process.pid, signal.SIGUSR1)  # a fault in a callback, see breaking_app
-        terminal.wait_for("Your chat is saved")
+        assert terminal.wait_for_end() == 1
+        assert not psutil.wait_procs(members, timeout=180)[1]
         (_, answer) = stored()
         assert answer[1] and answer[2] == "cancelled"
-        terminal.press("enter")
+    with opened("--model", tiny_model, home=tmp_path) as terminal:
         terminal.wait_for("half a thought")
         terminal.wait_for("say something long")
-        terminal.press("ctrl+u")
-        terminal.wait_until(lambda screen: "half a thought" not in screen, "an empty prompt")
-        terminal.wait_for("tiny F32")
-        break_in(terminal, "handler")
-        terminal.wait_for("internal error")
-        members = family(terminal)
-        terminal.type("q")
-        assert terminal.wait_for_end() == 1
-        check_given_back(terminal, modes)
-        assert "cpuchat: internal error (Fault: made by a test). Your chat is saved. Log:" in last_lines(terminal)
-        assert not psutil.wait_procs(members, timeout=180)[1]
+        terminal.press("ctrl+q")
+        assert terminal.wait_for_end() == 0
 
 
 def test_an_error_while_leaving_is_one_line(tmp_path: Path) -> None:

@@ -102,9 +102,10 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
         terminal.wait_for("name␛]52;c;cHduZWQ=")  # the status line
         terminal.press("ctrl+p")
         terminal.wait_for("Search for commands")
-        terminal.type("title")
-        terminal.wait_for("Open ")
-        terminal.press("enter")
+        terminal.press("esc")
+        terminal.wait_until(lambda screen: "Search for commands" not in screen, "the chat")
+        terminal.press("f8", "f8")  # hides the chats, and shows them with the focus
+        terminal.type("\x1b[H\r")
         terminal.wait_for("Writer ␛]52")
         terminal.wait_for("Reasoning ␛]52")
         terminal.type("\x1b[200~pasted\u202e\u2066\x9b2J\x9d0;t\x9c\x1b[201~")

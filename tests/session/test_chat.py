@@ -93,7 +93,7 @@ async def test_a_message_loads_the_chosen_model_and_is_answered() -> None:
     assert isinstance(last, GenerationFinished) and last.stop_reason == "end"
 
 
-async def test_queued_messages_are_sent_in_order_and_an_edited_one_keeps_its_place() -> None:
+async def test_queued_messages_are_sent_in_order_and_the_last_one_is_taken_back() -> None:
     gate = Gate()
     backend = ScriptedBackend([answer("One two", gate=gate), answer("Three.")])
     async with session_of(backend) as (session, _):
@@ -102,13 +102,12 @@ async def test_queued_messages_are_sent_in_order_and_an_edited_one_keeps_its_pla
         first, second, third = (Outgoing(text) for text in ("First", "Second", "Third"))
         for message in (first, second, third):
             session.submit(message)
-        assert session.take_back(second) and not session.take_back(second)
+        assert session.take_back() == third and session.take_back() == second
         session.submit(Outgoing("Second!"))
-        session.delete_queued(third)
         await session.stop()  # the answer, not the queue
         await session.settled()
         assert contents(session) == ["Count", "One ", "First", "Three.", "Second!", "Three."]
-        assert not session.take_back(first) and session.take_back_all() == []
+        assert session.take_back() is None and session.take_back_all() == []
 
 
 async def test_after_a_failed_answer_the_queue_waits_for_the_user() -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from textual.app import ComposeResult, RenderResult
+from textual.app import RenderResult
 from textual.screen import Screen
 
 from cpuchat.cli.main import main
@@ -32,20 +32,12 @@ async def fail_later() -> None:
     fail()
 
 
-class BadCompose(Screen[None]):
-    def compose(self) -> ComposeResult:
-        yield fail()
-
-
 class BadStyles(Screen[None]):
     CSS = "Screen { color: nothing-like-a-color; ] }"
 
 
 def in_render(screen: ChatScreen) -> None:
-    right = StatusLine.render
-
     def render(self: StatusLine) -> RenderResult:
-        StatusLine.render = right  # type: ignore[method-assign]  # for the app that is started after this
         return fail()
 
     StatusLine.render = render  # type: ignore[method-assign]
@@ -74,11 +66,8 @@ def for_ever(screen: ChatScreen) -> None:
 FAULTS: dict[str, Callable[[ChatScreen], object]] = {
     "handler": fail,
     "worker": lambda screen: screen.run_worker(fail_later()),
-    "timer": lambda screen: screen.set_timer(0.05, fail),
-    "callback": lambda screen: asyncio.get_running_loop().call_soon(fail),
     "thread": lambda screen: threading.Thread(target=fail).start(),
     "render": in_render,
-    "compose": lambda screen: screen.app.push_screen(BadCompose()),
     "styles": lambda screen: screen.app.push_screen(BadStyles()),
     "leaving": while_leaving,
     "loop": for_ever,

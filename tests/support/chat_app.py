@@ -11,7 +11,7 @@ from typing import Any
 from textual.message import Message
 from textual.notifications import Notify
 from textual.pilot import Pilot
-from textual.widgets._footer import FooterKey
+from textual.screen import Screen
 
 from cpuchat.backend.base import Backend
 from cpuchat.base import paths
@@ -26,6 +26,7 @@ from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.downloading import Opener, open_downloads
 from cpuchat.tui.markdown.transcript import Transcript
+from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.idle import draw
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend
@@ -95,14 +96,7 @@ class RunningApp:
 
     async def ready(self) -> None:
         """Wait until the first model is loaded and nothing runs."""
-        await self.until(lambda: self.backend.model is not None and not self.chat.busy and self._footer_is_right())
-
-    def _footer_is_right(self) -> bool:
-        """Return whether the footer shows the current keys: it is rebuilt some time after one was enabled or
-        disabled."""
-        bindings = self.app.screen.active_bindings
-        shown = self.app.screen.query(FooterKey)
-        return all(key.key in bindings and key.has_class("-disabled") != bindings[key.key].enabled for key in shown)
+        await self.until(lambda: self.backend.model is not None and not self.chat.busy)
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
@@ -125,7 +119,48 @@ class RunningApp:
         if text.strip():
             await self.until(lambda: self._taken(text) or len(self.notices) > told)
         if wait:
-            await self.until(lambda: not self.chat.busy and self._footer_is_right())
+            await self.until(lambda: not self.chat.busy)
+
+    async def run(self, command: str) -> None:
+        """Type a command, and press Enter."""
+        await self.write(command)
+        await self.press("enter")
+
+    async def told(self, *words: str) -> None:
+        """Wait until a toast has had each of these words."""
+        await self.until(lambda: all(any(one in notice for notice in self.notices) for one in words))
+
+    async def shows(self, *words: str) -> None:
+        """Wait until the screen has these words."""
+        await self.until(lambda: all(one in self.screen_text for one in words))
+
+    async def opens(self, kind: type[Screen[Any]]) -> None:
+        """Wait until a screen of that kind is on top."""
+        await self.until(lambda: isinstance(self.app.screen, kind))
+
+    async def closes(self) -> None:
+        """Wait until the chat is on top."""
+        await self.until(lambda: self.app.screen is self.chat)
+
+    async def idle(self, requests: int = 0) -> None:
+        """Wait until nothing runs, and so many requests were made."""
+        await self.until(lambda: len(self.backend.requests) >= requests and not self.chat.busy)
+
+    async def confirm(self) -> None:
+        """Answer the question that opens with yes."""
+        await self.opens(ConfirmScreen)
+        await self.press("y")
+
+    def contents(self) -> list[str]:
+        """Return the texts of the messages that are shown."""
+        return [message.content for message in self.transcript.messages]
+
+    async def select(self, index: int) -> None:
+        """Put the marker on the message with this index."""
+        self.transcript.focus()
+        await self.until(lambda: self.transcript.has_focus)
+        last = len(self.transcript.messages) - 1
+        await self.press("j", *("j" * last), *("k" * (last - index)))
 
     async def count_up_to(self, gate: Gate) -> None:
         """Ask the loaded model to count, and wait until the answer has reached `gate`."""

@@ -6,7 +6,7 @@ Everything about real answers is tested with the real worker elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -214,7 +214,6 @@ class ScriptedBackend:
         self.specs: list[PlacementSpec] = []
         self.draft_failure = draft_failure
         self.closed = False
-        self.counts: Callable[[str], int | None] = lambda _: None
         self.forgotten: list[str] = []
         self.reasoning_ended = False
         self._model: ModelInfo | None = None
@@ -290,7 +289,7 @@ class ScriptedBackend:
         return True
 
     async def count_tokens(self, text: str) -> int | None:
-        return self.counts(text)
+        return None
 
     async def forget(self, chat_id: str) -> None:
         self.forgotten.append(chat_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpuchat.hardware.placement.cores import BusyCores
-from cpuchat.tui.chat.probes import IdleProbe
+from cpuchat.tui.chat.probes import PassProbe
 from tests.support import idle
 
 idle.install()
@@ -17,9 +17,9 @@ def on_a_measured_machine(measured_machine: None) -> None:
 
 
 @pytest.fixture(autouse=True)
-def without_idle_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep titles and probes, which begin after some idle seconds, out of tests that take long on a busy machine."""
-    monkeypatch.setattr(IdleProbe, "CHECK_SECONDS", 3600.0)
+def without_idle_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the probe, which begins after some idle seconds, out of tests that take long on a busy machine."""
+    monkeypatch.setattr(PassProbe, "CHECK_SECONDS", 3600.0)
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from pathlib import Path
 
 import pytest
 from textual.color import Color
@@ -13,14 +11,10 @@ from textual.widgets import Input, Static
 from cpuchat.base import paths
 from cpuchat.chats.store import ChatStore
 from cpuchat.config import settings
-from cpuchat.models.library.places import LocalModel
-from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.synthetic.model import write_model
 from cpuchat.tui import keys
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.chat.commands import ChatCommands
-from cpuchat.tui.chat.composer import QueuedMessages
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.chat.status import StatusLine
 from cpuchat.tui.chat.transcript import ChatTranscript
@@ -45,7 +39,6 @@ from cpuchat.tui.widgets.model_list import DetailsScreen, ListScreen
 from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
-from tests.support.shapes import TINY_LLAMA
 from tests.support.snapshots import snapshot
 
 
@@ -63,7 +56,6 @@ def test_ids_and_keys_are_unique() -> None:
 def test_every_action_of_the_table_exists() -> None:
     owners = {"app": ChatApp, "chat": ChatScreen, "prompt": PromptInput, "chats": Chats, "models": ModelsScreen,
               "repository": RepositoryScreen, "downloads": DownloadsScreen,
-              "queue": QueuedMessages,
               "draft_models": DraftModelsScreen, "list": ListScreen,
               "details": DetailsScreen,
               "quantize": QuantizeScreen, "hardware": HardwareScreen, "settings": SettingsScreen, "help": HelpScreen,
@@ -274,73 +266,22 @@ def listed(app: RunningApp) -> bool:
     return all(worker.is_finished for worker in app.app.workers if worker.node is app.app.screen)
 
 
-async def test_the_palette_reaches_commands_and_chats() -> None:
-    def prepare(conversation) -> None:  # type: ignore[no-untyped-def]
-        chat = conversation.history.store.create_chat("m", title="Zebra crossing")
-        conversation.history.store.add_message(chat.id, "user", "Hm")
-
-    async with running(prepare=prepare) as app:
+async def test_enter_in_the_palette_acts_on_the_rows_of_its_text() -> None:
+    async with running() as app:
         await app.ready()
         await app.press("ctrl+p")
-        await app.until(lambda: isinstance(app.app.screen, CommandPalette))
         await app.until(lambda: "Summarize the chat" in app.screen_text)
-        await app.press(*"zebra")
-        await app.until(lambda: "Open Zebra crossing" in app.screen_text and listed(app))
-        for key in ("enter", *"And"):  # in one read
-            app.app.simulate_key(key)
-        await app.until(lambda: app.prompt.text == "And")
-        assert app.conversation.chat is not None
-        await app.press("ctrl+p")
         await app.press(*"settings")
         await app.until(
             lambda: "Change settings" in app.screen_text and "Regenerate" not in app.screen_text and listed(app)
         )
         await app.press("enter")
         await app.until(lambda: isinstance(app.app.screen, SettingsScreen))
-
-
-@pytest.fixture
-def recent_model(tmp_path: Path) -> Path:
-    """Return a folder with one model, which was used before."""
-    (tmp_path / "models").mkdir()
-    UsageLog().loaded([write_model(tmp_path / "models/Other-Q8_0.gguf", TINY_LLAMA, "Q8_0")])
-    return tmp_path / "models"
-
-
-async def test_enter_in_the_palette_acts_on_the_rows_of_its_text(recent_model: Path) -> None:
-    may_list = threading.Event()
-    async with running(folders=(recent_model,)) as app:
-        await app.ready()
-        library = app.app.services.library
-        listing = library.local_models
-
-        def local_models() -> list[LocalModel]:
-            may_list.wait(180)
-            return listing()
-
-        library.local_models = local_models  # on a slow disk
+        await app.press("escape")
+        await app.until(lambda: app.app.screen is app.chat)
         for key in ("ctrl+p", *"help", "enter"):  # in one read
             app.app.simulate_key(key)
-        await app.until(lambda: isinstance(app.app.screen, CommandPalette))
-        may_list.set()
-        await app.until(lambda: isinstance(app.app.screen, HelpScreen) or len(app.backend.loads) > 1)
-        assert len(app.backend.loads) == 1
-
-
-async def test_no_load_is_selected_in_the_palette_before_the_user_selects_it(recent_model: Path) -> None:
-    async with running(folders=(recent_model,)) as app:
-        await app.ready()
-        await app.press("ctrl+p")
-        await app.until(lambda: "Q8_0" in app.screen_text.split("Recent")[-1] and listed(app))
-        rows = app.app.screen.query_one(CommandList)
-        assert rows.highlighted == 1 and "Load" not in str(rows.get_option_at_index(1).prompt)
-        await app.press(*"load q8_0")
-        await app.until(lambda: all("Load" in str(row.prompt) for row in rows.options) and listed(app))
-        assert rows.highlighted is None
-        await app.press("enter")
-        assert rows.highlighted == 0 and isinstance(app.app.screen, CommandPalette)
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
+        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
 
 
 async def test_themes_are_previewed_kept_and_given_back() -> None:

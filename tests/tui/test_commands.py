@@ -6,7 +6,6 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.fuzzy import Matcher
 from textual.screen import Screen
-from textual.widgets._footer import FooterKey
 
 from cpuchat.tui import keys
 from cpuchat.tui.commands import matches, offered
@@ -29,7 +28,6 @@ COMMANDS = [
             "view the",
             {
                 "Cycle the figures: in brief, all, hidden",
-                "Present: large figures over the chat",
                 "Change theme",
                 "Toggle the chat list",
             },
@@ -71,7 +69,6 @@ def test_titles_come_before_groups() -> None:
     found = sorted(matches(Matcher("theme"), rows), reverse=True)
     assert [row for _, _, row in found] == [2, 1]
     assert [row for _, _, row in matches(Matcher("tmm"), rows)] == [3]
-    assert matches(Matcher("tmm"), rows, fuzzy=False) == []
 
 
 async def test_a_key_of_the_table_works_and_is_in_footer_help_and_palette(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +90,7 @@ async def test_a_key_of_the_table_works_and_is_in_footer_help_and_palette(monkey
         await pilot.press("f9")
         await pilot.pause()
         assert waved == [True]
-        assert [(one.key_display.upper(), one.description) for one in screen.query(FooterKey)] == [("F9", "wave")]
+        assert [one[:3] for one in screen.query_one(KeyFooter).keys] == [("f9", "f9", "wave")]
         [(_, title, run)] = [row for row in offered(screen) if row[0].id == "toy.wave"]
         assert matches(Matcher("greet"), [(title, wave.found_by, None)]) and title == "Wave to the user"
         await run()

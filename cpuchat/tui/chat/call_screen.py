@@ -8,10 +8,9 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.geometry import Size
-from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Button, Label
 
@@ -19,7 +18,7 @@ from cpuchat.present import tools as words
 from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.telemetry.units import plural
 from cpuchat.tools.loop import Approvals, Choice
-from cpuchat.tui.widgets.dialogs import Dismissable
+from cpuchat.tui.widgets.dialogs import Dialog
 
 _OTHER_ROWS = 12  # of the terminal, that are not for arguments
 
@@ -38,12 +37,11 @@ class Arguments(Widget):
         return Content(self.shown(self.size.width))
 
 
-class CallScreen(Dismissable[Choice], ModalScreen[Choice], keys="dialog"):
+class CallScreen(Dialog[Choice], keys="dialog"):
     """Show a call with all its arguments and return what the user chooses. Refusing has the focus: the dialog opens
     while the user may be typing. The other buttons are enabled once the last row was shown.
     """
 
-    CSS_PATH = "call_screen.tcss"
     AUTO_FOCUS = "#refuse"
     BINDINGS: ClassVar[list[BindingType]] = [
         ("left", "app.focus_previous", "before"),
@@ -57,23 +55,20 @@ class CallScreen(Dismissable[Choice], ModalScreen[Choice], keys="dialog"):
     ]
 
     def __init__(self, tool: Tool, call: ToolCall) -> None:
-        super().__init__()
+        title = f"The model calls {words.shown_name(tool.name)}"
+        super().__init__(title, words.owner(tool), "Esc refuses · Ctrl+C stops")
         self._tool = tool
         self._call = call
 
-    def compose(self) -> ComposeResult:
-        choices = Approvals.choices(self._tool)
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = Content(f"The model calls {words.shown_name(self._tool.name)}")
-            dialog.border_subtitle = "Esc refuses · Ctrl+C stops"
-            yield Label(words.owner(self._tool), id="owner", markup=False)
-            with VerticalScroll(id="arguments", can_focus=False):
-                yield Arguments(self._call)
-            yield Label(id="more", markup=False)
-            with Horizontal(id="buttons"):
-                for choice, label in words.CHOICES.items():
-                    if choice in choices:
-                        yield Button(label, id=choice, compact=True, disabled=choice != "refuse")
+    def compose_answers(self) -> ComposeResult:
+        with VerticalScroll(id="arguments", can_focus=False):
+            yield Arguments(self._call)
+        yield Label(id="more", markup=False)
+        with Horizontal(id="buttons"):
+            choices = Approvals.choices(self._tool)
+            for choice, label in words.CHOICES.items():
+                if choice in choices:
+                    yield Button(label, id=choice, compact=True, disabled=choice != "refuse")
 
     def on_mount(self) -> None:
         def count() -> None:

@@ -41,13 +41,11 @@ class Chats(OptionList):
 
     @property
     def marked(self) -> str | None:
-        """Id of the chat under the cursor."""
         index = self.highlighted
         id = None if index is None else self.get_option_at_index(index).id
         return id.partition("/")[0] if id else None
 
     def mark(self, chat_id: str | None) -> None:
-        """Put the cursor on this chat, if it is listed."""
         listed = chat_id is not None and any(option.id == chat_id for option in self.options)
         self.highlighted = self.get_option_index(chat_id) if listed and chat_id else None
 
@@ -134,7 +132,6 @@ class ChatList(Vertical):
 
     @property
     def searching(self) -> str:
-        """Return the text of the search box."""
         return self.query_one("#chat-search", Input).value.strip()
 
     def clear_search(self) -> None:

@@ -21,7 +21,7 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, StoredMessage, WhenFull
 from cpuchat.chats.saving import UNSAVED
-from cpuchat.config.presets import MAX_NAME, Preset, delete_preset, load_presets, save_preset
+from cpuchat.config.presets import MAX_NAME, Preset, load_presets, save_preset
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import with_changes
 from cpuchat.models.library.places import is_demo
@@ -33,7 +33,7 @@ from cpuchat.session.chat import ChatSession
 from cpuchat.telemetry import units
 from cpuchat.tools.config import load_servers
 from cpuchat.tui.chat.conversation_pane import ConversationPane
-from cpuchat.tui.chat.menus import gist, model_rows, shortened
+from cpuchat.tui.chat.figures import fit
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.commands import ActionPalette, PaletteRow, listing
 from cpuchat.tui.services import Services
@@ -45,12 +45,7 @@ if TYPE_CHECKING:
 FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 """Default prompt for the demo pair: its two quantizations answer it differently."""
 UNDO: Final = "You can undo this until you quit (U in the chat list)."
-_REASONING = (
-    DialogChoice("on", "On"),
-    DialogChoice("off", "Off"),
-    DialogChoice("limit", "Limit…"),
-    DialogChoice("default", "Default"),
-)
+_WIDEST = 36  # of what a preset sets, in cells
 _WHEN_FULL = tuple(DialogChoice(choice, label) for choice, label in answers.WHEN_FULL.items())
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -77,6 +72,14 @@ def _in_worker(group: str = "", waits: str = "") -> Callable[[Asked[P]], Begun[P
         return begin
 
     return decorate
+
+
+def gist(preset: Preset) -> str:
+    """Return what a preset sets, in short: `temperature 0.2 · reasoning off · Qwen3-8B-Q4_K_M`."""
+    options = [f"{name.replace('_', ' ')} {value:g}" for name, value in preset.options.items()]
+    reasoning = [f"reasoning {preset.reasoning}"] if preset.reasoning in ("on", "off") else []
+    model = [preset.model.rpartition("/")[2].removesuffix(".gguf")] if preset.model else []
+    return clean_line(" · ".join((*options, *reasoning, *model)))
 
 
 class ChatCommands:
@@ -132,14 +135,11 @@ class ChatCommands:
         self._session.summarize()
 
     def edit(self) -> None:
-        if self._transcript.selects_system_prompt:
-            self.system_prompt()
-        elif not self._session.refuse_while_writing("edit a message"):
+        if not self._session.refuse_while_writing("edit a message"):
             self._pane.edit_selected()
 
     @_in_worker("context", "save an edited message")
     async def save_edited(self, message_id: int, kind: str, text: str) -> None:
-        """Save an edited answer, summary or system prompt (`kind`)."""
         if kind == "system prompt":
             await self._session.set_system_prompt(text)
         else:
@@ -148,34 +148,17 @@ class ChatCommands:
     @_in_worker("context")
     async def ask_when_full(self, problem: str) -> None:
         """Ask what a full chat does, and let it answer its last question."""
-        choice = await self._ask_when_full(f"{problem} What should this chat do when the context is full?")
-        await self._session.choose_when_full(choice)
-
-    @_in_worker("context")
-    async def when_full(self) -> None:
-        """Choose what the open chat does when its context is full."""
-        session = self._session
-        if (chat := session.conversation.chat) is None:
-            session.tell("Send a message first.")
-            return
-        now = answers.WHEN_FULL.get(chat.when_full, "Ask").lower()
-        choice = await self._ask_when_full(f"When the context is full (now: {now})")
-        if choice and session.chat_id == chat.id:
-            await session.history.set_options(when_full=choice)
-            session.tell(f"When the context is full: {answers.WHEN_FULL[choice].lower()}.")
-
-    async def _ask_when_full(self, question: str) -> WhenFull:
-        return cast(WhenFull, await self._answer(ChoiceScreen("Context full", question, _WHEN_FULL)) or "")
+        question = f"{problem} What should this chat do when the context is full?"
+        choice = await self._answer(ChoiceScreen("Context full", question, _WHEN_FULL))
+        await self._session.choose_when_full(cast(WhenFull, choice or ""))
 
     @_in_worker("speech")
     async def speak(self) -> None:
-        """Toggle reading answers aloud."""
         await self._session.stop_background()
         await self._reader.switch()
 
     @_in_worker("speech")
     async def read_answer(self) -> None:
-        """Read the selected message, or the last answer."""
         if text := self._transcript.current_message_text():
             await self._session.stop_background()
             await self._reader.read(text)
@@ -217,7 +200,6 @@ class ChatCommands:
 
     @_in_worker()
     async def export_chat(self, chat_id: str = "") -> None:
-        """Ask for a file and write the chat to it."""
         from cpuchat.chats.transfer import export_chat
         from cpuchat.present.chats import document
 
@@ -273,7 +255,6 @@ class ChatCommands:
 
     @_in_worker()
     async def fork(self) -> None:
-        """Copy the chat up to the selected message, or all of it, into a new chat."""
         await self._session.fork(self._transcript.selected_id)
 
     def branch(self, step: int) -> None:
@@ -296,7 +277,7 @@ class ChatCommands:
         elif name:
             session.refuse(f"No preset named {clean_line(name)}. /preset lists them.")
         elif presets or session.conversation.preset.name:
-            rows = [self._row(one.name, self.preset, one.name, shortened(gist(one))) for one in presets.values()]
+            rows = [self._row(one.name, self.preset, one.name, fit(gist(one), _WIDEST)) for one in presets.values()]
             none = [self._row("No preset", self.preset, "none")] if session.conversation.preset.name else []
             self._list("Preset …", [*rows, *none])
         else:
@@ -304,7 +285,6 @@ class ChatCommands:
 
     @_in_worker("options", "save a preset")
     async def save_preset(self) -> None:
-        """Save system prompt, sampling, reasoning and model of the chat under a name."""
         conversation, presets = self._session.conversation, await asyncio.to_thread(load_presets)
         if not (name := await self._answer(AskTextScreen("Save as a preset", conversation.preset.name, MAX_NAME))):
             return
@@ -317,7 +297,6 @@ class ChatCommands:
             chosen = with_changes(chosen, {"chat": {"system_prompt": self._session.system_prompt}})
         preset = Preset.of(name, chosen, await run_in_daemon_thread(self._model_name))
         await asyncio.to_thread(save_preset, preset)
-        self._pane.preset_models[preset.model] = self._services.loaded
         await self._session.take_preset(preset)
         self._session.tell(f"Preset {clean_line(name)} saved.")
 
@@ -325,39 +304,14 @@ class ChatCommands:
         path, model = self._services.loaded_path, self._session.conversation.model
         return self._services.library.spec(path) if path is not None else model.path if model is not None else ""
 
-    @_in_worker("options")
-    async def delete_preset(self, name: str = "") -> None:
-        """Delete the named preset; "" lists them."""
-        presets = await asyncio.to_thread(load_presets)
-        if not presets:
-            self._session.tell("There are no presets.")
-        elif name not in presets:
-            rows = [self._row(one.name, self.delete_preset, one.name, shortened(gist(one))) for one in presets.values()]
-            self._list("Delete the preset …", rows)
-        else:
-            of_new_chats = self._services.settings.chat.preset == name
-            question = f"Delete the preset {clean_line(name)}? Chats that have it keep it."
-            question += " New chats will have no preset." if of_new_chats else ""
-            if await self._confirms("Preset", question, "Delete", "Keep"):
-                await asyncio.to_thread(delete_preset, name)
-                if of_new_chats:
-                    self._services.save_settings({"chat": {"preset": ""}})
-                self._session.tell(f"Preset {clean_line(name)} deleted.")
-
     @_in_worker("options", "choose the reasoning")
     async def chat_reasoning(self, choice: str = "") -> None:
         """Set whether the model reasons, and for how many tokens; "" asks."""
-        if choice := choice or await self._ask_reasoning() or "":
-            await self._session.set_reasoning(choice)
-
-    async def _ask_reasoning(self) -> str | None:
         used = self._session.conversation.chosen.chat
         now = answers.reasoning(used.reasoning, used.reasoning_budget or None).removeprefix("reasoning ")
-        choice = await self._answer(ChoiceScreen("Reasoning", f"Reasoning in this chat (now: {now})", _REASONING))
-        if choice == "limit":
-            budget = str(self._session.conversation.preset.reasoning[1] or "")
-            choice = await self._answer(AskTextScreen("Most tokens of reasoning (0: no limit)", budget, 8))
-        return choice
+        title = "Reasoning: on, off, default or a number of tokens"
+        if choice := choice or await self._answer(AskTextScreen(title, max_length=8, about=f"Now: {now}")) or "":
+            await self._session.set_reasoning(choice)
 
     @_in_worker("options", "edit the system prompt")
     async def system_prompt(self, text: str = "") -> None:
@@ -385,19 +339,13 @@ class ChatCommands:
             session.tell_offered(f"The model may read files in {clean_line(chosen)}. Each call needs your approval.")
 
     async def _ask_folder(self) -> str:
-        path = self._session.tools.folder
-        if path is not None:
-            what = f"The model may list, read and search files in {paths.shown(path)}."
-            choices = (DialogChoice("keep", "Keep"), DialogChoice("change", "Change…"), DialogChoice("off", "Turn off"))
-            dialog = ChoiceScreen("Tools", f"{what} Each call needs your approval.", choices)
-            if (choice := await self._answer(dialog)) != "change":
-                return "off" if choice == "off" else ""
-        title = "Folder in which the model may read files"
-        return await self._answer(AskTextScreen(title, paths.shown(path or start_folder()), 4096)) or ""
+        about = "Each call needs your approval. off: the model reads no files."
+        folder = paths.shown(self._session.tools.folder or start_folder())
+        dialog = AskTextScreen("Folder in which the model may read files", folder, 4096, about)
+        return await self._answer(dialog) or ""
 
     @_in_worker("tools")
     async def forget_approvals(self) -> None:
-        """Ask again before every call."""
         await asyncio.to_thread(self._session.tools.approvals.forget_all)
         self._session.tell("Every tool call needs your approval again.")
 
@@ -452,14 +400,6 @@ class ChatCommands:
                 await self._session.finish()  # the other model is not wanted any more
             self._session.load(path)
 
-    @_in_worker("switch-model")
-    async def switch_model(self) -> None:
-        """List the models that can be loaded without a download: Enter loads one, Esc leaves."""
-        if rows := await model_rows(self._services, self._session.load):
-            self._list("Switch to …", rows)
-        else:
-            self._session.tell("No other local models. Ctrl+O to download one.")
-
     async def confirms_reload(self) -> Source | None:
         """Ask whether to load the model again with other settings; returns it, None where that waits for later."""
         session, effect = self._session, "Some of these settings take effect on the next load"
@@ -478,23 +418,15 @@ class ChatCommands:
         if await self._services.navigation.replay(name):
             self.models()
 
-    def compare(self) -> None:
-        """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
-        self._compare_loaded(ask=False)
-
-    def compare_with(self) -> None:
-        self._compare_loaded(ask=True)
-
     @_in_worker("compare")
-    async def _compare_loaded(self, ask: bool) -> None:
-        if not self._session.refuse_while_busy("compare") and (sides := await self._compared_sides(ask)):
-            first = FIRST_PROMPT if is_demo(Path(sides[0].path)) and not ask else ""
+    async def compare(self) -> None:
+        """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
+        if not self._session.refuse_while_busy("compare") and (sides := await self._compared_sides()):
+            first = FIRST_PROMPT if is_demo(Path(sides[0].path)) else ""
             self.compare_sides(sides, await self._pane.composer.read_question() or first)
 
-    async def _compared_sides(self, ask: bool) -> Sides | None:
-        """Return the loaded model and what it is compared with: its Q4_K_M for the demo model, unless `ask`; else what
-        the user chooses. None if that was left or no model on this machine is loaded. Raises CpuchatError.
-        """
+    async def _compared_sides(self) -> Sides | None:
+        """Return the loaded model and what it is compared with; None if there is nothing. Raises CpuchatError."""
         from cpuchat.compare.runner import Side
 
         services = self._services
@@ -502,11 +434,8 @@ class ChatCommands:
             self._session.tell("Only models on this machine can be compared. Ctrl+O chooses one.")
             return None
         path, resolve = services.loaded_path, services.library.resolve
-        if not ask and (path is None or is_demo(path)):
+        if path is None or is_demo(path):
             return await run_in_daemon_thread(lambda: (Side.of(resolve("demo")), Side.of(resolve("demo-q4"))))
-        if path is None:
-            self._session.tell("Load a model first. Ctrl+O chooses one.")
-            return None
         if (other := await services.navigation.compare_with(path)) is None:
             return None
         return await run_in_daemon_thread(lambda: Side.of(path)), other

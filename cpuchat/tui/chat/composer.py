@@ -11,23 +11,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from textual import on
-from textual.binding import BindingType
 from textual.content import Content
-from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import OptionList, TextArea
+from textual.widgets import OptionList, Static, TextArea
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.drafts import Draft, joined
 from cpuchat.chats.history import Attach, sent_text
-from cpuchat.chats.records import Attachment, StoredMessage, storable
+from cpuchat.chats.records import Attachment, StoredMessage
 from cpuchat.protocol.messages import ANSWER_SHARE
-from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.session.activity import Activity
 from cpuchat.session.attachments import (
     PASTED_CHARACTERS,
@@ -46,7 +43,6 @@ from cpuchat.session.attachments import (
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import Outgoing
 from cpuchat.telemetry.units import plural, time_left
-from cpuchat.tui import keys
 from cpuchat.tui.commands import offered, run_on_screen
 from cpuchat.tui.widgets.prompt import PromptInput
 
@@ -57,10 +53,9 @@ ACTIONS = {
 """Of the commands that take an argument, which it is for."""
 _COMMAND = re.compile(r"/[a-z-]*")
 _WITH_ARGUMENT = re.compile(rf"({'|'.join(ACTIONS)}) +(\S.*)")
-_PAUSE_SECONDS = 0.15  # in typing, before files are read and tokens counted
+_PAUSE_SECONDS = 0.15  # in typing, before files are read
 _COUNTED = 200  # characters from which the tokens of a message without attachments are shown
 _MIN_WAIT = 2.0  # seconds to read a message from which they are shown
-_LONGEST_TOKENS = 8  # characters per token; a text with more than the context has of these is not counted exactly
 _QUEUED = "Queued: "
 
 running_command: ContextVar[str] = ContextVar("running_command", default="")
@@ -68,7 +63,6 @@ running_command: ContextVar[str] = ContextVar("running_command", default="")
 
 
 def is_command(text: str) -> bool:
-    """Return whether a message is nothing but a command, known or not, whole or not."""
     return _COMMAND.fullmatch(text) is not None
 
 
@@ -97,9 +91,6 @@ def _matching(typed: str, titles: Iterable[tuple[str, str]]) -> dict[str, str]:
 class Paths(OptionList, can_focus=False):
     """The paths or commands that continue what is typed; the prompt keeps the focus and its keys choose."""
 
-    class Chosen(Message):
-        """A row was clicked."""
-
     def __init__(self) -> None:
         super().__init__(id="paths", compact=True)
         self.marks: list[str] = []
@@ -117,58 +108,18 @@ class Paths(OptionList, can_focus=False):
         self.set_class(bool(marks), "-open")
         self.screen.set_class(bool(marks), "-offering")
 
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        event.stop()
-        self.post_message(self.Chosen())
 
-
-class QueuedMessages(OptionList):
+class QueuedMessages(Static):
     """The messages that are sent one after the other when what runs has ended, a line each."""
 
-    BINDINGS: ClassVar[list[BindingType]] = keys.bindings("queue")
-
-    class _About(Message):
-        def __init__(self, message: Outgoing) -> None:
-            super().__init__()
-            self.message = message
-
-    class EditAsked(_About):
-        """The user wants the message back in the prompt."""
-
-    class DeleteAsked(_About):
-        """The user wants the message deleted."""
-
     def __init__(self) -> None:
-        super().__init__(id="queue", compact=True)
-        self._messages: list[Outgoing] = []
+        super().__init__(id="queue")
 
     def show(self, messages: Sequence[Outgoing]) -> None:
         """Show these, or nothing when there are none."""
-        if self._messages == [*messages]:
-            return
-        marked, self._messages = self.highlighted, [*messages]
         heads = [_QUEUED, *[" " * len(_QUEUED)] * len(messages)]
-        self.clear_options()
-        self.add_options([Content(heads[at] + clean_line(one.text)) for at, one in enumerate(messages)])
-        if marked is not None and messages:
-            self.highlighted = min(marked, len(messages) - 1)
+        self.update(Content("\n".join(heads[at] + clean_line(one.text) for at, one in enumerate(messages))))
         self.set_class(bool(messages), "-open")
-
-    def on_focus(self) -> None:
-        if self.highlighted is None:
-            self.action_last()
-
-    def on_blur(self) -> None:
-        self.highlighted = None
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        event.stop()
-        if event.option_index < len(self._messages):
-            self.post_message(self.EditAsked(self._messages[event.option_index]))
-
-    def action_delete(self) -> None:
-        if self.highlighted is not None:
-            self.post_message(self.DeleteAsked(self._messages[self.highlighted]))
 
 
 class Composer(PromptInput):
@@ -199,16 +150,11 @@ class Composer(PromptInput):
         self._attached = ""  # what would be sent with the message, or why it cannot be
         self._held_back = ""  # what was not sent because it names a file that is missing; the second time it is sent
         self._typed = ""  # the mark or command that is completed
-        self._accepted = ""  # the file that was completed last, with the space after it
         self._seen: tuple[list[str], bool, str] = ([], False, "")
         self._known: set[str] = set()  # marks that named something since the last message
-        self._known_counts: tuple[ModelInfo | None, dict[str, int]] = (None, {})
 
     def on_mount(self) -> None:
         self._paths = self.screen.query_one(Paths)
-
-    def _before_text(self, messages: Iterable[Outgoing]) -> str:
-        return joined(*(message.text for message in messages), self.text)
 
     def restore_drafts(self) -> str:
         """Take over the drafts of windows that have ended; return the chat to open, which has the last one ("": none).
@@ -359,22 +305,15 @@ class Composer(PromptInput):
     # The queue
 
     def recall(self) -> bool:
-        if not self._session.queue:
-            return False
-        self.edit_queued(self._session.queue[-1])
-        return True
-
-    def edit_queued(self, message: Outgoing) -> None:
-        """Put a queued message back into the prompt, before what is there."""
-        if self._session.take_back(message):
-            self.put(self._before_text([message]))
+        if (message := self._session.take_back()) is not None:
+            self.put(message.text)
             self._edit_again(message)
-            self.focus()
+        return message is not None
 
     def unqueue(self) -> None:
         """Put the queued messages back into the prompt, before what was typed since."""
         if messages := self._session.take_back_all():
-            self.put(self._before_text(messages))
+            self.put(joined(*(message.text for message in messages), self.text))
             self._edit_again(messages[0])
 
     def put_back(self, message: Outgoing) -> None:
@@ -406,7 +345,6 @@ class Composer(PromptInput):
         self.show_titles()
 
     def cancel_editing(self) -> None:
-        """Restore what was in the prompt before."""
         if self.editing is not None:
             self.editing, self._resent, self.sends_blank = None, {}, False
             self.put(self._before_editing)
@@ -460,7 +398,6 @@ class Composer(PromptInput):
         if (problem := str(self._session.history.drafts.problem or "")) and problem != self._told:
             self._session.tell(f"What you type is not saved. {problem}", "warning")
         self._told = problem
-        self._begin_range()
         if self._held_back and self._held_back != self.text.strip():
             self._held_back = ""
             self.show_titles()
@@ -496,20 +433,18 @@ class Composer(PromptInput):
                 attached = error.message
             else:
                 self._known.update(attachment.mark for attachment in found)
-                attached = await self._summary(text, found)
+                attached = self._summary(text, found)
         if attached != self._attached:
             self._attached = attached
             self.show_titles()
 
-    async def _summary(self, text: str, found: tuple[Attachment, ...]) -> str:
-        """Format `2 attachments, 3,400 tokens`, with a warning when that does not fit, alone or with the chat."""
+    def _summary(self, text: str, found: tuple[Attachment, ...]) -> str:
         if not found and len(text) < _COUNTED:
             return ""
         parts = [*(sent_text("", [attachment]) + "\n\n" for attachment in found), text]
         model, used = self._session.conversation.model, self._session.history.n_past
-        exact = await self._count_tokens(parts, model) if model is not None else None
-        n_tokens = sum(map(estimated_tokens, parts)) if exact is None else exact
-        tokens = f"{'≈' if exact is None else ''}{plural(n_tokens, 'token')}"
+        n_tokens = sum(map(estimated_tokens, parts))
+        tokens = f"≈{plural(n_tokens, 'token')}"
         room = model.n_ctx - model.n_ctx // ANSWER_SHARE if model is not None else 0
         if model is not None and 0 < room < n_tokens:
             tokens = f"{tokens}: too long for the context of {model.n_ctx:,}"
@@ -521,24 +456,6 @@ class Composer(PromptInput):
         if not found:
             return tokens
         return f"{clean_line(found[0].title) if len(found) == 1 else plural(len(found), 'attachment')}, {tokens}"
-
-    async def _count_tokens(self, parts: list[str], model: ModelInfo) -> int | None:
-        """Return the tokens of these texts; None when they cannot be counted. While a text is part of the message it is
-        counted once.
-        """
-        if sum(map(len, parts)) > model.n_ctx * _LONGEST_TOKENS:
-            return None
-        known = self._known_counts[1] if self._known_counts[0] is model else {}
-        counts = dict[str, int]()
-        for part in parts:
-            n_tokens = known.get(part)
-            if n_tokens is None:
-                n_tokens = await self._session.conversation.backend.count_tokens(storable(part))
-            if n_tokens is None:
-                return None
-            counts[part] = n_tokens
-        self._known_counts = model, counts
-        return sum(counts[part] for part in parts)
 
     # Completion
 
@@ -563,7 +480,6 @@ class Composer(PromptInput):
         start = column - len(mark or "")
         self.replace(insert, (row, start), (row, column))
         self.move_cursor((row, start + len(insert)))
-        self._accepted = insert if insert.endswith(" ") else ""
         return True
 
     def _complete_command(self, name: str) -> bool:
@@ -573,13 +489,6 @@ class Composer(PromptInput):
             return False
         self.put(name)
         return True
-
-    def take_clicked(self) -> None:
-        """Complete with the row that was clicked; a command runs."""
-        if is_command(self._typed) and self.complete():
-            self.action_submit()
-        else:
-            self.complete()
 
     def move_completion(self, step: int) -> bool:
         if not self.offers_completions:
@@ -593,14 +502,6 @@ class Composer(PromptInput):
         if was_open:
             self._paths.offer([])
         return was_open
-
-    def _begin_range(self) -> None:
-        """Let a range follow a completed file (`@file:10-80`): remove the space between them."""
-        row, column = self.cursor_location
-        file, colon, lines = self.document.get_line(row)[:column].rpartition(":")
-        if colon and self._accepted and file.endswith(self._accepted) and not lines.strip("0123456789-"):
-            self._accepted = ""
-            self.replace("", (row, len(file) - 1), (row, len(file)))
 
     def _offer_commands(self, typed: str) -> None:
         titles = {name: title for name, (title, _) in commands(self.screen).items()}

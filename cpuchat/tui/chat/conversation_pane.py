@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from functools import partial
 from pathlib import Path
 
-from textual import on, work
+from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
-from cpuchat.base.errors import CpuchatError
-from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.chats.records import StoredMessage
-from cpuchat.config.servers import Source
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
 from cpuchat.session import events
@@ -22,7 +17,7 @@ from cpuchat.session.events import SessionEvent
 from cpuchat.tui.chat.composer import Composer, Paths, QueuedMessages
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import OF_DEMO, OF_OTHERS, STARTS, SUGGESTED_ACTIONS, WelcomePane, start_of
+from cpuchat.tui.chat.welcome import OF_DEMO, OF_OTHERS, SUGGESTED_ACTIONS, WelcomePane, start_of
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.prompt import PromptInput
 
@@ -36,8 +31,6 @@ class ConversationPane(Vertical):
         self.transcript = ChatTranscript(session, id="transcript")
         self.composer = Composer(session, id="prompt")
         self._queued = QueuedMessages()
-        self.preset_models: dict[str, Source | None] = {}
-        """Models by the names that presets have for them; None: not here."""
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="talk", classes="" if self._session.conversation.messages else "-empty"):
@@ -50,7 +43,6 @@ class ConversationPane(Vertical):
         yield self.composer
 
     def follow(self, event: SessionEvent) -> None:
-        """Show an event of the session."""
         self.transcript.follow(event)
         match event:
             case events.MessageSent():
@@ -72,34 +64,18 @@ class ConversationPane(Vertical):
                 self.show_options()
 
     def show_options(self) -> None:
-        """Show what the chat has beside the settings: `review (its model is not loaded) · reasoning off`."""
-        preset, loaded = self._session.conversation.preset, self._services.loaded
-        name = preset.name
-        if preset.current is not None and (model := preset.current.model) and loaded is not None:
-            if model not in self.preset_models:
-                self._find_preset_model(model)
-            elif self.preset_models[model] not in (loaded, self._session.source):
-                name = f"{name} (its model is not loaded)"
+        """Show what the chat has beside the settings: `review · reasoning off`."""
+        preset = self._session.conversation.preset
         own = "own system prompt" if preset.has_next_system_prompt else ""  # later it is in the transcript
-        self.composer.show_titles(" · ".join(filter(None, (name, own, answers.reasoning(*preset.reasoning)))))
-
-    @work(exclusive=True, group="preset-model")
-    async def _find_preset_model(self, name: str) -> None:
-        found: Source | None = None
-        with contextlib.suppress(CpuchatError):
-            found = await run_in_daemon_thread(partial(self._session.find_model, name))
-        self.preset_models[name] = found
-        self.show_options()
+        self.composer.show_titles(" · ".join(filter(None, (preset.name, own, answers.reasoning(*preset.reasoning)))))
 
     def show_welcome(self) -> None:
-        """Show the welcome pane in place of the transcript while the chat is empty."""
         empty, path = not self.transcript.has_messages, self._session.source
         self.query_one("#talk").set_class(empty, "-empty")
         offered: tuple[str, ...] = ()
         if empty and path is not None:
             offered = OF_DEMO if isinstance(path, Path) and is_demo(path) else OF_OTHERS
         self.composer.suggestions = tuple(map(start_of, offered))
-        self.composer.incomplete = frozenset(STARTS.values())
         self.composer.actions = SUGGESTED_ACTIONS if empty else {}
         if empty:
             idle = (self._session.loaded or path is None) and not self._session.busy
@@ -121,24 +97,9 @@ class ConversationPane(Vertical):
         self.edit(self._session.conversation.messages[index], kind)
 
     def edit(self, message: StoredMessage, kind: str) -> None:
-        """Put a message into the prompt; `kind` as `Composer.edits`."""
         self.composer.begin_editing(message, kind)
         self.screen.refresh_bindings()
 
     @on(PromptInput.Scrolled)
     def _scrolled(self, event: PromptInput.Scrolled) -> None:
         self.transcript.scroll_pages(event.pages)
-
-    @on(Paths.Chosen)
-    def _path_chosen(self) -> None:
-        self.composer.take_clicked()
-
-    @on(QueuedMessages.EditAsked)
-    def _edit_asked(self, event: QueuedMessages.EditAsked) -> None:
-        self.composer.edit_queued(event.message)
-
-    @on(QueuedMessages.DeleteAsked)
-    def _queued_delete_asked(self, event: QueuedMessages.DeleteAsked) -> None:
-        self._session.delete_queued(event.message)
-        if not self._session.queue:
-            self.composer.focus()

@@ -54,9 +54,7 @@ def color(services: Services, transcript: Transcript) -> str:
     services.save_settings({"ui": {"color_drafts": on}})
     if not on or any(message.spans for message in transcript.messages):
         return ""
-    if isinstance(services.loaded, ServerModel):
-        return "The server does not report which tokens were drafted: only answers of this machine are colored."
-    return "New answers are colored by drafter (Ctrl+T turns it off)."
+    return "New answers of models on this machine are colored by drafter (Ctrl+T turns it off)."
 
 
 def needs_reload(before: Settings, after: Settings) -> bool:

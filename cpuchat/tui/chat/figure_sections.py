@@ -62,13 +62,7 @@ def _tok_s(value: float) -> tuple[str, str]:
     return units.rate(value), "tok/s"
 
 
-def _levels(shares: Sequence[float | None]) -> str:
-    """Draw one character for each share of 0-1; None: a blank."""
-    return "".join(" " if one is None else LEVELS[min(len(LEVELS) - 1, int(one * len(LEVELS)))] for one in shares)
-
-
 def _waited(name: str) -> Callable[[ChatFigures], Metric[Any]]:
-    """Return a part of the time to the first token at a server."""
     return lambda now: Metric(None, NO_ANSWER) if now.server is None else getattr(now.server, name)
 
 
@@ -101,7 +95,6 @@ TIMING = (
 
 
 def _spoken(label: str, value: Callable[[Speech], Any], how: Callable[[Any], tuple[str, str]]) -> PanelRow:
-    """Return the row of a figure of reading aloud."""
     return PanelRow(label, lambda now: Metric.of(value(now.speech), NO_ANSWER), how)
 
 
@@ -149,7 +142,6 @@ def drafting(frame: Frame) -> list[Line]:
 
 
 def _off(frame: Frame, off: DraftsOff, height: int) -> list[Line]:
-    """Draw why drafting is off, over `height` rows."""
     rows = frame.sentence(f"drafts off: {off_words(off)}", height)
     return rows + [[] for _ in range(height - len(rows))]
 
@@ -162,11 +154,11 @@ def _acceptance(frame: Frame, now: DraftingFigures) -> Line:
 
 
 def _by_position(frame: Frame, now: DraftingFigures) -> Line:
-    """Draw the acceptance of the first, second, ... drafted token, from zero to all."""
     if not now.counts.by_position:
         return []
     room = frame.width - len(_BY_POSITION) - 1
-    levels = _levels([right / drafted if drafted else None for drafted, right in now.counts.by_position[:room]])
+    shares = [right / drafted if drafted else None for drafted, right in now.counts.by_position[:room]]
+    levels = "".join(" " if one is None else LEVELS[min(len(LEVELS) - 1, int(one * len(LEVELS)))] for one in shares)
     return [frame.text("fill", f"{levels:<{room}} "), frame.text("label", _BY_POSITION)]
 
 
@@ -286,7 +278,6 @@ def serving(frame: Frame) -> list[Line]:
 
 
 def context(frame: Frame) -> list[Line]:
-    """Draw the tokens used and left in the context."""
     used, size = frame.figures.n_past.value, frame.figures.n_ctx.value
     if not size or used is None:
         return [_labelled(frame, "context", f"{used:,}", "tokens")] if used else []

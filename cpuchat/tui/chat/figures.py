@@ -1,4 +1,4 @@
-"""Draws the figures of an answer: in brief for the panel, in one line for narrow screens, and large for an audience.
+"""Draws the figures of an answer: in brief for the panel, and in one line for narrow screens.
 
 All of them draw the same figures with the same words. What is not known is not there: its row stays empty.
 """
@@ -54,12 +54,10 @@ class Frame:
         return Segment(text, self.styles[part])
 
     def item(self, before: str, number: str, after: str = "") -> Line:
-        """Draw a value between two texts."""
         drawn = [self.text("label", before), self.text("value", number), self.text("label", after)]
         return [segment for segment in drawn if segment.text]
 
     def bar(self, fraction: float, width: int, *marks: float, warns: bool = False) -> Line:
-        """Draw a bar with marks in the color of limits; `warns`: all of it in that color."""
         limits = ("peak", "fill") if warns else ("peak",)
         return [self.text("limit" if part in limits else part, text) for text, part in bar(fraction, width, *marks)]
 
@@ -69,13 +67,11 @@ class Frame:
         return [*drawn, self.text("value", f" {label}")]
 
     def sentence(self, text: str, max_lines: int, part: str = "label") -> list[Line]:
-        """Draw a sentence over as many rows as it needs, at most so many."""
         rows = textwrap.wrap(clean_line(text), max(8, self.width), max_lines=max_lines, placeholder=" …")
         return [[self.text(part, row)] for row in rows]
 
 
 def fit(text: str, width: int) -> str:
-    """Return `text`, cut to `width` characters."""
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
@@ -145,7 +141,6 @@ def large(frame: Frame) -> list[Line]:
 
 
 def _limit(figures: ChatFigures) -> tuple[str, float]:
-    """Return the lowest limit that applies now, in words and in tok/s; 0 without one."""
     now, drafting = figures.roofline, figures.drafting
     plain, accepted = now.ceiling_plain.value or 0.0, now.ceiling_accepted.value or 0.0
     drafts = accepted and (drafting.off is None or (figures.tok_s.value or 0.0) > plain)
@@ -197,7 +192,6 @@ def _read(frame: Frame) -> Line:
 
 
 def _pace(frame: Frame) -> Line:
-    """Draw `171 tok/s · 21 s left` of a prompt, what is known of it."""
     figures = frame.figures
     rate, left = figures.prefill_tok_s.value, figures.prefill_left_s
     line = [] if rate is None or figures.phase == "loading" else frame.item("", units.rate(rate), " tok/s")
@@ -284,36 +278,6 @@ def brief(frame: Frame) -> list[Line]:
     return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame), _audio(frame)]
 
 
-def presentation(frame: Frame) -> list[Line]:
-    """Draw three figures that are read from the back of a room, and the timeline."""
-    number, _, part = _headline(frame)
-    figures, share = frame.figures, frame.figures.roofline.utilization.value
-    factor, first, left = figures.drafting.speed_up.value, figures.ttft_s.value, figures.prefill_left_s
-    shown = [(number, "tok/s" if _progress(figures) is None else "", part)]
-    if left is not None:
-        shown.append((f"{left:.0f}", "seconds left", "value"))
-    elif factor is not None:
-        shown.append((units.factor(factor), "vs plain", "value" if factor >= 1 else "limit"))
-    elif first is not None:
-        shown.append((f"{first:.2f}", "s to the first token", "value"))
-    if share is not None:
-        shown.append((f"{percent(share)}%", "memory", "value"))
-    scale = 3 if frame.width >= 150 else 2
-    rows: list[Line] = [[] for _ in range((5 * scale + 1) // 2 + 1)]
-    for column, (text, label, style) in enumerate(shown if number else ()):
-        if frame.width < 90 and column:  # no room for the sign, which stands below
-            text, label = text.rstrip("%×"), f"{text[-1]} {label}" if text[-1] in "%×" else label
-        at = max(column * frame.width // 3, _cells(rows[0]) + 3 * bool(column))
-        digits = big_digits(text, scale)
-        if at + max(len(digits[0]), len(label)) > frame.width:
-            break
-        for row, drawn in zip(rows, [*digits, label], strict=True):
-            row.append(frame.text("label" if drawn is label else style, " " * (at - _cells(row)) + drawn))
-    if not number:
-        rows[2] = [frame.text("label", title(figures))]
-    return [*rows, *shape(frame, frame.height - len(rows))]
-
-
 def one_line(frame: Frame) -> Line:
     """Draw the brief figures in one line, as many as have room."""
     _, unit, _ = _headline(frame)
@@ -331,7 +295,6 @@ def one_line(frame: Frame) -> Line:
 
 
 def _audio(frame: Frame) -> Line:
-    """Draw the audio queued; nothing while nothing is read."""
     now = frame.figures.speech
     return frame.item("audio ", f"{f'+{now.queued_s:.1f}':>5}", " s queued") if now.reading else []
 

@@ -1,13 +1,11 @@
-"""Work of the chat screen for idle time, which gives way to everything: titles of chats, and what passes cost on this
-machine, the basis of all predicted speeds.
+"""Work of the chat screen for idle time, which gives way to everything: what passes cost on this machine, the basis of
+all predicted speeds.
 """
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
 from textual.worker import Worker
@@ -17,6 +15,7 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import running_servers
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.session.chat import ChatSession
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.services import Services
@@ -34,13 +33,15 @@ _BEGUN = "Measuring this machine once (20 s) to predict speeds; any key cancels.
 _ENDED = "Pass costs measured: predictions now use them (F12 shows details)."
 
 
-class IdleProbe(ABC):
-    """Base of such work. It begins after `CHECKS` checks in a row have found app and cores idle."""
+class PassProbe:
+    """Measures the cores of the settings once, unless `hardware.probe` is off or the models run on a server.
 
-    NAME: ClassVar[str]
-    CHECKS: ClassVar[int]
-    CHECK_SECONDS: ClassVar = 5.0
-    NEEDS_MODEL: ClassVar = True
+    It begins after `CHECKS` checks in a row have found app and cores idle. It waits while other programs compute or
+    serve models, and gives way when they begin to, and when somebody types. What they disturbed is measured again an
+    hour later, without a word.
+    """
+
+    CHECKS, CHECK_SECONDS = 6, 5.0
 
     def __init__(self, screen: Screen[Any], services: Services, session: ChatSession, reader: Reader) -> None:
         self._screen, self._services, self._session, self._reader = screen, services, session, reader
@@ -48,86 +49,36 @@ class IdleProbe(ABC):
         self._idle = 0
         self._stopped = False
         self._worker: Worker[None] | None = None
-        session.background.append(self)
-        screen.set_interval(self.CHECK_SECONDS, self._check)
-
-    @property
-    def is_idle(self) -> bool:
-        """Return whether nothing runs, and there is a model if it is needed."""
-        services = self._services
-        busy = services.quantizing.job is not None or self._reader.busy or services.leaving
-        return self._session.is_idle and not busy and (self._session.loaded or not self.NEEDS_MODEL)
-
-    @property
-    def running(self) -> bool:
-        return self._worker is not None and not self._worker.is_finished
-
-    @abstractmethod
-    def _is_wanted(self) -> bool:
-        """Return whether there is something to measure."""
-
-    @abstractmethod
-    async def _measure(self) -> None:
-        """Measure and keep the result."""
-
-    async def _cancel(self) -> None:
-        """Make a running `_measure` end, here by its answer."""
-        await self._session.conversation.backend.cancel()
-
-    def _check(self) -> None:
-        wanted = not self.running and self._is_wanted() and self.cores_idle()
-        idle = wanted and self.is_idle and self._screen.is_current
-        self._idle = self._idle + 1 if idle else 0
-        if self._idle >= self.CHECKS:
-            self._idle, self._stopped = 0, False
-            self._worker = self._screen.run_worker(self._measure, group=self.NAME, name=self.NAME)
-
-    def cores_idle(self) -> bool:
-        """Return whether other programs left alone, since the last check, the cores that the loaded model uses."""
-        model = self._session.conversation.model
-        cpus = model.compute_cpus if model is not None else ()
-        busy = self._busy.since_last(cpus or _allowed())
-        return busy is not None and busy < MAX_BUSY_CORES
-
-    async def stop(self) -> None:
-        """Stop the measurement; it starts again when the app is idle."""
-        self._idle, worker = 0, self._worker
-        if worker is not None and not worker.is_finished:
-            self._stopped = True
-            await self._cancel()
-            await result_of(worker)
-
-
-class ChatTitler(IdleProbe):
-    """Lets the model name chats that were answered in this run; one that was stopped is named when the app is idle
-    again.
-    """
-
-    NAME, CHECKS = "titles", 2
-
-    def _is_wanted(self) -> bool:
-        return self._session.wants_title
-
-    async def _measure(self) -> None:
-        await self._session.write_title(lambda: self._stopped)
-
-
-class PassProbe(IdleProbe):
-    """Measures the cores of the settings once, unless `hardware.probe` is off or the models run on a server.
-
-    It waits while other programs compute or serve models, and gives way when they begin to, and when somebody types.
-    What they disturbed is measured again an hour later, without a word.
-    """
-
-    NAME, CHECKS, NEEDS_MODEL = "pass-probe", 6, False
-
-    def __init__(self, screen: Screen[Any], services: Services, session: ChatSession, reader: Reader) -> None:
-        super().__init__(screen, services, session, reader)
         self._known: PlacementSpec | None = None
         self._retry_at = 0.0
         self._reported: set[str] = set()
         self._probe: CostProbe | None = None
         services.on_input = self.interrupt
+        session.background.append(self)
+        screen.set_interval(self.CHECK_SECONDS, self._check)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing runs that measurements would disturb."""
+        services = self._services
+        busy = services.quantizing.job is not None or self._reader.busy or services.leaving
+        return self._session.is_idle and not busy
+
+    @property
+    def running(self) -> bool:
+        return self._worker is not None and not self._worker.is_finished
+
+    def _check(self) -> None:
+        if self.running or not self._is_wanted():
+            self._idle = 0
+            return
+        model = self._session.conversation.model
+        busy = self._busy.since_last((model.compute_cpus if model is not None else ()) or own_cpus())
+        is_free = busy is not None and busy < MAX_BUSY_CORES and self.is_idle and self._screen.is_current
+        self._idle = self._idle + 1 if is_free else 0
+        if self._idle >= self.CHECKS:
+            self._idle, self._stopped = 0, False
+            self._worker = self._screen.run_worker(self._measure, group="pass-probe", name="pass-probe")
 
     @property
     def done(self) -> bool:
@@ -152,10 +103,14 @@ class PassProbe(IdleProbe):
         if self._probe is not None:
             self._probe.stop()
 
-    async def _cancel(self) -> None:
-        self.interrupt()
-        if self._probe is None and self._worker is not None:
-            self._worker.cancel()  # nothing waits for the threads that read, or fit
+    async def stop(self) -> None:
+        """Stop the measurement; it starts again when the app is idle."""
+        self._idle, worker = 0, self._worker
+        if worker is not None and not worker.is_finished:
+            self.interrupt()
+            if self._probe is None:
+                worker.cancel()  # nothing waits for the threads that read, or fit
+            await result_of(worker)
 
     async def _measure(self) -> None:
         subject, pid = self._subject(), self._session.conversation.backend.pid
@@ -232,9 +187,3 @@ def _is_free(pid: int | None) -> bool:
     worker = process_memory(pid) if pid is not None else None
     mapped = worker.shared if worker is not None else 0
     return available_bytes() - mapped >= spare_bytes(total_bytes()) + _MEMORY
-
-
-def _allowed() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(os.sched_getaffinity(0))
-    return tuple(range(os.cpu_count() or 1))

@@ -45,7 +45,6 @@ class Reader:
         self._leaving: asyncio.Task[None] | None = None
 
     def follow(self, event: SessionEvent) -> Awaitable[None] | None:
-        """Read an answer while it is written; returns what has to be awaited before it begins."""
         match event:
             case AnswerBegun(summarizes=False):
                 return self._begin_answer()
@@ -60,7 +59,6 @@ class Reader:
 
     @property
     def busy(self) -> bool:
-        """Return whether something is being read."""
         return self._speaker is not None and self._speaker.busy
 
     def figures(self) -> Speech:
@@ -122,7 +120,6 @@ class Reader:
                 self._failed(error)
 
     async def settings_changed(self, before: SpeechSection) -> None:
-        """Follow the settings."""
         now = self._services.settings.speech
         if now == before:
             return
@@ -143,7 +140,6 @@ class Reader:
             self._begin(asked, answer=True)
 
     def _feed(self, text: str) -> None:
-        """Read more of the answer, if that is what is being read."""
         if self._speaker is not None and self._reads_answer:
             self._speaker.feed(text)
 

@@ -25,11 +25,10 @@ from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.commands import ChatCommands
 from cpuchat.tui.chat.composer import running_command
 from cpuchat.tui.chat.conversation_pane import ConversationPane
-from cpuchat.tui.chat.menus import chat_provider, model_provider
-from cpuchat.tui.chat.probes import ChatTitler, PassProbe
+from cpuchat.tui.chat.probes import PassProbe
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.chat.status import StatusLine
-from cpuchat.tui.chat.telemetry import LiveFigures, Presentation, TelemetryPanel
+from cpuchat.tui.chat.telemetry import LiveFigures, TelemetryPanel
 from cpuchat.tui.markdown.render import warm_up
 from cpuchat.tui.services import Services
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
@@ -65,11 +64,9 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.commands = ChatCommands(self, services, self.session, self._pane, self.reader)
         self.commands.route_actions()
         self._call_dialog: CallScreen | None = None
-        self.COMMANDS = {chat_provider(services), model_provider(services)}  # pyright: ignore[reportAttributeAccessIssue]
 
     def compose(self) -> ComposeResult:
         yield self.status
-        yield Presentation()
         with Horizontal(id="body"):
             yield self._chats
             yield self._pane
@@ -80,8 +77,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     def on_mount(self) -> None:
         self.figures = LiveFigures(self, self.services)
         self.figures.speech = self.reader.figures
-        probes = self.services, self.session, self.reader
-        self.titler, self.pass_probe = ChatTitler(self, *probes), PassProbe(self, *probes)
+        self.pass_probe = PassProbe(self, self.services, self.session, self.reader)
         self._apply_ui_settings()
         if self.services.settings.ui.show_reasoning:
             self._transcript.toggle_reasoning()
@@ -121,7 +117,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         return self.session.busy
 
     def load_model(self, path: Source) -> None:
-        """Load in the background; refuses while something runs."""
         self.session.load(path)
 
     def open_chat(self, chat_id: str, message_id: int = 0) -> Worker[None] | None:
@@ -129,7 +124,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         return self.commands.open(chat_id, message_id)
 
     def submit(self, text: str) -> None:
-        """Send a text, or run the command that it is, as if it was typed."""
         self._composer.submit(text)
 
     async def finish(self) -> None:
@@ -151,7 +145,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     # Notices
 
     def tell(self, text: str, severity: Severity = "information") -> None:
-        """Show a toast, as plain text."""
         timeout = 5 if severity == "information" else 10
         self.notify(keys.renamed(text, self.services.keymap), severity=severity, timeout=timeout, markup=False)
 
@@ -164,7 +157,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     # Events of the session
 
     def _follow(self, event: SessionEvent) -> Awaitable[None] | None:
-        """Show an event; returns what has to be awaited before an answer begins."""
         self._pane.follow(event)
         self.status.follow(event, self.session)
         reading = self.reader.follow(event)
@@ -250,7 +242,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
 
     @on(Reader.Changed)
     def _reading_changed(self) -> None:
-        """Keep the figures of what is read up to date, and Esc enabled."""
         self.figures.follow_reading(self.reader.busy)
         self.refresh_bindings()
 
@@ -314,11 +305,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.services.save_settings({"ui": {"telemetry": hidden or everything, "all_figures": everything}})
         self.figures.show()
 
-    def action_present(self) -> None:
-        """Toggle large figures over the chat."""
-        self.toggle_class("-present")
-        self.figures.show()
-
     def action_drafting(self) -> None:
         self.tell(draft_controls.cycle(self.services))
         self.figures.show()
@@ -353,9 +339,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     def action_copy_answer(self) -> None:
         self._transcript.copy_message()
 
-    def action_copy_plain(self) -> None:
-        self._transcript.copy_message(plain=True)
-
     def action_copy_code(self) -> None:
         self._transcript.copy_code()
 
@@ -364,7 +347,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     @on(ChatList.Searched)
     @work(exclusive=True, group="list-chats")
     async def list_chats(self) -> None:
-        """Show the chats, or those that match the search."""
         if not self.app.is_running:  # its widgets may be gone
             return
         with self.commands.telling():

@@ -22,6 +22,7 @@ from cpuchat.telemetry.speculation import DraftingFigures
 
 WARNING_SHARE = 0.8
 """Share of the context from which on it is almost full."""
+_Part = tuple[str, str]  # a text and its style
 _SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[BbMm](?![A-Za-z0-9])")
 
 
@@ -43,14 +44,14 @@ class StatusLine(Widget):
         self._model: ModelInfo | None = None
         self._state = ""
         self._used = 0
+        self._engine: EngineInfo | None = None
         self._drafting = DraftingFigures()
-        self._memory = ""
         self._n_tools = 0
+        self._shown = self._words()
         self._noted: set[tuple[str, str]] = set()  # notes of models that were shown, with their paths
         self._warned: set[str] = set()  # chats whose context is almost full
 
     def follow(self, event: SessionEvent, session: ChatSession) -> None:
-        """Show an event of the session."""
         match event:
             case events.LoadBegun():
                 self.show_state(f"loading {event.source.stem}")
@@ -74,7 +75,7 @@ class StatusLine(Widget):
                 self._tell_notes(session, session.conversation.model)
             case events.Changed("tools"):
                 self._n_tools = len(session.tools.box.tools)
-                self.refresh()
+                self._redraw()
 
     def _tell_notes(self, session: ChatSession, model: ModelInfo | None) -> None:
         told = {(model.path, note) for note in model.notes} - self._noted if model is not None else set()
@@ -88,7 +89,8 @@ class StatusLine(Widget):
         used = session.figures().n_past.value or 0
         if model is not self._model:
             self.show_model(model)
-        self.show_context(used)
+        self._used = used
+        self._redraw()
         if model is None or chat is None or not (used and model.n_ctx):
             return
         if used < WARNING_SHARE * model.n_ctx:
@@ -99,99 +101,79 @@ class StatusLine(Widget):
             session.tell(f"{full} /compact summarizes the chat.", "warning")
 
     def show_model(self, model: ModelInfo | None) -> None:
-        self._model = model
-        self._used = 0
-        self.refresh()
+        self._model, self._used = model, 0
+        self._redraw()
 
     def show_state(self, state: str) -> None:
         """Show a passing state ("loading … 61 %") in place of the model's name; "" shows the name again."""
-        state = clean(state).replace("\n", " ")  # its columns stay
-        if state != self._state:
-            self._state = state
+        self._state = clean(state).replace("\n", " ")  # its columns stay
+        self._redraw()
+
+    def show_figures(self, used: int, engine: EngineInfo | None, drafting: DraftingFigures) -> None:
+        """Show the tokens in the context, the worker's memory policy unless it is the default, and the draft depth."""
+        self._used, self._engine, self._drafting = used, engine, drafting
+        self._redraw()
+
+    def _redraw(self) -> None:
+        if (words := self._words()) != self._shown:
+            self._shown = words
             self.refresh()
 
-    def show_context(self, used: int) -> None:
-        """Show the number of tokens in the context."""
-        before, self._used = (self._context_words(), self._almost_full), used
-        if before != (self._context_words(), self._almost_full):
-            self.refresh()
-
-    @property
-    def _almost_full(self) -> bool:
-        return self._model is not None and 0 < WARNING_SHARE * self._model.n_ctx <= self._used
-
-    def show_engine(self, engine: EngineInfo | None) -> None:
-        """Show the worker's memory policy, unless it is the default."""
-        policy = engine.memory if engine is not None else ""
-        words = "" if policy in ("", "local") else policy.replace(":", " ", 1)
-        if engine is not None and engine.memory_refused:
-            words = "memory policy rejected"
-        if words != self._memory:
-            self._memory = words
-            self.refresh()
-
-    def show_drafting(self, drafting: DraftingFigures) -> None:
-        """Show the draft depth."""
-        shown = self._draft_words()
-        self._drafting = drafting
-        if shown != self._draft_words():
-            self.refresh()
+    def _words(self) -> tuple[list[_Part], list[str], list[_Part]]:
+        """Return what is at the left, wordings of the draft model (longest first), and all else, each with its style.
+        While another model loads, there is nothing of the one before.
+        """
+        model = self._model
+        if self._state or model is None:
+            state = (f" {self._state}", "model") if self._state else (" no model", "warn")
+            return [(" cpuchat ", "name"), state], [], []
+        is_named = model.name.lower().startswith("cpuchat")  # the demo model says it already
+        left = [("" if is_named else " cpuchat ", "name"), (f" {model.name} ", "model")]
+        if model.quantization.lower() not in model.name.lower():
+            left.append((model.quantization, "dim"))
+        threads = units.plural(model.n_threads, "core" if len(model.cpus) == model.n_threads else "thread")
+        here = [(model.engine, "dim"), (threads, "dim"), self._policy_part()]
+        where = [(model.server, "dim")] if model.server else here
+        tools = units.plural(self._n_tools, "tool") if self._n_tools else ""
+        right = [*where, (tools, "dim"), self._context_part()]
+        return left, self._draft_words(), [part for part in right if part[0]]
 
     def render(self) -> RenderResult:
-        width = self.size.width
-        name, strong, dim, warn = (
-            self.get_component_rich_style(f"status--{part}", partial=True) for part in ("name", "model", "dim", "warn")
-        )
-        model = None if self._state else self._model  # while another loads, nothing of the one before
-        named = model is not None and model.name.lower().startswith("cpuchat")  # the demo model says it already
-        left = Text("" if named else " cpuchat ", name, no_wrap=True)
-        if self._state:
-            left.append(" " + self._state, strong)
-        elif model is None:
-            left.append(" no model", warn)
-        else:
-            left.append(f" {model.name} ", strong)
-            if model.quantization.lower() not in model.name.lower():
-                left.append(model.quantization, dim)
+        styles = {
+            part: self.get_component_rich_style(f"status--{part}", partial=True)
+            for part in ("name", "model", "dim", "warn")
+        }
+        names, drafts, parts = self._shown
+        left = Text.assemble(*((text, styles[part]) for text, part in names), no_wrap=True)
         self._name_end = left.cell_len
-        parts: list[tuple[str, str]] = []
-        drafts = self._draft_words() if model is not None else []
-        if model is not None:
-            what = "core" if len(model.cpus) == model.n_threads else "thread"
-            threads = units.plural(model.n_threads, what)
-            memory = [("rejected" if "rejected" in self._memory else "", self._memory)] if self._memory else []
-            engine = [("", model.engine)] if model.engine else []
-            where = [("", model.server)] if model.server else [*engine, ("", threads), *memory]
-            context = self._context_words()
-            tools = [("", units.plural(self._n_tools, "tool"))] if self._n_tools else []
-            parts = [
-                *where,
-                *tools,
-                *([("full", f"! {context}") if self._almost_full else ("", context)] if context else []),
-            ]
         # From the widest that fits: each wording of the draft model with all else, then less and less.
-        for chosen in [*([("", words), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
-            right = Text(" · ", dim).join(Text(text, warn if kind else dim) for kind, text in chosen)
+        for chosen in [*([(words, "dim"), *parts] for words in drafts), *(parts[n:] for n in range(len(parts)))]:
+            right = Text(" · ", styles["dim"]).join(Text(text, styles[part]) for text, part in chosen)
             right.append(" ")
-            gap = width - left.cell_len - right.cell_len
+            gap = self.size.width - left.cell_len - right.cell_len
             if gap >= 1:
                 return Text.assemble(left, " " * gap, right, no_wrap=True)
-        left.truncate(width, overflow="ellipsis")
+        left.truncate(self.size.width, overflow="ellipsis")
         return left
 
     async def on_click(self, event: textual_events.Click) -> None:
         if event.x < self._name_end:
-            await self.run_action("screen.switch_model")
+            await self.run_action("screen.models")
 
-    def _context_words(self) -> str:
-        if self._model is None:
-            return ""
-        if not self._model.n_ctx:  # of a server that does not report it
-            return f"{units.tokens(self._used)} ctx" if self._used else ""
-        return f"{units.context(self._used, self._model.n_ctx)} ctx"
+    def _policy_part(self) -> _Part:
+        if self._engine is not None and self._engine.memory_refused:
+            return "memory policy rejected", "warn"
+        policy = self._engine.memory if self._engine is not None else ""
+        return ("" if policy == "local" else policy.replace(":", " ", 1)), "dim"
+
+    def _context_part(self) -> _Part:
+        if self._model is None or not self._model.n_ctx:  # of a server that does not report it
+            return (f"{units.tokens(self._used)} ctx" if self._used else ""), "dim"
+        words = f"{units.context(self._used, self._model.n_ctx)} ctx"
+        is_full = 0 < WARNING_SHARE * self._model.n_ctx <= self._used
+        return (f"! {words}", "warn") if is_full else (words, "dim")
 
     def _draft_words(self) -> list[str]:
-        """Wordings of the draft model, longest first; [] without one."""
         model, now = self._model, self._drafting
         if model is None or not model.draft:
             return []

@@ -1,4 +1,4 @@
-"""Live figures: panel, line and presentation, and what updates them while something runs.
+"""Live figures: panel and line, and what updates them while something runs.
 
 They are drawn by hand: an update compares rows and never causes a layout.
 """
@@ -22,7 +22,7 @@ from cpuchat.telemetry.machine import ProcessMemory, process_memory
 from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.figure_sections import all_figures
-from cpuchat.tui.chat.figures import PARTS, Frame, Line, brief, one_line, presentation, rough, title
+from cpuchat.tui.chat.figures import PARTS, Frame, Line, brief, one_line, rough, title
 from cpuchat.tui.chat.status import StatusLine, short_name
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import SPARE, Services, pace_beside_model
@@ -55,7 +55,6 @@ class FigureRows(Widget):
         self._base = Style.null()
 
     def compose_rows(self, frame: Frame) -> list[Line]:
-        """Return the rows of the figures; a widget has its own."""
         return [one_line(frame)]
 
     def show(self, figures: ChatFigures, memory: ProcessMemory | None, draft: str = "") -> None:
@@ -65,7 +64,6 @@ class FigureRows(Widget):
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
     def _draw(self) -> list[int]:
-        """Update the rows; returns the numbers of those that changed."""
         if self._last is None or not self.is_attached or not self.size:
             return []
         if not self._styles:
@@ -86,7 +84,6 @@ class FigureRows(Widget):
         return changed
 
     def redraw(self) -> None:
-        """Draw all rows anew."""
         self._lines, self._rows = [], []
         self._draw()
         self.refresh()
@@ -124,13 +121,6 @@ class TelemetryPanel(FigureRows):
         self.redraw()
 
 
-class Presentation(FigureRows):
-    """Shows three figures and the timeline in a size for an audience."""
-
-    def compose_rows(self, frame: Frame) -> list[Line]:
-        return presentation(frame)
-
-
 class LiveFigures:
     """Updates status line and figures from the meter, the worker process and the counters.
 
@@ -153,7 +143,6 @@ class LiveFigures:
         self._reading_timer = screen.set_interval(_READING_SECONDS, self.show, pause=True)
 
     def start(self) -> None:
-        """Update periodically."""
         self._running = True
         self._timer.resume()
 
@@ -164,7 +153,6 @@ class LiveFigures:
         self.show()
 
     def follow_reading(self, is_reading: bool) -> None:
-        """Keep the figures of reading aloud up to date while something is read."""
         (self._reading_timer.resume if is_reading else self._reading_timer.pause)()
         self.show()
 
@@ -195,11 +183,9 @@ class LiveFigures:
         elif pid is not None and (sample := watch.sample()) is not None:
             conversation.meter.machine(sample)
         figures = replace(self._services.session.figures(), speech=self.speech())
-        self._status.show_drafting(figures.drafting)
-        self._status.show_engine(conversation.backend.engine)
-        self._status.show_context(figures.n_past.value or 0)
+        self._status.show_figures(figures.n_past.value or 0, conversation.backend.engine, figures.drafting)
         memory = None if pid is None else process_memory(pid)
         draft = short_name(model.draft) if model is not None and model.draft else ""
         shown = TelemetryPanel if self._screen.has_class("-wide") else TelemetryLine
-        for one in self._screen.query(Presentation if self._screen.has_class("-present") else shown):
-            one.show(figures, memory, draft)  # none when the app ends while a model loads
+        for one in self._screen.query(shown):  # none when the app ends while a model loads
+            one.show(figures, memory, draft)

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from typing import ClassVar
 
-from rich.cells import cell_len
-from rich.segment import Segment
 from rich.style import Style
-from textual import events
 from textual.binding import BindingType
 from textual.content import Content
-from textual.geometry import Region
 from textual.strip import Strip
 
 from cpuchat.base.text import clean_line
@@ -22,7 +17,6 @@ from cpuchat.chats.records import StoredMessage, Tree
 from cpuchat.chats.store import Matcher
 from cpuchat.config.presets import Preset
 from cpuchat.present import answers
-from cpuchat.present.tools import returned, title
 from cpuchat.protocol.messages import (
     CallDone,
     CallsMade,
@@ -34,7 +28,6 @@ from cpuchat.protocol.messages import (
     Queued,
     Reconnecting,
     TextDelta,
-    ToolStep,
 )
 from cpuchat.session import events as session_events
 from cpuchat.session.chat import ChatSession
@@ -42,19 +35,14 @@ from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry.units import plural
 from cpuchat.tui import keys
 from cpuchat.tui.chat.figure_sections import fit
-from cpuchat.tui.commands import run_on_screen
-from cpuchat.tui.markdown.message_view import AnswerStep, Spans
-from cpuchat.tui.markdown.rows import CodeBlock, Line, selected
+from cpuchat.tui.markdown.message_view import Spans
+from cpuchat.tui.markdown.rows import selected
 from cpuchat.tui.markdown.transcript import MessageSource, Transcript, TranscriptMessage
 from cpuchat.tui.threads import spare_from_collections
 
 _FOUND = Style(reverse=True)
 _ABOVE = 2  # lines above a hit that is jumped to
 _SPARED_CHUNKS = 8  # between two calls of `spare_from_collections` while a long chat is rendered
-NEW_TEXT = " ↓ new text "
-"""At the bottom while there is text below that nobody has seen."""
-COPY = " copy "
-"""At the right end of a code block's first row, where it leaves room."""
 SUMMARY = "Summary of earlier messages"
 _TITLES = {
     "worker_died": "Worker crashed",
@@ -77,7 +65,6 @@ class ChatTranscript(Transcript):
         super().__init__(id=id)
         self._session = session
         self._matcher: Matcher | None = None
-        self._unseen = False  # text came in below what is shown
         self._chunks = 0  # of long chats, rendered so far
         self._next_block = 0  # to copy, from the last one back
         self._open = False  # an answer is being written
@@ -96,12 +83,6 @@ class ChatTranscript(Transcript):
         return max(0, self._entries[self._current or 0].message.id) if in_use else 0
 
     @property
-    def selects_system_prompt(self) -> bool:
-        """Return whether the marker is at the system prompt, which is no message, and the transcript is in use."""
-        message = self._entries.current(self._current) if self.has_focus and self._current is not None else None
-        return message is not None and message.role == "system" and not message.id
-
-    @property
     def has_messages(self) -> bool:
         return bool(self._entries)
 
@@ -112,7 +93,6 @@ class ChatTranscript(Transcript):
         every place where it stands is marked.
         """
         self._matcher = matcher
-        self._unseen = False
         super().set_messages(messages, top)
 
     def show_chat(self, end: int | None = None, top: int = 0, matcher: Matcher | None = None) -> None:
@@ -128,7 +108,6 @@ class ChatTranscript(Transcript):
     # The answer that is being written
 
     def follow(self, event: SessionEvent) -> None:
-        """Show an event of the session."""
         match event:
             case TextDelta():
                 if not self._written:
@@ -163,7 +142,6 @@ class ChatTranscript(Transcript):
                 self._follow_session(event)
 
     def show_title(self) -> None:
-        """Show the title of the chat in the border."""
         chat = self._session.conversation.chat
         self.border_title = Content(clean_line(chat.title)) if chat else "New chat"
 
@@ -249,9 +227,8 @@ class ChatTranscript(Transcript):
             self.identify_last()
 
     def _show_call(self, state: str) -> None:
-        """Show the steps before the open answer, with the state of the call that is next."""
         if (answer := self._entries.open_answer()) is not None:
-            answer.show_steps(shown_steps(self._session.history.answer.steps, current=state))
+            answer.show_steps(self._session.history.answer.steps, state)
             self._flush_soon()
 
     def identify_last(self) -> None:
@@ -262,12 +239,10 @@ class ChatTranscript(Transcript):
     # Copying
 
     def start_copying_over(self) -> None:
-        """Begin with the last code block again."""
         self._next_block = 0
 
-    def copy_message(self, plain: bool = False) -> None:
-        """Copy the selected message, or the last answer: as Markdown, or as it is shown."""
-        if text := self.current_message_text(plain=plain):
+    def copy_message(self) -> None:
+        if text := self.current_message_text():
             self._copy(text, plural(len(text), "character"))
         else:
             self._session.tell("No answer to copy yet.")
@@ -279,9 +254,7 @@ class ChatTranscript(Transcript):
             return
         index = len(blocks) - 1 - self._next_block % len(blocks)
         self._next_block += 1
-        self._copy_block(blocks[index], f" (block {index + 1} of {len(blocks)})" if len(blocks) > 1 else "")
-
-    def _copy_block(self, block: CodeBlock, which: str = "") -> None:
+        block, which = blocks[index], f" (block {index + 1} of {len(blocks)})" if len(blocks) > 1 else ""
         n_lines = plural(block.text.count("\n") + 1, "line")
         self._copy(block.text, f"{n_lines} of {clean_line(block.language) or 'code'}{which}")
 
@@ -316,31 +289,6 @@ class ChatTranscript(Transcript):
         self._matcher = self._current = None
         super().begin_answer(title, drafted, hint)
 
-    def flush(self) -> None:
-        super().flush()
-        self._note_new_text()
-
-    def finish_answer(self, note: str = "") -> TranscriptMessage | None:
-        finished = super().finish_answer(note)
-        if finished is not None:
-            self._note_new_text()
-        return finished
-
-    def _note_new_text(self) -> None:
-        bottom = self.size.height - 1
-        below = self._entries.height > self.scroll_offset.y + self.size.height
-        if below and not self.following and not self._unseen:
-            self._unseen = True
-            self.refresh(Region(0, bottom, self.scrollable_content_region.width, 1))
-
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        super().watch_scroll_y(old_value, new_value)
-        self._unseen = self._unseen and not self.following
-
-    def _is_mark(self, y: int) -> bool:
-        """Return whether the mark for new text is at the end of this row."""
-        return self._unseen and not self.following and y == self.size.height - 1
-
     def _identify(self, message: TranscriptMessage) -> None:
         """Give the last message of this role its id, its place among its siblings and its attachments, unless an answer
         is open.
@@ -366,60 +314,14 @@ class ChatTranscript(Transcript):
         at = y + self.scroll_offset.y
         for start, end in self._hits(at) if at < self._entries.height else ():
             strip = selected(strip, start, end, _FOUND)
-        if self._view is not None:
-            marker = self._view.palette.base + self._view.palette.marker
-            if self._is_mark(y):
-                strip = _ending(strip, NEW_TEXT, marker + _FOUND)
-            elif at < self._entries.height and self._copies(self._entries.line(at)):
-                strip = _ending(strip, COPY, marker + self._view.palette.block)
         return strip
-
-    @staticmethod
-    def _copies(line: Line) -> bool:
-        """Return whether the mark that copies a code block is at the end of this line."""
-        return line.code is not None and cell_len(line.text.rstrip()) <= line.width - len(COPY)
-
-    def action_hit(self, step: int) -> None:
-        """Scroll to the next line with what was searched for, or to the one before."""
-        here, height = self.scroll_offset.y + _ABOVE, self._entries.height
-        ahead = range(here + 1, height) if step > 0 else range(min(here, height) - 1, -1, -1)
-        found = next((at for at in ahead if self._hits(at)), None) if self._matcher is not None else None
-        if found is not None:
-            self.scroll_to(y=max(0, found - _ABOVE), animate=False)
-
-    def on_click(self, event: events.Click) -> None:
-        place = event.get_content_offset(self)
-        if place is not None and self._is_mark(place.y) and place.x >= self.size.width - cell_len(NEW_TEXT):
-            event.prevent_default()
-            self.action_scroll_end()
-            return
-        at = -1 if place is None else place.y + self.scroll_offset.y
-        if place is not None and 0 <= at < self._entries.height:
-            line = self._entries.line(at)
-            if line.code is not None and self._copies(line) and line.width - len(COPY) <= place.x < line.width:
-                self._copy_block(line.code)
-                return
-        if place is None or event.chain != 1 or at not in self._entries.starts[:-1]:
-            return
-        message, text = self._entries[self._entries.at(at)].message, self._entries.line(at).text
-        left, right = (cell_len(text[: text.rfind(sign)]) for sign in "‹›")
-        if message.place and "‹" in text and left <= place.x <= right + 1:
-            run_on_screen(self, "switch_branch", message.id, -1 if place.x <= left + 1 else 1)
-
-
-def _ending(strip: Strip, text: str, style: Style) -> Strip:
-    """Return a line with `text` in the place of its end."""
-    mark = Strip([Segment(text, style)], cell_len(text))
-    return Strip.join([strip.crop(0, max(0, strip.cell_length - mark.cell_length)), mark])
 
 
 def sent_message(text: str) -> TranscriptMessage:
-    """Return a message that the user just sent."""
     return TranscriptMessage(role="user", title="You", content=text)
 
 
 def attached(message: StoredMessage) -> tuple[tuple[str, str], ...]:
-    """Return the titles and texts of what was sent with a message."""
     return tuple((attachment.title, attachment.text) for attachment in message.attachments)
 
 
@@ -433,21 +335,6 @@ def system_prompt(text: str, preset: Preset | None) -> list[TranscriptMessage]:
     return [TranscriptMessage(role="system", title="", content="", attachments=((title, text),))]
 
 
-def shown_steps(steps: Sequence[ToolStep], *, current: str = "") -> tuple[AnswerStep, ...]:
-    """Convert what came before an answer. `current` is the state of the first call without a result."""
-    found = list[AnswerStep]()
-    for step in steps:
-        calls = list[tuple[str, str | None]]()
-        for call, result in zip_longest(step.calls, step.results[: len(step.calls)]):
-            if result is not None:
-                calls.append((title(call, result), returned(call, result)))
-            else:
-                calls.append((f"{title(call)} · {current or 'not run'}", None))
-                current = ""
-        found.append(AnswerStep(step.said, step.reasoning, tuple(calls)))
-    return tuple(found)
-
-
 def _reasoning_s(message: StoredMessage) -> float:
     """Return how long the reasoning that is shown took; 0 when it is only a part of all."""
     if message.timings is None or any(step.reasoning for step in message.steps):
@@ -456,7 +343,6 @@ def _reasoning_s(message: StoredMessage) -> float:
 
 
 def last_turn(messages: list[StoredMessage], tree: Tree) -> list[TranscriptMessage]:
-    """Return the last question, and the answer to it if there is one."""
     answered = bool(messages) and messages[-1].role == "assistant"
     return [stored_message(message, tree) for message in (messages[-2:] if answered else messages[-1:])]
 
@@ -478,5 +364,5 @@ def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> Tra
         spans=spans,
         id=message.id,
         place=place,
-        steps=shown_steps(message.steps),
+        steps=message.steps,
     )

@@ -7,7 +7,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.present.chats import Welcome, serving
+from cpuchat.present.chats import Welcome
 from cpuchat.tui.keys import renamed
 from cpuchat.tui.services import Services
 
@@ -27,7 +27,6 @@ OF_OTHERS = ("What can you do?", CODE, COMPARE, "What is speculative decoding?")
 
 
 def start_of(question: str) -> str:
-    """Return what is put into the prompt for it."""
     return STARTS.get(question, question)
 
 
@@ -42,7 +41,6 @@ class WelcomePane(Static):
         super().__init__()
         self._services = services
         self._about = Welcome()
-        self._serving = ""
         self._questions: tuple[str, ...] = ()
         self.border_title = "New chat"
 
@@ -55,13 +53,11 @@ class WelcomePane(Static):
 
     @work(exclusive=True)
     async def _read(self) -> None:
-        services, before = self._services, (self._about, self._serving)
+        services = self._services
         if self._about == Welcome():
             self._about = await run_in_daemon_thread(
                 lambda: services.describe_machine(services.settings, services.conversation.model)
             )
-        self._serving = await run_in_daemon_thread(serving)  # servers come and go
-        if (self._about, self._serving) != before:
             self._draw()
 
     def _draw(self) -> None:
@@ -85,10 +81,8 @@ class WelcomePane(Static):
             lines += [Content(""), Content(self._about.machine)]
         if self._about.model:
             lines.append(Content(f"Recommended: {self._about.model}"))
-        if self._serving:
-            lines.append(Content(self._serving))
         if is_first:
-            keys = "1 to 3 send · Ctrl+O your own model · F1 help"
+            keys = "1 to 3, then Enter · Ctrl+O your own model · F1 help"
         else:
             keys = "Ctrl+O models · Alt+S system prompt · F1 help"
         lines += [Content(""), Content(renamed(keys, self._services.keymap))]

@@ -6,7 +6,6 @@ Against stock CommonMark:
   stay), but for those of control characters.
 - Link reference definitions are text: they would vanish, and would make a block depend on another one.
 - Link targets and titles are kept letter by letter, without decoding or percent-encoding.
-- Cells beyond a table's last column are kept (`token.meta["extra"]` of the row).
 - A table of over `MAX_COLUMNS` columns is text: each of its cells would be a line.
 - A paragraph, heading or cell with over `MAX_MARKS` characters that may be markup is text: the inline rules look for
   the other end of each, and a screen must not wait for it (5,000 take 0.1 s).
@@ -30,7 +29,7 @@ from typing import Any
 from markdown_it import MarkdownIt, helpers
 from markdown_it.common.utils import isPunctChar
 from markdown_it.rules_block import StateBlock, fence
-from markdown_it.rules_block.table import escapedSplit, table
+from markdown_it.rules_block.table import table
 from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 from markdown_it.rules_inline.state_inline import Scanned
@@ -61,7 +60,6 @@ _SELECTORS = "".join(map(chr, range(0xFE00, 0xFE0F)))  # not that of emoji
 
 
 def build() -> MarkdownIt:
-    """Return a parser of this dialect."""
     # gfm-like without linkify: nothing here becomes a live link, and it takes file names (main.py) for hosts.
     md = MarkdownIt("gfm-like", {"html": False, "linkify": False}).disable(["reference", "linkify"])
     setattr(md, "normalizeLink", str)  # noqa: B010 (methods of this one parser, not of the class)
@@ -164,25 +162,8 @@ def _title(string: str, start: int, maximum: int, prev_state: Any = None) -> Any
 
 
 def _table(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
-    before = len(state.tokens)
-    if state.src.count("|", state.bMarks[start_line], state.eMarks[start_line]) > MAX_COLUMNS + 1:
-        return False
-    if not table(state, start_line, end_line, silent):
-        return False
-    columns = 0
-    for token in state.tokens[before:]:
-        if token.type == "th_open":
-            columns += 1
-        elif token.type == "tr_open" and token.map and columns:
-            line = token.map[0]
-            cells = escapedSplit(state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].strip())
-            if cells and not cells[0]:
-                del cells[0]
-            if cells and not cells[-1]:
-                del cells[-1]
-            if len(cells) > columns:
-                token.meta["extra"] = [cell.strip() for cell in cells[columns:]]
-    return True
+    n_cells = state.src.count("|", state.bMarks[start_line], state.eMarks[start_line])
+    return n_cells <= MAX_COLUMNS + 1 and table(state, start_line, end_line, silent)
 
 
 def _math_block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:

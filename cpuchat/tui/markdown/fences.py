@@ -15,7 +15,6 @@ def language_of(info: str) -> str:
 
 
 def is_document(info: str) -> bool:
-    """Return whether fences may nest in a fence with this info string."""
     return language_of(info).lower() in _DOCUMENTS
 
 

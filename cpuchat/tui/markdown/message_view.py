@@ -1,20 +1,19 @@
 """Renders one message as lines: title, folded reasoning, content, note; with drafted tokens or differences marked.
 
-Drafted tokens are colored as plain text while an answer is written, then as Markdown of which only the layout is kept:
-its styles would be taken for those of drafters. Bold, plain, underlined and italic tell the drafters apart without
-colors too. Differences from another answer are marked by word, whatever Markdown made of them: both are rendered for
-the same width, so that tables and code compare as they are seen.
+Drafted tokens are colored in the text as it was written: the styles of Markdown would be taken for those of drafters.
+Bold, plain, underlined and italic tell the drafters apart without colors too. Differences from another answer are
+marked by word, whatever Markdown made of them: both are rendered for the same width, so that tables and code compare as
+they are seen.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import groupby
-from operator import itemgetter
+from itertools import zip_longest
 from time import monotonic
 from typing import Literal, NamedTuple
 
@@ -22,7 +21,9 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from cpuchat.base.text import Cleaner, clean, clean_line, common_prefix
+from cpuchat.present.tools import returned, title
 from cpuchat.protocol.drafters import DRAFTERS
+from cpuchat.protocol.messages import ToolStep
 from cpuchat.telemetry.units import plural
 from cpuchat.tui.markdown.render import MAX, render
 from cpuchat.tui.markdown.rows import (
@@ -31,7 +32,6 @@ from cpuchat.tui.markdown.rows import (
     Run,
     TextRow,
     TextStyles,
-    copied_text,
     plain_rows,
     prefix,
     to_line,
@@ -44,39 +44,17 @@ Span = tuple[int, str]
 Spans = tuple[Span, ...]
 
 _NAMES = {"": "the model", **{row.name: row.name for row in DRAFTERS}}
-_NOBODY = "\0"  # decoration
-_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
-_WORD_REACH = 24  # times its length: an address, of which nothing is shown, may come before a word
-_MARK_REACH = 8  # characters of markup before a punctuation mark
 
 
-class SpanList:
-    """Spans of a growing text; adjacent spans of one drafter are merged."""
-
-    def __init__(self) -> None:
-        self._spans: list[Span] = []
-
-    def add(self, length: int, drafter: str) -> None:
-        """Add `length` characters proposed by `drafter`."""
-        if not length:
-            return
-        if self._spans and self._spans[-1][1] == drafter:
-            length += self._spans.pop()[0]
-        self._spans.append((length, drafter))
-
-    def spans(self) -> Spans:
-        return tuple(self._spans)
+def add_span(spans: list[Span], length: int, drafter: str) -> None:
+    """Add `length` characters proposed by `drafter`; adjacent ones of one drafter are merged."""
+    if spans and spans[-1][1] == drafter:
+        length += spans.pop()[0]
+    if length:
+        spans.append((length, drafter))
 
 
-class DraftedStream(LineStream):
-    """Renders as `streaming.Stream`: feed it text, ask for rows."""
-
-    def __init__(self, width: int, palette: TextStyles) -> None:
-        super().__init__(width, palette.of_drafter)
-
-
-def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:
-    """Cut `text` into its spans, each with its drafter; text beyond them is the model's own."""
+def pieces(text: str, spans: Sequence[Span]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     at = 0
     for length, drafter in spans:
@@ -85,57 +63,11 @@ def pieces(text: str, spans: Spans) -> list[tuple[str, str]]:
     return [*found, (text[at:], "")]
 
 
-AGREES = _NOBODY
-"""Of text that keeps its own style, in `TranscriptMessage.heat`."""
-
-
-def drafted_rows(
-    text: str, spans: Spans, width: int, palette: TextStyles, style: Callable[[str], Style] | None = None
-) -> list[TextRow]:
-    """Render `text` as Markdown, in the `style` of its `spans` (None: of who drafted them) in place of its own.
-
-    What is shown is found again in `text` from word to word. A word that is not in there, as those of a formula may be,
-    counts as proposed by who proposed the one before.
-    """
-    rows = render(text, width, palette)
-    drafters = [drafter for piece, drafter in pieces(text, spans) for _ in piece]
-    at = 0
-    for row in rows:
-        proposed = [_NOBODY] * len(row.text)
-        for token in _TOKEN.finditer(row.text, row.lead):
-            is_word = token[0].isalnum()
-            reach = _WORD_REACH * len(token[0]) if is_word else _MARK_REACH
-            found = text.find(token[0], at, at + reach + len(token[0]))
-            if found >= 0:
-                at = found + len(token[0])
-                proposed[token.start() : token.end()] = drafters[found:at]
-            elif is_word and drafters:
-                proposed[token.start() : token.end()] = [drafters[max(0, at - 1)]] * len(token[0])
-        for place, character in enumerate(row.text[1:-1], 1):
-            if character == " " and _NOBODY not in (proposed[place - 1], proposed[place + 1]):
-                proposed[place] = proposed[place + 1]  # tokens begin with their space
-        row.runs = _recolored(row, proposed, style or palette.of_drafter)
-    return rows
-
-
-def _recolored(row: TextRow, proposed: list[str], of: Callable[[str], Style]) -> list[Run]:
-    """Return the runs of `row` with each character in the style of who `proposed` it; decoration keeps its own."""
-    runs: list[Run] = []
-    at = 0
-    for text, style in row.runs:
-        ground = Style(bgcolor=style.bgcolor, link=style.link)
-        for drafter, part in groupby(zip(proposed[at : at + len(text)], text, strict=True), key=itemgetter(0)):
-            shown = "".join(character for _, character in part)
-            if drafter != _NOBODY:
-                runs.append((shown, ground + of(drafter)))
-            else:
-                runs.append((shown, style if shown.strip() else ground))
-        at += len(text)
-    return runs
+AGREES = "\0"
+"""Of text without a style, in `TranscriptMessage.heat`."""
 
 
 def legend(spans: Spans, width: int, palette: TextStyles) -> list[TextRow]:
-    """Explain the colors, with shares of the text for a complete answer (`spans` given)."""
     counts: Counter[str] = Counter()
     for length, drafter in spans:
         counts[drafter] += length
@@ -152,8 +84,6 @@ def legend(spans: Spans, width: int, palette: TextStyles) -> list[TextRow]:
     return [row for wide in rows for row in wrap(wide, width)]
 
 
-FIRST_MARK = "▸"
-"""Stands before the first word that differs, for terminals without colors."""
 _WORD = re.compile(r"\S+")
 # Compared word by word; of an answer with more, all words behind the first difference are marked.
 _MAX_WORDS = 4000
@@ -182,12 +112,10 @@ def mark_differences(rows: list[TextRow], other: Sequence[TextRow], palette: Tex
         changed = [
             common + at for tag, first, end, _, _ in matcher.get_opcodes() if tag != "equal" for at in range(first, end)
         ]
-    for at in reversed(changed):  # from the end: a mark moves what stands behind it
-        word = ours[at]
+    for word in (ours[at] for at in changed):
         _restyle(rows[word.row], word.start, word.end, palette.changed)
     first = ours[common]
     _restyle(rows[first.row], first.start, first.end, palette.parted)
-    _insert(rows[first.row], first.start, (FIRST_MARK, palette.parted))
 
 
 def _words(rows: Sequence[TextRow]) -> list[_Word]:
@@ -211,18 +139,6 @@ def _restyle(row: TextRow, start: int, end: int, style: Style) -> None:
     row.runs = [run for run in runs if run[0]]
 
 
-def _insert(row: TextRow, at: int, run: Run) -> None:
-    runs: list[Run] = []
-    for text, style in row.runs:
-        if 0 <= at < len(text):
-            runs += [(text[:at], style), run, (text[at:], style)]
-            at = -1
-        else:
-            runs.append((text, style))
-            at = at - len(text) if at >= 0 else at
-    row.runs = [one for one in runs if one[0]]
-
-
 GUTTER = 2  # cells; the marker of the selected message stands here
 LONGEST_LINE = 100  # cells; in a wider view the text is centered
 LIVE_REASONING = 3  # rows
@@ -230,15 +146,6 @@ UNFOLDED_LINES = 200  # of an attachment; all of it may be megabytes
 UNFOLDED_CHARACTERS = 20_000
 CURSOR = "▍"
 STEP = 4000  # characters of a long message that are rendered in one go
-
-
-@dataclass(frozen=True)
-class AnswerStep:
-    """What came before an answer: text, then calls of tools, each with what it returned (None: it has not)."""
-
-    said: str = ""
-    reasoning: str = ""
-    calls: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -265,7 +172,7 @@ class TranscriptMessage:
     place: str = ""
     attachments: tuple[tuple[str, str], ...] = ()
     reasoning_s: float = 0.0
-    steps: tuple[AnswerStep, ...] = ()
+    steps: tuple[ToolStep, ...] = ()
 
     def cleaned(self) -> TranscriptMessage:
         return replace(
@@ -335,35 +242,30 @@ class Rendering:
 
 def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
     """Render all lines of a complete, `cleaned` message, with the blank one after it."""
-    return _rendered(message, view).lines
-
-
-def _rendered(message: TranscriptMessage, view: View) -> Rendering:
     rendering = Rendering(message, view)
     while not rendering.step():
         pass
-    return rendering
+    return rendering.lines
 
 
 def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[TextRow]]:
     """Render the text of a message: a long one in steps, as while it is written, differences unmarked."""
     text, width, palette = message.content.strip("\n"), view.text_width, view.palette
     spans = message.spans if view.color_drafts else ()
-    if len(text) > MAX or message.role != "assistant":
+    marks = message.heat or spans
+    if len(text) > MAX or message.role != "assistant" or marks:
         # What people type is shown as they typed it.
         stream = _new_stream(message.role, bool(spans), view)
-        rest = deque(pieces(text, spans))
+        if message.heat:
+            styles = {AGREES: Style(), "matters": palette.parted}
+            stream = LineStream(width, lambda step: styles.get(step, palette.changed))
+        rest = deque(pieces(text, marks))
         while rest:
             _feed(stream, rest)
             rows, tail = stream.update()
             yield rows if rest else rows + tail
-        if spans:
+        if spans and not message.heat:
             yield legend(spans, width, palette)
-    elif message.heat:
-        styles = {"close": palette.changed, "matters": palette.parted}
-        yield drafted_rows(text, message.heat, width, palette, lambda step: styles.get(step, palette.changed))
-    elif spans:
-        yield drafted_rows(text, spans, width, palette) + legend(spans, width, palette)
     else:
         body = render(text, width, palette)
         if message.other is not None and len(message.other) <= MAX:
@@ -373,14 +275,15 @@ def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[TextR
 
 def _new_stream(role: str, colored: bool, view: View) -> Stream | LineStream:
     """Return what renders the text of such a message in parts."""
+    if role == "assistant" and colored:
+        return LineStream(view.text_width, view.palette.of_drafter)
     if role == "assistant":
-        return (DraftedStream if colored else Stream)(view.text_width, view.palette)
+        return Stream(view.text_width, view.palette)
     styles = {"user": Style(), "system": view.palette.dim, "notice": view.palette.notice}
     return LineStream(view.text_width, lambda _: styles[role])
 
 
 def _feed(stream: Stream | LineStream, rest: deque[tuple[str, str]]) -> None:
-    """Move the first `STEP` characters of texts and their drafters to the stream."""
     left = STEP
     while rest and left > 0:
         text, drafter = rest.popleft()
@@ -390,18 +293,7 @@ def _feed(stream: Stream | LineStream, rest: deque[tuple[str, str]]) -> None:
         left -= len(text)
 
 
-def plain_text(message: TranscriptMessage) -> str:
-    """Return the content of a message as it is shown, without Markdown's marks, unwrapped; a long one as it is."""
-    if len(message.content) > MAX:
-        return message.content
-    bare = replace(message, reasoning="", note="", spans=(), other=None, attachments=()).cleaned()
-    rendering = _rendered(bare, View(LONGEST_LINE + GUTTER + 1, TextStyles()))
-    shown = rendering.lines[rendering.content.start : rendering.content.stop]
-    return copied_text(shown, (0, 0), (len(shown), 0))
-
-
 def note_rows(note: str, view: View) -> list[TextRow]:
-    """Render the note, wrapped between its parts."""
     lines = [""]
     for part in note.split(" · "):
         longer = f"{lines[-1]} · {part}" if lines[-1] else part
@@ -413,7 +305,6 @@ def note_rows(note: str, view: View) -> list[TextRow]:
 
 
 def title_rows(message: TranscriptMessage, view: View) -> list[TextRow]:
-    """Render the speaker's name; a notice may have none."""
     if not message.title:
         return []
     palette = view.palette
@@ -434,7 +325,6 @@ def fold_rows(reasoning: str, seconds: float, view: View) -> list[TextRow]:
 
 
 def _about_reasoning(reasoning: str, seconds: float) -> str:
-    """Format `reasoning · 14 s · 212 words`; the time from one second on."""
     time = f"{seconds:,.0f} s" if seconds >= 1 else ""
     return " · ".join(filter(None, ("reasoning", time, plural(len(reasoning.split()), "word"))))
 
@@ -455,18 +345,22 @@ def attachment_rows(title: str, text: str, view: View) -> list[TextRow]:
     return [*rows, TextRow()]
 
 
-def steps_rows(steps: tuple[AnswerStep, ...], view: View) -> list[TextRow]:
-    """Render what came before an answer: its text, and a line for each call, with the result when unfolded."""
+def steps_rows(steps: Sequence[ToolStep], view: View, state: str = "") -> list[TextRow]:
+    """Render what came before an answer: its text, and a line for each call, with the result when unfolded. `state` is
+    that of the first call without one.
+    """
     rows: list[TextRow] = []
     for step in steps:
         rows += fold_rows(clean(step.reasoning), 0.0, view)
         if said := clean(step.said).strip("\n"):
             rows += [*render(said, view.text_width, view.palette), TextRow()]
-        for title, result in step.calls:
+        for call, result in zip_longest(step.calls, step.results[: len(step.calls)]):
             if result is not None:
-                rows += attachment_rows(title, result, view)
+                rows += attachment_rows(title(call, result), returned(call, result), view)
             else:
-                rows += wrap(TextRow([(f"▸ {clean_line(title)}", view.palette.dim)]), view.text_width)
+                line = clean_line(f"▸ {title(call)} · {state or 'not run'}")
+                rows += wrap(TextRow([(line, view.palette.dim)]), view.text_width)
+                state = ""
     return [*rows, TextRow()] if rows and rows[-1].runs else rows
 
 
@@ -488,24 +382,22 @@ class OpenMessage:
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.pending = ""
-        self.steps: tuple[AnswerStep, ...] = ()
+        self.steps: tuple[ToolStep, ...] = ()
+        self._step_state = ""
         self._cleaner = Cleaner()
         self._reasoning_cleaner = Cleaner()
         self._reasoned_at: tuple[float, float] | None = None  # its first and its last text, or the first of the answer
-        self._spans = SpanList()
+        self._spans: list[Span] = []
         self._fresh = deque[tuple[str, str]]()  # content that the stream has not seen yet, and who proposed it
         self._stream = _new_stream("assistant", drafted and view.color_drafts, view)
         self._head: list[Line] = []  # title, steps and reasoning
-        self._head_of: tuple[int, bool, tuple[AnswerStep, ...]] | None = (
-            None  # parts of reasoning, whether there is content
-        )
+        self._head_of: tuple[object, ...] | None = None
         self._done: list[Line] = []
         self.lines: list[Line] = []
         self.update()
 
     @property
     def reasoning_s(self) -> float:
-        """Return how long the reasoning has taken."""
         return self._reasoned_at[1] - self._reasoned_at[0] if self._reasoned_at is not None else 0.0
 
     def feed(self, text: str, reasoning: bool = False, drafter: str = "") -> None:
@@ -520,12 +412,11 @@ class OpenMessage:
                 cleaned = cleaned.lstrip("\n")
             self._take(cleaned, drafter)
 
-    def show_steps(self, steps: tuple[AnswerStep, ...]) -> None:
-        """Show what came before; the text up to here is part of it."""
-        self.steps = steps
+    def show_steps(self, steps: tuple[ToolStep, ...], state: str = "") -> None:
+        self.steps, self._step_state = steps, state
         self.content, self.reasoning, self._done = [], [], []
         self._fresh.clear()
-        self._cleaner, self._reasoning_cleaner, self._spans = Cleaner(), Cleaner(), SpanList()
+        self._cleaner, self._reasoning_cleaner, self._spans = Cleaner(), Cleaner(), []
         self._stream = _new_stream("assistant", self.drafted and self.view.color_drafts, self.view)
         self._reasoned_at = None
 
@@ -534,7 +425,7 @@ class OpenMessage:
             self.content.append(text)
             self._fresh.append((text, drafter))
             if self.drafted:
-                self._spans.add(len(text), drafter)
+                add_span(self._spans, len(text), drafter)
 
     @property
     def behind(self) -> bool:
@@ -545,19 +436,19 @@ class OpenMessage:
         """Render from the start for another width, palette or folding."""
         self.view = view
         self._stream = _new_stream("assistant", self.drafted and self.view.color_drafts, self.view)
-        self._fresh = deque(pieces("".join(self.content), self._spans.spans()))
+        self._fresh = deque(pieces("".join(self.content), self._spans))
         self._head_of, self._done = None, []
         self.update()
 
     def update(self) -> int:
         """Render what came in; returns the first changed line."""
         view = self.view
-        begun = (len(self.reasoning), bool(self.content), self.steps)
+        begun = (len(self.reasoning), bool(self.content), self.steps, self._step_state)
         if begun != self._head_of:
-            title = title_rows(TranscriptMessage("assistant", self.title, ""), view)
-            above = title + steps_rows(self.steps, view)
+            above = title_rows(TranscriptMessage("assistant", self.title, ""), view)
+            above += steps_rows(self.steps, view, self._step_state)
             self._head_of, self._head = begun, view.lines(above + self._live_reasoning())
-        key = legend((), view.text_width, view.palette) if isinstance(self._stream, DraftedStream) else []
+        key = legend((), view.text_width, view.palette) if isinstance(self._stream, LineStream) else []
         _feed(self._stream, self._fresh)
         final, tail = self._stream.update()
         self._done += view.lines(final)
@@ -569,16 +460,14 @@ class OpenMessage:
         return self._replace([*self._head, *self._done, *view.lines([*tail, *key]), view.line(TextRow())])
 
     def message(self, note: str = "") -> TranscriptMessage:
-        """Return the message so far."""
         content, reasoning = "".join(self.content), "".join(self.reasoning)
-        spans, seconds, steps = self._spans.spans(), self.reasoning_s, self.steps
+        spans, seconds, steps = tuple(self._spans), self.reasoning_s, self.steps
         message = TranscriptMessage(
             "assistant", self.title, content, reasoning, note, spans, reasoning_s=seconds, steps=steps
         )
         return message.cleaned()
 
     def finish(self, note: str) -> TranscriptMessage:
-        """Return the complete message."""
         self._take(self._cleaner.flush(), "")
         self.reasoning.append(self._reasoning_cleaner.flush())
         return self.message(note)

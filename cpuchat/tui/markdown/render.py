@@ -16,7 +16,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,6 @@ def _role(kind: _TokenType) -> str:
 
 @lru_cache(maxsize=64)
 def find_lexer(language: str) -> Lexer | None:
-    """Return the lexer for a fence's language, None if there is none."""
     from pygments.lexers import get_lexer_by_name  # not at start: it takes as long as all of this package
     from pygments.util import ClassNotFound
 
@@ -130,12 +129,11 @@ _BETWEEN = 3  # " │ "
 
 @dataclass
 class Table:
-    """Cells as styled runs. `aligns`: "left", "right", "center" or "". `extra`: what follows a row's last column."""
+    """Cells as styled runs. `aligns`: "left", "right", "center" or ""."""
 
     header: list[Cell]
     rows: list[list[Cell]]
     aligns: list[str]
-    extra: dict[int, list[str]] = field(default_factory=dict)
 
 
 def _size(line: list[Run]) -> int:
@@ -147,7 +145,6 @@ def _width(cell: Cell) -> int:
 
 
 def _joined(cell: Cell) -> list[Run]:
-    """Join a cell's lines."""
     return [run for number, line in enumerate(cell) for run in ([(" ", Style()), *line] if number else line)]
 
 
@@ -182,11 +179,8 @@ def layout(table: Table, width: int, palette: TextStyles, widths: list[int] | No
         rows += _row(table.header, widths, table.aligns, palette)
         bars = "─┼─".join("─" * size for size in widths)
         rows.append(TextRow([(f"─{bars}─", palette.rule)]))
-    for index, cells in enumerate(table.rows):
+    for cells in table.rows:
         rows += _row(cells, widths, table.aligns, palette)
-        if index in table.extra:
-            extra = TextRow([("│ " + " │ ".join(table.extra[index]), palette.dim)])
-            rows += prefix(wrap(extra, width - 2), ("  ", palette.dim), ("  ", palette.dim))
     return rows
 
 
@@ -223,8 +217,6 @@ def _stacked(table: Table, width: int, palette: TextStyles) -> list[TextRow]:
             rows.append(TextRow([("─" * min(width, 12), palette.rule)]))
         for head, cell in zip(table.header, cells, strict=False):
             rows += wrap(TextRow([*_joined(head), (": ", palette.dim), *_joined(cell)]), width)
-        if index in table.extra:
-            rows += wrap(TextRow([(" │ ".join(table.extra[index]), palette.dim)]), width)
     return rows
 
 
@@ -259,7 +251,6 @@ def parse_blocks(text: str, *, unfinished: bool = False) -> list[Token]:
 
 
 def parse_inline(text: str) -> list[Token]:
-    """Parse the text of one paragraph."""
     return _parser().parseInline(text)[0].children or []
 
 
@@ -287,7 +278,6 @@ def render(source: str, width: int, palette: TextStyles) -> list[TextRow]:
         return plain_rows(source, width, Style())
     lines = source.split("\n")
     renderer = Renderer(width, palette)
-    renderer.whole = True
     rows: list[TextRow] = []
     last_heading = False
     end = 0
@@ -320,7 +310,6 @@ def missing(source: str, rows: Sequence[TextRow]) -> Counter[str]:
 
 
 def top_blocks(tokens: Sequence[Token]) -> list[Sequence[Token]]:
-    """Split tokens into top-level blocks."""
     blocks: list[Sequence[Token]] = []
     start = 0
     for index, token in enumerate(tokens):
@@ -332,25 +321,24 @@ def top_blocks(tokens: Sequence[Token]) -> list[Sequence[Token]]:
 
 def code_blocks(source: str) -> list[CodeBlock]:
     """Return the code blocks of `source`, those inside lists and quotes too."""
-    return [_code_block(token) for token in parse_blocks(source) if token.type in ("fence", "code_block")]
-
-
-def _code_block(token: Token) -> CodeBlock:
-    return CodeBlock(token.content.rstrip("\n"), language_of(token.info) if token.type == "fence" else "")
+    return [
+        CodeBlock(token.content.rstrip("\n"), language_of(token.info))
+        for token in parse_blocks(source)
+        if token.type in ("fence", "code_block")
+    ]
 
 
 class Renderer:
     """Renders tokens for one width and palette.
 
     `continued` leaves out the head of the first block (a code block's label, a table's header): streaming shows a
-    long block in parts. `table_widths` are then the columns of the part before. `whole`: each code block is here to its
-    end, and its first row has it.
+    long block in parts. `table_widths` are then the columns of the part before.
     """
 
     def __init__(self, width: int, palette: TextStyles) -> None:
         self.width = max(8, width)
         self.palette = palette
-        self.continued = self.whole = False
+        self.continued = False
         self.table_widths: list[int] | None = None
         self.shown_twice = ""  # of the last block: link targets that are the link's text, and what became Unicode
 
@@ -412,7 +400,6 @@ class Renderer:
         return rows
 
     def _formula(self, source: str) -> str:
-        """Return a formula as it is shown: as Unicode, else as it was written."""
         from cpuchat.tui.markdown.latex import unicode_math  # with the first formula, not before the first paint
 
         shown = unicode_math(source)
@@ -443,7 +430,6 @@ class Renderer:
     def _code(self, token: Token, width: int) -> list[TextRow]:
         palette = self.palette
         label = token.info.strip() if token.type == "fence" else ""
-        block = _code_block(token)
         bar = palette.block + palette.rule
         rows: list[TextRow] = []
         if label and not self.continued:
@@ -451,23 +437,19 @@ class Renderer:
                 part.fill = palette.block
                 rows += prefix([part], ("▎ ", bar), ("▎ ", bar))
         code = "\n".join(expand_tabs(line) for line in token.content.removesuffix("\n").split("\n"))
-        for runs in highlight(code, block.language, palette)[0]:
+        for runs in highlight(code, language_of(label), palette)[0]:
             # A dashed bar marks the rest of a line that was too long.
             parts = wrap(TextRow(runs, bare=True, fill=palette.block), width - 3)
             rows += prefix(parts, ("▎ ", bar), ("╎ ", bar))
-        rows[0].code = block if self.whole else None
         return rows
 
     def _table(self, inner: Sequence[Token], width: int, style: Style) -> list[TextRow]:
         lines: list[list[Cell]] = []
         aligns: list[str] = []
-        extra: dict[int, list[str]] = {}
         head = False
         for token in inner:
             if token.type == "tr_open":
                 lines.append([])
-                if "extra" in token.meta:
-                    extra[len(lines) - 2] = token.meta["extra"]
             elif token.type in ("th_open", "td_open"):
                 head = token.type == "th_open"
                 if head:
@@ -475,7 +457,7 @@ class Renderer:
             elif token.type == "inline":
                 cell_style = style + self.palette.head if head else style
                 lines[-1].append(self.inline(token.children or [], cell_style))
-        table = Table(lines[0], lines[1:], aligns, extra)
+        table = Table(lines[0], lines[1:], aligns)
         fixed = self.table_widths if self.continued else None
         self.table_widths = fixed or column_widths(table, width)
         return layout(table, width, self.palette, fixed)
@@ -550,7 +532,6 @@ class Renderer:
 
 
 def _close_of(tokens: Sequence[Token], index: int) -> int:
-    """Return where the block ends that is opened at `index`."""
     level = tokens[index].level
     return next(at for at in range(index + 1, len(tokens)) if tokens[at].level == level and tokens[at].nesting == -1)
 

@@ -46,8 +46,7 @@ class TextRow:
 
     `joint` is what stands between the row before and this one in copied text: a line break, or for a wrapped row the
     spaces that the wrap took. `lead` characters at the start are decoration and are not copied; `bare` rows (code)
-    have all decoration in front of them counted in `lead`. `fill` paints the rest of the row. `code` is the block that
-    begins with this row.
+    have all decoration in front of them counted in `lead`. `fill` paints the rest of the row.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -55,7 +54,6 @@ class TextRow:
     lead: int = 0
     bare: bool = False
     fill: Style | None = None
-    code: CodeBlock | None = None
 
     @property
     def text(self) -> str:
@@ -63,22 +61,19 @@ class TextRow:
 
 
 class Line:
-    """A finished row: what is drawn, and how it and its `code` are copied (see `TextRow`).
+    """A finished row: what is drawn, and how it is copied (see `TextRow`).
 
     Strips are heavy (seven caches each, and what is in them) and most lines of a chat are never on screen, so they are
     made when asked for, and only those made last are kept.
     """
 
-    __slots__ = ("_strip", "code", "joint", "lead", "segments", "width")
+    __slots__ = ("_strip", "joint", "lead", "segments", "width")
 
-    def __init__(
-        self, segments: list[Segment], width: int, lead: int, joint: str, code: CodeBlock | None = None
-    ) -> None:
+    def __init__(self, segments: list[Segment], width: int, lead: int, joint: str) -> None:
         self.segments = segments
         self.width = width
         self.lead = lead
         self.joint = joint
-        self.code = code
         self._strip: Strip | None = None
 
     @property
@@ -122,7 +117,6 @@ def wrap(row: TextRow, width: int) -> list[TextRow]:
 
 
 def _cuts(text: str, width: int) -> list[tuple[int, int, str]]:
-    """(start, end, spaces left out after it) of each line."""
     cuts: list[tuple[int, int, str]] = []
     start, cells = 0, 0
     first_indent = len(text) - len(text.lstrip(" "))
@@ -165,7 +159,6 @@ def _shortened(start: int, end: int, joint: str, max_length: int) -> Iterator[tu
 
 
 def _take(runs: deque[Run], count: int) -> list[Run]:
-    """Remove the first `count` characters of `runs` and return them."""
     taken: list[Run] = []
     while count > 0 and runs:
         text, style = runs.popleft()
@@ -259,7 +252,7 @@ def to_line(row: TextRow, width: int, base: Style, gutter: str = "") -> Line:
         segments.append(Segment(" " * (width - cells), base + row.fill if row.fill else base))
     if cells > width:
         segments = list(Strip(segments, cells).crop(0, width))
-    return Line(segments, width, row.lead + len(gutter), row.joint, row.code)
+    return Line(segments, width, row.lead + len(gutter), row.joint)
 
 
 def copied_text(lines: Sequence[Line], start: tuple[int, int], end: tuple[int, int]) -> str:

@@ -34,7 +34,6 @@ from cpuchat.tui.markdown.message_view import (
     TranscriptMessage,
     View,
     pieces,
-    plain_text,
 )
 from cpuchat.tui.markdown.render import code_blocks
 from cpuchat.tui.markdown.rows import CodeBlock, Line, copied_text, selected
@@ -77,14 +76,12 @@ class TranscriptEntry:
 
     @property
     def now(self) -> TranscriptMessage:
-        """Return the message so far."""
         if self.open is not None:
             return self.open.message()
         return self.message if self.view is not None else self.message.cleaned()
 
     @property
     def size(self) -> int:
-        """Characters to render in one go, roughly."""
         return min(STEP, len(self.message.content)) + len(self.message.reasoning) + 100
 
     def render(self, view: View) -> int:
@@ -119,7 +116,6 @@ class Entries(list[TranscriptEntry]):
         self.recount()
 
     def recount(self) -> None:
-        """Update `starts`: the first line of each entry, then the total."""
         self.starts = [0, *accumulate(len(entry.lines) for entry in self)]
 
     @property
@@ -144,17 +140,14 @@ class Entries(list[TranscriptEntry]):
         return min(max(0, bisect_right(self.starts, line) - 1), len(self) - 1)
 
     def line(self, number: int) -> Line:
-        """Return a line. Raises IndexError if it does not exist."""
         index = self.at(number)
         return self[index].lines[number - self.starts[index]]
 
     def open_answer(self) -> OpenMessage | None:
-        """Return the answer that is being written."""
         index = self.open_index()
         return None if index is None else self[index].open
 
     def current(self, index: int | None) -> TranscriptMessage | None:
-        """Return the message at `index`; without one, the last answer."""
         if index is not None and index < len(self):
             return self[index].now
         return next((entry.now for entry in reversed(self) if entry.message.role == "assistant"), None)
@@ -168,7 +161,6 @@ class Entries(list[TranscriptEntry]):
             yield from range(top - 1, -1, -1)
 
     def open_index(self) -> int | None:
-        """Return the index of the open answer."""
         return next((index for index, entry in enumerate(self) if entry.open is not None), None)
 
 
@@ -222,12 +214,10 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def messages(self) -> list[TranscriptMessage]:
-        """Return the messages shown, cleaned; an open answer so far."""
         return [entry.now for entry in self._entries]
 
     @property
     def lines(self) -> list[Line]:
-        """Return all lines, also those out of view."""
         return [line for entry in self._entries for line in entry.lines]
 
     @property
@@ -248,7 +238,6 @@ class Transcript(ScrollView, can_focus=True):
             self.refresh()
 
     def add_message(self, message: TranscriptMessage) -> None:
-        """Append a message."""
         self._append(TranscriptEntry(message))
 
     def begin_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
@@ -302,7 +291,6 @@ class Transcript(ScrollView, can_focus=True):
         return entry.message
 
     def toggle_reasoning(self) -> bool:
-        """Toggle reasoning; returns True if it is shown now."""
         self._show_reasoning = not self._show_reasoning
         self._restyle()
         return self._show_reasoning
@@ -312,20 +300,17 @@ class Transcript(ScrollView, can_focus=True):
         return self._color_drafts
 
     def color_drafts(self, on: bool) -> None:
-        """Color drafted tokens where drafters are known."""
         if on != self._color_drafts:
             self._color_drafts = on
             self._restyle()
 
     # Text for the clipboard
 
-    def current_message_text(self, plain: bool = False) -> str:
-        """Return the selected message, else the last answer; `plain`: as it is shown, without Markdown's marks."""
+    def current_message_text(self) -> str:
         message = self._entries.current(self._current)
-        return "" if message is None else plain_text(message) if plain else message.content
+        return "" if message is None else message.content
 
     def code_blocks(self) -> list[CodeBlock]:
-        """Return the code blocks of the selected message, else of the last answer."""
         return code_blocks(self.current_message_text())
 
     # Rendering
@@ -410,7 +395,6 @@ class Transcript(ScrollView, can_focus=True):
             self._chunk_timer.start(_CHUNK_PAUSE)
 
     def _first_line(self, index: int) -> int:
-        """Return the line of a message to scroll to when it is shown."""
         return 0
 
     def _flush_soon(self) -> None:
@@ -437,7 +421,6 @@ class Transcript(ScrollView, can_focus=True):
         self.on_flush()
 
     def _refresh_rows(self, first: int, end: int) -> None:
-        """Redraw the lines from `first` to before `end`."""
         top = max(0, first - self.scroll_offset.y)
         bottom = min(self.size.height, end - self.scroll_offset.y)
         if top < bottom:

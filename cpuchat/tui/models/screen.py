@@ -155,7 +155,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         if at is not None:  # else it has ended meanwhile
             others = [entry for entry in before if entry.source.server != server]
             self._update(on_servers=(*others[:at], *fresh, *others[at:]))
-            self.services.served = [entry.source for entry in self.state.on_servers if entry.model is not None]
 
     @work(exclusive=True, group="files")
     async def _read_files(self) -> None:

@@ -37,7 +37,6 @@ def is_light_at_start() -> bool:
 
 
 async def remember(is_light: bool) -> None:
-    """Keep what the terminal reported for the next start."""
     await run_in_daemon_thread(lambda: _remember(is_light))
 
 
@@ -54,7 +53,6 @@ def _terminal() -> str:
 
 
 def background_reported(sequence: str) -> BackgroundReported | None:
-    """Return the reply that a sequence is."""
     reply = _REPLY.fullmatch(sequence)
     return None if reply is None else BackgroundReported(_is_light(*reply.groups()[:3]))
 

@@ -1,5 +1,5 @@
-"""Apps that never end with a traceback, neither on an exception nor on a signal: an unexpected error becomes a log, one
-sentence, and a screen that says what happened and what is saved, and offers a restart.
+"""Apps that never end with a traceback, neither on an exception nor on a signal: an unexpected error becomes a log and
+one sentence.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from textual import constants, on
-from textual.app import App, ComposeResult
-from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
+from textual import constants
+from textual.app import App
 from textual.css.query import NoMatches
 from textual.driver import Driver
 from textual.timer import Timer, TimerCallback
 from textual.widget import MountError
-from textual.widgets import Button, Label
 from textual.worker import WorkerFailed
 
 import cpuchat
@@ -133,13 +130,11 @@ class GuardedApp(App[R], Generic[R]):
             record(error)
 
     def fail_from_thread(self, error: BaseException) -> None:
-        """Call `fail` from another thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self.fail, error)
 
     def end_by(self, number: int) -> None:
-        """End because of a signal, on the event loop."""
         self.signalled = self.signalled or number
         self.exit()
 
@@ -147,7 +142,6 @@ class GuardedApp(App[R], Generic[R]):
         """Save now. Called before the process ends without its event loop; quick, and may raise."""
 
     def worker_groups(self) -> list[int]:
-        """Return the process groups to stop and continue with this one."""
         return []
 
     def action_suspend_process(self) -> None:
@@ -156,58 +150,6 @@ class GuardedApp(App[R], Generic[R]):
             suspend()
 
     def give_terminal_back(self) -> None:
-        """Restore the terminal, whatever has happened to the driver."""
         restore = getattr(self._driver, "restore", None)
         if restore is not None:
             restore()
-
-
-class LastResort(GuardedApp[bool]):
-    """Returns True to restart. A separate app, independent of what broke."""
-
-    TITLE = "cpuchat"
-    ENABLE_COMMAND_PALETTE = False
-    AUTO_FOCUS = "#restart"
-    # Its own, in the colors of the terminal: a theme or a style sheet may be what broke.
-    CSS = """
-    Screen { align: center middle; }
-    #dialog { width: 76; max-width: 100%; height: auto; max-height: 100%; border: round $error; padding: 1 2; }
-    Label { width: 100%; }
-    #buttons { height: auto; margin-top: 1; }
-    Button { margin-right: 2; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("r", "leave(True)", "restart"),
-        ("q,escape", "leave(False)", "quit"),
-        ("ctrl+q,ctrl+c", "leave(False)", "quit"),
-        ("left,right", "app.focus_next", "other"),
-    ]
-
-    def __init__(self, crash: Crash, saved: bool) -> None:
-        super().__init__()
-        self._what = crash
-        self._saved = saved
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="dialog") as dialog:
-            dialog.border_title = "cpuchat stopped on an internal error"
-            yield Label(self._what.what, markup=False)
-            yield Label(words(self._saved), markup=False)
-            yield Label(self._what.log_words, markup=False)
-            with Horizontal(id="buttons"):
-                yield Button("Restart", id="restart", variant="primary", compact=True)
-                yield Button("Quit", id="quit", compact=True)
-
-    @on(Button.Pressed)
-    def _pressed(self, event: Button.Pressed) -> None:
-        self.exit(event.button.id == "restart")
-
-    def action_leave(self, restart: bool) -> None:
-        self.exit(restart)
-
-
-def words(saved: bool) -> str:
-    """Return what happened to the chat."""
-    if saved:
-        return "Your chat is saved. Restart starts the worker again and reopens the chat."
-    return "The last answer may be incomplete on disk. Restart reopens the chat as it was saved."

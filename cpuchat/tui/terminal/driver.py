@@ -3,14 +3,9 @@
 Textual's driver gives the terminal back when its own message loop ends in order. Here the rest is seen to: signals, a
 terminal that is closed, Ctrl+Z, and a loop that is stuck.
 
-Textual hands characters to the focused widget, but acts on bound keys in the app: at once for priority bindings, and
-only after the key has climbed the tree for the others. Enter then overtakes the text before it, and Backspace is
-overtaken by the text after it. What follows a key that opens a screen would go to the screen below, or to one that has
-no widgets yet; what follows a key that moves the focus, to the widget that had it before. Some keys act by a message to
-the screen, or only after something was read (a chat, say): what follows waits for that, too.
-
-`Gate` filters every row of every widget between layout and terminal: text that was not cleaned (a forgotten name, a
-library's own widget) cannot control the terminal either.
+Textual hands characters to the focused widget, but acts on bound keys in the app: Enter overtakes the text before it,
+and Backspace is overtaken by the text after it. What follows a key that opens a screen, moves the focus or reads
+something (a chat, say) would go to the widget that had the focus before. Here it waits.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ import sys
 import termios
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Protocol, TextIO, TypeVar, cast
+from typing import Any, TextIO, TypeVar
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -52,15 +47,6 @@ _RESET = (
 # Kitty's protocol as Textual asks for it, and the key of the base layout in each report: shortcuts are found by it.
 _PUSH_KEYBOARD, _POP_KEYBOARD = "" if constants.DISABLE_KITTY_KEY else "\x1b[>29u", "\x1b[<u"
 _WRITABLE_SECONDS = 0.5  # a terminal that takes nothing for so long gets no farewell
-
-
-class JobControl(Protocol):
-    signalled: int
-    asks_background: bool
-
-    def worker_groups(self) -> list[int]: ...
-
-    def end_by(self, number: int) -> None: ...
 
 
 class _Output:
@@ -92,13 +78,14 @@ class _Output:
 class TerminalDriver(LinuxDriver):
     """Textual's driver, which also stops the whole job on Ctrl+Z and notices that the terminal is gone.
 
-    `active` tells whether the terminal is taken over now. `app` is a `JobControl`.
+    `active` tells whether the terminal is taken over now.
     """
 
     active = False
 
     def __init__(self, app: App[Any], **options: Any) -> None:
         super().__init__(app, **options)
+        self._job: Any = app  # a `GuardedApp`, which imports this module
         # Not Rich's, which has a size of its own for dumb terminals and those of 0×0: Textual would lay out for either
         # size in turn, for ever.
         self._size = self._get_terminal_size()
@@ -109,10 +96,6 @@ class TerminalDriver(LinuxDriver):
         signal.signal(signal.SIGTSTP, lambda *_: self._soon(self.suspend_job))
         signal.signal(signal.SIGCONT, lambda *_: self._soon(self._continued))
         threading.Thread(target=self._await_hangup, name="hangup", daemon=True).start()
-
-    @property
-    def _job(self) -> JobControl:
-        return cast("JobControl", self._app)
 
     def _soon(self, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -202,7 +185,6 @@ class TerminalDriver(LinuxDriver):
                 self.process_message(message)
 
     def _lost(self) -> None:
-        """End the app as a SIGHUP would, from any thread."""
         if not self._lost_once:
             self._lost_once = True
             self._soon(lambda: self._job.end_by(signal.SIGHUP))
@@ -357,7 +339,9 @@ async def _emptied(node: MessagePump) -> None:
 
 
 class Gate(LineFilter):
-    """Replaces control characters by blanks of the same width, so that the layout stays."""
+    """Replaces control characters in every row of every widget by blanks of the same width: text that was not cleaned
+    cannot control the terminal either.
+    """
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         if all(map(_passes, segments)):

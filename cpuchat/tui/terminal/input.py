@@ -173,7 +173,6 @@ class InputParser:
 
 
 def _decoded(text: str) -> str:
-    """Return a text with U+FFFD for what is no UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

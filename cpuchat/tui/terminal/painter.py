@@ -176,35 +176,29 @@ _Variables = frozenset[tuple[str, str]]
 
 _MAX = 512
 """Sheets to keep: those of all screens and widgets, in some themes."""
-parse_rules: Callable[..., list[RuleSet]] | None = getattr(Stylesheet, "_parse_rules", None)
-"""Textual's own parser of a sheet; None where this version has none."""
-_check: Callable[[list[Selector], list[DOMNode]], bool] | None = getattr(stylesheet, "_check_selectors", None)
+parse_rules = Stylesheet._parse_rules
+_check: Callable[[list[Selector], list[DOMNode]], bool] = getattr(stylesheet, "_check_selectors")  # noqa: B009
 _kept: LRUCache[tuple[object, ...], list[RuleSet]] = LRUCache(_MAX)
 _themes: dict[_Variables, _Variables] = {}
 _last: tuple[dict[str, str], _Variables] = ({}, frozenset())
 
 
 def keep() -> None:
-    """Keep what is parsed from now on, if this version of Textual parses sheets one by one."""
+    """Keep what is parsed from now on."""
     # The same number without a call of Python: each widget whose styles change has all rules looked up in a set.
     setattr(RuleSet, "__hash__", object.__hash__)  # noqa: B010
     if (colors := getattr(StylesCache.get_inner_outer, "__wrapped__", None)) is not None:
         setattr(StylesCache, "get_inner_outer", classmethod(lru_cache(1024)(colors)))  # noqa: B010
-    if parse_rules is not None:
-        setattr(Stylesheet, "_parse_rules", _parse_once)  # noqa: B010
-    if _check is not None:
-        setattr(stylesheet, "_check_selectors", _check_last_first)  # noqa: B010
+    setattr(Stylesheet, "_parse_rules", _parse_once)  # noqa: B010
+    setattr(stylesheet, "_check_selectors", _check_last_first)  # noqa: B010
 
 
 def _check_last_first(selectors: list[Selector], nodes: list[DOMNode]) -> bool:
-    """Return whether selectors match the last node of a path from the app."""
-    assert _check is not None
     return selectors[-1].check(nodes[-1]) and _check(selectors, nodes)
 
 
 def _parse_once(self: Stylesheet, css: str, **options: Any) -> list[RuleSet]:
     """Return the rules of a sheet, parsed now or for any app before: nothing changes them later."""
-    assert parse_rules is not None
     key = (_values(self._variables), css, *options.items())
     if (rules := _kept.get(key)) is None:
         rules = _kept[key] = parse_rules(self, css, **options)

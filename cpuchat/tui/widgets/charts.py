@@ -50,7 +50,6 @@ def bar(fraction: float, width: int, *peaks: float) -> list[tuple[str, str]]:
 
 
 def merged(parts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return texts of the same kind that follow each other as one."""
     found: list[tuple[str, str]] = []
     for text, kind in parts:
         if found and found[-1][1] == kind:
@@ -69,7 +68,6 @@ def rule(fraction: float, width: int) -> list[tuple[str, str]]:
 
 
 def squeeze(values: Sequence[float], count: int) -> list[float]:
-    """Average neighbors to at most `count` values, the newest last."""
     size = len(values)
     if size <= count or count <= 0:
         return list(values)
@@ -105,21 +103,20 @@ def braille(values: Sequence[float], columns: int, rows: int, top: float) -> lis
 # Five rows of up to three dots each, an octal digit per row.
 _GLYPHS = {
     "0": "75557", "1": "26227", "2": "71747", "3": "71717", "4": "55711", "5": "74717", "6": "74757", "7": "71244",
-    "8": "75757", "9": "75717", ".": "00001", ",": "00013", "%": "51245", "×": "05250",
+    "8": "75757", "9": "75717", ".": "00001", ",": "00013", "%": "51245",
 }  # fmt: skip
 _HALVES = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
 
 
-def big_digits(text: str, scale: int = 1) -> list[str]:
-    """Draw a number, with %, × and separators, in half blocks: 3 rows, of `scale` 2 5, of 3 8. Others are left out."""
+def big_digits(text: str) -> list[str]:
+    """Draw a number, with % and separators, in three rows of half blocks. Other characters are left out."""
     dots: list[list[int]] = [[] for _ in range(5)]
     for glyph in (_GLYPHS[char] for char in text if char in _GLYPHS):
         wide = max(int(octal).bit_length() for octal in glyph)
         for row, octal in zip(dots, glyph, strict=True):
             row += [*([0] if row else []), *(int(octal) >> bit & 1 for bit in reversed(range(wide)))]
-    lines = [[dot for dot in row for _ in range(scale)] for row in dots for _ in range(scale)]
-    lines += [[0] * len(lines[0])] * (len(lines) % 2)
-    pairs = zip(lines[::2], lines[1::2], strict=True)
+    dots.append([0] * len(dots[0]))
+    pairs = zip(dots[::2], dots[1::2], strict=True)
     return ["".join(_HALVES[both] for both in zip(upper, lower, strict=True)) for upper, lower in pairs]
 
 
@@ -134,7 +131,6 @@ CSS = """
 
 
 def style_of(widget: Widget, part: str) -> Style:
-    """Return the style of a part; "" is plain text. `widget` has `CLASSES` and `CSS`."""
     return widget.get_component_rich_style(f"progress--{part}", partial=True) if part else Style()
 
 

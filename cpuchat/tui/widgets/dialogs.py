@@ -55,11 +55,9 @@ class Dismissable(keys.Keyed, LeanScreen[ScreenResultType]):
         return AwaitComplete.nothing()
 
     def action_close(self) -> Awaitable[None] | None:
-        """Leave without a result."""
         self.dismiss(None)
 
     def warn(self, text: str) -> None:
-        """Show a warning; `text` may hold anything."""
         self.notify(clean_line(text), severity="warning", markup=False)
 
     async def confirm(self, title: str, question: str, yes: str, no: str = "Cancel", *, danger: bool = True) -> bool:

@@ -1,92 +1,91 @@
-"""Shows the keys of a screen, and sets the classes of a screen's breakpoints before its first layout.
+"""Shows the keys of a screen in one line.
 
-Textual's footer makes all its widgets anew whenever a key is enabled or disabled: opening a chat and sending a message
-took 1.6 times the CPU time with it. Its breakpoints are set after the layout: the first picture would be another one,
-and everything is styled twice.
+Textual's footer has a widget for each key, and makes all of them anew whenever one is enabled or disabled.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from textual.app import ComposeResult
-from textual.reactive import reactive
+from rich.style import Style
+from rich.text import Text
+from textual import events
 from textual.screen import Screen
-from textual.widgets import Footer
-from textual.widgets._footer import FooterKey
+from textual.widget import Widget
 
 
-class _Shown(NamedTuple):
-    """What the widget of a key shows and does."""
+class ShownKey(NamedTuple):
+    """A key, and what the footer says about it."""
 
     key: str
     display: str
     description: str
-    action: str
     enabled: bool
-    tooltip: str
+
+    @property
+    def width(self) -> int:
+        return len(self.display) + len(self.description) + 3
 
 
-class _Key(FooterKey):
-    """A key, which can become another one."""
+class KeyFooter(Widget):
+    """The keys that can be pressed now, each action once; a click presses one."""
 
-    compact = reactive(False)
-    """Never changes; with Textual's default, each key would be styled once more."""
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"footer--key", "footer--description"}
+    DEFAULT_CSS = """
+    KeyFooter {
+        dock: bottom;
+        width: 100%;
+        height: 1;
+        & > .footer--key { color: $footer-key-foreground; text-style: bold; }
+        & > .footer--description { color: $footer-description-foreground; }
+    }
+    """
 
-    def __init__(self, shown: _Shown) -> None:
-        self.shown = shown
-        super().__init__(shown.key, shown.display, shown.description, shown.action, not shown.enabled, shown.tooltip)
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[ShownKey] = []
 
-    def show(self, shown: _Shown) -> None:
-        """Become that key, if it is not yet."""
-        if shown == self.shown:
-            return
-        self.shown = shown
-        self.key, self.key_display, self.description, self.action = shown[:4]
-        self._disabled = not shown.enabled
-        self.tooltip = shown.tooltip or None
-        self.set_class(self._disabled, "-disabled")
-        self.refresh(layout=True)
+    def on_mount(self) -> None:
+        self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
+        self._bindings_changed(self.screen)
 
-
-class KeyFooter(Footer):
-    """A footer that changes only the keys that changed."""
-
-    def compose(self) -> ComposeResult:
-        """Begin without keys: they are known when the screen is shown."""
-        yield from ()
-
-    def bindings_changed(self, screen: Screen) -> None:
+    def _bindings_changed(self, screen: Screen[Any]) -> None:
         if screen.app.app_focus and self.is_attached and screen is self.screen:
             self.call_after_refresh(self._show_keys)
 
-    async def _show_keys(self) -> None:
-        if not self.is_attached or self._pruning:
-            return
-        keys, widgets = self._keys(), list(self.query_children(_Key))
-        with self.app.batch_update():
-            for widget, shown in zip(widgets, keys, strict=False):
-                widget.show(shown)
-            if surplus := widgets[len(keys) :]:
-                await self.remove_children(surplus)
-            if missing := keys[len(widgets) :]:
-                await self.mount_all(map(_Key, missing))
+    def _show_keys(self) -> None:
+        if self.is_attached and (keys := self._fitting_keys()) != self.keys:
+            self.keys = keys
+            self.refresh()
 
-    def _keys(self) -> list[_Shown]:
-        """Return what to show, each action once; what does not fit is left out before the last, the palette."""
-        shown: dict[str, _Shown] = {}
-        for _, binding, enabled, tooltip in self.screen.active_bindings.values():
+    def _fitting_keys(self) -> list[ShownKey]:
+        """Return what to show; what does not fit is left out before the last, the palette."""
+        shown: dict[str, ShownKey] = {}
+        for _, binding, enabled, _ in self.screen.active_bindings.values():
             if binding.show and binding.action not in shown:
                 display = self.app.get_key_display(binding)
-                shown[binding.action] = _Shown(
-                    binding.key, display, binding.description, binding.action, enabled, tooltip
-                )
+                shown[binding.action] = ShownKey(binding.key, display, binding.description, enabled)
         found = list(shown.values())
-        while (
-            len(found) > 2 and sum(len(one.display) + len(one.description) + 3 for one in found) > self.size.width + 1
-        ):
+        while len(found) > 2 and sum(one.width for one in found) > self.size.width + 1:
             del found[-2]
         return found
 
+    def render(self) -> Text:
+        key_style = self.get_component_rich_style("footer--key", partial=True)
+        about_style = self.get_component_rich_style("footer--description", partial=True)
+        line = Text(no_wrap=True)
+        for one in self.keys:
+            look = Style(dim=not one.enabled)
+            line.append(f" {one.display} ", key_style + look).append(f"{one.description} ", about_style + look)
+        return line
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        left = event.x
+        for one in self.keys:
+            if 0 <= left < one.width and one.enabled:
+                self.app.simulate_key(one.key)
+            left -= one.width
+
     def on_resize(self) -> None:
-        self.bindings_changed(self.screen)
+        self._bindings_changed(self.screen)

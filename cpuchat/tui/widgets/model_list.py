@@ -67,7 +67,6 @@ class ModelList(ScrollView, can_focus=False):
 
     @property
     def marked(self) -> str:
-        """Return the key of the selected line, "" for none."""
         return self.rows[self._at].key if self._at is not None else ""
 
     def show(self, rows: Sequence[ListRow], mark: str = "") -> None:
@@ -87,18 +86,15 @@ class ModelList(ScrollView, can_focus=False):
         self.post_message(self.Marked())
 
     def move(self, lines: int) -> None:
-        """Move the selection by so many lines."""
         places = [number for number, row in enumerate(self.rows) if row.key]
         if places and self._at is not None:
             wanted = places.index(self._at) + lines
             self._set_mark(places[max(0, min(len(places) - 1, wanted))])
 
     def page(self, pages: int) -> None:
-        """Move the selection by so many pages."""
         self.move(pages * max(self.scrollable_content_region.height - 1, 1))
 
     def mark(self, key: str) -> None:
-        """Select the line of that key, if it is listed."""
         at = next((number for number, row in enumerate(self.rows) if row.key == key), None)
         if key and at is not None:
             self._set_mark(at)
@@ -291,11 +287,9 @@ class ListScreen(DetailsScreen[ScreenResultType], keys="list"):
             yield ModelList(id="rows")
 
     def compose_above_list(self) -> ComposeResult:
-        """Yield what stands in the frame of the list, above it."""
         yield from ()
 
     def compose_below(self) -> ComposeResult:
-        """Yield what stands between the panes and the keys."""
         yield from ()
 
     @property
@@ -304,7 +298,6 @@ class ListScreen(DetailsScreen[ScreenResultType], keys="list"):
 
     @property
     def marked_key(self) -> str:
-        """Return the key of the selected line, "" for none."""
         return self.listed.marked
 
     def action_move(self, rows: int) -> None:

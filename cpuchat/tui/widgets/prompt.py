@@ -15,9 +15,6 @@ from textual.widgets import TextArea
 from cpuchat.tui import keys
 from cpuchat.tui.widgets.graphemes import WORD_EDGES
 
-_MEANT_SECONDS = 0.5
-"""Within these a second key says that the digit before it was meant."""
-
 
 class PromptInput(TextArea):
     """Text area in which Enter sends, Ctrl+J inserts a line break, and ↑/↓ at its edges go through sent messages."""
@@ -45,9 +42,7 @@ class PromptInput(TextArea):
         self._position = 0  # into the history; its length means: what is being written
         self._draft = ""
         self.suggestions: tuple[str, ...] = ()
-        """Sent by their numbers, typed into an empty prompt."""
-        self.incomplete: frozenset[str] = frozenset()
-        """Suggestions that the user completes before they are sent."""
+        """Put here by their numbers in an empty prompt; another key after one says that the digit was meant."""
         self.sends_blank = False
         """Enter also sends an empty text."""
         self.placed = ""
@@ -64,7 +59,6 @@ class PromptInput(TextArea):
         return False
 
     def fold(self, text: str) -> str:
-        """Return what is inserted for a pasted text."""
         return text
 
     def recall(self) -> bool:
@@ -98,17 +92,8 @@ class PromptInput(TextArea):
         await super()._on_key(event)
 
     def suggest(self, number: int) -> None:
-        """Put a suggestion here, and send it unless the next key comes soon: then the digit was meant."""
-        text = self.suggestions[number - 1]
-        self._suggested = str(number), text
-        self.put(text)
-        if text not in self.incomplete:
-            self.set_timer(_MEANT_SECONDS, self._send_suggested)
-
-    def _send_suggested(self) -> None:
-        digit, text = self._suggested
-        if digit and self.text == text and self.has_focus:
-            self.action_submit()
+        self._suggested = str(number), self.suggestions[number - 1]
+        self.put(self.suggestions[number - 1])
 
     def hold_cursor(self, still: bool) -> None:
         """Let the cursor blink, or not: each time costs a paint."""
@@ -136,7 +121,6 @@ class PromptInput(TextArea):
         self.put(draft)
 
     def accept(self) -> None:
-        """Add the text to the history and clear it."""
         text = self.text.strip()
         if text and self._history[-1:] != [text]:
             self._history.append(text)
@@ -145,7 +129,6 @@ class PromptInput(TextArea):
         self.clear()
 
     def put(self, text: str) -> None:
-        """Replace the text; the cursor goes to its end."""
         self.placed = text
         self.load_text(text)
         self.move_cursor(self.document.end)

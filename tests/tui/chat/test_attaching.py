@@ -15,7 +15,6 @@ from cpuchat.telemetry.roofline import Reach
 from cpuchat.tui.chat.composer import Paths
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
-from tests.tui.chat.test_branches import select
 
 NOTES = "notes.md:\n```\n# Notes\n```\n\n"
 LONG = "\n".join(f"line {n}" for n in range(41))
@@ -47,30 +46,11 @@ async def paste(app: RunningApp, text: str) -> None:
     await app.until(lambda: app.prompt.text != before)
 
 
-async def test_a_path_is_completed_and_its_file_sent() -> None:
+async def test_paths_are_completed_and_what_is_no_path_is_sent_at_once() -> None:
     async with running() as app:
         await app.ready()
         await app.press("@")
         await app.until(lambda: offered(app) == ["@src/", "@logo.png", "@notes.md"])
-        await app.press("s")
-        await app.until(lambda: offered(app) == ["@src/"])
-        await app.press("tab")
-        assert app.prompt.text == "@src/"
-        await app.until(lambda: offered(app) == ["@src/main.py"])
-        await app.press("enter")
-        assert app.prompt.text == "@src/main.py "
-        assert not offered(app) and app.prompt.has_focus and not app.backend.requests
-        await app.press("h", "i", "enter")
-        await app.until(lambda: app.backend.requests and not app.chat.busy)
-        assert last_asked(app) == "src/main.py:\n```\none\ntwo\n```\n\n@src/main.py hi"
-        assert app.stored()[0] == ("user", "@src/main.py hi")
-
-
-async def test_paths_are_chosen_with_arrows_and_a_range_can_follow() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.press("@")
-        await app.until(lambda: len(offered(app)) == 3)
         await app.press("escape")
         assert not offered(app) and app.prompt.text == "@"
         await app.press("backspace", "@")
@@ -79,148 +59,127 @@ async def test_paths_are_chosen_with_arrows_and_a_range_can_follow() -> None:
         assert app.prompt.text == "@notes.md "
 
         app.prompt.clear()
-        await app.press(*"@src/")
-        await app.until(lambda: offered(app) == ["@src/main.py"])
+        await app.press("@", "s")
+        await app.until(lambda: offered(app) == ["@src/"])
         await app.press("tab")
-        app.prompt.insert(":1-2")  # typed while the app was busy
-        await app.until(lambda: app.prompt.text == "@src/main.py:1-2")
-        await app.press("space", "a")
-        assert app.prompt.text == "@src/main.py:1-2 a"
-        app.prompt.clear()
-        await app.press(*"@src/")
+        assert app.prompt.text == "@src/"
         await app.until(lambda: offered(app) == ["@src/main.py"])
-        await app.press("tab")
-        assert app.prompt.text == "@src/main.py "
-        await app.press(":")
-        await app.until(lambda: app.prompt.text == "@src/main.py:")
-        await app.press("2", "space", "a", "space", ":")
-        assert app.prompt.text == "@src/main.py:2 a :"
         await app.press("enter")
-        await app.until(lambda: app.backend.requests and not app.chat.busy)
-        assert last_asked(app).startswith("src/main.py, line 2:\n```\ntwo\n```")
+        assert app.prompt.text == "@src/main.py "
+        assert not offered(app) and app.prompt.has_focus and not app.backend.requests
+        await app.press("h", "i", "enter")
+        await app.idle(1)
+        assert last_asked(app) == "src/main.py:\n```\none\ntwo\n```\n\n@src/main.py hi"
+        assert app.stored()[0] == ("user", "@src/main.py hi")
+
+        for text in ("@pytest.fixture", "me@example.py", "@types/node", "@someone, look", "@app.get('/x.py')"):
+            await app.send(text)
+            assert last_asked(app) == text
+        await app.send("What is in @src/")
+        assert last_asked(app).startswith("src/, a folder:\n```\nmain.py  8 B\n```")
+        await app.press("up")  # a recalled message that ends with a path offers none
+        await app.shows("Message · src/, a folder, ≈")
+        assert app.prompt.text == "What is in @src/" and not offered(app)
 
 
 async def test_what_would_be_sent_is_named_with_its_tokens_and_the_wait_for_it() -> None:
-    async with running() as app:
+    async with running(ScriptedBackend([answer("One.", prompt_n=7000)])) as app:
         await app.ready()
         await app.write("What is in @notes.md?")
-        await app.until(lambda: "Message · notes.md, ≈" in app.screen_text)
+        await app.shows("Message · notes.md, ≈")
         await app.write("What is in @notes.md and @src/main.py:1")
-        await app.until(lambda: "Message · 2 attachments, ≈" in app.screen_text)
+        await app.shows("Message · 2 attachments, ≈")
         Path("long.txt").write_text("many words " * 10_000)
         await app.write("What is in @long.txt?")
-        await app.until(lambda: "too long for the context of 8,192" in app.screen_text)
+        await app.shows("too long for the context of 8,192")
         await app.write("What is a @property?")
         await app.until(lambda: "Message · " not in app.screen_text)
         await app.write("many words " * 20)
-        await app.until(lambda: "Message · ≈63 tokens" in app.screen_text)
-        app.backend.counts = len
-        await app.write("What is in @notes.md?")
-        await app.until(lambda: "Message · notes.md, 48 tokens" in app.screen_text)
-        await app.write("many words " * 40)
-        await app.until(lambda: "Message · 440 tokens" in app.screen_text)
+        await app.shows("Message · ≈63 tokens")
         assert "to read" not in app.screen_text  # before the speed is known
-        app.conversation.meter.predicted(Reach(compute_tok_s=100.0))
+        app.conversation.meter.predicted(Reach(compute_tok_s=30.0))
         await app.write("some words " * 40)
-        await app.until(lambda: "Message · 440 tokens · ≈4 s to read" in app.screen_text)
-        await app.write("some words " * 19)
-        await app.until(lambda: "Message · 209 tokens · ≈2 s to read" in app.screen_text)
-        await app.write("few words " * 20)  # not worth a word
-        await app.until(lambda: "Message · 200 tokens" in app.screen_text)
-        assert "to read" not in app.screen_text
-
+        await app.shows("Message · ≈126 tokens · ≈4 s to read")
         await app.write("What is in @notes.md?")
-        await app.until(lambda: "Message · notes.md" in app.screen_text)
+        await app.shows("Message · notes.md")
         Path("notes.md").unlink()  # before it is sent
         await app.press("enter")
         await app.until(lambda: "No such file: notes.md." in app.screen_text and not app.chat.busy)
         assert not app.backend.requests
+        await app.send("First")
+        await app.write("many words " * 400)
+        await app.shows("with this chat")
 
 
-async def test_a_file_that_cannot_be_sent_is_said_and_the_message_stays_in_the_prompt() -> None:
-    text = "What is @logo.png?"
-    async with running() as app:
-        await app.ready()
-        await app.write(text)
-        await app.until(lambda: "Message · logo.png is an image." in app.screen_text)
-        for _ in range(2):  # the same text twice
-            await app.press("enter")
-            await app.until(lambda: "Request failed" in app.screen_text and not app.chat.busy)
-            await app.until(lambda: app.prompt.text == text)
-        assert not app.backend.requests and app.conversation.chat is None
-
-
-async def test_a_message_that_names_a_missing_file_waits_until_enter_sends_it_as_text() -> None:
+async def test_a_file_that_cannot_be_sent_is_said_and_a_missing_one_is_sent_as_text_by_a_second_enter() -> None:
     async with running() as app:
         await app.ready()
         for name in ("src/gone.py", "missing.py"):
             await sent_as_text(app, name)
+        requests = len(app.backend.requests)
+        await app.press("ctrl+n")
+        text = "What is @logo.png?"
+        await app.write(text)
+        await app.shows("Message · logo.png is an image.")
+        for _ in range(2):  # the same text twice
+            await app.press("enter")
+            await app.until(lambda: "Request failed" in app.screen_text and not app.chat.busy)
+            await app.until(lambda: app.prompt.text == text)
+        assert len(app.backend.requests) == requests and app.conversation.chat is None
 
 
 async def sent_as_text(app: RunningApp, name: str) -> None:
     requests = len(app.backend.requests)
-    await app.write(f"Show @{name}")
-    await app.press("enter")
-    await app.until(lambda: f"Message · No such file: {name}." in app.screen_text)
+    await app.run(f"Show @{name}")
+    await app.shows(f"Message · No such file: {name}.")
     assert "Not sent. Press Enter again to send it as text" in app.screen_text
     await app.press("!")  # another message: it waits, too
     await app.until(lambda: "Not sent" not in app.screen_text)
     await app.press("enter")
-    await app.until(lambda: "Not sent" in app.screen_text)
+    await app.shows("Not sent")
     assert len(app.backend.requests) == requests and app.prompt.text == f"Show @{name}!"
     await app.press("enter")
-    await app.until(lambda: len(app.backend.requests) > requests and not app.chat.busy)
+    await app.idle(requests + 1)
     assert last_asked(app) == f"Show @{name}!"
     assert "Not sent" not in app.screen_text
 
 
-async def test_what_is_no_path_is_sent_at_once() -> None:
-    async with running() as app:
-        await app.ready()
-        for text in ("@pytest.fixture", "me@example.py", "@types/node", "@someone, look", "@app.get('/x.py')"):
-            await app.send(text)
-            assert last_asked(app) == text
-
-
-async def test_attachments_are_folded_in_the_transcript() -> None:
+async def test_attachments_are_folded_and_regenerating_and_editing_send_a_file_as_it_was() -> None:
     gate = Gate()
-    async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
+    async with running(ScriptedBackend([answer("One two", gate=gate), answer("Two.")])) as app:
         await app.ready()
         await app.send("What is in @notes.md?", wait=False)
         await app.until(gate.reached.is_set)
-        await app.until(lambda: "▸ notes.md · 1 line (F7)" in app.screen_text)  # while the answer is written
+        await app.shows("▸ notes.md · 1 line (F7)")  # while the answer is written
         gate.open()
-        await app.until(lambda: not app.chat.busy)
+        await app.idle()
         assert "▸ notes.md · 1 line (F7)" in app.screen_text and "# Notes" not in app.screen_text
         await app.press("f7")
-        await app.until(lambda: "▾ notes.md" in app.screen_text and "│ # Notes" in app.screen_text)
-        assert app.transcript.messages[0].content == "What is in @notes.md?"
+        await app.shows("▾ notes.md", "│ # Notes")
+        assert app.contents()[0] == "What is in @notes.md?"
 
-
-async def test_regenerating_and_editing_send_a_file_as_it_was() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.send("What is in @notes.md?")
         Path("notes.md").write_text("changed\n")
         await app.press("ctrl+r")
-        await app.until(lambda: len(app.backend.requests) == 2 and not app.chat.busy)
+        await app.idle(2)
         assert last_asked(app) == f"{NOTES}What is in @notes.md?"
-        await app.press("f4")
-        await app.press("!", "enter")
-        await app.until(lambda: len(app.backend.requests) == 3 and not app.chat.busy)
+        await app.press("f4", "!", "enter")
+        await app.idle(3)
         assert last_asked(app) == f"{NOTES}What is in @notes.md?!"
         await app.send("And now, @notes.md?")
         assert last_asked(app) == "notes.md:\n```\nchanged\n```\n\nAnd now, @notes.md?"
 
 
-async def test_a_long_pasted_text_becomes_an_attachment() -> None:
+async def test_a_long_pasted_text_becomes_an_attachment_but_in_a_summary() -> None:
     async with running() as app:
         await app.ready()
+        await paste(app, LONG.rpartition("\n")[0])
+        assert app.prompt.text == LONG.rpartition("\n")[0]  # not long enough
+        app.prompt.clear()
         await paste(app, LONG)
         assert app.prompt.text == "[Pasted text 1: 41 lines]"
-        await app.until(lambda: "Message · Pasted text 1, ≈" in app.screen_text)
+        await app.shows("Message · Pasted text 1, ≈")
         await app.press("enter")
-        await app.until(lambda: app.backend.requests and not app.chat.busy)
+        await app.idle(1)
         assert last_asked(app) == f"Pasted text 1:\n```\n{LONG}\n```\n\n[Pasted text 1: 41 lines]"
         assert app.conversation.messages[0].attachments == (
             Attachment(mark="[Pasted text 1: 41 lines]", title="Pasted text 1", text=LONG),
@@ -228,54 +187,20 @@ async def test_a_long_pasted_text_becomes_an_attachment() -> None:
         assert app.conversation.chat is not None and app.conversation.chat.title == LONG.splitlines()[0]
         await paste(app, LONG)
         assert app.prompt.text == "[Pasted text 2: 41 lines]"
-        await app.press("ctrl+n")  # another chat
-        await app.until(lambda: not app.prompt.text)
-        await paste(app, LONG)
-        assert app.prompt.text == "[Pasted text 1: 41 lines]"
-
-
-async def test_a_long_line_that_is_pasted_becomes_an_attachment_too() -> None:
-    async with running() as app:
-        await app.ready()
-        await paste(app, "word " * 100_000)
-        assert app.prompt.text == "[Pasted text 1: 1 line]"
-        await app.press("enter")
-        await app.until(lambda: app.backend.requests and not app.chat.busy)
-        assert "word " * 100_000 in last_asked(app)
-
-
-async def test_a_short_pasted_text_is_inserted() -> None:
-    async with running() as app:
-        await app.ready()
-        short = LONG.rpartition("\n")[0]
-        await paste(app, short)
-        assert app.prompt.text == short
-
-
-async def test_a_recalled_message_that_ends_with_a_path_offers_none() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.send("First")
-        await app.send("What is in @src/")
-        assert last_asked(app).startswith("src/, a folder:\n```\nmain.py  8 B\n```")
-        await app.press("up")
-        await app.until(lambda: "Message · src/, a folder, ≈" in app.screen_text)
-        assert app.prompt.text == "What is in @src/" and not offered(app)
-        await app.press("up")
-        assert app.prompt.text == "First"
-
-
-async def test_a_long_text_pasted_into_a_summary_stays_in_it() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.send("First")
-        await app.write("/compact")
-        await app.press("enter")
+        app.prompt.clear()
+        await app.run("/compact")
         await app.until(lambda: app.stored()[-1][0] == "system" and not app.chat.busy)
-        await select(app, 2)
+        await app.select(2)
         await app.press("f4")
         await paste(app, LONG)
         assert LONG in app.prompt.text and "[Pasted text" not in app.prompt.text
+        await app.press("escape", "ctrl+n")  # another chat
+        await app.until(lambda: not app.prompt.text)
+        await paste(app, "word " * 100_000)
+        assert app.prompt.text == "[Pasted text 1: 1 line]"
+        await app.press("enter")
+        await app.idle(3)
+        assert "word " * 100_000 in last_asked(app)
 
 
 async def test_attachments_are_shown_while_a_question_is_answered_after_a_summary() -> None:
@@ -288,10 +213,9 @@ async def test_attachments_are_shown_while_a_question_is_answered_after_a_summar
         await app.conversation.history.set_options(when_full="compact")
         await app.send("What is in @notes.md?", wait=False)
         await app.until(gate.reached.is_set)
-        await app.until(lambda: "▸ notes.md · 1 line (F7)" in app.screen_text)
+        await app.shows("▸ notes.md · 1 line (F7)")
         gate.open()
-        await app.until(lambda: not app.chat.busy)
-        assert "▸ notes.md · 1 line (F7)" in app.screen_text
+        await app.idle()
         assert last_asked(app) == f"{NOTES}What is in @notes.md?"
 
 
@@ -311,12 +235,3 @@ async def test_both_sides_of_a_comparison_get_the_attachments() -> None:
         await app.until(lambda: len(sides) > 1 and all(side.requests for side in sides))
         for side in sides:
             assert side.requests[-1].messages[-1].content == f"{NOTES}What is in @notes.md?"
-
-
-async def test_a_message_that_does_not_fit_beside_the_chat_is_said() -> None:
-    async with running(ScriptedBackend([answer("One.", prompt_n=7000)])) as app:
-        await app.ready()
-        await app.send("First")
-        app.backend.counts = len
-        await app.write("many words " * 40)
-        await app.until(lambda: "440 tokens: with this chat 7,441 of 8,192" in app.screen_text)

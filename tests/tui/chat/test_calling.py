@@ -14,6 +14,7 @@ from cpuchat.present.tools import CHOICES
 from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.tools.folder import TOOLS
 from cpuchat.tui.chat.call_screen import CallScreen
+from cpuchat.tui.widgets.dialogs import AskTextScreen
 from tests.support.chat_app import SMALL, WIDE, RunningApp, running
 from tests.support.scripted_backend import READ, ScriptedBackend, answer, calling
 
@@ -92,8 +93,8 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         await app.until(lambda: any("approval again" in notice for notice in app.notices))
         assert not app.chat.session.tools.approvals.is_approved(TOOLS[0], "any")
         app.chat.commands.tools()
-        await app.until(lambda: "Turn off" in app.screen_text)
-        await app.press("right", "right", "enter")
+        await app.opens(AskTextScreen)
+        await app.press("ctrl+u", *"off", "enter")
         await app.until(lambda: "tools" not in app.status)
         await app.send("Hello?")
         assert not backend.requests[1].tools
@@ -131,22 +132,17 @@ async def test_tools_hold_for_one_chat_and_what_a_change_costs_is_told(tmp_path:
         assert backend.requests[3].tools
 
 
-async def test_arguments_are_shown_with_all_their_spaces(tmp_path: Path) -> None:
+async def test_arguments_are_shown_exactly_and_a_call_runs_only_once_its_last_row_was_shown() -> None:
+    false = "path: ~/notes/today.md"
+    lines = "\n".join(f"{number}: {'word ' * 20}" for number in range(100))
+    call = ToolCall(name="read_file", arguments={"content": f"Notes.{' ' * 200}{false}\n{lines}", "path": "~/.profile"})
     async with running(ScriptedBackend([]), size=SMALL) as app:
         await app.ready()
         path = f"a  b\u200b{' ' * 300}end"
         app.app.push_screen(CallScreen(TOOLS[0], ToolCall(name="read_file", arguments={"path": path})))
         assert "path: a  b‹U+200B›‹300 spaces›end" in await asked(app)
         await app.press("escape")
-
-
-async def test_a_call_runs_only_once_its_last_row_was_shown() -> None:
-    false = "path: ~/notes/today.md"
-    lines = "\n".join(f"{number}: {'word ' * 20}" for number in range(100))
-    call = ToolCall(name="read_file", arguments={"content": f"Notes.{' ' * 200}{false}\n{lines}", "path": "~/.profile"})
-    async with running(ScriptedBackend([])) as app:
-        await app.ready()
-        for size in ((60, 20), SMALL, WIDE):
+        for size in ((60, 20), WIDE):
             await app.pilot.resize_terminal(*size)
             chosen = list[str | None]()
             app.app.push_screen(dialog := CallScreen(TOOLS[0], call), chosen.append)

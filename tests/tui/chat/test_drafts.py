@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from cpuchat.config import settings
@@ -26,8 +25,8 @@ tok_s = bandwidth / bytes_per_token
 TAKING_TURNS = ("draft", "draft", "draft", "", "lookup", "lookup", "suffix", "draft")
 
 
-def drafting_backend(text: str = TEXT, gate: Gate | None = None) -> ScriptedBackend:
-    return ScriptedBackend([answer(text, drafters=TAKING_TURNS, speculation=DRAFTING, gate=gate)], model=WITH_DRAFT)
+def drafted(text: str = TEXT, gate: Gate | None = None) -> list:
+    return answer(text, drafters=TAKING_TURNS, speculation=DRAFTING, gate=gate)
 
 
 def panel(app: RunningApp) -> str:
@@ -39,11 +38,12 @@ def panel(app: RunningApp) -> str:
 
 
 async def test_an_answer_with_drafts_tells_its_figures_and_the_status_line_as_much_as_there_is_room_for() -> None:
-    async with running(drafting_backend(), size=WIDE) as app:
+    backend = ScriptedBackend([drafted(), answer("Hm hm.", speculation=REFUSED)], model=WITH_DRAFT)
+    async with running(backend, size=WIDE) as app:
         await app.ready()
         assert "draft 0.5B Q8_0 · adaptive depth · 8 threads" in app.status
         await app.press("ctrl+t", "ctrl+t")
-        assert any("New answers" in notice for notice in app.notices)  # nothing to mark yet
+        await app.told("New answers")  # nothing to mark yet
         await app.send("Why?")
         assert app.transcript.messages[-1].note == "412 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s"
         for row in ("acceptance   74 %  avg  74 %", "per pass         6.2 tokens", "plain           25.2 tok/s",
@@ -55,6 +55,10 @@ async def test_an_answer_with_drafts_tells_its_figures_and_the_status_line_as_mu
             await app.pilot.resize_terminal(width, 24)
             await app.until(lambda width=width: app.chat.query_one(StatusLine).size.width == width)
             assert shown in app.status
+        await app.pilot.resize_terminal(*WIDE)
+        await app.send("Why?")
+        off = "drafts off: at 31 % acceptance plain decoding is 12 % faster on these cores"
+        assert off in " ".join(panel(app).split())
 
 
 @pytest.mark.parametrize(
@@ -66,25 +70,19 @@ def test_short_names_of_models(name: str, short: str) -> None:
     assert short_name(name) == short
 
 
-async def test_why_it_is_off_stands_where_the_details_were() -> None:
-    backend = ScriptedBackend([answer("Hm hm.", speculation=REFUSED)], model=WITH_DRAFT)
-    async with running(backend) as app:
+async def test_f9_chooses_drafters_and_cycles_auto_always_and_off_from_the_next_answer() -> None:
+    settings.update({"speculation": {"drafters": "off"}})
+    async with running(ScriptedBackend([drafted()], model=WITH_DRAFT)) as app:
         await app.ready()
-        await app.send("Why?")
-        rows = [row.strip() for row in panel(app).splitlines()]
-        at = rows.index("drafts off: at 31 %")
-        assert rows[at + 1 : at + 3] == ["acceptance plain decoding is", "12 % faster on these cores"]
-
-
-async def test_f9_cycles_auto_always_and_off_from_the_next_answer() -> None:
-    async with running(drafting_backend()) as app:
-        await app.ready()
+        assert app.backend.loads[0][1].draft_path == ""
         await app.press("f9")
-        assert any("with fixed depth 4" in notice for notice in app.notices)
+        await app.until(lambda: app.conversation.speculation.drafters)
+        await app.press("f9")
+        await app.told("with fixed depth 4")
         assert "draft 0.5B Q8_0 · fixed depth" in app.status
         await app.send("Zero")
         await app.press("f9")
-        assert any("off from the next answer" in notice for notice in app.notices)
+        await app.told("off from the next answer")
         assert "off (F9 or F2)" in panel(app)
         assert "draft 0.5B Q8_0 off" in app.status
         await app.send("One")
@@ -98,80 +96,44 @@ async def test_f9_cycles_auto_always_and_off_from_the_next_answer() -> None:
     assert settings.load().speculation.drafters == "auto"
 
 
-async def test_f9_chooses_drafters_when_the_settings_have_none() -> None:
-    settings.update({"speculation": {"drafters": "off"}})
-    async with running(drafting_backend()) as app:
+async def test_marks_are_switched_with_a_key_remembered_and_those_of_the_last_answers_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cpuchat.tui.chat.transcript.MAX_COLORED", 2)
+    gate = Gate()
+    bold = drafted("A **bold** word")
+    backend = ScriptedBackend([bold, bold, bold, bold, drafted("one two three four", gate)], model=WITH_DRAFT)
+    async with running(backend) as app:
         await app.ready()
-        assert app.backend.loads[0][1].draft_path == ""
-        await app.press("f9")
-        await app.until(lambda: app.conversation.speculation.drafters)
         await app.send("One")
-        assert app.backend.requests[0].speculation.drafters
-    assert settings.load().speculation.drafters == "auto"
-
-
-async def test_marks_are_switched_with_a_key_remembered_and_kept_while_the_app_runs() -> None:
-    async with running(drafting_backend("A **bold** word")) as app:
-        await app.ready()
-        await app.send("Why?")
-        assert "proposed by" not in app.screen_text
+        assert "proposed by" not in app.screen_text and "A bold word" in app.screen_text
         await app.press("ctrl+t")
-        assert "A bold word" in app.screen_text
+        assert "A **bold** word" in app.screen_text  # as it was written
         assert "proposed by the model 27 %, draft 73 %" in app.screen_text
-        chat_id = app.conversation.chat.id if app.conversation.chat else ""
-        await app.press("ctrl+n")
-        await app.chat.open_chat(chat_id).wait()
-        await app.until(lambda: "proposed by the model 27 %" in app.screen_text)
         await app.press("ctrl+t")
         assert "proposed by" not in app.screen_text
         await app.press("ctrl+t")
         await app.until(lambda: app.conversation.settings.ui.color_drafts)
-        await app.press("ctrl+r")
-        await app.until(lambda: len(app.backend.requests) == 2 and not app.chat.busy)
-        assert "proposed by the model 27 %" in app.screen_text
-    assert settings.load().ui.color_drafts
-
-
-async def test_marks_of_the_last_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.tui.chat.transcript.MAX_COLORED", 2)
-    ids = list[str]()
-    async with running(drafting_backend("A **bold** word")) as app:
-        await app.ready()
-        await app.press("ctrl+t")
-        for question in ("One", "Two", "Three"):
-            await app.send(question)
+        ids = list[str]()
+        for question in ("", "Two", "Three"):
+            if question:
+                await app.send(question)
             ids.append(app.conversation.chat.id if app.conversation.chat else "")
             await app.press("ctrl+n")
         for chat_id, is_marked in zip(ids, (False, True, True), strict=True):
             await app.chat.open_chat(chat_id).wait()
-            await app.until(lambda: "bold word" in app.screen_text)
+            await app.shows("bold")
             assert ("proposed by" in app.screen_text) == is_marked
 
-
-async def test_an_answer_written_anew_without_drafts_has_no_marks_of_the_old_one() -> None:
-    settings.update({"ui": {"color_drafts": True}})
-    async with running(drafting_backend("A **bold** word")) as app:
-        await app.ready()
-        await app.send("Why?")
-        assert "proposed by" in app.screen_text
-        await app.press("f9", "f9", "ctrl+r")
-        await app.until(lambda: len(app.backend.requests) == 2 and not app.chat.busy)
+        await app.press("f9", "f9", "ctrl+r")  # an answer without drafts has no marks of the old one
+        await app.idle(4)
         assert "proposed by" not in app.screen_text
-        chat_id = app.conversation.chat.id if app.conversation.chat else ""
-        await app.press("ctrl+n")
-        await app.chat.open_chat(chat_id).wait()
-        await app.until(lambda: "A bold word" in app.screen_text)
-
-
-async def test_marks_show_while_the_answer_is_written() -> None:
-    settings.update({"ui": {"color_drafts": True}})
-    gate = Gate()
-    async with running(drafting_backend("one two three four", gate)) as app:
+        await app.press("f9")
         await app.count_up_to(gate)
-        await app.until(lambda: "one two three ▍" in app.screen_text)
-        assert "proposed by the model, draft, lookup, suffix" in app.screen_text
+        await app.shows("one two three ▍", "proposed by the model, draft, lookup, suffix")
         gate.open()
-        await app.until(lambda: not app.chat.busy)
+        await app.idle()
+    assert settings.load().ui.color_drafts
 
 
 @pytest.fixture
@@ -180,13 +142,18 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return write_tiny_gguf(tmp_path / "target-F32.gguf"), write_tiny_gguf(tmp_path / "draft-F32.gguf")
 
 
-async def test_a_chosen_draft_model_is_loaded_beside_the_model(pair: tuple[Path, Path]) -> None:
+async def test_a_chosen_draft_model_is_loaded_beside_the_model_or_left_out_where_it_does_not_load(
+    pair: tuple[Path, Path],
+) -> None:
     target, draft = pair
     settings.update({"speculation": {"draft_model": str(draft)}})
-    async with running(ScriptedBackend(model=WITH_DRAFT), model=target) as app:
+    backend = ScriptedBackend(draft_failure=Failed(code="does_not_fit", message="It needs 9 GB, there are 4 GB."))
+    async with running(backend, model=target) as app:
         await app.ready()
-        (load,) = app.backend.loads
-        assert (load[0], load[1].draft_path) == (target, str(draft))
+        assert [(path, options.draft_path) for path, options in backend.loads] == [(target, str(draft)), (target, "")]
+        assert any("without the draft model draft-F32" in n and "9 GB" in n for n in app.notices)
+        await app.send("Hello")
+        assert app.stored()[-1] == ("assistant", "Hello there.")
 
 
 async def test_a_draft_model_that_is_not_there_is_told_and_the_model_loads(pair: tuple[Path, Path]) -> None:
@@ -199,34 +166,13 @@ async def test_a_draft_model_that_is_not_there_is_told_and_the_model_loads(pair:
         assert "nowhere" in notice.message
 
 
-async def test_a_draft_model_that_does_not_load_is_left_out(pair: tuple[Path, Path]) -> None:
-    target, draft = pair
-    settings.update({"speculation": {"draft_model": str(draft)}})
-    backend = ScriptedBackend(draft_failure=Failed(code="does_not_fit", message="It needs 9 GB, there are 4 GB."))
-    async with running(backend, model=target) as app:
-        await app.ready()
-        assert [options.draft_path for _, options in backend.loads] == [str(draft), ""]
-        assert any("without the draft model draft-F32" in n and "9 GB" in n for n in app.notices)
-        await app.send("Hello")
-        assert app.stored()[-1] == ("assistant", "Hello there.")
-
-
-async def test_measuring_the_machine_says_so_and_that_it_can_be_skipped() -> None:
-    gate = Gate()
-    steps = [LoadProgress(phase="calibrating", done=8, total=32), gate, ModelLoaded(model=WITH_DRAFT)]
-    async with running(ScriptedBackend(load_steps=steps), size=SMALL) as app:
-        await app.until(gate.reached.is_set)
-        await app.until(lambda: "loading · calibrating drafts · Esc skips  25 %" in app.status)
-        gate.open()
-        await app.ready()
-
-
-async def test_while_messages_are_queued_only_the_prompt_says_what_esc_does() -> None:
+async def test_calibrating_says_that_it_can_be_skipped_but_while_messages_are_queued() -> None:
     first, second, third = Gate(), Gate(), Gate()
     calibrating = [LoadProgress(phase="calibrating", done=done, total=32) for done in (8, 16, 24)]
     steps = [calibrating[0], first, calibrating[1], second, calibrating[2], third, ModelLoaded(model=WITH_DRAFT)]
     async with running(ScriptedBackend(load_steps=steps), size=SMALL) as app:
         await app.until(first.reached.is_set)
+        await app.until(lambda: "loading · calibrating drafts · Esc skips  25 %" in app.status)
         await app.send("Hello", wait=False)
         first.open()
         await app.until(lambda: "loading · calibrating drafts  50 %" in app.status)
@@ -248,7 +194,7 @@ async def test_settings_of_the_draft_model_offer_to_load_again_but_the_depth_doe
         app.app.screen.query_one("#row-speculation-draft_cores").put("6,7")  # type: ignore[attr-defined]
         await app.pilot.pause()
         await app.press("ctrl+s")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.opens(ConfirmScreen)
         await app.press("y")
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
         assert app.backend.specs[1].draft_cores == "6,7"
@@ -257,38 +203,30 @@ async def test_settings_of_the_draft_model_offer_to_load_again_but_the_depth_doe
         app.app.screen.query_one("#row-speculation-depth").put(5)  # type: ignore[attr-defined]
         await app.pilot.pause()
         await app.press("ctrl+s")
-        await app.until(lambda: app.app.screen is app.chat)
+        await app.closes()
         await app.send("Hello")
         assert app.backend.requests[0].speculation.depth == 5
         assert len(app.backend.loads) == 2
 
 
-async def test_no_color_keeps_the_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    settings.update({"ui": {"color_drafts": True}})
-    async with running(drafting_backend("one two three four five six seven eight")) as app:
-        await app.ready()
-        await app.send("Count")
-        segments = {s.text.strip(): s.style for line in app.transcript.lines for s in line.segments if s.style}
-        assert segments["lookup"].underline and segments["suffix"].italic and segments["the model"].bold
-
-
-@pytest.mark.parametrize(("name", "size"), [("80x24", SMALL), ("120x40", WIDE)])
-async def test_snapshots(name: str, size: tuple[int, int]) -> None:
-    backend = drafting_backend()
-    backend.answers.append(answer("Because of that.", drafters=("",), speculation=REFUSED))
-    async with running(backend, size=size) as app:
+async def test_pictures_and_marks_without_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [drafted(), answer("Because of that.", drafters=("",), speculation=REFUSED)]
+    async with running(ScriptedBackend(answers, model=WITH_DRAFT), size=SMALL) as app:
         app.prompt.cursor_blink = False
         await app.ready()
         await app.press("ctrl+t")
         app.app.clear_notifications()
         await app.send("Why does a CPU write slower than it reads the prompt?")
-        await snapshot(app.app, f"chat-drafted-{name}")
+        await snapshot(app.app, "chat-drafted-80x24")
         await app.press("ctrl+t")
         await app.send("Why?")
-        await snapshot(app.app, f"chat-drafts-off-{name}")
-
-
-def test_a_model_without_a_name_for_its_size_is_named_in_full() -> None:
-    model = msgspec.structs.replace(WITH_DRAFT, draft="tiny draft")
-    assert short_name(model.draft) == "tiny draft"
+        await app.pilot.resize_terminal(*WIDE)
+        await snapshot(app.app, "chat-drafts-off-120x40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    settings.update({"ui": {"color_drafts": True}})
+    backend = ScriptedBackend([drafted("one two three four five six seven eight")], model=WITH_DRAFT)
+    async with running(backend) as app:
+        await app.ready()
+        await app.send("Count")
+        segments = {s.text.strip(): s.style for line in app.transcript.lines for s in line.segments if s.style}
+        assert segments["lookup"].underline and segments["suffix"].italic and segments["the model"].bold

@@ -1,16 +1,18 @@
-"""Tests edits of a chat's system prompt and of an answer."""
+"""Tests answers that are edited or go on, and edits of a chat's system prompt."""
 
 from __future__ import annotations
+
+import asyncio
 
 from cpuchat.config.presets import Preset, save_preset
 from cpuchat.telemetry.roofline import Reach
 from tests.support.chat_app import SMALL, running
-from tests.support.scripted_backend import ScriptedBackend, answer
-from tests.tui.chat.test_branches import select, shown
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 
 async def test_a_chats_system_prompt_is_edited_and_what_that_costs_is_said() -> None:
-    backend = ScriptedBackend([answer("One.", prompt_n=500), answer("Two.")])
+    save_preset(Preset(name="warm", system_prompt="Hum."))
+    backend = ScriptedBackend([answer("One.", prompt_n=500), answer("Two."), answer("Three."), answer("Four.")])
     async with running(backend, size=SMALL) as app:
         await app.ready()
         await app.write("a draft")
@@ -25,43 +27,33 @@ async def test_a_chats_system_prompt_is_edited_and_what_that_costs_is_said() -> 
         assert app.prompt.border_title == "Message"
 
         app.conversation.meter.predicted(Reach(compute_tok_s=100.0))
-        await select(app, 0)
-        await app.press("f4")  # it is the first row
+        await app.press("alt+s")
         await app.until(lambda: app.prompt.text == "Be brief.")
-        await app.write("Sing.")
-        await app.press("enter")
-        await app.until(lambda: "▸ System prompt: Sing. · 1 line (F7)" in app.screen_text)
-        assert any("reads the whole chat again: 501 tokens" in notice for notice in app.notices)
+        await app.run("Sing.")
+        await app.shows("▸ System prompt: Sing. · 1 line (F7)")
+        await app.told("reads the whole chat again: 501 tokens")
         await app.send("Second")
         assert backend.requests[-1].messages[0].content == "Sing."
         chat = app.conversation.chat
         assert chat is not None and app.conversation.history.store.chat(chat.id).system_prompt == "Sing."
 
         await app.press("ctrl+n")  # the next chat has none
-        await app.write("/system-prompt Be kind.")
-        await app.press("enter")
+        await app.run("/system-prompt Be kind.")
         await app.until(lambda: app.prompt.border_title == "Message · own system prompt")
         await app.send("Third")
         assert backend.requests[-1].messages[0].content == "Be kind."
 
-
-async def test_an_empty_system_prompt_replaces_that_of_the_preset() -> None:
-    save_preset(Preset(name="warm", system_prompt="Sing."))
-    backend = ScriptedBackend([answer("One."), answer("Two.")])
-    async with running(backend) as app:
-        await app.ready()
-        await app.write("/preset warm")
-        await app.press("enter")
+        await app.press("ctrl+n")  # an empty one replaces that of a preset
+        await app.run("/preset warm")
         await app.until(lambda: app.prompt.border_title == "Message · warm")
         await app.send("First")
-        await app.write("/system-prompt")
-        await app.press("enter")
-        await app.until(lambda: app.prompt.text == "Sing.")
+        await app.run("/system-prompt")
+        await app.until(lambda: app.prompt.text == "Hum.")
         await app.press("escape")  # leaves it as it is
         await app.until(lambda: not app.prompt.text)
-        assert "System prompt of preset warm: Sing." in app.screen_text
+        assert "System prompt of preset warm: Hum." in app.screen_text
         await app.press("alt+s")
-        await app.until(lambda: app.prompt.text == "Sing.")
+        await app.until(lambda: app.prompt.text == "Hum.")
         app.prompt.clear()
         await app.press("enter")
         await app.until(lambda: "▸ System prompt" not in app.screen_text and not app.chat._composer.editing)
@@ -70,23 +62,63 @@ async def test_an_empty_system_prompt_replaces_that_of_the_preset() -> None:
         assert app.conversation.preset.name == "warm"
 
 
-async def test_an_edited_answer_is_a_new_branch_that_the_next_question_follows() -> None:
-    backend = ScriptedBackend([answer("One."), answer("Two.")])
-    async with running(backend) as app:
+async def test_a_stopped_answer_goes_on_in_the_same_message() -> None:
+    gate = Gate()
+    script = [answer("One two never", gate=gate, reasoning="Hm"), answer("three."), answer("Five.")]
+    async with running(ScriptedBackend(script), size=SMALL) as app:
         await app.ready()
-        await app.send("First")
-        await select(app, 1)
+        await app.press("alt+r")
+        await app.told("Nothing to continue")
+        await app.send("Count", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.press("escape")
+        await app.idle()
+        assert app.contents() == ["Count", "One two "] and app.transcript.messages[-1].note.endswith("stopped")
+        assert app.stored()[-1] == ("assistant", "One two ")
+        before = app.conversation.messages[-1]
+        await app.press("alt+r")
+        await app.idle(2)
+        request = app.backend.requests[-1]
+        assert request.continues and [one.content for one in request.messages] == ["Count", "One two "]
+        assert request.messages[-1].reasoning == before.reasoning == "Hm"
+        assert app.contents() == ["Count", "One two three."] and not app.transcript.messages[-1].place
+        assert app.stored() == [("user", "Count"), ("assistant", "One two three.")]
+        after = app.conversation.messages[-1]
+        assert (after.id, after.reasoning, after.stop_reason) == (before.id, "Hm", "end")
+        assert before.timings is not None and after.timings is not None
+        assert after.timings.predicted_n > before.timings.predicted_n
+        await app.press("alt+r")  # it is complete
+        await app.until(lambda: sum("Nothing to continue" in notice for notice in app.notices) == 2)
+        await app.send("Next")
+        assert [one.content for one in app.backend.requests[-1].messages] == ["Count", "One two three.", "Next"]
+
+
+async def test_an_edited_answer_is_a_new_branch_that_goes_on_and_that_the_next_question_follows() -> None:
+    gate, later = Gate(), answer("x")
+    script = [answer("One."), [later[0], gate, *later[1:]], answer("dos."), answer("Two.")]
+    async with running(ScriptedBackend(script)) as app:
+        await app.ready()
+        await app.send("Count")
+        await app.select(1)
         await app.press("f4")
         assert app.prompt.text == "One." and app.prompt.border_title == "Edit answer"
         assert app.prompt.border_subtitle == "Enter saves as a new branch · Esc cancels"
-        await app.write("Uno.")
-        await app.press("enter")
-        await app.until(lambda: shown(app) == ["First", "Uno."])
+        await app.run("Uno, ")
+        await app.until(lambda: app.contents() == ["Count", "Uno,"])
         assert app.transcript.messages[-1].place == "2/2" and app.transcript.messages[-1].note.endswith("edited")
-        assert len(backend.requests) == 1  # nothing is generated
+        assert len(app.backend.requests) == 1  # nothing is generated
+        await app.run("/continue")
+        await asyncio.wait_for(gate.reached.wait(), 60)
+        assert app.contents() == ["Count", "Uno,"]  # it stays while it is read
+        await app.press("escape")
+        await app.until(lambda: not app.chat.busy and app.contents() == ["Count", "Uno,"])
+        await app.press("alt+r")
+        await app.idle(3)
+        assert app.contents() == ["Count", "Uno,dos."]
+        assert app.stored()[-1] == ("assistant", "Uno,dos.")
         await app.send("Second")
-        assert [message.content for message in backend.requests[-1].messages] == ["First", "Uno.", "Second"]
-        assert app.stored() == [("user", "First"), ("assistant", "Uno."), ("user", "Second"), ("assistant", "Two.")]
-        await select(app, 1)
+        assert app.stored()[-1] == ("assistant", "Two.")
+        assert [one.content for one in app.backend.requests[-1].messages] == ["Count", "Uno,dos.", "Second"]
+        await app.select(1)
         await app.press("left")
-        await app.until(lambda: shown(app) == ["First", "One."])
+        await app.until(lambda: app.contents() == ["Count", "One."])

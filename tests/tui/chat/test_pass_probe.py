@@ -158,18 +158,6 @@ async def test_an_answer_does_not_wait_for_the_fit(others: Others, monkeypatch: 
         fitted.set()
 
 
-async def test_one_that_is_stopped_before_its_first_step_begins_again(others: Others) -> None:
-    others.busy = 1.0
-    async with running() as app:
-        await app.ready()
-        passes = app.chat.pass_probe
-        others.busy = 0.0
-        passes._check()
-        assert passes.running
-        await app.chat.session.stop_background()
-        await app.until(lambda: passes.done)
-
-
 async def test_it_is_off_with_the_bandwidth_probe_and_for_models_on_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.update({"hardware": {"probe": False}})
     async with running() as app:

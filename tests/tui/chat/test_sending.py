@@ -1,25 +1,17 @@
-"""Tests sending, queueing, regenerating and editing messages."""
+"""Tests sending, queueing, editing and stopping: messages, answers and loads."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from cpuchat.base import paths
 from cpuchat.chats.drafts import DraftSaver
 from cpuchat.chats.store import ChatStore
-from cpuchat.protocol.messages import ModelLoaded
-from cpuchat.tui.chat.composer import QueuedMessages
+from cpuchat.protocol.messages import ModelLoaded, PrefillProgress
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
-
-
-def stop_reasons() -> list[str | None]:
-    """Return those of the newest chat, from the store."""
-    store = ChatStore(paths.chats_db())
-    try:
-        return [message.stop_reason for message in store.messages(store.chats()[0].id)]
-    finally:
-        store.close()
 
 
 async def test_a_message_sent_while_loading_waits_and_what_is_typed_after_it_is_the_next_one() -> None:
@@ -33,11 +25,11 @@ async def test_a_message_sent_while_loading_waits_and_what_is_typed_after_it_is_
         await app.press("enter")
         await app.until(lambda: app.prompt.text == "" and "        second" in app.screen_text)
         await app.press("escape")
-        assert app.prompt.text == "first\nsecond"
+        assert app.prompt.text == "first\nsecond" and "Queued: " not in app.screen_text
         await app.press("enter")
         assert not backend.requests
         gate.open()
-        await app.until(lambda: backend.requests and not app.chat.busy)
+        await app.idle(1)
         assert backend.requests[0].messages[-1].content == "first\nsecond"
         assert app.stored()[0] == ("user", "first\nsecond")
 
@@ -54,12 +46,12 @@ async def test_messages_sent_during_an_answer_are_sent_after_it_in_order() -> No
         await app.write("")
         await app.press("up")  # the last one
         assert app.prompt.text == "Why?" and "Why?" not in [one.text for one in app.chat.session.queue]
-        await app.press("!", "enter")
-        gate.open()
-        await app.until(lambda: len(backend.requests) == 4 and not app.chat.busy)
+        await app.press("!", "enter", "escape")  # stops the answer, not the queue
+        await app.idle(4)
         asked = [request.messages[-1].content for request in backend.requests]
         assert asked == ["Count", "And then?", "Really?", "Why?!"]
         assert [content for role, content in app.stored() if role == "user"] == asked
+        assert app.stored()[1] == ("assistant", "One ")
         assert "Queued: " not in app.screen_text
 
 
@@ -72,42 +64,12 @@ async def test_an_error_that_ends_the_app_keeps_what_was_written_and_what_was_qu
             await app.send("And then?", wait=False)
             app.looked = True  # nothing is left to draw
             app.app.fail(ZeroDivisionError())
-    assert app.app.saved and DraftSaver(ChatStore(paths.chats_db())).take() == {
-        app.app.resume.chat_id: ("And then?", {})
-    }
+    store = ChatStore(paths.chats_db())
+    (chat,) = store.chats()
+    assert [message.stop_reason for message in store.messages(chat.id)] == [None, "cancelled"]
+    assert app.app.saved and DraftSaver(store).take() == {chat.id: ("And then?", {})}
+    store.close()
     assert "".join(log.read_text() for log in paths.log_dir().glob("app-*.log")).count("Error") == 1
-    assert stop_reasons() == [None, "cancelled"]
-
-
-async def test_queued_messages_are_edited_in_their_place_and_deleted() -> None:
-    gate = Gate()
-    backend = ScriptedBackend([answer("One two", gate=gate), answer("Three.")])
-    async with running(backend) as app:
-        await app.count_up_to(gate)
-        for text in ("First", "Second", "Third"):
-            await app.send(text, wait=False)
-        app.chat.query_one(QueuedMessages).focus()
-        await app.press("home", "enter")
-        await app.until(lambda: app.prompt.text == "First" and app.prompt.has_focus)
-        await app.press("?", "enter")
-        app.chat.query_one(QueuedMessages).focus()
-        await app.press("end", "delete")
-        await app.until(lambda: [one.text for one in app.chat.session.queue] == ["First?", "Second"])
-        await app.press("escape")  # stops the answer, not the queue
-        await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
-        assert [one.messages[-1].content for one in backend.requests] == ["Count", "First?", "Second"]
-        assert app.stored()[1] == ("assistant", "One ")
-
-
-async def test_a_message_that_could_not_be_sent_is_only_in_the_prompt() -> None:
-    async with running(ScriptedBackend([answer("One.")])) as app:
-        await app.ready()
-        await app.send("First")
-        with app.conversation.activity.streaming():  # by something that the screen does not know of
-            await app.press(*"Second", "enter")
-            await app.until(lambda: "still being loaded" in app.screen_text and not app.chat.busy)
-        assert [message.content for message in app.transcript.messages[:2]] == ["First", "One."]
-        assert app.prompt.text == "Second" and "Second" not in [message.content for message in app.transcript.messages]
 
 
 async def test_editing_my_last_message_replaces_it_and_escape_brings_the_draft_back() -> None:
@@ -115,7 +77,7 @@ async def test_editing_my_last_message_replaces_it_and_escape_brings_the_draft_b
     async with running(backend) as app:
         await app.ready()
         await app.press("ctrl+r")
-        assert any("Nothing to regenerate yet" in notice for notice in app.notices)
+        await app.told("Nothing to regenerate yet")
         await app.send("One")
         await app.send("Two")
         await app.write("half a thought")
@@ -126,8 +88,8 @@ async def test_editing_my_last_message_replaces_it_and_escape_brings_the_draft_b
         assert app.prompt.text == "Two"
         assert "Edit last message" in app.screen_text
         await app.press("!", "enter")
-        await app.until(lambda: len(backend.requests) == 3 and not app.chat.busy)
-        assert [m.content for m in app.transcript.messages] == ["One", "First.", "Two!", "Third."]
+        await app.idle(3)
+        assert app.contents() == ["One", "First.", "Two!", "Third."]
         assert [content for _, content in app.stored()] == ["One", "First.", "Two!", "Third."]
 
 
@@ -142,10 +104,74 @@ async def test_an_answer_that_is_not_saved_is_told_until_it_is() -> None:
         await app.until(before.reached.is_set)
         app.conversation.history.store._db.execute("PRAGMA max_page_count = 1")  # the disk is full
         before.open()
-        await app.until(lambda: "Not saved" in app.screen_text)
+        await app.shows("Not saved")
         app.conversation.history.store._db.execute("PRAGMA max_page_count = 1000000")
         await app.until(lambda: app.conversation.history.save_problem is None)
         end.open()
-        await app.until(lambda: not app.chat.busy)
+        await app.idle()
         assert "Not saved" not in app.screen_text
         assert app.stored()[-1] == ("assistant", long)
+
+
+async def test_ctrl_c_stops_the_answer_and_quits_only_after_that() -> None:
+    gate = Gate()
+    backend = ScriptedBackend([answer("One two three never", gate=gate)])
+    async with running(backend) as app:
+        await app.count_up_to(gate)
+        await app.press("ctrl+c")
+        await app.idle()
+        assert app.transcript.messages[-1].note.endswith("stopped")
+        assert not any("quits" in notice for notice in app.notices)
+        await app.press("ctrl+c")
+        await app.told("quits")
+        app.press_last("ctrl+c")
+        await app.until(lambda: backend.closed)
+
+
+async def test_a_load_or_an_answer_that_is_about_to_begin_is_stopped_too() -> None:
+    backend = ScriptedBackend([[Gate(), *answer("One")]], [Gate(), ModelLoaded(model=MODEL)])
+    async with running(backend) as app:
+        await app.until(lambda: app.chat.conversation.busy)
+        await app.press("escape")
+        await app.idle()
+        for stop in (app.chat.action_stop, app.chat.interrupt):
+            backend.die()
+            backend.load_steps = [Gate(), ModelLoaded(model=MODEL)]
+            app.chat.load_model(Path(MODEL.path))
+            await stop()
+            await app.idle()
+            assert "no model" in app.status
+            backend.load_steps = [ModelLoaded(model=MODEL)]
+            app.chat.load_model(Path(MODEL.path))
+            await app.ready()
+            app.chat.submit("Count")
+            await stop()
+            await app.idle()
+            assert app.contents()[-1] == "Count"  # of an answer without a token nothing is left
+            await app.press("ctrl+n")
+
+
+async def test_stopping_before_the_first_word_brings_the_old_answer_back() -> None:
+    gate = Gate()
+    waiting = [PrefillProgress(request_id=1, processed=1, total=2, cache_n=0), gate, *answer("The new one.")]
+    async with running(ScriptedBackend([answer("The old one."), waiting])) as app:
+        await app.ready()
+        await app.send("Explain")
+        await app.press("ctrl+r")
+        await app.until(gate.reached.is_set)
+        await app.press("escape")
+        await app.idle()
+        assert app.contents() == ["Explain", "The old one."]
+
+        gate.reached.clear()
+        app.chat.commands.edit()
+        await app.send("Explain it well", wait=False)
+        await app.until(gate.reached.is_set)
+        await app.press("escape")
+        await app.idle()
+        assert app.contents() == ["Explain", "The old one."]
+        assert app.stored() == [("user", "Explain"), ("assistant", "The old one.")]
+        assert app.prompt.text == "Explain it well"
+        gate.open()
+        await app.press("enter")  # still editing
+        await app.until(lambda: app.stored() == [("user", "Explain it well"), ("assistant", "The new one.")])

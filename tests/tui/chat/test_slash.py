@@ -1,103 +1,150 @@
-"""Tests commands that are typed into the prompt."""
+"""Tests commands that are typed into the prompt, presets among them."""
 
 from __future__ import annotations
 
-from cpuchat.config.presets import Preset, save_preset
+from pathlib import Path
+
+from textual.command import CommandPalette
+
+from cpuchat.config.presets import Preset, find_preset, save_preset
+from cpuchat.config.settings import SamplingSection
+from cpuchat.tui.chat.commands import gist
 from cpuchat.tui.chat.composer import Paths, commands
 from cpuchat.tui.help import HelpScreen
-from tests.support.chat_app import RunningApp, running
-from tests.support.scripted_backend import Gate, ScriptedBackend, answer
+from cpuchat.tui.widgets.dialogs import AskTextScreen
+from tests.support.chat_app import running
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 
 
-def offered(app: RunningApp) -> list[str]:
-    return app.chat.query_one(Paths).marks
-
-
-async def test_commands_are_offered_completed_and_run() -> None:
+async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_message_or_stays() -> None:
     async with running() as app:
         await app.ready()
-        titles = commands(app.chat)
+        titles, offered = commands(app.chat), app.chat.query_one(Paths)
         assert {"/help", "/new", "/models", "/copy-code", "/compact", "/quit"} <= set(titles) and "/stop" not in titles
         await app.press("/")
-        await app.until(lambda: offered(app) == list(titles))
+        await app.until(lambda: offered.marks == list(titles))
         await app.press("r", "e", "g")
-        await app.until(lambda: offered(app) == ["/regenerate", "/edit"])  # by their titles
+        await app.until(lambda: offered.marks == ["/regenerate", "/edit"])  # by their titles
         await app.press("escape", "backspace", "backspace", "backspace", *"hel")
-        await app.until(lambda: offered(app) == ["/help"])
+        await app.until(lambda: offered.marks == ["/help"])
         await app.press("tab")
-        assert app.prompt.text == "/help" and not offered(app)
+        assert app.prompt.text == "/help" and not offered.marks
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
+        await app.opens(HelpScreen)
         await app.press("escape")
         assert app.prompt.text == "" and not app.backend.requests
         await app.press(*"/hel")
-        await app.until(lambda: offered(app) == ["/help"])
+        await app.until(lambda: offered.marks == ["/help"])
         await app.press("enter")  # completes and runs
-        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
-
-
-async def test_what_is_no_command_stays_in_the_prompt_or_is_a_message() -> None:
-    async with running() as app:
-        await app.ready()
+        await app.opens(HelpScreen)
+        await app.press("escape")
+        await app.closes()
         await app.send("/nothing-of-ours", wait=False)
-        assert any("Unknown command /nothing-of-ours" in notice for notice in app.notices)
+        await app.told("Unknown command /nothing-of-ours")
         assert app.prompt.text == "/nothing-of-ours" and not app.backend.requests
         await app.send("/usr/bin/env does what?")
         assert app.stored()[0] == ("user", "/usr/bin/env does what?")
 
 
-async def test_commands_with_an_argument() -> None:
-    save_preset(Preset(name="Code review"))
-    async with running() as app:
-        await app.ready()
-        await app.send("Hello")
-        await app.press(*"/rename Dates")
-        assert "Enter runs" in app.screen_text
-        await app.press("enter")
-        await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.title == "Dates")
-        await app.send("/preset Code review", wait=False)
-        await app.until(lambda: app.conversation.preset.name == "Code review")
-        await app.send("/preset none", wait=False)
-        await app.until(lambda: not app.conversation.preset.name)
-        await app.send("/preset nobody", wait=False)
-        await app.until(lambda: any("No preset named nobody" in notice for notice in app.notices))
-        await app.send("/reasoning 200", wait=False)
-        await app.until(lambda: app.conversation.preset.reasoning == ("on", 200))
-        await app.send("/reasoning much", wait=False)
-        await app.until(lambda: any("Not a choice of reasoning: 'much'" in notice for notice in app.notices))
-        await app.send("/tools .", wait=False)
-        await app.until(lambda: "3 tools" in app.status)
-        await app.send("/tools off", wait=False)
-        await app.until(lambda: "tools" not in app.status)
-        assert len(app.backend.requests) == 1
-
-
-async def test_a_refused_command_stays_in_the_prompt() -> None:
+async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt() -> None:
     save_preset(Preset(name="Code review"))
     gate = Gate()
     async with running(ScriptedBackend([answer("One.", gate=gate)])) as app:
         await app.count_up_to(gate)
         for command in ("/preset Code review", "/new", "/regenerate"):
             told = len(app.notices)
-            await app.write(command)
-            await app.press("enter")
+            await app.run(command)
             await app.until(lambda told=told: any("when the answer is done" in one for one in app.notices[told:]))
             assert app.prompt.text == command
         gate.open()
-        await app.until(lambda: not app.chat.busy)
+        await app.idle()
         for command, problem in (
-            ("/preset nobody", "No preset"),
-            ("/reasoning x", "Not a choice"),
+            ("/preset nobody", "No preset named nobody"),
+            ("/reasoning much", "Not a choice of reasoning: 'much'"),
             ("/tools /x", "/x"),
         ):
-            await app.write(command)
-            await app.press("enter")
-            await app.until(lambda problem=problem: any(problem in notice for notice in app.notices))
+            await app.run(command)
+            await app.told(problem)
             assert app.prompt.text == command
-        await app.send("/preset Code review", wait=False)
+        app.prompt.clear()
+        await app.press(*"/rename Dates")
+        assert "Enter runs" in app.screen_text
+        await app.press("enter")
+        await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.title == "Dates")
+        await app.run("/preset Code review")
         await app.until(lambda: app.conversation.preset.name == "Code review")
         assert not app.prompt.text
+        await app.run("/preset none")
+        await app.until(lambda: not app.conversation.preset.name)
+        await app.run("/reasoning 200")
+        await app.until(lambda: app.conversation.preset.reasoning == ("on", 200))
+        await app.run("/tools .")
+        await app.until(lambda: "3 tools" in app.status)
+        await app.run("/tools off")
+        await app.until(lambda: "tools" not in app.status)
         await app.write("")
         await app.chat.run_action("preset('nobody')")  # not typed
         await app.until(lambda: sum("No preset" in notice for notice in app.notices) == 2)
-        assert not app.prompt.text
+        assert not app.prompt.text and len(app.backend.requests) == 1
+
+
+async def test_a_preset_is_chosen_and_saved() -> None:
+    backend = ScriptedBackend([answer("One."), answer("Two.")])
+    async with running(backend) as app:
+        await app.ready()
+        await app.chat.run_action("preset")
+        await app.told("There are no presets yet.")
+        save_preset(Preset(name="warm", system_prompt="Sing.", sampling=SamplingSection(temperature=1.5)))
+        save_preset(Preset(name="calm", model="/models/none.gguf", sampling=SamplingSection(temperature=0.1)))
+        await app.chat.run_action("preset")
+        await app.opens(CommandPalette)
+        await app.press(*"warm")
+        await app.until(lambda: "warm" in app.screen_text.split("Preset …")[-1])
+        await app.press("enter")
+        await app.until(lambda: app.prompt.border_title == "Message · warm")
+        await app.send("First")
+        assert backend.requests[-1].sampling.temperature == 1.5
+        assert backend.requests[-1].messages[0].content == "Sing."
+        assert "▸ System prompt of preset warm: Sing. · 1 line (F7)" in app.screen_text
+
+        await app.run("/preset calm")
+        await app.until(lambda: app.prompt.border_title == "Message · calm")
+        assert "System prompt" not in app.screen_text
+        await app.told("none.gguf")  # its model is not here
+        await app.send("Second")
+        assert backend.requests[-1].sampling.temperature == 0.1
+
+        await app.chat.run_action("save_preset")
+        await app.opens(AskTextScreen)
+        await app.press(*"calm2", "enter")
+        await app.told("Preset calm2 saved.")
+        saved = find_preset("calm2")
+        assert saved.options == {"temperature": 0.1} and Path(saved.model) == Path(MODEL.path)
+        assert app.prompt.border_title == "Message · calm2"
+
+
+def test_what_a_preset_sets_in_short() -> None:
+    preset = Preset(name="a", reasoning="off", model="Qwen/Qwen2.5-7B-GGUF", sampling=SamplingSection(top_p=0.9))
+    assert gist(preset) == "top p 0.9 · reasoning off · Qwen2.5-7B-GGUF"
+
+
+async def test_a_chat_reasons_as_was_chosen_for_it_and_answers_now() -> None:
+    gate = Gate()
+    backend = ScriptedBackend([answer("One.", reasoning="Let me see.", gate=gate)])
+    async with running(backend) as app:
+        await app.ready()
+        await app.chat.run_action("chat_reasoning")
+        await app.opens(AskTextScreen)
+        await app.shows("Now: auto")
+        await app.press(*"300", "enter")
+        await app.until(lambda: app.prompt.border_title == "Message · reasoning on, at most 300 tokens")
+        await app.send("First", wait=False)
+        await app.shows("▾ reasoning · 3 words · F10 answers now")
+        assert (backend.requests[-1].reasoning, backend.requests[-1].reasoning_budget) == (True, 300)
+        await app.press("f10")
+        await app.until(lambda: backend.reasoning_ended)
+        gate.open()
+        await app.idle()
+        await app.press("f10", "ctrl+n")
+        await app.told("The model is not reasoning")
+        await app.until(lambda: app.prompt.border_title == "Message")

@@ -1,15 +1,12 @@
-"""Tests that what belongs to one chat stays with it: figures, drafts, the marked row, the search."""
+"""Tests that what belongs to one chat stays with it: figures, drafts, the model's name."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from textual.widgets import Input
 
 from cpuchat.protocol.messages import Failed, ModelLoaded, TextDelta
 from cpuchat.session.conversation import Conversation
-from cpuchat.tui.chat.chat_list import Chats
-from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer, timings
 
@@ -28,26 +25,23 @@ def two_chats(conversation: Conversation) -> None:
         )
 
 
-def titled(app: RunningApp, title: str) -> str:
-    """Return the id of the chat."""
-    return next(chat.id for chat in app.conversation.history.store.chats() if chat.title == title)
-
-
-def marked(app: RunningApp) -> str | None:
-    """Return the title of the chat that `d` would delete."""
-    chat_id = app.chat.query_one(Chats).marked
-    return app.conversation.history.store.chat(chat_id).title if chat_id else None
-
-
 async def open_chat(app: RunningApp, title: str) -> None:
-    await app.chat.open_chat(titled(app, title)).wait()
+    chats = app.conversation.history.store.chats()
+    await app.chat.open_chat(next(chat.id for chat in chats if chat.title == title)).wait()
     await app.pilot.pause()
 
 
 @pytest.mark.parametrize("size", [SMALL, (140, 40)])
 async def test_figures_of_another_chat_are_not_shown(size: tuple[int, int]) -> None:
-    async with running(prepare=two_chats, size=size) as app:
+    gate = Gate()
+    backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
+    async with running(backend, prepare=two_chats, size=size) as app:
+        await app.until(gate.reached.is_set)
+        await open_chat(app, "About pears")  # before the model is loaded
+        gate.open()
         await app.ready()
+        await app.shows("49/8k")
+        await app.press("ctrl+n")
         await app.send("A question")
         assert app.conversation.figures().decode_tok_s.value is not None
         assert "40.0" in app.screen_text
@@ -62,67 +56,6 @@ async def test_figures_of_another_chat_are_not_shown(size: tuple[int, int]) -> N
         assert "0/8k" in app.screen_text
 
 
-async def test_the_context_of_a_chat_that_is_open_before_the_model_is_loaded_is_shown() -> None:
-    gate = Gate()
-    async with running(ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)]), prepare=two_chats) as app:
-        await app.until(gate.reached.is_set)
-        await open_chat(app, "About apples")
-        gate.open()
-        await app.ready()
-        assert app.conversation.figures().n_past.value == SLOWER.n_past
-        await app.until(lambda: "49/8k" in app.screen_text)
-
-
-async def test_the_marked_chat_is_the_open_one() -> None:
-    async with running(prepare=two_chats) as app:
-        await app.ready()
-        await open_chat(app, "About apples")
-        assert marked(app) == "About apples"
-        await open_chat(app, "About pears")
-        assert marked(app) == "About pears"
-        await app.press("ctrl+n")
-        assert marked(app) is None
-        await app.send("Something new")
-        assert marked(app) == "Something new"
-
-
-async def test_the_mark_moves_freely_only_while_the_list_is_used() -> None:
-    async with running(prepare=two_chats) as app:
-        await app.ready()
-        await open_chat(app, "About pears")
-        app.chat.query_one(Chats).focus()
-        await app.press("down")
-        assert marked(app) == "About apples"
-        await app.press("r")
-        await app.until(lambda: isinstance(app.app.screen, AskTextScreen))
-        await app.press("escape")
-        assert marked(app) == "About apples"  # a dialog is not leaving
-        await app.press("escape")
-        assert app.app.focused is app.prompt
-        assert marked(app) == "About pears"
-
-
-async def test_the_search_ends_where_a_chat_was_chosen_or_left() -> None:
-    async with running(prepare=two_chats) as app:
-        await app.ready()
-        search = app.chat.query_one("#chat-search", Input)
-
-        async def search_for(text: str) -> None:
-            search.focus()
-            search.value = text
-            await app.until(lambda: "About pears" not in listed())
-
-        def listed() -> str:
-            return "\n".join(str(option.prompt) for option in app.chat.query_one(Chats).options)
-
-        everything = listed()
-        for leave in (("enter", "enter"), ("ctrl+n",), ("escape",)):
-            await search_for("apples")
-            await app.press(*leave)
-            await app.until(lambda: listed().replace("▌", " ") == everything.replace("▌", " "))
-            assert search.value == ""
-
-
 async def test_a_draft_stays_with_its_chat() -> None:
     async with running(prepare=two_chats) as app:
         await app.ready()
@@ -134,8 +67,12 @@ async def test_a_draft_stays_with_its_chat() -> None:
         assert app.prompt.text == "About pears?"
         await open_chat(app, "About apples")
         assert app.prompt.text == "half a thought on apples"
+        await app.press("f4")
+        assert app.prompt.text == "About apples?"  # an edit is no draft of another chat
         await open_chat(app, "About pears")
         assert app.prompt.text == ""  # what was recalled is no draft
+        await open_chat(app, "About apples")
+        assert app.prompt.text == "half a thought on apples"
         await app.press("ctrl+n")
         await app.write("a new one")
         await open_chat(app, "About pears")
@@ -148,29 +85,8 @@ async def test_a_draft_stays_with_its_chat() -> None:
         assert app.prompt.text == ""
         await open_chat(app, "a new one")
         assert app.prompt.text == "more of it"
-
-
-async def test_a_message_that_is_edited_is_no_draft_of_another_chat() -> None:
-    async with running(prepare=two_chats) as app:
-        await app.ready()
-        await open_chat(app, "About apples")
-        await app.write("a draft")
-        await app.press("f4")
-        assert app.prompt.text == "About apples?"
-        await open_chat(app, "About pears")
-        assert app.prompt.text == ""
-        await open_chat(app, "About apples")
-        assert app.prompt.text == "a draft"
-
-
-async def test_what_was_written_in_a_deleted_chat_does_not_come_back() -> None:
-    async with running(prepare=two_chats) as app:
-        await app.ready()
-        await open_chat(app, "About apples")
-        await app.write("a draft")
         app.chat.commands.delete_chat()
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
+        await app.confirm()
         await app.until(lambda: app.conversation.chat is None)
         await app.pilot.pause()
         assert app.prompt.text == ""

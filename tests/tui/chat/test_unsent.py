@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from textual import events
 
 from cpuchat.chats.records import Attachment
@@ -122,30 +121,6 @@ async def test_a_queued_message_is_a_draft_after_a_kill() -> None:
         await app.until(lambda: not app.chat.busy)
 
 
-async def test_a_sent_message_that_was_recalled_and_changed_is_kept_beside_the_draft() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.send("Explain this")
-        await app.send("Thanks")
-        await app.write("a draft")
-        await app.press("up")
-        assert app.prompt.text == "Thanks"
-        await app.press(*" a lot", "up")
-        assert app.prompt.text == "Explain this"
-        await app.press("down", "down")
-        assert app.prompt.text == "a draft\nThanks a lot"
-
-
-@pytest.mark.parametrize("keys", [("up", "down"), ("ctrl+c",), ("escape",), ("f1", "escape"), ("ctrl+p", "escape")])
-async def test_no_key_loses_a_draft(keys: tuple[str, ...]) -> None:
-    async with running() as app:
-        await app.ready()
-        await app.send("Hello")
-        await app.write("a long draft")
-        await app.press(*keys)
-        assert app.prompt.text == "a long draft"
-
-
 async def test_an_error_and_another_try_leave_what_was_typed_meanwhile() -> None:
     gate = Gate()
     failed = Failed(request_id=0, code="engine", message="No.")
@@ -161,17 +136,26 @@ async def test_an_error_and_another_try_leave_what_was_typed_meanwhile() -> None
         assert "the next question" in app.prompt.text
 
 
-async def test_a_few_pasted_lines_stay_lines() -> None:
+async def test_keys_and_pastes_leave_a_draft_as_it_is() -> None:
     async with running() as app:
         await app.ready()
-        await paste(app, "one\r\ntwo\nthree")
+        await app.send("Explain this")
+        await app.send("Thanks")
+        await app.write("a long draft")
+        for keys in (("up", "down"), ("ctrl+c",), ("escape",), ("f1", "escape"), ("ctrl+p", "escape")):
+            await app.press(*keys)
+            assert app.prompt.text == "a long draft"
+        await app.press("up")  # a sent message that is recalled and changed is kept beside the draft
+        assert app.prompt.text == "Thanks"
+        await app.press(*" a lot", "up")
+        assert app.prompt.text == "Explain this"
+        await app.press("down", "down")
+        assert app.prompt.text == "a long draft\nThanks a lot"
+        app.prompt.clear()
+        await paste(app, "one\r\ntwo\nthree")  # a few pasted lines stay lines
         assert app.prompt.text.splitlines() == ["one", "two", "three"]
-
-
-async def test_completions_are_offered_again_after_a_space_was_taken_back() -> None:
-    async with running() as app:
-        await app.ready()
-        await app.press(*"看@README")
+        app.prompt.clear()
+        await app.press(*"看@README")  # completions are offered again after a space was taken back
         await app.until(lambda: app.chat.has_class("-offering"))
         await app.press("space")
         await app.until(lambda: not app.chat.has_class("-offering"))

@@ -43,32 +43,9 @@ def test_a_simple_formula_is_unicode(source: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "shown"),
-    [
-        (
-            "\\[R = \\begin{pmatrix} \\cos\\theta & -\\sin\\theta \\\\ \\sin\\theta & \\cos\\theta \\end{pmatrix}\\]",
-            "R = ⎛cos θ  -sin θ⎞\n    ⎝sin θ   cos θ⎠",
-        ),
-        (
-            "$$\n\\begin{bmatrix}\n1 & 22 \\\\\n333 & 4 \\\\\n5 & 6 \\\\\n\\end{bmatrix} x = b\n$$",
-            "⎡ 1   22⎤\n⎢333   4⎥ x = b\n⎣ 5    6⎦",
-        ),
-        (
-            "$$|x| = \\begin{cases} x & \\text{if } x \\ge 0 \\\\ -x & \\text{otherwise} \\end{cases}$$",
-            "|x| = ⎧x   if x ≥ 0\n      ⎩-x  otherwise",
-        ),
-        ("with \\(A = \\begin{pmatrix}1 & 2 \\\\ 3 & 4\\end{pmatrix}\\) as", "with A = (1, 2; 3, 4) as"),
-    ],
-)
-def test_a_matrix_is_drawn_over_several_lines_and_in_a_text_in_one(source: str, shown: str) -> None:
-    assert plain(source).replace("\u00a0", " ") == shown
-
-
-@pytest.mark.parametrize(
     "source",
     ["$\\mystery{x}$", "$a^{b$", "$a}$", "$\\frac{a}$", "$" + "{" * 40 + "a^2" + "}" * 40 + "$", "$" + "^" * 400 + "x$",
-     "$\\text{a $", "$x^$", "$\\begin{tabular}a^2\\end{tabular}$", "$\\begin{pmatrix}a^2 & b$",
-     "$\\begin{pmatrix}a^2\\end{bmatrix}$", "$\\begin{pmatrix}\\begin{matrix}a^2\\end{matrix}\\end{pmatrix}$"],
+     "$\\text{a $", "$x^$", "$\\tilde{ab}^2$", "$\\not= x$", "$\\begin{pmatrix}a^2\\end{pmatrix}$"],
 )  # fmt: skip
 def test_a_formula_with_anything_unknown_stays_as_written(source: str) -> None:
     assert plain(source) == source

@@ -16,7 +16,7 @@ from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 pytestmark = pytest.mark.slow
-SIZE = 40_000
+SIZE = 24_000
 VIEW = View(80, TextStyles())
 MAX_PARSED = 6 * (MAX_OPEN + STEP)
 """Characters between two keys: an open block with what has come is parsed for its end, for a place to cut it, and to be
@@ -30,21 +30,16 @@ def fill(part: str) -> str:
 
 TEXTS = {
     "one line": fill("a"),
-    "words in one line": fill("some words "),
     "lines of one paragraph": fill("some words in a line\n"),
     "backticks": fill("`\n"),
-    "backticks in one line": fill("` "),
     "a table in one line": "| a | b |\n|---|---|\n" + fill("| x "),
     "a table of many rows": "| a | b |\n|---|---|\n" + fill("| 12 | some words |\n"),
     "a table of many columns": "|" + "a|" * 500 + "\n|" + "-|" * 500 + "\n" + fill("|" + "x|" * 500 + "\n"),
-    "lines of pipes": fill("|||||||\n"),
     "code in one line": "```python\n" + fill("x=1;"),
     "code in a string": '```python\ns = """\n' + fill("some text\n"),
     "the language of code": "```" + fill("x"),
-    "quotes": fill("> a\n"),
     "quotes in quotes": fill("> "),
     "an item of a list": "- a\n" + fill("  b\n"),
-    "characters": fill("日本語"),
 }
 
 
@@ -136,7 +131,7 @@ def test_answers_that_repeat_themselves_are_not_compared_word_by_word() -> None:
 
 async def test_the_app_answers_keys_while_a_long_answer_is_rendered(work: Work) -> None:
     gate = Gate()
-    text = TEXTS["backticks"][: SIZE // 2].replace("`", "`x")  # without spaces it comes in one go
+    text = TEXTS["backticks"][:20_000].replace("`", "`x")  # without spaces it comes in one go
     backend = ScriptedBackend([answer(f"{text} end", gate=gate)])
     async with running(backend, size=SMALL) as app:
         await app.count_up_to(gate)

@@ -109,7 +109,7 @@ async def test_what_failed_in_an_earlier_run_is_no_news() -> None:
 
 async def settled(app: RunningApp, layouts: list[Screen[Any]]) -> None:
     """Wait until nothing is published or laid out any more."""
-    await app.until(lambda: app._footer_is_right() and not app.app.services.downloading._timer.is_running)
+    await app.until(lambda: not app.app.services.downloading._timer.is_running)
     layouts.append(app.app.screen)
     while layouts:
         layouts.clear()

@@ -10,13 +10,18 @@ from cpuchat.tui.terminal.background import BackgroundReported, is_light_at_star
 from tests.support.chat_app import running
 
 
-async def test_the_default_theme_follows_the_background_and_a_chosen_one_stays() -> None:
+async def test_the_default_theme_follows_the_background_which_is_remembered_and_a_chosen_one_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLORFGBG", raising=False)
+    monkeypatch.setenv("TERM_PROGRAM", "bright")
     async with running() as app:
         await app.ready()
         assert app.app.theme == "cpuchat" and app.app.asks_background
         app.app.post_message(BackgroundReported(is_light=True))
-        await app.until(lambda: app.app.theme == "cpuchat-light")
+        await app.until(lambda: app.app.theme == "cpuchat-light" and "bright" in read_state().light_terminals)
         assert settings.load().ui.theme == "auto"
+    assert is_light_at_start()
     settings.update({"ui": {"theme": "cpuchat"}})
     async with running() as app:
         await app.ready()
@@ -25,21 +30,8 @@ async def test_the_default_theme_follows_the_background_and_a_chosen_one_stays()
         assert app.app.theme == "cpuchat"
         app.app.services.show_theme("auto")  # chosen in the settings
         assert app.app.theme == "cpuchat-light"
-
-
-async def test_a_terminal_that_was_light_is_light_at_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLORFGBG", raising=False)
-    monkeypatch.setenv("TERM_PROGRAM", "bright")
-    for was_light, is_light in ((False, True), (True, False), (False, False)):
-        async with running() as app:
-            await app.ready()
-            assert app.app.theme == ("cpuchat-light" if was_light else "cpuchat")
-            app.app.post_message(BackgroundReported(is_light=is_light))
-            await app.until(lambda is_light=is_light: ("bright" in read_state().light_terminals) == is_light)
-    await remember(True)
-    assert is_light_at_start()
     monkeypatch.setenv("COLORFGBG", "15;0")  # it says so itself
     assert not is_light_at_start()
     monkeypatch.delenv("COLORFGBG")
-    monkeypatch.setenv("TERM_PROGRAM", "other")
-    assert not is_light_at_start()
+    await remember(False)
+    assert not is_light_at_start() and not read_state().light_terminals

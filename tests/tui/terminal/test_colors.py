@@ -31,7 +31,7 @@ def test_a_terminal_that_only_its_name_describes_has_its_colors(
     class Begun(Exception):
         pass
 
-    def make(resume: launch.Resume) -> ChatApp:
+    def make() -> ChatApp:
         found.append(Console(force_terminal=True).color_system)
         raise Begun
 

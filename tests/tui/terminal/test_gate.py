@@ -13,7 +13,7 @@ from tests.support.chat_app import running
 EVIL = "a\x1b]52;c;eA==\x07b\u202ec\x9b2Jd"
 
 
-async def test_text_of_any_widget_passes_the_gate() -> None:
+async def test_text_of_any_widget_passes_the_gate_and_late_timers_fire() -> None:
     async with running() as app:
         await app.ready()
         static = Static(EVIL, markup=False)
@@ -23,6 +23,9 @@ async def test_text_of_any_widget_passes_the_gate() -> None:
         await app.pilot.pause()
         assert "a]52;c;eA==bc2Jd" in app.screen_text
         assert not set("\x1b\x07\u202e\x9b") & set(app.screen_text)
+        fired: list[bool] = []  # a timer that is late at its start fires
+        app.app.set_timer(1e-9, lambda: fired.append(True))  # as when its task is preempted for so long
+        await app.until(lambda: fired)
 
 
 def test_links_and_line_breaks_do_not_pass_and_the_rest_is_not_touched() -> None:

@@ -10,7 +10,6 @@ from textual import events
 from textual._xterm_parser import XTermParser
 from textual.message import Message
 
-from cpuchat.tui.terminal.background import BackgroundReported
 from cpuchat.tui.terminal.input import InputParser
 
 PASTE, PASTED = "\x1b[200~", "\x1b[201~"
@@ -65,51 +64,33 @@ def named(message: Message) -> str:
     ("sent", "meant"),
     [
         # kitty: event types, alternate keys, associated text, locks, keypad, modifiers alone
-        ("\x1b[97;1:1u", "a"), ("\x1b[97;1:2u", "a"), ("\x1b[97;1:3u", ""), ("\x1b[13;1:3u", ""), ("\x1b[97u", "a"),
-        ("\x1b[97:65;2u", "A"), ("\x1b[97:65;2;65u", "A"), ("\x1b[97;2u", "A"), ("\x1b[97;;97u", "a"),
-        ("\x1b[50:64;2u", "@"), ("\x1b[50:64;2:1;64u", "@"), ("\x1b[97;65u", "A"), ("\x1b[97;66u", "a"),
-        ("\x1b[97;1;97:769u", "a\u0301"), ("\x1b[0;;229u", "å"), ("\x1b[0;;27u", ""), ("\x1b[97:::;1:1:1;u", "a"),
-        ("\x1b[97;129u", "a"), ("\x1b[13;129u", "<enter>"), ("\x1b[1;129D", "<left>"), ("\x1b[9;65u", "<tab>"),
-        ("\x1b[27;193u", "<escape>"), ("\x1b[13;193:1u", "<enter>"), ("\x1b[15;129~", "<f5>"), ("\x1b[13;129~", "<f3>"),
-        ("\x1b[57404;129u", "5"), ("\x1b[57409;129;44u", ","), ("\x1b[57411u", "*"), ("\x1b[57414u", "<enter>"),
-        ("\x1b[57417;5u", "<ctrl+left>"), ("\x1b[57441;2u", ""), ("\x1b[57441;2:3u", ""), ("\x1b[57358;65u", ""),
-        ("\x1b[57376u", "<f13>"), ("\x1b[57344u", ""), ("\x1b[63743u", ""), ("\x1b[1;1:3A", ""), ("\x1b[1;1:2A",
-        "<up>"),
-        ("\x1b[1;3:1D", "<alt+left>"), ("\x1b[5;5:3~", ""), ("\x1b[1;1D:3", ""), ("\x1b[1;1D:1", "<left>"),
-        ("\x1b[32;2u", " "), ("\x1b[127;2u", "<backspace>"), ("\x1b[27;2u", "<escape>"), ("\x1b[9;2u", "<shift+tab>"),
-        ("\x1b[127;3u", "<alt+backspace>"), ("\x1b[127;5u", "<ctrl+backspace>"), ("\x1b[99;5u", "<ctrl+c>"),
-        ("\x1b[99;5;99u", "<ctrl+c>"), ("\x1b[99;69u", "<ctrl+c>"), ("\x1b[91;5u", "<escape>"),
-        ("\x1b[47;5u", "<ctrl+slash>"), ("\x1b[45:95;6u", "<ctrl+underscore>"), ("\x1b[114;3u", "<alt+r>"),
-        ("\x1b[114;3;114u", "<alt+r>"), ("\x1b[97;3;229u", "å"), ("\x1b[113;7;64u", "@"), ("\x1b[97;9u", "<super+a>"),
+        ("\x1b[97;1:2u", "a"), ("\x1b[97;1:3u", ""), ("\x1b[97u", "a"), ("\x1b[97:65;2;65u", "A"), ("\x1b[97;2u", "A"),
+        ("\x1b[97;;97u", "a"), ("\x1b[50:64;2:1;64u", "@"), ("\x1b[97;66u", "a"), ("\x1b[97;1;97:769u", "a\u0301"),
+        ("\x1b[0;;27u", ""), ("\x1b[97:::;1:1:1;u", "a"), ("\x1b[1;129D", "<left>"), ("\x1b[27;193u", "<escape>"),
+        ("\x1b[15;129~", "<f5>"), ("\x1b[57409;129;44u", ","), ("\x1b[57417;5u", "<ctrl+left>"), ("\x1b[57441;2u", ""),
+        ("\x1b[57376u", "<f13>"), ("\x1b[57344u", ""), ("\x1b[63743u", ""), ("\x1b[1;1:2A", "<up>"),
+        ("\x1b[1;3:1D", "<alt+left>"), ("\x1b[5;5:3~", ""), ("\x1b[9;2u", "<shift+tab>"), ("\x1b[91;5u", "<escape>"),
+        ("\x1b[127;5u", "<ctrl+backspace>"), ("\x1b[99;5;99u", "<ctrl+c>"), ("\x1b[99;69u", "<ctrl+c>"),
+        ("\x1b[45:95;6u", "<ctrl+underscore>"), ("\x1b[114;3;114u", "<alt+r>"), ("\x1b[97;9u", "<super+a>"),
         # code points that are none, and fields that are no numbers of a key
-        ("\x1b[1114112u", ""), ("\x1b[55296u", ""), ("\x1b[4294967296u", ""), ("\x1b[128;1u", ""), ("\x1b[0u", ""),
-        ("\x1b[97;1;1114112u", "a"), ("\x1b[97;999u", ""), ("\x1b[97;0u", "a"), ("\x1b[u", ""), ("\x1b[;;u", ""),
-        pytest.param(f"\x1b[{'9' * 5000}u", "", id="digits"), pytest.param(f"\x1b[97;{'1;' * 5000}u",
-        "a", id="fields"), ("\x1b[97;1:99999u", "a"), ("\x1b[-97u", ""),
-        # Enter that does not send
-        ("\x1b\r", "<alt+enter>"), ("\x1b\n", "<alt+enter>"), ("\x1b[13;2u", "<shift+enter>"),
-        ("\x1b[13;3u", "<alt+enter>"), ("\x1b[13;4u", "<shift+enter>"), ("\x1b[57414;2u", "<shift+enter>"),
-        ("\x1b[27;2;13~", "<shift+enter>"), ("\x1b[27;3;13~", "<alt+enter>"), ("\x1b[27;5;13~", "<ctrl+enter>"),
-        ("\x1b[13;5u", "<ctrl+enter>"), ("\x1b[27;130;13~", "<shift+enter>"),
-        # modifyOtherKeys
-        ("\x1b[27;5;99~", "<ctrl+c>"), ("\x1b[27;6;67~", "<ctrl+shift+c>"), ("\x1b[27;2;65~", "A"),
-        ("\x1b[27;2;33~", "!"),
-        ("\x1b[27;6;95~", "<ctrl+underscore>"), ("\x1b[27;3;114~", "<alt+r>"), ("\x1b[27;1;228~", "ä"),
-        ("\x1b[27;5;8~", "<ctrl+backspace>"), ("\x1b[27;2;9~", "<shift+tab>"), ("\x1b[27;1;27~", "<escape>"),
-        ("\x1b[27;5;1114112~", ""), ("\x1b[27;5;~", ""), ("\x1b[27~", ""), ("\x1b[27;5;32~", "<ctrl+space>"),
+        ("\x1b[55296u", ""), ("\x1b[4294967296u", ""), ("\x1b[128;1u", ""), ("\x1b[0u", ""), ("\x1b[97;999u", ""),
+        ("\x1b[97;1;1114112u", "a"), ("\x1b[97;0u", "a"), ("\x1b[u", ""), ("\x1b[97;1:99999u", "a"), ("\x1b[-97u", ""),
+        pytest.param(f"\x1b[{'9' * 5000}u", "", id="digits"),
+        pytest.param(f"\x1b[97;{'1;' * 5000}u", "a", id="fields"),
+        # Enter that does not send, and modifyOtherKeys
+        ("\x1b\n", "<alt+enter>"), ("\x1b[13;4u", "<shift+enter>"), ("\x1b[57414;2u", "<shift+enter>"),
+        ("\x1b[27;3;13~", "<alt+enter>"), ("\x1b[27;5;13~", "<ctrl+enter>"), ("\x1b[27;130;13~", "<shift+enter>"),
+        ("\x1b[27;6;67~", "<ctrl+shift+c>"), ("\x1b[27;2;65~", "A"), ("\x1b[27;6;95~", "<ctrl+underscore>"),
+        ("\x1b[27;3;114~", "<alt+r>"), ("\x1b[27;1;228~", "ä"), ("\x1b[27;5;8~", "<ctrl+backspace>"),
+        ("\x1b[27;5;1114112~", ""), ("\x1b[27;5;~", ""), ("\x1b[27~", ""),
         # SS3, Linux console, rxvt, Alt
         ("\x1bOP", "<f1>"), ("\x1bO5P", "<ctrl+f1>"), ("\x1bO1;2A", "<shift+up>"), ("\x1bOM", "<enter>"),
-        ("\x1bOp", "0"),
         ("\x1b[[A", "<f1>"), ("\x1b[23$", "<f23>"), ("\x1b[3^", "<ctrl+delete>"), ("\x1b[a", "<shift+up>"),
-        ("\x1b[Z", "<shift+tab>"), ("\x1b[1;3A", "<alt+up>"), ("\x1b\x1b[A", "<alt+up>"), ("\x1b\x1bOA", "<alt+up>"),
-        ("\x1br", "<alt+r>"), ("\x1bR", "<alt+shift+r>"), ("\x1b<", "<alt+less_than_sign>"), ("\x1b\x7f", "<ctrl+w>"),
-        ("\x1b\x03", "<escape><ctrl+c>"), ("\x1b[1;7p", "<alt+ctrl+0>"),
+        ("\x1b[Z", "<shift+tab>"), ("\x1b\x1b[A", "<alt+up>"), ("\x1b\x1bOA", "<alt+up>"), ("\x1bR", "<alt+shift+r>"),
+        ("\x1b\x7f", "<ctrl+w>"), ("\x1b\x03", "<escape><ctrl+c>"), ("\x1b[1;7p", "<alt+ctrl+0>"),
         # win32-input-mode
-        ("\x1b[65;30;97;1;0;1_\x1b[65;30;97;0;0;1_", "a"), ("\x1b[67;46;3;1;8;1_", "<ctrl+c>"),
-        ("\x1b[17;29;0;1;8;1_", ""),
-        ("\x1b[13;28;13;1;16;1_", "<shift+enter>"), ("\x1b[37;75;0;1;8;1_", "<ctrl+left>"),
-        ("\x1b[81;16;64;1;9;1_", "@"),
-        ("\x1b[81;16;113;1;2;1_", "<alt+q>"), ("\x1b[0;0;55357;1_\x1b[0;0;55357;0_\x1b[0;0;56832;1_", "😀"),
+        ("\x1b[67;46;3;1;8;1_", "<ctrl+c>"), ("\x1b[17;29;0;1;8;1_", ""), ("\x1b[13;28;13;1;16;1_", "<shift+enter>"),
+        ("\x1b[37;75;0;1;8;1_", "<ctrl+left>"), ("\x1b[81;16;64;1;9;1_", "@"), ("\x1b[81;16;113;1;2;1_", "<alt+q>"),
         ("".join(f"\x1b[;;{ord(one)};1_" for one in f"{PASTE}ü{PASTED}"), "[ü]"), ("\x1b[65;30;55357;1;0;1_", "\ufffd"),
     ],
 )  # fmt: skip
@@ -207,12 +188,6 @@ def test_mouse_focus_size_and_replies_however_they_are_cut(sent: bytes, meant: s
         assert Parser().read(b"a" + sent[:cut], sent[cut:], b"b", after=0.12) == f"a{meant}b", cut
 
 
-def test_a_mouse_in_a_terminal_that_does_not_know_its_pixels() -> None:
-    parser = Parser()
-    assert parser.read("\x1b[48;24;80;480;800t\x1b[48;24;80;0;0t\x1b[<0;11;21M") == "<80x24><80x24><MouseDown 1,1>"
-    assert parser.read("\x1b[48;24;80;480;0t\x1b[48;0;80;480;800t\x1b[<0;11;21M") == "<80x24><MouseDown 1,1>"
-
-
 @pytest.mark.parametrize(
     "sequence", ["\x1b[A", "\x1b[1;5D", "\x1bOP", "\x1b[27;2;13~", "\x1b[97;1:1u", "\x1b[<35;10;10M"]
 )
@@ -306,11 +281,6 @@ def test_any_bytes_at_all_end_nothing() -> None:
         parser.read(*parts, after=draw.choice((0.0, 0.0, 0.2)))
         parser.finish()
         assert parser.read("z") == "z", parts
-
-
-def test_the_background_is_reported() -> None:
-    found = list(Parser().feed(f"a{WHITE}\x1b]11;rgb:1c/1c/1c\x07".encode()))
-    assert [one.is_light for one in found if isinstance(one, BackgroundReported)] == [True, False]
 
 
 REPORTED: dict[str, tuple[list[str | bytes], float, str]] = {

@@ -50,17 +50,6 @@ def hardware(app: ChatApp) -> HardwareScreen:
     return HardwareScreen(app.services)
 
 
-async def test_text_after_a_key_that_opens_a_screen_goes_there() -> None:
-    async with running() as run:
-        await run.ready()
-        for key in ("h", "i", "ctrl+o", *"tiny"):
-            run.app.simulate_key(key)
-        run.app.post_message(events.Paste(" one"))
-        await run.until(lambda: isinstance(run.app.screen, ModelsScreen) and run.app.screen.query(Input))
-        await run.until(lambda: run.app.screen.query_one(Input).value == "tiny one")
-        assert run.prompt.text == "hi"
-
-
 async def type_at_once(run: RunningApp, field: Input | PromptInput, *keys: str) -> None:
     """Queue these keys, and wait until `field`, which one of them focuses, has those that went there."""
     forwarded = asyncio.Event()
@@ -81,53 +70,39 @@ async def test_text_after_a_key_that_moves_the_focus_goes_there() -> None:
         assert prompt.text == "And!"
 
 
-async def test_text_after_the_key_of_the_search_is_searched_for() -> None:
-    async with running() as run:
-        await run.ready()
-        chats = run.chat.query_one(Chats)
-        chats.focus()
-        await run.until(lambda: chats.has_focus)
-        search = run.chat.query_one("#chat-search", Input)
-        await type_at_once(run, search, "slash", *"and")
-        assert search.value == "and"
-
-
-async def test_text_after_the_key_that_opens_a_chat_goes_to_its_prompt() -> None:
-    async with running(prepare=two_chats) as run:
-        await run.ready()
-        chats = run.chat.query_one(Chats)
-        for title, chosen in (("About pears", ("home",)), ("About apples", ("end",))):
-            chats.focus()
-            await run.until(lambda: chats.has_focus)
-            await type_at_once(run, run.prompt, *chosen, "enter", *"drop")  # d deletes in the list, r renames
-            assert run.prompt.text == "drop"
-            assert run.conversation.chat is not None
-            assert run.conversation.chat.title == title
-
-
-@pytest.mark.parametrize("pasted", [False, True])
-async def test_text_after_the_key_that_opens_a_hit_goes_to_the_prompt(pasted: bool) -> None:
+async def test_text_after_keys_of_the_chat_goes_where_they_lead() -> None:
     async with running(prepare=two_chats) as run:
         await run.ready()
         search, chats = run.chat.query_one("#chat-search", Input), run.chat.query_one(Chats)
-        search.focus()
-        search.value = "apples"
-        await run.until(lambda: any("/" in (option.id or "") for option in chats.options))  # hits
-        for key in ("enter", "enter", *([] if pasted else "And pears?")):
-            run.app.simulate_key(key)
-        if pasted:
-            run.app.post_message(events.Paste("And pears?"))
-        await run.until(lambda: run.prompt.text == "And pears?")
-        assert run.conversation.chat is not None
-        assert run.conversation.chat.title == "About apples"
 
+        async def in_the_list() -> None:
+            chats.focus()
+            await run.until(lambda: chats.has_focus)
 
-async def test_text_that_is_no_key_of_the_transcript_goes_to_the_prompt() -> None:
-    async with running(prepare=two_chats) as run:
-        await run.ready()
-        chat = run.conversation.history.store.chats()[0]
-        await run.chat.open_chat(chat.id).wait()
-        run.transcript.focus()
+        await in_the_list()
+        await type_at_once(run, search, "slash", *"and")
+        assert search.value == "and"
+        await run.press("escape")
+        for title, chosen in (("About pears", ("home",)), ("About apples", ("end",))):
+            await in_the_list()
+            await type_at_once(run, run.prompt, *chosen, "enter", *"drop")  # d deletes in the list, r renames
+            assert run.prompt.text == "drop"
+            assert run.conversation.chat is not None and run.conversation.chat.title == title
+            run.prompt.clear()
+
+        for is_pasted in (False, True):  # a hit of the search
+            search.focus()
+            search.value = "apples"
+            await run.until(lambda: any("/" in (option.id or "") for option in chats.options))
+            for key in ("enter", "enter", *([] if is_pasted else "And pears?")):
+                run.app.simulate_key(key)
+            if is_pasted:
+                run.app.post_message(events.Paste("And pears?"))
+            await run.until(lambda: run.prompt.text == "And pears?")
+            assert run.conversation.chat is not None and run.conversation.chat.title == "About apples"
+            run.prompt.clear()
+
+        run.transcript.focus()  # what is no key of the transcript
         await run.until(lambda: run.transcript.has_focus)
         run.app.post_message(events.Paste("one "))
         await run.until(lambda: run.prompt.text == "one ")
@@ -136,14 +111,8 @@ async def test_text_that_is_no_key_of_the_transcript_goes_to_the_prompt() -> Non
         await type_at_once(run, run.prompt, "k", *"two")  # k selects the message above
         assert run.prompt.text == "one two"
 
-
-async def test_text_after_the_key_that_renames_a_chat_goes_into_the_dialog() -> None:
-    async with running(prepare=two_chats) as run:
-        await run.ready()
-        chats = run.chat.query_one(Chats)
-        chats.focus()
-        await run.until(lambda: chats.has_focus)
-        for key in ("end", "r", *"Fruit", "enter"):
+        await in_the_list()
+        for key in ("end", "r", *"Fruit", "enter"):  # goes into the dialog
             run.app.simulate_key(key)
         store = run.conversation.history.store
         await run.until(lambda: "Fruit" in [chat.title for chat in store.chats()])
@@ -190,10 +159,18 @@ async def test_a_key_waits_for_a_screen_that_something_else_opens_just_then(
             asking.opens.set()
 
 
-async def test_a_screen_can_be_left_while_it_opens() -> None:
+async def test_a_screen_can_be_left_while_it_opens_and_text_after_the_key_that_opens_it_goes_there() -> None:
     make: Callable[[ChatApp], Screen[object]]
     async with running() as run:
         await run.ready()
+        for key in ("h", "i", "ctrl+o", *"tiny"):
+            run.app.simulate_key(key)
+        run.app.post_message(events.Paste(" one"))
+        await run.until(lambda: isinstance(run.app.screen, ModelsScreen) and run.app.screen.query(Input))
+        await run.until(lambda: run.app.screen.query_one(Input).value == "tiny one")
+        assert run.prompt.text == "hi"
+        run.app.screen.dismiss(None)
+        await run.closes()
         for make, turns in (
             (models, 0), (models, 2), (models, 9), (downloads, 0), (downloads, 9), (hardware, 0), (hardware, 2),
             (settings, 2),

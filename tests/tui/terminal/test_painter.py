@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,10 +19,8 @@ from textual.widget import Widget
 from textual.widgets import Static, TextArea
 
 from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
-from cpuchat.tui.app import ChatApp
-from cpuchat.tui.terminal import painter
 from cpuchat.tui.terminal.painter import LeanScreen, Painter, TypingScreen
-from tests.support.chat_app import RunningApp, running
+from tests.support.chat_app import running
 from tests.support.scripted_backend import DRAFTING, WITH_DRAFT, ScriptedBackend
 
 pytestmark = pytest.mark.usefixtures("drawn_at_once")
@@ -99,92 +97,72 @@ async def same(app: App[Any], terminal: Emulator, pause: Callable[[], Awaitable[
         pytest.fail(f"after {what} these rows are stale, as shown and as they should be:\n{shown}")
 
 
-class Actions:
-    """What happens to a chat: each method changes something at random."""
-
-    def __init__(self, run: RunningApp, chance: random.Random) -> None:
-        self.run, self.chance, self.n = run, chance, 0
-
-    async def write(self) -> None:
-        transcript = self.run.transcript
-        transcript.append("".join(self.chance.choices(PIECES, k=self.chance.randint(1, 12))))
-        transcript.flush()
-
-    async def figures(self) -> None:
-        meter = self.run.conversation.meter
-        self.n += self.chance.randint(1, 60)
-        meter.observe(TextDelta(request_id=1, text="", predicted_n=self.n, at_ms=25.0 * self.n), self.n / 40)
-        meter.observe(SpeculationUpdate(request_id=1, predicted_n=self.n, figures=DRAFTING), self.n / 40)
-        self.run.chat.figures.show()
-
-    async def scroll(self) -> None:
-        self.run.transcript.scroll_to(y=self.chance.randint(0, self.run.transcript.max_scroll_y), animate=False)
-
-    async def end(self) -> None:
-        self.run.transcript.action_scroll_end()
-
-    async def toast(self) -> None:
-        self.run.app.notify("日本 words\n" * self.chance.randint(1, 3), severity="warning", timeout=60)
-
-    async def clear_toasts(self) -> None:
-        self.run.app.clear_notifications()
-
-    async def resize(self) -> None:
-        await self.run.pilot.resize_terminal(self.chance.choice((61, 80, 103, 120)), self.chance.choice((24, 31, 40)))
-
-    async def type(self) -> None:
-        self.run.prompt.focus()
-        await self.run.press(*self.chance.sample("日本ab 語c", 3))
-
-    async def focus(self) -> None:
-        await self.run.press("tab")
-
-    async def popup(self) -> None:
-        await self.run.press(self.chance.choice(("ctrl+p", "f1")))
-        await self.write()
-        await self.figures()
-        await self.run.pilot.pause()
-        await self.run.press("escape")
-
-    async def select(self) -> None:
-        transcript, (width, height) = self.run.transcript, self.run.transcript.size
-        x, y = self.chance.randrange(width), self.chance.randrange(height)
-        await self.run.pilot.mouse_down(transcript, offset=(x, y))
-        await self.run.pilot.hover(transcript, offset=(self.chance.randrange(width), self.chance.randrange(height)))
-        await self.run.pilot.mouse_up(transcript, offset=(x, y))
-
-    async def unselect(self) -> None:
-        self.run.chat.clear_selection()
-
-    async def theme(self) -> None:
-        self.run.app.theme = self.chance.choice(("textual-dark", "textual-light", "ansi-dark"))
-
-    async def sidebar(self) -> None:
-        self.run.chat.action_sidebar()
-
-    async def status(self) -> None:
-        self.run.chat.status.show_context(self.chance.randint(0, 8000))
-
-
-@pytest.mark.parametrize(("seed", "no_color"), [(0, False), (1, True)])
-async def test_no_cell_is_stale_whatever_happens(
-    seed: int, no_color: bool, terminal: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if no_color:
-        monkeypatch.setenv("NO_COLOR", "1")
-    chance = random.Random(seed)
+async def test_no_cell_is_stale_whatever_happens(terminal: Emulator) -> None:
     async with running(ScriptedBackend(model=WITH_DRAFT)) as run:
         await run.ready()
         await run.send("Hello")
         run.prompt.cursor_blink = False
-        run.transcript.begin_answer("Model", drafted=seed % 2 == 1)
-        run.conversation.meter.observe(PrefillProgress(request_id=1, processed=9, total=9, cache_n=0), 0)
-        actions = Actions(run, chance)
-        names = [name for name in vars(Actions) if not name.startswith("_")]
+        run.transcript.begin_answer("Model")
         assert isinstance(run.chat._compositor, Painter)
-        for name in chance.choices(names, weights=[6 if n in ("write", "figures") else 1 for n in names], k=12):
-            await getattr(actions, name)()
-            await same(run.app, terminal, run.pilot.pause, name)
+        meter = run.conversation.meter
+        meter.observe(PrefillProgress(request_id=1, processed=9, total=9, cache_n=0), 0)
+        numbers = itertools.count(1, 29)
+
+        async def write() -> None:
+            run.transcript.append("".join(PIECES))
+            run.transcript.flush()
+
+        async def figures() -> None:
+            n = next(numbers)
+            meter.observe(TextDelta(request_id=1, text="", predicted_n=n, at_ms=25.0 * n), n / 40)
+            meter.observe(SpeculationUpdate(request_id=1, predicted_n=n, figures=DRAFTING), n / 40)
+            run.chat.figures.show()
+
+        async def scroll() -> None:
+            run.transcript.scroll_to(y=run.transcript.max_scroll_y // 2, animate=False)
+
+        async def toast() -> None:
+            run.app.notify("日本 words\n" * 2, severity="warning", timeout=60)
+
+        async def narrow() -> None:
+            await run.pilot.resize_terminal(61, 24)
+
+        async def wide() -> None:
+            await run.pilot.resize_terminal(120, 40)
+
+        async def type_text() -> None:
+            run.prompt.focus()
+            await run.press(*"日a語")
+
+        async def popup() -> None:
+            await run.press("ctrl+p")
+            await write()
+            await figures()
+            await run.pilot.pause()
+            await run.press("escape")
+
+        async def select() -> None:
+            await run.pilot.mouse_down(run.transcript, offset=(3, 2))
+            await run.pilot.hover(run.transcript, offset=(20, 9))
+            await run.pilot.mouse_up(run.transcript, offset=(20, 9))
+
+        for act in (
+            write,
+            figures,
+            toast,
+            write,
+            popup,
+            figures,
+            narrow,
+            type_text,
+            write,
+            scroll,
+            wide,
+            select,
+            write,
+        ):
+            await act()
+            await same(run.app, terminal, run.pilot.pause, act.__name__)
 
 
 class Rows(Widget):
@@ -262,29 +240,6 @@ async def test_what_is_typed_does_not_wait_for_the_timer(monkeypatch: pytest.Mon
         assert app.query_one(TextArea).text == "x"
 
 
-async def test_keys_that_come_at_once_are_painted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(Field):
-        """Lets the field and the screen finish with each key before it takes the next one."""
-
-        async def on_event(self, event: events.Event) -> None:
-            for _ in range(50):  # turns of the event loop
-                await asyncio.sleep(0)
-            await super().on_event(event)
-
-    app = Slow()
-    async with app.run_test(size=(40, 20)) as pilot:
-        await pilot.pause()
-        monkeypatch.setattr(app.screen._update_timer, "resume", lambda: None)
-        painted: list[str] = []
-        monkeypatch.setattr(App, "_display", lambda *_: painted.append(app.query_one(TextArea).text))
-        for _ in range(50):
-            app.simulate_key("x")
-        async with asyncio.timeout(HANG_GUARD):
-            while painted[-1:] != ["x" * 50]:
-                await asyncio.sleep(0.01)
-        assert len(painted) < 10
-
-
 async def test_a_click_on_what_is_gone_and_still_shown_is_no_error() -> None:
     class Shown(LeanScreen[None]):
         def compose(self) -> ComposeResult:
@@ -301,16 +256,3 @@ async def test_a_click_on_what_is_gone_and_still_shown_is_no_error() -> None:
             screen._forward_event(down)
         await app.pilot.pause()
         assert app.app.screen is screen
-
-
-async def test_another_textual_paints_itself(terminal: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(painter, "KNOWN", "0.")
-    painter._is_known.cache_clear()
-    try:
-        async with running() as run:
-            await run.ready()
-            await run.send("Hello")
-            assert isinstance(run.app, ChatApp)
-            await same(run.app, terminal, run.pilot.pause, "an answer")
-    finally:
-        painter._is_known.cache_clear()

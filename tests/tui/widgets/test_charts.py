@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.tui.widgets.charts import bar, big_digits, braille, nice_max, over_time, squeeze
+from cpuchat.tui.widgets.charts import bar, big_digits, braille, nice_max, over_time
 
 
 def drawn(fraction: float, width: int, *peaks: float) -> str:
@@ -46,9 +46,7 @@ def test_bar_has_its_width(fraction: float, width: int, peaks: list[float]) -> N
 
 def test_large_digits_are_rectangles_of_half_blocks() -> None:
     assert big_digits("7.1") == ["▀▀█   ▄█ ", "▄▀     █ ", "▀   ▀ ▀▀▀"]
-    for scale, rows in ((1, 3), (2, 5), (3, 8)):
-        drawn = big_digits("1,407.6×89%", scale)
-        assert len(drawn) == rows and len({len(row) for row in drawn}) == 1
+    assert len({len(row) for row in big_digits("1,407.689%")}) == 1
     assert big_digits("") == ["", "", ""]
 
 
@@ -57,16 +55,6 @@ def test_large_digits_are_rectangles_of_half_blocks() -> None:
 )
 def test_nice_max(value: float, top: float) -> None:
     assert nice_max(value) == pytest.approx(top)
-
-
-@given(st.floats(1e-6, 1e9))
-def test_nice_max_is_at_most_two_and_a_half_times_as_much(value: float) -> None:
-    assert value * 0.999 <= nice_max(value) <= value * 2.5
-
-
-def test_squeeze_takes_means() -> None:
-    assert squeeze([1, 3, 5, 7], 2) == [2, 6]
-    assert squeeze([1, 2], 5) == [1, 2]
 
 
 def test_time_has_a_fixed_scale() -> None:

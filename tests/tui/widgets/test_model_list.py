@@ -28,86 +28,7 @@ async def shown(pilot: Pilot[None], rows: list[ListRow], mark: str = "") -> Mode
     return listed
 
 
-async def test_headings_are_never_marked() -> None:
-    async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
-        listed = await shown(pilot, ROWS)
-        assert listed.marked == "a"
-        visited = []
-        for _ in range(4):
-            listed.move(1)
-            visited.append(listed.marked)
-        assert visited == ["b", "c", "c", "c"]
-        listed.move(-8)
-        assert listed.marked == "a"
-
-
-async def test_a_figure_that_comes_moves_nothing_else() -> None:
-    async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
-        listed = await shown(pilot, ROWS, mark="c")
-        before = lines(listed)
-        await shown(pilot, [*ROWS[:4], ListRow("c", "◌", "third", ("Q4_K_M", "4.7 GB", "fits", "≈2,049 tok/s"))], "c")
-        after = lines(listed)
-        assert after[:4] == before[:4]
-        assert after[4].startswith(before[4]) and after[4].endswith("≈2,049 tok/s")
-        assert after[4].index("tok/s") == after[1].index("tok/s")
-
-
-async def test_narrow_lists_keep_the_speed_and_where_there_is_none_the_state() -> None:
-    rows = [*ROWS, ListRow("d", "◌", "fourth", ("Q4_K_M", "47 GB", "too large", ""), tag="code")]
-    async with HostApp(ModelList()).run_test(size=(56, 10)) as pilot:
-        listed = lines(await shown(pilot, rows))
-        first, fourth = listed[1], listed[5]
-        assert all(part in first for part in ("first", "Q8_0", "1.6 GB", "31.2 tok/s")) and "loaded" not in first
-        assert "fourth code" in fourth and "47 GB" in fourth and fourth.endswith("too large")
-    async with HostApp(ModelList()).run_test(size=(44, 10)) as pilot:
-        first = lines(await shown(pilot, rows))[1]
-        assert "first" in first and "Q8_0" in first and first.endswith("31.2 tok/s")
-    async with HostApp(ModelList()).run_test(size=(30, 10)) as pilot:
-        assert lines(await shown(pilot, rows))[1].split() == ["●", "first", "Q8_0"]
-
-
-async def test_names_from_files_cannot_steer_the_terminal() -> None:
-    async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
-        listed = await shown(pilot, [ListRow("x", "○", "a\x1b[2Jb\nc", ("Q\x07", "1 GB", "here", ""))])
-        assert lines(listed)[0].startswith("○ a␛[2Jb c")
-        assert "␇" in lines(listed)[0]
-
-
-async def test_the_mark_stays_in_view_and_brings_the_first_heading_along() -> None:
-    rows = [ListRow(name="all"), *(ListRow(str(n), "○", f"model {n}") for n in range(30))]
-    async with HostApp(ModelList(), css="ModelList { height: 6; }").run_test(size=(40, 10)) as pilot:
-        listed = await shown(pilot, rows)
-        listed.move(20)
-        await pilot.pause()
-        assert any("model 20" in line for line in lines(listed))
-        listed.move(-20)
-        await pilot.pause()
-        assert lines(listed)[0].startswith("all")
-
-
-async def test_a_figure_that_comes_does_not_scroll_back_to_the_mark() -> None:
-    def rows(state: str) -> list[ListRow]:
-        return [ListRow(str(n), "○", f"model {n}", ("Q8_0", "1 GB", state, "")) for n in range(30)]
-
-    async with HostApp(ModelList(), css="ModelList { height: 6; }").run_test(size=(60, 10)) as pilot:
-        listed = await shown(pilot, rows(""))
-        listed.scroll_to(y=20, animate=False)
-        await pilot.pause()
-        await shown(pilot, rows("fits"), mark="0")
-        assert "model 20" in lines(listed)[0] and "fits" in lines(listed)[0]
-
-
-async def test_the_mark_is_drawn_where_it_went_though_no_line_changed() -> None:
-    async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
-        listed = await shown(pilot, ROWS, mark="a")
-        before = pilot.app.screen._compositor.render_strips(pilot.app.size)
-        await shown(pilot, ROWS, mark="c")
-        after = pilot.app.screen._compositor.render_strips(pilot.app.size)
-        assert [y for y in range(10) if list(before[y]) != list(after[y])] == [1, 4]
-        assert listed.marked == "c"
-
-
-async def test_a_click_marks_and_a_second_one_chooses() -> None:
+async def test_headings_are_never_marked_and_a_second_click_chooses() -> None:
     chosen: list[ModelList.Chosen] = []
 
     def hook(message: object) -> None:
@@ -116,7 +37,14 @@ async def test_a_click_marks_and_a_second_one_chooses() -> None:
 
     async with HostApp(ModelList()).run_test(size=(70, 10), message_hook=hook) as pilot:
         listed = await shown(pilot, ROWS)
-        assert not listed.moved
+        assert listed.marked == "a" and not listed.moved
+        visited = []
+        for _ in range(4):
+            listed.move(1)
+            visited.append(listed.marked)
+        assert visited == ["b", "c", "c", "c"]
+        listed.move(-8)
+        assert listed.marked == "a"
         await pilot.click(ModelList, offset=(5, 4))
         assert listed.marked == "c" and listed.moved and not chosen
         await pilot.click(ModelList, offset=(5, 3))  # a heading
@@ -124,3 +52,52 @@ async def test_a_click_marks_and_a_second_one_chooses() -> None:
         await pilot.click(ModelList, offset=(5, 4))
         await pilot.pause()
         assert chosen
+
+        await shown(pilot, ROWS, mark="a")
+        before = pilot.app.screen._compositor.render_strips(pilot.app.size)
+        await shown(pilot, ROWS, mark="c")  # drawn where it went, though no line changed
+        after = pilot.app.screen._compositor.render_strips(pilot.app.size)
+        assert [y for y in range(10) if list(before[y]) != list(after[y])] == [1, 4]
+
+
+async def test_a_figure_that_comes_moves_nothing_else_and_narrow_lists_keep_it() -> None:
+    async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
+        before = lines(await shown(pilot, ROWS, mark="c"))
+        faster = [*ROWS[:4], ListRow("c", "◌", "third", ("Q4_K_M", "4.7 GB", "fits", "≈2,049 tok/s"))]
+        after = lines(await shown(pilot, faster, "c"))
+        assert after[:4] == before[:4]
+        assert after[4].startswith(before[4]) and after[4].endswith("≈2,049 tok/s")
+        assert after[4].index("tok/s") == after[1].index("tok/s")
+        evil = lines(await shown(pilot, [ListRow("x", "○", "a\x1b[2Jb\nc", ("Q\x07", "1 GB", "here", ""))]))
+        assert evil[0].startswith("○ a␛[2Jb c") and "␇" in evil[0]
+
+        rows = [*ROWS, ListRow("d", "◌", "fourth", ("Q4_K_M", "47 GB", "too large", ""), tag="code")]
+        await pilot.resize_terminal(56, 10)
+        listed = lines(await shown(pilot, rows))
+        first, fourth = listed[1], listed[5]
+        assert all(part in first for part in ("first", "Q8_0", "1.6 GB", "31.2 tok/s")) and "loaded" not in first
+        assert "fourth code" in fourth and "47 GB" in fourth and fourth.endswith("too large")
+        await pilot.resize_terminal(44, 10)
+        first = lines(await shown(pilot, rows))[1]
+        assert "first" in first and "Q8_0" in first and first.endswith("31.2 tok/s")
+        await pilot.resize_terminal(30, 10)
+        assert lines(await shown(pilot, rows))[1].split() == ["●", "first", "Q8_0"]
+
+
+async def test_the_mark_stays_in_view_but_a_figure_that_comes_does_not_scroll_back_to_it() -> None:
+    def rows(state: str) -> list[ListRow]:
+        columns = ("Q8_0", "1 GB", state, "")
+        return [ListRow(name="all"), *(ListRow(str(n), "○", f"model {n}", columns) for n in range(30))]
+
+    async with HostApp(ModelList(), css="ModelList { height: 6; }").run_test(size=(60, 10)) as pilot:
+        listed = await shown(pilot, rows(""))
+        listed.move(20)
+        await pilot.pause()
+        assert any("model 20" in line for line in lines(listed))
+        listed.move(-20)
+        await pilot.pause()
+        assert lines(listed)[0].startswith("all")  # with the heading above it
+        listed.scroll_to(y=21, animate=False)
+        await pilot.pause()
+        await shown(pilot, rows("fits"), mark="0")
+        assert "model 20" in lines(listed)[0] and "fits" in lines(listed)[0]
