@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import wave
 from pathlib import Path
 
 import numpy as np
@@ -51,15 +49,3 @@ def test_silence_around_a_sentence_is_cut() -> None:
     assert len(cut) / rate == pytest.approx(1.23, abs=0.01)
     assert trimmed(np.zeros(rate, "<i2").tobytes(), rate) == b""
     assert trimmed(b"", rate) == b""
-
-
-def test_a_wav_file_is_valid_before_it_is_complete(tmp_path: Path) -> None:
-    async def write() -> None:
-        player = WavPlayer(tmp_path / "a.wav")
-        await player.start(24_000)
-        await player.play(bytes(48_000))
-        assert (tmp_path / "a.wav").stat().st_size == 44 + 48_000
-        with wave.open(str(tmp_path / "a.wav"), "rb") as sound:
-            assert sound.getnframes() == 24_000
-
-    asyncio.run(write())
