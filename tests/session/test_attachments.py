@@ -259,5 +259,5 @@ def test_a_mark_is_completed_wherever_it_is_read(folder: Path, before: str, mark
 
 
 def test_a_long_text_without_spaces_is_searched_in_no_time_that_grows_with_its_square(folder: Path) -> None:
-    for text in ("@notes.md" + "字" * 50_000, "@“" * 20_000, "(@" * 20_000, "@\\" * 20_000, '"@x' * 20_000):
+    for text in ("@notes.md" + "字" * 20_000, "@“" * 8_000, "(@" * 8_000, "@\\" * 8_000, '"@x' * 8_000):
         assert len(attach(text, folder)) <= 1

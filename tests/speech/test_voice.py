@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from cpuchat.base.errors import SpeechFailed
 from cpuchat.speech.__main__ import synthesize, trimmed
-from cpuchat.speech.player import WavPlayer
-from cpuchat.speech.speaker import Speaker, check_voice, read_aloud
-from tests.support.listening import listen
+from cpuchat.speech.speaker import check_voice
 
 pytestmark = pytest.mark.slow
-
-
-async def test_speed_makes_it_shorter(tmp_path: Path) -> None:
-    seconds = []
-    for speed in (1.0, 2.0):
-        file = tmp_path / f"{speed}.wav"
-        speaker = Speaker(speed, lambda file=file: WavPlayer(file))
-        await read_aloud(speaker, "A text of a few words, and some more of them.")
-        await speaker.close()
-        seconds.append(listen(file).seconds)
-    assert seconds[1] < 0.7 * seconds[0]
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
