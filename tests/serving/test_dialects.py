@@ -334,6 +334,21 @@ def test_an_answer_without_text_has_no_empty_text(path: str, reasoning: str, kin
     assert len(whole["output" if path == RESPONSES else "content"]) == kinds
 
 
+def test_reasoning_is_separate_in_chats() -> None:
+    reply = READERS[CHAT][1]("m", "f", read(CHAT, asked(CHAT)))  # type: ignore[call-arg]
+    thought = TextDelta(request_id=1, text="Hm.", channel="reasoning", n_tokens=2, predicted_n=2)
+    said = TextDelta(request_id=1, text="Yes.", n_tokens=1, predicted_n=3)
+    chunks = []
+    for event in (thought, said):
+        reply.progress.follow(event, 1.0)
+        chunks.append(json.loads((reply.rendered(event) or b"").removeprefix(b"data: ")))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas == [{"role": "assistant", "reasoning_content": "Hm."}, {"content": "Yes."}]
+    whole = json.loads(reply.whole())
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
 LOOK = {"description": "Looks.", "parameters": {"type": "object", "properties": {"at": TEXT}}}
 
 

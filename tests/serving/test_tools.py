@@ -249,3 +249,17 @@ def test_a_call_is_required_of_a_tool_whose_schema_is_no_grammar(tiny: Server, s
     assert answer.status_code == 200, answer.text
     (choice,) = answer.json()["choices"]
     assert choice["finish_reason"] in ("tool_calls", "length")
+
+
+@pytest.mark.timeout(300)
+def test_an_agent_costs_what_is_new_after_a_restart(tiny_model: Path, tmp_path: Path, bandwidth_file: bytes) -> None:
+    def timings(running: Server, text: str) -> dict[str, int]:
+        talk = [{"role": "system", "content": "You are careful. " * 40}, {"role": "user", "content": text}]
+        return running.post(chat("", messages=talk, tools=TOOLS)).json()["timings"]
+
+    with server(tiny_model, tmp_path, bandwidth=bandwidth_file) as first:
+        assert timings(first, "Hello")["prompt_n"] > 1000
+    with server(tiny_model, tmp_path, bandwidth=bandwidth_file) as again:
+        found = timings(again, "Another question")
+        assert found["cache_n"] > 1000 and found["prompt_n"] < 90
+        assert again.http.get("/metrics").status_code == 200
