@@ -212,16 +212,12 @@ class Adapter:
         unreported = {
             figure: why for figure, why in self.kind.unreported.items() if figure != "n_ctx" or not model.n_ctx
         }
+        listed: dict[str, Any] = {name: getattr(model, name) for name in ("architecture", *_META)}
         return ModelInfo(
             path=str(source),
             name=source.stem,
-            architecture=model.architecture,
             quantization=model.quantization or quantization_of(model.name),
-            n_params=model.n_params,
-            size=model.size,
-            n_ctx=model.n_ctx,
-            n_ctx_train=model.n_ctx_train,
-            n_vocab=model.n_vocab,
+            **listed,
             n_layer=0,
             n_threads=0,
             notes=(warning,) if self.connection.leaks_key else (),
