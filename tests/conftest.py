@@ -73,7 +73,6 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test its own folders for settings, chats and caches."""
     for kind in ("CONFIG", "DATA", "CACHE"):
         monkeypatch.setenv(f"CPUCHAT_{kind}_DIR", str(tmp_path / kind.lower()))
-    monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")  # not the owner's
     monkeypatch.setenv("COLORTERM", "truecolor")  # whatever the terminal of the tests has
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "TMUX", "WSL_DISTRO_NAME", "SSH_TTY", "SSH_CONNECTION", "TERM_PROGRAM"):
         monkeypatch.delenv(name, raising=False)  # nobody's clipboard

@@ -54,9 +54,7 @@ COLUMNS = {
     ),
 }  # fmt: skip
 SCHEMAS = (
-    "DROP INDEX chats_by_time", "DROP TRIGGER fts_update", "DROP TABLE messages_fts", "DELETE FROM messages_fts_data",
-    "UPDATE messages_fts_data SET block = zeroblob(20)", "DELETE FROM messages_fts_config", "DROP TABLE quarantine",
-    "DROP TABLE messages_fts_docsize", "ALTER TABLE chats DROP COLUMN title", "DROP TABLE messages_fts_idx",
+    "DROP INDEX chats_by_time", "DROP TABLE drafts", "ALTER TABLE chats DROP COLUMN title",
     "ALTER TABLE messages DROP COLUMN timings",
     "ALTER TABLE messages RENAME COLUMN model TO models", "ALTER TABLE chats ADD COLUMN more",
     "CREATE TRIGGER t AFTER UPDATE ON messages BEGIN SELECT RAISE(ABORT, 'no'); END", "CREATE VIEW v AS SELECT 1",
@@ -125,8 +123,7 @@ def _row(path: Path, chance: random.Random) -> Case:
     column, value = chance.choice(COLUMNS[table]), chance.choice(VALUES)
     share = chance.choice((3, 10, 10, 100))
     which = f"abs(random()) % {share} = 0"
-    trigger = "DROP TRIGGER fts_update"
-    n = _execute(path, trigger, f"UPDATE OR IGNORE {table} SET {column} = {value} WHERE {which}")
+    n = _execute(path, f"UPDATE OR IGNORE {table} SET {column} = {value} WHERE {which}")
     return Case(f"{table}.{column} = {value[:30]}", n if table == "messages" and column in ("content", "role") else 0)
 
 

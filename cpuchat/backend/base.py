@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -24,37 +24,34 @@ DEFAULT_PLACEMENT = PlacementSpec()
 
 
 class Backend(Protocol):
-    """Answers requests, one at a time. No method raises for a failure of the engine: it yields `Failed`."""
+    """Answers requests, one at a time. No method raises for a failure of the engine: it yields `Failed`.
+
+    `model` is None before a load and after the worker crashed; `engine` before the first start, and for a model on a
+    server; `pid` is that of the computing process, None when it is remote or not running.
+    """
 
     @property
-    def model(self) -> ModelInfo | None:
-        """Return the loaded model; None before a load and after the worker crashed."""
-        ...
+    def model(self) -> ModelInfo | None: ...
 
     @property
-    def engine(self) -> EngineInfo | None:
-        """Return the engine of the running worker; None before the first start, and for a model on a server."""
-        ...
+    def engine(self) -> EngineInfo | None: ...
 
     @property
-    def pid(self) -> int | None:
-        """Return the PID of the computing process, for memory figures; None when it is remote or not running."""
-        ...
+    def pid(self) -> int | None: ...
 
     def load(
         self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
         """Start a worker if needed and load the model with the placement `spec`; or connect to the server of the model.
-
-        Ends with `ModelLoaded`, `LoadCancelled` (cancelled) or `Failed`.
+        Ends with `ModelLoaded`, `LoadCancelled` or `Failed`.
         """
         ...
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        """Stream one answer; ends with `GenerationFinished` or `Failed`.
+        """Stream one answer; ends with `GenerationFinished` or `Failed`. Closing the iterator early cancels the answer.
 
         A worker that died before is started again and the model loaded again first (its `LoadProgress` events
-        come first). Closing the iterator early cancels the answer.
+        come first).
         """
         ...
 
@@ -161,15 +158,15 @@ class ModelBackend(ABC, Generic[_P]):
     def _generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         """Answer as `Backend.generate`, once what is wanted is loaded (`_until_ready`)."""
 
-    async def _until_cancelled(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """Return the result of `work`; None when the user stopped the load before."""
+    async def _until_cancelled(self, work: Awaitable[_T]) -> _T | None:
+        """Return the result of `work`; None when the user stopped it before."""
         working, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._cancelled.wait())
         try:
             await asyncio.wait({working, stop}, return_when=asyncio.FIRST_COMPLETED)
             return working.result() if working.done() and not self._cancelled.is_set() else None
         finally:
-            working.cancel()
             stop.cancel()
+            await ended(working)
 
     async def cancel(self) -> None:
         self._cancelled.set()
@@ -185,6 +182,15 @@ class ModelBackend(ABC, Generic[_P]):
     async def forget(self, chat_id: str) -> None:
         """Do nothing: a server saves no chats."""
         return
+
+
+async def ended(task: asyncio.Future[Any]) -> None:
+    """Cancel a task, and return when it has ended; an error that came meanwhile is seen."""
+    task.cancel()
+    if not task.done():  # a loop that ends has cancelled it already, and must not wait
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
 
 
 def place_here(spec: PlacementSpec, *, with_draft: bool) -> Placement:

@@ -1,8 +1,7 @@
-"""The file of the chat database: opening, transactions, erasing what was deleted, and repair.
+"""The file of the chat database: opening, transactions, erasing what was deleted, and salvage.
 
-Repair keeps valid rows in use. Invalid rows are copied to the table `quarantine` and repaired, or moved there. From a
-file whose tables or pages are damaged, every row that can still be read is copied to a new one, and the file is moved
-aside.
+Invalid values are replaced as they are read. From a file whose tables, keys or pages are damaged, every row that can
+still be read is copied to a new one, and the file is moved aside.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -24,12 +23,10 @@ from cpuchat.base import files
 from cpuchat.base.errors import ChatsDamaged, ChatsError
 from cpuchat.chats import schema
 from cpuchat.chats.records import (
-    CHAT_COLUMNS,
     Chat,
     StoredMessage,
     column,
     decoded,
-    is_unicode,
     new_chat_id,
     repaired_chat,
     repaired_message,
@@ -47,14 +44,12 @@ _DEFAULTS: dict[str, Row] = {
     | {"role": "", "parent": -1},
 }
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
-_HEADER = ((0, b"SQLite format 3\0\x10\x00"), (20, b"\0\x40\x20\x20"), (44, b"\0\0\0\x04"), (52, b"\0\0\0\0\0\0\0\x01"))
-_MODES = (b"\1\1", b"\2\2")  # with a journal, with a write-ahead log
-_ORPHANED = "chat_id NOT IN (SELECT id FROM chats WHERE id IS NOT NULL)"
-_FIND_PARENTS = (
-    "UPDATE messages SET parent = coalesce((SELECT max(id) FROM messages AS m WHERE m.chat_id = messages.chat_id AND"
-    " m.id < messages.id), 0) WHERE parent < 0"
-)
-"""A message whose parent is unknown follows the one before it."""
+_LOST = """
+    SELECT EXISTS (SELECT 1 FROM messages WHERE chat_id NOT IN (SELECT id FROM chats WHERE id IS NOT NULL))
+        OR EXISTS (SELECT 1 FROM chats WHERE typeof(id) != 'text' OR id GLOB '*[^A-Za-z0-9_-]*' OR length(id) NOT
+                   BETWEEN 1 AND 64)
+"""
+"""Whether there are messages without a chat, or chats that nothing can name."""
 _SHARED_LOCK = 0x40000002, 510
 """Where SQLite locks a database that is open: offset and length, "SHARED_FIRST" of https://sqlite.org/src/file/src/os.h
 """
@@ -71,44 +66,6 @@ def is_damage(error: BaseException) -> bool:
         return True
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "unsupported file format" in str(error)
-
-
-def check(db: sqlite3.Connection) -> int:
-    """Check every page, repair rows in place and return their number. Raises UnexpectedLayout: damaged tables."""
-    if _verdict(db) == "ok":
-        return 0
-    n_repaired = repair_rows(db)
-    if (verdict := _verdict(db)) != "ok":
-        raise schema.UnexpectedLayout(verdict)
-    return n_repaired
-
-
-def _verdict(db: sqlite3.Connection) -> str:
-    return str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
-
-
-def repair_rows(db: sqlite3.Connection) -> int:
-    """Repair invalid rows, rebuild the indexes; returns the number of rows. Raises UnexpectedLayout: a key twice."""
-    db.execute("PRAGMA foreign_keys = OFF")  # a row that is replaced must not take its messages with it
-    try:
-        with schema.transaction(db):
-            rebuild_indexes(db)
-            schema.drop_triggers(db)  # they would be given what was never indexed
-            chats = [(rowid, row) for rowid, row in _rows(db, "chats") if repaired_chat(row) != row]
-            messages = [(rowid, row) for rowid, row in _rows(db, "messages") if repaired_message(row) != row]
-            n_repaired = _put_rows(db, chats, messages)
-    finally:
-        db.execute("PRAGMA foreign_keys = ON")
-    schema.remake_derived(db)
-    return n_repaired
-
-
-def rebuild_indexes(db: sqlite3.Connection) -> None:
-    """Rebuild the indexes: one that contradicts its table passes the quick check, but breaks changes of its rows."""
-    try:
-        db.execute("REINDEX")
-    except sqlite3.IntegrityError as error:
-        raise schema.UnexpectedLayout(str(error)) from None
 
 
 def request_salvage(path: Path) -> None:
@@ -131,11 +88,6 @@ def salvage_if_requested(path: Path) -> str:
 
 def _request(path: Path) -> Path:
     return path.with_name(f"{path.name}.salvage")
-
-
-def has_orphans(db: sqlite3.Connection) -> bool:
-    """Return whether there are messages without a chat."""
-    return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM messages WHERE {_ORPHANED})").fetchone()[0])
 
 
 def salvage(path: Path, inode: int) -> str:
@@ -190,77 +142,36 @@ def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) ->
         schema.make_tables(db)
         with schema.transaction(db):
             _put_rows(db, chats, messages)
-        schema.remake_derived(db)
         n_chats, n_messages = (db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _DEFAULTS)
         return n_chats, n_messages
 
 
-def _put_rows(db: sqlite3.Connection, chats: Iterable[Numbered], messages: Iterable[Numbered]) -> int:
-    """Write rows, repaired where needed, with a copy of each original. Returns the number of repaired rows."""
-    n_repaired = 0
-    new_ids: list[tuple[str, object]] = []
-    ids: set[str] = set()
-    for rowid, row in chats:
+def _put_rows(db: sqlite3.Connection, chats: list[Numbered], messages: list[Numbered]) -> None:
+    """Write rows, repaired where needed. Messages whose chat is lost get another one."""
+    new_ids: dict[object, str] = {}
+
+    def put_chat(row: Row, **more: object) -> None:
         repaired = repaired_chat(row)
-        if repaired["id"] in ids:  # a table without its key
+        if repaired["id"] in new_ids.values():  # a table without its key
             repaired["id"] = new_chat_id()
-        ids.add(repaired["id"])
-        _insert(db, "chats", {"rowid": rowid, **repaired})
-        if repaired != row:
-            n_repaired += 1
-            _quarantine(db, "chats", repaired["id"], row)
-            if is_unicode(row["id"]):
-                new_ids.append((repaired["id"], row["id"]))
+        new_ids.setdefault(row["id"], repaired["id"])
+        _insert(db, "chats", {**repaired, **more})
+
+    for rowid, row in chats:
+        put_chat(row, rowid=rowid)
     for rowid, row in messages:
         repaired = repaired_message(row)
-        if repaired != row:
-            n_repaired += 1
-            _quarantine(db, "messages", row["chat_id"], row)
         if repaired is None:
-            db.execute("DELETE FROM messages WHERE id = ?", (rowid,))
             continue
-        _insert(db, "messages", {**repaired, "id": rowid})
-    for new_id, old_id in new_ids:
-        _rename_chat(db, new_id, old_id)
-    n_repaired += _adopt(db)
-    db.execute(_FIND_PARENTS)
-    return n_repaired
+        if row["chat_id"] not in new_ids:
+            times = dict.fromkeys(("created", "updated"), row["created"])
+            put_chat(_DEFAULTS["chats"] | {"id": row["chat_id"], "title": "Recovered chat"} | times)
+        _insert(db, "messages", {**repaired, "id": rowid, "chat_id": new_ids[row["chat_id"]]})
 
 
 def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
     marks = ", ".join("?" * len(row))
-    db.execute(f"INSERT OR REPLACE INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
-
-
-def _quarantine(db: sqlite3.Connection, source: str, chat_id: object, row: Row) -> None:
-    text = msgspec.json.encode({name: _plain(value) for name, value in row.items()}).decode()
-    chat_id = chat_id if isinstance(chat_id, str) and is_unicode(chat_id) else None  # with that chat, it is deleted
-    _insert(db, "quarantine", {"chat_id": chat_id, "source": source, "row": text, "found": time.time()})
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, str) and not is_unicode(value):
-        value = value.encode("utf-8", "surrogateescape")
-    return {"hex": value.hex()} if isinstance(value, bytes) else value
-
-
-def _adopt(db: sqlite3.Connection) -> int:
-    """Create chats for messages whose chat is lost; returns the number of those chats."""
-    lost = db.execute(
-        f"SELECT chat_id, min(created), max(created) FROM messages WHERE {_ORPHANED} GROUP BY chat_id"
-    ).fetchall()
-    for chat_id, created, updated in lost:
-        row = dict.fromkeys(CHAT_COLUMNS, None) | {"id": chat_id, "created": created, "updated": updated}
-        chat = repaired_chat(row) | {"title": "Recovered chat"}
-        _insert(db, "chats", chat)
-        _rename_chat(db, chat["id"], chat_id)
-    return len(lost)
-
-
-def _rename_chat(db: sqlite3.Connection, new_id: str, old_id: object) -> None:
-    if new_id != old_id:
-        for table in ("messages", "quarantine", "drafts"):
-            db.execute(f"UPDATE {table} SET chat_id = ? WHERE chat_id IS ?", (new_id, old_id))
+    db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
 
 
 def _rows(
@@ -316,20 +227,14 @@ def _read_around_damage(db: sqlite3.Connection, table: str, rows: dict[int, Row]
 
 
 def _open_copy(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> sqlite3.Connection:
-    """Open a copy of a damaged file for reading, if necessary with a corrected header."""
+    """Open a copy of a damaged file for reading."""
     copy = path.with_name(f"{path.name}.copy-{os.getpid()}")
     for side in ("", *SIDES):
         cleanup.callback(copy.with_name(copy.name + side).unlink, missing_ok=True)
-    with os.fdopen(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b") as file:
+    with os.fdopen(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         shutil.copyfileobj(damaged, file)
-        file.seek(0)
-        start = file.read(100)
-        if start[18:20] not in _MODES or any(start[at : at + len(right)] != right for at, right in _HEADER):
-            for at, right in (*_HEADER, (18, _MODES[0])):
-                file.seek(at)
-                file.write(right)
-        elif (log := path.with_name(path.name + SIDES[0])).exists():
-            shutil.copyfile(log, copy.with_name(copy.name + SIDES[0]))
+    if (log := path.with_name(path.name + SIDES[0])).exists():
+        shutil.copyfile(log, copy.with_name(copy.name + SIDES[0]))
     db = sqlite3.connect(copy, isolation_level=None)
     cleanup.callback(db.close)
     db.text_factory = decoded
@@ -350,7 +255,6 @@ class Database:
         self.path = path
         self._lock = threading.RLock()
         self._notices: list[str] = []
-        self.full_text = False
         self._erase_due = False
         try:
             _make_private(path)
@@ -381,11 +285,13 @@ class Database:
             schema.make_tables(db)
             db.execute("PRAGMA journal_mode = WAL")
             if self.path.stat().st_size <= _CHECK_LIMIT:
-                self._report_repairs(check(db))
-            self.full_text = schema.make_derived(db)
+                verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+                if verdict != "ok":
+                    raise schema.UnexpectedLayout(verdict)
+            if db.execute(_LOST).fetchone()[0]:
+                raise schema.UnexpectedLayout("messages without a chat")
+            schema.make_derived(db)
             schema.mark_interrupted(db)
-            if has_orphans(db):
-                self._repair_rows(db)
             on_error.pop_all()
             return db
 
@@ -419,11 +325,7 @@ class Database:
             try:
                 yield
             except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BAD_INDEX and not self._db.in_transaction:
-                    with contextlib.suppress(sqlite3.Error):
-                        self.full_text = schema.remake_derived(self._db)
-                # In the search index it is repaired by now.
-                if is_damage(error) and getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_CORRUPT_VTAB:
+                if is_damage(error):
                     request_salvage(self.path)
                 raise _unusable(self.path, error) from None
             except (OverflowError, UnicodeError) as error:  # a value that was given: the file is sound
@@ -432,31 +334,10 @@ class Database:
     def _select(
         self, convert: Callable[[tuple[Any, ...]], T | None], query: str, values: tuple[Any, ...] = ()
     ) -> list[T]:
+        """Return what `convert` makes of the rows, without None."""
         with self._guarded():
             records = [convert(row) for row in self._db.execute(query, values)]
-            if None in records and not self._db.in_transaction:
-                self._repair_rows(self._db)
-                records = [convert(row) for row in self._db.execute(query, values)]
         return [record for record in records if record is not None]
-
-    def _repair_rows(self, db: sqlite3.Connection) -> None:
-        self._report_repairs(repair_rows(db))
-        self.full_text = schema.make_derived(db)
-
-    def _report_repairs(self, n_repaired: int) -> None:
-        if not n_repaired:
-            return
-        entries = "entry" if n_repaired == 1 else "entries"
-        self._notices.append(
-            f"Repaired or quarantined {n_repaired} damaged {entries} in the chat database; the originals are in the"
-            f" table “quarantine” of {self.path}."
-        )
-
-    def _erase(self) -> None:
-        """Overwrite deleted text in the search index; the log follows after the transaction."""
-        if self.full_text:
-            self._db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
-        self._erase_due = True
 
     def _truncate_log(self) -> None:
         """Truncate the log. Fails while another instance reads; then it is retried after the next change."""
@@ -464,10 +345,6 @@ class Database:
         with contextlib.suppress(sqlite3.OperationalError):
             self._erase_due = bool(self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])
         self._db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
-
-
-# What a damaged full-text index makes of a sound statement. It is made again, so that the next try succeeds.
-_BAD_INDEX = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_CONSTRAINT)
 
 
 def _make_private(path: Path) -> None:

@@ -199,7 +199,7 @@ def is_chat_id(value: object) -> bool:
 
 
 def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `row` of the table `chats` with invalid values replaced; equal to it when it was valid."""
+    """Return `row` of the table `chats` with invalid values replaced."""
     created = valid_time(row["created"], row["updated"])
     version, leaf, budget = row["version"], row["leaf"], row["reasoning_budget"]
     return {
@@ -218,10 +218,8 @@ def repaired_chat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return `row` of the table `messages` with invalid values replaced; equal to it if it was valid.
-
-    None: the role is unknown. A `parent` of -1 has to be found. `_JSON_COLUMNS` that are a text stay as they are: they
-    are not worth changing a message for.
+    """Return `row` of the table `messages` with invalid values replaced; None: its role is unknown. An invalid `parent`
+    becomes -1, for which `Tree` finds another one.
     """
     if row["role"] not in get_args(Role):
         return None
@@ -236,24 +234,31 @@ def repaired_message(row: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def chat_of(row: tuple[Any, ...]) -> Chat | None:
-    """Build the record of a row; None when the row is invalid."""
-    fields = dict(zip(CHAT_COLUMNS, row, strict=True))
-    if repaired_chat(fields) != fields:
-        return None
+def chat_of(row: tuple[Any, ...]) -> Chat:
+    """Build the record of a row, with invalid values replaced."""
+    fields = repaired_chat(dict(zip(CHAT_COLUMNS, row, strict=True)))
     return Chat(**{**fields, "preset": _decoded(fields["preset"], StoredPreset), "pinned": bool(fields["pinned"])})
 
 
 def message_of(row: tuple[Any, ...]) -> StoredMessage | None:
-    """Build the record of a row; None when the row is invalid."""
-    fields = dict(zip(MESSAGE_COLUMNS, row, strict=True))
-    if repaired_message(fields) != fields:
+    """Build the record of a row, with invalid values replaced; None when its role is unknown."""
+    fields = repaired_message(dict(zip(MESSAGE_COLUMNS, row, strict=True)))
+    if fields is None:
         return None
     timings, settings = _decoded(fields["timings"], Timings), _decoded(fields["settings"], AnswerSettings)
-    attachments = _decoded(fields["attachments"], tuple[Attachment, ...]) or ()
-    steps = _decoded(fields["steps"], tuple[ToolStep, ...]) or ()
+    attachments, steps = attachments_of(fields["attachments"]), steps_of(fields["steps"])
     decoded = {"timings": timings, "settings": settings, "attachments": attachments, "steps": steps}
     return StoredMessage(**{**fields, **decoded})
+
+
+def attachments_of(text: object) -> tuple[Attachment, ...]:
+    """Return the attachments of a row; none if they make no sense."""
+    return _decoded(text, tuple[Attachment, ...]) or ()
+
+
+def steps_of(text: object) -> tuple[ToolStep, ...]:
+    """Return the steps of a row; none if they make no sense."""
+    return _decoded(text, tuple[ToolStep, ...]) or ()
 
 
 def column(value: object) -> Any:

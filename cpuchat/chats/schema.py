@@ -7,7 +7,6 @@ right.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sqlite3
 from collections.abc import Iterator
 
@@ -16,12 +15,12 @@ from cpuchat.chats.records import INTERRUPTED
 
 VERSION = 12
 """Raise it with every change of the tables, and upgrade those of released versions."""
-_CREATE = (
+_TABLES = {
     # sides: those of a comparison (compare.kept), as JSON; '' for a chat. leaf: of the open branch (`tree.Tree`).
     # when_full: what to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
     # preset (`presets.Preset`): as it was when it was chosen, as JSON. reasoning: 'on', 'off', or '' as set elsewhere;
     # reasoning_budget: its tokens, NULL as set elsewhere. pinned: 1 is listed before all others.
-    """
+    "chats": """
     CREATE TABLE chats (
         id TEXT PRIMARY KEY,
         title TEXT NOT NULL DEFAULT '',
@@ -42,7 +41,7 @@ _CREATE = (
     # As JSON: settings of an answer (`records.AnswerSettings`), texts sent with a message (`records.Attachment`), steps
     # on the way to an answer (`tool_calls.ToolStep`), and its recording, when the tokens of a compared answer came, and
     # what the other side predicts (`runner.KeptTokens`).
-    """
+    "messages": """
     CREATE TABLE messages (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
@@ -60,24 +59,14 @@ _CREATE = (
         recording TEXT
     )
     """,
-    # Rows that made no sense, as they were found: JSON of column names and values, bytes as {"hex": ...}.
-    """
-    CREATE TABLE quarantine (
-        id INTEGER PRIMARY KEY,
-        chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE,
-        source TEXT NOT NULL,
-        row TEXT NOT NULL,
-        found REAL NOT NULL
-    )
-    """,
     # Unsent texts (`drafts.DraftSaver`) of a chat, NULL for a new one, in parts, by the window that they belong to.
-    """
+    "drafts": """
     CREATE TABLE drafts (
         chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE, window TEXT, name TEXT, text TEXT
     )
     """,
-)
-TABLES = ("chats", "messages", "quarantine", "drafts")
+}
+TABLES = tuple(_TABLES)
 _OUR_COLUMNS = {
     "chats": {"title", "created", "updated", "model", "system_prompt"},
     "messages": {"chat_id", "role", "content", "reasoning", "stop_reason", "timings"},
@@ -85,32 +74,11 @@ _OUR_COLUMNS = {
 _ANYBODYS = ("sqlite_", "quarantine", "drafts", "messages_fts")  # left of our file without its two tables
 _BELIEVABLE = 1000  # versions ahead of this one; a number beyond was not written by any cpuchat
 
-# What can be made again from the tables at any time. An answer is indexed once it is finished: while it is written
-# it is saved over and over.
-_INDEXED = "({0}.role <> 'assistant' OR {0}.stop_reason IS NOT NULL)"
-_ADD = f"INSERT INTO messages_fts (rowid, content) SELECT new.id, new.content WHERE {_INDEXED.format('new')};"
-_REMOVE = (
-    "INSERT INTO messages_fts (messages_fts, rowid, content)"
-    f" SELECT 'delete', old.id, old.content WHERE {_INDEXED.format('old')};"
-)
 _INDEXES = {
     "chats_by_time": "CREATE INDEX chats_by_time ON chats (updated)",
     "messages_by_chat": "CREATE INDEX messages_by_chat ON messages (chat_id, parent)",
     "messages_unfinished": (
         "CREATE INDEX messages_unfinished ON messages (id) WHERE role = 'assistant' AND stop_reason IS NULL"
-    ),
-    "messages_attached": "CREATE INDEX messages_attached ON messages (id) WHERE attachments IS NOT NULL",
-    "messages_called": "CREATE INDEX messages_called ON messages (id) WHERE steps IS NOT NULL",
-}
-_SEARCH = {
-    "messages_fts": (
-        "CREATE VIRTUAL TABLE messages_fts USING fts5 (content, content='messages', content_rowid='id',"
-        " tokenize='unicode61 remove_diacritics 2', prefix='1')"  # all words with a letter need not be merged
-    ),
-    "fts_insert": f"CREATE TRIGGER fts_insert AFTER INSERT ON messages BEGIN {_ADD} END",
-    "fts_delete": f"CREATE TRIGGER fts_delete AFTER DELETE ON messages BEGIN {_REMOVE} END",
-    "fts_update": (
-        f"CREATE TRIGGER fts_update AFTER UPDATE OF content, stop_reason ON messages BEGIN {_REMOVE} {_ADD} END"
     ),
 }
 
@@ -127,11 +95,12 @@ def make_tables(db: sqlite3.Connection) -> None:
         ChatsForeign: it is another program's database.
         UnexpectedLayout, sqlite3.Error
     """
-    if _version(db) == VERSION and _structure(db) == _expected():
+    if _version(db) == VERSION and _is_ours(db):
         return
     with transaction(db):
         if not _has_tables(db):  # now that nobody else can change it
-            _create_tables(db)
+            for statement in _TABLES.values():
+                db.execute(statement)
         db.execute(f"PRAGMA user_version = {VERSION}")
 
 
@@ -149,7 +118,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _has_tables(db: sqlite3.Connection) -> bool:
-    version, structure = _version(db), _structure(db)
+    version = _version(db)
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
     names = {name for name in names if not name.startswith(_ANYBODYS)}
     if names and not any(len(columns & column_names(db, table)) > 2 for table, columns in _OUR_COLUMNS.items()):
@@ -158,49 +127,24 @@ def _has_tables(db: sqlite3.Connection) -> bool:
         raise ChatsTooNew(
             "The chat database was written by a newer version of cpuchat.", "Update cpuchat; nothing was changed."
         )
-    if any(structure) and structure != _expected():
+    has_tables = bool(names) or bool(column_names(db, "drafts"))
+    if has_tables and not _is_ours(db):
         raise UnexpectedLayout("unknown table layout")
-    return any(structure)
+    return has_tables
 
 
-def _create_tables(db: sqlite3.Connection) -> None:
-    for statement in _CREATE:
-        db.execute(statement)
-
-
-def _structure(db: sqlite3.Connection) -> tuple[object, ...]:
-    """Return columns, keys and references of each table; () for a missing one."""
-    found: list[object] = []
-    for table in TABLES:
-        kind = db.execute("SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table,)).fetchone()
-        unique = [
-            [column for (column,) in db.execute("SELECT name FROM pragma_index_info(?)", (name,))]
-            for _, name, is_unique, origin, *_ in db.execute(f"PRAGMA index_list({table})")
-            if is_unique and origin != "c"
-        ]
-        columns = _columns(db, table)
-        keys = db.execute(f"PRAGMA foreign_key_list({table})").fetchall()
-        found.append((kind, columns, sorted(unique), keys) if kind else ())
-    return tuple(found)
+def _is_ours(db: sqlite3.Connection) -> bool:
+    """Return whether the tables are as this version makes them."""
+    found = dict(db.execute("SELECT name, sql FROM sqlite_master"))
+    return all(found.get(name) == statement.strip() for name, statement in _TABLES.items())
 
 
 def column_names(db: sqlite3.Connection, table: str) -> set[str]:
     """Return the columns of `table`; empty when there is no such table."""
-    return {str(column[1]) for column in _columns(db, table)}
-
-
-def _columns(db: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
     try:
-        return db.execute(f"PRAGMA table_xinfo({table})").fetchall()
+        return {str(column[1]) for column in db.execute(f"PRAGMA table_xinfo({table})")}
     except sqlite3.OperationalError:  # a view of something that is not there
-        return []
-
-
-@functools.cache
-def _expected() -> tuple[object, ...]:
-    with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        _create_tables(db)
-        return _structure(db)
+        return set()
 
 
 def _foreign(names: set[str]) -> ChatsForeign:
@@ -211,50 +155,19 @@ def _foreign(names: set[str]) -> ChatsForeign:
     )
 
 
-def make_derived(db: sqlite3.Connection) -> bool:
-    """Create missing or altered indexes, drop unknown ones; returns whether this SQLite can have a full-text index."""
-    if _derived(db) == {**_INDEXES, **_SEARCH} and _has_its_tables(db):
-        try:
-            db.execute("SELECT rowid FROM messages_fts LIMIT 0")
-        except sqlite3.OperationalError:  # made by another SQLite, one that has FTS5: its triggers would fail here
-            drop_triggers(db)
-            return False
-        return True
-    return remake_derived(db)
-
-
-def remake_derived(db: sqlite3.Connection) -> bool:
-    """Recreate the indexes and the full-text index, as `make_derived`."""
+def make_derived(db: sqlite3.Connection) -> None:
+    """Create missing or altered indexes; drop unknown ones, and triggers, which are not this version's."""
+    where = "type = 'trigger' OR type = 'index' AND tbl_name IN ('chats', 'messages') AND sql IS NOT NULL"
+    if dict(db.execute(f"SELECT name, sql FROM sqlite_master WHERE {where}")) == _INDEXES:
+        return
     with transaction(db):
-        # Another instance may have done it meanwhile, but it may also be damaged in a way that cannot be seen.
-        drop_triggers(db)
-        mark_interrupted(db)
-        _drop(db, "type = 'index' AND tbl_name IN ('chats', 'messages') AND sql IS NOT NULL")
+        for kind, name in db.execute(f"SELECT type, name FROM sqlite_master WHERE {where}").fetchall():
+            quoted = name.replace('"', '""')
+            db.execute(f'DROP {kind} "{quoted}"')
+        with contextlib.suppress(sqlite3.OperationalError):  # the search index of a version before
+            db.execute("DROP TABLE IF EXISTS messages_fts")
         for statement in _INDEXES.values():
             db.execute(statement)
-        try:
-            _drop_index(db)
-            for statement in _SEARCH.values():
-                db.execute(statement)
-            db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('rebuild')")
-        except sqlite3.OperationalError as error:
-            if "fts5" not in str(error):
-                raise
-            return False
-    return True
-
-
-def _drop_index(db: sqlite3.Connection) -> None:
-    try:
-        _drop(db, "name = 'messages_fts'")
-    except sqlite3.OperationalError as error:
-        if "fts5" in str(error):
-            raise
-        # One without its own tables cannot be dropped as it should be.
-        db.execute("PRAGMA writable_schema = ON")
-        db.execute("DELETE FROM sqlite_master WHERE name = 'messages_fts'")
-        db.execute("PRAGMA writable_schema = RESET")
-        _drop(db, "type = 'table' AND name LIKE 'messages\\_fts\\_%' ESCAPE '\\'")
 
 
 def mark_interrupted(db: sqlite3.Connection) -> None:
@@ -262,31 +175,6 @@ def mark_interrupted(db: sqlite3.Connection) -> None:
     unfinished = "role = 'assistant' AND stop_reason IS NULL"
     if db.execute(f"SELECT EXISTS (SELECT 1 FROM messages WHERE {unfinished})").fetchone()[0]:
         db.execute(f"UPDATE messages SET stop_reason = ? WHERE {unfinished}", (INTERRUPTED,))
-
-
-def drop_triggers(db: sqlite3.Connection) -> None:
-    _drop(db, "type = 'trigger'")
-
-
-def _drop(db: sqlite3.Connection, where: str) -> None:
-    for kind, name in db.execute(f"SELECT type, name FROM sqlite_master WHERE {where}").fetchall():
-        quoted = name.replace('"', '""')
-        db.execute(f'DROP {kind} "{quoted}"')
-
-
-def _has_its_tables(db: sqlite3.Connection) -> bool:
-    names = [f"messages_fts_{part}" for part in ("config", "data", "docsize", "idx")]
-    query = "SELECT count(*) FROM sqlite_master WHERE name IN (?, ?, ?, ?)"
-    return db.execute(query, names).fetchone()[0] == len(names)
-
-
-def _derived(db: sqlite3.Connection) -> dict[str, str]:
-    return dict(
-        db.execute(
-            "SELECT name, sql FROM sqlite_master WHERE name = 'messages_fts' OR type = 'trigger' OR"
-            " type = 'index' AND tbl_name IN ('chats', 'messages') AND sql IS NOT NULL"
-        )
-    )
 
 
 def _version(db: sqlite3.Connection) -> int:

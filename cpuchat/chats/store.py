@@ -2,8 +2,8 @@
 
 Every change is committed when the method returns, so a killed app loses nothing but what it had not told the store.
 Write-ahead logging lets a second instance of the app read and write the same file; methods may be called from any
-thread, one at a time. What is deleted or replaced is overwritten in the file, the search index and the log. Search is
-full-text, and letter by letter where that finds nothing.
+thread, one at a time. What is deleted or replaced is overwritten in the file and the log. Search reads all messages,
+about 5 MB in 0.1 s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 import sqlite3
 import time
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,11 +32,13 @@ from cpuchat.chats.records import (
     SearchHit,
     StoredMessage,
     Tree,
+    attachments_of,
     chat_of,
     column,
     is_unicode,
     message_of,
     new_chat_id,
+    steps_of,
     storable,
 )
 from cpuchat.protocol.messages import Role
@@ -42,26 +46,12 @@ from cpuchat.protocol.messages import Role
 _CHAT = ", ".join(CHAT_COLUMNS)
 _MESSAGE = ", ".join(MESSAGE_COLUMNS)
 _FORK = "Fork: "  # first, so that a narrow list does not cut it off
-_IDS = "(SELECT value FROM json_each(?))"
 _PER_CHAT = 3  # messages
 MAX_CHATS = 100
 """Chats that a search returns, at most."""
-_LONGEST = 2000  # characters that are looked for: SQLite takes no pattern over 50,000 bytes
+_LONGEST = 2000  # characters that are looked for
 _AROUND = 40  # characters on each side of a hit
-_LETTER = r"[^\W_]"  # of a word, as the index divides a text into words
-_ATTACHED = """
-    SELECT DISTINCT messages.id, chat_id
-    FROM messages, json_each(CASE WHEN json_valid(attachments) THEN attachments ELSE '[]' END) AS one
-    WHERE attachments IS NOT NULL AND json_extract(attachments, one.fullkey || '.text') LIKE ? ESCAPE '\\'
-    ORDER BY messages.id DESC
-"""
-
-_CALLED = """
-    SELECT DISTINCT messages.id, chat_id
-    FROM messages, json_tree(CASE WHEN json_valid(steps) THEN steps ELSE '[]' END) AS one
-    WHERE steps IS NOT NULL AND one.type = 'text' AND one.key IN ('said', 'text') AND one.atom LIKE ? ESCAPE '\\'
-    ORDER BY messages.id DESC
-"""
+_LETTER = r"[^\W_]"  # of a word
 
 
 class _Folded(dict[int, str]):
@@ -75,23 +65,35 @@ class _Folded(dict[int, str]):
 
 
 _FOLDED = _Folded()
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+
+
+def _folded(text: str) -> str:
+    if text.isascii():
+        return text.lower()
+    return _BEYOND_ASCII.sub(lambda run: run[0].translate(_FOLDED), text).lower()
 
 
 class Matcher:
-    """Finds what was searched for in a text, as `find` finds messages: words, or the text letter by letter."""
+    """Finds what was searched for in a text: its words, of which the last may be unfinished; else letter by letter."""
 
     def __init__(self, text: str) -> None:
-        folded = text.strip().translate(_FOLDED)
-        *words, last = [re.escape(word) for word in re.findall(f"{_LETTER}+", folded)] or [re.escape(folded)]
-        whole = f"(?:{'|'.join(words)})(?!{_LETTER})|" if words else ""
-        self._words = re.compile(f"(?<!{_LETTER})(?:{whole}{last})")
-        self._letters = re.compile(re.escape(folded))
+        self.letters = _folded(text.strip())
+        self._words = list(dict.fromkeys(re.findall(f"{_LETTER}+", self.letters))) or [self.letters]
+        *whole, last = map(re.escape, self._words)
+        patterns = [*(f"(?<!{_LETTER}){word}(?!{_LETTER})" for word in whole), f"(?<!{_LETTER}){last}"]
+        self._each = [re.compile(pattern) for pattern in patterns]
+        self._any = re.compile("|".join(patterns))
+
+    def has_words(self, folded: str) -> bool:
+        """Return whether a folded text has all the words."""
+        return all(word in folded for word in self._words) and all(one.search(folded) for one in self._each)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return where it is found, from character to before character."""
-        folded = text.translate(_FOLDED)
-        found = [match.span() for match in self._words.finditer(folded)]
-        return found or [match.span() for match in self._letters.finditer(folded)]
+        folded = _folded(text)
+        found = [match.span() for match in self._any.finditer(folded)]
+        return found or [match.span() for match in re.finditer(re.escape(self.letters), folded)]
 
     def excerpt(self, message_id: int, content: str) -> Excerpt:
         """Return the text around the first hit, cleaned and on one line."""
@@ -102,55 +104,44 @@ class Matcher:
         return Excerpt(message_id, text, tuple(self.spans(text)))
 
 
-def find(
-    db: sqlite3.Connection, full_text: bool, text: str, limit: int
-) -> list[tuple[tuple[Any, ...], tuple[Excerpt, ...]]]:
-    """Return the chats that hold `text`, last changed first: their columns, and where their messages hold it.
+def find(db: sqlite3.Connection, text: str, limit: int) -> dict[str, tuple[Excerpt, ...]]:
+    """Return the ids of chats that hold `text`, with the first messages that do.
 
     A message is a hit when it holds all the words of `text`, of which the last may be unfinished. Where the words are
     found nowhere, `text` is looked for letter by letter, which also finds parts of words and languages that are
-    written without spaces, and so are attachments, results of tools and what was said before calls of them.
-    `full_text` tells whether the file has its index.
+    written without spaces, and so are always attachments, results of tools and what was said before calls of them.
     """
-    if not text:
-        return []
-    pattern = "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-    by_title = db.execute("SELECT id FROM chats WHERE title LIKE ? ESCAPE '\\'", (pattern,))
-    by_chat: dict[str, list[int]] = {chat_id: [] for (chat_id,) in by_title}
-    if full_text:
-        # quoted, so that nothing in it is taken for a query operator
-        words = " ".join('"' + word.replace('"', '""') + '"' for word in text.split())
-        query = (
-            "SELECT messages.id, chat_id FROM messages_fts JOIN messages ON messages.id = messages_fts.rowid"
-            " WHERE messages_fts MATCH ? ORDER BY messages_fts.rowid DESC"
-        )
-        _add_hits(db.execute(query, (words + "*",)), by_chat, limit)
-    if not by_chat:
-        query = "SELECT id, chat_id FROM messages WHERE content LIKE ? ESCAPE '\\' ORDER BY id DESC"
-        _add_hits(db.execute(query, (pattern,)), by_chat, limit)
-    found = {message_id for hits in by_chat.values() for message_id in hits}
-    for query in (_ATTACHED, _CALLED):
-        _add_hits((hit for hit in db.execute(query, (pattern,)) if hit[0] not in found), by_chat, limit)
-    query = f"SELECT {_CHAT} FROM chats WHERE id IN {_IDS} ORDER BY updated DESC LIMIT ?"
-    chats = db.execute(query, (_json(by_chat), limit)).fetchall()
-    shown = {chat_id: by_chat[chat_id][: -_PER_CHAT - 1 : -1] for chat_id, *_ in chats}
-    ids = _json(message_id for hits in shown.values() for message_id in hits)
-    query = f"SELECT id, content FROM messages WHERE id IN {_IDS} AND typeof(content) = 'text'"
-    contents: dict[int, str] = dict(db.execute(query, (ids,)))
-    matcher = Matcher(text)
-    return [(row, tuple(matcher.excerpt(id, contents[id]) for id in shown[row[0]] if id in contents)) for row in chats]
+    matcher, first = Matcher(text), partial(deque[tuple[int, str]], maxlen=_PER_CHAT)
+    titles = db.execute("SELECT id, title FROM chats WHERE typeof(title) = 'text'")
+    by_word = {chat_id: first() for chat_id, title in titles if matcher.letters in _folded(title)}
+    by_letter, beside = dict[str, deque[tuple[int, str]]](), dict[str, deque[tuple[int, str]]]()
+    rows = db.execute(
+        "SELECT id, chat_id, content, attachments, steps FROM messages WHERE typeof(content) = 'text' ORDER BY id DESC"
+    )
+    for id, chat_id, content, attachments, steps in rows:
+        folded = _folded(content)
+        if matcher.has_words(folded):
+            found = by_word
+        elif matcher.letters in folded:
+            found = by_letter
+        elif (attachments or steps) and any(matcher.letters in _folded(one) for one in _beside(attachments, steps)):
+            found = beside
+        else:
+            continue
+        if chat_id in found or len(found) < limit:
+            found.setdefault(chat_id, first()).appendleft((id, content))
+    result = {chat_id: [*hits] for chat_id, hits in (by_word or by_letter).items()}
+    for chat_id, hits in beside.items():
+        result[chat_id] = sorted([*result.get(chat_id, []), *hits])[:_PER_CHAT]
+    return {chat_id: tuple(matcher.excerpt(*hit) for hit in hits) for chat_id, hits in result.items()}
 
 
-def _add_hits(hits: Iterable[tuple[int, str]], by_chat: dict[str, list[int]], limit: int) -> None:
-    """Add messages and their chats, which come newest first, until there are enough chats."""
-    for message_id, chat_id in hits:
-        if chat_id not in by_chat and len(by_chat) >= limit:
-            return
-        by_chat.setdefault(chat_id, []).append(message_id)
-
-
-def _json(ids: Iterable[int | str]) -> str:
-    return msgspec.json.encode(list(ids)).decode()
+def _beside(attachments: object, steps: object) -> Iterator[str]:
+    """Yield the texts that belong to a message beside its own."""
+    yield from (one.text for one in attachments_of(attachments))
+    for step in steps_of(steps):
+        yield step.said
+        yield from (result.text for result in step.results)
 
 
 class ChatStore(Database):
@@ -215,7 +206,7 @@ class ChatStore(Database):
         with self.transaction():
             if not self._db.execute("UPDATE chats SET title = ? WHERE id = ?", (storable(title), chat_id)).rowcount:
                 raise _no_chat()
-            self._erase()
+            self._erase_due = True
 
     def fork(self, chat_id: str, message_id: int) -> Chat:
         """Copy the messages up to this one into a new chat. Raises ChatsChanged if it does not exist."""
@@ -240,7 +231,7 @@ class ChatStore(Database):
         with self.transaction():
             rows = {table: self._rows_of(table, chat_id) for table in schema.TABLES}
             self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
-            self._erase()
+            self._erase_due = True
         return Deleted(chat_id, 0, rows)
 
     def delete_branch(self, chat: Chat, message_id: int) -> Deleted:
@@ -264,7 +255,7 @@ class ChatStore(Database):
             self._db.executemany("UPDATE messages SET parent = ? WHERE id = ?", [(parent, id) for id in moved])
             self._db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
             self.set_leaf(chat.id, leaf)
-            self._erase()
+            self._erase_due = True
         return Deleted(chat.id, message_id, {"messages": rows})
 
     def _is_summary(self, message_id: int) -> bool:
@@ -332,7 +323,7 @@ class ChatStore(Database):
             query = "UPDATE messages SET content = ? WHERE id = ? AND chat_id = ?"
             if not self._db.execute(query, (storable(text), message_id, chat.id)).rowcount:
                 raise _no_message()
-            self._erase()
+            self._erase_due = True
             return self.chat(chat.id)
 
     def add_message(
@@ -418,11 +409,13 @@ class ChatStore(Database):
 
     def search(self, text: str, limit: int = MAX_CHATS) -> list[SearchHit]:
         """Find chats that hold `text` in their title or messages, last changed first; see `find`."""
+        wanted = storable(text).replace("\0", " ").strip()[:_LONGEST]
+        if not wanted:
+            return []
         with self._guarded():
-            wanted = storable(text).replace("\0", " ").strip()[:_LONGEST]
-            rows = find(self._db, self.full_text, wanted, limit)
-        chats = [(chat_of(row), found) for row, found in rows]
-        return [SearchHit(**msgspec.structs.asdict(chat), excerpts=found) for chat, found in chats if chat is not None]
+            found = find(self._db, wanted, limit)
+        chats = [chat for chat in self.chats() if chat.id in found][:limit]
+        return [SearchHit(**msgspec.structs.asdict(chat), excerpts=found[chat.id]) for chat in chats]
 
 
 def _storable(fields: dict[str, Any]) -> dict[str, Any]:

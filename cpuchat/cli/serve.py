@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +48,8 @@ Examples:
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
 
-One request is answered at a time, the others wait in the order of their arrival; a short one before a longer one
-of its client. Ctrl+C ends the server, a second one ends it at once.
+One request is answered at a time, the others wait in the order of their arrival. Ctrl+C ends the server, a second one
+ends it at once.
 
 Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools.
 docs/agents.md configures coding agents.
@@ -81,7 +80,6 @@ MAX_LINES = 20
     click.option(
         "--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N"
     ),
-    click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Proxy whose X-Forwarded-For counts."),
     click.option("--cors-origin", multiple=True, metavar="URL", help="Allowed CORS origin, or *; default: none."),
     setting("chat.max_tokens", "Limit of answers whose request sets none; 0 = no limit."),
     engine_options(),
@@ -95,7 +93,6 @@ def serve(
     alias: tuple[str, ...],
     strict_model: bool,
     queue: int,
-    trusted_proxy: tuple[str, ...],
     cors_origin: tuple[str, ...],
     quiet: bool,
     **values: Any,
@@ -113,9 +110,8 @@ def serve(
     local_backend.resumes = True
     backend = SwitchingBackend(local_backend)
     try:
-        from cpuchat.serving.server import TOKEN_VARIABLE, checked_proxy, read_token
+        from cpuchat.serving.server import TOKEN_VARIABLE, read_token
 
-        proxies = tuple(one for given in trusted_proxy for one in checked_proxy(given))
         is_new = token_file is not None and not token_file.exists()
         token = read_token(token_file)
         path = model_path(model, chosen)
@@ -135,7 +131,7 @@ def serve(
     server = _Serve(chosen, backend, path, terminal, strict=strict)
     access = {"token": token, "local": local, "origins": cors_origin}
     options = {"aliases": alias, "strict": strict_model, "limit": queue}
-    return asyncio.run(server.run(listeners, access, proxies, options))
+    return asyncio.run(server.run(listeners, access, options))
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
@@ -180,9 +176,7 @@ class _Serve:
         self._strict = strict
         self._refused = LineLimit()
 
-    async def run(
-        self, listeners: list[socket.socket], access: dict[str, Any], proxies: Sequence[str], options: dict[str, Any]
-    ) -> int:
+    async def run(self, listeners: list[socket.socket], access: dict[str, Any], options: dict[str, Any]) -> int:
         """Serve until a signal; `access` as `make_app` takes it, `options` as `InferenceService`. Returns the exit
         code."""
         from cpuchat.cli.session import Session
@@ -202,7 +196,7 @@ class _Serve:
                 on_note=lambda text: terminal.note(f"cpuchat: {text}"),
             )
             address = url(listeners[0])
-            async with serving(make_app(service, **access), listeners, proxies):
+            async with serving(make_app(service, **access), listeners):
                 info = await session.load(self._path, strict=self._strict)
                 service.loaded(info)
                 for note in filter(None, (session.conversation.draft_problem, *info.notes)):
@@ -339,13 +333,11 @@ def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -
         print("  " + "  ".join(filter(None, (model.name, *facts))))
 
 
-@servers.command("key", short_help="Store the API key of a server, in the system's keyring or a file.")
+@servers.command("key", short_help="Store the API key of a server in a file.")
 @click.argument("url")
 @click.option("--delete", is_flag=True, help="Delete the stored key.")
 def key(url: str, delete: bool) -> None:
-    """Store the API key of the server URL: in the system's keyring with the extra cpuchat[keyring], else in a file that
-    only you may read.
-    """
+    """Store the API key of the server URL in a file that only you may read."""
     from cpuchat.backend.remote.keys import KeyRing
 
     server = ServerModel.of(url).server

@@ -15,7 +15,7 @@ from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDi
 from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import Settings
-from cpuchat.present.answers import context_trimmed, queued, reconnecting
+from cpuchat.present.answers import context_trimmed, reconnecting
 from cpuchat.present.tools import title
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -27,7 +27,6 @@ from cpuchat.protocol.messages import (
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
-    Queued,
     Reconnecting,
     TextDelta,
 )
@@ -192,8 +191,6 @@ def show_state(event: object, terminal: TerminalOutput, prefill_left_s: float | 
             terminal.progress(event)
         case Reconnecting():
             terminal.status(reconnecting(event))
-        case Queued():
-            terminal.status(queued(event))
         case ContextTrimmed():
             terminal.warn(context_trimmed(event))
         case CallsMade():

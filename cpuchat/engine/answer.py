@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
@@ -14,7 +13,7 @@ from cpuchat.base.errors import ContextFull, Interrupted, UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.engine.decoding.decode import DecodeResult, Prefill, PrefillChunking, SpeculativeDecoder, decode, prefill
 from cpuchat.engine.decoding.guided import AnswerGrammar, CallGuide, Grammar, ReasoningLimit, call_markers
-from cpuchat.engine.decoding.sampling import LogprobSampler, Sampler
+from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
@@ -36,7 +35,6 @@ from cpuchat.protocol.messages import (
     PrefillProgress,
     SpeculationUpdate,
     StopReason,
-    TokenLogprob,
 )
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
 from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
@@ -95,7 +93,6 @@ class AnswerRun:
         if command.tools and command.calling.mode != "none":
             self._guide = CallGuide(self._vocab, self._call_format, command.tools, command.calling)
         self._sampler = self._make_sampler()
-        self._logprobs = deque[TokenLogprob]() if command.output.logprobs is not None else None
         self._speculation: SpeculationFigures | None = None
         self._text: TextStream | None = None
         self._reuse: Reuse | None = None
@@ -126,7 +123,7 @@ class AnswerRun:
         banned = vocab.eog_tokens if command.ignore_eos else ()
         if command.tools and self._guide is None:
             banned = (*banned, *call_markers(vocab, self._call_format))
-        return Sampler(command.sampling, vocab.n_tokens, banned, command.logit_bias, (self.reasoning, self._grammar))
+        return Sampler(command.sampling, vocab.n_tokens, banned, (self.reasoning, self._grammar))
 
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
@@ -236,8 +233,6 @@ class AnswerRun:
         stream, is_eog = self._stream(prompt.text), self._vocab.is_eog
         self.reasoning.begin(self._splitter(prompt.text))
         sampler = self._sampler
-        if self._logprobs is not None:
-            sampler = LogprobSampler(sampler, command.output.logprobs or 0, self._vocab.raw_piece, self._logprobs)
         if speculator.begin_answer(command.speculation, prompt.tokens):
             decoder = SpeculativeDecoder(
                 sequence, sampler, stream, is_eog, command.max_tokens, speculator, self._on_speculation
@@ -272,7 +267,6 @@ class AnswerRun:
             stops,
             self._arrived,
             self._command.output.frame_seconds,
-            self._logprobs,
         )
         return self._text if stops else ThreadedStream(self._output_thread, self._text)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -25,8 +24,6 @@ HeadKind = Literal["eagle3", "mtp", "dflash", "dspark"]
 TITLES: dict[HeadKind, str] = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark"}
 ENGINE = "llama-server"
 """The engine that can use heads."""
-WHEEL = "xllamacpp"
-"""The package that has one inside."""
 ONLY_ENGINE = f"only {ENGINE} can use it"
 
 _KINDS: dict[str, HeadKind] = {"eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash", "dspark": "dspark"}
@@ -133,20 +130,14 @@ def require_head(target: Path, draft: Path) -> HeadKind | None:
 
 
 def find_program() -> str:
-    """Return the path of the llama-server to start; "" for the one in the wheel.
-
-    Raises:
-        EngineMissing: there is neither.
-    """
+    """Return the path of the llama-server to start. Raises EngineMissing: there is none on PATH."""
     program = shutil.which(ENGINE)
-    if program is not None:
-        return program
-    if find_spec(WHEEL) is not None:
-        return ""
-    raise EngineMissing(
-        "Draft heads need a llama-server, and there is none on PATH.",
-        'Install llama.cpp, or run `uv tool install ".[heads]"` in the checkout of cpuchat.',
-    )
+    if program is None:
+        problem = "Draft heads need a llama-server, and there is none on PATH."
+        raise EngineMissing(
+            problem, "Install llama.cpp: `brew install llama.cpp`, or a release from its page on GitHub."
+        )
+    return program
 
 
 def title(kind: HeadKind) -> str:

@@ -13,7 +13,6 @@ from cpuchat.protocol.messages import (
     GenerationFinished,
     LoadProgress,
     PrefillProgress,
-    Queued,
     Reconnecting,
     Sampling,
 )
@@ -124,11 +123,6 @@ def reasoning(choice: str, budget: int | None) -> str:
         return ""
     limit = "" if budget is None else f"at most {plural(budget, 'token')}" if budget else "no limit"
     return ", ".join(filter(None, (f"reasoning {choice}".rstrip(), limit)))
-
-
-def queued(event: Queued) -> str:
-    """Format the state line while a request waits at a server: `queued · 2 requests ahead`."""
-    return f"queued · {plural(event.ahead, 'request')} ahead" if event.ahead else "queued · next"
 
 
 def context_trimmed(event: ContextTrimmed) -> str:

@@ -174,14 +174,6 @@ class CallRule(MessageData, frozen=True):
 ANY_CALL: Final = CallRule()
 
 
-class TokenLogprob(MessageData, frozen=True):
-    """The log probability of a token under the model, before any option of sampling, and the most likely ones."""
-
-    piece: bytes
-    logprob: float
-    top: tuple[tuple[bytes, float], ...] = ()
-
-
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of the UI's commands."""
 
@@ -231,14 +223,13 @@ class Output(MessageData, frozen=True):
     """How an answer is told.
 
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
-    markers are part of the answer's text. `streams_calls` asks for `CallDelta` events. `logprobs`: with the log
-    probability of each token, and those of so many others. `tokens`: `GenerationFinished` has the token IDs.
+    markers are part of the answer's text. `streams_calls` asks for `CallDelta` events. `tokens`: `GenerationFinished`
+    has the token IDs.
     """
 
     frame_seconds: float = FRAME_SECONDS
     unsplit: bool = False
     streams_calls: bool = False
-    logprobs: int | None = None
     tokens: bool = False
 
 
@@ -252,8 +243,7 @@ class Generate(Command, frozen=True):
     the schema that it was made of, for servers ("" = none). `reasoning` asks the chat template for reasoning or for
     none (None: its default), `effort` for how much, one of `EFFORTS` ("": its default); `reasoning_budget` is how many
     tokens it may take (None: no limit). `tools` are what the model may call, within `calling`. `continues`: the last of
-    `messages` is an answer, which the model goes on writing. `logit_bias` has pairs of a token and what is added to its
-    logit.
+    `messages` is an answer, which the model goes on writing.
     """
 
     request_id: int = 0
@@ -276,7 +266,6 @@ class Generate(Command, frozen=True):
     tools: tuple[Tool, ...] = ()
     calling: CallRule = ANY_CALL
     continues: bool = False
-    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 class Score(Command, frozen=True):
@@ -402,8 +391,7 @@ class TextDelta(Event, frozen=True):
     """New text. `n_tokens` generated since the last delta, `predicted_n` so far, `at_ms` since the request arrived.
 
     `drafter` names who proposed this span ("" = the model itself). `lengths`: the characters of `text` that each of the
-    `n_tokens` gave; 0 for a token whose text only a later one completes. () also where nobody counted. `logprobs` of
-    the tokens, where they were asked for.
+    `n_tokens` gave; 0 for a token whose text only a later one completes. () also where nobody counted.
     """
 
     request_id: int
@@ -414,7 +402,6 @@ class TextDelta(Event, frozen=True):
     predicted_n: int = 0
     at_ms: float = 0.0
     drafter: str = ""
-    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class CallDelta(Event, frozen=True):
@@ -446,13 +433,6 @@ class Reconnecting(Event, frozen=True):
     request_id: int
     attempt: int = 0
     attempts: int = 0
-
-
-class Queued(Event, frozen=True):
-    """The request waits at the server of a model: `ahead` others are answered before it."""
-
-    request_id: int
-    ahead: int
 
 
 class GenerationFinished(Event, frozen=True):
@@ -553,7 +533,7 @@ class Failed(Event, frozen=True):
 AnyCommand = LoadModel | Generate | Measure | Score | Cancel | EndReasoning | ForgetChat | CountTokens | Shutdown
 AnyEvent = (
     WorkerReady | ShuttingDown | LoadProgress | ModelLoaded | LoadCancelled | ContextTrimmed | PrefillProgress
-    | TextDelta | CallDelta | SpeculationUpdate | Reconnecting | Queued | GenerationFinished | CallsMade
+    | TextDelta | CallDelta | SpeculationUpdate | Reconnecting | GenerationFinished | CallsMade
     | CallDone | Measured | TokensScored | TokensCounted
     | Failed
 )  # fmt: skip

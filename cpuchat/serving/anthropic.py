@@ -180,13 +180,13 @@ class MessagesReply(Reply):
         self._block: str | int = ""  # the kind of the open one, or the number of its call
 
     def whole(self) -> bytes:
-        choice = self.progress.choice
+        progress = self.progress
         content: list[dict[str, Any]] = []
-        if choice.reasoning:
-            content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
-        if choice.text:
-            content.append({"type": "text", "text": choice.text})
-        for call in choice.calls:
+        if progress.reasoning:
+            content.append({"type": "thinking", "thinking": progress.reasoning, "signature": ""})
+        if progress.text:
+            content.append({"type": "text", "text": progress.text})
+        for call in progress.calls:
             try:
                 given = msgspec.json.decode(call.arguments or "{}")
             except ValueError:  # it was cut
@@ -206,7 +206,7 @@ class MessagesReply(Reply):
             case TextDelta():
                 return self._in_block("text", {"text": ""}, {"type": "text_delta", "text": event.text})
             case CallDelta():
-                call = self.progress.choice.calls[event.index]
+                call = self.progress.calls[event.index]
                 delta = {"type": "input_json_delta", "partial_json": event.arguments}
                 return self._in_block(event.index, {"id": call.id, "name": call.name, "input": {}}, delta)
             case GenerationFinished():
@@ -261,10 +261,9 @@ class MessagesReply(Reply):
 
     @property
     def _stop_reason(self) -> str:
-        choice = self.progress.choice
-        if not choice.is_whole:
+        if not self.progress.is_whole:
             return "max_tokens"
-        if choice.calls:
+        if self.progress.calls:
             return "tool_use"
         return "stop_sequence" if self._stop_sequence else "end_turn"
 

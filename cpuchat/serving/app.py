@@ -30,7 +30,7 @@ from cpuchat.serving.replies import Reply
 from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
 from cpuchat.serving.responses import ResponsesReply, read_response
 from cpuchat.serving.server import Guard, local_user
-from cpuchat.serving.service import InferenceService, QueueSlot
+from cpuchat.serving.service import InferenceService, RequestRecord
 
 BODY_SECONDS = 60.0
 """A body must arrive within."""
@@ -38,8 +38,6 @@ PARSE_SECONDS = 5.0
 """It must be parsed within, its schemas turned into grammars."""
 QUEUED_SECONDS = 15.0
 """After which a stream that still waits is begun: clients and proxies give up on a silent connection."""
-PLACE_SECONDS = 1.0
-"""Between two chunks that tell the place in the queue to a client that wants to know."""
 PING_SECONDS = 10.0
 """Of silence in a stream, after which a comment keeps the connection open."""
 STALLED_SECONDS = 60.0
@@ -61,13 +59,10 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold the stream back
 ]
-
-
-_V1 = re.compile(
-    r"(?:/v1)*/(chat/completions(?:/control)?|completions|responses|messages(?:/count_tokens)?|models(?:/.+)?)"
+_ELSEWHERE = (
+    "Here are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and /v1/models. Not here are Ollama's "
+    "own interface, and embeddings, which `llama-server --embeddings` computes beside this server."
 )
-_OTHERS = re.compile(r"/(?:v1/)?(health|metrics)")
-_OLLAMA = {"chat": "chat/completions", "generate": "completions", "tags": "models"}
 
 
 class _Gone(Exception):
@@ -95,9 +90,9 @@ class AnswerEndpoint:
         """Answer a request; when its client leaves, whatever is done for it ends."""
         request = Request(scope, receive)
         client = request.client.host if request.client is not None else ""
-        with self._service.place(self._name, client) as place:  # before the body is read
+        with self._service.place(self._name, client) as record:  # before the body is read
             body = await _body(request, self._service.reader.max_body)
-            answering = asyncio.create_task(self._answer(body, place, scope, receive, send))
+            answering = asyncio.create_task(self._answer(body, record, scope, receive, send))
             leaving = asyncio.create_task(_disconnected(receive))
             try:
                 await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -108,13 +103,13 @@ class AnswerEndpoint:
             if not answering.cancelled():
                 answering.result()
 
-    async def _answer(self, body: bytes, place: QueueSlot, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, body: bytes, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
         parsed = await self._parsed(body)
-        parsed = parsed.of_client(f"{place.client} {await asyncio.to_thread(local_user, scope)}")
+        parsed = parsed.of_client(f"{record.client} {await asyncio.to_thread(local_user, scope)}")
         if self._make_reply is not None:
-            await _Exchange(self._service, parsed, place, self._make_reply(parsed)).run(send)
+            await _Exchange(self._service, parsed, record, self._make_reply(parsed)).run(send)
             return
-        n_tokens = await self._service.count(parsed, place)
+        n_tokens = await self._service.count(parsed, record)
         await _json({"input_tokens": n_tokens})(scope, receive, send)
 
     async def _parsed(self, body: bytes) -> ParsedRequest:
@@ -135,12 +130,10 @@ class _Exchange:
     one that hangs up cancels the answer at once, wherever it stands.
     """
 
-    def __init__(self, service: InferenceService, parsed: ParsedRequest, place: QueueSlot, reply: Reply) -> None:
-        self._service = service
-        self._parsed = parsed
-        self._place = place
+    def __init__(self, service: InferenceService, parsed: ParsedRequest, record: RequestRecord, reply: Reply) -> None:
+        self._events = service.answer(parsed, record, reply.progress)
         self._reply = reply
-        self._tells_queue = parsed.stream and parsed.asked.with_queue
+        self._is_stream = parsed.stream
         self._parts: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
 
     async def run(self, send: Send) -> None:
@@ -156,19 +149,14 @@ class _Exchange:
 
     async def _compute(self) -> None:
         """Put the answer into the parts, then None; or what it failed with."""
-        parts, tells_queue = self._parts, self._tells_queue
-        event, reply = None, self._reply
+        parts, reply, event = self._parts, self._reply, None
         try:
-            stream = self._service.answer(self._parsed, self._place, self._reply.progress)
-            async with contextlib.aclosing(stream) as events:
+            async with contextlib.aclosing(self._events) as events:
                 async for event in events:
-                    if self._parsed.stream and (data := reply.rendered(event)) is not None:
-                        if tells_queue:
-                            data = reply.queue_chunk(ms=round(reply.progress.queued_ms, 3)) + data
-                            tells_queue = False
+                    if self._is_stream and (data := reply.rendered(event)) is not None:
                         parts.put_nowait(data)
             if isinstance(event, GenerationFinished):
-                parts.put_nowait(reply.end() if self._parsed.stream else reply.whole())
+                parts.put_nowait(reply.end() if self._is_stream else reply.whole())
             parts.put_nowait(None)
         except Refusal as refusal:
             parts.put_nowait(refusal)
@@ -193,29 +181,18 @@ class _Exchange:
             if not started:
                 started = True
                 length = (b"content-length", str(len(part or b"")).encode())
-                headers = _STREAM_HEADERS if self._parsed.stream else [(b"content-type", _JSON.encode()), length]
+                headers = _STREAM_HEADERS if self._is_stream else [(b"content-type", _JSON.encode()), length]
                 await _send_message(send, {"type": "http.response.start", "status": 200, "headers": headers})
             await _send_message(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
 
     async def _next_part(self, started: bool) -> bytes | Refusal | None:
+        """Return what is to be sent next; after a silence, what keeps a stream open."""
+        seconds = PING_SECONDS if started else QUEUED_SECONDS if self._is_stream else None
         try:
-            async with asyncio.timeout(self._longest_silence(started)):  # `wait_for` can lose a cancellation
+            async with asyncio.timeout(seconds):  # `wait_for` can lose a cancellation
                 return await self._parts.get()
         except TimeoutError:
-            ahead = self._ahead
-            return self._reply.ping if ahead is None else self._reply.queue_chunk(ahead=ahead)
-
-    @property
-    def _ahead(self) -> int | None:
-        """Return how many requests come before this one; None when that is past, or not wanted."""
-        return self._service.ahead(self._place) if self._tells_queue else None
-
-    def _longest_silence(self, started: bool) -> float | None:
-        if self._ahead is not None:
-            return PLACE_SECONDS
-        if started:
-            return PING_SECONDS
-        return QUEUED_SECONDS if self._parsed.stream else None
+            return self._reply.ping
 
 
 async def _send_message(send: Send, message: dict[str, Any]) -> None:
@@ -264,23 +241,8 @@ class Addresses:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = re.sub("//+", "/", scope["path"]).rstrip("/")
-            if (found := _V1.fullmatch(path)) is not None:
-                scope = {**scope, "path": f"/v1/{found[1]}"}
-            elif (found := _OTHERS.fullmatch(path)) is not None:
-                scope = {**scope, "path": f"/{found[1]}"}
+            scope = {**scope, "path": re.sub("^(/v1(?![^/]))*", "/v1", path)}
         await self._app(scope, receive, send)
-
-
-def _right_path(path: str) -> str:
-    """Return where to find what a client looks for at `path`."""
-    if (found := re.search(f"{_V1.pattern}$", path.rstrip("/"))) is not None:
-        return f"Use /v1/{found[1]}."
-    name = path.rstrip("/").rpartition("/")[2]
-    if path.startswith("/api/") and name in _OLLAMA:
-        return f"Ollama's own interface is not here; use /v1/{_OLLAMA[name]}."
-    if name in ("embeddings", "embed"):
-        return "This engine loads models that write. Start one that embeds beside it: `llama-server --embeddings`."
-    return "The base address of OpenAI's clients ends with /v1, that of Anthropic's is without it."
 
 
 class Pages:
@@ -351,11 +313,11 @@ async def _on_refusal(request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     """Turn an unknown path or method into an error object."""
     assert isinstance(error, HTTPException)
-    path = f"{request.method} {request.url.path}"
+    said = f"{request.method} {quoted(request.scope['raw_path'].decode('latin-1'))}: {error.detail}."
     if error.status_code == 404:
-        refusal = Refusal(404, f"{path}: {error.detail}. {_right_path(request.url.path)}", "not_found")
+        refusal = Refusal(404, f"{said} {_ELSEWHERE}", "not_found")
     else:
-        refusal = Refusal(error.status_code, f"{path}: {error.detail}.", "http")
+        refusal = Refusal(error.status_code, said, "http")
     return refusal.response(error.headers, request.url.path)
 
 
@@ -378,14 +340,13 @@ def make_app(
         return AnswerEndpoint(service, name, lambda data: read(service.reader, data), make)
 
     routes = [
-        Route("/health", pages.health),
         Route("/v1/health", pages.health),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         *(Route(path, endpoint(name, read, kind), methods=["POST"]) for name, (path, read, kind) in _DIALECTS.items()),
         Route(f"{ANTHROPIC_PATH}/count_tokens", endpoint("count", read_messages, None), methods=["POST"]),
         Route("/v1/chat/completions/control", pages.control, methods=["POST"]),
-        Route("/metrics", pages.metrics),
+        Route("/v1/metrics", pages.metrics),
     ]
     middleware = [Middleware(Addresses), Middleware(Guard, token=token, local=local, origins=origins)]
     if origins:

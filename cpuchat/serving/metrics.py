@@ -49,9 +49,6 @@ class ServingMetrics:
 
         self._requests = counter("requests", "Requests by endpoint and result.", "endpoint", "result")
         self._counters = {name: counter(name, text) for name, text in _COUNTERS.items()}
-        by_position = "Drafted tokens verified (accepted), by position in the draft, from 0."
-        self._drafted = counter("draft_tokens_per_position", by_position, "position")
-        self._accepted = counter("draft_tokens_accepted_per_position", by_position, "position")
         self._queued = Summary("cpuchat_queue_seconds", "Time requests spent queued.", registry=self._registry)
         text = "From a request's arrival to its first token, the queue included."
         self._ttft = Summary("cpuchat_time_to_first_token_seconds", text, registry=self._registry)
@@ -69,15 +66,11 @@ class ServingMetrics:
         """Count a request that has left the queue for the engine."""
         self._queued.observe(seconds)
 
-    def count_answer(self, timings: Timings, ttft_s: float | None, figured_n: int | None = None) -> None:
-        """Count what the engine did for a request, also a cut one. `ttft_s`: the wait in the queue included;
-        `figured_n`: tokens that `timings.speculation` is about, None = all.
-        """
+    def count_answer(self, timings: Timings, ttft_s: float | None) -> None:
+        """Count what the engine did for a request, also a cut one. `ttft_s`: the wait in the queue included."""
         cached, evaluated = self.prompt_tokens
         self.prompt_tokens = (cached + timings.cache_n, evaluated + timings.prompt_n)
-        figures = timings.speculation
-        # Steps and passes are about the same tokens; what a cut answer wrote after its last figures is in neither.
-        steps = max((timings.predicted_n if figured_n is None else figured_n) - 1, 0)
+        figures, steps = timings.speculation, max(timings.predicted_n - 1, 0)
         counts = {
             "prompt_tokens": timings.prompt_n,
             "prompt_tokens_cached": timings.cache_n,
@@ -93,9 +86,6 @@ class ServingMetrics:
             self._counters[name].inc(max(count, 0))
         if ttft_s is not None:
             self._ttft.observe(ttft_s)
-        for position, (drafted, accepted) in enumerate(figures.by_position if figures is not None else ()):
-            self._drafted.labels(position).inc(drafted)
-            self._accepted.labels(position).inc(accepted)
 
     def page(
         self, endpoints: Iterable[str], state: Mapping[str, int], model: ModelInfo | None, now: ChatFigures

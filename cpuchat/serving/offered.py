@@ -1,8 +1,8 @@
 """Tools that a client offers by a type in place of a schema, and in which form their calls go back to it.
 
-What the client runs itself (a shell, patches, an editor) is offered to the model as a function, with the schema that
-the vendor documents (the guides to tools of OpenAI and Anthropic). What the vendor would run, such as a search of the
-web, is left out.
+What the clients run themselves (a shell, an editor) is offered to the model as a function, with the schema that the
+vendor documents (the guides to tools of OpenAI and Anthropic). What the vendor would run, such as a search of the web,
+is left out.
 """
 
 from __future__ import annotations
@@ -19,18 +19,11 @@ from cpuchat.protocol.messages import Tool
 from cpuchat.serving.errors import field_error
 
 Dialect = Literal["chat", "responses", "messages"]
-_TYPES: Final[dict[str, Any]] = {
-    "": {"type": "string"},
-    "integer": {"type": "integer"},
-    "boolean": {"type": "boolean"},
-    "texts": {"type": "array", "items": {"type": "string"}},
-    "integers": {"type": "array", "items": {"type": "integer"}},
-}
 
 
 class Kind(NamedTuple):
-    """What a tool is to its client: a "function", "custom" with one text, or another type of OpenAI's, whose calls have
-    their arguments in the object `field`. `name` and `namespace` are the client's.
+    """What a tool is to its client: a "function", "custom" with one text, or "local_shell", whose calls have their
+    arguments in the object `field`. `name` and `namespace` are the client's.
     """
 
     type: str = "function"
@@ -48,8 +41,7 @@ class Kind(NamedTuple):
             }
         if self.type == "custom":
             return {"name": self.name, "input": str(_object(arguments).get("input", ""))}
-        given = {"type": "exec", "env": {}} if self.type == "local_shell" else {}
-        return {self.field: {**given, **_object(arguments)}}
+        return {self.field: {"type": "exec", "env": {}, **_object(arguments)}}
 
 
 def _object(arguments: str) -> dict[str, Any]:
@@ -74,32 +66,28 @@ class Offered:
 NO_TOOLS: Final = Offered()
 
 
-def _schema(members: str) -> dict[str, Any]:
-    """Return the schema of an object: `name`, `name:type`, and a `!` behind what is required."""
-    parts = [one.rstrip("!").partition(":") for one in members.split()]
-    required = [one.rstrip("!").partition(":")[0] for one in members.split() if one.endswith("!")]
-    return {"type": "object", "properties": {name: _TYPES[kind] for name, _, kind in parts}, "required": required}
+_TEXT: Final = {"type": "string"}
+_INTEGER: Final = {"type": "integer"}
 
 
-_EDIT: Final = "command! path file_text old_str new_str insert_line:integer insert_text view_range:integers"
+def _schema(required: str, **properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {required: _TEXT} | properties, "required": [required]}
+
+
 _RUN_BY_CLIENT: Final = {
     "local_shell": (
-        "action", "Runs a command, a list of its words.", "command:texts! working_directory timeout_ms:integer"
+        "action",
+        "Runs a command, a list of its words.",
+        _schema("command", command={"type": "array", "items": _TEXT}, working_directory=_TEXT, timeout_ms=_INTEGER),
     ),
-    "shell": ("action", "Runs shell commands.", "commands:texts! timeout_ms:integer max_output_length:integer"),
-    "apply_patch": (
-        "operation", "Changes a file: type is create_file, update_file or delete_file; diff is in the V4A format.",
-        "type! path! diff",
-    ),
-    "bash": ("", "Runs a command in a shell that stays open.", "command restart:boolean"),
-    "text_editor": ("", "Views and changes files: command is view, create, str_replace or insert.", _EDIT),
-    "memory": (
-        "", "Keeps notes in files under /memories: command is view, create, str_replace, insert, delete or rename.",
-        f"{_EDIT} old_path new_path",
-    ),
-    "computer": (
-        "", "Uses the screen: action is key, type, mouse_move, left_click, scroll, wait, screenshot, …",
-        "action! coordinate:integers text duration:integer scroll_direction scroll_amount:integer",
+    "bash": ("", "Runs a command in a shell that stays open.", _schema("command", restart={"type": "boolean"})),
+    "text_editor": (
+        "",
+        "Views and changes files: command is view, create, str_replace or insert.",
+        _schema(
+            "command", path=_TEXT, file_text=_TEXT, old_str=_TEXT, new_str=_TEXT, insert_line=_INTEGER,
+            insert_text=_TEXT, view_range={"type": "array", "items": _INTEGER},
+        ),
     ),
 }  # fmt: skip
 """By type, without its date: the field of calls that has the arguments, what the tool does, its schema."""
@@ -116,7 +104,7 @@ def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[
     name = str(one.get("name") or plain) if isinstance(one, dict) else ""
     if dialect == "messages" and kind == "custom":
         yield one, where, Kind(name=name)
-    elif kind in ("function", "custom"):
+    elif kind == "function" or (kind == "custom" and dialect == "responses"):
         # Some clients mix the forms of both of OpenAI's dialects, and that of Anthropic's.
         inner, at = (one[kind], f"{where}.{kind}") if isinstance(one.get(kind), dict) else (one, where)
         yield (_freeform(inner) if kind == "custom" else inner), at, Kind(kind, name=str(inner.get("name")))
@@ -128,8 +116,8 @@ def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[
                     function = {**function, "name": namespaced(name, found.name)}
                 yield function, at, found and found._replace(namespace=name)
     elif plain in _RUN_BY_CLIENT:
-        holder, about, members = _RUN_BY_CLIENT[plain]
-        tool = {"name": name, "description": about, "parameters": _schema(members)}
+        holder, about, schema = _RUN_BY_CLIENT[plain]
+        tool = {"name": name, "description": about, "parameters": schema}
         yield tool, where, Kind(plain, holder, name) if holder and dialect == "responses" else Kind(name=name)
     elif isinstance(kind, str) and kind:
         yield {"type": kind, "name": name}, where, None
@@ -144,13 +132,8 @@ def namespaced(namespace: str, name: str) -> str:
 
 def _freeform(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a custom tool, which takes a text, as a function."""
-    form = tool.get("format")
-    form = form.get("grammar", form) if isinstance(form, dict) else {}
-    form = form if isinstance(form, dict) else {}
-    rule = (
-        f"The input must match this grammar ({form.get('syntax')}):\n{form['definition']}"
-        if "definition" in form
-        else ""
-    )
+    form, rule = tool.get("format"), ""
+    if isinstance(form, dict) and "definition" in form:
+        rule = f"The input must match this grammar ({form.get('syntax')}):\n{form['definition']}"
     about = "\n\n".join(filter(None, (str(tool.get("description") or ""), rule)))
-    return {"name": tool.get("name"), "description": about, "parameters": _schema("input!")}
+    return {"name": tool.get("name"), "description": about, "parameters": _schema("input")}

@@ -1,14 +1,11 @@
 """OpenAI's /v1/chat/completions and /v1/completions, with the additions of llama-server.
 
-`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ... mean what they mean there. `return_queue` is
-ours: chunks with the place in the queue while a stream waits.
+`timings_per_token`, `return_progress`, `ignore_eos`, `repeat_penalty`, ... mean what they mean there.
 """
 
 from __future__ import annotations
 
-import codecs
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,13 +17,11 @@ from cpuchat.protocol.messages import (
     PrefillProgress,
     Role,
     TextDelta,
-    TokenLogprob,
     ToolCall,
 )
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.replies import Reply, ReplyChoice, sent_event, timings_fields
+from cpuchat.serving.replies import Reply, ReplyProgress, sent_event, timings_fields
 from cpuchat.serving.requests import (
-    MAX_ANSWERS,
     Asked,
     ParsedRequest,
     RequestBody,
@@ -44,7 +39,7 @@ from cpuchat.serving.requests import (
 )
 
 DONE = b"data: [DONE]\n\n"
-_MAX_LOGPROBS = 20
+_NO_LOGPROBS = "log probabilities are not supported; llama-server has them"
 _ROLES: dict[str, Role | Literal["tool"]] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
 }  # fmt: skip
@@ -69,8 +64,8 @@ class _Completion(RequestBody, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     stop: str | list[str] | None = None
-    n: int | None = None
-    logit_bias: dict[str, float] | None = None
+    n: Annotated[int | None, Unsupported("only one answer is supported; ask again", (1,))] = None
+    logit_bias: Annotated[Any, Unsupported("not supported", ({},))] = None
     response_format: dict[str, Any] | None = None
     grammar: str | None = None
     json_schema: Any = None
@@ -78,7 +73,6 @@ class _Completion(RequestBody, kw_only=True):
     reasoning_budget_tokens: int | None = None
     timings_per_token: bool | None = None
     return_progress: bool | None = None
-    return_queue: bool | None = None
 
 
 class ChatBody(_Completion, kw_only=True):
@@ -87,8 +81,8 @@ class ChatBody(_Completion, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    logprobs: Annotated[Any, Unsupported(_NO_LOGPROBS, (False,))] = None
+    top_logprobs: Annotated[Any, Unsupported(_NO_LOGPROBS, (0,))] = None
     functions: Annotated[list[Any] | None, Unsupported("superseded; send `tools`", ([],))] = None
     modalities: Annotated[list[str] | None, Unsupported("only text is supported", ([], ["text"]))] = None
     reasoning_effort: Any = None
@@ -98,7 +92,7 @@ class ChatBody(_Completion, kw_only=True):
 
 class CompletionBody(_Completion, kw_only=True):
     prompt: str | list[Any]
-    logprobs: bool | int | None = None
+    logprobs: Annotated[Any, Unsupported(_NO_LOGPROBS, (False,))] = None
     best_of: Annotated[int | None, Unsupported("only one completion is supported", (1,))] = None
     echo: Annotated[bool | None, Unsupported("echo is not supported", (False,))] = None
     suffix: Annotated[str | None, Unsupported("a suffix is not supported", ("",))] = None
@@ -132,7 +126,6 @@ def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
         grammar=_grammar(body),
         reasoning=reasoning,
         effort=effort,
-        logprobs=_logprobs(body),
         **_shared(body),
     )
     return reader.parsed(body, asked)
@@ -144,39 +137,19 @@ def read_completion(reader: RequestReader, data: bytes) -> ParsedRequest:
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1 or not isinstance(prompts[0], str):
         raise Refusal(400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt")
-    top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)  # 0: the chosen tokens alone
-    if top is not None and not 0 <= top <= _MAX_LOGPROBS:
-        raise field_error("logprobs", f"0 to {_MAX_LOGPROBS} are supported")
-    asked = Asked(
-        prompt=prompts[0], max_tokens=body.max_tokens, grammar=_grammar(body), logprobs=top, **_shared(body)
-    )  # fmt: skip
+    asked = Asked(prompt=prompts[0], max_tokens=body.max_tokens, grammar=_grammar(body), **_shared(body))
     return reader.parsed(body, asked, "prompt")
 
 
 def _shared(body: _Completion) -> dict[str, Any]:
-    n = 1 if body.n is None else body.n
-    if not 1 <= n <= MAX_ANSWERS:
-        raise field_error("n", f"1 to {MAX_ANSWERS} answers are supported", "unsupported")
     return {
-        "n": n,
         "stop": body.stop,
         "ignore_eos": bool(body.ignore_eos),
         "reasoning_budget": body.reasoning_budget_tokens,
-        "logit_bias": body.logit_bias,
         "with_usage": bool(body.stream_options and body.stream_options.include_usage),
         "with_timings": bool(body.timings_per_token),
         "with_progress": bool(body.return_progress),
-        "with_queue": bool(body.return_queue),
     }
-
-
-def _logprobs(body: ChatBody) -> int | None:
-    top = body.top_logprobs or 0
-    if not 0 <= top <= _MAX_LOGPROBS:
-        raise field_error("top_logprobs", f"0 to {_MAX_LOGPROBS} are supported")
-    if top and not body.logprobs:
-        raise field_error("top_logprobs", "needs `logprobs`")
-    return top if body.logprobs else None
 
 
 def read_messages(given: list[ChatMessage]) -> RequestMessages:
@@ -209,14 +182,11 @@ def read_messages(given: list[ChatMessage]) -> RequestMessages:
 
 def _calls(given: list[Any], where: str) -> Iterator[ToolCall | str]:
     for number, one in enumerate(given):
-        match one:
-            case {"function": dict(function)}:
-                name, arguments = function.get("name"), function.get("arguments") or ""
-            case {"custom": {"name": name, "input": str(text)}}:
-                arguments = {"input": text}
-            case _:
-                raise field_error(f"{where}[{number}]", "only calls of functions are supported", "unsupported")
-        yield read_call(one.get("id"), name, arguments, f"{where}[{number}]")
+        at = f"{where}[{number}]"
+        function = one.get("function") if isinstance(one, dict) else None
+        if not isinstance(function, dict):
+            raise field_error(at, "only calls of functions are supported", "unsupported")
+        yield read_call(one.get("id"), function.get("name"), function.get("arguments") or "", at)
 
 
 def _grammar(body: _Completion) -> str:
@@ -264,11 +234,17 @@ def _reasoning(reader: RequestReader, body: ChatBody) -> tuple[bool | None, str]
     return wanted.pop() if wanted else choice, effort
 
 
-class _CompletionsReply(Reply):
-    """What the replies of both endpoints share."""
+class ChatReply(Reply):
+    """An answer of /v1/chat/completions; reasoning is separate, in `reasoning_content`."""
 
-    kind = ""
-    chunk_kind = ""
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
+
+    def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
+        super().__init__(model, fingerprint, parsed)
+        self._has_begun = False
+        self._n_told = 0  # calls whose names were sent
 
     @property
     def _head(self) -> dict[str, Any]:
@@ -276,11 +252,8 @@ class _CompletionsReply(Reply):
         return {**head, "system_fingerprint": self.fingerprint}
 
     def whole(self) -> bytes:
-        choices = [
-            {"finish_reason": _finish_reason(one), "index": index, **self._content(one)}
-            for index, one in enumerate(self.progress.choices)
-        ]
-        body = {"choices": choices, "object": self.kind, **self._head, "usage": self._usage(), **self._timings()}
+        choice = {"finish_reason": _finish_reason(self.progress), "index": 0, **self._content()}
+        body = {"choices": [choice], "object": self.kind, **self._head, "usage": self._usage(), **self._timings()}
         return msgspec.json.encode(body)
 
     def rendered(self, event: AnyEvent) -> bytes | None:
@@ -290,10 +263,9 @@ class _CompletionsReply(Reply):
             case TextDelta() | CallDelta():
                 return self._event([self._choice(event)], timings)
             case GenerationFinished():
-                is_last = self.progress.index + 1 == asked.n
-                ending = {**self._choice(event), "finish_reason": _finish_reason(self.progress.choice)}
-                return self._event([ending], self._timings() if is_last and not asked.with_usage else {})
-            case PrefillProgress() if asked.with_progress and not self.progress.index:
+                ending = {**self._choice(event), "finish_reason": _finish_reason(self.progress)}
+                return self._event([ending], {} if asked.with_usage else self._timings())
+            case PrefillProgress() if asked.with_progress:
                 fields = {
                     "total": event.total,
                     "cache": event.cache_n,
@@ -312,9 +284,6 @@ class _CompletionsReply(Reply):
 
     def failed(self, refusal: Refusal) -> bytes:
         return b"data: " + refusal.body + b"\n\n"
-
-    def queue_chunk(self, **queue: float) -> bytes:
-        return self._event([self._choice(None)], {"queue": queue})
 
     def _usage(self) -> dict[str, Any]:
         timings = self.progress.timings
@@ -335,121 +304,60 @@ class _CompletionsReply(Reply):
     def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         return sent_event({"choices": choices, **self._head, "object": self.chunk_kind, **more})
 
-    def _choice(self, event: AnyEvent | None) -> dict[str, Any]:
-        return {"finish_reason": None, "index": self.progress.index, **self._delta(event)}
+    def _choice(self, event: AnyEvent) -> dict[str, Any]:
+        return {"finish_reason": None, "index": 0, **self._delta(event)}
 
-    @abstractmethod
-    def _content(self, choice: ReplyChoice) -> dict[str, Any]:
-        """Return the part of a whole answer's choice."""
-
-    @abstractmethod
-    def _delta(self, event: AnyEvent | None) -> dict[str, Any]:
-        """Return what an event adds to the choice. None: the request waits."""
-
-
-def _finish_reason(choice: ReplyChoice) -> str:
-    """Return OpenAI's word; "stop" only for an answer that is complete, and matches its grammar."""
-    if not choice.is_whole:
-        return "length"
-    return "tool_calls" if choice.calls else "stop"
-
-
-class ChatReply(_CompletionsReply):
-    """An answer of /v1/chat/completions; reasoning is separate, in `reasoning_content`."""
-
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-    id_prefix = "chatcmpl-"
-
-    def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
-        super().__init__(model, fingerprint, parsed)
-        self._n_begun = 0
-        self._told = set[tuple[int, int]]()  # calls whose names were sent, of the answers
-
-    def _content(self, choice: ReplyChoice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text}
-        if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
-        if choice.calls:
-            message["content"] = choice.text or None
+    def _content(self) -> dict[str, Any]:
+        progress = self.progress
+        message: dict[str, Any] = {"role": "assistant", "content": progress.text}
+        if progress.reasoning:
+            message["reasoning_content"] = progress.reasoning
+        if progress.calls:
+            message["content"] = progress.text or None
             message["tool_calls"] = [
-                {"id": one.id, "type": kind.type, kind.type: kind.item(one.arguments)}
-                for one in choice.calls
-                for kind in [self.kind_of(one)]
+                {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+                for one in progress.calls
             ]
-        return {"message": message, **self._logprobs(choice.logprobs)}
+        return {"message": message}
 
-    def _delta(self, event: AnyEvent | None) -> dict[str, Any]:
-        if event is None or isinstance(event, PrefillProgress):
+    def _delta(self, event: AnyEvent) -> dict[str, Any]:
+        if isinstance(event, PrefillProgress):
             return {"delta": {"role": "assistant", "content": None}}
-        delta: dict[str, Any] = {}
-        if self._n_begun <= self.progress.index:  # in the first chunk only
-            delta, self._n_begun = {"role": "assistant"}, self.progress.index + 1
+        delta: dict[str, Any] = {} if self._has_begun else {"role": "assistant"}
+        self._has_begun = True
         match event:
             case TextDelta(channel="reasoning"):
                 delta["reasoning_content"] = event.text
             case TextDelta():
                 delta["content"] = event.text
-                return {"delta": delta, **self._logprobs(event.logprobs if event.text else ())}
             case CallDelta():
                 delta["tool_calls"] = [self._call_delta(event)]
         return {"delta": delta}
 
     def _call_delta(self, event: CallDelta) -> dict[str, Any]:
-        call = self.progress.choice.calls[event.index]
-        kind = self.kind_of(call)
-        piece = {"arguments": event.arguments} if kind.type == "function" else {"input": self.new_input(event.index)}
-        if (key := (self.progress.index, event.index)) in self._told:
-            return {"index": event.index, kind.type: piece}
-        self._told.add(key)
-        return {"index": event.index, "id": call.id, "type": kind.type, kind.type: {"name": kind.name, **piece}}
-
-    def _logprobs(self, given: Iterable[TokenLogprob]) -> dict[str, Any]:
-        if self.parsed.request.output.logprobs is None:
-            return {}
-        told = [
-            {**_token(one.piece, one.logprob), "top_logprobs": [_token(*other) for other in one.top]} for one in given
-        ]
-        return {"logprobs": {"content": told}}
+        if event.index < self._n_told:
+            return {"index": event.index, "function": {"arguments": event.arguments}}
+        self._n_told = event.index + 1
+        call = self.progress.calls[event.index]
+        function = {"name": call.name, "arguments": event.arguments}
+        return {"index": event.index, "id": call.id, "type": "function", "function": function}
 
 
-def _token(piece: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
+def _finish_reason(progress: ReplyProgress) -> str:
+    """Return OpenAI's word; "stop" only for an answer that is complete, and matches its grammar."""
+    if not progress.is_whole:
+        return "length"
+    return "tool_calls" if progress.calls else "stop"
 
 
-class CompletionReply(_CompletionsReply):
+class CompletionReply(ChatReply):
     """An answer of /v1/completions: text as the model writes it, reasoning and its markers included."""
 
     kind = chunk_kind = "text_completion"
     id_prefix = "cmpl-"
 
-    def _content(self, choice: ReplyChoice) -> dict[str, Any]:
-        return {"text": choice.text, "logprobs": self._logprobs(choice.logprobs, 0)}
+    def _content(self) -> dict[str, Any]:
+        return {"text": self.progress.text, "logprobs": None}
 
-    def _delta(self, event: AnyEvent | None) -> dict[str, Any]:
-        if not isinstance(event, TextDelta):
-            return {"text": "", "logprobs": None}
-        before = len(self.progress.choice.text) - len(event.text)
-        return {"text": event.text, "logprobs": self._logprobs(event.logprobs if event.text else (), before)}
-
-    def _logprobs(self, given: Iterable[TokenLogprob], offset: int) -> dict[str, Any] | None:
-        """Return the log probabilities of tokens whose text begins after so many characters."""
-        if self.parsed.request.output.logprobs is None:
-            return None
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character can have several tokens
-        told: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for one in given:
-            told["tokens"].append(_piece_text(one.piece))
-            told["token_logprobs"].append(one.logprob)
-            told["top_logprobs"].append({_piece_text(piece): logprob for piece, logprob in one.top})
-            told["text_offset"].append(offset)
-            offset += len(decoder.decode(one.piece))
-        return told
-
-
-def _piece_text(piece: bytes) -> str:
-    """Return a token as text: one that is a part of a character as OpenAI writes it, `bytes:\\xe2\\x80`."""
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+    def _delta(self, event: AnyEvent) -> dict[str, Any]:
+        return {"text": event.text if isinstance(event, TextDelta) else "", "logprobs": None}

@@ -49,9 +49,6 @@ BYTES_PER_TOKEN = 64
 MAX_STOPS, LONGEST_STOP = 16, 1000
 STREAM_SECONDS, WHOLE_SECONDS = 0.08, 1.0
 """Between two events with text: of a stream, and where only the end is sent."""
-SHORT_TOKENS, SHORT_BYTES = 64, 8_000
-"""A request with so small a limit and so little text is short: it may be answered before a long one of its client."""
-MAX_ANSWERS = 8
 _MAX_QUOTED = 80
 """Characters of a wrong value that an error repeats."""
 TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -96,9 +93,9 @@ T = TypeVar("T", bound=RequestBody)
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a request asks for beside its sampling; None: the settings decide. `n` answers, `with_timings` in every
-    chunk; of a stream `with_progress` of the prompt, and `with_queue`: its place in the queue. `offered` has more about
-    the tools; `echoed` are fields of the request that the answer repeats.
+    """What a request asks for beside its sampling; None: the settings decide. `with_timings` in every chunk; of a
+    stream `with_progress` of the prompt. `offered` has more about the tools; `echoed` are fields of the request that
+    the answer repeats.
     """
 
     messages: tuple[Message, ...] = ()
@@ -113,42 +110,24 @@ class Asked:
     reasoning: bool | None = None
     effort: str = ""
     reasoning_budget: int | None = None
-    logit_bias: Mapping[str, float] | None = None
-    logprobs: int | None = None
-    n: int = 1
     with_usage: bool = False
     with_timings: bool = False
     with_progress: bool = False
-    with_queue: bool = False
     echoed: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def tools(self) -> tuple[Tool, ...]:
-        return self.offered.tools
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedRequest:
-    """A request that can be answered, as it was `asked`. `is_short`: a title, for instance."""
+    """A request that can be answered, as it was `asked`."""
 
     request: Generate
     stream: bool
     asked: Asked
-    is_short: bool = False
 
     def of_client(self, client: str) -> ParsedRequest:
         """Return it as a request of `client`, which reuses nothing of what was evaluated for others."""
         key = msgspec.structs.replace(self.request.state, owner=f"{client} {self.request.state.owner}")
         return replace(self, request=msgspec.structs.replace(self.request, state=key))
-
-    def choice(self, index: int) -> Generate:
-        """Return the request of one of its answers."""
-        sampling = self.request.sampling
-        if not index or sampling.seed is None:
-            return self.request
-        return msgspec.structs.replace(
-            self.request, sampling=msgspec.structs.replace(sampling, seed=(sampling.seed + index) % (1 << 63))
-        )
 
 
 class RequestReader:
@@ -205,15 +184,14 @@ class RequestReader:
         if len(given) > self.n_ctx:
             raise self._too_long(f"{len(given):,} messages", param)
 
-    def check_length(self, param: str, texts: Iterable[str]) -> int:
-        """Refuse what is not valid Unicode, or so long that it cannot fit; returns its bytes."""
+    def check_length(self, param: str, texts: Iterable[str]) -> None:
+        """Refuse what is not valid Unicode, or so long that it cannot fit. Raises Refusal."""
         try:
             n_bytes = sum(len(text.encode()) for text in texts)
         except UnicodeEncodeError:
             raise Refusal(400, f"`{param}` contains an unpaired surrogate.", param=param) from None
         if n_bytes > BYTES_PER_TOKEN * self.n_ctx:
             raise self._too_long(f"{n_bytes:,} bytes", param)
-        return n_bytes
 
     def _too_long(self, size: str, param: str) -> Refusal:
         message = f"The prompt has {size}, but the context holds only {self.n_ctx:,} tokens."
@@ -223,19 +201,22 @@ class RequestReader:
         """Return the request. `param` has its text. Raises Refusal."""
         asked = replace(asked, messages=_without_billing(asked.messages))
         texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
-        declared = [encoded(tool.declaration(), "tools") for tool in asked.tools]
+        tools = asked.offered.tools
         self.check_number(asked.messages, param)
-        n_bytes = self.check_length(param, texts) + self.check_length("tools", declared)
-        self._check_engine(asked)
-        stream, limit = bool(body.stream), self._limit(asked.max_tokens)
+        self.check_length(param, texts)
+        self.check_length("tools", [encoded(tool.declaration(), "tools") for tool in tools])
+        if self._model.engine and (asked.calling.mode != "auto" or asked.calling.names):
+            reason = f"not supported while {self._model.engine} answers (a draft head)"
+            raise field_error("tool_choice", reason, "unsupported")
+        stream = bool(body.stream)
         request = Generate(
             messages=asked.messages,
             prompt=asked.prompt,
             continues=asked.continues,
-            tools=asked.tools,
+            tools=tools,
             calling=asked.calling,
             sampling=self._sampling(body),
-            max_tokens=limit,
+            max_tokens=self._limit(asked.max_tokens),
             stop=_stops(asked.stop),
             speculation=self._speculation,
             when_full="refuse",
@@ -247,15 +228,12 @@ class RequestReader:
             output=Output(
                 frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
                 unsplit=asked.prompt is not None,
-                streams_calls=bool(asked.tools),
-                logprobs=asked.logprobs,
+                streams_calls=bool(tools),
             ),
             # A salt is for one session, often.
             state=StateKey(owner=body.cache_salt or "", on_disk=not body.cache_salt),
-            logit_bias=_bias(asked.logit_bias),
         )
-        is_short = 0 < limit <= SHORT_TOKENS and n_bytes <= SHORT_BYTES and asked.n == 1
-        return ParsedRequest(request=request, stream=stream, asked=asked, is_short=is_short)
+        return ParsedRequest(request=request, stream=stream, asked=asked)
 
     def reasoning(self, effort: Any, param: str) -> tuple[bool | None, str]:
         """Return `Generate.reasoning` and `Generate.effort` for an effort, None for none given. Raises Refusal."""
@@ -267,17 +245,6 @@ class RequestReader:
             words = "`none` asks for no reasoning, other words for reasoning"
             self.note(f"The chat template of {self._names[0]} takes no effort of reasoning: {words}.")
         return effort != "none", effort
-
-    def _check_engine(self, asked: Asked) -> None:
-        """Refuse what only the worker can do."""
-        engine = self._model.engine
-        for param, is_asked in (
-            ("tool_choice", asked.calling.mode != "auto" or asked.calling.names),
-            ("logprobs", asked.logprobs is not None),
-            ("logit_bias", asked.logit_bias),
-        ):
-            if engine and is_asked:
-                raise field_error(param, f"not supported while {engine} answers (a draft head)", "unsupported")
 
     def _sampling(self, body: RequestBody) -> Sampling:
         """Return the settings with what the request gives."""
@@ -323,15 +290,6 @@ def _without_billing(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     head = [msgspec.structs.replace(one, content=_BILLING.sub("", one.content)) for one in messages[:n_system]]
     kept = (new for new, old in zip(head, messages, strict=False) if new.content or not old.content)
     return (*kept, *messages[n_system:]) or messages
-
-
-def _bias(given: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
-    found = []
-    for token, value in (given or {}).items():
-        if not token.isdecimal() or len(token) > 9 or not -100 <= value <= 100:
-            raise field_error("logit_bias", "needs token ids with values from -100 to 100")
-        found.append((int(token), float(value)))
-    return tuple(found)
 
 
 def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = "") -> str:
@@ -399,12 +357,7 @@ def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:
         case {"type": "auto" | "none" | "required" | "any" as mode}:
             return read_rule(mode, (), offered, single=single)
         case {"type": "allowed_tools"}:
-            match choice.get("allowed_tools", choice):
-                case {"mode": str(mode), "tools": list(allowed)}:
-                    wanted = [_chosen(one) for one in allowed if isinstance(one, dict)]
-                    names = [name for name in wanted if name not in offered.left_out]
-                    names = wanted if mode == "required" and not names else names
-                    return read_rule(mode if names or not wanted else "none", names, offered, single=single)
+            raise field_error("tool_choice", "`allowed_tools` is not supported; send these tools only", "unsupported")
         case {"type": str()} if _chosen(choice) != "function":
             return read_rule("required", (_chosen(choice),), offered, single=single)
     raise field_error("tool_choice", "must be auto, none, required, or a tool by name")

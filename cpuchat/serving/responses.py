@@ -16,8 +16,8 @@ from cpuchat.protocol.messages import (
     ToolCall,
 )
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.offered import namespaced
-from cpuchat.serving.replies import Reply, sent_event
+from cpuchat.serving.offered import Kind, namespaced
+from cpuchat.serving.replies import Reply, WrittenCall, sent_event
 from cpuchat.serving.requests import (
     Asked,
     ParsedRequest,
@@ -169,10 +169,7 @@ class _Items:
 
 
 _TEXT_OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_CALLS = {
-    "function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action", "shell_call": "action",
-    "apply_patch_call": "operation",
-}  # fmt: skip
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
 """Calls that a client runs, and the field that has their arguments."""
 
 
@@ -194,15 +191,28 @@ class ResponsesReply(Reply):
         self._sequence = 0
         self._has_begun = False
         self._items: list[dict[str, Any]] = []
+        self._n_input: dict[int, int] = {}  # characters sent of the inputs of custom tools
         self._open: str | int = ""  # the kind of the last item, or the number of its call, while it is written
 
+    def _kind_of(self, call: WrittenCall) -> Kind:
+        """Return what the tool of a call is to the client."""
+        return self.parsed.asked.offered.kinds.get(call.name, Kind(name=call.name))
+
+    def _new_input(self, index: int) -> str:
+        """Return what is new of the input of a call of a custom tool."""
+        call = self.progress.calls[index]
+        text = str(self._kind_of(call).item(call.arguments)["input"])
+        sent = self._n_input.get(index, 0)
+        self._n_input[index] = max(sent, len(text))
+        return text[sent:]
+
     def whole(self) -> bytes:
-        choice = self.progress.choice
-        if choice.reasoning:
-            self._extend(TextDelta(request_id=0, text=choice.reasoning, channel="reasoning"))
-        if choice.text:
-            self._extend(TextDelta(request_id=0, text=choice.text))
-        for index, call in enumerate(choice.calls):
+        progress = self.progress
+        if progress.reasoning:
+            self._extend(TextDelta(request_id=0, text=progress.reasoning, channel="reasoning"))
+        if progress.text:
+            self._extend(TextDelta(request_id=0, text=progress.text))
+        for index, call in enumerate(progress.calls):
             self._extend(CallDelta(request_id=0, index=index, name=call.name, arguments=call.arguments))
         self._close()
         return msgspec.json.encode(self._response(self._status))
@@ -242,10 +252,10 @@ class ResponsesReply(Reply):
             sent = self._close() + self._start(kind)
         item, at = self._items[-1], self._at
         if isinstance(event, CallDelta):
-            call = self.progress.choice.calls[event.index]
-            item |= self.kind_of(call).item(call.arguments)
+            call = self.progress.calls[event.index]
+            item |= self._kind_of(call).item(call.arguments)
             if item["type"] == "custom_tool_call":
-                return sent + self._event(f"{_CUSTOM}.delta", **at, delta=self.new_input(event.index))
+                return sent + self._event(f"{_CUSTOM}.delta", **at, delta=self._new_input(event.index))
             if item["type"] == "function_call":
                 sent += self._event("response.function_call_arguments.delta", **at, delta=event.arguments)
             return sent
@@ -264,8 +274,8 @@ class ResponsesReply(Reply):
         self._open = kind
         number = f"{self.progress.id.removeprefix(self.id_prefix)}{len(self._items)}"
         if isinstance(kind, int):
-            call = self.progress.choice.calls[kind]
-            of = self.kind_of(call)
+            call = self.progress.calls[kind]
+            of = self._kind_of(call)
             named = "custom_tool_call" if of.type == "custom" else f"{of.type}_call"
             item = {"type": named, "id": f"fc_{number}", "call_id": call.id, **of.item("")}
             self._items.append({**item, "status": "in_progress"})
@@ -285,7 +295,7 @@ class ResponsesReply(Reply):
         if self._open == "":
             return b""
         item, at, kind = self._items[-1], self._at, self._open
-        is_cut = self.progress.finished is not None and not self.progress.choice.is_whole
+        is_cut = self.progress.finished is not None and not self.progress.is_whole
         item["status"] = "incomplete" if is_cut else "completed"
         self._open = ""
         if item["type"] == "function_call":
@@ -309,7 +319,7 @@ class ResponsesReply(Reply):
 
     @property
     def _status(self) -> str:
-        return "completed" if self.progress.choice.is_whole else "incomplete"
+        return "completed" if self.progress.is_whole else "incomplete"
 
     def _response(self, status: str) -> dict[str, Any]:
         request, kinds = self.parsed.request, self.parsed.asked.offered.kinds

@@ -13,23 +13,20 @@ import errno
 import hashlib
 import hmac
 import ipaddress
-import itertools
 import logging
 import os
 import re
-import resource
 import secrets
 import socket
 import stat
 import struct
 import sys
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.paths import read_text
@@ -37,12 +34,9 @@ from cpuchat.config.servers import is_loopback
 from cpuchat.serving.errors import Refusal
 
 CONNECTIONS = 512
-"""At most; and not more than half of the open files that the process may have."""
-HEAD_SECONDS = 10.0
-"""A request's head must arrive within, from the connection or its own first byte on."""
+"""Beyond these, requests get 503."""
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 3
-_BACKLOG = 32  # asyncio accepts as many before it looks at the first: with more, descriptors run out
 
 
 class PortInUse(UsageError):
@@ -57,52 +51,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Protocol(H11Protocol):
-    """Closes a connection on which no request comes; and where there are too many connections, the oldest of those that
-    have sent no whole request. uvicorn's own timer starts after the first answer, and its own limit shuts out whoever
-    comes.
-    """
-
-    _numbers = itertools.count()
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._number = next(self._numbers)
-        self._time_head(True)
-        if len(self.connections) > min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
-            idle = [one for one in self.connections if isinstance(one, _Protocol) and not one._is_answering]
-            oldest = min(idle, key=lambda one: one._number)  # this one, if all others are answered
-            self.connections.discard(oldest)
-            oldest.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._time_head(not self._has_request)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._time_head(False)
-        super().connection_lost(exc)
-
-    @property
-    def _has_request(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    @property
-    def _is_answering(self) -> bool:
-        return self._has_request and not self.cycle.more_body
-
-    def _time_head(self, is_awaited: bool) -> None:
-        """Close the connection unless the whole head of a request comes in time."""
-        if is_awaited and self._timer is None:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-        elif not is_awaited and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets, one for each address of `host`; `port` 0 takes a free one.
+    """Return a listening socket for `host`, on its IPv4 address if it has one; `port` 0 takes a free one. `::` alone
+    takes IPv4 too.
 
     Raises:
         PortInUse, UsageError: it cannot listen there.
@@ -111,28 +62,15 @@ def listen(host: str, port: int) -> list[socket.socket]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"Cannot resolve {host}: {error}.", "Give an address of this machine.") from None
-    addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
-    listeners: list[socket.socket] = []
-    problem = ""
-    with contextlib.ExitStack() as opened:
-        for family, address in addresses:
-            # `::` alone takes IPv4 too.
-            both = len(addresses) == 1 and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-            at = (address[0], port, *address[2:])
-            try:
-                listener = socket.create_server(at, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    hint = "Choose another one with --port; 0 takes a free one."
-                    raise PortInUse(f"Port {port} is in use.", hint) from None
-                problem = os.strerror(error.errno or 0)  # of one: localhost is ::1 too, but IPv6 may be off
-            else:
-                listeners.append(opened.enter_context(listener))
-                port = listener.getsockname()[1]
-        opened.pop_all()
-    if not listeners:
-        raise UsageError(f"Cannot listen on {host}, port {port}: {problem}.", "Choose another one.")
-    return listeners
+    family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    try:
+        return [socket.create_server(address, family=family, dualstack_ipv6=both)]
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"Port {port} is in use.", "Choose another one with --port; 0 takes a free one.") from None
+        problem = f"Cannot listen on {host}, port {port}: {os.strerror(error.errno or 0)}."
+        raise UsageError(problem, "Choose another one.") from None
 
 
 def url(listener: socket.socket) -> str:
@@ -143,20 +81,17 @@ def url(listener: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, listeners: list[socket.socket], proxies: Sequence[str] = ()) -> AsyncIterator[None]:
-    """Serve `app` inside the block; at its end, connections get a few seconds to end. `proxies` of `checked_proxy` are
-    believed who asks, and nobody else: any local program could send their headers.
-    """
+async def serving(app: ASGIApp, listeners: list[socket.socket]) -> AsyncIterator[None]:
+    """Serve `app` inside the block; at its end, connections get a few seconds to end."""
     config = uvicorn.Config(
         app,
-        http=_Protocol,
-        backlog=_BACKLOG,
+        http="h11",
+        limit_concurrency=CONNECTIONS,
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=list(proxies),  # not those of uvicorn's own environment variable
+        proxy_headers=False,  # any local program could ask in another's name
         server_header=False,
         headers=[("server", "cpuchat")],
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
@@ -176,7 +111,7 @@ async def serving(app: ASGIApp, listeners: list[socket.socket], proxies: Sequenc
 
 TOKEN_VARIABLE = "CPUCHAT_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
-OPEN_PATHS = ("/health", "/v1/health")
+OPEN_PATH = "/v1/health"
 _MAPPED = 16 * "0" + ("FFFF0000" if sys.byteorder == "little" else "0000FFFF")  # before an IPv4 address in IPv6
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 
@@ -190,14 +125,7 @@ class Guard:
         origins: of web pages that may use it; `*` = all.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        token: str = "",
-        local: bool = True,
-        origins: Collection[str] = (),
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, token: str = "", local: bool = True, origins: Collection[str] = ()) -> None:
         self._app = app
         self._digest = hashlib.sha256(token.encode()).digest() if token else b""
         self._local = local
@@ -218,7 +146,7 @@ class Guard:
         if self._local and not self._digest and not is_loopback(_host_name(headers.get("host", ""))):
             return Refusal(403, "Use localhost or 127.0.0.1 as the server's name.", "host_not_allowed")
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"  # the latter of Anthropic's
-        if self._digest and path not in OPEN_PATHS and not self._matches(given):
+        if self._digest and path != OPEN_PATH and not self._matches(given):
             return Refusal(401, "Missing or invalid bearer token. Send `Authorization: Bearer …`.", "invalid_api_key")
         return None
 
@@ -227,16 +155,6 @@ class Guard:
         scheme, _, given = authorization.partition(" ")
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
         return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
-
-
-def checked_proxy(text: str) -> list[str]:
-    """Return the address or network of a proxy, and how a listener for IPv6 too sees it. Raises UsageError."""
-    try:
-        network = ipaddress.ip_network(text)
-    except ValueError as error:
-        raise UsageError(f"Not the address of a proxy: {error}.", "Give one as 10.0.0.1 or 10.0.0.0/8.") from None
-    mapped = [f"::ffff:{network.network_address}/{96 + network.prefixlen}"] if network.version == 4 else []
-    return [str(network), *mapped]
 
 
 def local_user(scope: Scope) -> str:

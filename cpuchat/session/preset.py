@@ -36,40 +36,45 @@ class ChatPreset:
 
     def __init__(self, history: ChatHistory) -> None:
         self._history = history
-        self._chosen: tuple[Preset | None] | None = None  # for the next chat, whatever that of new chats is
-        self._reasoning: tuple[Reasoning, int | None] = ("", None)  # of the next chat
-        self._system_prompt: str | None = None  # of the next chat; None: as the settings say
+        self._next: dict[str, Any] = {}  # options that were chosen for the next chat
         self.of_new_chats: Callable[[], str] = lambda: ""
+
+    def _option(self, name: str, default: Any = None) -> Any:
+        chat = self._history.chat
+        return getattr(chat, name) if chat is not None else self._next.get(name, default)
+
+    async def _set(self, **options: Any) -> None:
+        if self._history.chat is None:
+            self._next |= options
+        else:
+            await self._history.set_options(**options)
 
     @property
     def current(self) -> Preset | None:
         """Return that of the open chat; before its first message what was chosen for it."""
-        if self._history.chat is not None:
-            return self._history.chat.preset
-        return self._chosen[0] if self._chosen is not None else None
+        return self._option("preset")
 
     @property
     def name(self) -> str:
         """Return its name, "" for none."""
-        if self._history.chat is None and self._chosen is None:
+        if self._history.chat is None and "preset" not in self._next:
             return self.of_new_chats()
         return self.current.name if self.current is not None else ""
 
     @property
     def has_next_system_prompt(self) -> bool:
         """Return whether the next chat begins with a system prompt of its own."""
-        return self._history.chat is None and bool(self._system_prompt)
+        return self._history.chat is None and bool(self._next.get("system_prompt"))
 
     @property
     def reasoning(self) -> tuple[Reasoning, int | None]:
         """Return whether the chat's model reasons and for how many tokens; "" and None: as preset and settings say."""
-        chat = self._history.chat
-        return (chat.reasoning, chat.reasoning_budget) if chat is not None else self._reasoning
+        return self._option("reasoning", ""), self._option("reasoning_budget")
 
     def applied_to(self, chosen: Settings) -> Settings:
         """Return the settings for the next answer."""
-        if self._history.chat is None and self._system_prompt is not None:
-            chosen = with_changes(chosen, {"chat": {"system_prompt": self._system_prompt}})
+        if self._history.chat is None and "system_prompt" in self._next:
+            chosen = with_changes(chosen, {"chat": {"system_prompt": self._next["system_prompt"]}})
         found = self.current.applied_to(chosen) if self.current is not None else chosen
         own = {"reasoning": self.reasoning[0] or None, "reasoning_budget": self.reasoning[1]}
         own = {name: value for name, value in own.items() if value is not None}
@@ -77,45 +82,33 @@ class ChatPreset:
 
     def forget_choice(self) -> None:
         """Begin a new chat with the preset of new chats, and with nothing of its own."""
-        self._chosen, self._reasoning, self._system_prompt = None, ("", None), None
+        self._next = {}
 
     async def choose(self, preset: Preset | None) -> None:
         """Set the preset of the open chat, or of the next one, from the next answer on. Raises ChatsError."""
-        if self._history.chat is None:
-            self._chosen = (preset,)
-        else:
-            await self._history.set_options(preset=preset)
+        await self._set(preset=preset)
 
     async def set_reasoning(self, reasoning: Reasoning, budget: int | None) -> None:
         """Set whether the model reasons in the chat and for how many tokens (0: no limit). Raises ChatsError."""
-        if self._history.chat is None:
-            self._reasoning = reasoning, budget
-        else:
-            await self._history.set_options(reasoning=reasoning, reasoning_budget=budget)
+        await self._set(reasoning=reasoning, reasoning_budget=budget)
 
     async def set_system_prompt(self, text: str) -> None:
         """Set the system prompt of the chat, in place of that of its preset. Raises as `find`, and ChatsError."""
         await self.find()
         if self.current is not None and self.current.system_prompt:
             await self.choose(msgspec.structs.replace(self.current, system_prompt=None))
-        if self._history.chat is None:
-            self._system_prompt = text
-        else:
-            await self._history.set_options(system_prompt=storable(text))
+        await self._set(system_prompt=storable(text))
 
     async def find(self) -> None:
         """Read the preset of new chats if it is needed. Raises UsageError, SettingsError: there is no valid one."""
-        if self._history.chat is None and self._chosen is None and (name := self.of_new_chats()):
+        if self._history.chat is None and "preset" not in self._next and (name := self.of_new_chats()):
             try:
-                self._chosen = (await asyncio.to_thread(find_preset, name),)
+                self._next["preset"] = await asyncio.to_thread(find_preset, name)
             except UsageError as error:
                 where = "Preset in the settings (F2), which is preset under [chat] in config.toml"
-                hint = f"{error.hint} Or clear {where}."
-                raise UsageError(error.message, hint) from None
+                raise UsageError(error.message, f"{error.hint} Or clear {where}.") from None
 
     async def of_chat(self, settings: Settings) -> dict[str, Any]:
         """Return what a chat that begins now keeps. Raises as `find`."""
         await self.find()
-        own = settings.chat.system_prompt if self._system_prompt is None else self._system_prompt
-        reasoning, budget = self.reasoning
-        return {"system_prompt": own, "preset": self.current, "reasoning": reasoning, "reasoning_budget": budget}
+        return {"system_prompt": settings.chat.system_prompt, **self._next}

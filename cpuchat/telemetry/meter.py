@@ -25,7 +25,6 @@ from cpuchat.protocol.messages import (
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
-    Queued,
     Speculation,
     SpeculationUpdate,
     StopReason,
@@ -111,8 +110,7 @@ class ChatFigures:
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `stop_reason` is
     None until the answer is complete, and where it `failed`. `history` is decoding speed, one sample per half second of
     decoding, oldest first, over answers too. `server`: None for a model on this machine. `approximate`: tokens are
-    counted by the parts that a server sends. `ahead` requests are answered by a server before this one, 0 once it is
-    its turn. `speech` is filled in by the reader.
+    counted by the parts that a server sends. `speech` is filled in by the reader.
     """
 
     phase: Phase
@@ -134,7 +132,6 @@ class ChatFigures:
     roofline: Roofline
     server: ServerFigures | None
     approximate: bool
-    ahead: int
     reuse: Reuse | None
     prefill_left_s: float | None = None
     speech: Speech = field(default_factory=Speech)
@@ -166,7 +163,6 @@ class Meter:
         self._prefill: PrefillProgress | None = None
         self._prefill_start: tuple[float, int] | None = None
         self._prefill_points: list[tuple[float, int]] = []  # since then
-        self._ahead = 0
         self._prefill_rate: float | None = None
         self._ttft_s: float | None = None
         self._predicted_n = 0
@@ -238,9 +234,6 @@ class Meter:
                 self._finish(event)
             case ContextTrimmed():
                 self._n_ctx = event.n_ctx
-            case Queued():
-                self._ahead = event.ahead
-                self._prefill_start = (now, 0)  # waiting is no prefill
             case LoadProgress():
                 if self._phase != "loading":
                     self._without_model()
@@ -278,7 +271,6 @@ class Meter:
 
     def _prefill_progress(self, event: PrefillProgress, now: float) -> None:
         first, self._prefill = self._prefill is None, event
-        self._ahead = 0
         self._n_past = event.processed
         start = self._prefill_start
         if self._on_server and (first or start is None):
@@ -307,7 +299,6 @@ class Meter:
 
     def _text(self, event: TextDelta, now: float) -> None:
         self._phase = "decoding"
-        self._ahead = 0
         if self._first is None:
             self._first = (event.at_ms, event.predicted_n)
             self._ttft_s = event.at_ms / 1e3
@@ -435,7 +426,6 @@ class Meter:
             roofline=self._roofline.roofline(live, decode, self._predicted_n, self._n_past or 0),
             server=server,
             approximate=timings.approximate if timings is not None else self._hides("tokens"),
-            ahead=self._ahead if self._phase == "prefill" else 0,
             reuse=prefill.reuse if prefill else None,
             prefill_left_s=self.prefill_left_s if self._phase == "prefill" else None,
         )
@@ -467,8 +457,6 @@ class Meter:
         """Return why an answer that has begun has no speed of its prompt."""
         if self._prefill is not None and 0 < self._prefill.total <= (self._reused() or 0) + 1:
             return "fully cached"
-        if self._ahead and self._phase == "prefill":
-            return "queued"
         if self._on_server and self._phase == "decoding":
             return AT_THE_END
         return "in progress" if self._phase == "prefill" else "none evaluated"

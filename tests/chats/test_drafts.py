@@ -16,7 +16,6 @@ from cpuchat.chats import drafts
 from cpuchat.chats.drafts import DraftSaver
 from cpuchat.chats.store import ChatStore
 
-LONG = "0123456789" * 100_000
 MARK = "[Pasted text 1: 50 lines]"
 
 
@@ -44,25 +43,6 @@ def test_a_change_is_saved_soon_without_being_asked_for(store: ChatStore, monkey
     assert drafts.PAUSE_SECONDS < 0.5
     DraftSaver(store).put(None, "typed", {})
     assert saved.wait(60) and DraftSaver(store).take() == {None: ("typed", {})}
-
-
-def test_a_key_in_a_long_draft_writes_little(store: ChatStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = list[str]()
-    write = store.save_drafts
-    monkeypatch.setattr(
-        store,
-        "save_drafts",
-        lambda window, parts, ended: (written.extend(text or "" for *_, text in parts), write(window, parts, ended)),
-    )
-    saver = DraftSaver(store)
-    saver.put(None, LONG + MARK, {MARK: LONG})
-    saver.save()
-    assert sum(map(len, written)) == len(LONG + MARK + LONG)
-    written.clear()
-    saver.put(None, LONG + MARK + "!", {MARK: LONG})
-    saver.save()
-    assert sum(map(len, written)) < 40_000
-    assert DraftSaver(store).take() == {None: (LONG + MARK + "!", {MARK: LONG})}
 
 
 def window(store: ChatStore, text: str) -> subprocess.Popen[str]:

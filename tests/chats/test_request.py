@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base import paths
-from cpuchat.base.errors import UsageError
 from cpuchat.chats.history import request_messages
 from cpuchat.chats.records import Attachment
 from cpuchat.chats.store import ChatStore
@@ -51,38 +50,6 @@ async def test_an_edit_that_changes_only_attachments_is_a_branch() -> None:
         await everything(core.edit("Why?", attach=lambda: (PASTED,)))
         assert len(core.history.tree.siblings(core.messages[0].id)) == 2
         assert texts(core) == ["Why?", "Three"]
-
-
-async def test_a_file_that_cannot_be_read_sends_and_stores_nothing() -> None:
-    def fail() -> tuple[Attachment, ...]:
-        raise UsageError("No such file: x.")
-
-    async with conversation("One") as core:
-        with pytest.raises(UsageError, match="No such file: x"):
-            await everything(core.send("What is @x?", attach=fail))
-        assert core.chat is None and core.history.store.chats() == []
-        await everything(core.send("Hello"))
-        assert texts(core) == ["Hello", "One"]
-
-
-async def test_a_fork_and_an_undone_deletion_keep_attachments() -> None:
-    async with conversation("One") as core:
-        await everything(core.send("Why?", attach=lambda: (FILE, PASTED)))
-        await core.fork_chat(core.messages[-1].id)
-        assert core.messages[0].attachments == (FILE, PASTED)
-        assert core.chat is not None
-        chat_id = core.chat.id
-        await core.delete_chat(chat_id)
-        await core.history.undo_delete()
-        await core.open_chat(chat_id)
-        assert core.messages[0].attachments == (FILE, PASTED)
-
-
-async def test_a_chat_that_is_not_stored_has_attachments_too() -> None:
-    core = Conversation(settings=Settings(), backend=ScriptedBackend([answer("One")]), store=None)
-    await everything(core.send("What is @a.py?", attach=lambda: (FILE,)))
-    assert asked(core) == [SENT]
-    await core.close()
 
 
 def too_long() -> list[Step]:
@@ -137,7 +104,7 @@ def test_an_export_has_attachments_and_gives_them_back(tmp_path: Path) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("value", ["", "[", "{}", "[1]", '[{"title": 1, "text": "x"}]', 7, b"\xff", "[" * 5000])
+@pytest.mark.parametrize("value", ["[1]", '[{"title": 1, "text": "x"}]', 7, b"\xff", "[" * 5000])
 def test_attachments_that_make_no_sense_do_not_cost_the_message(value: object) -> None:
     store = ChatStore(paths.chats_db())
     chat = store.create_chat("Qwen")

@@ -11,30 +11,16 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import ChatsChanged, ChatsError
-from cpuchat.chats.store import ChatStore
-from cpuchat.config.settings import Settings
 from cpuchat.protocol.messages import AnyEvent, PrefillProgress, TextDelta
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.launch import print_unsaved
-from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
+from tests.chats.test_branches import conversation, everything
+from tests.support.scripted_backend import Gate, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")
 
 PREFILL = PrefillProgress(request_id=1, processed=1, total=1, cache_n=0)
 LONG = ("word" * 24 + " ") * 1_000  # in few pieces
-
-
-@contextlib.asynccontextmanager
-async def conversation(*answers: list[Step]) -> AsyncIterator[Conversation]:
-    core = Conversation(settings=Settings(), backend=ScriptedBackend(answers), store=ChatStore(paths.chats_db()))
-    try:
-        yield core
-    finally:
-        await core.close()
-
-
-async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
-    return [event async for event in stream]
 
 
 def stored(chat_id: str) -> list[tuple[str, str]]:
@@ -81,15 +67,6 @@ async def test_what_a_full_disk_did_not_take_is_saved_when_there_is_room() -> No
         assert core.messages == core.history.store.messages(core.chat.id)
         await everything(core.regenerate())
         assert core.messages == core.history.store.messages(core.chat.id)
-
-
-async def test_what_a_full_disk_did_not_take_is_saved_at_the_end() -> None:
-    async with conversation(answer("Hm."), answer(LONG)) as core, unsaved(core):
-        assert core.chat is not None
-        free_the_disk(core)
-        await core.close()
-        assert core.history.unsaved is None
-        assert stored(core.chat.id)[-1] == ("assistant", LONG)
 
 
 async def test_what_cannot_be_saved_even_at_the_end_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
 import subprocess
 import sys
-import threading
 
 import pytest
 
-from cpuchat.base.errors import ChatsError, ChatsTooNew
-from cpuchat.chats import schema
+from cpuchat.base.errors import ChatsError
 from cpuchat.chats.records import Attachment
-from cpuchat.chats.store import ChatStore
+from cpuchat.chats.store import ChatStore, Matcher
 from cpuchat.protocol.messages import ToolCall, ToolResult, ToolStep
 from cpuchat.protocol.timings import Timings
 
@@ -119,22 +116,7 @@ def test_search(store):
     assert [f.title for f in store.search("字テ")] == ["Vectors"]  # no spaces between the words
     assert [f.title for f in store.search("00%")] == ["Vectors"]
     assert store.search("nowhere") == store.search("  ") == []
-    for text in (
-        '"',
-        "*",
-        "AND",
-        "NEAR(",
-        "a:b",
-        "'; DROP TABLE chats",
-        "\ud800",
-        "(",
-        "-x",
-        "^",
-        "\0",
-        "a\0b",
-        "a" * 100_000,
-        "%a " * 50_000,
-    ):
+    for text in (*'"*(^', "\0", "\ud800", "a:b", "'; DROP TABLE chats", "-x", "a" * 100_000, "%a " * 50_000):
         store.search(text)
     store.update_message(message.id, content="something else")
     assert store.search("漢字") == []
@@ -160,38 +142,6 @@ def test_search_finds_what_is_attached(store):
     assert store.search("elsewhere") == store.search("results") == []
     store._db.execute("UPDATE messages SET attachments = '[damaged', steps = '[damaged'")
     assert store.search("three") == store.search("four") == []
-
-
-def test_search_without_the_full_text_index(store):
-    chat = store.create_chat("m")
-    store.add_message(chat.id, "assistant", "x" * 100 + " needle " + "y" * 100)
-    store.full_text = False
-    (hit,) = store.search("NEEDLE")
-    (found,) = hit.excerpts
-    assert found.text.startswith("…x") and " needle " in found.text and found.text.endswith("y…")
-
-
-def test_a_file_made_without_the_index_gets_it(path):
-    store = ChatStore(path)
-    chat = store.create_chat("m")
-    store.close()
-    with sqlite3.connect(path) as db:
-        schema.drop_triggers(db)
-        db.execute("DROP TABLE messages_fts")
-        db.execute(
-            "INSERT INTO messages (chat_id, parent, role, content, created) VALUES (?, 0, 'user', 'old', 0)",
-            (chat.id,),
-        )
-    db.close()
-    store = ChatStore(path)
-    assert [one.text for hit in store.search("ol") for one in hit.excerpts] == ["old"]
-    store.close()
-
-
-def test_half_a_surrogate_pair_is_stored(store):
-    chat = store.create_chat("m\udc80", "\ud800", title="\udcff")
-    assert store.add_message(chat.id, "user", "a\ud83d").content == "a?"
-    assert store.chat(chat.id).title == "?"
 
 
 def test_an_answer_that_was_being_written_is_marked_when_the_app_comes_back(path):
@@ -224,37 +174,24 @@ def test_many_instances_start_and_write_at_once(path):
         "import sys; from pathlib import Path; from cpuchat.chats.store import ChatStore\n"
         "store = ChatStore(Path(sys.argv[1])); sys.stdin.readline()\n"
         "chat = store.create_chat('m')\n"
-        "for i in range(30): store.add_message(chat.id, 'user', f'word{i}')\n"
+        "for i in range(15): store.add_message(chat.id, 'user', f'word{i}')\n"
         "store.close()"
     )
     children = [
         subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(4)
+        for _ in range(3)
     ]
     for child in children:
         assert child.stdin is not None
         child.stdin.write(b"\n")
         child.stdin.flush()
     errors = [child.communicate(timeout=180)[1].decode() for child in children]
-    assert [child.returncode for child in children] == [0] * 4, errors
+    assert [child.returncode for child in children] == [0] * 3, errors
     store = ChatStore(path)
-    assert len(store.chats()) == 4
-    words = [f"word{i}" for i in range(30)]
+    assert len(store.chats()) == 3
+    words = [f"word{i}" for i in range(15)]
     assert all([m.content for m in store.messages(c.id)] == words for c in store.chats())
     store.close()
-
-
-def test_threads_take_turns(store):
-    chat = store.create_chat("m")
-    threads = [
-        threading.Thread(target=lambda: [store.add_message(chat.id, "user", "x") for _ in range(20)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    branch = [message.id for message in store.messages(chat.id)]
-    assert len(branch) == 80 and branch == sorted(branch) == store.tree(chat.id).subtree(branch[0])
 
 
 def test_only_the_owner_can_read(store, path):
@@ -262,24 +199,18 @@ def test_only_the_owner_can_read(store, path):
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
 
 
-def test_a_folder_that_was_there_keeps_its_mode(tmp_path):
-    tmp_path.chmod(0o755)
-    ChatStore(tmp_path / "chats.db").close()
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
-
-
 def fill(path) -> None:
     store = ChatStore(path)
-    chat = store.create_chat("m")
-    for i in range(200):
-        store.add_message(chat.id, "user", f"message {i} " * 50)
+    with store.transaction():
+        chat = store.create_chat("m")
+        for i in range(200):
+            store.add_message(chat.id, "user", f"message {i} " * 50)
     store.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "least"),
-    [("not a database", 0), ("cut short", 20), ("page overwritten", 100), ("empty page", 0), ("header", 200)],
+    ("how", "least"), [("not a database", 0), ("cut short", 20), ("page overwritten", 100), ("empty page", 0)]
 )
 def test_a_damaged_file_is_put_aside_and_what_can_be_read_is_kept(path, how, least):
     fill(path)
@@ -290,8 +221,6 @@ def test_a_damaged_file_is_put_aside_and_what_can_be_read_is_kept(path, how, lea
         del content[len(content) // 2 :]
     elif how == "page overwritten":
         content[40960 : 40960 + 12288] = os.urandom(12288)
-    elif how == "header":
-        content[0:24] = os.urandom(24)
     else:
         content[4096:8192] = bytes(4096)
     path.write_bytes(content)
@@ -315,25 +244,6 @@ def test_a_damaged_file_is_put_aside_and_what_can_be_read_is_kept(path, how, lea
     store.close()
 
 
-def test_an_empty_file_is_a_new_store(path):
-    path.parent.mkdir()
-    path.touch()
-    store = ChatStore(path)
-    assert store.chats() == []
-    store.close()
-
-
-def test_a_file_from_the_future_is_left_alone(path):
-    fill(path)
-    with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
-    db.close()
-    before = path.read_bytes()
-    with pytest.raises(ChatsTooNew, match="Update cpuchat"):
-        ChatStore(path)
-    assert path.read_bytes() == before
-
-
 def test_a_place_that_cannot_be_used_says_so(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ChatsError, match="Cannot use") as refused:
@@ -341,17 +251,6 @@ def test_a_place_that_cannot_be_used_says_so(tmp_path):
     assert "Errno" not in str(refused.value) and "CPUCHAT_DATA_DIR" in refused.value.hint
     with pytest.raises(ChatsError, match="Cannot use"):
         ChatStore(tmp_path)
-
-
-def test_timings_of_another_version_do_not_lose_the_message(store):
-    chat = store.create_chat("m")
-    message = store.add_message(chat.id, "assistant", "x", stop_reason="end", timings=Timings(predicted_n=3))
-    store._db.execute('UPDATE messages SET timings = \'{"predicted_n": 4, "new_field": 1}\'')
-    (known,) = store.messages(chat.id)
-    assert known.timings == Timings(predicted_n=4)
-    store._db.execute("UPDATE messages SET timings = '[oops'")
-    assert store.messages(chat.id)[0].timings is None
-    assert message.timings is not None
 
 
 def test_the_first_letter_of_a_word_finds_what_is_stored_now(store):
@@ -376,3 +275,11 @@ def test_a_word_of_many_messages_finds_the_chats_with_the_newest(store):
     assert all(len(hit.excerpts) == 3 for hit in hits)
     (hit,) = store.search("word 0")
     assert hit.excerpts[0].message_id == store.messages(store.chats()[-1].id)[0].id
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "found"),
+    [("나무 너무 나무", "너무", ["너무"]), ("か が", "が", ["が"]), ("Café CAFE", "cafe", ["Café", "CAFE"])],
+)
+def test_letters_are_told_apart_but_not_their_accents(text: str, wanted: str, found: list[str]) -> None:
+    assert [text[start:end] for start, end in Matcher(wanted).spans(text)] == found

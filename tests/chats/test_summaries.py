@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.chats.history import SUMMARY_TITLE
-from cpuchat.chats.store import ChatStore
-from cpuchat.chats.transfer import portable_chat
-from cpuchat.config.settings import Settings
-from cpuchat.present.chats import markdown
-from cpuchat.protocol.messages import AnyEvent, Failed, TextDelta
+from cpuchat.protocol.messages import Failed, TextDelta
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.summaries import compact
+from tests.chats.test_branches import conversation, everything, texts
 from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")
@@ -25,19 +21,10 @@ FULL = Failed(code="context_full", message="The chat has 9,000 tokens.", request
 
 
 @contextlib.asynccontextmanager
-async def conversation(*answers: list[Step] | str) -> AsyncIterator[Conversation]:
-    backend = ScriptedBackend([answer(one) if isinstance(one, str) else one for one in answers])
-    chosen = Settings()
-    chosen.chat.system_prompt = "Be brief."
-    core = Conversation(settings=chosen, backend=backend, store=ChatStore(paths.chats_db()))
-    try:
+async def briefly(*answers: list[Step] | str) -> AsyncIterator[Conversation]:
+    async with conversation(*answers) as core:
+        core.settings.chat.system_prompt = "Be brief."
         yield core
-    finally:
-        await core.close()
-
-
-async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
-    return [event async for event in stream]
 
 
 def asked(core: Conversation) -> list[tuple[str, str]]:
@@ -46,15 +33,8 @@ def asked(core: Conversation) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in core.backend.requests[-1].messages]
 
 
-def texts(core: Conversation) -> list[str]:
-    """Return the open branch, which is the same in memory and in the store."""
-    assert core.chat is not None
-    assert core.messages == core.history.store.messages(core.chat.id)
-    return [message.content for message in core.messages]
-
-
 async def test_a_summary_stands_for_what_comes_before() -> None:
-    async with conversation("One.", "They said one.", "Two.", "Both.", "Three.") as core:
+    async with briefly("One.", "They said one.", "Two.", "Both.", "Three.") as core:
         with pytest.raises(UsageError, match="nothing to summarize"):
             await everything(compact(core))
         await everything(core.send("First?"))
@@ -81,7 +61,7 @@ async def test_a_summary_stands_for_what_comes_before() -> None:
 
 
 async def test_an_unanswered_question_is_not_part_of_its_summary() -> None:
-    async with conversation("One.", [FULL], "They said one.", "Two.", "Two again.") as core:
+    async with briefly("One.", [FULL], "They said one.", "Two.", "Two again.") as core:
         await everything(core.send("First?"))
         assert isinstance((await everything(core.send("Second?")))[-1], Failed)
         await everything(compact(core))
@@ -97,7 +77,7 @@ async def test_an_unanswered_question_is_not_part_of_its_summary() -> None:
 
 
 async def test_a_summary_is_deleted_without_what_follows_and_put_back() -> None:
-    async with conversation("One.", "They said one.", "Two.", "Three.") as core:
+    async with briefly("One.", "They said one.", "Two.", "Three.") as core:
         await everything(core.send("First?"))
         await everything(compact(core))
         summary = core.messages[-1]
@@ -116,7 +96,7 @@ async def test_a_summary_is_deleted_without_what_follows_and_put_back() -> None:
 
 async def test_a_summary_that_was_stopped_is_not_kept() -> None:
     gate = Gate()
-    async with conversation("One.", answer("They said", gate=gate)) as core:
+    async with briefly("One.", answer("They said", gate=gate)) as core:
         await everything(core.send("First?"))
         async for event in compact(core):
             if isinstance(event, TextDelta):
@@ -129,7 +109,7 @@ async def test_a_summary_that_was_stopped_is_not_kept() -> None:
     [("", False, False), ("", True, True), ("drop", True, False), ("compact", False, True), ("stop", False, True)],
 )
 async def test_a_chat_knows_what_to_do_when_it_is_full(choice: str, asks: bool, refuses: bool) -> None:
-    async with conversation("One.", "Two.", "Three.") as core:
+    async with briefly("One.", "Two.", "Three.") as core:
         core.asks_when_full = asks
         await everything(core.send("First?"))
         assert isinstance(core.backend, ScriptedBackend)
@@ -143,23 +123,3 @@ async def test_a_chat_knows_what_to_do_when_it_is_full(choice: str, asks: bool, 
         assert request.when_full == ("refuse_early" if refuses else "drop")
         await everything(core.edit("Something else?"))  # no summary can follow a question that is not stored
         assert (core.backend.requests[-1].when_full == "drop") == (choice != "stop")
-
-
-async def test_summaries_and_the_choice_are_exported() -> None:
-    async with conversation("One.", "They said one.") as core:
-        await everything(core.send("First?"))
-        await everything(compact(core))
-        await core.history.set_options(when_full="compact")
-        assert core.chat is not None
-        exported = portable_chat(core.chat, core.messages)
-        assert exported.when_full == "compact"
-        assert [(one.role, one.content) for one in exported.messages][-1] == ("system", "They said one.")
-        assert "## Summary" in markdown(exported)
-
-
-async def test_a_fork_does_the_same_when_it_is_full() -> None:
-    async with conversation("One.") as core:
-        await everything(core.send("First?"))
-        await core.history.set_options(when_full="drop")
-        await core.fork_chat(core.messages[-1].id)
-        assert core.chat is not None and core.chat.when_full == "drop"

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from cpuchat.base.errors import ChatsTooNew, UsageError
-from cpuchat.chats import transfer
 from cpuchat.chats.records import AnswerSettings, StoredMessage
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer import Imported, PortableChat, encoded, export_chat, import_chats, read_document
@@ -110,18 +109,9 @@ def test_an_import_is_all_or_nothing_and_takes_no_value_unchecked(store: ChatSto
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"{}",
-        b"[]",
-        b"[1, {}]",
-        b"hello",
-        b"\xff\xfe",
-        b'{"a": 1}\n{"b": 2}',
-        b"PK\x03\x04",
-        b'[{"mapping": {}}]',
-        b"[" * 99_999,
+        b"", b"{}", b"[1, {}]", b"\xff\xfe", b'{"a": 1}\n{"b": 2}', b"PK\x03\x04", b"[" * 99_999,
     ],
-)
+)  # fmt: skip
 def test_what_is_no_export_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "file.json"
     file.write_bytes(content)
@@ -157,12 +147,3 @@ def test_cut_emoji_are_imported_as_question_marks(store: ChatStore, tmp_path: Pa
     assert (found.title, found.messages[0].content) == ("?", "A pair: 😀, a half: ?")
     assert found.messages[0].attachments[0].text == "?"
     assert import_chats(store, read_document(file)) == Imported(known=1)
-
-
-def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is lowered here: the real one takes seconds."""
-    monkeypatch.setattr(transfer, "FILE_BYTES", 1 << 20)
-    file = tmp_path / "plain.json"
-    file.write_text("[" + " " * (2 << 20) + "]", "utf-8")
-    with pytest.raises(UsageError, match=r"plain\.json is larger than 1 MiB"):
-        read_document(file)

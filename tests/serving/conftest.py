@@ -25,7 +25,7 @@ def endless_model(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     return file
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, bandwidth_file: bytes) -> Iterator[Server]:
     with server(tiny_model, tmp_path_factory.mktemp("served"), bandwidth=bandwidth_file) as running:
         yield running

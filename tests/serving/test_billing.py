@@ -6,85 +6,56 @@ from typing import Any
 
 import pytest
 
-from tests.support.serving import Server
+from cpuchat.protocol.messages import Message
+from tests.serving.test_dialects import read
 
-LINE = "x-anthropic-billing-header: cc_version=2.1.37.{0}d9; cc_entrypoint=cli; cch=fa69{0};"
-SHORT = "x-anthropic-billing-header: cc_version=2.1.88.a3{0}; cc_entrypoint=sdk-cli;"
-RULES = "You are careful, and you read each file twice. " * 8
+LINE = "x-anthropic-billing-header: cc_version=2.1.37.1d9; cc_entrypoint=cli; cch=fa691;"
+SHORT = "x-anthropic-billing-header: cc_version=2.1.88.a31; cc_entrypoint=sdk-cli;"
+LONG = LINE.replace("cch", "cc_workload=cron; cch")
+RULES = "You are careful, and you read each file twice."
 
 
 def blocks(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-def messages(system: Any) -> tuple[str, dict[str, Any]]:
-    return "/v1/messages", {"system": system, "messages": [{"role": "user", "content": "Hello"}]}
+def messages(system: Any) -> tuple[Message, ...]:
+    return read("/v1/messages", {"system": system, "messages": [{"role": "user", "content": "Hello"}]}).request.messages
 
 
-def chat(*systems: Any) -> tuple[str, dict[str, Any]]:
+def chat(*systems: Any) -> tuple[Message, ...]:
     talk = [*({"role": "system", "content": one} for one in systems), {"role": "user", "content": "Hello"}]
-    return "/v1/chat/completions", {"messages": talk}
+    return read("/v1/chat/completions", {"messages": talk}).request.messages
 
 
-def responses(system: str) -> tuple[str, dict[str, Any]]:
-    return "/v1/responses", {"instructions": system, "input": "Hello"}
-
-
-def n_prompt(server: Server, path: str, body: dict[str, Any]) -> tuple[int, int]:
-    """Return the tokens of a prompt, and how many of them were reused."""
-    limit = {"max_output_tokens" if "input" in body else "max_tokens": 1}
-    answer = server.post({**body, **limit}, path)
-    assert answer.status_code == 200, answer.text
-    usage = answer.json()["usage"]
-    if path == "/v1/messages":
-        cached = usage["cache_read_input_tokens"]
-        return usage["input_tokens"] + cached, cached
-    details = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
-    return usage.get("prompt_tokens", usage.get("input_tokens")), details["cached_tokens"]
+def responses(system: str) -> tuple[Message, ...]:
+    return read("/v1/responses", {"instructions": system, "input": "Hello"}).request.messages
 
 
 @pytest.mark.parametrize(
-    "line", [LINE, SHORT, LINE.replace("cch", "cc_workload=cron; cch")], ids=["hash", "no hash", "workload"]
-)
-@pytest.mark.parametrize(
-    "ask",
+    "read_as",
     [
-        lambda line: messages(blocks(line, RULES)),
-        lambda line: messages(f"{line.rstrip(';')}\n{RULES}"),
-        lambda line: messages(f"\n{line}\n\n{RULES}"),
-        lambda line: chat(f"{line}\n{RULES}"),
-        lambda line: chat(blocks(line, RULES)),
-        lambda line: chat(line, RULES),
-        lambda line: responses(f"{line}\n{RULES}"),
+        pytest.param(lambda: messages(blocks(LINE, RULES)), id="blocks-hash"),
+        pytest.param(lambda: messages(blocks(SHORT, RULES)), id="blocks-no hash"),
+        pytest.param(lambda: messages(blocks(LONG, RULES)), id="blocks-workload"),
+        pytest.param(lambda: messages(f"{LINE.rstrip(';')}\n{RULES}"), id="a text"),
+        pytest.param(lambda: messages(f"\n{SHORT}\n\n{RULES}"), id="an empty line"),
+        pytest.param(lambda: chat(f"{LINE}\n{RULES}"), id="chat-hash"),
+        pytest.param(lambda: chat(blocks(SHORT, RULES)), id="parts"),
+        pytest.param(lambda: chat(LONG, RULES), id="a message of its own"),
+        pytest.param(lambda: responses(f"{LINE}\n{RULES}"), id="instructions"),
     ],
-    ids=["blocks", "a text", "an empty line", "chat", "parts", "a message of its own", "instructions"],
 )
-def test_the_line_that_claude_code_bills_by_ends_no_reuse(tiny: Server, ask: Any, line: str) -> None:
-    path, body = ask(line.format(1))
-    n_tokens, _ = n_prompt(tiny, path, body)
-    assert n_prompt(tiny, *ask(line.format(2)))[1] >= n_tokens - 1
-    plain = {"/v1/messages": messages, "/v1/responses": responses}.get(path, chat)
-    assert n_tokens == n_prompt(tiny, *plain(RULES))[0]
+def test_the_line_that_claude_code_bills_by_ends_no_reuse(read_as: Any) -> None:
+    assert read_as() == chat(RULES)
 
 
-def test_text_right_after_the_line_stays(tiny: Server) -> None:
+def test_text_right_after_the_line_stays() -> None:
     """As where a proxy joins blocks without anything between them."""
-    joined = n_prompt(tiny, *chat(LINE.format(1) + RULES))
-    assert joined[0] == n_prompt(tiny, *chat(RULES))[0]
+    assert chat(LINE + RULES) == chat(RULES)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [f"What does this mean?\n{LINE.format(1)}", "x-anthropic-billing-header: is what I ask about."],
-    ids=["within", "no values"],
-)
-def test_what_only_speaks_of_it_stays(tiny: Server, text: str) -> None:
-    assert n_prompt(tiny, *chat(text))[0] > len(text) // 2
-    assert n_prompt(tiny, *chat(LINE.format(3)))[0] < 60, "nothing else is in that message"
-
-
-def test_counting_leaves_it_out_too(tiny: Server) -> None:
-    def counted(system: Any) -> int:
-        return tiny.post(messages(system)[1], "/v1/messages/count_tokens").json()["input_tokens"]
-
-    assert counted(blocks(LINE.format(1), RULES)) == counted(RULES)
+def test_what_only_speaks_of_it_stays() -> None:
+    for text in (f"What does this mean?\n{LINE}", "x-anthropic-billing-header: is what I ask about."):
+        assert chat(text)[0].content == text
+    assert [one.role for one in chat(LINE)] == ["user"], "nothing else is in that message"

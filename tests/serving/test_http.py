@@ -10,17 +10,16 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from cpuchat.base.errors import UsageError
-from cpuchat.serving.server import checked_proxy, local_user
+from cpuchat.serving.app import make_app
+from cpuchat.serving.server import local_user
+from cpuchat.serving.service import InferenceService
 from tests.serving.test_refusals import error
-from tests.support.serving import HANG_GUARD, Server, chat, server
+from tests.support.serving import HANG_GUARD, Server, chat
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps(chat("Hello", max_tokens=2)).encode()
@@ -76,22 +75,6 @@ def test_a_client_that_waits_for_100_continue_gets_it_before_it_sends_the_body(t
     assert answered(tiny, large)[0] == 413
 
 
-def test_requests_that_are_sent_at_once_are_answered_in_order(tiny: Server) -> None:
-    many = request(close=False) + request(body=b"", method="GET /health", close=False)
-    status, came = answered(tiny, many + request(body=b"", method="GET /nowhere"))
-    assert (came.count(b"HTTP/1.1 200"), status) == (2, 404)
-    assert came.index(b'"choices"') < came.index(b'{"status":"ok"}') < came.index(b"not_found")
-
-
-def test_a_client_that_closes_its_half_of_the_connection_has_hung_up(endless: Server) -> None:
-    with connect(endless) as connection:
-        connection.sendall(request(body=json.dumps(chat("Hello", max_tokens=-1)).encode()))
-        endless.wait_for(running=1)
-        connection.shutdown(socket.SHUT_WR)
-        assert read_all(connection) == b""
-    endless.wait_for(running=0)
-
-
 @pytest.mark.parametrize(
     ("body", "headers", "code"),
     [
@@ -102,13 +85,11 @@ def test_a_client_that_closes_its_half_of_the_connection_has_hung_up(endless: Se
         ('{"messages": [{"role": "user", "content": "你好"}]}'.encode("gbk"), {}, (400, "invalid_json")),
         (BODY.replace(b"{", b"{:", 1), {}, (400, "invalid_json")),
         (BODY.replace(b'"temperature": 0', b'"temperature": NaN'), {}, (400, "invalid_json")),
-        (BODY.replace(b'"temperature": 0', b'"temperature": Infinity'), {}, (400, "invalid_json")),
         (BODY.replace(b'"temperature": 0', b'"temperature": 1e999'), {}, (400, "invalid_request")),
-        (BODY.replace(b'"temperature": 0', b'"max_tokens": 9, "temperature": 0, "temperature": 0'), {}, (200, "")),
         (BODY + b"\n", {"content-type": "text/plain"}, (200, "")),
         (BODY + BODY, {}, (400, "invalid_json")),
     ],
-    ids=["gzip", "plain", "mark", "utf-16", "gbk", "colon", "nan", "infinity", "huge", "twice", "text", "two"],
+    ids=["gzip", "plain", "mark", "utf-16", "gbk", "colon", "nan", "huge", "text", "two"],
 )  # fmt: skip
 def test_a_body_that_is_no_plain_json_is_refused_with_the_reason(
     tiny: Server, body: bytes, headers: dict[str, str], code: tuple[int, str]
@@ -121,19 +102,12 @@ def test_a_body_that_is_no_plain_json_is_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     "headers",
-    [
-        ["Content-Length: -5"], ["Content-Length: 5", "Content-Length: 6"], ["Transfer-Encoding: gzip"],
-        ["X-Long: " + "x" * 100_000], ["X: \x01"],
-    ],
-)  # fmt: skip
+    [["Content-Length: 5", "Content-Length: 6"], ["Transfer-Encoding: gzip"], ["X-Long: " + "x" * 100_000]],
+)
 def test_a_head_that_is_no_http_ends_its_connection_only(tiny: Server, headers: list[str]) -> None:
     assert 400 <= answered(tiny, request(*headers, body=b""))[0] < 600
     assert tiny.http.get("/health").status_code == 200
     assert "Traceback" not in (tiny.folder / "stderr.txt").read_text()
-
-
-def test_headers_beyond_ascii_are_read(tiny: Server) -> None:
-    assert answered(tiny, request("X-Title: caf\xe9 \xf0\x9f\x98\x80", "User-Agent: \xff"))[0] == 200
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD /health", 200), ("HEAD /v1/models", 200), ("HEAD /none", 404)])
@@ -147,20 +121,13 @@ def test_what_a_path_takes_is_told(tiny: Server) -> None:
     assert error(response, 405)["code"] == "http" and response.headers["allow"] == "POST"
 
 
-@pytest.fixture(scope="module")
-def behind_a_proxy(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, bandwidth_file: bytes
-) -> Iterator[Server]:
-    """Yield a server for a page, which names one proxy, on an address that no test connects from."""
-    options = ("--trusted-proxy", "203.0.113.7", "--cors-origin", "https://page.example")
-    with server(tiny_model, tmp_path_factory.mktemp("served"), *options, bandwidth=bandwidth_file) as running:
-        yield running
-
-
 @pytest.mark.parametrize("name", ["authorization", "x-stainless-helper-method", "openai-beta", "anthropic-version"])
-def test_a_page_may_send_the_headers_of_the_vendors_clients(behind_a_proxy: Server, name: str) -> None:
+async def test_a_page_may_send_the_headers_of_the_vendors_clients(name: str) -> None:
+    conversation: Any = None
+    served = httpx.ASGITransport(make_app(InferenceService(conversation), origins=("https://page.example",)))
     asks = {"origin": "https://page.example", "access-control-request-method": "POST"}
-    preflight = behind_a_proxy.http.options(CHAT, headers={**asks, "access-control-request-headers": name})
+    async with httpx.AsyncClient(transport=served, base_url="http://localhost") as page:
+        preflight = await page.options(CHAT, headers={**asks, "access-control-request-headers": name})
     assert preflight.status_code == 200
     assert name in preflight.headers["access-control-allow-headers"].lower()
 
@@ -171,38 +138,13 @@ FORGED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["tiny", "behind_a_proxy"])
-def test_a_client_cannot_ask_in_another_s_name(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_client_cannot_ask_in_another_s_name(tiny: Server) -> None:
     """Nothing tells what another asked: what it names as its address counts neither for reuse nor in the log."""
-    running: Server = request.getfixturevalue(kind)
     body = chat("A secret. " * 30, max_tokens=1)
-    assert running.post(body).json()["timings"]["cache_n"] < 50
-    for _ in range(2):  # the same client, whatever it says
-        again = running.http.post(CHAT, json=body, headers=FORGED).json()["timings"]
-        assert again["cache_n"] > 100
-    log = (running.folder / "stderr.txt").read_text()
-    assert "198.51.100.9" not in log and log.count("127.0.0.1  chat") >= 3
-
-
-def test_a_proxy_that_is_named_tells_who_asks(tiny_model: Path, tmp_path: Path, bandwidth_file: bytes) -> None:
-    with server(tiny_model, tmp_path, "--trusted-proxy", "127.0.0.0/8", bandwidth=bandwidth_file) as running:
-        body = chat("A secret. " * 30, max_tokens=1)
-        cached = [
-            running.http.post(CHAT, json=body, headers={"x-forwarded-for": f"10.9.9.9, {client}"}).json()["timings"][
-                "cache_n"
-            ]
-            for client in ("198.51.100.9", "198.51.100.10", "198.51.100.9")
-        ]
-        assert cached[1] < 50 < 100 < cached[2]
-    log = (tmp_path / "stderr.txt").read_text()
-    assert log.count("198.51.100.9  chat") == 2 and "10.9.9.9" not in log
-
-
-@pytest.mark.parametrize("text", ["", "*", "proxy.example", "10.0.0.1/8", "10.0.0.256", "127.0.0.1,::1"])
-def test_what_is_no_address_of_a_proxy_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="Not the address of a proxy"):
-        checked_proxy(text)
-    assert checked_proxy("10.0.0.0/8") == ["10.0.0.0/8", "::ffff:10.0.0.0/104"]
+    assert tiny.post(body).json()["timings"]["cache_n"] < 50
+    assert tiny.http.post(CHAT, json=body, headers=FORGED).json()["timings"]["cache_n"] > 100
+    log = (tiny.folder / "stderr.txt").read_text()
+    assert "198.51.100.9" not in log and log.count("127.0.0.1  chat") >= 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's tables")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cpuchat.cli.serve import MAX_LINES, LineLimit
 from cpuchat.cli.serve_live import figures
 from cpuchat.protocol.messages import (
     Failed,
@@ -61,8 +61,8 @@ def served(engine: Engine, **options: Any) -> InferenceService:
     return service
 
 
-def parsed(prompt: str = "Hello", *, stream: bool = True, with_queue: bool = False) -> ParsedRequest:
-    return ParsedRequest(request=Generate(prompt=prompt), stream=stream, asked=Asked(with_queue=with_queue))
+def parsed(prompt: str = "Hello", *, stream: bool = True) -> ParsedRequest:
+    return ParsedRequest(request=Generate(prompt=prompt), stream=stream, asked=Asked())
 
 
 async def ask(service: InferenceService, prompt: str = "Hello") -> None:
@@ -77,17 +77,17 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_requests_are_answered_in_the_order_of_their_arrival() -> None:
+async def test_requests_are_answered_in_the_order_of_their_arrival_and_may_leave() -> None:
     engine = Engine(FINISHED)
     service = served(engine)
-    tasks = [asyncio.create_task(ask(service, str(number))) for number in range(4)]
-    await until(lambda: service.waiting == 3)
-    with service.place("chat", "") as place:
-        assert service.ahead(place) == 4
+    tasks = [asyncio.create_task(ask(service, str(number))) for number in range(5)]
+    await until(lambda: service.waiting == 4)
+    for number in (0, 2):
+        tasks[number].cancel()
     engine.gate.set()
-    await asyncio.gather(*tasks)
-    assert engine.asked == ["0", "1", "2", "3"]
-    assert service.waiting == 0
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert engine.asked == ["0", "1", "3", "4"]
+    assert service.waiting == 0 and not service.busy
 
 
 def test_a_request_whose_body_is_still_being_read_has_a_place() -> None:
@@ -149,44 +149,6 @@ async def test_an_internal_error_counts_as_failed() -> None:
     assert service.metrics.results == {"failed": 1}
 
 
-async def place_in_line(service: InferenceService, client: str, prompt: str, *, short: bool = False) -> None:
-    request = replace(parsed(prompt), is_short=short).of_client(client)
-    with service.place("chat", client) as place:
-        async for _ in service.answer(request, place, ReplyProgress()):
-            pass
-
-
-@pytest.mark.timeout(180)
-async def test_a_short_request_changes_places_with_a_long_one_of_its_client_only() -> None:
-    engine = Engine(FINISHED)
-    service = served(engine)
-    asked = [("a", "running", False), ("b", "long of b", False), ("a", "long of a", False), ("c", "of c", False)]
-    asked += [("a", "title of a", True), ("b", "last of b", False), ("d", "short of d", True)]
-    tasks = []
-    for client, prompt, short in asked:
-        n_before = len(tasks)
-        tasks.append(asyncio.create_task(place_in_line(service, client, prompt, short=short)))
-        await until(lambda n=n_before: service.waiting == n)
-    engine.gate.set()
-    await asyncio.gather(*tasks)
-    order = ["running", "long of b", "title of a", "of c", "long of a", "last of b", "short of d"]
-    assert engine.asked == order, "nobody else waits for more"
-
-
-@pytest.mark.timeout(180)
-async def test_requests_that_leave_the_queue_let_the_next_one_come() -> None:
-    engine = Engine(FINISHED)
-    service = served(engine)
-    tasks = [asyncio.create_task(ask(service, str(number))) for number in range(5)]
-    await until(lambda: service.waiting == 4)
-    for number in (0, 2):
-        tasks[number].cancel()
-    engine.gate.set()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert engine.asked == ["0", "1", "3", "4"]
-    assert not service.busy
-
-
 async def test_the_live_figures_tell_what_is_running_and_what_was_reused() -> None:
     shown: list[str] = []
     prompt = PrefillProgress(request_id=1, processed=512, total=2048, cache_n=256)
@@ -200,3 +162,9 @@ async def test_the_live_figures_tell_what_is_running_and_what_was_reused() -> No
     assert "512 of 2,048 tokens, 256 cached" in shown[0]
     assert "1 token" in shown[1]
     assert figures(service) == "0 running · 0 queued · 1 answered\nreused 256 of 2,048 prompt tokens (12 %)"
+
+
+def test_lines_of_refused_requests_are_limited() -> None:
+    lines = LineLimit()
+    assert [lines.take(1.0) for _ in range(MAX_LINES + 7)].count((True, 0)) == MAX_LINES
+    assert [lines.take(2.5), lines.take(2.6)] == [(True, 7), (True, 0)]

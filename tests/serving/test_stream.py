@@ -18,7 +18,7 @@ from cpuchat.serving.errors import Refusal
 from cpuchat.serving.openai_chat import ChatReply
 from cpuchat.serving.replies import PING
 from cpuchat.serving.requests import ParsedRequest
-from cpuchat.serving.service import QueueSlot
+from cpuchat.serving.service import RequestRecord
 from tests.serving.test_service import parsed
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": ("127.0.0.1", 1)}
@@ -36,9 +36,9 @@ class Queue:
         self.refusals: list[int] = []
 
     @contextlib.contextmanager
-    def place(self, endpoint: str, client: str) -> Iterator[QueueSlot]:
+    def place(self, endpoint: str, client: str) -> Iterator[RequestRecord]:
         try:
-            yield QueueSlot(endpoint, client)
+            yield RequestRecord(endpoint, client)
         except Refusal as refusal:
             self.refusals.append(refusal.status)
             raise
@@ -47,9 +47,6 @@ class Queue:
         await self.released.wait()
         raise Refusal(500, "The worker died.", "worker_died")
         yield
-
-    def ahead(self, place: QueueSlot) -> int:
-        return 2
 
 
 class Endless(Queue):
@@ -64,26 +61,17 @@ class Endless(Queue):
             self.released.set()
 
 
-class Answering(Queue):
-    """A service that answers after 12.5 ms in the queue."""
-
-    async def answer(self, *given: Any) -> AsyncGenerator[Any, None]:
-        given[2].queued_ms = 12.5
-        yield TextDelta(request_id=1, text="a")
-        yield TextDelta(request_id=1, text="b")
-
-
 def endpoint_of(service: Any, request: ParsedRequest) -> AnswerEndpoint:
     return AnswerEndpoint(service, "chat", lambda _: request, lambda parsed: ChatReply("m", "f", parsed))
 
 
 async def exchange(
-    queue: Queue, *, stream: bool, sent: Any, body: bytes | None = b"{}", place: bool = False,
+    queue: Queue, *, stream: bool, sent: Any, body: bytes | None = b"{}",
     left: asyncio.Event | None = None, endpoint: AnswerEndpoint | None = None,
 ) -> None:  # fmt: skip
-    """Send a request, of which `body` None never arrives; `sent` gets what the endpoint sends. `place`: the request
-    wants to know its place in the queue. The client hangs up once it has `left`."""
-    endpoint = endpoint or endpoint_of(queue, parsed(stream=stream, with_queue=place))
+    """Send a request, of which `body` None never arrives; `sent` gets what the endpoint sends. The client hangs up once
+    it has `left`."""
+    endpoint = endpoint or endpoint_of(queue, parsed(stream=stream))
     received = iter([] if body is None else [{"type": "http.request", "body": body}])
 
     async def put(message: Any) -> None:
@@ -108,25 +96,6 @@ async def test_a_stream_begins_while_it_waits_and_tells_a_refusal_in_it(monkeypa
     last = await sent.get()
     assert msgspec.json.decode(last["body"].removeprefix(b"data: "))["error"]["code"] == "worker_died"
     assert not last["more_body"]
-
-
-async def test_a_stream_tells_its_place_in_the_queue_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PLACE_SECONDS", 0.01)
-    queue, sent = Queue(), asyncio.Queue[dict]()
-    task = asyncio.create_task(exchange(queue, stream=True, sent=sent, place=True))
-    assert (await sent.get())["status"] == 200
-    chunk = msgspec.json.decode((await sent.get())["body"].removeprefix(b"data: "))
-    assert chunk["queue"] == {"ahead": 2}
-    assert chunk["choices"][0]["delta"]["content"] is None
-    task.cancel()
-
-
-async def test_a_stream_tells_how_long_it_waited_if_asked() -> None:
-    sent = asyncio.Queue[dict]()
-    await exchange(Answering(), stream=True, sent=sent, place=True)
-    bodies = b"".join(sent.get_nowait().get("body", b"") for _ in range(sent.qsize()))
-    chunks = [msgspec.json.decode(part.removeprefix(b"data: ")) for part in bodies.split(b"\n\n") if part]
-    assert [chunk.get("queue") for chunk in chunks] == [{"ms": 12.5}, None, None]
 
 
 async def test_a_refusal_before_that_has_its_own_status() -> None:
@@ -156,7 +125,7 @@ async def test_a_body_that_does_not_arrive_is_refused(monkeypatch: pytest.Monkey
 
 async def test_no_cut_stream_leaves_a_task() -> None:
     """Each client hangs up at another step of the event loop, often the one in which a part comes."""
-    for number in range(500):
+    for number in range(100):
         left, sent = asyncio.Event(), asyncio.Queue[dict]()
         task = asyncio.create_task(exchange(Endless(), stream=True, sent=sent, left=left))
         await sent.get()

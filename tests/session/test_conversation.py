@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from cpuchat.backend.local import LocalBackend
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
@@ -153,9 +152,9 @@ async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(
             assert said in note
 
 
-async def test_a_stop_while_the_message_is_stored_is_heard(anywhere: Source, shared: SwitchingBackend) -> None:
-    async with conversation(anywhere, max_tokens=0, backend=shared) as core:
-        for stream in (core.send, lambda _: core.regenerate(), core.edit):
+async def test_a_stop_while_the_message_is_stored_is_heard(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, max_tokens=0, backend=shared) as core:
+        for stream in (core.send, core.edit):
             answering = asyncio.create_task(everything(stream("hello")))
             while not core.busy:
                 await asyncio.sleep(0)
@@ -163,25 +162,6 @@ async def test_a_stop_while_the_message_is_stored_is_heard(anywhere: Source, sha
             events = await answering
             assert isinstance(events[-1], GenerationFinished) and events[-1].stop_reason == "cancelled"
             assert not any(isinstance(event, TextDelta) for event in events)
-
-
-async def test_regenerate_replaces_the_answer(tiny_model: Path, shared: SwitchingBackend) -> None:
-    async with conversation(tiny_model, backend=shared) as core:
-        await everything(core.send("hello"))
-        await everything(core.regenerate())
-        assert [m.role for m in core.messages] == ["user", "assistant"]
-        assert core.chat is not None
-        assert core.history.store.messages(core.chat.id) == core.messages
-
-
-async def test_edit_replaces_my_message_and_what_follows(tiny_model: Path, shared: SwitchingBackend) -> None:
-    async with conversation(tiny_model, backend=shared) as core:
-        await everything(core.send("one"))
-        await everything(core.send("two"))
-        await everything(core.edit("three"))
-        assert [m.content for m in core.messages if m.role == "user"] == ["one", "three"]
-        assert core.chat is not None
-        assert core.history.store.messages(core.chat.id) == core.messages
 
 
 async def test_stop_keeps_what_was_said(anywhere: Source, shared: SwitchingBackend) -> None:
@@ -192,34 +172,6 @@ async def test_stop_keeps_what_was_said(anywhere: Source, shared: SwitchingBacke
         assert core.messages[-1].content
         assert core.messages[-1].stop_reason == "cancelled"
         assert not core.busy
-
-
-async def test_one_answer_at_a_time(tiny_model: Path, shared: SwitchingBackend) -> None:
-    async with conversation(tiny_model, backend=shared) as core:
-        stream = core.send("hello")
-        await anext(stream)
-        with pytest.raises(UsageError):
-            core.new_chat()
-        with pytest.raises(UsageError):
-            await anext(core.send("again"))
-        await stream.aclose()
-        assert not core.busy
-        assert core.messages[0].content == "hello"
-
-
-async def test_text_is_saved_while_it_is_written(tiny_model: Path, shared: SwitchingBackend) -> None:
-    async with conversation(tiny_model, max_tokens=0, backend=shared) as core:
-        stream = core.send("hello")
-        seen = False
-        async for _ in stream:
-            assert core.chat is not None
-            with contextlib.closing(ChatStore(paths.chats_db())) as other:
-                saved = other.messages(core.chat.id)
-            if len(saved) == 2 and saved[1].content:
-                seen = True
-                break
-        await stream.aclose()
-        assert seen
 
 
 async def test_death_of_the_worker_leaves_the_conversation_intact(tiny_model: Path) -> None:
@@ -239,8 +191,8 @@ async def test_death_of_the_worker_leaves_the_conversation_intact(tiny_model: Pa
         assert core.messages[1].content == said
 
 
-async def test_an_answer_without_a_word_is_no_part_of_the_history(anywhere: Source, shared: SwitchingBackend) -> None:
-    async with conversation(anywhere, backend=shared) as core:
+async def test_an_answer_without_a_word_is_no_part_of_the_history(tiny_model: Path, shared: SwitchingBackend) -> None:
+    async with conversation(tiny_model, backend=shared) as core:
         failed = (await everything(core.send("long " * 3000)))[-1]
         assert isinstance(failed, Failed)
         assert [m.role for m in core.messages] == ["user"]
@@ -268,32 +220,10 @@ async def test_another_branch_evaluates_only_what_it_does_not_share(tiny_model: 
         assert timings is not None and timings.cache_n >= shared - 2
 
 
-async def test_nothing_to_regenerate_is_said(tiny_model: Path, shared: SwitchingBackend) -> None:
-    async with conversation(tiny_model, backend=shared) as core:
-        with pytest.raises(UsageError, match="no message to answer"):
-            await anext(core.regenerate())
-
-
-async def test_the_live_rate_falls_when_the_stream_stalls(tiny_model: Path, shared: SwitchingBackend) -> None:
-    """The test's clock stands still while tokens arrive."""
-    now = [0.0]
-    async with conversation(tiny_model, max_tokens=400, backend=shared) as core:
-        core.clock = lambda: now[0]
-        stream = core.send("hello")
-        async for _ in stream:
-            if core.figures().live_tok_s.value:
-                break
-        assert core.figures().live_tok_s.value
-        now[0] += 600.0
-        assert core.figures().live_tok_s.value == 0
-        await core.stop()
-        await everything(stream)
-
-
 async def test_a_request_aside_leaves_the_chat_and_its_figures_alone(
-    anywhere: Source, shared: SwitchingBackend
+    tiny_model: Path, shared: SwitchingBackend
 ) -> None:
-    async with conversation(anywhere, backend=shared) as core:
+    async with conversation(tiny_model, backend=shared) as core:
         await everything(core.send("hello"))
         figures, messages = core.figures(), list(core.messages)
         request = Generate(prompt="Once upon a time", max_tokens=7)
@@ -316,15 +246,6 @@ async def test_the_model_is_loaded_again_with_other_settings(tiny_model: Path, s
         assert isinstance(loaded, ModelLoaded)
         assert loaded.model.n_ctx == 1024
         assert Path(loaded.model.path) == tiny_model
-
-
-async def test_nothing_to_load_again_is_said() -> None:
-    core = Conversation(settings=Settings(), backend=LocalBackend(), store=ChatStore(paths.chats_db()))
-    try:
-        with pytest.raises(UsageError, match="No model"):
-            await anext(core.reload())
-    finally:
-        await core.close()
 
 
 async def test_titles() -> None:

@@ -162,19 +162,6 @@ async def test_stopping_is_silence_at_once(tmp_path: Path, monkeypatch: pytest.M
     assert program.seconds() == heard
 
 
-async def test_sound_is_made_a_few_seconds_ahead_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Reading
-) -> None:
-    program = SoundProgram(tmp_path / "bin", monkeypatch, paced=True)
-    shared.make = lambda: ProgramPlayer("aplay")
-    shared.speaker.begin()
-    shared.speaker.feed("This sentence takes about three seconds to be read aloud, I guess. " * 100)
-    while program.seconds() < 1:
-        assert shared.speaker.figures().queued_s < 15
-        await asyncio.sleep(0.02)
-    assert shared.speaker.figures().sound_s < 25
-
-
 def process(speaker: Speaker) -> psutil.Process:
     assert speaker.pid is not None
     return psutil.Process(speaker.pid)
@@ -222,10 +209,3 @@ async def test_a_player_that_cannot_play_is_reported(
     shared.make = lambda: WavPlayer(tmp_path / "file" / "a.wav")
     await read_aloud(shared.speaker, "One.")
     assert "Cannot write" in shared.problems[3].message
-
-
-async def test_a_text_without_words_starts_nothing(tmp_path: Path) -> None:
-    async with reading(lambda: WavPlayer(tmp_path / "a.wav")) as one:
-        await read_aloud(one.speaker, "---\n\n🎉")
-        assert one.speaker.pid is None
-    assert not list(tmp_path.iterdir())

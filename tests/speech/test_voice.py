@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import wave
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from cpuchat.base.errors import SpeechFailed
 from cpuchat.speech.__main__ import synthesize, trimmed
-from cpuchat.speech.player import WavPlayer
-from cpuchat.speech.speaker import Speaker, check_voice, read_aloud
-from tests.support.listening import listen
+from cpuchat.speech.speaker import check_voice
 
 pytestmark = pytest.mark.slow
-
-
-async def test_speed_makes_it_shorter(tmp_path: Path) -> None:
-    seconds = []
-    for speed in (1.0, 2.0):
-        file = tmp_path / f"{speed}.wav"
-        speaker = Speaker(speed, lambda file=file: WavPlayer(file))
-        await read_aloud(speaker, "A text of a few words, and some more of them.")
-        await speaker.close()
-        seconds.append(listen(file).seconds)
-    assert seconds[1] < 0.7 * seconds[0]
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,15 +34,3 @@ def test_silence_around_a_sentence_is_cut() -> None:
     assert len(cut) / rate == pytest.approx(1.23, abs=0.01)
     assert trimmed(np.zeros(rate, "<i2").tobytes(), rate) == b""
     assert trimmed(b"", rate) == b""
-
-
-def test_a_wav_file_is_valid_before_it_is_complete(tmp_path: Path) -> None:
-    async def write() -> None:
-        player = WavPlayer(tmp_path / "a.wav")
-        await player.start(24_000)
-        await player.play(bytes(48_000))
-        assert (tmp_path / "a.wav").stat().st_size == 44 + 48_000
-        with wave.open(str(tmp_path / "a.wav"), "rb") as sound:
-            assert sound.getnframes() == 24_000
-
-    asyncio.run(write())

@@ -1,7 +1,7 @@
-"""A program that is started as llama-server and serves the wheel's, with the demo's draft model in place of a head.
+"""A program that is started as llama-server and serves the wheel's, with the head or a draft model in its place.
 
-A real head of a model this small does not exist. All else is real: the command line, the key, the CPUs, the server, its
-speculation and its counts.
+A trained head of a model this small does not exist. All else is real: the command line, the key, the CPUs, the server,
+its speculation and its counts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ RATES = (1.0, 0.0)
 """Forced acceptance of the first and the second drafted token."""
 
 
-def install(folder: Path, draft: Path, *, fails: str = "") -> Path:
-    """Write the program into `folder`, to be put on PATH. `fails`: it prints this and ends with status 1."""
+def install(folder: Path, draft: Path | None = None, *, fails: str = "") -> Path:
+    """Write the program into `folder`, to be put on PATH. `draft` drafts in place of the head (None: the head does);
+    `fails`: it prints this and ends with status 1.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "llama-server"
     root = str(Path(__file__).parent.parent.parent)
     program.write_text(
-        _SCRIPT.format(python=sys.executable, root=root, folder=str(folder), draft=str(draft), fails=fails)
+        _SCRIPT.format(python=sys.executable, root=root, folder=str(folder), draft=str(draft or ""), fails=fails)
     )
     program.chmod(0o755)
     return program
@@ -66,8 +68,12 @@ def main(folder: str, draft: str, fails: str) -> None:
     params.endpoint_metrics = params.endpoint_slots = True
     params.api_keys = [key]
     speculative = params.speculative
-    if "--spec-type" in arguments:
+    if "--spec-type" in arguments and draft:
         _draft(xllamacpp, speculative, draft)
+    elif "--spec-type" in arguments:
+        speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3]
+        speculative.draft.mparams.path = arguments["--spec-draft-model"]
+        speculative.draft.n_max = int(arguments["--spec-draft-n-max"])
     server = xllamacpp.Server(params)
     sys.stderr.write(f"{server.listening_address}\n")
     signal.pause()

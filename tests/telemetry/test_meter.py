@@ -16,7 +16,6 @@ from cpuchat.protocol.messages import (
     LoadProgress,
     ModelLoaded,
     PrefillProgress,
-    Queued,
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
@@ -175,20 +174,6 @@ def test_the_time_left_for_a_prompt_counts_on_slower_tokens_later(per_token, per
         if done == 2048:
             assert meter.prefill_left_s == pytest.approx(takes(8192) - takes(2048), rel=0.05)
     assert meter.prefill_left_s == 0
-
-
-def test_waiting_at_a_server_is_no_prefill():
-    meter = Meter()
-    meter.observe(ModelLoaded(model=INFO), 0.0)
-    meter.request_started(0.0)
-    for second in (1.0, 10.0):
-        meter.observe(Queued(request_id=1, ahead=2), second)
-    waiting = meter.figures(10.0)
-    assert (waiting.ahead, waiting.prefill_tok_s.why) == (2, "queued")
-    meter.observe(PrefillProgress(request_id=1, processed=0, total=100, cache_n=0), 10.5)
-    meter.observe(PrefillProgress(request_id=1, processed=100, total=100, cache_n=0), 11.0)
-    assert meter.figures(11.0).prefill_tok_s.value == 100
-    assert meter.figures(11.0).ahead == 0
 
 
 def test_prefill_of_a_server_runs_from_its_first_progress():

@@ -51,7 +51,7 @@ class ServerDraftOptions(msgspec.Struct, frozen=True):
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a llama-server with one slot, for the process that hosts it.
 
-    `program` is its path; "" for the one in the wheel. `head` is the file of the draft head, "" for one that the model
+    `program` is its path. `head` is the file of the draft head, "" for one that the model
     contains. `cpus` has one logical CPU for each thread. `cache_mib` limits the memory for the
     KV caches of other chats. `kind` is None without a head.
 

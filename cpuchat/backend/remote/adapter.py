@@ -36,7 +36,7 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
     "prompt_ms": ("timings.prompt_ms",),
     "predicted_ms": ("timings.predicted_ms", "metrics.generation_time_ms"),
     "ttft_ms": ("metrics.time_to_first_token_ms",),
-    "queue_ms": ("queue.ms", "metrics.queue_time_ms"),
+    "queue_ms": ("metrics.queue_time_ms",),
     "draft_n": (
         "timings.draft_n", "metrics.speculative_decoding.num_draft_tokens", "stats.total_draft_tokens_count",
     ),
@@ -46,12 +46,11 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "processed": ("prompt_progress.processed",),
     "total": ("prompt_progress.total",),
-    "ahead": ("queue.ahead",),
 }  # fmt: skip
-"""Where a part of an answer has a figure: `timings`, `prompt_progress` of llama-server, `queue` of cpuchat serve,
-`metrics` of vLLM, `stats` of LM Studio, `usage` of all. Of `prompt_total` tokens of the prompt `cache_n` were reused
-and `prompt_n` evaluated; `predicted_n` tokens were written so far, `predicted_ms` since the first; `processed` of
-`total` tokens of the prompt are done; `ahead` requests are answered before."""
+"""Where a part of an answer has a figure: `timings`, `prompt_progress` of llama-server, `metrics` of vLLM, `stats` of
+LM Studio, `usage` of all. Of `prompt_total` tokens of the prompt `cache_n` were reused and `prompt_n` evaluated;
+`predicted_n` tokens were written so far, `predicted_ms` since the first; `processed` of `total` tokens of the prompt
+are done."""
 _NOT = "not reported"
 _VLLM = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
 _PLAIN = dict.fromkeys(("prefill_tok_s", "prefill_cached", "queue_s", "acceptance", "n_ctx"), _NOT) | {
@@ -114,7 +113,6 @@ KINDS: Final = {
     "llamacpp": _LLAMA_SERVER,
     "cpuchat": _LLAMA_SERVER._replace(
         name="cpuchat serve",
-        sends={**_LLAMA_SERVER.sends, "return_queue": True},
         continuing=None,
         unreported={"acceptance": "no drafts yet: start it with --drafters auto"},
     ),
@@ -214,16 +212,12 @@ class Adapter:
         unreported = {
             figure: why for figure, why in self.kind.unreported.items() if figure != "n_ctx" or not model.n_ctx
         }
+        listed: dict[str, Any] = {name: getattr(model, name) for name in ("architecture", *_META)}
         return ModelInfo(
             path=str(source),
             name=source.stem,
-            architecture=model.architecture,
             quantization=model.quantization or quantization_of(model.name),
-            n_params=model.n_params,
-            size=model.size,
-            n_ctx=model.n_ctx,
-            n_ctx_train=model.n_ctx_train,
-            n_vocab=model.n_vocab,
+            **listed,
             n_layer=0,
             n_threads=0,
             notes=(warning,) if self.connection.leaks_key else (),

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 import httpx
 import msgspec
 
-from cpuchat.backend.base import ModelBackend
+from cpuchat.backend.base import ModelBackend, ended
 from cpuchat.backend.process import ChildProcess
 from cpuchat.backend.remote.adapter import Adapter, ListedModel, identify
 from cpuchat.backend.remote.connection import Retries, ServerConnection, Status
@@ -137,13 +137,27 @@ class RemoteBackend(ModelBackend[ChildProcess]):
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
         tally = StreamTally(request.request_id, self._arrived, model.n_ctx)
         failed: Failed | None = None
-        exchange = Exchange(adapter, request, ServerModel.of(model.path).name, seed)
+        exchange, sent = Exchange(adapter, request, ServerModel.of(model.path).name, seed), float("-inf")
+        items = exchange.items()
+        # The next item is awaited while events are taken: a loop that ends can close what waits, not what is suspended.
+        arriving = asyncio.ensure_future(anext(items, None))
         try:
-            async with contextlib.aclosing(self._events(exchange, tally, request.output.frame_seconds)) as events:
-                async for event in events:
+            while (item := await self._until_cancelled(arriving)) is not None:
+                arriving = asyncio.ensure_future(anext(items, None))
+                now = time.monotonic()
+                tally.attempted = exchange.attempted
+                for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:
                     yield event
+                self._answer_id = tally.id
+                if now - sent >= request.output.frame_seconds:
+                    for event in tally.deltas(now):
+                        sent = now
+                        yield event
         except Exception as error:  # whatever a stranger's server brings about becomes a message
             failed = Failed.of(adapter.connection.translate(error), request.request_id)
+        finally:
+            await ended(arriving)
+            await items.aclose()
         self._lost, self._answer_id = exchange.reconnected, ""
         for event in tally.deltas(time.monotonic()):
             yield event
@@ -154,42 +168,6 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             yield failed
         else:
             yield self._finished(adapter, tally, request, seed)
-
-    async def _events(
-        self, exchange: Exchange, tally: StreamTally, frame_seconds: float
-    ) -> AsyncGenerator[AnyEvent, None]:
-        """Yield the events of an answer as they come, text no more often than the request wants; ends with the answer,
-        or when it is cancelled. Raises what the exchange raises."""
-        stop = asyncio.ensure_future(self._cancelled.wait())
-        items, sent = exchange.items(), float("-inf")
-        arriving = asyncio.ensure_future(anext(items, None))
-        try:
-            while not self._cancelled.is_set():
-                wait = max(0.0, sent + frame_seconds - time.monotonic()) if tally.has_text else None
-                await asyncio.wait({arriving, stop}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-                now = time.monotonic()
-                if arriving.done():
-                    item = arriving.result()
-                    if item is None:
-                        return
-                    arriving = asyncio.ensure_future(anext(items, None))
-                    tally.attempted = exchange.attempted
-                    for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:
-                        yield event
-                    self._answer_id = tally.id
-                if now - sent >= frame_seconds:
-                    for event in tally.deltas(now):
-                        sent = now
-                        yield event
-        finally:
-            for task in (stop, arriving):
-                task.cancel()
-            # A loop that ends has cancelled them, and closes nested generators at once: then this one must not wait.
-            if not arriving.done():
-                await asyncio.wait({arriving})
-            elif not arriving.cancelled():
-                arriving.exception()  # seen: it came with the stop
-            await items.aclose()
 
     def _finished(self, adapter: Adapter, tally: StreamTally, request: Generate, seed: int) -> GenerationFinished:
         notes: list[str] = []

@@ -51,14 +51,12 @@ class ServerConnection:
     """Sends requests to one server. Use from one event loop; make it in a thread, because certificates take long to
     read. Raises ServerError: its proxy or certificates cannot be used.
 
-    `root` is the address of the OpenAI routes; `leaks_key`: others on the way can read the key;
-    `is_kept`: a connection is used again after an answer that was read to its end.
+    `root` is the address of the OpenAI routes; `leaks_key`: others on the way can read the key.
     """
 
     def __init__(self, server: str, key: str = "") -> None:
         self.server, self.root, self._has_key = server, f"{server}/v1", bool(key)
-        # llama-server hangs up after a stream: a connection kept is a dead one. A new one costs nothing here.
-        is_remote = self.is_kept = not is_local(server)
+        is_remote = not is_local(server)
         self.leaks_key = self._has_key and server.startswith("http:") and is_remote
         headers = {"User-Agent": f"cpuchat/{__version__}", "Accept-Encoding": "identity"}
         if key:
@@ -73,7 +71,7 @@ class ServerConnection:
                 proxy=proxy.open(trusted) if trusted and proxy is not None else None,
                 verify=trusted or False,
                 follow_redirects=False,  # a redirect would take the key elsewhere
-                limits=httpx.Limits(max_keepalive_connections=4 if is_remote else 0, keepalive_expiry=30.0),
+                limits=httpx.Limits(max_keepalive_connections=0),  # llama-server hangs up after a stream
             )
         except CpuchatError as error:
             raise ServerError(error.message, error.hint) from None

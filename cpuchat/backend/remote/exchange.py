@@ -24,7 +24,6 @@ MAX_TEXT = 16 << 20
 """Characters of an answer at most; one that goes on never ends."""
 _PER_MESSAGE = 16  # characters that a template adds, about
 _MAX_CHANGES = 8  # to a request that was too long
-_REST_SECONDS = 0.1  # to read what a server sends after the end of an answer
 _STREAMS = ("text/event-stream", "application/x-ndjson", "application/json", "text/plain", "")
 
 
@@ -142,23 +141,17 @@ class Exchange:
                     f"{adapter.place} answered with {clean_line(kind)[:60]} instead of a stream of events.",
                     "Is this the address of an inference server, or of a login page or proxy before it?",
                 )
-            rest = response.aiter_raw()
-            async for data in objects(rest):
+            async for data in objects(response.aiter_raw()):
                 if data is None:
                     self._finished = True
                     continue
                 chunk = adapter.chunk(data)
-                self._answered = self._answered or "ahead" not in chunk.figures
+                self._answered = True
                 size += len(chunk.content) + len(chunk.reasoning)
                 if size > MAX_TEXT:
                     problem = f"The answer is longer than {MAX_TEXT >> 20} million characters."
                     raise ServerError(problem, "Set Max tokens in the settings.")
                 self._finished = self._finished or bool(chunk.finish)
                 yield chunk
-            if self._finished and adapter.connection.is_kept:
-                with contextlib.suppress(TimeoutError, httpx.HTTPError):
-                    async with asyncio.timeout(_REST_SECONDS):
-                        async for _ in rest:
-                            pass
         if not self._finished:
             raise self._broken_off()

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from cpuchat.backend.remote.stream import CallParts, Chunk
-from cpuchat.protocol.messages import (
-    AnyEvent,
-    Channel,
-    PrefillProgress,
-    Queued,
-    SpeculationUpdate,
-    TextDelta,
-)
+from cpuchat.protocol.messages import AnyEvent, Channel, PrefillProgress, SpeculationUpdate, TextDelta
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 
 _UPDATE_SECONDS = 0.25
@@ -47,11 +40,6 @@ class StreamTally:
         self._prefilled = False
         self._updated = float("-inf")
 
-    @property
-    def has_text(self) -> bool:
-        """Return whether text waits to be sent."""
-        return bool(self._pending)
-
     def _count(self, name: str) -> int:
         return int(self._figures.get(name, 0))
 
@@ -66,7 +54,7 @@ class StreamTally:
         return int(self._figures.get("prompt_total", self._count("cache_n") + self._count("prompt_n")))
 
     def add(self, chunk: Chunk, now: float) -> list[AnyEvent]:
-        """Take in one part; returns the events that do not wait: the place in the queue, progress of the prompt."""
+        """Take in one part; returns the events that do not wait: progress of the prompt."""
         self.id, self.finish = self.id or chunk.id, chunk.finish or self.finish
         self.calls.add(chunk.calls)
         found: list[AnyEvent] = []
@@ -74,14 +62,12 @@ class StreamTally:
         if not self._figures.get("predicted_n", 0) <= figures.get("predicted_n", _MAX_TOKENS) <= _MAX_TOKENS:
             del figures["predicted_n"]
             figures.pop("predicted_ms", None)
-        ahead, processed, total = (figures.pop(name, None) for name in ("ahead", "processed", "total"))
+        processed, total = figures.pop("processed", None), figures.pop("total", None)
         if total and processed is not None and self._first_at is None:
             cached = int(figures.setdefault("cache_n", 0))
             figures["prompt_n"] = max(0, processed - cached)
             found.append(self._progress(int(processed), int(total), cached))
         self._figures |= figures
-        if ahead is not None:
-            found.append(Queued(request_id=self._request_id, ahead=int(ahead)))
         if chunk.content or chunk.reasoning:
             self._parts += 1
             self._newest_at = now

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from cpuchat.engine.decoding.sampling import LogprobSampler, Sampler
+from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import Model
@@ -175,7 +175,7 @@ def token_limit(sequence: Sequence, max_tokens: int) -> tuple[int, StopReason]:
 def decode(
     sequence: Sequence,
     row: np.ndarray,
-    sampler: Sampler | LogprobSampler,
+    sampler: Sampler,
     stream: TextStream | ThreadedStream,
     is_eog: Callable[[int], bool],
     max_tokens: int,
@@ -239,7 +239,7 @@ class SpeculativeDecoder:
     def __init__(
         self,
         sequence: Sequence,
-        sampler: Sampler | LogprobSampler,
+        sampler: Sampler,
         stream: TextStream | ThreadedStream,
         is_eog: Callable[[int], bool],
         max_tokens: int,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpuchat.base.errors import GenerationFailed, GrammarUnmet, UsageError
-from cpuchat.protocol.messages import Sampling, TokenLogprob
+from cpuchat.protocol.messages import Sampling
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.intp]
@@ -187,7 +187,6 @@ class Sampler:
 
     Args:
         banned: tokens that are never chosen.
-        bias: pairs of a token and what is added to its logit.
         constraints: asked in this order.
 
     Attributes:
@@ -202,16 +201,11 @@ class Sampler:
         sampling: Sampling,
         n_vocab: int,
         banned: Sequence[int] = (),
-        bias: Sequence[tuple[int, float]] = (),
         constraints: Sequence[Constraint] = (),
     ) -> None:
         _check(sampling)
         self._constraints = list(constraints)
-        for token, value in bias:
-            if not 0 <= token < n_vocab or not math.isfinite(value):
-                raise UsageError(f"logit_bias: {token}: {value}.", f"Tokens are 0 to {n_vocab - 1:,}.")
         self._banned = np.array(banned, np.intp) if banned else None
-        self._bias = (np.array([t for t, _ in bias], np.intp), np.array([b for _, b in bias], np.float32))
         self._sampling = sampling
         self._n_vocab = n_vocab
         self._greedy = sampling.temperature <= 0
@@ -292,9 +286,6 @@ class Sampler:
         if self._banned is not None:
             row = row if row.flags.writeable else row.copy()
             row[self._banned] = -np.inf
-        if self._bias[0].size:
-            row = row.copy()
-            row[self._bias[0]] += self._bias[1]
         window = self._window
         if window is None or not window.ids.size:
             return self._filtered(row, mask)
@@ -395,33 +386,6 @@ class Sampler:
         else:
             ids = _top_p_of_all(row, peak, s.top_p)
         return ids, np.exp((row[ids].astype(np.float64) - float(peak)) / self._temperature)
-
-
-class LogprobSampler:
-    """Samples as `inner` does, and adds to `found` what the model gave each token, before any option of sampling.
-
-    Args:
-        n_top: other tokens that are told with each one, the most likely ones.
-        piece: returns the bytes of a token.
-        found: gets one entry for each sampled token, in order; also for the one that ends the answer.
-    """
-
-    def __init__(self, inner: Sampler, n_top: int, piece: Callable[[int], bytes], found: deque[TokenLogprob]) -> None:
-        self.accept = inner.accept
-        self._inner = inner
-        self._n_top = n_top
-        self._piece = piece
-        self._found = found
-
-    def sample(self, row: Row) -> int:
-        """Return the next token; see `Sampler.sample`."""
-        token = self._inner.sample(row)
-        peak = float(row.max())
-        total = peak + float(np.log(np.exp(row - np.float32(peak)).sum(dtype=np.float64)))
-        ids = largest(row, self._n_top).tolist() if self._n_top else []
-        top = tuple((self._piece(one), row.item(one) - total) for one in ids)
-        self._found.append(TokenLogprob(piece=self._piece(token), logprob=row.item(token) - total, top=top))
-        return token
 
 
 def _top_p_of_all(row: Row, peak: np.float32, top_p: float) -> Ids:

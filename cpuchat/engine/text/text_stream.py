@@ -11,7 +11,6 @@ from __future__ import annotations
 import codecs
 import re
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
@@ -24,7 +23,6 @@ from cpuchat.protocol.messages import (
     Channel,
     Event,
     TextDelta,
-    TokenLogprob,
     Tool,
     ToolCall,
 )
@@ -170,7 +168,6 @@ class TextStream:
         piece_of: returns the bytes of one token.
         arrived: `perf_counter()` when the request arrived, the zero of `at_ms`.
         frame_seconds: shortest time between two events; the first text does not wait.
-        logprobs: has an entry for each token before it is fed; None: nobody asked.
     """
 
     def __init__(
@@ -182,11 +179,8 @@ class TextStream:
         stops: tuple[str, ...],
         arrived: float,
         frame_seconds: float = FRAME_SECONDS,
-        logprobs: deque[TokenLogprob] | None = None,
     ) -> None:
         self.frame_seconds = frame_seconds
-        self._logprobs = logprobs
-        self._pending: list[TokenLogprob] = []  # of the tokens that are not yet in a delta
         self._calls = splitter if isinstance(splitter, CallSplitter) else None
         self._request_id = request_id
         self._emit = emit
@@ -241,8 +235,6 @@ class TextStream:
             self._close_span()
             self._drafter = drafter
         self._n_held += 1
-        if self._logprobs is not None:
-            self._pending.append(self._logprobs.popleft())
         text = self._decode(self._piece_of(token))
         return bool(text) and self._add(self._split(text))
 
@@ -273,9 +265,7 @@ class TextStream:
     def _close_span(self) -> None:
         if not self._text and not self._lengths:
             return
-        n = len(self._lengths)
-        self._n_emitted += n
-        logprobs, self._pending = tuple(self._pending[:n]), self._pending[n:]
+        self._n_emitted += len(self._lengths)
         self._deltas.append(
             TextDelta(
                 request_id=self._request_id,
@@ -286,7 +276,6 @@ class TextStream:
                 predicted_n=self._n_emitted,
                 at_ms=1e3 * (self._now - self._arrived),
                 drafter=self._drafter,
-                logprobs=logprobs,
             )
         )
         self._text = ""

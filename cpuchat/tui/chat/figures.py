@@ -84,8 +84,6 @@ def title(figures: ChatFigures) -> str:
     parts = ["Now", {"loading": "loading", "prefill": "reading the prompt"}.get(figures.phase, "")]
     if figures.phase == "done":
         parts = ["Last answer", words.stop_reason(figures.stop_reason) if figures.stop_reason else "failed"]
-    elif figures.phase == "prefill" and figures.ahead:
-        parts = ["Now", "queued"]
     return " · ".join(filter(None, parts))
 
 

@@ -25,7 +25,6 @@ from cpuchat.protocol.messages import (
     GenerationFinished,
     LoadProgress,
     PrefillProgress,
-    Queued,
     Reconnecting,
     TextDelta,
 )
@@ -122,8 +121,6 @@ class ChatTranscript(Transcript):
                 self.set_pending(loading if remote else "Restarting the worker…")
             case Reconnecting():
                 self.set_pending(answers.reconnecting(event))
-            case Queued() if not self._written:
-                self.set_pending(answers.queued(event))
             case ContextTrimmed():
                 self._left_out = answers.left_out(event)
                 self._session.tell(answers.context_trimmed(event), "warning")

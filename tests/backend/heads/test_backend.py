@@ -106,7 +106,11 @@ async def test_a_model_with_a_head_is_one_of_this_machine(
     assert (await collect(backend.generate(chat("Hello")))).text
 
 
-async def test_a_real_head_drafts_for_its_target(backend: SwitchingBackend, tmp_path: Path) -> None:
+async def test_a_real_head_drafts_for_its_target(
+    backend: SwitchingBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head_server.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     target, head = tmp_path / "target.gguf", tmp_path / "eagle3-target.gguf"
     shape = msgspec.structs.replace(shape_of("tiny", layers=6), architecture="llama")
     write_pair(target, None, 1.0, target=shape)
@@ -176,14 +180,13 @@ async def test_a_server_that_does_not_start_is_reported(
     log = Path(failed.hint.removeprefix("Log: "))
     assert "invalid argument: --spec-type" in log.read_text()
 
-    monkeypatch.setattr("cpuchat.models.heads.WHEEL", "no_such_wheel")
     monkeypatch.setattr("cpuchat.models.heads.ENGINE", "no-such-program")
     failed = (await collect(backend.load(DEMO, options))).failed
-    assert failed.code == EngineMissing.code and ".[heads]" in failed.hint
+    assert failed.code == EngineMissing.code and "Install llama.cpp" in failed.hint
 
 
 async def test_a_head_that_does_not_fit_is_refused(
-    backend: SwitchingBackend, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: SwitchingBackend, programs: Path, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cpuchat.hardware.memory.available_bytes", lambda root: 1_000_000)
     failed = (await collect(backend.load(DEMO, LoadOptions(draft_path=str(head))))).failed

@@ -11,7 +11,6 @@ from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.remote.connection import ServerConnection
 from cpuchat.chats.records import AnswerSettings
 from cpuchat.config.servers import ServerModel
-from cpuchat.config.settings import SamplingSection
 from cpuchat.protocol.messages import (
     Generate,
     LoadOptions,
@@ -246,18 +245,6 @@ async def test_a_server_that_ignores_tools_is_noticed_once(
     assert notes == ["tools ignored by the server: its prompt is shorter than their descriptions" if noted else "", ""]
 
 
-async def test_options_that_nobody_has_set_are_recorded_as_the_servers_own() -> None:
-    async with remote_server() as server:
-        backend = RemoteBackend()
-        await collect(backend.load(ServerModel(server.url), LoadOptions()))
-        options = SamplingSection(top_p=0.5).request_options()
-        kept = AnswerSettings.of(chat("Hello", **options), backend.model, Sampling())
-        await backend.close()
-    assert kept.sampling.top_p == 0.5 and set(kept.unset) == set(Sampling.__struct_fields__) - {"top_p", "seed"}
-    here = AnswerSettings.of(chat("Hello", **options), None, Sampling())  # all options are sent to a worker
-    assert not here.unset
-
-
 async def test_an_address_with_its_own_path_is_found() -> None:
     async with remote_server(pages={"/v1/models": None, "/openai/models": {"data": [{"id": "m"}]}}) as server:
         backend = RemoteBackend()
@@ -293,12 +280,6 @@ async def test_an_option_that_strict_servers_forbid_is_left_out() -> None:
 
     async with connected(answer) as (_, backend):
         assert (await collect(backend.generate(chat("Hi")))).text == "Hello"
-
-
-async def test_a_model_that_the_server_lacks_is_named() -> None:
-    async with remote_server() as server:
-        got = await collect(RemoteBackend().load(ServerModel(server.url, "other"), LoadOptions()))
-        assert "'other'" in got.failed.message and "org/some-Q4_K_M" in got.failed.hint
 
 
 async def test_a_server_that_loads_its_model_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import json
 import random
 from collections.abc import AsyncGenerator
 
 import pytest
 
 from cpuchat.backend.remote import backend as remote
-from cpuchat.backend.remote import connection, exchange, stream
+from cpuchat.backend.remote import connection, exchange
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.base.errors import CpuchatError, ServerUnreachable
 from cpuchat.config.servers import ServerModel
 from cpuchat.protocol.messages import (
     AnyEvent,
-    ContextTrimmed,
-    GenerationFinished,
     LoadOptions,
     ModelLoaded,
     Reconnecting,
@@ -52,18 +49,7 @@ async def test_a_server_that_drips_its_models_is_not_waited_for(path: str, monke
             await RemoteBackend().models(server.url)
 
 
-async def test_an_ordinary_answer_is_complete() -> None:
-    async with connected() as (server, backend):
-        got = await collect(backend.generate(chat("Hello", max_tokens=7)))
-        assert got.text == "Hello there."
-        assert got.finished.stop_reason == "end"
-        assert got.timings.approximate and got.timings.predicted_n == 3
-        [asked] = server.chats()
-        assert asked.body["messages"] == [{"role": "user", "content": "Hello"}]
-        assert asked.body["model"] == "org/some-Q4_K_M" and asked.body["max_tokens"] == 7
-
-
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 async def test_a_connection_that_is_cut_anywhere_keeps_what_came(seed: int) -> None:
     whole = b"".join(
         b'data: {"choices":[{"delta":{"content":"word%d "}}]}\n\n' % number for number in range(20)
@@ -78,14 +64,6 @@ async def test_a_connection_that_is_cut_anywhere_keeps_what_came(seed: int) -> N
     assert got.failed.code == "server_unreachable"
     complete = whole[:cut].count(b"}}]}\n")
     assert got.text == "".join(f"word{number} " for number in range(complete))
-
-
-async def test_a_server_that_is_not_there_is_named() -> None:
-    backend = RemoteBackend()
-    got = await collect(backend.load(ServerModel("http://127.0.0.1:9"), LoadOptions()))
-    assert got.failed.code == "server_unreachable"
-    assert "127.0.0.1:9" in got.failed.message
-    await backend.close()
 
 
 async def test_a_lost_connection_is_tried_again_before_the_first_word() -> None:
@@ -110,20 +88,7 @@ async def test_a_server_that_stays_away_is_given_up() -> None:
         assert again.of(ModelLoaded), "it may have been started anew, with another model"
 
 
-async def test_a_chat_goes_on_when_its_server_is_back() -> None:
-    async with connected() as (server, backend):
-        server.refused = 100
-        await collect(backend.generate(chat("Hello")))
-        server.pages["/v1/models"] = None
-        away = await collect(backend.generate(chat("Hello")))
-        assert away.failed.code == "server" and backend.model is not None
-        del server.pages["/v1/models"]
-        server.refused = 0
-        assert (await collect(backend.generate(chat("Hello")))).text == "Hello there."
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "deflate", "br"])
-@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 200), ("gzip, gzip", 500)])
 async def test_a_compressed_answer_is_refused_unread(encoding: str, status: int) -> None:
     data = b"data: " + bytes(4 << 20)
     for _ in encoding.split(","):
@@ -138,27 +103,13 @@ async def test_a_compressed_answer_is_refused_unread(encoding: str, status: int)
     assert not got.text
 
 
-async def test_a_compressed_list_of_models_is_refused_unread() -> None:
-    async def models(reply: Reply) -> None:
-        await reply.head(200, "application/json", Content_Encoding="gzip")
-        await reply.raw(gzip.compress(json.dumps({"data": [{"id": "m"}]}).encode()))
-
-    async with remote_server(pages={"/v1/models": models}) as server:
-        backend = RemoteBackend()
-        got = await collect(backend.load(ServerModel(server.url), LoadOptions()))
-        assert got.failed.code == "server" and "compressed" in got.failed.message
-        await backend.close()
-
-
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [
         (401, "server_refused", "API key"),
-        (403, "server_refused", "API key"),
         (404, "server", "no such model"),
         (429, "server_busy", "rate"),
         (500, "server", "failed (500)"),
-        (502, "server", "failed (502)"),
         (503, "server_busy", "not ready"),
         (307, "server", "redirects"),
         (400, "server", "rejected"),
@@ -201,18 +152,7 @@ async def test_a_stream_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch
     assert got.text.startswith("on and on ")
 
 
-async def test_an_event_of_ten_megabytes_is_refused() -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("before")
-        await reply.text("x" * 10_000_000)
-
-    got = await answered(answer)
-    assert got.text == "before"
-    assert f"more than {stream.MAX_EVENT >> 20} MiB" in got.failed.message
-
-
-@pytest.mark.parametrize("data", [b"{", b"[1]", b"\xff\xfe", b'"text"', b"{" * 5000])
+@pytest.mark.parametrize("data", [b"[1]", b"\xff\xfe", b"{" * 5000])
 async def test_invalid_json_keeps_what_came(data: bytes) -> None:
     async def answer(reply: Reply) -> None:
         await reply.head()
@@ -253,13 +193,11 @@ async def test_an_error_in_the_stream_is_no_end_of_the_answer(part: dict[str, ob
         (b'[{"error": {"code": 400, "message": "no tools here"}}]', "no tools here"),
         (b'{"detail": [{"loc": ["body", "messages", 0], "msg": "not permitted"}]}', "body.messages.0: not permitted"),
         (b'{"message": {"detail": [{"loc": ["body", "n"], "msg": "not permitted"}]}}', "body.n: not permitted"),
-        (b'{"detail": [{"loc": ["\\ud800"], "msg": "not permitted"}]}', "\ufffd: not permitted"),
         (b"no tools here", "no tools here"),
         (b"<html><title>Bad request</title>", ""),
         (b"[" * 5000, ""),
-        (b"[[" * 20 + b"]]" * 20, ""),
     ],
-    ids=["gemini", "fastapi", "mistral", "surrogate", "text", "page", "deep", "empty lists"],
+    ids=["gemini", "fastapi", "mistral", "text", "page", "deep"],
 )
 async def test_a_refusal_says_what_the_server_said(body: bytes, reason: str) -> None:
     async def answer(reply: Reply) -> None:
@@ -309,15 +247,6 @@ async def test_a_whole_message_at_the_end_is_not_written_again() -> None:
     assert got.text == "Hello" and got.finished.note == "stopped by the server's content filter"
 
 
-async def test_lines_of_json_are_read_from_any_server() -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head(kind="application/x-ndjson")
-        for delta, reason in (({"content": "Hello"}, None), ({}, "stop")):
-            await reply.raw(json.dumps({"choices": [{"delta": delta, "finish_reason": reason}]}).encode() + b"\n")
-
-    assert (await answered(answer)).text == "Hello"
-
-
 async def test_a_login_page_is_not_an_answer() -> None:
     async def answer(reply: Reply) -> None:
         await reply.head(200, "text/html")
@@ -327,18 +256,7 @@ async def test_a_login_page_is_not_an_answer() -> None:
     assert "text/html" in got.failed.message
 
 
-async def test_an_error_in_the_middle_keeps_what_came() -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("before")
-        await reply.event({"error": {"message": "slot crashed"}})
-
-    got = await answered(answer)
-    assert got.text == "before"
-    assert "slot crashed" in got.failed.message
-
-
-@pytest.mark.parametrize("lie", ["-5", "NaN", "Infinity", "1e400", "1" + "0" * 400, '"many"', "true"])
+@pytest.mark.parametrize("lie", ["-5", "NaN", "1" + "0" * 400, '"many"', "true"])
 async def test_figures_that_cannot_be_are_not_shown(lie: str) -> None:
     async def answer(reply: Reply) -> None:
         await reply.head()
@@ -366,27 +284,6 @@ async def test_an_answer_that_is_not_streamed_is_taken_whole() -> None:
     assert got.timings.predicted_n == 4 and not got.timings.approximate
 
 
-async def test_the_oldest_turns_are_left_out_when_the_server_says_so() -> None:
-    async def answer(reply: Reply) -> None:
-        messages = reply.asked.body["messages"]
-        if len(messages) > 3:
-            error = {"type": "exceed_context_size_error", "message": "too long", "n_prompt_tokens": 900, "n_ctx": 512}
-            await reply.json({"error": error}, 400)
-        else:
-            await reply.head()
-            await reply.text("Fine.")
-            await reply.finish()
-
-    props = {"default_generation_settings": {"n_ctx": 512}}
-    async with connected(answer, owner="llamacpp", pages={"/props": props}) as (server, backend):
-        long = ("word " * 40).strip()
-        got = await collect(backend.generate(chat(*(f"{n} {long}" for n in range(7)))))
-        assert got.text == "Fine."
-        trimmed = got.of(ContextTrimmed)
-        assert sum(event.dropped_messages for event in trimmed) >= 4 and trimmed[0].n_ctx == 512
-        assert server.chats()[-1].body["messages"][-1]["content"].startswith("6 ")
-
-
 async def test_an_option_that_the_server_rejects_is_left_out() -> None:
     async def answer(reply: Reply) -> None:
         if "max_tokens" in reply.asked.body:
@@ -404,48 +301,12 @@ async def test_an_option_that_the_server_rejects_is_left_out() -> None:
         assert server.chats()[-1].body["max_completion_tokens"] == 5
 
 
-async def test_text_that_is_no_unicode_is_made_valid() -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.raw(b'data: {"choices":[{"delta":{"content":"a\\ud800b"}}]}\n\n')
-        await reply.finish()
-
-    got = await answered(answer)
-    assert got.text == "a\ufffdb"
-    assert isinstance(got.events[-1], GenerationFinished)
-
-
-async def test_a_model_list_with_an_absurd_number_is_read() -> None:
-    data = b'{"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 1' + b"0" * 400 + b"}]}"
-
-    async def models(reply: Reply) -> None:
-        await reply.head(200, "application/json")
-        await reply.raw(data)
-
-    async with remote_server(pages={"/v1/models": models}) as server:
-        got = await collect(RemoteBackend().load(ServerModel(server.url), LoadOptions()))
-        assert isinstance(got.events[-1], ModelLoaded) and got.events[-1].model.n_ctx == 0
-
-
-@pytest.mark.parametrize("address", ["http://192.168.1.300:8080"])
-async def test_an_address_that_only_looks_like_one_is_named(address: str) -> None:
+async def test_an_address_that_only_looks_like_one_is_named() -> None:
+    address = "http://192.168.1.300:8080"
     got = await collect(RemoteBackend().load(ServerModel(address), LoadOptions()))
     assert "not a valid address" in got.failed.message
     with pytest.raises(CpuchatError, match="not a valid address"):
         await RemoteBackend().models(address)
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_a_chunked_answer_that_is_cut_has_the_same_message(seed: int) -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.raw(b"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        part = b'data: {"choices":[{"delta":{"content":"word "}}]}\n\n'
-        chunk = b"%x\r\n%s\r\n" % (len(part), part)
-        await reply.raw(chunk + chunk[: random.Random(seed).randrange(len(chunk))])
-
-    got = await answered(answer)
-    assert got.text.startswith("word ")
-    assert "before the answer was complete" in got.failed.message and "Ctrl+R" in got.failed.hint
 
 
 async def test_a_connection_that_is_lost_after_the_end_loses_nothing() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from keyring.backend import KeyringBackend
-from keyring.backends import fail
-from keyring.errors import KeyringLocked
 
 from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
@@ -24,47 +21,6 @@ def test_a_stored_key_is_for_its_server_alone() -> None:
     assert KeyRing().key("https://other.example.com") == ""
     KeyRing().store(SERVER, "")
     assert KeyRing().key(SERVER) == ""
-
-
-class Memory(KeyringBackend):
-    """A keyring that a test can lock."""
-
-    priority = 1
-    name = "test"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: dict[tuple[str, str], str] = {}
-        self.locked = False
-
-    def get_password(self, service: str, username: str) -> str | None:
-        if self.locked:
-            raise KeyringLocked("sk-one stays where it is")
-        return self.known.get((service, username))
-
-    def set_password(self, service: str, username: str, password: str) -> None:
-        self.known[service, username] = password
-
-    def delete_password(self, service: str, username: str) -> None:
-        del self.known[service, username]
-
-
-def test_a_keyring_keeps_the_key_and_the_file_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    ring = Memory()
-    monkeypatch.setattr("keyring.get_keyring", lambda: ring)
-    assert KeyRing().store(SERVER, "sk-one") == "the keyring (test)"
-    assert "sk-one" not in paths.keys_file().read_text()
-    assert KeyRing().key(SERVER) == "sk-one" and KeyRing().key("https://other.example.com") == ""
-    ring.locked = True
-    with pytest.raises(ServerError, match="KeyringLocked") as raised:
-        KeyRing().key(SERVER)
-    assert "sk-one" not in str(raised.value)
-    monkeypatch.setattr("keyring.get_keyring", fail.Keyring)
-    with pytest.raises(ServerError, match="in a keyring, and none is found"):
-        KeyRing().key(SERVER)
-    monkeypatch.setattr("keyring.get_keyring", lambda: ring)
-    KeyRing().store(SERVER, "")
-    assert not ring.known and KeyRing().key(SERVER) == ""
 
 
 def test_a_file_that_others_may_read_is_refused() -> None:
@@ -137,12 +93,6 @@ def test_addresses_have_one_form(given: str, wanted: str) -> None:
 def test_other_addresses_are_refused(wrong: str) -> None:
     with pytest.raises(UsageError):
         normalized(wrong)
-
-
-def test_an_address_without_a_scheme_is_shown_with_one() -> None:
-    with pytest.raises(UsageError) as raised:
-        normalized("model.example:8080")
-    assert "http://model.example:8080" in raised.value.hint
 
 
 def test_an_address_names_a_model() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.config.servers import ServerModel
@@ -17,7 +16,6 @@ from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import (
     ContextTrimmed,
     LoadOptions,
-    Message,
     ModelLoaded,
     PrefillProgress,
     TextDelta,
@@ -48,17 +46,6 @@ async def connected(url: str) -> RemoteBackend:
     loaded = await collect(backend.load(ServerModel(url), LoadOptions()))
     assert isinstance(loaded.events[-1], ModelLoaded), loaded.events
     return backend
-
-
-async def test_the_model_is_described(demo: str) -> None:
-    backend = await connected(demo)
-    model = backend.model
-    assert model is not None
-    assert model.name.startswith("cpuchat-demo-8m") and model.quantization == "Q8_0"
-    assert model.n_ctx == 2048 and model.n_params > 7_000_000 and model.size > 7_000_000
-    assert model.server == f"llama-server at {demo.removeprefix('http://')}"
-    assert "--spec" in model.why_unreported("acceptance")
-    await backend.close()
 
 
 async def test_it_answers_as_the_worker_does(demo: str) -> None:
@@ -110,14 +97,6 @@ async def test_figures_are_the_servers(demo: str) -> None:
     await backend.close()
 
 
-async def test_a_second_turn_reuses_the_first(demo: str) -> None:
-    backend = await connected(demo)
-    first = await collect(backend.generate(chat("What is a KV cache?")))
-    second = await collect(backend.generate(chat("What is a KV cache?", first.text, "And why?")))
-    assert second.timings.cache_n >= first.timings.prompt_n
-    await backend.close()
-
-
 async def test_stopping_frees_the_slot_and_keeps_the_text(demo: str) -> None:
     backend = await connected(demo)
     events = []
@@ -156,54 +135,6 @@ async def test_a_chat_that_outgrows_the_context_is_trimmed(demo: str) -> None:
     assert got.timings.predicted_n == 5
     too_long = await collect(backend.generate(chat("word " * 5000)))
     assert too_long.failed.code == "context_full" and too_long.failed.alone
-    await backend.close()
-
-
-async def test_a_plain_prompt_is_continued(demo: str) -> None:
-    backend = await connected(demo)
-    request = chat(max_tokens=8, prompt="Once upon a time", messages=())
-    got = await collect(backend.generate(request))
-    assert got.text and got.timings.predicted_n <= 8
-    await backend.close()
-
-
-async def test_a_system_prompt_and_reasoning_are_sent(demo: str) -> None:
-    backend = await connected(demo)
-    messages = (
-        Message(role="system", content="Be brief."),
-        Message(role="user", content="Hello"),
-        Message(role="assistant", content="Hi.", reasoning="a greeting"),
-        Message(role="user", content="What is RAM?"),
-    )
-    assert (await collect(backend.generate(chat(messages=messages)))).text
-    await backend.close()
-
-
-async def test_a_server_wants_its_key() -> None:
-    with llama_server(DEMO, api_key="sk-right") as url:
-        for key, works in (("", False), ("sk-wrong", False), ("sk-right", True)):
-            keys = KeyRing()
-            keys.store(url, key)
-            backend = RemoteBackend(keys)
-            await collect(backend.load(ServerModel(url), LoadOptions()))
-            got = await collect(backend.generate(chat("Hello")))
-            assert bool(got.text) is works
-            if not works:
-                assert got.failed.code == "server_refused"
-            await backend.close()
-
-
-async def test_ending_the_reasoning_of_a_model_that_does_not_reason_does_no_harm(demo: str) -> None:
-    backend = await connected(demo)
-    assert await backend.end_reasoning() is False  # nothing is written
-    answered, asked = [], False
-    async for event in backend.generate(chat("Tell me a story", max_tokens=60, ignore_eos=True)):
-        answered.append(event)
-        if isinstance(event, TextDelta) and not asked:
-            asked = True
-            await backend.end_reasoning()
-    assert Answer(answered).timings.predicted_n == 60
-    assert await backend.end_reasoning() is False
     await backend.close()
 
 

@@ -9,7 +9,6 @@ import pytest
 from cpuchat.backend.remote.stream import Chunk
 from cpuchat.backend.remote.tally import StreamTally
 from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
-from cpuchat.protocol.timings import Timings
 
 
 def reported(n: int, ms: float, **more: float) -> dict[str, float]:
@@ -53,12 +52,6 @@ def test_what_nothing_explains_is_the_queue_unless_it_is_short(
     timings = one.timings(7)
     assert timings.ttft_ms == pytest.approx(1e3 * (first_at - 100.0))
     assert (timings.network_ms, timings.queue_ms) == (pytest.approx(network_ms), pytest.approx(queue_ms))
-
-
-def test_shares_that_are_not_known_are_left_out() -> None:
-    one = tally()
-    one.add(Chunk(content="x"), 100.5)
-    assert one.timings(7).network_ms is None and one.timings(7).queue_ms is None
 
 
 def test_parts_are_counted_where_the_server_counts_no_tokens() -> None:
@@ -119,7 +112,3 @@ def test_counts_that_go_back_are_dropped() -> None:
     one.add(Chunk(content="x", figures=reported(5, 50.0)), 100.5)
     one.add(Chunk(content="x", figures=reported(3, 10.0, draft_n=1, draft_n_accepted=9)), 100.6)
     assert one.timings(7).predicted_n == 5 and one.timings(7).draft_n == 0
-
-
-def test_nothing_written_gives_empty_figures() -> None:
-    assert tally().timings(7) == Timings(n_ctx=4096, seed=7)

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 
 from cpuchat.backend.remote.backend import RemoteBackend
-from cpuchat.backend.remote.exchange import without_oldest
 from cpuchat.config.servers import ServerModel
-from cpuchat.protocol.messages import ContextTrimmed, LoadOptions, Message
+from cpuchat.protocol.messages import ContextTrimmed, LoadOptions
 from tests.support.chatting import Answer, chat, collect
 from tests.support.remote_server import RemoteServer, Reply, remote_server
-
-
-def test_the_next_turns_begin_alike() -> None:
-    n_ctx, firsts = 1_000, []
-    for turns in range(12, 40):
-        messages = [Message(role=role, content=f"{n:03} " * 21) for n in range(turns) for role in ("user", "assistant")]
-        messages.append(Message(role="user", content="last"))
-        found = without_oldest(messages, 50 * len(messages), n_ctx)
-        assert found is not None
-        assert 50 * len(found[0]) <= n_ctx
-        firsts.append(found[0][0].content)
-    changes = sum(a != b for a, b in itertools.pairwise(firsts))
-    assert changes <= 27 * 100 / 250 + 1, firsts  # a quarter of the context at a time
 
 
 def rejecting(limit: int, words: str) -> Any:

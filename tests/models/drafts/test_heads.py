@@ -81,6 +81,9 @@ def test_a_head_is_used_only_with_an_engine_that_can(
 ) -> None:
     target = target_file(tmp_path / "mine" / "Big-Q8_0.gguf", n_mtp=1)
     head = mtp_head_file(tmp_path / "mine" / "mtp-Big-Q8_0.gguf")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "llama-server").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert choose_draft(target, str(head), library, heads=True) == (head, "")
     assert choose_draft(target, INCLUDED, library, heads=True) == (target, "")
     for wanted in (str(head), INCLUDED):
@@ -90,7 +93,6 @@ def test_a_head_is_used_only_with_an_engine_that_can(
         assert path is None and "No draft model" in note
 
     monkeypatch.setattr(heads, "ENGINE", "no-such-program")
-    monkeypatch.setattr(heads, "WHEEL", "no_such_wheel")
     with pytest.raises(EngineMissing):
         choose_draft(target, str(head), library, heads=True)
     assert choose_draft(target, str(head), library, strict=False, heads=True)[0] is None
