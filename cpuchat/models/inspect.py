@@ -12,7 +12,7 @@ from typing import Any
 from cpuchat.models import fit
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import windows_of
-from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
+from cpuchat.models.gguf.header import GGUFHeader, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import ModelData
 from cpuchat.models.support import scalar_types, why_unsupported
@@ -109,8 +109,8 @@ class Inspection(ModelData, frozen=True):
     pass reads with an empty context, `tables` are read one row at a time; `kv_per_token` what a token of context takes,
     `kv_windowed` what layers with a sliding window take beside that, both as F16, and `state` a recurrent model's
     state, as F32. `heads_kv` is the largest number of all layers. `window`: the sliding window of `windowed_layers`
-    layers, in tokens, 0 for none. `problems` are clauses ("it has 0 layers"), see `problems_of` and `support`, and
-    `scalar_types` as there.
+    layers, in tokens, 0 for none. `problem`: why the engine cannot run it, "" when it can, and `scalar_types`, both as
+    of `support`.
     """
 
     header: GGUFHeader
@@ -129,7 +129,7 @@ class Inspection(ModelData, frozen=True):
     templates: tuple[Template, ...]
     origin: Origin
     settings: tuple[tuple[str, str], ...]
-    problems: tuple[str, ...]
+    problem: str
     scalar_types: frozenset[str]
 
     @property
@@ -159,7 +159,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         templates=_templates(header),
         origin=_origin(header),
         settings=tuple((key, _brief(value)) for key, value in header.metadata.items()),
-        problems=tuple(filter(None, (why_unsupported(header), *problems_of(header)))),
+        problem=why_unsupported(header),
         scalar_types=scalar_types(engine_cpu()),
     )
 

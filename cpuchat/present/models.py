@@ -49,7 +49,7 @@ def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Row
     """
     writes = model.kind == "model"
     found: list[tuple[str, Rows]] = [
-        ("Problems", [("", f"{problem[:1].upper()}{problem[1:]}.") for problem in model.problems]),
+        ("Problems", [("", f"{model.problem[:1].upper()}{model.problem[1:]}.")] if model.problem else []),
         ("Model", _model(model) if writes else _other(model)),
         ("Memory", _memory(model) if writes else []),
         ("Tensors", _tensors(model)),
@@ -532,7 +532,7 @@ def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, sour
     smaller = source_size / max(forecast.file_size, 1)
     change = f"{units.factor(smaller)} smaller" if smaller > 1 else "larger than the source"
     again = f"requantized from {', '.join(forecast.lossy)}: loses quality twice" if forecast.lossy else ""
-    matrix = "an importance matrix: `cpuchat models quantize --imatrix FILE`" if forecast.needs_imatrix else ""
+    matrix = "an importance matrix: download such a file, or use llama-quantize" if forecast.needs_imatrix else ""
     rows = [
         ("quality", kind.about),
         ("needs", matrix),

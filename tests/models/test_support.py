@@ -83,7 +83,7 @@ def test_every_architecture_of_the_engine_is_known_and_others_are_not() -> None:
 
 def test_an_unknown_architecture_is_named_before_a_load_and_in_the_library(tmp_path: Path, tiny_model: Path) -> None:
     path = edited(tiny_model, tmp_path / "new.gguf", {"general.architecture": "llama77"})
-    assert "needs a newer engine" in inspect(read_header(path)).problems[0]
+    assert "needs a newer engine" in inspect(read_header(path)).problem
     with pytest.raises(ModelUnsupported, match=r"needs a newer engine: .* does not know the architecture 'llama77'"):
         require_loadable(path, Settings())
     with pytest.raises(ModelUnsupported, match="needs a newer engine"):

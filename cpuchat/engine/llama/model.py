@@ -43,7 +43,7 @@ from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
-from cpuchat.models.gguf.header import GGUFHeader, check_header, model_files, read_model
+from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
 from cpuchat.models.support import check_supported, load_refusal
 from cpuchat.models.traffic import model_work, slowness, where_needed
 from cpuchat.protocol.messages import LoadOptions
@@ -334,7 +334,6 @@ class Model:
         available = available_for_model() if available is None else available
         plan = plan_load(header, options, available, n_outputs)
         check_supported(header)
-        check_header(header)
         on_header(header)
         model = cls(header, plan, abort)
         cpus = threads.cpus if isinstance(threads, ThreadPool) else threads
