@@ -26,7 +26,6 @@ from cpuchat.models.gguf.parse import ALIGNMENT
 from cpuchat.models.quantize.types import (
     ForecastRequest,
     ForecastResult,
-    ImportanceMatrix,
     QuantizeFinished,
     QuantizeRequest,
     Request,
@@ -114,16 +113,6 @@ class Quantizer:
         # llama.cpp copies a source's other alignment into the header, but aligns to the usual one.
         if read_header(Path(request.source)).alignment != ALIGNMENT:
             facts["general.alignment"] = ALIGNMENT
-        if request.imatrix:
-            from cpuchat.models.quantize.types import read_imatrix
-
-            matrix = read_imatrix(Path(request.imatrix))  # stays referenced until llama.cpp is done with it
-            params.imatrix = _importance(self._llama, matrix)
-            facts |= {
-                "quantize.imatrix.file": Path(request.imatrix).name,
-                "quantize.imatrix.entries_count": len(matrix.weights),
-                "quantize.imatrix.chunks_count": matrix.chunks,
-            }
         params.kv_overrides = self._bindings.kv_overrides(facts)
         self._run(request.source, request.out, params, LogParser(self._llama, self._output))
 
@@ -137,16 +126,6 @@ class Quantizer:
         status = self._llama.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
         if status:
             raise log.failure()
-
-
-def _importance(llama: Any, matrix: ImportanceMatrix) -> Any:
-    """Return the matrix as llama.cpp takes it, without copying the numbers."""
-    data = (llama.llama_model_imatrix_data * (len(matrix.weights) + 1))()  # the last one, all zero, ends the list
-    for entry, (name, values) in zip(data, matrix.weights.items(), strict=False):
-        entry.name = name.encode()
-        entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        entry.size = len(values)
-    return data
 
 
 class Requests:

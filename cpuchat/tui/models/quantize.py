@@ -167,7 +167,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         if found is None or out is None:
             return
         if (forecast := found.forecast).needs_imatrix:
-            self.warn(f"{kind.name} needs an importance matrix: use `cpuchat models quantize --imatrix FILE`.")
+            self.warn(f"{kind.name} needs an importance matrix: download such a file, or use llama-quantize.")
             return
         again = f"Already quantized ({', '.join(forecast.lossy)}). Requantizing loses quality a second time."
         if forecast.lossy and not await self.confirm("Requantize", again, "Requantize"):
