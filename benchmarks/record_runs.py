@@ -25,7 +25,7 @@ from cpuchat.base import paths
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.synthetic.pair import write_pair
+from tests.support.pair_files import write_pair
 from cpuchat.protocol.messages import (
     AnyEvent,
     Generate,

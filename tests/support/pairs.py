@@ -18,7 +18,7 @@ from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.models.synthetic.pair import write_pair
+from tests.support.pair_files import write_pair
 from cpuchat.protocol.messages import Event, LoadOptions, Sampling, Speculation, TextDelta
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import DraftPlan

@@ -8,6 +8,7 @@ their sizes: `enum ggml_type` in ggml.h, the block structs of ggml-common.h (ggm
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -247,10 +248,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     @property
     def n_elements(self) -> int:
-        n = 1
-        for size in self.shape:
-            n *= size
-        return n
+        return math.prod(self.shape)
 
     @property
     def is_routed(self) -> bool:
@@ -385,9 +383,7 @@ def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> Tensor
             "It needs a newer engine, is damaged, or was made for another program (like Q8R16 and Q4_K_4 for "
             "Ampere's): use a standard file, which is repacked for this CPU at load.",
         )
-    elements = 1
-    for size in shape:
-        elements *= size
+    elements = math.prod(shape)
     if max(elements, *shape) >= 1 << 63:
         raise reader.damaged(f"tensor {name!r} has the impossible shape {shape}")
     if shape[0] % kind.block:

@@ -22,7 +22,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.synthetic.model import shape_of
-from cpuchat.models.synthetic.pair import write_pair
+from tests.support.pair_files import write_pair
 from cpuchat.protocol.messages import LoadCancelled, LoadOptions, ModelLoaded, Speculation, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.speculation import SpeculationMeter

@@ -25,7 +25,6 @@ from cpuchat.models.gguf.header import GGUFHeader, read_header, vocabulary
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.synthetic.model import SHAPES, write_model
-from cpuchat.models.synthetic.pair import write_pair
 from tests.models.drafts.files import WORDS, header_file
 from tests.models.llama import loaded_vocabulary
 
@@ -128,14 +127,6 @@ def test_hostile_tokens_are_harmless_and_short(tmp_path: Path) -> None:
     reason = verdict(tmp_path, tokens=[*WORDS[:9], "\x1b]0;owned\x07" + "x" * 5000, *WORDS[10:]]).reason
     assert "\x1b" not in reason
     assert len(reason) < 120
-
-
-def test_synthetic_pairs_fit_with_and_without_token_texts(tmp_path: Path) -> None:
-    for vocab in ("bytes", "none"):
-        target, draft = tmp_path / f"{vocab}-t.gguf", tmp_path / f"{vocab}-d.gguf"
-        write_pair(target, draft, 0.8, target="tiny", draft="tiny", vocab=vocab)
-        assert check_files(target, draft).ok
-    assert not check_files(target, tmp_path / "bytes-d.gguf").ok
 
 
 @pytest.mark.slow
