@@ -88,20 +88,6 @@ class Template(ModelData, frozen=True):
     features: tuple[str, ...]
 
 
-class Origin(ModelData, frozen=True):
-    """Where a model comes from, according to its file; "" and () where not stated."""
-
-    author: str = ""
-    organization: str = ""
-    url: str = ""
-    license: str = ""
-    license_link: str = ""
-    quantized_by: str = ""
-    base_models: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-
-
 class Inspection(ModelData, frozen=True):
     """The description of a model by its `header`.
 
@@ -127,7 +113,8 @@ class Inspection(ModelData, frozen=True):
     tensors: tuple[TensorKind, ...]
     tokenizer: Tokenizer | None
     templates: tuple[Template, ...]
-    origin: Origin
+    license: str
+    base_models: tuple[str, ...]
     settings: tuple[tuple[str, str], ...]
     problem: str
     scalar_types: frozenset[str]
@@ -157,7 +144,8 @@ def inspect(header: GGUFHeader) -> Inspection:
         tensors=_tensors(header),
         tokenizer=_tokenizer(header),
         templates=_templates(header),
-        origin=_origin(header),
+        license=header.text("general.license"),
+        base_models=_base_models(header),
         settings=tuple((key, _brief(value)) for key, value in header.metadata.items()),
         problem=why_unsupported(header),
         scalar_types=scalar_types(engine_cpu()),
@@ -228,23 +216,6 @@ def _templates(header: GGUFHeader) -> tuple[Template, ...]:
     return tuple(map(template, keys))
 
 
-def _origin(header: GGUFHeader) -> Origin:
-    def general(*names: str) -> str:
-        return next((text for name in names if (text := header.text(f"general.{name}"))), "")
-
-    return Origin(
-        author=general("author"),
-        organization=general("organization"),
-        url=general("source.huggingface.repository", "repo_url", "source.repo_url", "url", "source.url"),
-        license=general("license", "license.name"),
-        license_link=general("license.link"),
-        quantized_by=general("quantized_by"),
-        base_models=_base_models(header),
-        languages=_texts(header.metadata.get("general.languages")),
-        tags=_texts(header.metadata.get("general.tags")),
-    )
-
-
 def _base_models(header: GGUFHeader) -> tuple[str, ...]:
     """Return `general.base_model.0.repo_url` and the like, as `owner/name` where there is a URL."""
     count = header.metadata.get("general.base_model.count", 0)
@@ -255,10 +226,6 @@ def _base_models(header: GGUFHeader) -> tuple[str, ...]:
         if name:
             names.append(name)
     return tuple(names)
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(value.first(_MAX_LISTED)) if isinstance(value, LazyArray) and value.is_text else ()
 
 
 def _brief(value: Any) -> str:

@@ -55,7 +55,7 @@ def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Row
         ("Tensors", _tensors(model)),
         ("Tokenizer", _tokenizer(model) if writes or model.tokenizer else []),
         ("Chat template", _templates(model) if writes or model.templates else []),
-        ("Origin", _origin(model)),
+        ("Origin", [("base model", ", ".join(model.base_models)), ("license", model.license)]),
         ("Metadata", list(model.settings) if settings else []),
     ]
     shown = [
@@ -167,20 +167,6 @@ def _templates(model: Inspection) -> Rows:
          f"{plural(len(template.text), 'character')}, supports {', '.join(template.features) or 'user messages only'}")
         for template in model.templates
     ]  # fmt: skip
-
-
-def _origin(model: Inspection) -> Rows:
-    origin = model.origin
-    return [
-        ("author", origin.author),
-        ("organization", origin.organization),
-        ("base model", ", ".join(origin.base_models)),
-        ("quantized by", origin.quantized_by),
-        ("license", " ".join(filter(None, (origin.license, origin.license_link)))),
-        ("address", origin.url),
-        ("languages", ", ".join(origin.languages)),
-        ("tags", ", ".join(origin.tags)),
-    ]
 
 
 AUTO, NONE = "auto", "none"

@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models.cpu_modules import engine_cpu
-from cpuchat.models.fit import advice, format_of, repacked
+from cpuchat.models.fit import format_of, repacked
 from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
 from cpuchat.models.synthetic.model import write_model
@@ -105,17 +105,3 @@ def test_what_is_too_short_for_one_form_takes_the_next() -> None:
 def test_the_head_of_a_tied_model_is_its_embedding_table() -> None:
     header = header_of(tensor("token_embd.weight", "Q4_K", 256, 320))
     assert [t.name for t, _, _ in repacked(header, AVX2)] == ["token_embd.weight"]
-
-
-@pytest.mark.parametrize(
-    ("cpu", "words"),
-    [
-        (AVX512, "Q4_0 and Q4_K are repacked 8×8 for AVX-512 VNNI; Q8_0 is used as is."),
-        (AMX, "Q4_0, Q4_K and Q8_0 are repacked into tiles for AMX."),
-        (DOTPROD, "Q4_0 and Q8_0 are repacked 4×4 for dotprod; Q4_K is repacked 8×4 for dotprod."),
-        (I8MM, "Q4_0 and Q8_0 are repacked 4×8 for i8mm; Q4_K is repacked 8×8 for i8mm."),
-        (Instructions(), "no repacked format for this CPU"),
-    ],
-)
-def test_advice_names_the_standard_files(cpu: Instructions, words: str) -> None:
-    assert words in advice(cpu)

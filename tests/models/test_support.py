@@ -159,7 +159,6 @@ def test_which_types_have_no_vector_instructions_on_which_cpu(monkeypatch: pytes
         ("x86_64", Instructions(frozenset({"AVX"})), {"Q2_0", "TQ1_0", "TQ2_0"}, {"Q4_K"}),
         ("x86_64", Instructions(), {"Q2_0", "Q4_K"}, {"F16", "Q4_0"}),
         ("aarch64", ARM, set[str](), {"Q2_0", "TQ2_0"}),
-        ("riscv64", Instructions(), {"Q2_0"}, {"Q4_K"}),
     ):
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
         assert some <= scalar_types(cpu) and not none & scalar_types(cpu), machine

@@ -30,7 +30,7 @@ from cpuchat.models.drafts.candidates import (
     target_costs,
 )
 from cpuchat.models.drafts.pairing import check_files, require_pair, suggestion
-from cpuchat.models.fit import advice, format_of
+from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.kernels import chosen_types
@@ -153,15 +153,13 @@ def _list_types(spec: str | None, *, as_json: bool) -> None:
     listed = [row for row in rows if row.get("size", 0) < limit] if path is not None else rows
     headings = [("TYPE", "BITS", "SIZE", "FIT", "SPEED", "tok/s", "AT LOAD", "")]
     echo_table(headings + [_cells(row) for row in listed], right=(1, 2, 4, 5))
+    if spec is None:
+        return None
     click.echo()
-    notes = [advice(cpu)]
-    if spec is not None:
-        notes.append("Types that would not make the file smaller are left out.")
-        if any(row.get("requantizes") for row in listed):
-            notes.append("SOURCE is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0.")
-        notes.append("SPEED is relative to SOURCE, where decoding is memory-bound.")
-    for note in notes:
-        echo_paragraph(note)
+    echo_paragraph("Types that would not make the file smaller are left out.")
+    if any(row.get("requantizes") for row in listed):
+        echo_paragraph("SOURCE is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0.")
+    return echo_paragraph("SPEED is relative to SOURCE, where decoding is memory-bound.")
 
 
 def _types(cpu: Instructions) -> list[dict[str, Any]]:
