@@ -6,7 +6,6 @@ Texts are those of the file: clean them before display.
 from __future__ import annotations
 
 import re
-from itertools import islice
 from typing import Any
 
 from cpuchat.models import fit
@@ -18,13 +17,6 @@ from cpuchat.models.hub.repository import ModelData
 from cpuchat.models.support import scalar_types, why_unsupported
 from cpuchat.models.traffic import bytes_per_token, table_bytes
 from cpuchat.protocol.messages import LoadOptions
-
-# Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), with its spelling "seperator".
-_SPECIAL = {
-    "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unknown": "unk", "seperator": "sep", "padding": "pad",
-    "mask": "mask", "fim_pre": "fim prefix", "fim_suf": "fim suffix", "fim_mid": "fim middle", "fim_pad": "fim pad",
-    "fim_rep": "fim repository", "fim_sep": "fim file",
-}  # fmt: skip
 # A template that writes any role verbatim supports system messages.
 _FEATURES = {
     "system": re.compile(r"\bsystem\b|\{\{[^{}]*\brole\b"),
@@ -59,14 +51,6 @@ class Experts(ModelData, frozen=True):
     shared: int
 
 
-class SpecialTokenInfo(ModelData, frozen=True):
-    """`role` as llama.cpp's log calls it ("bos", "eot", ...). `text` "" when the vocabulary has no such id."""
-
-    role: str
-    id: int
-    text: str
-
-
 class Tokenizer(ModelData, frozen=True):
     """`kind` is llama.cpp's ("BPE", "SPM"), `pre` the name of the pre-tokenizer."""
 
@@ -77,7 +61,6 @@ class Tokenizer(ModelData, frozen=True):
     n_merges: int
     add_bos: bool
     add_eos: bool
-    special: tuple[SpecialTokenInfo, ...]
 
 
 class Template(ModelData, frozen=True):
@@ -185,21 +168,7 @@ def _tokenizer(header: GGUFHeader) -> Tokenizer | None:
         n_merges=len(merges) if isinstance(merges, LazyArray) else 0,
         add_bos=found.add_bos,
         add_eos=found.add_eos,
-        special=tuple(_special(header, {"bos": found.bos, "eos": found.eos}, found.tokens)),
     )
-
-
-def _special(header: GGUFHeader, default: dict[str, int], tokens: LazyArray | None) -> list[SpecialTokenInfo]:
-    ids: dict[str, int] = {}
-    for key, role in _SPECIAL.items():
-        number = header.metadata.get(f"tokenizer.ggml.{key}_token_id", default.get(key, -1))
-        if isinstance(number, int) and number >= 0:
-            ids[role] = number
-    # Decodes only these few of many.
-    wanted = {number for number in ids.values() if tokens is not None and number < len(tokens)}
-    strings = islice(tokens.raw_strings(), max(wanted) + 1) if tokens is not None and wanted else ()
-    texts = {i: raw.decode("utf-8", "replace") for i, raw in enumerate(strings) if i in wanted}
-    return [SpecialTokenInfo(role=role, id=number, text=texts.get(number, "")) for role, number in ids.items()]
 
 
 def _templates(header: GGUFHeader) -> tuple[Template, ...]:

@@ -151,12 +151,11 @@ def _tokenizer(model: Inspection) -> Rows:
     if found is None:
         return [("", "none")]
     added = [name for name, adds in (("BOS", found.add_bos), ("EOS", found.add_eos)) if adds]
-    rows = [
+    return [
         ("kind", ", ".join(filter(None, (found.kind, found.model, found.pre)))),
         ("tokens", f"{found.n_tokens:,}" + (f", {found.n_merges:,} merges" if found.n_merges else "")),
         ("added tokens", " and ".join(added) or "none"),
     ]
-    return rows + [(token.role, f"{token.id}  {token.text}") for token in found.special]
 
 
 def _templates(model: Inspection) -> Rows:

@@ -41,13 +41,6 @@ def test_headers_tell_the_kind(tmp_path: Path) -> None:
     assert kind_of(read_header(target_file(tmp_path / "e.gguf", n_mtp=1))) is None
 
 
-def test_a_model_contains_as_many_mtp_layers_as_it_has_tensors_for(tmp_path: Path) -> None:
-    assert included_layers(read_header(target_file(tmp_path / "with.gguf", n_mtp=2))) == 2
-    assert included_layers(read_header(target_file(tmp_path / "without.gguf"))) == 0
-    assert included_layers(read_header(target_file(tmp_path / "cut.gguf", n_mtp=1, with_mtp_tensors=False))) == 0
-    assert included_layers(read_header(mtp_head_file(tmp_path / "head.gguf"))) == 0
-
-
 def test_a_head_made_for_the_target_fits(tmp_path: Path) -> None:
     target = read_header(target_file(tmp_path / "m.gguf", n_mtp=1))
     heads = (

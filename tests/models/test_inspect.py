@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.inspect import Experts, Inspection, SpecialTokenInfo, inspect
+from cpuchat.models.inspect import Experts, Inspection, inspect
 from cpuchat.present.models import sections
 from tests.models.llama import Llama
 from tests.support.edited_gguf import edited
@@ -45,20 +45,6 @@ def test_the_figures_of_memory_are_those_of_llama_cpp(tiny: Inspection, tiny_mod
     assert tiny.bytes_per_token == tiny.header.size - 272 * 64 * 4 + 64 * 4 + tiny.kv_per_token
 
 
-def test_a_running_state(tmp_path: Path) -> None:
-    found = inspect(read_header(write_tiny_gguf(tmp_path / "mamba.gguf", arch="mamba", n_layer=16)))
-    with Llama(tmp_path / "mamba.gguf", n_ctx=512) as loaded:
-        assert found.state == pytest.approx(loaded.mebibytes("RS buffer size") * 2**20, rel=0.05)
-    assert found.kv_per_token == 0
-
-
-def test_windows(tmp_path: Path) -> None:
-    found = of(tmp_path, "gemma3")
-    header = read_header(tmp_path / "gemma3.gguf")
-    assert found.window == header.number("attention.sliding_window") > 0
-    assert 0 < found.windowed_layers <= header.n_layer
-
-
 def test_tensors_by_type(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(path := tmp_path / "mixed.gguf", "llama")
     writer.add_block_count(1)
@@ -86,28 +72,12 @@ def test_experts_and_active_parameters(tmp_path: Path) -> None:
     assert routed and found.header.n_params_active == found.header.n_params - routed * 6 // 8
 
 
-def test_special_tokens(tiny_model: Path, tmp_path: Path) -> None:
-    changes = {
-        "tokenizer.ggml.eos_token_id": 270,
-        "tokenizer.ggml.padding_token_id": 5000,
-        "tokenizer.ggml.add_bos_token": True,
-    }
+def test_the_tokenizer(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {"tokenizer.ggml.add_bos_token": True}
     found = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))).tokenizer
     assert found is not None
     assert (found.kind, found.model, found.pre, found.n_tokens, found.n_merges) == ("BPE", "gpt2", "gpt-2", 272, 11)
     assert (found.add_bos, found.add_eos) == (True, False)
-    assert found.special == (
-        SpecialTokenInfo(role="bos", id=TOKENS.index("<|endoftext|>"), text="<|endoftext|>"),
-        SpecialTokenInfo(role="eos", id=270, text="<think>"),
-        SpecialTokenInfo(role="pad", id=5000, text=""),
-    )
-
-
-def test_special_tokens_that_the_file_does_not_name(tiny_model: Path, tmp_path: Path) -> None:
-    changes = {"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.eos_token_id": None}
-    found = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))).tokenizer
-    assert found is not None
-    assert [(token.role, token.id) for token in found.special] == [("bos", 11), ("eos", 11)]  # as llama.cpp has it
 
 
 @pytest.mark.parametrize(
@@ -167,22 +137,6 @@ def test_sections_are_short_however_long_the_texts_are(tiny_model: Path, tmp_pat
     rows = [row for _, rows in shown for row in rows]
     assert max(len(label) for label, _ in rows) == 60
     assert max(len(text) for _, text in rows) == 400
-
-
-def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(path := tmp_path / "vocab.gguf", "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(TOKENS)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    found = inspect(read_header(path))
-    assert (found.header.n_params, found.bits_per_weight, found.tensors, found.problem) == (0, 0.0, (), "")
-    assert found.tokenizer is not None and found.tokenizer.n_tokens == len(TOKENS)
-    shown = dict(sections(found))
-    assert ("kind", "a vocabulary without weights") in shown["Model"]
-    assert "Tokenizer" in shown and "Memory" not in shown and "Chat template" not in shown
 
 
 def test_what_is_no_language_model_is_told_as_such(tiny_model: Path, tmp_path: Path) -> None:

@@ -53,8 +53,10 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFHeader]:
     return {name: read_model(path) for name, path in files.items()}
 
 
-@pytest.mark.parametrize("name", ["dense", "moe", "hybrid"])
-@pytest.mark.parametrize("available", [20_000_000_000, 150_000_000])
+@pytest.mark.parametrize(
+    ("name", "available"),
+    [("dense", 20_000_000_000), ("moe", 150_000_000), ("hybrid", 20_000_000_000), ("hybrid", 150_000_000)],
+)
 def test_memory_is_what_the_engine_counts(headers: dict[str, GGUFHeader], name: str, available: int) -> None:
     machine = msgspec.structs.replace(MACHINE, available=available)
     for options in ENGINE_OPTIONS:
@@ -106,17 +108,6 @@ def test_the_sum_is_spelled_out() -> None:
     assert seen.explained.endswith("of 20.0 GB free: fits")
 
 
-def test_the_longest_context_really_fits(headers: dict[str, GGUFHeader]) -> None:
-    for draft in (None, headers["draft"]):
-        enough = predict(headers["dense"], LoadOptions(n_ctx=3072), MACHINE, draft=draft).needed
-        machine = msgspec.structs.replace(MACHINE, available=enough)
-        longest = predict(headers["dense"], LoadOptions(), machine, draft=draft).context_that_fits
-        assert longest >= 3072
-        assert predict(headers["dense"], LoadOptions(n_ctx=longest), machine, draft=draft).verdict == "tight"
-        longer = predict(headers["dense"], LoadOptions(n_ctx=longest + 256), machine, draft=draft)
-        assert longer.verdict == "too large"
-
-
 def test_where_only_reading_takes_time_speed_is_bandwidth_by_bytes() -> None:
     header, options = header_of("1.5b", "Q8_0"), LoadOptions(n_ctx=8192)
     seen = predict(header, options, MACHINE)
@@ -125,14 +116,6 @@ def test_where_only_reading_takes_time_speed_is_bandwidth_by_bytes() -> None:
     assert seen.tok_s == pytest.approx(35e9 / read)
     words = f"35 GB/s (probe of 2 cores) ÷ {read / 1e9:.1f} GB per token; reading takes 100 % of a pass"
     assert seen.basis == words
-
-
-@pytest.mark.parametrize(("name", "quantization"), [("0.5b", "Q4_K_M"), ("3b", "F16"), ("30b-a3b", "Q8_0")])
-def test_speed_is_that_of_the_cost_model(name: str, quantization: str) -> None:
-    header, machine = header_of(name, quantization), msgspec.structs.replace(MACHINE, available=90_000_000_000)
-    machine = msgspec.structs.replace(machine, profile=two_cores())
-    work = model_work(header)
-    assert predict(header, LoadOptions(), machine).tok_s == pytest.approx(decode_rate(two_cores(), work, N_PAST))
 
 
 def test_the_catalog_is_predicted_as_it_is_planned() -> None:
@@ -171,7 +154,7 @@ def test_what_is_not_known_is_none_and_says_how_to_get_it() -> None:
     assert "does not fit" in large.basis
 
 
-@pytest.mark.parametrize("name", ["0.5b", "1.5b", "3b", "7b", "8b", "14b", "32b", "70b"])
+@pytest.mark.parametrize("name", ["0.5b", "7b", "70b"])
 def test_an_estimate_by_size_is_near(name: str) -> None:
     header = header_of(name, "Q4_K_M")
     machine = msgspec.structs.replace(MACHINE, available=90_000_000_000, total=100_000_000_000)
@@ -196,20 +179,11 @@ def test_the_list_of_local_models_says_what_their_details_say() -> None:
     assert unknown.basis.startswith("≈ from the file size")
 
 
-def test_a_quantized_cache_takes_less_memory_and_less_time() -> None:
-    header = header_of("7b", "Q8_0")
-    plain = predict(header, LoadOptions(n_ctx=8192), MACHINE)
-    small = predict(header, LoadOptions(n_ctx=8192, type_k="q8_0", type_v="q8_0"), MACHINE)
-    assert small.need.kv < 0.6 * plain.need.kv
-    assert small.bytes_per_token < plain.bytes_per_token
-
-
 AMX = {"AVX2", "AVX512", "AVX512_VNNI", "AMX_INT8"}
 
 
 @pytest.mark.parametrize(("wanted", "available", "cpu", "error"), [
-    ("Q4_0", 6_000_000_000, {"AVX2"}, 1e-6), ("F16", 90_000_000_000, {"AVX2"}, 1e-6),
-    ("Q4_0", 90_000_000_000, AMX, 0.01), ("Q8_0", 6_000_000_000, AMX, 0.01),
+    ("F16", 90_000_000_000, {"AVX2"}, 1e-6), ("Q8_0", 6_000_000_000, AMX, 0.01),
 ])  # fmt: skip
 def test_the_header_of_one_quantization_tells_of_the_others(
     wanted: str, available: int, cpu: set[str], error: float, monkeypatch: pytest.MonkeyPatch

@@ -56,12 +56,6 @@ def test_the_catalog_counts_where_the_header_is_silent(tiny_model: Path, tmp_pat
     assert recommended(named) == Recommended(sampling={"temperature": 0.9}, source="header")
 
 
-@pytest.mark.parametrize("name", ["demo", "demo-q4"])
-def test_the_demo_answers_greedily(name: str) -> None:
-    found = recommended(paths.demo_dir() / DEMO_FILES[name])
-    assert (found.sampling, found.source) == ({"temperature": 0.0}, "demo")
-
-
 def test_a_file_that_cannot_be_read_has_none(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"PK\3\4")
     assert recommended(tmp_path / "broken.gguf") == recommended(tmp_path / "missing.gguf") == NO_RECOMMENDATION

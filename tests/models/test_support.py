@@ -101,19 +101,6 @@ def test_an_unknown_architecture_is_named_before_a_load_and_in_the_library(tmp_p
     check_supported(read_header(tiny_model))
 
 
-def test_before_a_download_all_quantizations_of_it_are_told(
-    hub_server: HubServer, tmp_path: Path, tiny_model: Path
-) -> None:
-    content = edited(tiny_model, tmp_path / "new.gguf", {"general.architecture": "llama77"}).read_bytes()
-    hub_server.add("some/New-GGUF", {"New-Q8_0.gguf": content, "New-F16.gguf": content + bytes(9)})
-    hub = Hub()
-    machine = Machine(available=8 * GB, total=16 * GB)
-    found = list(predict_repository(hub, hub.repository("some/New-GGUF"), LoadOptions(), machine))
-    assert [one.fault for one in found] == ["unsupported"] * 2
-    assert all("needs a newer engine" in one.problem for one in found)
-    assert not hub_server.bytes_sent("New-F16.gguf")  # one header is enough
-
-
 # Bonsai
 
 
@@ -213,15 +200,3 @@ def test_tables_of_a_real_header_are_size_and_not_traffic(tmp_path: Path, monkey
     rows = dict(dict(sections(found))["Memory"])
     assert rows["lookup tables"].endswith("576 kB of them stay on disk and count as no memory")
     assert from_header(msgspec.structs.replace(header, tensors=header.tensors * 40)).work.on_disk == 40 * 9000 * 32 * 2
-
-
-def test_a_large_table_of_the_catalog_counts_as_size_and_not_as_memory() -> None:
-    """51 of 176 billion parameters."""
-    catalog = load_catalog()
-    model = catalog.find("qwen3.8-flash-next")
-    assert model is not None
-    expected = estimate_entry(model, Machine(available=100 * GB, total=128 * GB))
-    assert expected.need.weights == model.size and model.size - expected.need.reclaimable < 0.75 * model.size
-    assert expected.verdict == "fits"
-    plan = make_plan(find_machine("ryzen-9950x"), from_catalog(model), PlannedWorkload())
-    assert plan.memory.weights == pytest.approx(model.size - expected.need.reclaimable)

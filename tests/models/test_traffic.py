@@ -42,11 +42,6 @@ def test_a_model_with_a_head_of_its_own_reads_one_row_of_the_table() -> None:
     assert cache(found) == [(2 * 2 * 128, 0, 1)]
 
 
-def test_a_tied_table_is_read_whole() -> None:
-    found = model_work(header_of(metadata(1), layers(1, token_embd__weight=(64, 1000))))
-    assert (found.weight_bytes, found.row) == (2 * (2 * 64 * 64 + 64 * 1000), 2 * 64)
-
-
 def test_tables_that_are_looked_up_by_layer_or_position_are_rows_too() -> None:
     tensors = layers(
         1, token_embd__weight=(64, 1000), output__weight=(64, 1000), per_layer_token_embd__weight=(32, 1000),
@@ -93,11 +88,6 @@ def test_routed_experts_are_told_apart_from_shared_ones() -> None:
     assert sum(one.nbytes for one in found.experts) == 4 * 2 * 64 * 256
     assert sum(one.nbytes for one in (*found.dense, *found.head)) == 2 * (2 * 64 * 64 + 64 * (10 + 32 + 8))
     assert (found.n_expert, found.n_expert_used) == (8, 2)
-
-
-def test_cache_types_have_their_sizes() -> None:
-    found = model_work(header_of(metadata(1), layers(1)), EngineOptions(type_k="q8_0", type_v="q4_0"))
-    assert cache(found) == [(2 * 34 + 2 * 18, 0, 1)]
 
 
 def test_latent_attention_reads_one_row() -> None:

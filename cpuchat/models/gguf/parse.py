@@ -367,22 +367,8 @@ def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> Tensor
     shape = struct.unpack_from(f"<{n_dims}Q", reader.buffer, reader.need(8 * n_dims, what)) or (1,)
     kind = TYPES.get(number := reader.u32(what))
     offset = reader.u64(what)
-    if number in RETIRED:
-        raise ModelUnsupported(
-            f"{reader.source.name} has the retired type {RETIRED[number]}.",
-            f"Use the {RETIRED[number][:-4]} file: it is repacked for this CPU at load, and as fast.",
-        )
-    if number in FOREIGN:
-        raise ModelUnsupported(
-            f"{reader.source.name} has tensors of type {FOREIGN[number]}, which only PrismML's llama.cpp supports.",
-            _OTHER_GROUPS,
-        )
     if kind is None:
-        raise ModelUnsupported(
-            f"{reader.source.name} has tensors of type {number}, which llama.cpp does not support.",
-            "It needs a newer engine, is damaged, or was made for another program (like Q8R16 and Q4_K_4 for "
-            "Ampere's): use a standard file, which is repacked for this CPU at load.",
-        )
+        raise _unknown_type(reader.source.name, number)
     elements = math.prod(shape)
     if max(elements, *shape) >= 1 << 63:
         raise reader.damaged(f"tensor {name!r} has the impossible shape {shape}")
@@ -395,6 +381,21 @@ def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> Tensor
     if offset != expected:
         raise reader.damaged(f"tensor {name!r} has offset {offset}, expected {expected}")
     return TensorInfo(name, tuple(shape), kind.name, offset, elements // kind.block * kind.nbytes)
+
+
+def _unknown_type(file: str, number: int) -> ModelUnsupported:
+    if number in RETIRED:
+        name = RETIRED[number]
+        hint = f"Use the {name[:-4]} file: it is repacked for this CPU at load, and as fast."
+        return ModelUnsupported(f"{file} has the retired type {name}.", hint)
+    if number in FOREIGN:
+        what = f"{file} has tensors of type {FOREIGN[number]}, which only PrismML's llama.cpp supports."
+        return ModelUnsupported(what, _OTHER_GROUPS)
+    return ModelUnsupported(
+        f"{file} has tensors of type {number}, which llama.cpp does not support.",
+        "It needs a newer engine, is damaged, or was made for another program (like Q8R16 and Q4_K_4 for "
+        "Ampere's): use a standard file, which is repacked for this CPU at load.",
+    )
 
 
 def _other_version(reader: _Reader, version: int) -> CpuchatError:

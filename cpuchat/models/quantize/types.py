@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import fcntl
 import os
 import shutil
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -203,48 +201,24 @@ def check_space(part: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def part_of(out: Path) -> Iterator[Path]:
-    """Yield the partial file beside `out`, empty and locked; deleted afterwards, unless it was renamed.
+    """Yield the partial file beside `out`, empty; deleted afterwards, unless it was renamed.
 
     Raises:
         UsageError: another program writes it, or the folder cannot be written.
     """
     part = out.with_name(out.name + PART)
     try:
-        # Neither wait for a pipe of that name nor follow a link.
-        file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        part.touch(exist_ok=False)
+    except FileExistsError:
+        raise UsageError(
+            f"{part} exists: another program is writing {out.name}, or was killed.", "Wait for it, or delete that file."
+        ) from None
     except OSError as error:
         raise _unwritable(part, error) from None
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise UsageError(f"{part} is not a regular file.", "Choose another name.")
-        _lock(file, part, out)
-        try:
-            os.truncate(file, 0)  # left by a killed process
-            yield part
-        finally:
-            if _is_still(part, file):
-                part.unlink()
+        yield part
     finally:
-        os.close(file)
-
-
-def _lock(file: int, part: Path, out: Path) -> None:
-    busy = UsageError(f"Another program is writing {out.name}.", "Wait for it, or choose another name.")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise busy from None
-    except OSError:
-        return  # a file system without locks
-    if not _is_still(part, file):  # its owner has just finished
-        raise busy
-
-
-def _is_still(part: Path, file: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), part.lstat())
-    except FileNotFoundError:
-        return False
+        part.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:

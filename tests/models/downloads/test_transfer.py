@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 from cpuchat.models.downloads.child import transfer
@@ -30,17 +29,3 @@ def test_a_file_of_sixty_gigabytes_goes_on_near_its_end(site: Site, tmp_path: Pa
     with site.part().open("rb") as stream:
         stream.seek(size - MIB)
         assert stream.read(7000) == b"the end" * 1000
-
-
-def test_all_that_arrived_is_on_the_disk_when_it_is_told(site: Site) -> None:
-    """So a process that is killed loses nothing of what it told."""
-    on_disk: list[int] = []
-    told: list[int] = []
-
-    def grown(size: int) -> None:
-        told.append(size)
-        on_disk.append(site.part().stat().st_size)
-
-    transfer(REPO, site.commit, site.files[0], site.part(), idle_timeout=10, on_written=grown)
-    assert on_disk == told
-    assert max(b - a for a, b in itertools.pairwise(told)) <= MIB

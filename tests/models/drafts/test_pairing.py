@@ -50,7 +50,7 @@ def test_a_different_token_is_named_with_both_texts(tmp_path: Path) -> None:
     assert found.reason == "token 200 is 'w200' in the target and '<|box|>' in the draft"
 
 
-@pytest.mark.parametrize(("at", "ok"), [(0, True), (4, True), (5, False), (299, False)])
+@pytest.mark.parametrize(("at", "ok"), [(4, True), (5, False)])
 def test_the_first_five_tokens_may_differ(tmp_path: Path, at: int, ok: bool) -> None:
     assert verdict(tmp_path, tokens=[*WORDS[:at], "other", *WORDS[at + 1 :]]).ok is ok
 
@@ -100,10 +100,6 @@ def test_a_recurrent_draft_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     assert check_pair(recurrent, draft).ok
 
 
-def test_a_part_of_a_vision_model_is_no_draft(tmp_path: Path) -> None:
-    assert "multimodal projector" in verdict(tmp_path, architecture="clip").reason
-
-
 def test_a_model_does_not_draft_for_itself(tmp_path: Path, demo: dict[str, Path]) -> None:
     link = tmp_path / "link.gguf"
     link.symlink_to(demo["demo"])
@@ -123,85 +119,6 @@ def test_a_draft_that_is_not_smaller_is_allowed_and_noted(tmp_path: Path, demo: 
     assert check_files(demo["demo-draft"], demo["demo"]) == found
 
 
-def test_hostile_tokens_are_harmless_and_short(tmp_path: Path) -> None:
-    reason = verdict(tmp_path, tokens=[*WORDS[:9], "\x1b]0;owned\x07" + "x" * 5000, *WORDS[10:]]).reason
-    assert "\x1b" not in reason
-    assert len(reason) < 120
-
-
-@pytest.mark.slow
-def test_qwen_sizes_fit(tmp_path: Path) -> None:
-    """152,064 and 151,936 tokens differ by exactly what is allowed."""
-    files = []
-    for n_vocab in (152_064, 151_936):
-        shape = msgspec.structs.replace(SHAPES["tiny"], n_vocab=n_vocab, n_layer=1)
-        files.append(write_model(tmp_path / f"{n_vocab}.gguf", shape, "Q4_0"))
-    assert check_files(*files).ok
-
-
-tokens = st.lists(st.text("ab", max_size=2), min_size=1, max_size=12)
-
-
-@settings(max_examples=30)
-@given(first=tokens, second=tokens)
-def test_the_rule_is_the_same_from_both_sides_and_names_the_first_difference(
-    tmp_path_factory: pytest.TempPathFactory, first: list[str], second: list[str]
-) -> None:
-    folder = tmp_path_factory.mktemp("pair")
-    one = read_header(header_file(folder / "one.gguf", first, eos_token_id=None, bos_token_id=None))
-    two = read_header(header_file(folder / "two.gguf", second, eos_token_id=None, bos_token_id=None))
-    differing = [i for i in range(5, min(len(first), len(second))) if first[i] != second[i]]
-    found = check_pair(one, two)
-    assert found.ok is check_pair(two, one).ok is (not differing)
-    if differing:
-        assert found.reason.startswith(f"token {differing[0]} is ")
-
-
-# What llama.cpp itself makes of a header, as the judge of what we read from it.
-
-
-KINDS = {"none": 0, "SPM": 1, "BPE": 2, "WPM": 3, "UGM": 4, "RWKV": 5}
-SPM_WORDS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
-UNSAID = {"bos_token_id": None, "eos_token_id": None, "add_bos_token": None, "merges": ["w 1"]}
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        UNSAID,
-        UNSAID | {"pre": "llama-bpe"},
-        UNSAID | {"pre": "tekken"},
-        UNSAID | {"pre": "qwen2"},
-        UNSAID | {"pre": "llama-bpe", "add_bos_token": False},
-        UNSAID | {"tokens": WORDS[:8]},
-        UNSAID | {"bos_token_id": 999, "eos_token_id": 3},
-        {"add_eos_token": True, "add_bos_token": True},
-        UNSAID | {"model": "gemma4", "pre": None, "add_bos_token": False},
-        UNSAID | {"model": "llama", "tokens": SPM_WORDS, "scores": np.zeros(len(SPM_WORDS), np.float32)},
-        {"model": "llama", "tokens": SPM_WORDS, "scores": np.zeros(len(SPM_WORDS), np.float32), "eos_token_id": 4},
-        UNSAID | {"model": "bert", "tokens": ["[UNK]", *WORDS]},
-        UNSAID | {"model": "t5", "tokens": ["<pad>", "</s>", "<unk>", *WORDS]},
-    ],
-)
-def test_what_a_header_leaves_out_is_filled_in_as_llama_cpp_does(tmp_path: Path, more: dict[str, Any]) -> None:
-    file = header_file(tmp_path / "m.gguf", **more)
-    ours, theirs = vocabulary(read_header(file)), loaded_vocabulary(file)
-    assert KINDS[ours.kind] == theirs["kind"]
-    for field in ("add_bos", "add_eos", "bos", "eos", "n_tokens"):
-        assert getattr(ours, field) == theirs[field], field
-    assert ours.tokens is not None
-    assert ours.tokens[:] == theirs["texts"]
-
-
-def test_real_files_are_read_as_llama_cpp_reads_them(demo: dict[str, Path], tiny_model: Path) -> None:
-    for file in (demo["demo"], demo["demo-draft"], tiny_model):
-        ours, theirs = vocabulary(read_header(file)), loaded_vocabulary(file)
-        assert (ours.add_bos, ours.bos, ours.eos) == (theirs["add_bos"], theirs["bos"], theirs["eos"])
-        assert ours.tokens is not None
-        assert ours.tokens[:] == theirs["texts"]
-
-
 # Files and the cache.
 
 
@@ -215,22 +132,16 @@ def test_files_that_cannot_be_read(tmp_path: Path, demo: dict[str, Path]) -> Non
     assert not paths.pairs_file().exists()
 
 
-def test_a_pair_is_compared_once(demo: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    first = check_files(demo["demo"], demo["demo-draft"])
+def test_a_pair_is_compared_once(tmp_path: Path, demo: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = header_file(tmp_path / "stranger.gguf")
+    first, refused = check_files(demo["demo"], demo["demo-draft"]), check_files(demo["demo"], stranger)
     read: list[Path] = []
     monkeypatch.setattr(pairing, "read_header", lambda path: read.append(path) or read_header(path))
     assert check_files(demo["demo"], demo["demo-draft"]) == first
+    assert check_files(demo["demo"], stranger) == refused and not refused.ok
     assert not read
     check_files(demo["demo-q4"], demo["demo-draft"])
     assert read
-
-
-def test_a_reason_is_remembered_too(tmp_path: Path) -> None:
-    target, draft = header_file(tmp_path / "t.gguf"), header_file(tmp_path / "d.gguf", bos_token_id=1, model="llama")
-    first = check_files(target, draft)
-    assert not first.ok
-    assert check_files(target, draft) == first
-    assert [*json.loads(paths.pairs_file().read_bytes())["entries"].values()] == [first.reason]
 
 
 def test_a_file_that_changed_is_compared_again(tmp_path: Path) -> None:
@@ -243,8 +154,7 @@ def test_a_file_that_changed_is_compared_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{", b"[]", b'{"version": 2}', b'{"version": 1, "entries": {}}', b'{"version": 2, "entries": {"a": 5}}',
-        b"\xff\xfe", b"x" * ((1 << 20) + 1),
+        b"{", b'{"version": 2, "entries": {"a": 5}}', b"\xff\xfe",
     ],
 )  # fmt: skip
 def test_a_damaged_cache_is_an_empty_one(content: bytes, demo: dict[str, Path]) -> None:
@@ -252,12 +162,6 @@ def test_a_damaged_cache_is_an_empty_one(content: bytes, demo: dict[str, Path]) 
     paths.pairs_file().write_bytes(content)
     assert check_files(demo["demo"], demo["demo-draft"]).ok
     assert len(json.loads(paths.pairs_file().read_bytes())["entries"]) == 1
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(demo: dict[str, Path]) -> None:
-    paths.cache_dir().parent.mkdir(parents=True, exist_ok=True)
-    paths.cache_dir().write_text("a file where the folder should be")
-    assert check_files(demo["demo"], demo["demo-draft"]).ok
 
 
 # What is suggested.

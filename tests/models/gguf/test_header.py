@@ -17,7 +17,7 @@ from cpuchat.models.gguf.parse import BY_NAME, KEPT_TEXT, TYPES, LazyArray, Tens
 from tests.support.edited_gguf import edited
 
 
-def write_reference(path: Path, version: int = 3) -> Path:
+def write_reference(path: Path) -> Path:
     """Write a file with every kind of value and several tensor types, with the reference implementation."""
     writer = reference.GGUFWriter(path, "qwen2")
     writer.add_name("Tëst model")
@@ -48,10 +48,6 @@ def write_reference(path: Path, version: int = 3) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    if version != 3:
-        data = bytearray(path.read_bytes())
-        data[4:8] = struct.pack("<I", version)
-        path.write_bytes(data)
     return path
 
 
@@ -108,34 +104,11 @@ def test_the_name_is_without_the_format(sound: Path, tmp_path: Path, written: st
     assert read_header(edited(sound, tmp_path / "m.gguf", {"general.name": written})).name == shown
 
 
-def test_heads_of_keys_and_values_are_those_of_the_queries_unless_the_header_says(sound: Path, tmp_path: Path) -> None:
-    changes = {"qwen2.attention.head_count": [4, 2], "qwen2.attention.head_count_kv": None}
-    assert read_header(edited(sound, tmp_path / "m.gguf", changes)).heads_kv == [4, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "routed"),
-    [
-        ("blk.3.ffn_gate_up_exps.weight", True),
-        ("blk.3.ffn_down_exps.bias", True),
-        ("blk.3.ffn_up_chexps.weight", True),
-        ("blk.3.ffn_up_shexp.weight", False),
-        ("blk.3.ffn_norm_exps.weight", False),
-    ],
-)
-def test_which_tensors_are_the_experts_that_a_token_is_sent_to(name: str, routed: bool) -> None:
-    assert TensorInfo(name, (32,), "F32", 0, 128).is_routed == routed
-
-
 def test_very_long_texts_are_cut(sound: Path, tmp_path: Path) -> None:
     changes = {"tokenizer.huggingface.json": "x" * (12 << 20), "test.after": "here"}
     header = read_header(edited(sound, tmp_path / "m.gguf", changes))
     assert header.text("tokenizer.huggingface.json") == "x" * KEPT_TEXT
     assert (header.text("test.after"), len(header.tensors)) == ("here", len(read_header(sound).tensors))
-
-
-def test_version_2_is_read(tmp_path: Path) -> None:
-    assert read_header(write_reference(tmp_path / "v2.gguf", version=2)).version == 2
 
 
 def test_type_table_agrees_with_the_reference() -> None:
@@ -146,27 +119,9 @@ def test_type_table_agrees_with_the_reference() -> None:
     assert BY_NAME["Q4_K"].bits_per_weight == 4.5
 
 
-def test_a_vocabulary_costs_little(tmp_path: Path) -> None:
-    writer = reference.GGUFWriter(path := tmp_path / "vocab.gguf", "llama")
-    writer.add_token_list([f"token {i}" for i in range(150_000)])
-    writer.add_token_merges([f"to ken{i}" for i in range(150_000)])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    header = read_header(path)
-    tokens = header.metadata["tokenizer.ggml.tokens"]
-    assert isinstance(tokens, LazyArray)
-    assert len(tokens) == header.n_vocab == 150_000
-    assert tokens.first(2) == ["token 0", "token 1"]
-    assert tokens[149_999] == "token 149999"
-    assert tokens[1:3] == ["token 1", "token 2"]
-
-
-@pytest.mark.parametrize("lost", [1, 100, 3000])
-def test_truncated_data_names_the_tensor(sound: Path, tmp_path: Path, lost: int) -> None:
+def test_truncated_data_names_the_tensor(sound: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(sound, tmp_path / "short.gguf"))
-    size = copy.stat().st_size - 31 - lost  # up to 31 bytes of padding follow the last tensor
+    size = copy.stat().st_size - 31 - 100  # up to 31 bytes of padding follow the last tensor
     with copy.open("r+b") as file:
         file.truncate(size)
     with pytest.raises(ModelDamaged, match=rf"truncated: tensor '.*' ends at byte \d+, the file has {size}"):
@@ -206,41 +161,21 @@ def test_a_flipped_tensor_offset_is_noticed(sound: Path, tmp_path: Path) -> None
         read_header(patched(sound, at + 2, bytes([data[at + 2] ^ 1]), tmp_path))
 
 
-def test_other_files_are_told_apart(tmp_path: Path) -> None:
-    other = tmp_path / "model.gguf"
-    other.write_bytes(b"PK\x03\x04 this is a zip file")
-    with pytest.raises(ModelDamaged, match="not a GGUF file: it is a compressed file or an archive"):
-        read_header(other)
-    other.write_bytes(b"\xf0\x00\x01\x02")
-    with pytest.raises(ModelDamaged, match="not a GGUF file: bad magic 0xf0000102"):
-        read_header(other)
-    other.write_bytes(b"")
-    with pytest.raises(ModelDamaged, match="empty"):
-        read_header(other)
-    with pytest.raises(ModelNotFound):
-        read_header(tmp_path / "nowhere.gguf")
-    with pytest.raises(CpuchatError):
-        read_header(tmp_path)
-    other.write_bytes(struct.pack(">4sIQQ", b"GGUF", 3, 0, 0))
-    with pytest.raises(ModelUnsupported, match="big-endian"):
-        read_header(other)
-
-
 @pytest.mark.parametrize(
-    ("number", "name", "instead"), [(31, "Q4_0_4_4", "Q4_0"), (33, "Q4_0_8_8", "Q4_0"), (36, "IQ4_NL_4_4", "IQ4_NL")]
+    ("number", "what", "hint"),
+    [
+        (31, "retired type Q4_0_4_4", "Use the Q4_0 file"),
+        (36, "retired type IQ4_NL_4_4", "Use the IQ4_NL file"),
+        (200, "type 200, which", "use a standard file"),
+    ],
 )
-def test_repacked_files_of_old_are_named(number: int, name: str, instead: str, sound: Path, tmp_path: Path) -> None:
+def test_types_that_ggml_does_not_have_are_named(
+    number: int, what: str, hint: str, sound: Path, tmp_path: Path
+) -> None:
     at = sound.read_bytes().index(b"blk.0.Q4_0.weight") + len("blk.0.Q4_0.weight") + 4 + 16
-    with pytest.raises(ModelUnsupported, match=f"retired type {name}") as caught:
+    with pytest.raises(ModelUnsupported, match=what) as caught:
         read_header(patched(sound, at, struct.pack("<I", number), tmp_path))
-    assert f"Use the {instead} file" in caught.value.hint
-
-
-def test_types_of_other_programs_are_told(sound: Path, tmp_path: Path) -> None:
-    at = sound.read_bytes().index(b"blk.0.Q4_0.weight") + len("blk.0.Q4_0.weight") + 4 + 16
-    with pytest.raises(ModelUnsupported, match="type 200, which") as caught:
-        read_header(patched(sound, at, struct.pack("<I", 200), tmp_path))
-    assert "use a standard file" in caught.value.hint
+    assert hint in caught.value.hint
 
 
 def lying(kind: str) -> bytes:
@@ -276,13 +211,6 @@ def test_lengths_are_checked_before_memory_is_taken(kind: str, tmp_path: Path) -
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("name", ["m-00001-of-00000", "m-00000-of-00002", "m-00003-of-00002", "m-00001-of-99999"])
-def test_names_that_only_look_like_parts(name: str, sound: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copy(sound, tmp_path / f"{name}.gguf"))
-    assert split_parts(path) is None
-    assert read_model(path).path == path
 
 
 def test_split_models(sound: Path, tmp_path: Path) -> None:

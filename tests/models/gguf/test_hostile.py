@@ -24,7 +24,7 @@ from tests.models.gguf.test_header import write_reference
 
 pytestmark = pytest.mark.slow
 
-N_MUTATED = 80
+N_MUTATED = 40
 MB = 1 << 20
 
 
@@ -144,9 +144,7 @@ def tensors(count: int) -> bytes:
 
 # As much as the limits of `parse` allow.
 LARGEST: dict[str, Callable[[], bytes]] = {
-    "strings": lambda: head(0, 1) + strings(b"k", [b""] * MAX_STRINGS),
     "vocabulary": lambda: with_vocabulary(3 << 17, b"%x", b"\n"),
-    "long tokens": lambda: with_vocabulary(3 << 17, b"%0140x", b"\n"),
     "long strings": lambda: head(0, 1) + strings(b"k", ["🙂".encode() * MB] * 15),
     "text": lambda: (
         head(0, 7)
@@ -154,11 +152,6 @@ LARGEST: dict[str, Callable[[], bytes]] = {
         + string(b"k")
         + text(b"x" * (MAX_HEADER - 7 * MB))
     ),
-    "bytes": lambda: (
-        head(0, 15)
-        + b"".join(string(b"%d" % i) + struct.pack("<IIQ", 9, 0, MAX_VALUES) + bytes(MAX_VALUES) for i in range(15))
-    ),
-    "numbers": lambda: head(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 12, MAX_VALUES) + bytes(8 * MAX_VALUES),
     "settings": lambda: (
         head(0, MAX_ENTRIES)
         + b"".join(string(b"k%d" % i) + struct.pack("<I", 8) + string(b"x" * 100) for i in range(MAX_ENTRIES))
@@ -185,7 +178,6 @@ TOO_LARGE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: head(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 0, MAX_VALUES + 1) + bytes(MAX_VALUES + 1),
         "more than any valid header",
     ),
-    "settings": (lambda: head(0, MAX_ENTRIES + 1) + bytes(14 * MAX_ENTRIES + 14), "are too many"),
     "tensors": (lambda: head(MAX_TENSORS + 1, 0) + tensors(MAX_TENSORS + 1), "are too many"),
     "bytes": (lambda: head(0, 1) + strings(b"k", [bytes(MAX_HEADER)]), "beyond the longest valid header"),
 }
@@ -196,22 +188,3 @@ def test_beyond_the_limits(reader: Reader, kind: str) -> None:
     content, words = TOO_LARGE[kind]
     answer = reader.read(content())
     assert answer.startswith("ModelDamaged") and words in answer, answer
-
-
-@pytest.mark.timeout(180)
-async def test_mutated_models_in_a_real_worker(tmp_path: Path, tiny_model: Path) -> None:
-    """Each is answered with, refused, or ends the worker, all of which is a typed error."""
-    sound = tiny_model.read_bytes()
-    known, rng = fields(sound), random.Random(7)
-    backend = LocalBackend(log_dir=tmp_path / "logs")
-    fates: list[str] = []
-    try:
-        for number in range(7):
-            path = tmp_path / f"{number}.gguf"
-            path.write_bytes(mutated(sound, known, rng))
-            fates.append(await load(backend, path))
-    finally:
-        await backend.close()
-    assert "answered" in fates and "model_damaged" in fates
-    assert set(fates) <= {"answered", "model_damaged", "model_unsupported", "usage", "does_not_fit", "template", "worker_died"}
-    assert not any("Traceback" in log.read_text() for log in (tmp_path / "logs").iterdir())

@@ -85,45 +85,6 @@ def test_every_type_of_tensor_that_the_package_writes(tmp_path: Path) -> None:
         assert data_of(path, tensor, header.data_offset) == expected.tobytes()
 
 
-def test_every_type_of_tensor_that_we_write(tmp_path: Path) -> None:
-    def source(kind: GGMLType) -> TensorSource:
-        return TensorSource(kind.name, (2 * kind.block, _ROWS), kind.name, lambda: (content(kind),))
-
-    sources = [source(TYPES[kind.value]) for kind in _KINDS]
-    path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, sources)
-    reader = reference.GGUFReader(path)
-    assert [tensor.name for tensor in reader.tensors] == [kind.name for kind in _KINDS]
-    for tensor in reader.tensors:
-        kind = BY_NAME[tensor.name]
-        assert tensor.tensor_type.name == kind.name
-        assert tuple(int(n) for n in tensor.shape) == (2 * kind.block, _ROWS)
-        assert tensor.data.tobytes() == content(kind).tobytes()
-
-
-def test_every_type_of_value_that_we_write(tmp_path: Path) -> None:
-    singles: dict[str, tuple[Any, reference.GGUFValueType]] = {
-        "bool": (True, Value.BOOL),
-        "small": (4_294_967_295, Value.UINT32),
-        "large": (4_294_967_296, Value.UINT64),
-        "negative": (-2_147_483_648, Value.INT32),
-        "factor": (0.5, Value.FLOAT32),
-        "text": ("Grüße 🙂\n", Value.STRING),
-    }
-    arrays: dict[str, tuple[Any, reference.GGUFValueType]] = {
-        "strings": (["", "ü", "🙂"], Value.STRING),
-        "ints": ([-1, 2], Value.INT32),
-        "floats": ([0.5, -2.0], Value.FLOAT32),
-        "unsigned": (np.array([1, 4_294_967_295], np.uint32), Value.UINT32),
-        "flags": (np.array([True, False]), Value.BOOL),
-    }
-    written = {"general.architecture": "llama"} | {key: value for key, (value, _) in (singles | arrays).items()}
-    fields = reference.GGUFReader(write_gguf(tmp_path / "m.gguf", written, [])).fields
-    for key, (value, kind) in singles.items():
-        assert (fields[key].types, fields[key].contents()) == ([kind], value)
-    for key, (value, kind) in arrays.items():
-        assert (fields[key].types, fields[key].contents()) == ([Value.ARRAY, kind], list(value))
-
-
 def test_sizes_are_those_of_ggml() -> None:
     def function(name: str, result: Any) -> Any:
         found = llama._lib[name]  # an object of our own: the package's prototypes stay as they are

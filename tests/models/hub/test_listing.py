@@ -26,31 +26,18 @@ def files(paths: Sequence[str]) -> list[HubFile]:
     ("path", "quantization"),
     [
         ("Qwen2.5-7B-Instruct-Q4_K_M.gguf", "Q4_K_M"),  # bartowski
-        ("Qwen2.5-7B-Instruct-Q6_K_L.gguf", "Q6_K_L"),
         ("Qwen2.5-7B-Instruct-Q4_0_8_8.gguf", "Q4_0_8_8"),
-        ("Qwen_Qwen3-8B-IQ4_XS.gguf", "IQ4_XS"),
         ("google_gemma-3-12b-it-qat-Q4_0.gguf", "QAT-Q4_0"),
         ("Qwen_Qwen3-8B-bf16.gguf", "BF16"),
-        ("Llama-3.3-70B-Instruct-Q8_0/Llama-3.3-70B-Instruct-Q8_0-00001-of-00002.gguf", "Q8_0"),
-        ("Qwen3-30B-A3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),  # unsloth
         ("UD-IQ2_XXS/DeepSeek-V3-UD-IQ2_XXS-00001-of-00005.gguf", "UD-IQ2_XXS"),
-        ("BF16/Qwen3-8B-BF16-00001-of-00002.gguf", "BF16"),
         ("BF16/model-00001-of-00002.gguf", "BF16"),
-        ("UD-TQ1_0/Kimi-K2.gguf", "UD-TQ1_0"),
-        ("gpt-oss-20b-Q8_0.gguf", "Q8_0"),
         ("Athene-V2-Chat.i1-IQ3_M.gguf", "IQ3_M"),  # mradermacher
-        ("Athene-V2-Chat.Q4_K_S.gguf", "Q4_K_S"),
-        ("Athene-V2-Chat.f16.gguf", "F16"),
         ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),  # ggml-org
         ("Qwen3-Next-80B-A3B-MXFP4_MOE.gguf", "MXFP4_MOE"),
-        ("qwen2.5-1.5b-instruct-q4_0.gguf", "Q4_0"),  # Qwen, Google
         ("qwen2.5-1.5b-instruct-fp16.gguf", "F16"),
-        ("ggml-model-q4_k.gguf", "Q4_K"),
         ("llama-2-7b-chat.Q2_K.GGUF", "Q2_K"),  # TheBloke
-        ("mistral-7b-IQ4_NL.gguf", "IQ4_NL"),
         ("Model-F16-Q5_K_M.gguf", "Q5_K_M"),
         ("Meta-Llama-3-8B.gguf", ""),
-        ("stories260K.gguf", ""),
         ("Q4.gguf", ""),
         ("Qwen3-8B-IQ4_XSmall.gguf", ""),
     ],
@@ -81,11 +68,6 @@ def test_missing_parts_make_a_model_incomplete(numbers: tuple[int, ...]) -> None
     assert not model.complete
 
 
-def test_split_models_of_one_name_in_different_folders_stay_apart() -> None:
-    paths = [f"{folder}/model-{n:05d}-of-00002.gguf" for folder in ("Q4_K_M", "Q8_0") for n in (1, 2)]
-    assert [model.quantization for model in models_of(files(paths))] == ["Q4_K_M", "Q8_0"]
-
-
 def test_projectors_and_importance_matrices_are_no_models() -> None:
     paths = [
         "Qwen3-VL-8B-Q4_K_M.gguf",
@@ -111,11 +93,8 @@ def test_projectors_and_importance_matrices_are_no_models() -> None:
     [
         "eagle3-gpt-oss-20b-Q8_0.gguf",  # ggml-org/gpt-oss-20b-GGUF
         "mtp-Qwen3.5-27B-Q8_0.gguf",
-        "MTP-Q4_K_M.gguf",
-        "dflash-Qwen3-8B-BF16.gguf",
         "Qwen3-8B-DFlash-b16-Q8_0.gguf",
         "Qwen3-8B_eagle3-F16.gguf",
-        "EAGLE3/gpt-oss-120b-Q8_0.gguf",
         "MTP/head-Q8_0.gguf",
         "eagle3/big-00001-of-00002.gguf",
     ],
@@ -129,19 +108,11 @@ def test_heads_are_no_models(path: str) -> None:
     [
         "Qwen3.5-27B-MTP-Q4_K_M.gguf",  # holds its head itself
         "eagle-7b-Q4_K_M.gguf",
-        "Eagle2-9B-Q8_0.gguf",
         "mtpilot-Q8_0.gguf",
-        "gpt-oss-20b-mxfp4.gguf",
     ],
 )
 def test_names_like_those_of_heads_are_models(path: str) -> None:
     assert [model.kind for model in models_of(files([path]))] == ["model"]
-
-
-def test_other_files_are_left_out_and_the_smallest_model_comes_first() -> None:
-    paths = ["b-Q4_K_M.gguf", "README.md", "config.json", "a-Q8_0.gguf", "weights.safetensors", "x.gguf.md"]
-    listed = models_of(reversed(files(paths)))
-    assert [model.name for model in listed] == ["b-Q4_K_M", "a-Q8_0"]
 
 
 @pytest.mark.parametrize(
@@ -149,29 +120,18 @@ def test_other_files_are_left_out_and_the_smallest_model_comes_first() -> None:
     [
         "../evil.gguf",
         "a/../../evil.gguf",
-        "a/..",
         "/etc/passwd",
-        "//server/share.gguf",
         "C:\\evil.gguf",
-        "C:evil.gguf",
         "a\\..\\..\\evil.gguf",
-        "file.gguf:stream",
         "a//b.gguf",
-        "./a.gguf",
         "",
-        "a/",
         "a\0.gguf",
         "a\x1b[31m.gguf",
-        "a\n.gguf",
         "model\u202efugg.exe",
-        "a\u200b.gguf",
         "CON",
         "sub/nul.gguf",
-        "com1.gguf",
         "trailing. ",
-        "folder./a.gguf",
         "x" * 252 + ".gguf",
-        "ä" * 130 + ".gguf",
         "/".join(["folder"] * 200),
     ],
 )

@@ -66,13 +66,6 @@ def test_a_file_that_the_real_client_downloads_is_found_by_the_library(
     assert (model.repo, model.path, model.damaged) == (REPO, path, None)
 
 
-@pytest.mark.slow
-def test_a_server_in_trouble_is_asked_again(hub_server: HubServer, api: HfApi, tmp_path: Path) -> None:
-    hub_server.add(REPO, {NAME: b"GGUF" * 1000})
-    hub_server.fault(REPO, NAME, Fault(cut_after=100))
-    assert download(hub_server, tmp_path).read_bytes() == b"GGUF" * 1000
-
-
 def test_who_may_read_what(hub_server: HubServer, api: HfApi, tmp_path: Path) -> None:
     hub_server.add(REPO, {NAME: b"GGUF"}, gated=True)
     hub_server.add("some/closed", {NAME: b"GGUF"}, private=True)
@@ -84,13 +77,3 @@ def test_who_may_read_what(hub_server: HubServer, api: HfApi, tmp_path: Path) ->
     assert download(hub_server, tmp_path, token=TOKEN).read_bytes() == b"GGUF"
     assert api.model_info("some/closed", token=TOKEN).private
     assert api.whoami(token=TOKEN)["name"] == "tester"
-
-
-def test_what_is_not_there_is_told_apart(hub_server: HubServer, api: HfApi, tmp_path: Path) -> None:
-    hub_server.add(REPO, {"other.gguf": b"GGUF"})
-    with pytest.raises(RemoteEntryNotFoundError):
-        download(hub_server, tmp_path)
-    with pytest.raises(RevisionNotFoundError):
-        api.model_info(REPO, revision="gone")
-    with pytest.raises(RepositoryNotFoundError):
-        api.model_info("no/such")

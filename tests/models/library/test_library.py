@@ -53,26 +53,14 @@ def test_the_current_revision_wins(no_demo: Path, tmp_path: Path, model: Path) -
     assert {m.path for m in Library(cache=cache).local_models()} == {new, old}
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {},
-        {"HF_HUB_CACHE": "/x/hub"},
-        {"HUGGINGFACE_HUB_CACHE": "~/y"},
-        {"HF_HOME": "$HOME/z"},
-        {"XDG_CACHE_HOME": "/c"},
-    ],
-)
-def test_the_cache_is_where_its_library_has_it(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
-    environment = {k: v for k, v in os.environ.items() if k not in names} | variables
-    code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    theirs = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    for name in names:
+def test_the_cache_is_where_its_library_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert str(hub_cache()) == theirs.stdout.strip()
+    code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
+    for name, value in (("XDG_CACHE_HOME", "/c"), ("HF_HOME", "$HOME/z"), ("HUGGINGFACE_HUB_CACHE", "~/y")):
+        monkeypatch.setenv(name, value)  # each goes before those that are set already
+        theirs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert str(hub_cache()) == theirs.stdout.strip()
 
 
 def test_folders_are_searched_deep_and_circles_end(no_demo: Path, tmp_path: Path, model: Path) -> None:
@@ -112,7 +100,7 @@ def test_what_is_no_language_model_is_left_out(no_demo: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("architecture", "layer", "n_heads"),
-    [("eagle3", 0, 0), ("dflash", 0, 0), ("gemma4-assistant", 0, 0), ("qwen35", 24, 1)],
+    [("eagle3", 0, 0), ("qwen35", 24, 1)],
 )
 def test_a_head_in_a_file_of_its_own_is_listed_as_one(
     no_demo: Path, tmp_path: Path, model: Path, architecture: str, layer: int, n_heads: int
@@ -133,15 +121,6 @@ def test_a_head_in_a_file_of_its_own_is_listed_as_one(
     assert "draft head" in (only.damaged or "")
     assert library.verify(only).state == "unchecked"
     assert read_header(only.path).other == "a draft head"
-
-
-def test_a_mixture_tells_its_experts(no_demo: Path, tmp_path: Path) -> None:
-    write_model(tmp_path / "m.gguf", TINY_MOE, "Q4_K_M")
-    [found] = Library([tmp_path], cache=tmp_path / "none").local_models()
-    assert (found.n_expert, found.n_expert_used) == (TINY_MOE.n_expert, TINY_MOE.n_expert_used)
-    assert found.n_params_active < found.n_params
-    assert found.work is not None
-    assert (found.work.n_expert, found.work.n_expert_used) == (found.n_expert, found.n_expert_used)
 
 
 def test_what_is_missing_is_said(no_demo: Path, tmp_path: Path, model: Path) -> None:
@@ -188,14 +167,6 @@ def test_a_content_that_no_revision_names_is_in_the_list(no_demo: Path, tmp_path
     assert found.damaged == "Partial download: complete, but not linked into a snapshot."
 
 
-def test_a_repository_without_an_owner(no_demo: Path, tmp_path: Path, model: Path) -> None:
-    path = cached(tmp_path, "gpt2", "gpt2-q8_0.gguf", model)
-    library = Library(cache=tmp_path)
-    [found] = library.local_models()
-    assert (found.repo, found.path) == ("gpt2", path)
-    assert library.resolve("gpt2") == library.resolve("gpt2:Q8_0") == path
-
-
 def test_a_folder_around_the_cache_does_not_make_its_files_the_users(
     no_demo: Path, tmp_path: Path, model: Path
 ) -> None:
@@ -205,15 +176,6 @@ def test_a_folder_around_the_cache_does_not_make_its_files_the_users(
     beside = Path(shutil.copy(model, cache / "beside.gguf"))
     found = Library([tmp_path], cache=cache).local_models()
     assert [(m.source, m.path.name) for m in found] == [("huggingface", "m.gguf"), ("folder", beside.name)]
-
-
-def test_what_was_quantized_here_is_in_the_list(no_demo: Path, tmp_path: Path, model: Path) -> None:
-    paths.made_models_dir().mkdir(parents=True)
-    made = Path(shutil.copy(model, paths.made_models_dir() / "made.gguf"))
-    library = Library(cache=tmp_path / "none")
-    [found] = library.local_models()
-    assert found.path == made
-    assert library.deletion(found).files == (made,)
 
 
 def test_headers_are_read_once(no_demo: Path, tmp_path: Path, model: Path) -> None:
@@ -230,7 +192,7 @@ def test_headers_are_read_once(no_demo: Path, tmp_path: Path, model: Path) -> No
     assert Library([folder], cache=tmp_path / "none").local_models()[0].damaged
 
 
-@pytest.mark.parametrize("kept", [b"", b"{", b"\xff", b'{"version": 1, "entries": {"x": {"n_params": "many"}}}', b"[]"])
+@pytest.mark.parametrize("kept", [b"{", b'{"version": 1, "entries": {"x": {"n_params": "many"}}}'])
 def test_a_damaged_memory_of_headers_does_no_harm(no_demo: Path, tmp_path: Path, model: Path, kept: bytes) -> None:
     paths.library_file().parent.mkdir(parents=True)
     paths.library_file().write_bytes(kept)
@@ -238,22 +200,6 @@ def test_a_damaged_memory_of_headers_does_no_harm(no_demo: Path, tmp_path: Path,
     [found] = library.local_models()
     assert found.architecture == "qwen2"
     assert Library([model.parent], cache=tmp_path / "none").local_models() == [found]
-
-
-def test_a_cache_folder_that_cannot_be_written_does_no_harm(no_demo: Path, tmp_path: Path, model: Path) -> None:
-    paths.cache_dir().parent.mkdir(parents=True, exist_ok=True)
-    paths.cache_dir().touch()  # a file where the folder belongs
-    [found] = Library([model.parent], cache=tmp_path / "none").local_models()
-    assert found.damaged is None
-
-
-def test_a_changed_file_is_read_again(no_demo: Path, tmp_path: Path, model: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(b"GGUF")
-    library = Library([tmp_path], cache=tmp_path / "none")
-    assert library.local_models()[0].damaged
-    shutil.copy(model, path)
-    assert library.local_models()[0].damaged is None
 
 
 def test_importing_the_library_stays_cheap() -> None:

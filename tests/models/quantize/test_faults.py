@@ -69,13 +69,6 @@ def test_a_process_that_is_killed_is_told(large: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_taken_away_is_told(large: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.gguf"
-    error = stop_when_begun(job(large, out, "IQ4_XS"), (tmp_path / f"out.gguf{PART}").unlink)
-    assert isinstance(error, QuantizeFailed) and "Cannot write" in error.message
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_room_is_looked_for_before_anything_is_written(tmp_path: Path) -> None:
     """A source whose vocabulary would take more as F32 than there is free."""
     small = big_header("0.5b", "Q8_0")

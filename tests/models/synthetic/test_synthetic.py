@@ -80,11 +80,7 @@ def test_any_text_becomes_tokens_and_comes_back(tmp_path: Path) -> None:
         assert llama.tokens("<|im_start|>user\n")[0] == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [("0.5b", 0.49), ("1.5b", 1.54), ("3b", 3.09), ("7b", 7.61), ("8b", 8.03), ("14b", 14.8), ("32b", 32.8),
-     ("70b", 70.6), ("30b-a3b", 30.5)],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "billions"), [("0.5b", 0.49), ("7b", 7.61), ("70b", 70.6), ("30b-a3b", 30.5)])
 def test_shapes_have_the_published_number_of_parameters(name: str, billions: float) -> None:
     s = SHAPES[name]
     attention = s.n_embd * s.head_size * 2 * (s.n_head + s.n_head_kv)
