@@ -4,8 +4,8 @@
 
 Sound files (small ones of seven architectures, the demo draft, and one with every kind of value) have fields of their
 headers replaced, cut, moved, filled with escape sequences, or are cut short. Each is given to `cpuchat models show` in
-one warm process; a sample of those that are read is loaded by a real worker and answers with four tokens. Contradictions
-on which llama.cpp aborts may end the worker, which says so; the next load starts another.
+one warm process; a sample of those that are read is loaded by a real worker and answers with four tokens.
+Contradictions on which llama.cpp aborts end the worker, which says so; the next load starts another.
 
 Bars: no traceback and no other end than an answer or a typed error; nothing that takes over 20 s; no file written
 outside the folders of cpuchat; at most 1 GB of memory; no control character on the terminal. Exit status 1 when one

@@ -114,10 +114,9 @@ def repacked(
 ) -> Iterator[tuple[TensorInfo, RepackFormat, int]]:
     """Yield the tensors of which `cpu` needs a copy, its format, and its bytes (AMX adds sums to some blocks, and a
     group of cpuchat's kernels ends on a cache line). `ours` is that of `format_of`."""
-    tied = not any(t.name == "output.weight" for t in header.tensors)
+    head = header.output_matrix  # rows of the embedding table are looked up; only as the head it is multiplied with
     for tensor in header.tensors:
-        # Rows of the embedding table are looked up; it is multiplied with only as the head of a tied model.
-        if tensor.name.startswith("blk.") or tensor.name == ("token_embd.weight" if tied else "output.weight"):
+        if tensor.name.startswith("blk.") or tensor.name == head:
             layout = _layout(tensor, cpu, ours)
             if layout is not None:
                 yield tensor, layout, _copy_bytes(tensor, layout)
@@ -432,8 +431,8 @@ def _bytes_per_token(header: GGUFHeader) -> int:
     """Return the bytes of the weights that one token uses: of a mixture of experts, those of its experts."""
     experts = max(header.number("expert_count"), 1)
     used = header.number("expert_used_count") or experts
-    tied = not any(t.name == "output.weight" for t in header.tensors)
-    weights = (t for t in header.tensors if tied or t.name != "token_embd.weight")
+    head = header.output_matrix
+    weights = (t for t in header.tensors if t.name == head or t.name != "token_embd.weight")
     return sum(t.nbytes * used // experts if t.is_routed else t.nbytes for t in weights)
 
 
@@ -490,9 +489,9 @@ def required_memory(
     """Return the memory for the model of `header` (of `read_model`) with a context of `n_ctx` tokens.
 
     Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
-    memory is read from disk again for every token. Tables of `lazy_bytes` are `reclaimable`. What cpuchat's kernels lay out is given back to the page cache at once.
-    `n_outputs` is the number of positions of one batch whose logits are kept (cparams.n_outputs_max), `n_rs_seq` that
-    of the snapshots of a recurrent state.
+    memory is read from disk again for every token. Tables of `lazy_bytes` are `reclaimable`. What cpuchat's kernels lay
+    out is given back to the page cache at once. `n_outputs` is the number of positions of one batch whose logits are
+    kept (cparams.n_outputs_max), `n_rs_seq` that of the snapshots of a recurrent state.
     """
     cpu = engine_cpu(options.cpu_module)
     copied = list(repacked(header, cpu, chosen_types(cpu, options.kernels))) if options.use_repack else []

@@ -17,6 +17,7 @@ from cpuchat.models.hub.repository import ModelData
 from cpuchat.models.support import scalar_types, why_unsupported
 from cpuchat.models.traffic import bytes_per_token, table_bytes
 from cpuchat.protocol.messages import LoadOptions
+
 # A template that writes any role verbatim supports system messages.
 _FEATURES = {
     "system": re.compile(r"\bsystem\b|\{\{[^{}]*\brole\b"),

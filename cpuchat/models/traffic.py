@@ -49,7 +49,7 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
     """Return the work of a pass of the model of `header` (of `read_model`), loaded with `options`. `alike` as of
     `ModelWork`: 0 for random tokens, `ALIKE` for text."""
     n_expert = header.number("expert_count")
-    head = head_of(header)
+    head = header.output_matrix
     parts: dict[str, list[Weights]] = {"dense": [], "head": [], "experts": []}
     row = 0
     for tensor in header.tensors:
@@ -76,12 +76,6 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
     )
 
 
-def head_of(header: GGUFHeader) -> str:
-    """Return the name of the output matrix: in tied models the embedding table, all of which is read as such."""
-    tied = all(tensor.name != "output.weight" for tensor in header.tensors)
-    return "token_embd.weight" if tied else "output.weight"
-
-
 def is_table(tensor: TensorInfo) -> bool:
     """Return whether rows of the tensor are looked up: embeddings of tokens, of layers, of n-grams."""
     return _TABLE.fullmatch(tensor.name) is not None
@@ -89,7 +83,7 @@ def is_table(tensor: TensorInfo) -> bool:
 
 def table_bytes(header: GGUFHeader) -> int:
     """Return the bytes of the tables of which a token reads rows only."""
-    head = head_of(header)
+    head = header.output_matrix
     return sum(tensor.nbytes for tensor in header.tensors if is_table(tensor) and tensor.name != head)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +12,7 @@ from cpuchat.base import paths
 from cpuchat.config.settings import parse
 from cpuchat.costs.calibrations import Calibration, Calibrations
 from cpuchat.costs.fit import Observation
-from cpuchat.costs.model import ALIKE, CostProfile, compute_ceiling, pass_cost, usual_profile
+from cpuchat.costs.model import CostProfile, compute_ceiling, pass_cost, usual_profile
 from cpuchat.costs.products import ProductRate
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
@@ -85,15 +84,6 @@ def test_before_a_probe_products_count_that_a_load_measured(disturbed: bool) -> 
     assert now.product("Q8_0") == start.product("Q8_0")
 
 
-def test_a_probe_makes_the_profile() -> None:
-    CostLog(CPUS).probed(probe(TRUE))
-    profile, source = CostLog(CPUS).costs(START)[:2]
-    assert source == "probe of 2 cores"
-    for shape in ("1.5b", "30b-a3b"):
-        model = work(shape, "Q4_K_M", 4)
-        assert decode_rate(profile, model, 100) == pytest.approx(decode_rate(TRUE, model, 100), rel=0.05)
-
-
 def test_other_cores_and_another_engine_have_other_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     CostLog(CPUS).probed(probe(TRUE))
     assert CostLog((0,)).costs(START)[:2] == (START, "")
@@ -116,9 +106,7 @@ def test_a_calibration_counts_until_an_answer_does(small: Path) -> None:
     assert factor(small) == pytest.approx(2 * own, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"predicted_n": 64}, {"cpu_wait": 0.2}, {"draft_n": 1}], ids=str
-)
+@pytest.mark.parametrize("changes", [{"predicted_n": 64}, {"cpu_wait": 0.2}, {"draft_n": 1}], ids=str)
 def test_only_long_quiet_answers_without_drafts_tell_what_decoding_costs(
     small: Path, changes: dict[str, object]
 ) -> None:
@@ -189,16 +177,6 @@ def test_other_cores_are_scaled_from_the_probe_that_shares_most_with_them() -> N
     assert halved == pytest.approx(0.5, rel=0.1)
     most = compute_ceiling(whole.profile, large) / len(every)
     assert compute_ceiling(costs.profile, large) == pytest.approx(most, rel=0.02)
-
-
-def test_a_disturbed_chat_with_a_small_model_changes_no_other_prediction(small: Path) -> None:
-    """After a chat at 41 % of its speed with a small model, a list promised half the true speed for all others."""
-    CostLog(CPUS).probed(probe(TRUE))
-    large = work("8b", "Q4_K_M")
-    before = decode_rate(CostLog(CPUS).costs(START).profile, large, 500)
-    model, timings = chatted(small, pass_ms=())
-    UsageLog().answered(model, msgspec.structs.replace(timings, predicted_ms=timings.predicted_ms / 0.41))
-    assert decode_rate(CostLog(CPUS).costs(START).profile, large, 500) == pytest.approx(before, rel=0.03)
 
 
 def test_without_a_probe_large_models_tell_how_fast_others_are_and_small_ones_do_not(small: Path) -> None:

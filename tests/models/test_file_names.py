@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.models.file_names import PREFERRED, rank, without_prefix, without_quantization
+from cpuchat.models.file_names import PREFERRED, rank, without_quantization
 
 
 @pytest.mark.parametrize(

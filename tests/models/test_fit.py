@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import gguf as reference
 import msgspec
-import numpy as np
 import pytest
 
 from cpuchat.base.errors import DoesNotFit
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models import fit
 from cpuchat.models.gguf.header import GGUFHeader, read_header
-from cpuchat.models.gguf.parse import LazyArray, TensorInfo
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.models.synthetic.model import header_of as header_of_shape
 from cpuchat.protocol.messages import LoadOptions

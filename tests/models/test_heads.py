@@ -9,7 +9,7 @@ import pytest
 from cpuchat.base.errors import DraftMismatch
 from cpuchat.models.fit import draft_memory, kv_bytes
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.heads import HeadKind, difference, included_layers, kind_named, kind_of, require_head
+from cpuchat.models.heads import HeadKind, difference, kind_named, kind_of, require_head
 from cpuchat.protocol.messages import LoadOptions
 from tests.support.head_files import WORDS, mtp_head_file, tap_head_file, target_file
 

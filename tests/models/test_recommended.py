@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from cpuchat.base import paths
 from cpuchat.config.settings import SamplingSection, Settings
 from cpuchat.models.catalog import NO_RECOMMENDATION, Recommended, load_catalog, recommended
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import Sampling
 from tests.support.edited_gguf import edited
 

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from cpuchat.base.errors import ModelDamaged, ModelUnsupported
-from cpuchat.config.settings import Settings
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import require_loadable
 from cpuchat.models.support import check_supported, load_refusal, why_unknown, why_unsupported
 from cpuchat.models.synthetic.model import from_array, write_gguf
 from tests.cli.models.places import folder_setting

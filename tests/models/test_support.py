@@ -15,25 +15,21 @@ from cpuchat.base.errors import ModelUnsupported
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models import fit
-from cpuchat.models.catalog import estimate_entry, load_catalog
-from cpuchat.models.file_names import engine_knows, quantization_of
+from cpuchat.models.catalog import load_catalog
+from cpuchat.models.file_names import engine_knows
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_header, read_model
-from cpuchat.models.hub.client import Hub
 from cpuchat.models.inspect import inspect
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Machine, require_loadable
-from cpuchat.models.prediction import predict, predict_repository
+from cpuchat.models.prediction import predict
 from cpuchat.models.support import check_supported, scalar_types, why_unsupported
-from cpuchat.models.traffic import main_type
-from cpuchat.planner.plan import PlannedWorkload, make_plan
-from cpuchat.planner.specs import find_machine, find_model, from_catalog, from_header
+from cpuchat.planner.specs import find_model, from_header
 from cpuchat.present.models import sections, verdict
 from cpuchat.protocol.messages import LoadOptions
 from tests.models.gguf.fields import fields, patched
 from tests.support.costs import reading
 from tests.support.edited_gguf import edited
-from tests.support.hub_server import HubServer
 
 GB = 10**9
 ARM, X86 = Instructions(frozenset({"NEON", "DOTPROD"})), Instructions(frozenset({"AVX", "AVX2"}))
@@ -121,20 +117,6 @@ def test_groups_of_128_weights_and_types_of_a_fork_are_told_from_damage(tmp_path
     with pytest.raises(ModelUnsupported, match="tensors of type 199") as found:
         read_header(retyped(written(tmp_path / "new.gguf", both), 199, 8192))
     assert "newer engine" in found.value.hint
-
-
-@pytest.mark.parametrize(
-    ("name", "quantization", "kind"),
-    [
-        ("Ternary-Bonsai-4B-Q2_0_g64", "Q2_0_G64", "Q2_0"),
-        ("Ternary-Bonsai-27B-Q2_g64", "Q2_0_G64", "Q2_0"),
-        ("Ternary-Bonsai-27B-Q2_0", "Q2_0", "Q2_0"),
-        ("Ternary-Bonsai-27B-PQ2_0", "PQ2_0", "PQ2_0"),
-        ("Ternary-Bonsai-2-27B-PTQ1_0", "PTQ1_0", "PTQ1_0"),
-    ],
-)
-def test_ternary_files_are_told_apart_by_their_names(name: str, quantization: str, kind: str) -> None:
-    assert (quantization_of(f"{name}.gguf"), main_type(quantization)) == (quantization, kind)
 
 
 # Types without vector instructions

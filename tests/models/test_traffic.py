@@ -12,7 +12,6 @@ from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.traffic import model_work, table_bytes, typical_work
 from cpuchat.protocol.model_info import ModelWork
-from cpuchat.protocol.options import EngineOptions
 from tests.models.test_fit import header_of
 
 BOOL = 7  # GGUF value type
@@ -90,12 +89,6 @@ def test_routed_experts_are_told_apart_from_shared_ones() -> None:
     assert (found.n_expert, found.n_expert_used) == (8, 2)
 
 
-def test_latent_attention_reads_one_row() -> None:
-    tensors = {f"blk.{i}.attn_kv_a_mqa.weight": (64, 576) for i in range(2)}
-    found = model_work(header_of(metadata(2, attention__key_length_mla=192), tensors))
-    assert cache(found) == [(2 * 2 * 576, 0, 1)]
-
-
 def windows(architecture: str, n: int, **more: object) -> list[int]:
     values = {"general.architecture": architecture, f"{architecture}.block_count": n}
     values |= {f"{architecture}.attention.{name}": value for name, value in more.items()}
@@ -125,12 +118,6 @@ def test_windows_that_llama_cpp_does_not_use() -> None:
     assert windows("phi3", 2, sliding_window=2047) == [0, 0]
     assert windows("exaone4", 30, sliding_window=4096) == [0] * 30
     assert windows("exaone4", 64, sliding_window=4096)[:4] == [4096, 4096, 4096, 0]
-
-
-def test_without_flash_attention_everything_is_read_in_steps() -> None:
-    values = {"general.architecture": "gemma2", "gemma2.block_count": 2}
-    found = model_work(header_of(values, layers(2)), EngineOptions(flash_attn="off"))
-    assert cache(found) == [(2 * 128, 0, 256), (2 * 128, 4096 + 512, 256)]
 
 
 def test_layers_that_share_a_cache_read_that_of_their_kind() -> None:

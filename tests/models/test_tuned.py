@@ -10,8 +10,6 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.topology import read_topology
-from cpuchat.models import machine as tuned
-from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings, differences
 from tests.support.tiny_gguf import write_tiny_gguf
 

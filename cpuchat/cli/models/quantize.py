@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from cpuchat.base.errors import CpuchatError, DiskFull, DraftMismatch, Interrupted, QuantizeFailed, UsageError
+from cpuchat.base.errors import DiskFull, DraftMismatch, Interrupted, QuantizeFailed, UsageError
 from cpuchat.base.paths import made_models_dir, shown
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of

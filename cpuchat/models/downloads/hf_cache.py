@@ -24,7 +24,6 @@ from cpuchat.models.hub.errors import is_set
 from cpuchat.models.hub.repository import HubFile, checked_etag
 from cpuchat.models.library.places import INCOMPLETE, repo_folder
 
-
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ELSEWHERE = "set HF_HUB_CACHE to a folder on another disk."
 

@@ -87,6 +87,12 @@ class GGUFHeader(Parsed, frozen=True):
         return sum(t.n_elements * used // n_expert if t.is_routed else t.n_elements for t in kept)
 
     @property
+    def output_matrix(self) -> str:
+        """Return the name of the output matrix: in tied models the embedding table, all of which is read as such."""
+        tied = all(tensor.name != "output.weight" for tensor in self.tensors)
+        return "token_embd.weight" if tied else "output.weight"
+
+    @property
     def size(self) -> int:
         """Return bytes of all tensors."""
         return sum(t.nbytes for t in self.tensors)

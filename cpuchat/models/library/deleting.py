@@ -188,7 +188,10 @@ def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
     if arriving and (len(parts) < len(whole) or arriving & {path.name.partition(".")[0] for path in contents}):
         return refused("It is being downloaded: cancel the download first.")
     strategy = _hub_strategy(root, plan.links, contents) if cached else None
-    freed_of_store = _freed_of_store(contents, strategy)
+    freed_of_store = 0  # bytes of the store that repositories share
+    if strategy is not None:
+        own = sum(path.stat().st_size for path in contents if not path.is_symlink())
+        freed_of_store = strategy.expected_freed_size - own
     if any(path.is_symlink() for path in contents) and not freed_of_store:
         plan.stays.append("Its content is kept: other repositories in the cache share it.")
     if model.projector is not None:
@@ -229,13 +232,6 @@ def _hub_strategy(root: Path, links: list[Path], contents: list[Path]) -> Delete
     strategy = scanned.delete_files(*files)
     is_same = {entry(file) for file in strategy.files} == wanted and {entry(b) for b in strategy.blobs} == set(contents)
     return strategy if is_same else None
-
-
-def _freed_of_store(contents: list[Path], strategy: DeleteCacheStrategy | None) -> int:
-    """Return the bytes that go from the store that repositories share."""
-    if strategy is None:
-        return 0
-    return strategy.expected_freed_size - sum(path.stat().st_size for path in contents if not path.is_symlink())
 
 
 def _downloading(root: Path) -> set[str]:

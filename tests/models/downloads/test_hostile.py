@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import gzip
 
-import httpx
 import pytest
 
-from cpuchat.base.errors import DownloadFailed, HubError, HubOffline
-from cpuchat.models.downloads.child import with_retries
-from cpuchat.models.downloads.state import Download, DownloadProgress, RetryPolicy
+from cpuchat.base.errors import DownloadFailed, HubError
+from cpuchat.models.downloads.state import RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_listening import Connection
 from tests.support.hub_server import TOKEN, Fault, HubServer

@@ -9,10 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
-from huggingface_hub.utils import WeakFileLock
 from msgspec.structs import replace
 
 from cpuchat.base import paths
@@ -115,24 +113,6 @@ async def test_paused_and_resumed_it_goes_on_from_what_is_there_and_counts_no_pa
     first = next(one for one in watched.told if one.state == "running")
     assert (first.done, first.speed, first.seconds_left) == (700_000, 0.0, None)
     assert site.asked() == ["bytes=0-", "bytes=700000-"]
-    await watched.downloads.close()
-
-
-async def test_the_same_model_is_the_same_download(site: Site) -> None:
-    watched = Watched(site)
-    id = await watched.held(600_000)
-    assert watched.start() == id
-    assert len(watched.downloads.all()) == 1
-    watched.downloads.pause(id)
-    await watched.downloads.wait(id)
-    old = site.commit
-    site.put({NAME: CONTENT, "README.md": b"changed"})
-    site.files = site.files[:1]
-    assert site.commit != old
-    assert watched.start() == id
-    assert f"/{site.commit}/" in (await watched.downloads.wait(id)).path
-    assert watched.start() == id  # done already
-    assert watched.downloads.all()[0].state == "done"
     await watched.downloads.close()
 
 

@@ -14,9 +14,7 @@ from msgspec.structs import replace
 from cpuchat.base.errors import (
     AccessDenied,
     ChecksumMismatch,
-    CpuchatError,
     DownloadFailed,
-    HubError,
     HubOffline,
     NotOnHub,
     RateLimited,
@@ -24,7 +22,7 @@ from cpuchat.base.errors import (
 )
 from cpuchat.models.downloads.state import RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
-from tests.support.hub_server import STRANGER, TOKEN, Fault, Gate, HubServer
+from tests.support.hub_server import STRANGER, Fault, Gate, HubServer
 
 pytestmark = pytest.mark.slow
 
@@ -104,25 +102,6 @@ def test_a_copy_without_a_link_is_checked_before_it_counts(site: Site) -> None:
     copy.write_bytes(WRONG)
     assert site.fetch().read_bytes() == CONTENT
     assert site.asked() == ["bytes=0-"]
-
-
-@pytest.mark.parametrize(
-    "etag",
-    [
-        pytest.param("../../../../outside", id="a path"),
-        pytest.param("a" * 64, id="the hash of something else"),
-    ],
-)
-def test_what_the_hub_says_after_the_check_names_nothing(site: Site, etag: str) -> None:
-    """The hub may give an honest answer to a few requests, and another content with another hash from then on."""
-    other = Fault(where="hub", headers={"X-Linked-Etag": f'"{etag}"', "ETag": f'"{etag}"'}, times=-1)
-    fault(site, *[Fault(where="hub")] * 2, other, Fault(), Fault(content=WRONG, times=-1))
-    path = site.fetch()
-    assert path.read_bytes() == CONTENT
-    assert path.resolve().name == site.files[0].etag
-    everything = [found for found in site.cache.parents[1].rglob("*") if found.is_file() and found.stat().st_size]
-    assert all(found.is_relative_to(site.cache) for found in everything)
-    assert [found.name for found in site.blobs.iterdir()] == [site.files[0].etag]
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -207,12 +186,6 @@ def test_a_damaged_part_is_found_and_fetched_anew(site: Site) -> None:
     assert site.asked() == ["bytes=500000-", "bytes=0-"]
 
 
-def test_a_file_that_is_there_and_wrong_is_fetched_anew(site: Site) -> None:
-    site.fetch()
-    (site.blobs / site.files[0].etag).write_bytes(WRONG)
-    assert site.fetch().read_bytes() == CONTENT
-
-
 def test_files_outside_of_large_file_storage_have_a_git_hash(site: Site) -> None:
     site.put({NAME: CONTENT}, lfs=False)
     fault(site, Fault(content=WRONG), Fault(cut_after=10_000))
@@ -248,15 +221,6 @@ def test_a_gated_repository_needs_a_token_with_access(
     assert raised.value.hint
     assert "hf_" not in str(raised.value)
     assert len(hub_server.requests) == 1
-
-
-def test_the_token_goes_to_the_hub_and_nowhere_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    site.put({NAME: CONTENT}, repo="meta/gated", gated=True)
-    site.hub.fault("meta/gated", NAME, Fault(cut_after=1000))
-    assert site.fetch(site.order(repo="meta/gated")).read_bytes() == CONTENT
-    assert {request.authorized for request in site.hub.requests if request.host == "hub"} == {True}
-    assert {request.authorized for request in site.hub.requests if request.host == "content"} == {False}
 
 
 def test_offline_mode_asks_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

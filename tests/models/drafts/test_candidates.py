@@ -23,10 +23,7 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.models.synthetic.model import header_of
-from cpuchat.models.traffic import model_work
 from cpuchat.present.models import draft_details, draft_rows
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.costs import reading
@@ -129,17 +126,6 @@ def test_one_on_the_hub_is_checked_by_its_header_alone(
     assert rows["Other"].fits is False
 
 
-def test_one_that_is_not_on_the_hub_is_told(
-    tmp_path: Path, library: Library, target: GGUFHeader, hub_server: HubServer
-) -> None:
-    hub_server.add("owner/Small-GGUF", {"Small-Q4_0.gguf": b"GGUF"})
-    hub = Hub(tmp_path / "headers")
-    rows = {name: check(one, target, hub=hub) for name, one in found(target, library).items()}
-    assert "Q8_0" in rows["Small"].failed
-    assert "owner/Other-GGUF" in rows["Other"].failed
-    assert recommended(rows.values()) is None
-
-
 def test_a_measured_cost_counts_more_than_a_predicted_one(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
     draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
     costs = TargetCosts(COSTS.pass_ms, {file_fingerprint(draft): 39.0})
@@ -148,32 +134,12 @@ def test_a_measured_cost_counts_more_than_a_predicted_one(tmp_path: Path, librar
     assert not row.expected.pays
 
 
-def test_the_measured_acceptance_counts_for_the_loaded_pair_only(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    listed = candidates(target, library.local_models(), load_catalog(), COSTS, MACHINE, acceptance=0.71, beside=draft)
-    kinds = {one.name: [gain.kind for gain in one.expected.gains] for one in listed}
-    assert kinds["Small-Q8_0"] == ["measured", "prose", "code"]
-    assert kinds["Other"] == ["prose", "code"]
-
-
 def test_what_is_missing_for_a_prediction_is_said(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
     header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
     assert found(target, library, UNKNOWN, None)["Small-Q8_0"].expected.words == NOT_CALIBRATED
     unmeasured = Machine(available=1, total=1, peak_source="run cpuchat probe")
     assert found(target, library, COSTS, unmeasured)["Small-Q8_0"].expected.words == "run cpuchat probe"
     assert "not measured" in found(target, library, COSTS, None)["Small-Q8_0"].expected.words
-
-
-def test_a_pair_is_expected_to_gain_the_same_wherever_it_is_asked_for(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    for costs in (UNKNOWN, COSTS):
-        listed = found(target, library, costs)["Small-Q8_0"].expected
-        assert listed == expected_pair(target, read_model(draft), costs, MACHINE)
-        assert listed.why == "predicted (measured, 2 cores)"
 
 
 def test_the_one_that_gains_most_is_recommended(tmp_path: Path, library: Library, target: GGUFHeader) -> None:

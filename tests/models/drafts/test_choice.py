@@ -17,7 +17,6 @@ from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import DEMO_FILES
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 
 

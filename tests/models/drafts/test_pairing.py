@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cpuchat.base import paths
 from cpuchat.base.errors import DraftMismatch, ModelDamaged, ModelNotFound, from_code
@@ -21,12 +18,10 @@ from cpuchat.models.drafts.pairing import (
     fitting_drafts,
     require_pair,
 )
-from cpuchat.models.gguf.header import GGUFHeader, read_header, vocabulary
+from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.models.synthetic.model import SHAPES, write_model
 from tests.models.drafts.files import WORDS, header_file
-from tests.models.llama import loaded_vocabulary
 
 
 def pair(folder: Path, **draft: Any) -> tuple[GGUFHeader, GGUFHeader]:
@@ -66,11 +61,6 @@ def test_128_more_tokens_at_the_end_are_padding(tmp_path: Path, extra: int, ok: 
         assert "429 tokens against 300" in found.reason
 
 
-def test_another_kind_of_tokenizer(tmp_path: Path) -> None:
-    found = verdict(tmp_path, model="llama")
-    assert found.reason == "its tokenizer is 'llama', the target's is 'gpt2'"
-
-
 def test_one_adds_bos_and_the_other_does_not(tmp_path: Path) -> None:
     assert verdict(tmp_path, add_bos_token=True).reason == (
         "the draft starts every text with its bos token, and the target does not"
@@ -78,15 +68,6 @@ def test_one_adds_bos_and_the_other_does_not(tmp_path: Path) -> None:
     assert verdict(tmp_path, add_eos_token=True).reason == (
         "the draft ends every text with its eos token, and the target does not"
     )
-
-
-def test_ids_of_bos_count_only_when_it_is_added(tmp_path: Path) -> None:
-    assert verdict(tmp_path, bos_token_id=7).ok
-    target = read_header(header_file(tmp_path / "t.gguf", add_bos_token=True, add_eos_token=True))
-    other = read_header(header_file(tmp_path / "d.gguf", add_bos_token=True, add_eos_token=True, bos_token_id=7))
-    assert check_pair(target, other).reason == "the bos token is 1 in the target and 7 in the draft"
-    other = read_header(header_file(tmp_path / "d.gguf", add_bos_token=True, add_eos_token=True, eos_token_id=7))
-    assert check_pair(target, other).reason == "the eos token is 2 in the target and 7 in the draft"
 
 
 def test_a_recurrent_draft_is_refused(tmp_path: Path, tiny_model: Path) -> None:

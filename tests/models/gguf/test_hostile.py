@@ -5,7 +5,6 @@ The limits are those of the process that reads them (`limited`): the system ends
 
 from __future__ import annotations
 
-import random
 import struct
 import subprocess
 import sys
@@ -16,8 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.hostile.ggufs import load, mutated
-from cpuchat.backend.local import LocalBackend
 from cpuchat.models.gguf.parse import KEPT_TEXT, MAX_ENTRIES, MAX_HEADER, MAX_STRINGS, MAX_TENSORS, MAX_VALUES
 from tests.models.gguf.fields import fields, patched
 from tests.models.gguf.test_header import write_reference

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelUnsupported
-from cpuchat.models.gguf.header import read_header, read_model
-from tests.cli.program import run
+from cpuchat.base.errors import ModelDamaged, ModelUnsupported
+from cpuchat.models.gguf.header import read_header
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 4683073184\n"
 DENIED = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>AccessDenied</Code><Message>Request has expired</Message>'

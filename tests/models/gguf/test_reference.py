@@ -13,7 +13,6 @@ import numpy as np
 
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.parse import BY_NAME, FILE_TYPES, RETIRED, TYPES, GGMLType, LazyArray, TensorInfo
-from cpuchat.models.synthetic.model import TensorSource, write_gguf
 
 _ROWS = 3
 # The package has an old size for it: ggml-common.h says 36 bytes, which test_sizes_are_those_of_ggml checks.

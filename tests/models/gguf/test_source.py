@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 from pathlib import Path
 
 import gguf as reference
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from cpuchat.base.errors import HubOffline, ModelDamaged, ModelNotFound
-from cpuchat.models.gguf.header import header_from, join_parts, read_header
+from cpuchat.models.gguf.header import header_from
 from cpuchat.models.gguf.parse import FileSource
 
 MB = 1 << 20

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import pytest
 
 from cpuchat.base.errors import ModelDamaged, ModelNotFound
 from cpuchat.models.gguf.header import model_files, read_model
 from cpuchat.models.library.library import Library
-from tests.cli.program import run
 from tests.models.library.files import cached, part
 
 NAMES = ("s-00001-of-00002.gguf", "s-00002-of-00002.gguf")

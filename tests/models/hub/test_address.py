@@ -35,7 +35,8 @@ def test_links_of_another_endpoint_are_understood_when_it_is_set(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a/b/c", "../..", "https://example.com/o/n", "http://[broken", "hf://datasets/o/n", "o/n\x1b[2J", "o/n:"]
+    "text",
+    ["", "a/b/c", "../..", "https://example.com/o/n", "http://[broken", "hf://datasets/o/n", "o/n\x1b[2J", "o/n:"],
 )
 def test_what_is_no_model_repository_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import AccessDenied, HubError, HubOffline, NotOnHub, RateLimited, UsageError
+from cpuchat.base.errors import AccessDenied, HubError, HubOffline, NotOnHub, RateLimited
 from cpuchat.models.hub.client import Hub
 from tests.models.hub.model_files import write_model_file
 from tests.support.hub_server import STRANGER, TOKEN, Fault, HubServer
@@ -112,20 +112,6 @@ def test_a_file_that_could_not_be_checked_is_left_out(hub_server: HubServer, sib
     found = Hub().repository(REPO)
     assert [model.name for model in found.models] == ["good"]
     assert "cannot be verified" in found.problems[0]
-
-
-def test_a_listing_that_is_huge_is_cut_and_says_so(hub_server: HubServer) -> None:
-    siblings = [{**SIBLING, "rfilename": f"../{n}.gguf"} for n in range(500)]
-    siblings += [{**SIBLING, "rfilename": f"{n}.gguf"} for n in range(20_000)]
-    card = {"license": "x" * 100_000, "base_model": ["y"] * 10_000}
-    answer = {"id": REPO, "sha": COMMIT, "likes": 10**40, "downloads": True, "siblings": siblings, "cardData": card}
-    hub_server.fault(REPO, "", Fault(where="api", page=json.dumps(answer).encode()))
-    found = Hub().repository(REPO)
-    assert (len(found.models), found.likes, found.downloads) == (5_000, 0, 0)
-    assert "Only the first 5,000 model files" in found.problems[0]
-    assert "skipped" in found.problems[-1]
-    assert len(found.problems) < 20
-    assert max(map(len, (found.license, found.base_model, *found.problems))) <= 300
 
 
 def test_a_login_page_of_the_network_is_told_as_such(hub_server: HubServer) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
-
 import httpx
 import pytest
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
 
-from cpuchat.base.errors import AccessDenied, DiskFull, HubError, HubOffline, RateLimited, TooSlow
+from cpuchat.base.errors import AccessDenied, HubError, HubOffline, RateLimited, TooSlow
 from cpuchat.models.hub.errors import seconds_to_wait, translate
 
 SIGNED = "https://cdn.example/file?X-Amz-Signature=0123secret"

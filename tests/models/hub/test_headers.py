@@ -105,16 +105,6 @@ def test_a_split_model_has_the_tensors_of_all_parts(hub_server: HubServer, tmp_p
     assert same(header, read_model(files[names[0]]))
 
 
-def test_a_model_of_many_slow_parts_is_given_up(
-    hub_server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [f"Big-F32-{part:05d}-of-00002.gguf" for part in (1, 2)]
-    hub_server.add(REPO, {name: write_model_file(tmp_path / name, part=n, parts=2) for n, name in enumerate(names, 1)})
-    monkeypatch.setattr("cpuchat.models.hub.client.MAX_SECONDS", -1.0)
-    with pytest.raises(HubOffline, match="in time"):
-        read()
-
-
 def test_a_part_under_the_name_of_a_whole_model_is_refused(hub_server: HubServer, tmp_path: Path) -> None:
     hub_server.add(REPO, {NAME: write_model_file(tmp_path / NAME, part=1, parts=2)})
     with pytest.raises(ModelDamaged, match="parts are missing"):

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.base.errors import HubError
-from cpuchat.models.file_names import quantization_of
 from cpuchat.models.hub.repository import HubFile, safe_path
 from cpuchat.models.hub.responses import models_of
 
@@ -45,11 +44,6 @@ def files(paths: Sequence[str]) -> list[HubFile]:
 def test_the_quantization_is_read_from_the_names_of_the_usual_publishers(path: str, quantization: str) -> None:
     [model] = models_of(files([path]))
     assert model.quantization == quantization
-
-
-def test_the_folder_counts_only_when_the_name_says_nothing() -> None:
-    assert quantization_of("BF16/model-Q8_0") == "Q8_0"
-    assert quantization_of("BF16/old/model") == "BF16"
 
 
 @given(st.permutations(range(1, 6)))

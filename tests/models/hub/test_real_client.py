@@ -10,17 +10,11 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from huggingface_hub.hf_api import RepoFile
 
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
-from tests.support.hub_server import STRANGER, TOKEN, Fault, HubServer
+from tests.support.hub_server import HubServer
 
 REPO, NAME = "some/Tiny-GGUF", "Tiny-F32.gguf"
 
@@ -64,16 +58,3 @@ def test_a_file_that_the_real_client_downloads_is_found_by_the_library(
     assert path.resolve().name == listed.files[0].etag
     [model] = [model for model in Library(cache=tmp_path / "cache").local_models() if model.source != "demo"]
     assert (model.repo, model.path, model.damaged) == (REPO, path, None)
-
-
-def test_who_may_read_what(hub_server: HubServer, api: HfApi, tmp_path: Path) -> None:
-    hub_server.add(REPO, {NAME: b"GGUF"}, gated=True)
-    hub_server.add("some/closed", {NAME: b"GGUF"}, private=True)
-    for token in (False, STRANGER):
-        with pytest.raises(GatedRepoError):
-            download(hub_server, tmp_path, token=token)
-        with pytest.raises(RepositoryNotFoundError):
-            api.model_info("some/closed", token=token)
-    assert download(hub_server, tmp_path, token=TOKEN).read_bytes() == b"GGUF"
-    assert api.model_info("some/closed", token=TOKEN).private
-    assert api.whoami(token=TOKEN)["name"] == "tester"

@@ -12,7 +12,7 @@ import pytest
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
-from tests.models.library.files import REVISIONS, cached, part
+from tests.models.library.files import REVISIONS, cached
 from tests.models.library.test_verifying import flip_a_bit
 
 pytestmark = pytest.mark.usefixtures("no_demo")

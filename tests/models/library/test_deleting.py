@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from huggingface_hub.utils import WeakFileLock
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
-from cpuchat.models.library.deleting import Deletion, delete, plan_deletion
+from cpuchat.models.library.deleting import Deletion, delete
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 from tests.models.library.files import REVISIONS, cached, part, share
@@ -123,37 +121,6 @@ def test_what_another_program_downloads_just_now_stays(hub: Path, model: Path) -
     assert freed(hub, deletion(library, half.name)) == 200_000
 
 
-def test_a_split_model_of_which_a_part_is_still_downloaded_stays(hub: Path, tmp_path: Path) -> None:
-    library = Library(cache=hub)
-    name = "s-00001-of-00002.gguf"
-    link = cached(hub, "o/n", name, part(tmp_path / name, 1, 2))
-    lock = hub / ".locks" / "models--o--n" / f"{'1' * 64}.lock"
-    lock.parent.mkdir(parents=True)
-    plan = deletion(library, name)
-    with WeakFileLock(lock):
-        assert "being downloaded" in deletion(library, name).refused
-        with pytest.raises(CpuchatError, match="being downloaded"):
-            delete(plan)
-    assert link.exists()
-
-
-def test_what_another_program_has_in_memory_is_told_and_it_goes_on(tmp_path: Path, model: Path) -> None:
-    path = Path(shutil.copy(model, tmp_path / "m.gguf"))
-    code = (
-        "import mmap, sys; file = open(sys.argv[1], 'rb'); content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
-        "print(flush=True); input(); print(content[:4])"
-    )
-    command = [sys.executable, "-c", code, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
-        assert reader.stdout is not None
-        reader.stdout.readline()
-        plan = deletion(Library([tmp_path], cache=tmp_path / "none"), "m.gguf")
-        [told] = plan.stays
-        assert told.startswith("In use by ") and f"({reader.pid}): the space is freed" in told
-        delete(plan)
-        assert reader.communicate("\n")[0] == "b'GGUF'\n"
-
-
 def test_tidying_follows_no_link_out_of_the_cache(hub: Path, tmp_path: Path, model: Path) -> None:
     outside = tmp_path / "outside"
     (outside / "deep").mkdir(parents=True)
@@ -196,18 +163,6 @@ def test_a_link_in_a_folder_goes_and_its_content_stays(tmp_path: Path, model: Pa
     freed(tmp_path, plan)
     assert mine.exists()
     assert not os.path.lexists(folder / "link.gguf")
-
-
-def test_a_second_name_keeps_the_room(tmp_path: Path, model: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    shutil.copy(model, folder / "a.gguf")
-    (tmp_path / "b.gguf").hardlink_to(folder / "a.gguf")
-    plan = deletion(Library([folder], cache=tmp_path / "none"), "a.gguf")
-    assert plan.freed == 0
-    assert plan.stays == ("a.gguf has another hard link, which keeps its content.",)
-    assert freed(tmp_path, plan) == 0
-    assert (tmp_path / "b.gguf").exists()
 
 
 def test_nothing_outside_of_the_folders_is_deleted(tmp_path: Path, model: Path) -> None:

@@ -16,9 +16,7 @@ from cpuchat.base import paths
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import hub_cache
-from cpuchat.models.synthetic.model import write_model
 from tests.models.library.files import REVISIONS, cached, part
-from tests.support.shapes import TINY_MOE
 
 
 def test_the_cache_is_read_as_its_library_reads_it(no_demo: Path, tmp_path: Path, model: Path) -> None:
@@ -84,18 +82,6 @@ def test_folders_are_searched_deep_and_circles_end(no_demo: Path, tmp_path: Path
     assert (big.n_params, big.parts, big.has_template) == (256, 2, False)
     assert "truncated" in (models["broken.gguf"].damaged or "")
     assert models["gone.gguf"].damaged
-
-
-def test_what_is_no_language_model_is_left_out(no_demo: Path, tmp_path: Path) -> None:
-    for name, architecture in (("vision.gguf", "clip"), ("vocabulary.gguf", "llama")):
-        writer = reference.GGUFWriter(tmp_path / name, architecture)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    [only] = Library([tmp_path], cache=tmp_path / "none").local_models()
-    assert only.path.name == "vocabulary.gguf"
-    assert "no weights" in (only.damaged or "")
 
 
 @pytest.mark.parametrize(

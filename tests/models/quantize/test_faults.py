@@ -17,7 +17,6 @@ import pytest
 from cpuchat.base.errors import DiskFull, QuantizeFailed
 from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress, quantize
-from cpuchat.models.quantize.types import PART
 from tests.models.quantize.jobs import children, job, refused
 from tests.support.big_headers import big_header, hollow_file
 
@@ -43,20 +42,6 @@ def stop_when_begun(job: QuantizeJob, act: Callable[[], None]) -> BaseException 
     except BaseException as error:
         return error
     return None
-
-
-def test_cancelling_leaves_nothing_behind(large: Path, tmp_path: Path) -> None:
-    async def run() -> None:
-        begun = asyncio.Event()
-        task = asyncio.create_task(quantize(job(large, tmp_path / "out.gguf", "IQ4_XS"), lambda _: begun.set()))
-        await begun.wait()
-        assert (tmp_path / f"out.gguf{PART}").exists()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert list(tmp_path.iterdir()) == []
-
-    asyncio.run(run())
 
 
 def test_a_process_that_is_killed_is_told(large: Path, tmp_path: Path) -> None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.gguf.parse import FILE_TYPE_BY_NAME
-from cpuchat.models.library.deleting import delete
-from cpuchat.models.library.library import Library
 from cpuchat.models.quantize.make import QuantizeProgress, quantize
 from cpuchat.models.quantize.types import (
     TYPES,
@@ -22,14 +18,10 @@ from cpuchat.models.quantize.types import (
     forecast_type,
     quant_type,
     source_header,
-    speed_up,
-    suggested_folder,
     suggested_path,
 )
-from cpuchat.models.synthetic.model import write_model
 from tests.models.llama import Llama
-from tests.models.quantize.jobs import copy, job, refused, weights
-from tests.support.shapes import TINY_MOE
+from tests.models.quantize.jobs import copy, job, refused
 from tests.support.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.slow
@@ -108,7 +100,7 @@ def test_types_by_name() -> None:
         quant_type("Q4_KM")
     with pytest.raises(UsageError, match="--list"):
         quant_type("\x1b[31m")
-    with pytest.raises(UsageError, match="Use Q8_0: .* at load"):
+    with pytest.raises(UsageError, match=r"Use Q8_0: .* at load"):
         quant_type("Q8R16")
 
 
@@ -119,17 +111,3 @@ def test_types_by_name() -> None:
 def test_names_are_suggested(half: Path, tmp_path: Path, name: str, expected: str) -> None:
     (tmp_path / name).symlink_to(half)
     assert suggested_path(read_header(tmp_path / name), quant_type("Q4_K_M"), tmp_path) == tmp_path / expected
-
-
-def test_a_folder_is_suggested(tmp_path: Path) -> None:
-    """Beside the source; for what lies in a cache or the package the first of the user's, else our own."""
-    cache, mine, gone = tmp_path / "hub", tmp_path / "mine", tmp_path / "gone"
-    mine.mkdir()
-    snapshot = cache / "models--some--llama/snapshots/abc"
-    snapshot.mkdir(parents=True)
-    (tmp_path / "way").symlink_to(snapshot)
-    library, poor = Library([gone, mine], cache=cache), Library([gone], cache=cache)
-    assert suggested_folder(tmp_path / "m-F16.gguf", library) == tmp_path
-    for kept in (snapshot, tmp_path / "way", paths.demo_dir()):
-        assert suggested_folder(kept / "m-F16.gguf", library) == mine
-        assert suggested_folder(kept / "m-F16.gguf", poor) == paths.made_models_dir()
