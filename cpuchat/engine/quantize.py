@@ -40,7 +40,6 @@ SLAB_BYTES = 256 << 20
 # "size = 1.00 MiB -> 0.28 MiB (q4_K)"; the second half is missing where a tensor stays as it is.
 _TENSOR = re.compile(rb"\[ *\d+/ *\d+\] (.+?) +- \[[^\[]*type = *(\w+), $", re.DOTALL)
 _TARGET = re.compile(rb"size = .*MiB \((\w+)\)\n$")
-_NEEDS_IMATRIX = b"will require an imatrix"
 _ERROR = 4  # ggml_log_level
 _FAILED = "failed to quantize: "
 _CANNOT_WRITE = "iostream"  # std::ofstream is used for nothing but the output
@@ -55,7 +54,6 @@ class LogParser:
 
     def __init__(self, llama: Any, output: LineOutput | None = None) -> None:
         self.types: dict[str, str] = {}
-        self.needs_imatrix = False
         self.errors: list[str] = []
         self._output = output
         self._name = ""
@@ -72,8 +70,6 @@ class LogParser:
                 self._output.send(TensorStarted(name=self._name))
         elif match := _TARGET.search(text):
             self.types[self._name] = match[1].decode().upper()
-        elif _NEEDS_IMATRIX in text:
-            self.needs_imatrix = True
 
     def failure(self) -> CpuchatError:
         said = next((line for line in reversed(self.errors) if _FAILED in line), "")
@@ -103,7 +99,7 @@ class Quantizer:
         params.allow_requantize = True
         log = LogParser(self._llama)
         self._run(request.source, "", params, log)
-        return ForecastResult(types=log.types, needs_imatrix=log.needs_imatrix)
+        return ForecastResult(types=log.types)
 
     def quantize(self, request: QuantizeRequest) -> None:
         params = self._params(request.number)

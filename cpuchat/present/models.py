@@ -497,13 +497,12 @@ def why_recommended(outcome: TypePrediction) -> str:
 
 def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListRow:
     """Format a line of the list. `outcome` is the problem of a type that cannot be made, None while it is computed."""
-    columns, dim = ("", "", "", ""), kind.needs_imatrix
+    columns, dim = ("", "", "", ""), False
     if isinstance(outcome, str):
         columns, dim = ("", "", "impossible", ""), True
     elif outcome is not None:
         speed = predicted_speed(outcome.prediction) or units.factor(outcome.speed_up)
         columns = (f"{outcome.forecast.bits:.2f} bit", size(outcome.forecast.file_size), fit(outcome.prediction), speed)
-        dim = outcome.forecast.needs_imatrix
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
 
 
@@ -517,10 +516,8 @@ def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, sour
     smaller = source_size / max(forecast.file_size, 1)
     change = f"{units.factor(smaller)} smaller" if smaller > 1 else "larger than the source"
     again = f"requantized from {', '.join(forecast.lossy)}: loses quality twice" if forecast.lossy else ""
-    matrix = "an importance matrix: download such a file, or use llama-quantize" if forecast.needs_imatrix else ""
     rows = [
         ("quality", kind.about),
-        ("needs", matrix),
         ("warning", again),
         ("file", f"{size(forecast.file_size)}, {change}, {forecast.bits:.2f} bits per weight"),
         ("memory", outcome.prediction.explained),

@@ -168,7 +168,6 @@ def _types(cpu: Instructions) -> list[dict[str, Any]]:
         {
             "type": kind.name,
             "bits_per_weight": kind.bits,
-            "needs_imatrix": kind.needs_imatrix,
             "at_load": layout.words if (layout := format_of(kind.tensor, cpu, ours)) is not None else "as is",
             "about": kind.about,
         }
@@ -193,7 +192,6 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
             figures = {
                 "bits_per_weight": forecast.bits,
                 "size": forecast.file_size,
-                "needs_imatrix": forecast.needs_imatrix,
                 "requantizes": list(forecast.lossy),
                 "speed_up": found.speed_up,
                 "fit": verdict(found.prediction),
@@ -208,8 +206,6 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     notes = [row.get("problem") or row["about"]]
-    if row["needs_imatrix"]:
-        notes.append("needs an importance matrix")
     if row.get("requantizes"):
         notes.append(f"requantized from {', '.join(row['requantizes'])}: needs --allow-requantize")
     return (

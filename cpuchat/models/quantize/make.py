@@ -100,11 +100,6 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
 
 def _check_quality(job: QuantizeJob, source: GGUFHeader, forecast: Forecast) -> None:
     """Check that quantizing does not lose quality needlessly. Raises UsageError."""
-    if forecast.needs_imatrix:
-        raise UsageError(
-            f"{job.type.name} requires an importance matrix, which cpuchat does not use.",
-            "Download such a file, make it with llama-quantize --imatrix, or choose a type of 4 bits or more.",
-        )
     if forecast.lossy and not job.requantize:
         types = ", ".join(forecast.lossy)
         raise UsageError(

@@ -1,7 +1,7 @@
 """Quantization types, the place of a new file, and the process in which llama.cpp forecasts a file (in a dry run that
 reads no weights) and writes it: lines of JSON both ways; it ends with its input.
 
-Sources of llama-cpp-python 0.3.36: src/llama-quant.cpp (llama_ftype_get_default_type, tensor_requires_imatrix). Bits
+Sources of llama-cpp-python 0.3.36: src/llama-quant.cpp (llama_ftype_get_default_type). Bits
 per weight are those of Llama 3.1 8B where tools/quantize/README.md has them, else those of the type itself.
 """
 
@@ -35,15 +35,13 @@ if TYPE_CHECKING:
 class QuantType(msgspec.Struct, frozen=True):
     """`name` as in file names, `tensor` the type of most of its tensors.
 
-    `bits` per weight of a typical model, including scales and larger tensors. `needs_imatrix`: llama.cpp refuses it
-    without an importance matrix, because the result would be useless.
+    `bits` per weight of a typical model, including scales and larger tensors.
     """
 
     name: str
     tensor: str
     bits: float
     about: str
-    needs_imatrix: bool = False
 
     @property
     def number(self) -> int:
@@ -53,6 +51,7 @@ class QuantType(msgspec.Struct, frozen=True):
 
 PRECISE = frozenset({"F32", "F16", "BF16", "Q8_0"})
 """Types from which quantizing loses nothing more, or nearly nothing."""
+# Not those that llama.cpp refuses without an importance matrix (tensor_requires_imatrix).
 TYPES: tuple[QuantType, ...] = (
     QuantType("F32", "F32", 32.0, "lossless; four times the size of Q8_0"),
     QuantType("F16", "F16", 16.0, "as published"),
@@ -75,19 +74,10 @@ TYPES: tuple[QuantType, ...] = (
     QuantType("Q3_K_S", "Q3_K", 3.64, "substantial loss"),
     QuantType("IQ3_M", "IQ3_S", 3.76, "noticeable loss, slower to unpack"),
     QuantType("IQ3_S", "IQ3_S", 3.66, "noticeable loss, slower to unpack"),
-    QuantType("IQ3_XS", "IQ3_S", 3.5, "substantial loss, slower to unpack", needs_imatrix=True),
-    QuantType("IQ3_XXS", "IQ3_XXS", 3.25, "substantial loss, slower to unpack", needs_imatrix=True),
     QuantType("Q2_K", "Q2_K", 3.16, "high loss"),
-    QuantType("Q2_K_S", "Q2_K", 2.97, "high loss", needs_imatrix=True),
-    QuantType("IQ2_M", "IQ2_S", 2.93, "high loss, slower to unpack", needs_imatrix=True),
-    QuantType("IQ2_S", "IQ2_XS", 2.74, "high loss, slower to unpack", needs_imatrix=True),
-    QuantType("IQ2_XS", "IQ2_XS", 2.59, "high loss, slower to unpack", needs_imatrix=True),
-    QuantType("IQ2_XXS", "IQ2_XXS", 2.38, "high loss, slower to unpack", needs_imatrix=True),
     QuantType("Q2_0", "Q2_0", 2.25, "only for models trained for it"),
     QuantType("TQ2_0", "TQ2_0", 2.06, "only for models trained with ternary weights"),
     QuantType("TQ1_0", "TQ1_0", 1.69, "only for models trained with ternary weights"),
-    QuantType("IQ1_M", "IQ1_M", 2.15, "hardly usable", needs_imatrix=True),
-    QuantType("IQ1_S", "IQ1_S", 2.0, "hardly usable", needs_imatrix=True),
     QuantType("Q1_0", "Q1_0", 1.125, "only for models trained for it"),
 )
 _WORTHWHILE = 0.97  # of the size; a model that becomes hardly smaller only loses quality
@@ -124,6 +114,11 @@ def quant_type(text: str) -> QuantType:
         raise UsageError(
             f"{name} is a repacked format of {_REPACKED[name]}, which llama.cpp does not load.",
             f"Use {_REPACKED[name]}: it is repacked for the CPU at load.",
+        )
+    if name in FILE_TYPE_BY_NAME:
+        raise UsageError(
+            f"{name} requires an importance matrix, which cpuchat does not use.",
+            "Download such a file, make it with llama-quantize --imatrix, or choose a type of 4 bits or more.",
         )
     close = difflib.get_close_matches(name, [*_BY_NAME, *_ALIASES], n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(close)}?" if close else "`cpuchat models quantize --list` lists them."
@@ -243,10 +238,9 @@ class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="quantize")
 
 
 class ForecastResult(msgspec.Struct, frozen=True, kw_only=True, tag="forecast_result"):
-    """Answer: `types` of the tensors by name. `needs_imatrix`: some of these need an importance matrix."""
+    """Answer: `types` of the tensors by name."""
 
     types: dict[str, str]
-    needs_imatrix: bool
 
 
 class TensorStarted(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_started"):
@@ -273,13 +267,12 @@ class QuantizeProcess(LineProcess[Answer]):
 class Forecast(msgspec.Struct, frozen=True):
     """The file that `type` would give. `header` is its header, for predicting fit and speed.
 
-    `file_size` in bytes, exact to a few hundred. `needs_imatrix`: some tensors need an importance matrix. `lossy`:
-    types of tensors that are already quantized below Q8_0 and would be quantized again.
+    `file_size` in bytes, exact to a few hundred. `lossy`: types of tensors that are already quantized below Q8_0 and
+    would be quantized again.
     """
 
     type: QuantType
     header: GGUFHeader
-    needs_imatrix: bool
     lossy: tuple[str, ...] = ()
 
     @property
@@ -326,7 +319,6 @@ async def forecast_type(process: QuantizeProcess, source: GGUFHeader, kind: Quan
     return Forecast(
         type=kind,
         header=_header(source, kind, answer.types),
-        needs_imatrix=answer.needs_imatrix,
         lossy=tuple(sorted(changed - PRECISE)),
     )
 
