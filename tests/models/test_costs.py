@@ -11,7 +11,6 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.config.settings import parse
 from cpuchat.costs.calibrations import Calibration, Calibrations
-from cpuchat.costs.fit import Observation
 from cpuchat.costs.model import CostProfile, compute_ceiling, pass_cost, usual_profile
 from cpuchat.costs.products import ProductRate
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
@@ -117,14 +116,6 @@ def test_only_long_quiet_answers_without_drafts_tell_what_decoding_costs(
     assert CostLog(CPUS).read().models
 
 
-def test_an_answer_beside_other_load_does_not_replace_a_faster_one(small: Path) -> None:
-    model, timings = chatted(small, pass_ms=())
-    for slower in (1.0, 3.0, 1.5):
-        CostLog(CPUS).answered(model, msgspec.structs.replace(timings, predicted_ms=slower * timings.predicted_ms))
-    (one,) = CostLog(CPUS).read().models.values()
-    assert one.answer is not None and 1 / one.answer.seconds == pytest.approx(timings.predicted_per_second)
-
-
 def test_what_stays_slower_replaces_what_was_faster(small: Path) -> None:
     model, timings = chatted(small, pass_ms=())
     ms = timings.predicted_ms
@@ -190,15 +181,6 @@ def test_without_a_probe_large_models_tell_how_fast_others_are_and_small_ones_do
     CostLog(CPUS).answered(msgspec.structs.replace(model, fingerprint="l" * 32, work=large), slow)
     profile = CostLog(CPUS).costs(START).profile
     assert decode_rate(profile, other) == pytest.approx(decode_rate(START, other) / 2, rel=0.05)
-
-
-@pytest.mark.parametrize("content", [b"{", b'{"version": 1, "entries": {"a": 3}}'])
-def test_a_damaged_file_counts_as_empty_and_is_replaced(content: bytes) -> None:
-    paths.costs_file().parent.mkdir(parents=True)
-    paths.costs_file().write_bytes(content)
-    assert CostLog(CPUS).costs(START)[:2] == (START, "")
-    CostLog(CPUS).probed([Observation(work=work("tiny"), n_tokens=1, seconds=1e-3)])
-    assert len(CostLog(CPUS).read().probe) == 1
 
 
 def test_what_cores_compute_is_known_for_a_loaded_model_after_a_probe(small: Path) -> None:

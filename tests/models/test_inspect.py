@@ -13,7 +13,7 @@ from cpuchat.models.inspect import Inspection, inspect
 from cpuchat.present.models import sections
 from tests.models.llama import Llama
 from tests.support.edited_gguf import edited
-from tests.support.tiny_gguf import CHATML, Architecture, vocabulary, write_tiny_gguf
+from tests.support.tiny_gguf import CHATML, Architecture, finish, vocabulary, write_tiny_gguf
 
 TOKENS = vocabulary()
 
@@ -25,17 +25,6 @@ def tiny(tiny_model: Path) -> Inspection:
 
 def of(path: Path, arch: Architecture) -> Inspection:
     return inspect(read_header(write_tiny_gguf(path / f"{arch}.gguf", arch=arch)))
-
-
-def test_the_model(tiny: Inspection, tiny_model: Path) -> None:
-    header = tiny.header
-    assert (header.name, header.path, header.architecture, header.quantization) == ("tiny", tiny_model, "llama", "F32")
-    assert (header.n_ctx_train, header.n_layer, header.n_embd, header.n_ff) == (4096, 2, 64, 128)
-    assert (header.n_head, tiny.heads_kv, header.key_length, header.value_length) == (4, 4, 16, 16)
-    assert (header.version, header.split_count, tiny.kind, tiny.experts, tiny.window) == (3, 1, "model", None, 0)
-    assert header.file_size == tiny_model.stat().st_size
-    assert header.n_params == header.n_params_active == 2 * 272 * 64 + 64 + 2 * (2 * 64 + 4 * 64 * 64 + 3 * 64 * 128)
-    assert not tiny.problem
 
 
 def test_the_figures_of_memory_are_those_of_llama_cpp(tiny: Inspection, tiny_model: Path) -> None:
@@ -51,10 +40,7 @@ def test_tensors_by_type(tmp_path: Path) -> None:
     for name, kind in (("blk.0.a", "Q4_0"), ("blk.0.b", "Q8_0"), ("blk.0.c", "Q8_0")):
         raw = gguf.quants.quantize(np.zeros((4, 64), np.float32), gguf.GGMLQuantizationType[kind])
         writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     found = inspect(read_header(path))
     assert [(k.type, k.count, k.n_params, k.nbytes, k.bits_per_weight) for k in found.tensors] == [
         ("Q8_0", 2, 512, 544, 8.5),

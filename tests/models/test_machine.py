@@ -56,17 +56,6 @@ def test_memory_that_is_bound_to_a_node_is_that_of_the_node(tmp_path: Path) -> N
     assert this_machine(parse('[engine]\ncores = "l3:0-1"\n'), root=root).cache_bytes == 64 << 20
 
 
-def test_a_bandwidth_belongs_to_a_memory_policy(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "2x-epyc-7543")
-    measured = ReadBandwidth(
-        cpus=choose_cores(read_topology(root), "socket:0").cpus, bytes_per_s=180e9, rounds=(180e9,)
-    )
-    remember(measured, "preferred:0", root=root)
-    assert this_machine(parse('[engine]\ncores = "socket:0"\n'), root=root).peak == 180e9
-    interleaved = parse('[engine]\ncores = "socket:0"\nmemory = "interleave"\n')
-    assert this_machine(interleaved, root=root).peak == 0.0
-
-
 def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", "tiny", "Q4_0")
     loaded = msgspec.structs.replace(info(path), n_ctx=1024, kv_size=1)

@@ -92,8 +92,3 @@ def test_shapes_decide() -> None:
         "output.weight": ("tiles", 320 * 8 * 38),
         "blk.0.ffn_up_exps.weight": ("8×8", 256 * 64 * 8 // 256 * 144),
     }
-
-
-def test_the_head_of_a_tied_model_is_its_embedding_table() -> None:
-    header = header_of(tensor("token_embd.weight", "Q4_K", 256, 320))
-    assert [t.name for t, _, _ in repacked(header, AVX2)] == ["token_embd.weight"]

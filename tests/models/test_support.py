@@ -30,6 +30,7 @@ from cpuchat.protocol.messages import LoadOptions
 from tests.models.gguf.fields import fields, patched
 from tests.support.costs import reading
 from tests.support.edited_gguf import edited
+from tests.support.tiny_gguf import finish
 
 GB = 10**9
 ARM, X86 = Instructions(frozenset({"NEON", "DOTPROD"})), Instructions(frozenset({"AVX", "AVX2"}))
@@ -42,10 +43,7 @@ def written(path: Path, tensors: dict[str, np.ndarray], architecture: str = "gem
         writer.add_uint32(f"{architecture}.{name.replace('__', '.')}", value)
     for name, content in tensors.items():
         writer.add_tensor(name, content)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

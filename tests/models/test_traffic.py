@@ -54,13 +54,6 @@ def test_tables_that_are_looked_up_by_layer_or_position_are_rows_too() -> None:
     assert header.n_params - header.n_params_active == 32 * 1000
 
 
-def test_of_a_table_of_n_grams_a_token_reads_a_row_for_each_head() -> None:
-    tensors = layers(1, token_embd__weight=(64, 1000), per_layer_token_embd__weight=(32, 9000))
-    header = header_of(metadata(1, ple__ngram_size=3, ple__heads_per_ngram=4), tensors)
-    assert model_work(header).row == 2 * (64 + 2 * 4 * 32)
-    assert table_bytes(header) == 2 * 32 * 9000  # the other is the head, and read whole
-
-
 def test_of_a_known_size_the_share_of_looked_up_tables_is_not_read() -> None:
     size, params = 3.11e9, 4.65e9
     found = bytes_read(typical_work(size, "Q4_K_M", params=params, id="gemma-4-e2b-it"), 1)

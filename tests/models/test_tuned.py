@@ -52,17 +52,6 @@ def test_it_belongs_to_the_content_and_the_machine(tiny_model: Path, tmp_path: P
     assert TunedSettings().find(tmp_path / "gone.gguf") is None
 
 
-def test_it_is_forgotten(tiny_model: Path) -> None:
-    kept = TunedSettings()
-    assert not kept.forget(tiny_model)
-    kept.put(tiny_model, TUNED)
-    assert kept.forget(tiny_model)
-    assert kept.find(tiny_model) is None
-    kept.put(tiny_model, TUNED)
-    kept.put(tiny_model, Tuned(model="tiny", changes={}))
-    assert kept.find(tiny_model) is None
-
-
 def test_values_that_are_not_valid_any_more_are_ignored(tiny_model: Path) -> None:
     TunedSettings().put(tiny_model, Tuned(model="tiny", changes={"engine": {"threads": "many", "magic": 1}}))
     assert TunedSettings().find(tiny_model) is None

@@ -59,19 +59,6 @@ def held(site: Site, started: list[Child], at: int) -> tuple[Child, Gate]:
     return child, gate
 
 
-def test_killed_and_resumed_it_fetches_hardly_a_byte_twice(site: Site, started: list[Child]) -> None:
-    child, gate = held(site, started, 1_000_003)
-    child.process.kill()
-    child.process.wait()
-    again = Child(site)
-    started.append(again)
-    reports = again.reports()
-    assert min(report.done for report in reports) >= gate.at
-    assert reports[-1].state == "done"
-    assert (site.blobs / site.files[0].etag).read_bytes() == CONTENT
-    assert site.hub.bytes_sent(NAME) <= SIZE * 1.01
-
-
 def test_it_ends_with_whoever_started_it(site: Site, started: list[Child]) -> None:
     child, _gate = held(site, started, 500_000)
     child.stdin.close()

@@ -18,7 +18,6 @@ from cpuchat.base.errors import (
     HubOffline,
     NotOnHub,
     RateLimited,
-    UsageError,
 )
 from cpuchat.models.downloads.state import RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
@@ -228,16 +227,3 @@ def test_offline_mode_asks_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(HubOffline):
         site.fetch()
     assert site.hub.requests == []
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"repo": "../../x"},
-        {"revision": "main"},
-    ],
-)
-def test_repositories_and_revisions_that_are_none_are_refused(site: Site, changes: dict[str, str]) -> None:
-    with pytest.raises(UsageError):
-        site.fetch(replace(site.order(), **changes))
-    assert not site.cache.exists()

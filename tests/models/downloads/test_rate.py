@@ -15,12 +15,3 @@ def test_it_is_the_mean_of_the_last_seconds() -> None:
     for second in range(60, 60 + int(WINDOW)):
         rate.add(second, 59_000)
     assert rate.per_second == pytest.approx(0, abs=1000 / WINDOW)
-
-
-def test_a_counter_that_falls_starts_anew() -> None:
-    rate = TransferRate()
-    rate.add(0.0, 5_000)
-    rate.add(1.0, 0)
-    assert rate.per_second == 0.0
-    rate.add(2.0, 300)
-    assert rate.per_second == pytest.approx(300)

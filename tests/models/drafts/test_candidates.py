@@ -126,14 +126,6 @@ def test_one_on_the_hub_is_checked_by_its_header_alone(
     assert rows["Other"].fits is False
 
 
-def test_a_measured_cost_counts_more_than_a_predicted_one(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
-    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    costs = TargetCosts(COSTS.pass_ms, {file_fingerprint(draft): 39.0})
-    row = found(target, library, costs)["Small-Q8_0"]
-    assert row.expected.draft_ms == 39.0
-    assert not row.expected.pays
-
-
 def test_what_is_missing_for_a_prediction_is_said(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
     header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
     assert found(target, library, UNKNOWN, None)["Small-Q8_0"].expected.words == NOT_CALIBRATED

@@ -113,20 +113,6 @@ def test_of_several_files_of_the_draft_the_most_faithful_is_chosen(tmp_path: Pat
     assert choose_draft(target, "auto", library)[0] == draft
 
 
-def test_a_split_target_is_known_by_all_its_parts(tmp_path: Path, library: Library) -> None:
-    write_catalog(("big", "Big", 4096e-9, ["small"]), ("small", "Small", 8e-9, []))
-    parts = [
-        header_file(
-            tmp_path / f"Big-Q8_0-0000{n}-of-00002.gguf",
-            weights=2048,
-            facts={"split.no": n - 1, "split.count": 2, "general.name": "Big"},
-        )
-        for n in (1, 2)
-    ]
-    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    assert choose_draft(parts[0], "auto", library)[0] == draft
-
-
 def test_a_choice_holds_for_its_target_alone(tmp_path: Path, library: Library, demo: dict[str, Path]) -> None:
     ChosenDrafts().put(demo["demo"], "none")
     assert choose_draft(demo["demo"], "auto", library) == (None, "")

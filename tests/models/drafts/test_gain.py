@@ -13,11 +13,6 @@ PROPORTIONAL = tuple(10.0 * n for n in range(1, 33))
 """Checking n tokens costs n times as much: nothing can be gained."""
 
 
-def test_a_target_that_is_bound_by_computing_gains_nothing() -> None:
-    for acceptance in (0.3, 0.8, 1.0):
-        assert gain(PROPORTIONAL, 0.0, acceptance).depth == 0
-
-
 def test_the_formula_of_the_paper_where_a_pass_always_costs_the_same() -> None:
     """(1 - a^(g+1)) / ((1 - a) (g c + 1)) with the cost c of a drafted token by that of a pass."""
     acceptance, cost = 0.8, 0.1

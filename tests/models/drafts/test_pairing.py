@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from cpuchat.base import paths
-from cpuchat.base.errors import DraftMismatch, ModelDamaged, ModelNotFound, from_code
+from cpuchat.base.errors import DraftMismatch, from_code
 from cpuchat.models.drafts import pairing
 from cpuchat.models.drafts.pairing import (
     check_files,
@@ -103,16 +101,6 @@ def test_a_draft_that_is_not_smaller_is_allowed_and_noted(tmp_path: Path, demo: 
 # Files and the cache.
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, demo: dict[str, Path]) -> None:
-    with pytest.raises(ModelNotFound, match=r"none\.gguf"):
-        check_files(demo["demo"], tmp_path / "none.gguf")
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(ModelDamaged):
-        check_files(demo["demo"], broken)
-    assert not paths.pairs_file().exists()
-
-
 def test_a_pair_is_compared_once(tmp_path: Path, demo: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     stranger = header_file(tmp_path / "stranger.gguf")
     first, refused = check_files(demo["demo"], demo["demo-draft"]), check_files(demo["demo"], stranger)
@@ -130,19 +118,6 @@ def test_a_file_that_changed_is_compared_again(tmp_path: Path) -> None:
     assert not check_files(target, draft).ok
     header_file(draft, [*WORDS[:9], "w9", *WORDS[10:]])
     assert check_files(target, draft).ok
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"{", b'{"version": 2, "entries": {"a": 5}}', b"\xff\xfe",
-    ],
-)  # fmt: skip
-def test_a_damaged_cache_is_an_empty_one(content: bytes, demo: dict[str, Path]) -> None:
-    paths.pairs_file().parent.mkdir(parents=True)
-    paths.pairs_file().write_bytes(content)
-    assert check_files(demo["demo"], demo["demo-draft"]).ok
-    assert len(json.loads(paths.pairs_file().read_bytes())["entries"]) == 1
 
 
 # What is suggested.
@@ -170,12 +145,3 @@ def test_a_wrong_pair_is_refused_with_the_reason_and_a_draft_that_fits(
     assert DEMO_FILES["demo-draft"] in error.hint
     assert error.exit_code == 12
     assert isinstance(from_code("draft_mismatch", error.message, error.hint), DraftMismatch)
-
-
-def test_without_a_fitting_draft_the_hint_says_what_to_look_for(
-    tmp_path: Path, library: Library, demo: dict[str, Path]
-) -> None:
-    target = header_file(tmp_path / "target.gguf", weights=64)
-    hint = check_files(target, demo["demo-draft"], library=library).hint
-    assert "300 tokens" in hint
-    assert "family" in hint

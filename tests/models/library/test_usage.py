@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
@@ -89,12 +88,3 @@ def test_another_file_of_the_same_name_was_never_used(model: Path, tmp_path: Pat
     assert usage(path) == before != Usage()
     path.write_bytes(b"another")
     assert usage(path) == Usage()
-
-
-@pytest.mark.parametrize("content", [b"{", b'{"version": 9, "entries": {}}', b"[" * 2_000_000])
-def test_a_damaged_file_counts_as_empty_and_is_replaced(model: Path, content: bytes) -> None:
-    paths.usage_file().parent.mkdir(parents=True)
-    paths.usage_file().write_bytes(content)
-    assert usage(model) == Usage()
-    UsageLog().answered(info(model), answer(40.0))
-    assert usage(model).plain_tok_s == 40.0

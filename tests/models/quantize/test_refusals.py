@@ -14,9 +14,9 @@ from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.make import quantize
 from cpuchat.models.quantize.types import PART, quant_type
 from cpuchat.models.synthetic.model import write_model
-from tests.models.quantize.jobs import finish, job, refused
+from tests.models.quantize.jobs import job, refused
 from tests.support.shapes import TINY_LLAMA
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_gguf import finish, write_tiny_gguf
 
 pytestmark = pytest.mark.slow
 

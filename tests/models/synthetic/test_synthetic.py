@@ -21,7 +21,7 @@ from cpuchat.models.synthetic.model import (
     write_model,
 )
 from tests.models.llama import Llama
-from tests.support.pair_files import draft_token_table, next_token_table, sign_rows, write_pair
+from tests.support.pair_files import draft_token_table, next_token_table, write_pair
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
 
 
@@ -37,17 +37,9 @@ def test_random_weights_are_spread_as_asked(kind: str) -> None:
     assert abs(values.mean()) < 0.0005
 
 
-@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "Q5_0", "Q4_K", "Q6_K"])
-def test_signs_survive_every_type(kind: str) -> None:
-    codes = np.random.default_rng(2).integers(0, 256, (16, 64), dtype=np.uint8)
-    values = reference.quants.dequantize(sign_rows(kind, codes, 0.7), reference.GGMLQuantizationType[kind])
-    expected = np.where(np.unpackbits(codes, axis=1, bitorder="little"), 0.7, -0.7)
-    np.testing.assert_allclose(values.reshape(16, 512), expected, rtol=5e-3)
-
-
 @pytest.mark.parametrize(
     ("shape", "quant"),
-    [("tiny", "BF16"), ("tiny", "Q3_K"), ("tiny", "IQ4_XS"), (TINY_LLAMA, "Q4_K_M"), (TINY_MOE, "MXFP4")],
+    [("tiny", "Q3_K"), (TINY_LLAMA, "Q4_K_M"), (TINY_MOE, "MXFP4")],
     ids=str,
 )
 def test_llama_cpp_runs_every_kind(shape: str | Shape, quant: str, tmp_path: Path) -> None:
@@ -90,17 +82,6 @@ def test_mixes_follow_llama_quantize() -> None:
     assert tensor_type(small, "Q4_K_M", "blk.0.attn_v.weight", 896) == "Q8_0"
     assert tensor_type(small, "Q4_K_M", "token_embd.weight", 896) == "Q8_0"
     assert tensor_type(small, "Q8_0", "blk.3.attn_q.weight", 896) == "Q8_0"
-
-
-def test_the_table_is_one_cycle_through_all_words() -> None:
-    table = next_token_table(2048, seed=3)
-    token, seen = FIRST_WORD, set()
-    for _ in range(2048 - FIRST_WORD):
-        seen.add(token)
-        token = int(table[token])
-    assert token == FIRST_WORD
-    assert len(seen) == 2048 - FIRST_WORD
-    assert (table[:FIRST_WORD] >= FIRST_WORD).all()
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.8, 1.0])
