@@ -12,6 +12,7 @@ fast on ARM, decoding 0.9 to 1.2 times (pull requests 16739, 17494, 18096 and 19
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from cpuchat.base.errors import DoesNotFit
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.gguf.header import GGUFHeader
@@ -483,6 +485,28 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
     )
 
 
+# tiles_at_once, part_cells, most_rows and most_values in cpuchat/kernels/floats.cpp
+_TILES, _PART_CELLS, _TILE_ROWS, _MOST_VALUES = 8, 512, 6, 256
+
+
+def _attention_scratch(header: GGUFHeader, options: LoadOptions, n_ctx: int) -> int:
+    """Return the most bytes that attention of cpuchat's kernels takes beside the graph: `attention_bytes` in
+    floats.cpp, with as many threads as this process may have. 20 MB with 96 threads at 16,384 tokens.
+
+    Fewer than two tiles for each thread are computed in parts of the cache, and each tile keeps what it found in each.
+    """
+    is_f16 = options.type_k == options.type_v == "f16"
+    if options.flash_attn == "off" or not is_f16 or header.key_length > _MOST_VALUES:
+        return 0
+    tile = 4 * _TILE_ROWS * (header.key_length + 8)
+    return _n_cpus() * max(2 * -(-n_ctx // _PART_CELLS), _TILES + 1) * tile
+
+
+@functools.cache
+def _n_cpus() -> int:
+    return len(own_cpus())  # asked once: later a worker's threads are pinned
+
+
 def required_memory(
     header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int = VERIFIED, n_rs_seq: int = 0
 ) -> MemoryNeed:
@@ -507,6 +531,7 @@ def required_memory(
     given_back = 0 if locked else sum(once)
     replaced = sum(tensor.nbytes for tensor, _, _ in copied) - given_back if is_mapped else 0
     copies, graph = rollback_bytes(header, n_rs_seq)
+    graph += _attention_scratch(header, options, n_ctx) if laid_out else 0
     return MemoryNeed(
         weights=header.size - given_back,
         repack=repack,

@@ -108,6 +108,7 @@ def test_what_cpuchat_lays_out_exists_once_unless_it_is_locked(
 ) -> None:
     monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(frozenset({"AVX2", "FMA", "F16C"})))
     monkeypatch.setattr(fit, "instructions_used", lambda _: "AVX-512 VNNI")
+    monkeypatch.setattr(fit, "_n_cpus", lambda: 0)
     header = read_header(models[name])
     plain = fit.required_memory(header, LoadOptions(use_repack=False), 512)
     ours = fit.required_memory(header, LoadOptions(kernels="auto"), 512)

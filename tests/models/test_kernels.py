@@ -97,6 +97,23 @@ def test_a_forecast_counts_no_copy_for_types_that_stay_with_llama_cpp(monkeypatc
     assert fit.required_memory(header, options, 512).repack == 0
 
 
+def test_scratch_memory_of_attention_grows_with_threads_and_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "engine_cpu", lambda module: CPU)
+    header = header_of(SHAPES["7b"], "Q8_0")
+
+    def scratch(n_cpus: int, n_ctx: int, **options: Any) -> int:
+        found: list[int] = []
+        for count in (n_cpus, 0):
+            monkeypatch.setattr(fit, "_n_cpus", lambda count=count: count)
+            found.append(fit.required_memory(header, LoadOptions(**options), n_ctx).compute)
+        return found[0] - found[1]
+
+    # Six rows of 128 values and 8 more for each part of 512 cells, or of nine tiles.
+    assert scratch(96, 16_384) == 96 * 2 * 32 * 6 * 136 * 4 == pytest.approx(20e6, rel=0.01)
+    assert scratch(2, 512) == 2 * 9 * 6 * 136 * 4
+    assert scratch(96, 16_384, kernels="llama.cpp") == scratch(96, 16_384, type_k="q8_0", type_v="q8_0") == 0
+
+
 def test_what_was_measured_is_for_its_instruction_set_only() -> None:
     log().put({"Q4_K": measured(0.5, 0.5, 0.5)})
     assert "Q4_K" not in chosen_types(CPU, cpus=(0,))
