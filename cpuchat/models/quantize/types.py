@@ -84,14 +84,6 @@ _WORTHWHILE = 0.97  # of the size; a model that becomes hardly smaller only lose
 _BY_NAME = {kind.name: kind for kind in TYPES}
 # Aliases of tools/quantize/quantize.cpp.
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "MXFP4"}
-# Former or foreign formats, and their standard equivalents.
-_REPACKED = {
-    "Q4_0_4_4": "Q4_0",
-    "Q4_0_4_8": "Q4_0",
-    "Q4_0_8_8": "Q4_0",
-    "Q4_K_4": "Q4_K_M",
-    "Q8R16": "Q8_0",
-}
 
 
 def smaller_types(model: LocalModel) -> tuple[QuantType, ...]:
@@ -104,17 +96,12 @@ def quant_type(text: str) -> QuantType:
     """Return the type that `text` names, in any case.
 
     Raises:
-        UsageError: there is none; the hint names similar ones, or the successor of a retired one.
+        UsageError: there is none; the hint names similar ones.
     """
     name = text.strip().upper()
     name = _ALIASES.get(name, name)
     if name in _BY_NAME:
         return _BY_NAME[name]
-    if name in _REPACKED:
-        raise UsageError(
-            f"{name} is a repacked format of {_REPACKED[name]}, which llama.cpp does not load.",
-            f"Use {_REPACKED[name]}: it is repacked for the CPU at load.",
-        )
     if name in FILE_TYPE_BY_NAME:
         raise UsageError(
             f"{name} requires an importance matrix, which cpuchat does not use.",
