@@ -103,8 +103,8 @@ def test_the_sum_is_spelled_out() -> None:
     seen = predict(
         header_of("7b", "Q8_0"), LoadOptions(n_ctx=8192, use_repack=False), MACHINE, draft=header_of("0.5b", "Q8_0")
     )
-    assert seen.explained.startswith("weights 7.8 + KV")
-    assert "KV cache 0.47 (8192 tokens) + draft 0.78 + buffers 0.29 = 9.4 of 20.0 GB" in seen.explained
+    assert seen.explained.startswith("weights 8.1 + KV")
+    assert "KV cache 0.47 (8192 tokens) + draft 0.81 + buffers 0.29 = 9.7 of 20.0 GB" in seen.explained
     assert seen.explained.endswith("of 20.0 GB free: fits")
 
 
