@@ -85,8 +85,10 @@ def test_a_draft_that_reads_half_as_much_or_has_other_words_is_not_chosen_by_its
 def test_where_nothing_can_be_measured_only_a_draft_of_known_cost_is_chosen(tmp_path: Path, library: Library) -> None:
     target, draft = family(tmp_path / "mine")
     assert choose_draft(target, "auto", library, measured_only=True) == (None, "")
-    files = {"target": file_fingerprint(target), "draft": file_fingerprint(draft)}
-    costs = Calibration(tuple(40.0 + n for n in range(32)), draft_ms=2.0, **files)
+    costs = Calibration(
+        tuple(40.0 + n for n in range(32)), draft_ms=2.0,
+        target=file_fingerprint(target), draft=file_fingerprint(draft),
+    )  # fmt: skip
     Calibrations(paths.calibration_file()).save("a" * 64, costs)
     assert choose_draft(target, "auto", library, measured_only=True)[0] == draft
 
@@ -94,9 +96,9 @@ def test_where_nothing_can_be_measured_only_a_draft_of_known_cost_is_chosen(tmp_
 def test_a_smaller_quantization_is_chosen_by_itself_where_it_pays(tmp_path: Path, library: Library) -> None:
     target, named = family(tmp_path / "mine")
     smaller = header_file(tmp_path / "mine" / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
-    files = {"target": file_fingerprint(target), "draft": file_fingerprint(smaller)}
+    passes, ours, theirs = tuple(40.0 + n for n in range(32)), file_fingerprint(target), file_fingerprint(smaller)
     for draft_ms, wanted in ((39.0, None), (20.0, smaller)):
-        costs = Calibration(tuple(40.0 + n for n in range(32)), draft_ms=draft_ms, **files)
+        costs = Calibration(passes, draft_ms=draft_ms, target=ours, draft=theirs)
         Calibrations(paths.calibration_file()).save("a" * 64, costs)
         assert choose_draft(target, "", library, settings=Settings())[0] == named
         named.rename(tmp_path / "away")

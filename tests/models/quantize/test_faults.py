@@ -46,10 +46,12 @@ def stop_when_begun(job: QuantizeJob, act: Callable[[], None]) -> BaseException 
 
 def test_a_process_that_is_killed_is_told(large: Path, tmp_path: Path) -> None:
     before = set(children())
-    error = stop_when_begun(
-        job(large, tmp_path / "out.gguf", "IQ4_XS"),
-        lambda: [os.kill(pid, signal.SIGKILL) for pid in set(children()) - before] and None,
-    )
+
+    def kill() -> None:
+        for pid in set(children()) - before:
+            os.kill(pid, signal.SIGKILL)
+
+    error = stop_when_begun(job(large, tmp_path / "out.gguf", "IQ4_XS"), kill)
     assert isinstance(error, QuantizeFailed) and "killed" in error.message
     assert list(tmp_path.iterdir()) == []
 
