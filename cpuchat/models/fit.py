@@ -490,7 +490,7 @@ _TILES, _PART_CELLS, _TILE_ROWS, _MOST_VALUES = 8, 512, 6, 256
 
 
 def _attention_scratch(header: GGUFHeader, options: LoadOptions, n_ctx: int) -> int:
-    """Return the most bytes that attention of cpuchat's kernels takes beside the graph: `attention_bytes` in
+    """Return the most bytes that attention of cpuchat's kernels takes beside the graph: attention_bytes in
     floats.cpp, with as many threads as this process may have. 20 MB with 96 threads at 16,384 tokens.
 
     Fewer than two tiles for each thread are computed in parts of the cache, and each tile keeps what it found in each.
