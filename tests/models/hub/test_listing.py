@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuchat.base.errors import HubError
@@ -42,9 +42,8 @@ def test_the_quantization_is_read_from_the_names_of_the_usual_publishers(path: s
     assert model.quantization == quantization
 
 
-@given(st.permutations(range(1, 6)))
-def test_the_parts_of_a_split_model_are_one_model_in_order(order: list[int]) -> None:
-    paths = [f"Q8_0/Big-Q8_0-{number:05d}-of-00005.gguf" for number in order]
+def test_the_parts_of_a_split_model_are_one_model_in_order() -> None:
+    paths = [f"Q8_0/Big-Q8_0-{number:05d}-of-00005.gguf" for number in (3, 1, 5, 2, 4)]
     [model] = models_of(files(paths))
     assert model.name == "Big-Q8_0"
     assert [file.path for file in model.files] == sorted(paths)
@@ -134,6 +133,7 @@ def test_usual_names_pass(path: str) -> None:
     assert safe_path(path) == path
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text(alphabet=st.sampled_from("./\\:aC\0\n~ "), max_size=12) | st.text(max_size=20))
 def test_whatever_passes_stays_inside_the_folder_everywhere(path: str) -> None:
     try:
