@@ -7,7 +7,7 @@ from pathlib import Path
 from common import WORK, say
 
 from cpuchat.models.synthetic.model import shape_of, word
-from cpuchat.models.synthetic.pair import write_pair
+from tests.support.pair_files import write_pair
 
 FOLDER = WORK / "models"
 

@@ -25,7 +25,6 @@ from cpuchat.base import paths
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.protocol.messages import (
     AnyEvent,
     Generate,
@@ -37,6 +36,7 @@ from cpuchat.protocol.messages import (
     Speculation,
     TextDelta,
 )
+from tests.support.pair_files import write_pair
 
 FOLDER = Path(__file__).parent.parent / "tests" / "telemetry" / "recorded"
 ALL = ("draft", "suffix", "lookup")

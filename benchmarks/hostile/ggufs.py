@@ -4,7 +4,8 @@
 
 Sound files (small ones of seven architectures, the demo draft, and one with every kind of value) have fields of their
 headers replaced, cut, moved, filled with escape sequences, or are cut short. Each is given to `cpuchat models show` in
-one warm process; a sample of those that pass the checks is loaded by a real worker and answers with four tokens.
+one warm process; a sample of those that are read is loaded by a real worker and answers with four tokens.
+Contradictions on which llama.cpp aborts end the worker, which says so; the next load starts another.
 
 Bars: no traceback and no other end than an answer or a typed error; nothing that takes over 20 s; no file written
 outside the folders of cpuchat; at most 1 GB of memory; no control character on the terminal. Exit status 1 when one
@@ -38,7 +39,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.cli.main import main as cpuchat
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.models.gguf.header import check_header, read_header
+from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import Failed, Generate, GenerationFinished, LoadOptions, Message, ModelLoaded
 from tests.models.gguf.fields import fields, patched
@@ -112,7 +113,7 @@ def serve(allowed: str) -> None:
         status = dict(row.split(":", 1) for row in Path("/proc/self/status").read_text().splitlines())
         memory = int(status["VmHWM"].split()[0]) * 1024
         try:
-            check_header(read_header(Path(line.rstrip("\n"))))
+            read_header(Path(line.rstrip("\n")))
             loadable = True
         except CpuchatError:
             loadable = False
@@ -252,7 +253,7 @@ def main() -> None:
             else:
                 path.unlink()
         reader.close()
-        say(f"{len(passed)} pass the checks; loading up to {n_loads}")
+        say(f"{len(passed)} are read; loading up to {n_loads}")
         chosen = rng.sample(passed, min(n_loads, len(passed)))
         fates, load_longest, load_memory, tracebacks = asyncio.run(load_all(chosen, folder / "state-of-worker"))
     bars = [
@@ -260,8 +261,7 @@ def main() -> None:
         ("longest", f"{longest:.2f} s", f"<= {SECONDS:g} s", longest <= SECONDS),
         ("memory of the reader", f"{memory / 1e6:.0f} MB", "<= 1000 MB", memory <= MEMORY),
         ("files written outside", str(len(outside)), "0", not outside),
-        ("files loaded", f"{len(chosen)}: {dict(sorted(fates.items()))}", "no hang, no dead worker",
-         not fates["hang"] and not fates["worker_died"]),
+        ("files loaded", f"{len(chosen)}: {dict(sorted(fates.items()))}", "no hang", not fates["hang"]),
         ("longest load and answer", f"{load_longest:.2f} s", f"<= {SECONDS:g} s", load_longest <= SECONDS),
         ("memory of the worker", f"{load_memory / 1e6:.0f} MB", "<= 1000 MB", load_memory <= MEMORY),
         ("logs with a traceback", str(tracebacks), "0", not tracebacks),

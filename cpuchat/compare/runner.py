@@ -173,7 +173,7 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
     except (CpuchatError, OSError):
         return 0, ""
     available = memory_here(settings[0])
-    options = [msgspec.structs.replace(one.load_options(), from_disk=False) for one in settings]
+    options = [one.load_options() for one in settings]
     needs = [plan_memory(header, option, available)[0] for header, option in zip(headers, options, strict=True)]
     total = sum(need.min_bytes for need in needs)
     same_file = os.path.realpath(sides[0].path) == os.path.realpath(sides[1].path)

@@ -26,7 +26,6 @@ from cpuchat.models.gguf.parse import ALIGNMENT
 from cpuchat.models.quantize.types import (
     ForecastRequest,
     ForecastResult,
-    ImportanceMatrix,
     QuantizeFinished,
     QuantizeRequest,
     Request,
@@ -41,7 +40,6 @@ SLAB_BYTES = 256 << 20
 # "size = 1.00 MiB -> 0.28 MiB (q4_K)"; the second half is missing where a tensor stays as it is.
 _TENSOR = re.compile(rb"\[ *\d+/ *\d+\] (.+?) +- \[[^\[]*type = *(\w+), $", re.DOTALL)
 _TARGET = re.compile(rb"size = .*MiB \((\w+)\)\n$")
-_NEEDS_IMATRIX = b"will require an imatrix"
 _ERROR = 4  # ggml_log_level
 _FAILED = "failed to quantize: "
 _CANNOT_WRITE = "iostream"  # std::ofstream is used for nothing but the output
@@ -56,7 +54,6 @@ class LogParser:
 
     def __init__(self, llama: Any, output: LineOutput | None = None) -> None:
         self.types: dict[str, str] = {}
-        self.needs_imatrix = False
         self.errors: list[str] = []
         self._output = output
         self._name = ""
@@ -73,8 +70,6 @@ class LogParser:
                 self._output.send(TensorStarted(name=self._name))
         elif match := _TARGET.search(text):
             self.types[self._name] = match[1].decode().upper()
-        elif _NEEDS_IMATRIX in text:
-            self.needs_imatrix = True
 
     def failure(self) -> CpuchatError:
         said = next((line for line in reversed(self.errors) if _FAILED in line), "")
@@ -104,7 +99,7 @@ class Quantizer:
         params.allow_requantize = True
         log = LogParser(self._llama)
         self._run(request.source, "", params, log)
-        return ForecastResult(types=log.types, needs_imatrix=log.needs_imatrix)
+        return ForecastResult(types=log.types)
 
     def quantize(self, request: QuantizeRequest) -> None:
         params = self._params(request.number)
@@ -114,16 +109,6 @@ class Quantizer:
         # llama.cpp copies a source's other alignment into the header, but aligns to the usual one.
         if read_header(Path(request.source)).alignment != ALIGNMENT:
             facts["general.alignment"] = ALIGNMENT
-        if request.imatrix:
-            from cpuchat.models.quantize.types import read_imatrix
-
-            matrix = read_imatrix(Path(request.imatrix))  # stays referenced until llama.cpp is done with it
-            params.imatrix = _importance(self._llama, matrix)
-            facts |= {
-                "quantize.imatrix.file": Path(request.imatrix).name,
-                "quantize.imatrix.entries_count": len(matrix.weights),
-                "quantize.imatrix.chunks_count": matrix.chunks,
-            }
         params.kv_overrides = self._bindings.kv_overrides(facts)
         self._run(request.source, request.out, params, LogParser(self._llama, self._output))
 
@@ -137,16 +122,6 @@ class Quantizer:
         status = self._llama.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
         if status:
             raise log.failure()
-
-
-def _importance(llama: Any, matrix: ImportanceMatrix) -> Any:
-    """Return the matrix as llama.cpp takes it, without copying the numbers."""
-    data = (llama.llama_model_imatrix_data * (len(matrix.weights) + 1))()  # the last one, all zero, ends the list
-    for entry, (name, values) in zip(data, matrix.weights.items(), strict=False):
-        entry.name = name.encode()
-        entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        entry.size = len(values)
-    return data
 
 
 class Requests:

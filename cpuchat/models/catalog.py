@@ -1,8 +1,8 @@
 """The catalog: recommended chat models, where their GGUF files are, and which of them draft for which.
 
 `catalog.toml` beside this file comes with the program; `catalog.toml` in the config folder has the user's own entries
-in the same format. An entry with a known id overrides only the keys that it has. Sizes and contexts help to choose;
-the authoritative values are in the file's header (`gguf`, `hub`).
+in the same format, which replace those of the same id. Sizes and contexts help to choose; the authoritative values are
+in the file's header (`gguf`, `hub`).
 
 Also here: which entry a file is, which entries suit a machine, and the sampling options that a model's publisher
 recommends (header keys are gguf-py's `general.sampling.*`, as llama.cpp reads them; else those of the catalog).
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -61,10 +60,9 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `context` in tokens, as trained. `repos` hold its GGUF files, the first one those of `sizes` (GB of 1e9 bytes by
     quantization). `vocabulary` names the tokenizer: models with another one cannot draft. `drafts` are ids of models
     that can draft for this one, the best first; `no_draft` is why there are none, with details in
-    `no_draft_detail`. `drafts_for` (of the user's own entries) are ids of models that this one drafts for. `use` is
-    the purpose; a "draft" is not to chat with. `sampling` is what its publisher recommends. `verified` lists the facts
-    confirmed by public listings and reports: "repo" (the first one), "params", "context", "drafts", and quantizations
-    for their sizes; all others are unconfirmed or computed.
+    `no_draft_detail`. `use` is the purpose; a "draft" is not to chat with. `sampling` is what its publisher recommends.
+    `verified` lists the facts confirmed by public listings and reports: "repo" (the first one), "params", "context",
+    "drafts", and quantizations for their sizes; all others are unconfirmed or computed.
     """
 
     id: Id
@@ -79,7 +77,6 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repos: Annotated[tuple[Repo, ...], msgspec.Meta(min_length=1)]
     sizes: dict[str, GB] = {}
     drafts: tuple[Id, ...] = ()
-    drafts_for: tuple[Id, ...] = ()
     no_draft: NoDraft = ""
     no_draft_detail: Text = ""
     license: Text = ""
@@ -91,7 +88,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.active_params > self.params:
             raise ValueError("active_params: must not exceed params")
-        if self.id in (*self.drafts, *self.drafts_for):
+        if self.id in self.drafts:
             raise ValueError("drafts: a model cannot draft for itself")
         if self.drafts and self.no_draft:
             raise ValueError("no_draft: conflicts with drafts")
@@ -176,35 +173,22 @@ def _state(file: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-@lru_cache(maxsize=1)
-def _packaged(file: Path, _state: tuple[int, ...]) -> tuple[dict[str, CatalogModel], tuple[str, ...]]:
-    problems: list[str] = []
-    return _read(file, problems), tuple(problems)
-
-
 @lru_cache(maxsize=2)
-def _load(packaged: Path, file: Path, state: tuple[int, ...], _state: tuple[int, ...]) -> Catalog:
-    ours, known_problems = _packaged(packaged, state)
-    problems = list(known_problems)
-    theirs = _read(file, problems, ours) if file.exists() else {}
-    models = {model.id: model for model in (*theirs.values(), *ours.values())} | theirs
-    for model in theirs.values():
-        for draft in model.drafts:
-            if draft not in models:
-                problems.append(str(_error(file, f"{model.id}, drafts", f"unknown model {draft!r}")))
-        for target in model.drafts_for:
-            if target in models:
-                drafts = (model.id, *(known for known in models[target].drafts if known != model.id))
-                models[target] = msgspec.structs.replace(models[target], drafts=drafts, no_draft="", no_draft_detail="")
-            else:
-                problems.append(str(_error(file, f"{model.id}, drafts_for", f"unknown model {target!r}")))
+def _load(packaged: Path, file: Path, *_states: tuple[int, ...]) -> Catalog:
+    problems: list[str] = []
+    theirs = _read(file, problems) if file.exists() else {}
+    models = theirs | {model.id: model for model in _read(packaged, problems).values() if model.id not in theirs}
+    problems += [
+        str(_error(file, f"{model.id}, drafts", f"unknown model {draft!r}"))
+        for model in theirs.values()
+        for draft in model.drafts
+        if draft not in models
+    ]
     return Catalog(tuple(models.values()), tuple(problems))
 
 
-def _read(
-    file: Path, problems: list[str], known: Mapping[str, CatalogModel] = MappingProxyType({})
-) -> dict[str, CatalogModel]:
-    """Return the models of one file by id; entries of `known` models override those. Appends to `problems`."""
+def _read(file: Path, problems: list[str]) -> dict[str, CatalogModel]:
+    """Return the models of one file by id. Appends to `problems`."""
     found: dict[str, CatalogModel] = {}
     try:
         entries = _entries(file)
@@ -212,9 +196,8 @@ def _read(
         problems.append(str(error))
         return found
     for number, entry in enumerate(entries, 1):
-        base = known.get(entry["id"]) if isinstance(entry, dict) and isinstance(entry.get("id"), str) else None
         try:
-            model = _model(file, entry if base is None else _merged(base, entry), f"model {number}")
+            model = _model(file, entry, f"model {number}")
             if model.id in found:
                 raise _error(file, f"model {number}, id", f"duplicate id {model.id!r}")
         except CatalogError as error:
@@ -224,22 +207,8 @@ def _read(
     return found
 
 
-def _merged(base: CatalogModel, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with the keys of `entry`, which are not verified."""
-    ours = msgspec.to_builtins(base)
-    if entry.get("drafts"):
-        ours |= {"no_draft": "", "no_draft_detail": ""}
-    if "no_draft" in entry:
-        ours |= {"drafts": [], "no_draft_detail": ""}
-    replaced = {"repo" if key == "repos" else key for key in entry} | (set(base.sizes) if "sizes" in entry else set())
-    ours["verified"] = [fact for fact in base.verified if fact not in replaced]
-    return ours | entry
-
-
 def _entries(file: Path) -> list[Any]:
-    """Return the entries of a file. Raises CatalogError when it cannot be read or is not TOML with `[[model]]`
-    tables.
-    """
+    """Return the entries of a file. Raises CatalogError."""
     try:
         tables = toml.loads(paths.read_text(file, MAX_BYTES))
     except OSError as error:

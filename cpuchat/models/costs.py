@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -120,29 +120,15 @@ class CostLog:
     def nearest_probe(self) -> CostLog | None:
         """Return the entry of this machine, with a probe, that shares most cores with this one; None if there is
         none."""
-
-        def shared(on: MeasuredOn) -> tuple[int, bool]:
-            return len({*on.cpus} & {*self.on.cpus}), on.memory == self.on.memory
-
         cores = {"cpus": self.on.cpus, "memory": self.on.memory}
-        return self._at(max((one.on for one in self._probed_like(**cores)), key=shared, default=None))
-
-    def earlier_probe(self) -> CostLog | None:
-        """Return the entry of these cores that was probed last with another build of the engine, or by another version
-        of the cost model; None if there is none."""
-        earlier = self._probed_like(build=self.on.build, options=self.on.options)
-        last = max((one for one in earlier if one.on != self.on), key=lambda one: one.taken, default=None)
-        return self._at(last.on if last is not None else None)
-
-    def _probed_like(self, **changes: Any) -> list[CostEntry]:
-        """Return the entries with a probe that differ from this one in these fields at most."""
-        return [one for one in self._cache.read().values() if one.probe and replace(one.on, **changes) == self.on]
-
-    def _at(self, on: MeasuredOn | None) -> CostLog | None:
-        if on is None:
+        probed = (one.on for one in self._cache.read().values() if one.probe and replace(one.on, **cores) == self.on)
+        shared = max(
+            probed, key=lambda on: (len({*on.cpus} & {*self.on.cpus}), on.memory == self.on.memory), default=None
+        )
+        if shared is None:
             return None
         other = copy(self)
-        other.on = on
+        other.on = shared
         return other
 
     def probed(self, found: Sequence[Observation]) -> None:

@@ -12,6 +12,7 @@ fast on ARM, decoding 0.9 to 1.2 times (pull requests 16739, 17494, 18096 and 19
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from cpuchat.base.errors import DoesNotFit
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.gguf.header import GGUFHeader
@@ -30,8 +32,6 @@ from cpuchat.protocol.messages import LoadOptions
 _SVE_BYTES = 32  # the kernels are for vectors of that length only
 _AMX_ROWS = 32  # TILE_N * 2
 _OVERRUN, _HUGE_PAGE = 16 << 10, 2 << 20  # of the buffer of cpuchat's kernels: read behind its end, and its unit
-_USUAL = ("Q4_0", "Q4_K", "Q8_0")
-_AS_IT_IS = "used as is"
 # Type: (a row must be a multiple of this many values, bytes that a block grows by).
 _AMX: dict[str, tuple[int, int]] = {
     "Q4_0": (32, 0),
@@ -116,10 +116,9 @@ def repacked(
 ) -> Iterator[tuple[TensorInfo, RepackFormat, int]]:
     """Yield the tensors of which `cpu` needs a copy, its format, and its bytes (AMX adds sums to some blocks, and a
     group of cpuchat's kernels ends on a cache line). `ours` is that of `format_of`."""
-    tied = not any(t.name == "output.weight" for t in header.tensors)
+    head = header.output_matrix  # rows of the embedding table are looked up; only as the head it is multiplied with
     for tensor in header.tensors:
-        # Rows of the embedding table are looked up; it is multiplied with only as the head of a tied model.
-        if tensor.name.startswith("blk.") or tensor.name == ("token_embd.weight" if tied else "output.weight"):
+        if tensor.name.startswith("blk.") or tensor.name == head:
             layout = _layout(tensor, cpu, ours)
             if layout is not None:
                 yield tensor, layout, _copy_bytes(tensor, layout)
@@ -162,25 +161,6 @@ def describe(header: GGUFHeader, cpu: Instructions) -> str:
         return "as is"
     layout = max(bytes_by, key=lambda layout: bytes_by[layout])
     return f"{100 * bytes_by[layout] / max(header.size, 1):.0f} % {layout.words}"
-
-
-def advice(cpu: Instructions) -> str:
-    """Return how the usual types are repacked on this CPU, and that no special files are needed."""
-    types_by: dict[str, list[str]] = {}
-    for kind in _USUAL:
-        layout = format_of(kind, cpu, chosen_types(cpu))
-        types_by.setdefault(layout.words if layout is not None else _AS_IT_IS, []).append(kind)
-    if set(types_by) == {_AS_IT_IS}:
-        return "llama.cpp has no repacked format for this CPU: files are used as is."
-    forms = (f"{_listed(kinds)} {'are' if len(kinds) > 1 else 'is'} {words}" for words, kinds in types_by.items())
-    return (
-        f"At load, {'; '.join(forms)}. That speeds up prefill; decoding speed depends on the file size. "
-        "Standard files are enough: special ones (Q4_0_4_8, Q8R16, Q4_K_4) are not needed."
-    )
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 class _Window(NamedTuple):
@@ -299,8 +279,8 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
     `weights` the file's tensors, without those that are given back at the load; `repack` the private repacked copy of
     some of them; `kv` the KV cache and recurrent state; `compute` buffers of the engine and the process. `reclaimable`
-    is the part of `weights` that the system may drop because `repack` replaces it, or that is read from disk for every
-    token: all of it, or rows of tables (`lazy_bytes`).
+    is the part of `weights` that the system may drop because `repack` replaces it, or of which a token reads rows from
+    disk (`lazy_bytes`).
     """
 
     weights: int
@@ -453,8 +433,8 @@ def _bytes_per_token(header: GGUFHeader) -> int:
     """Return the bytes of the weights that one token uses: of a mixture of experts, those of its experts."""
     experts = max(header.number("expert_count"), 1)
     used = header.number("expert_used_count") or experts
-    tied = not any(t.name == "output.weight" for t in header.tensors)
-    weights = (t for t in header.tensors if tied or t.name != "token_embd.weight")
+    head = header.output_matrix
+    weights = (t for t in header.tensors if t.name == head or t.name != "token_embd.weight")
     return sum(t.nbytes * used // experts if t.is_routed else t.nbytes for t in weights)
 
 
@@ -505,20 +485,40 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
     )
 
 
+# tiles_at_once, part_cells, most_rows and most_values in cpuchat/kernels/floats.cpp
+_TILES, _PART_CELLS, _TILE_ROWS, _MOST_VALUES = 8, 512, 6, 256
+
+
+def _attention_scratch(header: GGUFHeader, options: LoadOptions, n_ctx: int) -> int:
+    """Return the most bytes that attention of cpuchat's kernels takes beside the graph: attention_bytes in
+    floats.cpp, with as many threads as this process may have. 20 MB with 96 threads at 16,384 tokens.
+
+    Fewer than two tiles for each thread are computed in parts of the cache, and each tile keeps what it found in each.
+    """
+    is_f16 = options.type_k == options.type_v == "f16"
+    if options.flash_attn == "off" or not is_f16 or header.key_length > _MOST_VALUES:
+        return 0
+    tile = 4 * _TILE_ROWS * (header.key_length + 8)
+    return _n_cpus() * max(2 * -(-n_ctx // _PART_CELLS), _TILES + 1) * tile
+
+
+@functools.cache
+def _n_cpus() -> int:
+    return len(own_cpus())  # asked once: later a worker's threads are pinned
+
+
 def required_memory(
     header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outputs: int = VERIFIED, n_rs_seq: int = 0
 ) -> MemoryNeed:
     """Return the memory for the model of `header` (of `read_model`) with a context of `n_ctx` tokens.
 
     Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
-    memory is read from disk again for every token. With `options.from_disk` that is wanted, and nothing is repacked.
-    Tables of `lazy_bytes` are `reclaimable`. What cpuchat's kernels lay out is given back to the page cache at once.
-    `n_outputs` is the number of positions of one batch whose logits are kept (cparams.n_outputs_max), `n_rs_seq` that
-    of the snapshots of a recurrent state.
+    memory is read from disk again for every token. Tables of `lazy_bytes` are `reclaimable`. What cpuchat's kernels lay
+    out is given back to the page cache at once. `n_outputs` is the number of positions of one batch whose logits are
+    kept (cparams.n_outputs_max), `n_rs_seq` that of the snapshots of a recurrent state.
     """
-    is_copied = options.use_repack and not options.from_disk
     cpu = engine_cpu(options.cpu_module)
-    copied = list(repacked(header, cpu, chosen_types(cpu, options.kernels))) if is_copied else []
+    copied = list(repacked(header, cpu, chosen_types(cpu, options.kernels))) if options.use_repack else []
     repack = sum(nbytes for _, layout, nbytes in copied if not layout.group)
     laid_out = sum(nbytes for _, layout, nbytes in copied if layout.group)
     repack += _rounded_up(laid_out + _OVERRUN, _HUGE_PAGE) if laid_out else 0
@@ -530,21 +530,16 @@ def required_memory(
     once = (t.nbytes for t, layout, _ in copied if (layout.group if is_mapped else t.name != "token_embd.weight"))
     given_back = 0 if locked else sum(once)
     replaced = sum(tensor.nbytes for tensor, _, _ in copied) - given_back if is_mapped else 0
-    reclaimable = header.size if options.from_disk else lazy + replaced
     copies, graph = rollback_bytes(header, n_rs_seq)
+    graph += _attention_scratch(header, options, n_ctx) if laid_out else 0
     return MemoryNeed(
         weights=header.size - given_back,
         repack=repack,
         kv=kv_bytes(header, n_ctx, options.type_k, options.type_v, _n_ubatch(options)) + copies,
         compute=_compute_bytes(header, options, n_ctx, n_outputs) + graph + PROCESS_BYTES,
-        reclaimable=lazy if locked else reclaimable,
+        reclaimable=lazy if locked else lazy + replaced,
         n_ctx=n_ctx,
     )
-
-
-def may_stay_on_disk(options: LoadOptions) -> bool:
-    """Return whether these options allow weights that stay on disk: mapped and not locked."""
-    return options.load_mode == "mmap" and not options.mlock
 
 
 def plan_memory(
@@ -565,7 +560,6 @@ def plan_memory(
 
 def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:
     """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens."""
-    options = msgspec.structs.replace(options, from_disk=False)
     if draft.is_head:  # llama-server's default
         options = msgspec.structs.replace(options, type_k="f16", type_v="f16")
     return required_memory(draft, options, min(n_ctx, draft.n_ctx_train or n_ctx))
@@ -621,7 +615,6 @@ def check_fit(
         return
     available_bytes -= total - need.min_bytes
     ideas: list[str] = []
-    stays_on_disk = False
     if header is not None and options is not None:
         fitting = min(largest_context(header, options, available_bytes), need.n_ctx)
         quantized = msgspec.structs.replace(options, type_k="q8_0", type_v="q8_0", flash_attn="auto")
@@ -631,14 +624,10 @@ def check_fit(
             longer = min(largest_context(header, quantized, available_bytes), need.n_ctx)
             if longer > fitting:
                 ideas.append(f"a q8_0 KV cache allows {longer} tokens (prefill at 4k: half as fast)")
-        on_disk = required_memory(header, msgspec.structs.replace(options, from_disk=True), need.n_ctx)
-        stays_on_disk = may_stay_on_disk(options) and on_disk.min_bytes <= available_bytes
     elif need.weights - need.reclaimable + need.repack + need.compute < available_bytes:
         ideas += ["use a smaller --ctx", "quantize the KV cache (q8_0; prefill at 4k: half as fast)"]
     if not ideas:
         ideas.append("choose a smaller model or quantization")
-    if stays_on_disk:
-        ideas.append("read the weights from disk for every token, which is slow (--from-disk)")
     hint = ", or ".join(ideas)
     raise DoesNotFit(
         f"Not enough memory: the model needs {gigabytes(total)} GB = {need.breakdown(draft)}, and "

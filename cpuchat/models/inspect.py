@@ -6,25 +6,18 @@ Texts are those of the file: clean them before display.
 from __future__ import annotations
 
 import re
-from itertools import islice
 from typing import Any
 
 from cpuchat.models import fit
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import windows_of
-from cpuchat.models.gguf.header import GGUFHeader, problems_of, vocabulary
+from cpuchat.models.gguf.header import GGUFHeader, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import ModelData
 from cpuchat.models.support import scalar_types, why_unsupported
 from cpuchat.models.traffic import bytes_per_token, table_bytes
 from cpuchat.protocol.messages import LoadOptions
 
-# Names of llama-arch.cpp (LLM_KV_TOKENIZER_*), with its spelling "seperator".
-_SPECIAL = {
-    "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unknown": "unk", "seperator": "sep", "padding": "pad",
-    "mask": "mask", "fim_pre": "fim prefix", "fim_suf": "fim suffix", "fim_mid": "fim middle", "fim_pad": "fim pad",
-    "fim_rep": "fim repository", "fim_sep": "fim file",
-}  # fmt: skip
 # A template that writes any role verbatim supports system messages.
 _FEATURES = {
     "system": re.compile(r"\bsystem\b|\{\{[^{}]*\brole\b"),
@@ -59,14 +52,6 @@ class Experts(ModelData, frozen=True):
     shared: int
 
 
-class SpecialTokenInfo(ModelData, frozen=True):
-    """`role` as llama.cpp's log calls it ("bos", "eot", ...). `text` "" when the vocabulary has no such id."""
-
-    role: str
-    id: int
-    text: str
-
-
 class Tokenizer(ModelData, frozen=True):
     """`kind` is llama.cpp's ("BPE", "SPM"), `pre` the name of the pre-tokenizer."""
 
@@ -77,7 +62,6 @@ class Tokenizer(ModelData, frozen=True):
     n_merges: int
     add_bos: bool
     add_eos: bool
-    special: tuple[SpecialTokenInfo, ...]
 
 
 class Template(ModelData, frozen=True):
@@ -88,20 +72,6 @@ class Template(ModelData, frozen=True):
     features: tuple[str, ...]
 
 
-class Origin(ModelData, frozen=True):
-    """Where a model comes from, according to its file; "" and () where not stated."""
-
-    author: str = ""
-    organization: str = ""
-    url: str = ""
-    license: str = ""
-    license_link: str = ""
-    quantized_by: str = ""
-    base_models: tuple[str, ...] = ()
-    languages: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-
-
 class Inspection(ModelData, frozen=True):
     """The description of a model by its `header`.
 
@@ -109,8 +79,8 @@ class Inspection(ModelData, frozen=True):
     pass reads with an empty context, `tables` are read one row at a time; `kv_per_token` what a token of context takes,
     `kv_windowed` what layers with a sliding window take beside that, both as F16, and `state` a recurrent model's
     state, as F32. `heads_kv` is the largest number of all layers. `window`: the sliding window of `windowed_layers`
-    layers, in tokens, 0 for none. `problems` are clauses ("it has 0 layers"), see `problems_of` and `support`, and
-    `scalar_types` as there.
+    layers, in tokens, 0 for none. `problem`: why the engine cannot run it, "" when it can, and `scalar_types`, both as
+    of `support`.
     """
 
     header: GGUFHeader
@@ -127,9 +97,10 @@ class Inspection(ModelData, frozen=True):
     tensors: tuple[TensorKind, ...]
     tokenizer: Tokenizer | None
     templates: tuple[Template, ...]
-    origin: Origin
+    license: str
+    base_models: tuple[str, ...]
     settings: tuple[tuple[str, str], ...]
-    problems: tuple[str, ...]
+    problem: str
     scalar_types: frozenset[str]
 
     @property
@@ -157,9 +128,10 @@ def inspect(header: GGUFHeader) -> Inspection:
         tensors=_tensors(header),
         tokenizer=_tokenizer(header),
         templates=_templates(header),
-        origin=_origin(header),
+        license=header.text("general.license"),
+        base_models=_base_models(header),
         settings=tuple((key, _brief(value)) for key, value in header.metadata.items()),
-        problems=tuple(filter(None, (why_unsupported(header), *problems_of(header)))),
+        problem=why_unsupported(header),
         scalar_types=scalar_types(engine_cpu()),
     )
 
@@ -197,21 +169,7 @@ def _tokenizer(header: GGUFHeader) -> Tokenizer | None:
         n_merges=len(merges) if isinstance(merges, LazyArray) else 0,
         add_bos=found.add_bos,
         add_eos=found.add_eos,
-        special=tuple(_special(header, {"bos": found.bos, "eos": found.eos}, found.tokens)),
     )
-
-
-def _special(header: GGUFHeader, default: dict[str, int], tokens: LazyArray | None) -> list[SpecialTokenInfo]:
-    ids: dict[str, int] = {}
-    for key, role in _SPECIAL.items():
-        number = header.metadata.get(f"tokenizer.ggml.{key}_token_id", default.get(key, -1))
-        if isinstance(number, int) and number >= 0:
-            ids[role] = number
-    # Decodes only these few of many.
-    wanted = {number for number in ids.values() if tokens is not None and number < len(tokens)}
-    strings = islice(tokens.raw_strings(), max(wanted) + 1) if tokens is not None and wanted else ()
-    texts = {i: raw.decode("utf-8", "replace") for i, raw in enumerate(strings) if i in wanted}
-    return [SpecialTokenInfo(role=role, id=number, text=texts.get(number, "")) for role, number in ids.items()]
 
 
 def _templates(header: GGUFHeader) -> tuple[Template, ...]:
@@ -228,23 +186,6 @@ def _templates(header: GGUFHeader) -> tuple[Template, ...]:
     return tuple(map(template, keys))
 
 
-def _origin(header: GGUFHeader) -> Origin:
-    def general(*names: str) -> str:
-        return next((text for name in names if (text := header.text(f"general.{name}"))), "")
-
-    return Origin(
-        author=general("author"),
-        organization=general("organization"),
-        url=general("source.huggingface.repository", "repo_url", "source.repo_url", "url", "source.url"),
-        license=general("license", "license.name"),
-        license_link=general("license.link"),
-        quantized_by=general("quantized_by"),
-        base_models=_base_models(header),
-        languages=_texts(header.metadata.get("general.languages")),
-        tags=_texts(header.metadata.get("general.tags")),
-    )
-
-
 def _base_models(header: GGUFHeader) -> tuple[str, ...]:
     """Return `general.base_model.0.repo_url` and the like, as `owner/name` where there is a URL."""
     count = header.metadata.get("general.base_model.count", 0)
@@ -255,10 +196,6 @@ def _base_models(header: GGUFHeader) -> tuple[str, ...]:
         if name:
             names.append(name)
     return tuple(names)
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(value.first(_MAX_LISTED)) if isinstance(value, LazyArray) and value.is_text else ()
 
 
 def _brief(value: Any) -> str:

@@ -142,15 +142,13 @@ def chosen_types(cpu: Instructions, kernels: Kernels = "auto", cpus: Collection[
     instructions = instructions_used(cpu)
     if kernels == "llama.cpp" or not instructions:
         return frozenset()
-    return chosen_by(ProductLog(cpus, cpu=cpu).read() if cpus else _of_last_load(instructions))
-
-
-def _of_last_load(instructions: str) -> dict[str, MeasuredProducts]:
+    if cpus:
+        return chosen_by(ProductLog(cpus, cpu=cpu).read())
     entries = _entries()
     here = _with_build(measured_on(()), instructions) if entries else MeasuredOn()
     of_here = (here.machine, here.build, here.options)
     same = (one for one in reversed(entries.values()) if (one.on.machine, one.on.build, one.on.options) == of_here)
-    return next((one.products for one in same), {})
+    return chosen_by(next((one.products for one in same), {}))
 
 
 def _with_build(on: MeasuredOn, instructions: str) -> MeasuredOn:

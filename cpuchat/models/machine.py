@@ -148,26 +148,19 @@ def cost_log(settings: Settings, root: Path = Path("/")) -> CostLog | None:
 
 def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = Path("/")) -> tuple[Costs, bool]:
     """Return what passes cost on cores that read `bandwidth` bytes per second together, and whether a probe tells it:
-    of these cores, or scaled from that of others. One with an earlier engine is used, but does not count.
+    of these cores, or scaled from that of others.
     """
     log, start = CostLog(cpus, memory, root), usual_here(cpus, bandwidth, root)
     if log.read().probe:
-        costs = log.costs(start)
-        return costs, bool(costs.source)
+        return log.costs(start), True
     near = log.nearest_probe()
-    if near is None and (earlier := log.earlier_probe()) is not None:
-        before = earlier.costs(start)
-        costs = log.costs(before.profile)
-        source = " and ".join(filter(None, (f"{before.source}, of an earlier engine", costs.source)))
-        return Costs(costs.profile, source, before.factors | costs.factors), False
     peak = near and read_bandwidth.known_peak(near.on.cpus, near.on.memory, root=root, disturbed=False)
     if near is None or peak is None:
         return log.costs(start), False
     topology = read_topology(root)
     other = near.costs(usual_here(near.on.cpus, peak.bytes_per_s, root))
     compute = topology.n_cores(cpus) / topology.n_cores(near.on.cpus)
-    scaled = on_other_cores(other.profile, read=bandwidth / peak.bytes_per_s, compute=compute)
-    costs = log.costs(scaled)
+    costs = log.costs(on_other_cores(other.profile, read=bandwidth / peak.bytes_per_s, compute=compute))
     source = " and ".join(filter(None, (f"{other.source}, scaled to {len(cpus)}", costs.source)))
     return costs._replace(source=source), True
 

@@ -114,7 +114,6 @@ def predict(
         draft: header of a draft model to be loaded beside it.
         exact: False: the tensors are those of a similar model.
     """
-    options = msgspec.structs.replace(options, from_disk=False)  # what could be loaded that way only is too large
     need, _ = plan_memory(header, options, machine.available)
     return _judged(
         machine,

@@ -37,15 +37,6 @@ _OTHER_FILE: Final = (
     "It was made for another program or version: choose another publisher's file (`cpuchat models search`)."
 )
 _X86 = ("x86_64", "amd64", "i686", "i386")
-_BINARY = frozenset({"NVFP4", "Q1_0", "Q2_0", "TQ1_0", "TQ2_0", "IQ1_M"})
-_SMALL_IQ = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"})
-_SCALAR: Final = {
-    "ppc64le": _BINARY,
-    "loongarch64": _BINARY | {"MXFP4"},
-    "riscv64": frozenset({"NVFP4", "Q2_0"}),
-    "s390x": frozenset({"NVFP4", "Q2_0", "TQ1_0", "TQ2_0", "Q2_K"}) | _SMALL_IQ,
-}
-"""Types by machine, as `platform.machine` names it; 64-bit ARM has vector instructions for all of them."""
 _SHARE = 0.1  # of the weights that a pass reads, from which their type decides
 
 
@@ -148,11 +139,10 @@ def check_supported(header: GGUFHeader) -> None:
 
 
 def scalar_types(cpu: Instructions, machine: str = "") -> frozenset[str]:
-    """Return the tensor types that `cpu` computes without vector instructions. `machine` as `platform.machine` names
-    it; "": this one."""
-    machine = (machine or platform.machine()).lower()
-    if machine not in _X86:
-        return _SCALAR.get(machine, frozenset())
+    """Return the tensor types that `cpu` computes without vector instructions; of other CPUs than those of x86, where
+    ARM has them for all, nothing is known. `machine` as `platform.machine` names it; "": this one."""
+    if (machine or platform.machine()).lower() not in _X86:
+        return frozenset()
     if "AVX" not in cpu.features:
         quantized = {name for name, kind in BY_NAME.items() if kind.block > 1}
         return frozenset(quantized - {"Q1_0", "Q4_0", "Q8_1", "Q8_K"})

@@ -4,13 +4,6 @@ Follows llama.cpp of llama-cpp-python 0.3.36: which tensors a graph of src/model
 KV cache its attention reads. With flash attention on a CPU, cells that are masked are not read at all
 (ggml_compute_forward_flash_attn_ext_f16_one_chunk in ops.cpp). Without it all cells are multiplied, in steps of 256
 (llama_kv_cache::get_n_kv): of a layer with a sliding window, also those of one batch beyond it.
-
-Models larger than memory, on request (`LoadOptions.from_disk`): the system reads their mapped weights from disk, and
-drops them again, in every pass.
-
-llama.cpp maps a file with MAP_POPULATE and MADV_WILLNEED, which nothing in its API turns off (llama_mmap in
-llama-mmap.cpp: only llama_numa_init on several NUMA nodes, or tensors that an architecture marks as lazy). So a load
-reads the whole file, up to twice, inside a call that a cancel has to wait for: as long as two tokens of a dense model.
 """
 
 from __future__ import annotations
@@ -25,11 +18,10 @@ import msgspec
 
 from cpuchat.base import toml
 from cpuchat.base.decoding import prepared
-from cpuchat.base.errors import UsageError
 from cpuchat.costs.model import ALIKE, BITS, by_type, bytes_read
 from cpuchat.models import fit
 from cpuchat.models.file_names import without_prefix
-from cpuchat.models.fit import GB, MemoryNeed, decoding_layers, gigabytes, may_stay_on_disk, plan_memory
+from cpuchat.models.fit import decoding_layers
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
 from cpuchat.protocol.messages import LoadOptions
@@ -57,7 +49,7 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
     """Return the work of a pass of the model of `header` (of `read_model`), loaded with `options`. `alike` as of
     `ModelWork`: 0 for random tokens, `ALIKE` for text."""
     n_expert = header.number("expert_count")
-    head = head_of(header)
+    head = header.output_matrix
     parts: dict[str, list[Weights]] = {"dense": [], "head": [], "experts": []}
     row = 0
     for tensor in header.tensors:
@@ -84,12 +76,6 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
     )
 
 
-def head_of(header: GGUFHeader) -> str:
-    """Return the name of the output matrix: in tied models the embedding table, all of which is read as such."""
-    tied = all(tensor.name != "output.weight" for tensor in header.tensors)
-    return "token_embd.weight" if tied else "output.weight"
-
-
 def is_table(tensor: TensorInfo) -> bool:
     """Return whether rows of the tensor are looked up: embeddings of tokens, of layers, of n-grams."""
     return _TABLE.fullmatch(tensor.name) is not None
@@ -97,7 +83,7 @@ def is_table(tensor: TensorInfo) -> bool:
 
 def table_bytes(header: GGUFHeader) -> int:
     """Return the bytes of the tables of which a token reads rows only."""
-    head = head_of(header)
+    head = header.output_matrix
     return sum(tensor.nbytes for tensor in header.tensors if is_table(tensor) and tensor.name != head)
 
 
@@ -267,39 +253,3 @@ def _nearest(params: float, *, mixture: bool) -> Dimensions:
     """Return the configuration of the known model with the nearest number of parameters, on a ratio scale."""
     _, name = min(MIXTURES if mixture else SIZES, key=lambda one: abs(one[0] / params - params / one[0]))
     return next(one for one in dimensions() if any(fnmatch.fnmatch(name, pattern) for pattern in one.ids))
-
-
-def where_needed(header: GGUFHeader, options: LoadOptions, available: int) -> LoadOptions:
-    """Return the options with `from_disk` only if the model does not fit into `available` bytes without it.
-
-    Raises:
-        UsageError: other options contradict it.
-    """
-    if not options.from_disk:
-        return options
-    if not may_stay_on_disk(options):
-        raise UsageError(
-            "Weights that stay on disk (--from-disk) are neither locked in memory nor read into it.",
-            "Turn off --mlock and set --load-mode to mmap, or leave out --from-disk.",
-        )
-    in_memory = msgspec.structs.replace(options, from_disk=False)
-    fits = plan_memory(header, in_memory, available)[0].min_bytes <= available
-    return in_memory if fits else options
-
-
-def slowness(header: GGUFHeader, need: MemoryNeed, available: int, rate: float | None) -> str:
-    """Return how slow such a model will be, as a note for the user.
-
-    What of a token's weights stays in memory is taken to be the share that fits. Of a mixture of experts, only those
-    that a token uses count.
-
-    Args:
-        rate: bytes per second of the disk; None if it is not known.
-    """
-    missing = 1 - min(max(available - need.min_bytes, 0) / max(header.size, 1), 1)
-    used = round(bytes_per_token(header))
-    read = f"{gigabytes(round(missing * used))} of {gigabytes(used)} GB are read from disk for each token"
-    if rate is None:
-        return f"Larger than memory: {read}."
-    seconds = missing * used / rate
-    return f"Larger than memory: about {seconds:.2g} s per token, as {read} at {rate / GB:.2g} GB/s."

@@ -162,8 +162,6 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
         return _probed(known)
     if (near := log.nearest_probe()) is not None:
         return f"{_probed(near.read())}, scaled to {plural(len(log.on.cpus), 'core')}"
-    if (earlier := log.earlier_probe()) is not None:
-        return f"{_probed(earlier.read())}, with an earlier engine"
     return _PASSES_NOT_MEASURED
 
 

@@ -49,13 +49,13 @@ def sections(model: Inspection, *, settings: bool = True) -> list[tuple[str, Row
     """
     writes = model.kind == "model"
     found: list[tuple[str, Rows]] = [
-        ("Problems", [("", f"{problem[:1].upper()}{problem[1:]}.") for problem in model.problems]),
+        ("Problems", [("", f"{model.problem[:1].upper()}{model.problem[1:]}.")] if model.problem else []),
         ("Model", _model(model) if writes else _other(model)),
         ("Memory", _memory(model) if writes else []),
         ("Tensors", _tensors(model)),
         ("Tokenizer", _tokenizer(model) if writes or model.tokenizer else []),
         ("Chat template", _templates(model) if writes or model.templates else []),
-        ("Origin", _origin(model)),
+        ("Origin", [("base model", ", ".join(model.base_models)), ("license", model.license)]),
         ("Metadata", list(model.settings) if settings else []),
     ]
     shown = [
@@ -151,12 +151,11 @@ def _tokenizer(model: Inspection) -> Rows:
     if found is None:
         return [("", "none")]
     added = [name for name, adds in (("BOS", found.add_bos), ("EOS", found.add_eos)) if adds]
-    rows = [
+    return [
         ("kind", ", ".join(filter(None, (found.kind, found.model, found.pre)))),
         ("tokens", f"{found.n_tokens:,}" + (f", {found.n_merges:,} merges" if found.n_merges else "")),
         ("added tokens", " and ".join(added) or "none"),
     ]
-    return rows + [(token.role, f"{token.id}  {token.text}") for token in found.special]
 
 
 def _templates(model: Inspection) -> Rows:
@@ -167,20 +166,6 @@ def _templates(model: Inspection) -> Rows:
          f"{plural(len(template.text), 'character')}, supports {', '.join(template.features) or 'user messages only'}")
         for template in model.templates
     ]  # fmt: skip
-
-
-def _origin(model: Inspection) -> Rows:
-    origin = model.origin
-    return [
-        ("author", origin.author),
-        ("organization", origin.organization),
-        ("base model", ", ".join(origin.base_models)),
-        ("quantized by", origin.quantized_by),
-        ("license", " ".join(filter(None, (origin.license, origin.license_link)))),
-        ("address", origin.url),
-        ("languages", ", ".join(origin.languages)),
-        ("tags", ", ".join(origin.tags)),
-    ]
 
 
 AUTO, NONE = "auto", "none"
@@ -512,13 +497,12 @@ def why_recommended(outcome: TypePrediction) -> str:
 
 def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListRow:
     """Format a line of the list. `outcome` is the problem of a type that cannot be made, None while it is computed."""
-    columns, dim = ("", "", "", ""), kind.needs_imatrix
+    columns, dim = ("", "", "", ""), False
     if isinstance(outcome, str):
         columns, dim = ("", "", "impossible", ""), True
     elif outcome is not None:
         speed = predicted_speed(outcome.prediction) or units.factor(outcome.speed_up)
         columns = (f"{outcome.forecast.bits:.2f} bit", size(outcome.forecast.file_size), fit(outcome.prediction), speed)
-        dim = outcome.forecast.needs_imatrix
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
 
 
@@ -532,10 +516,8 @@ def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, sour
     smaller = source_size / max(forecast.file_size, 1)
     change = f"{units.factor(smaller)} smaller" if smaller > 1 else "larger than the source"
     again = f"requantized from {', '.join(forecast.lossy)}: loses quality twice" if forecast.lossy else ""
-    matrix = "an importance matrix: `cpuchat models quantize --imatrix FILE`" if forecast.needs_imatrix else ""
     rows = [
         ("quality", kind.about),
-        ("needs", matrix),
         ("warning", again),
         ("file", f"{size(forecast.file_size)}, {change}, {forecast.bits:.2f} bits per weight"),
         ("memory", outcome.prediction.explained),

@@ -65,14 +65,6 @@ class EngineOptions(msgspec.Struct, kw_only=True):
         bool,
         Setting("Lock memory", "keep the weights from being swapped out", help="Lock the model in memory (mlock)."),
     ] = False
-    from_disk: Annotated[
-        bool,
-        Setting(
-            "Weights on disk",
-            "models larger than memory: read for every token, so slow",
-            help="Load models larger than memory too: weights stay on disk and are read for every token. Slow.",
-        ),
-    ] = False
     use_repack: Annotated[bool, Setting("Repack weights", "faster kernels, but a second copy in memory")] = (
         msgspec.field(default=True, name="repack")
     )

@@ -22,7 +22,7 @@ from tests.cli.program import run, run_process
 ASK_OPTIONS = """
     --model --system --raw --temperature --top-k --top-p --min-p --repeat-penalty --seed --max-tokens --stop
     --json-schema --grammar --reasoning --reasoning-budget
-    --threads --ctx --batch --cache-type-k --cache-type-v --flash-attn --load-mode --mlock --from-disk
+    --threads --ctx --batch --cache-type-k --cache-type-v --flash-attn --load-mode --mlock
     --draft-model --drafters --draft-depth --draft-cores
     --json --quiet --show-reasoning
 """

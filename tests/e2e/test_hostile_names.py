@@ -119,7 +119,7 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
         visit(terminal, "f1", "─ Help · page")
         terminal.press("ctrl+o")
         terminal.wait_for("Odd␛]52")
-        for model, shown in (("name", "author␛]52"), ("Odd", "general.architecture")):
+        for model, shown in (("name", "license␛]52"), ("Odd", "general.architecture")):
             terminal.type(model)
             terminal.wait_for(f"“{model}”")
             visit(terminal, "f3", shown)  # its header

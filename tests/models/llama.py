@@ -82,26 +82,3 @@ class Llama:
     def mebibytes(self, what: str) -> float:
         """Return the sum of the log's "`what` = ... MiB" figures."""
         return sum(float(number) for number in re.findall(rf"{what}\s*=\s*([\d.]+) MiB", self.log))
-
-
-def loaded_vocabulary(path: Path) -> dict[str, Any]:
-    """Return the vocabulary of a file, with or without weights, as llama.cpp loads it."""
-    llama.llama_log_set(_keep, ctypes.c_void_p(0))
-    llama.llama_backend_init()
-    params = llama.llama_model_default_params()
-    params.vocab_only = True
-    model = llama.llama_model_load_from_file(str(path).encode(), params)
-    assert model, "".join(_log)[-2000:]
-    vocab: Any = llama.llama_model_get_vocab(model)
-    n_tokens = llama.llama_vocab_n_tokens(vocab)
-    found = {
-        "kind": llama.llama_vocab_type(vocab),
-        "add_bos": llama.llama_vocab_get_add_bos(vocab),
-        "add_eos": llama.llama_vocab_get_add_eos(vocab),
-        "bos": llama.llama_vocab_bos(vocab),
-        "eos": llama.llama_vocab_eos(vocab),
-        "n_tokens": n_tokens,
-        "texts": [llama.llama_vocab_get_text(vocab, i).decode() for i in range(n_tokens)],
-    }
-    llama.llama_model_free(model)
-    return found

@@ -8,8 +8,6 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.models.catalog import MAX_BYTES, Catalog, load_catalog, match_local
-from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.library.places import LocalModel
 
 CATALOG = load_catalog()
@@ -55,18 +53,7 @@ def test_it_is_without_problems_and_has_the_well_known_families() -> None:
     assert CATALOG.problems == ()
     assert load_catalog() is load_catalog()  # read once, until a file changes
     families = {model.family for model in CATALOG.models}
-    assert {
-        "Qwen3.5",
-        "Qwen3.8",
-        "Llama 3",
-        "Gemma 4",
-        "gpt-oss",
-        "Granite",
-        "LFM2",
-        "Spark",
-        "Ling",
-        "Bonsai",
-    } <= families
+    assert {"Qwen3.5", "Llama 3", "Gemma 4", "gpt-oss", "Granite", "LFM2"} <= families
     assert len({model.id for model in CATALOG.models}) == len(CATALOG.models) > 60
 
 
@@ -95,97 +82,6 @@ def test_drafts_are_there_smaller_and_of_the_same_vocabulary() -> None:
             assert draft.vocabulary == model.vocabulary, (model.id, name)
 
 
-def test_no_entry_lacks_a_draft_for_its_vocabulary_beside_a_small_model_of_the_same() -> None:
-    """Of recurrent models too: they roll back as targets, and only their recurrent relatives don't draft."""
-    able = [model for model in CATALOG.models if model.no_draft != "recurrent"]
-    for model in CATALOG.models:
-        if model.no_draft in ("vocabulary", "recurrent"):
-            small = [m.id for m in able if m.vocabulary == model.vocabulary and m.params < 0.15 * model.params]
-            assert small == [], model.id
-
-
-def test_a_model_that_is_made_to_draft_drafts_for_all_of_its_vocabulary_that_are_large_enough() -> None:
-    for draft in CATALOG.models:
-        if draft.use == "draft" and draft.vocabulary in ("r1-qwen2.5", "deepseek3", "tekken-v7", "glm4"):
-            targets = {m.id for m in CATALOG.models if m.vocabulary == draft.vocabulary and m.use != "draft"}
-            drafted = {m.id for m in CATALOG.models for d in CATALOG.drafts_of(m) if d.vocabulary == draft.vocabulary}
-            assert drafted == targets, draft.id
-
-
-@pytest.mark.parametrize(
-    ("model", "key", "value"),
-    [
-        ("llama-3.1-405b-instruct", "repos", ("bullerwins/Meta-Llama-3.1-405B-Instruct-GGUF",)),
-        ("lfm2.5-8b-a1b", "params", 8.47),
-        ("lfm2.5-8b-a1b", "vocabulary", "lfm2.5"),
-        ("lfm2.5-1.2b-instruct", "context", 32768),
-        ("deepseek-v4-flash", "sizes", {"UD-Q4_K_XL": 155.0, "UD-Q8_K_XL": 162.0}),
-        ("gemma-4-26b-a4b-it", "active_params", 3.8),
-        ("glm-4.5-air", "drafts", ("glm-4.5-draft-0.6b",)),
-        ("granite-4.0-micro", "drafts", ("granite-4.0-350m",)),
-        ("deepseek-r1-distill-qwen-32b", "drafts", ("deepseek-r1-draft-qwen2.5-0.5b",)),
-        ("deepseek-v3-0324", "drafts", ("deepseek-v3-draft-0.6b",)),
-        ("mistral-small-3.1-draft-0.5b", "context", 32768),
-        ("mistral-small-3.2-24b-instruct-2506", "no_draft", "vocabulary"),
-    ],
-)
-def test_facts_that_were_wrong_once(model: str, key: str, value: object) -> None:
-    found = CATALOG.find(model)
-    assert found is not None
-    assert getattr(found, key) == value
-
-
-@pytest.mark.parametrize(
-    "repo",
-    [
-        "unsloth/Qwen3-Coder-Next-GGUF",
-        "unsloth/Devstral-Small-2-24B-Instruct-2512-GGUF",
-        "unsloth/Mistral-Small-4-119B-2603-GGUF",
-        "unsloth/Olmo-3-7B-Instruct-GGUF",
-        "ibm-granite/granite-4.2-8b-GGUF",
-        "LiquidAI/LFM2.5-2.6B-GGUF",
-        "LiquidAI/LFM2-24B-A2B-GGUF",
-        "unsloth/NVIDIA-Nemotron-3-Super-120B-A12B-GGUF",
-        "unsloth/GLM-4.7-GGUF",
-        "bartowski/moonshotai_Kimi-Linear-48B-A3B-Instruct-GGUF",
-        "unsloth/MiniMax-M2.7-GGUF",
-    ],
-)
-def test_models_that_were_missing_once(repo: str) -> None:
-    assert any(repo in model.repos for model in CATALOG.models)
-
-
-def test_models_that_keep_a_recurrent_state_draft_for_nobody() -> None:
-    recurrent = {model.id for model in CATALOG.models if model.no_draft == "recurrent"}
-    assert {"qwen3.5-0.8b", "lfm2.5-1.2b-instruct", "falcon-h1-7b-instruct"} <= recurrent
-    assert not recurrent & {draft for model in CATALOG.models for draft in model.drafts}
-
-
-def test_families_whose_vocabularies_differ_are_kept_apart() -> None:
-    for one, other in (
-        ("qwen2.5-7b-instruct", "qwen3-8b"),
-        ("llama-3.1-8b-instruct", "deepseek-r1-distill-llama-8b"),
-        ("qwen2.5-7b-instruct", "deepseek-r1-distill-qwen-7b"),
-        ("phi-4", "phi-4-mini-instruct"),
-        ("gemma-3-12b-it", "gemma-4-12b-it"),
-    ):
-        first, second = CATALOG.find(one), CATALOG.find(other)
-        assert first is not None and second is not None
-        assert first.vocabulary != second.vocabulary
-
-
-def test_most_entries_had_something_read_at_its_source() -> None:
-    verified = [model for model in CATALOG.models if "repo" in model.verified]
-    assert len(verified) > 0.5 * len(CATALOG.models)
-
-
-def test_a_mixture_of_experts_is_told_by_its_parameters() -> None:
-    for name, is_moe in (("qwen3-8b", False), ("qwen3-30b-a3b-instruct-2507", True), ("gpt-oss-20b", True)):
-        model = CATALOG.find(name)
-        assert model is not None
-        assert model.is_moe is is_moe
-
-
 def test_what_is_downloaded_is_the_usual_quantization() -> None:
     model = CATALOG.find("qwen2.5-7b-instruct")
     assert model is not None
@@ -206,71 +102,29 @@ def test_search_finds_every_word_in_any_case() -> None:
 # The user's own.
 
 
-def test_without_a_file_there_is_only_ours() -> None:
-    assert not paths.user_catalog().exists()
-    assert load_catalog().models == CATALOG.models
-
-
-def test_an_own_entry_comes_first_and_one_with_a_known_id_changes_ours() -> None:
-    user_catalog(entry(drafts=["qwen3-0.6b"]), {"id": "qwen3-8b", "name": "My Qwen", "repos": ["me/mine-GGUF"]})
+def test_an_own_entry_comes_first_and_one_with_a_known_id_replaces_ours() -> None:
+    user_catalog(entry(drafts=["qwen3-0.6b"]), entry(id="qwen3-8b", name="My Qwen"))
     found = load_catalog()
     assert found.problems == ()
     assert [model.name for model in found.models[:2]] == ["Mine", "My Qwen"]
     assert len(found.models) == len(CATALOG.models) + 1
     changed, mine = found.find("qwen3-8b"), found.find("mine")
     assert changed is not None and mine is not None
-    ours = CATALOG.find("qwen3-8b")
-    assert ours is not None
-    assert changed.repos == ("me/mine-GGUF",)
-    assert (changed.params, changed.drafts, changed.sizes) == (ours.params, ours.drafts, ours.sizes)
-    assert set(changed.verified) == set(ours.verified) - {"repo"}
+    assert (changed.repos, changed.drafts) == (("me/mine-GGUF",), ())
     assert [draft.id for draft in found.drafts_of(mine)] == ["qwen3-0.6b"]
-
-
-def test_an_own_draft_model_drafts_for_known_ones() -> None:
-    file = user_catalog(entry(id="tiny", drafts_for=["phi-4", "qwen3-8b", "nobody"]))
-    found = load_catalog()
-    phi, qwen = found.find("phi-4"), found.find("qwen3-8b")
-    assert phi is not None and qwen is not None
-    assert (phi.drafts, phi.no_draft, phi.why_no_draft) == (("tiny",), "", "")
-    assert qwen.drafts == ("tiny", "qwen3-0.6b", "qwen3-1.7b")
-    [problem] = found.problems
-    assert str(file) in problem and "drafts_for" in problem and "'nobody'" in problem
-
-
-def test_an_own_entry_may_give_or_take_the_drafts_of_a_known_model() -> None:
-    user_catalog({"id": "phi-4", "drafts": ["phi-4-mini-instruct"]}, {"id": "qwen3-8b", "no_draft": "size"})
-    found = load_catalog()
-    assert found.problems == ()
-    phi, qwen = found.find("phi-4"), found.find("qwen3-8b")
-    assert phi is not None and qwen is not None
-    assert (phi.drafts, phi.why_no_draft) == (("phi-4-mini-instruct",), "")
-    assert (qwen.drafts, qwen.why_no_draft) == ((), "no compatible model is small enough")
 
 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"drafts_for": ["mine"]}, "drafts"),
-        ({"no_draft": "because"}, "no_draft"),
         ({"no_draft_detail": "because"}, "no_draft_detail"),
-        ({"params": "7B"}, "params"),
         ({"params": 0}, "params"),
-        ({"active_params": 9.0}, "active_params"),
-        ({"repos": []}, "repos"),
-        ({"repos": ["no-owner"]}, "repos"),
         ({"repos": ["../../etc/passwd"]}, "repos"),
         ({"sizes": {"Q4_K_M": -1}}, "sizes"),
-        ({"id": "Has Spaces"}, "id"),
-        ({"id": "line\n"}, "id"),
-        ({"year": 1999}, "year"),
-        ({"use": "both"}, "use"),
         ({"drafts": ["mine"]}, "drafts"),
         ({"drafts": ["qwen3-0.6b"], "no_draft": "vocabulary"}, "no_draft"),
-        ({"verified": ["sizes"]}, "verified"),
         ({"verified": ["Q4_K_M"]}, "verified"),
         ({"downloads": 5}, "downloads"),
-        ({"name": "x" * 500}, "name"),
     ],
 )
 def test_a_wrong_entry_is_told_by_file_and_key_and_the_others_work(changes: dict[str, object], key: str) -> None:
@@ -285,25 +139,13 @@ def test_a_wrong_entry_is_told_by_file_and_key_and_the_others_work(changes: dict
     assert len(found.models) == len(CATALOG.models) + 1
 
 
-@pytest.mark.parametrize("key", ["id", "name", "family", "params", "repos"])
-def test_what_an_entry_must_have(key: str) -> None:
-    whole = entry()
-    del whole[key]
-    user_catalog(whole)
-    [problem] = load_catalog().problems
-    assert key in problem
-
-
 @pytest.mark.parametrize(
     ("content", "word"),
     [
         (b"[[model", "TOML"),
-        (b"\xff\xfe", "TOML"),
         (b"model = 5", "double brackets"),
-        (b"[model]\nid = 'mine'", "double brackets"),
         (b"[[models]]\nid = 'mine'", "models"),
         (b"[[model]]\n" + b"#" * MAX_BYTES, "MiB"),
-        (b"model = [1, 2]", "model 1"),
         (b"model = " + b"[" * 100_000, "TOML"),
     ],
 )
@@ -314,13 +156,6 @@ def test_a_broken_file_stops_nothing(content: bytes, word: str) -> None:
     assert found.models == CATALOG.models
     assert word in found.problems[0]
     assert str(paths.user_catalog()) in found.problems[0]
-
-
-def test_a_file_that_cannot_be_read_stops_nothing() -> None:
-    paths.user_catalog().mkdir(parents=True)
-    found = load_catalog()
-    assert found.models == CATALOG.models
-    assert "cannot be read" in found.problems[0]
 
 
 def test_the_same_id_twice_and_a_draft_that_is_not_there() -> None:
@@ -347,15 +182,9 @@ def local(file: str, n_params: float, name: str = "", repo: str = "") -> LocalMo
     ("file", "n_params", "name", "wanted"),
     [
         ("Qwen2.5-7B-Instruct-Q4_K_M.gguf", 7.62, "Qwen2.5 7B Instruct", "qwen2.5-7b-instruct"),
-        ("qwen2.5-0.5b-instruct-q8_0.gguf", 0.63, "qwen2.5-0.5b-instruct", "qwen2.5-0.5b-instruct"),
         ("Qwen_Qwen3-8B-Q8_0.gguf", 8.19, "Qwen3 8B", "qwen3-8b"),
-        ("Qwen3-8B-UD-Q4_K_XL.gguf", 8.19, "Qwen3-8B", "qwen3-8b"),
-        ("Qwen3-30B-A3B-Instruct-2507-IQ4_XS.gguf", 30.5, "", "qwen3-30b-a3b-instruct-2507"),
         ("Meta-Llama-3.1-8B-Instruct.i1-IQ3_M.gguf", 8.03, "Meta Llama 3.1 8B Instruct", "llama-3.1-8b-instruct"),
         ("Llama-3.3-70B-Instruct-Q8_0-00001-of-00002.gguf", 70.6, "", "llama-3.3-70b-instruct"),
-        ("gemma-3-4b-it-BF16.gguf", 3.88, "Gemma 3 4b It", "gemma-3-4b-it"),
-        ("gpt-oss-20b-mxfp4.gguf", 20.9, "Gpt Oss 20b", "gpt-oss-20b"),
-        ("phi-4-Q4_K_M.gguf", 14.7, "Phi 4", "phi-4"),
         ("model.gguf", 14.7, "Phi 4", "phi-4"),
         ("Llama-3.3-70B-Instruct-Q4_K_M.gguf", 70.6, "Llama 3.1 70B Instruct", "llama-3.3-70b-instruct"),
         ("Qwen3-Coder-Instruct-DRAFT-0.75B-32k-Q4_0.gguf", 0.75, "", "qwen3-coder-instruct-draft-0.75b"),
@@ -383,24 +212,12 @@ def test_other_models_are_not_taken_for_one(file: str, n_params: float) -> None:
     assert match_local(CATALOG, local(file, n_params)) is None
 
 
-def test_a_name_of_any_length_is_compared_at_once() -> None:
-    assert match_local(CATALOG, local("model.gguf", 7.62, name="-q1" * 1_000_000 + "\n")) is None
-
-
 def test_a_file_of_a_known_repository_may_have_any_name() -> None:
     file = local("renamed.gguf", 8.19, repo="unsloth/Qwen3-8B-GGUF")
     found = match_local(CATALOG, file)
     assert found is not None
     assert found.id == "qwen3-8b"
     assert match_local(CATALOG, local("renamed.gguf", 0.6, repo="unsloth/Qwen3-8B-GGUF")) is None
-
-
-def test_a_header_is_recognized_as_a_file_is() -> None:
-    weights = TensorInfo("blk.0.ffn_up.weight", (4096, 2_000_000), "Q8_0", 0, 0)
-    header = GGUFHeader(3, {"general.name": "Qwen3 8B"}, [weights], 0, 1, 32, Path("/m/Qwen3-8B-Q8_0.gguf"))
-    found = match_local(CATALOG, header)
-    assert found is not None
-    assert found.id == "qwen3-8b"
 
 
 def test_every_entry_is_recognized_by_its_own_names() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +11,7 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.config.settings import parse
 from cpuchat.costs.calibrations import Calibration, Calibrations
-from cpuchat.costs.fit import Observation
-from cpuchat.costs.model import ALIKE, CostProfile, compute_ceiling, pass_cost, usual_profile
+from cpuchat.costs.model import CostProfile, compute_ceiling, pass_cost, usual_profile
 from cpuchat.costs.products import ProductRate
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
@@ -73,10 +71,6 @@ def factor(file: Path) -> float:
     return factor_of(CostLog(CPUS).costs(START).factors, file)
 
 
-def test_nothing_measured_leaves_what_is_usual() -> None:
-    assert CostLog(CPUS).costs(START)[:2] == (START, "")
-
-
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_before_a_probe_products_count_that_a_load_measured(disturbed: bool) -> None:
     start = usual_here(CPUS, 30e9)
@@ -89,35 +83,11 @@ def test_before_a_probe_products_count_that_a_load_measured(disturbed: bool) -> 
     assert now.product("Q8_0") == start.product("Q8_0")
 
 
-def test_a_probe_makes_the_profile() -> None:
-    CostLog(CPUS).probed(probe(TRUE))
-    profile, source = CostLog(CPUS).costs(START)[:2]
-    assert source == "probe of 2 cores"
-    for shape in ("1.5b", "30b-a3b"):
-        model = work(shape, "Q4_K_M", 4)
-        assert decode_rate(profile, model, 100) == pytest.approx(decode_rate(TRUE, model, 100), rel=0.05)
-
-
-def test_other_cores_have_other_costs() -> None:
+def test_other_cores_and_another_engine_have_other_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     CostLog(CPUS).probed(probe(TRUE))
     assert CostLog((0,)).costs(START)[:2] == (START, "")
-
-
-@pytest.mark.parametrize(("name", "value"), [("engine_fingerprint", lambda: "another"), ("COST_MODEL", 999)])
-def test_another_engine_or_cost_model_is_measured_anew_and_predicted_by_the_earlier_probe_until_then(
-    name: str, value: object, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    CostLog(CPUS, "local").probed(probe(TRUE))
-    UsageLog().answered(*chatted(small, msgspec.structs.replace(TRUE, layer_s=2e-3), pass_ms=()), "local")
-    before, probed = costs_here(CPUS, "local", 35e9)
-    assert probed and before.factors
-    monkeypatch.setattr(f"cpuchat.models.costs.{name}", value)
-    assert CostLog(CPUS, "local").costs(START)[:2] == (START, "")
-    now, probed = costs_here(CPUS, "local", 35e9)
-    assert (now.profile, now.factors, probed) == (before.profile, before.factors, False)
-    assert "earlier engine" in now.source
-    CostLog(CPUS, "local").probed(probe(TRUE))
-    assert costs_here(CPUS, "local", 35e9)[1]
+    monkeypatch.setattr("cpuchat.models.costs.engine_fingerprint", lambda: "another")
+    assert CostLog(CPUS).costs(START)[:2] == (START, "") and not costs_here(CPUS, "", 35e9)[1]
 
 
 def test_a_calibration_counts_until_an_answer_does(small: Path) -> None:
@@ -135,17 +105,7 @@ def test_a_calibration_counts_until_an_answer_does(small: Path) -> None:
     assert factor(small) == pytest.approx(2 * own, rel=0.1)
 
 
-def test_passes_calibrated_in_another_way_do_not_count(small: Path) -> None:
-    """On other cores, or under another memory policy."""
-    model, timings = chatted(small)
-    other = msgspec.structs.replace(model, pass_ms=tuple(2 * ms for ms in model.pass_ms))
-    CostLog(CPUS).answered(other, msgspec.structs.replace(timings, draft_n=9))
-    assert not CostLog(CPUS).read().models
-
-
-@pytest.mark.parametrize(
-    "changes", [{"predicted_n": 64}, {"cpu_wait": 0.2}, {"cpu_wait": None}, {"draft_n": 1}], ids=str
-)
+@pytest.mark.parametrize("changes", [{"predicted_n": 64}, {"cpu_wait": 0.2}, {"draft_n": 1}], ids=str)
 def test_only_long_quiet_answers_without_drafts_tell_what_decoding_costs(
     small: Path, changes: dict[str, object]
 ) -> None:
@@ -154,14 +114,6 @@ def test_only_long_quiet_answers_without_drafts_tell_what_decoding_costs(
     assert not CostLog(CPUS).read().models
     UsageLog().answered(model, timings)
     assert CostLog(CPUS).read().models
-
-
-def test_an_answer_beside_other_load_does_not_replace_a_faster_one(small: Path) -> None:
-    model, timings = chatted(small, pass_ms=())
-    for slower in (1.0, 3.0, 1.5):
-        CostLog(CPUS).answered(model, msgspec.structs.replace(timings, predicted_ms=slower * timings.predicted_ms))
-    (one,) = CostLog(CPUS).read().models.values()
-    assert one.answer is not None and 1 / one.answer.seconds == pytest.approx(timings.predicted_per_second)
 
 
 def test_what_stays_slower_replaces_what_was_faster(small: Path) -> None:
@@ -198,15 +150,6 @@ def test_a_model_that_is_slower_than_others_is_predicted_so(small: Path) -> None
     assert ratio[0] / ratio[1] == pytest.approx(1.3, rel=0.2)
 
 
-@pytest.mark.parametrize("changes", [{"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": "off"}], ids=str)
-def test_a_chat_counts_with_the_cache_and_the_attention_that_were_loaded(small: Path, changes: dict[str, Any]) -> None:
-    work = model_work(read_model(small), LoadOptions(**changes))
-    model, timings = chatted(small, pass_ms=(), work=msgspec.structs.replace(work, alike=ALIKE))
-    UsageLog().answered(model, timings)
-    (one,) = CostLog(CPUS).read().models.values()
-    assert one.work == work != model_work(read_model(small))
-
-
 def test_other_cores_are_scaled_from_the_probe_that_shares_most_with_them() -> None:
     """Tuning may choose fewer cores than the probe measured."""
     topology = read_topology()
@@ -227,16 +170,6 @@ def test_other_cores_are_scaled_from_the_probe_that_shares_most_with_them() -> N
     assert compute_ceiling(costs.profile, large) == pytest.approx(most, rel=0.02)
 
 
-def test_a_disturbed_chat_with_a_small_model_changes_no_other_prediction(small: Path) -> None:
-    """After a chat at 41 % of its speed with a small model, a list promised half the true speed for all others."""
-    CostLog(CPUS).probed(probe(TRUE))
-    large = work("8b", "Q4_K_M")
-    before = decode_rate(CostLog(CPUS).costs(START).profile, large, 500)
-    model, timings = chatted(small, pass_ms=())
-    UsageLog().answered(model, msgspec.structs.replace(timings, predicted_ms=timings.predicted_ms / 0.41))
-    assert decode_rate(CostLog(CPUS).costs(START).profile, large, 500) == pytest.approx(before, rel=0.03)
-
-
 def test_without_a_probe_large_models_tell_how_fast_others_are_and_small_ones_do_not(small: Path) -> None:
     """A pass of a small model costs more than reading: it reaches a small share of the bandwidth."""
     large, other = work("8b", "Q4_K_M"), work("3b", "Q8_0")
@@ -248,27 +181,6 @@ def test_without_a_probe_large_models_tell_how_fast_others_are_and_small_ones_do
     CostLog(CPUS).answered(msgspec.structs.replace(model, fingerprint="l" * 32, work=large), slow)
     profile = CostLog(CPUS).costs(START).profile
     assert decode_rate(profile, other) == pytest.approx(decode_rate(START, other) / 2, rel=0.05)
-
-
-def test_this_machine_is_predicted_by_its_probe() -> None:
-    cpus = choose_cores(read_topology(), "auto", 1).cpus
-    remember(ReadBandwidth(cpus=cpus, bytes_per_s=42e9, rounds=(42e9,)))
-    CostLog(cpus).probed(probe(TRUE))
-    machine = this_machine(parse("[engine]\nthreads = 1\n"))
-    assert machine.source == "probe of 1 core"
-    assert machine.profile is not None
-    model = work("1.5b")
-    assert decode_rate(machine.profile, model) == pytest.approx(decode_rate(TRUE, model), rel=0.1)
-    assert CostLog(cpus).costs(usual_here(cpus, 42e9)).profile == machine.profile
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1, "entries": {"a": 3}}'])
-def test_a_damaged_file_counts_as_empty_and_is_replaced(content: bytes) -> None:
-    paths.costs_file().parent.mkdir(parents=True)
-    paths.costs_file().write_bytes(content)
-    assert CostLog(CPUS).costs(START)[:2] == (START, "")
-    CostLog(CPUS).probed([Observation(work=work("tiny"), n_tokens=1, seconds=1e-3)])
-    assert len(CostLog(CPUS).read().probe) == 1
 
 
 def test_what_cores_compute_is_known_for_a_loaded_model_after_a_probe(small: Path) -> None:

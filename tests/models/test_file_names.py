@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.models.file_names import PREFERRED, rank, without_prefix, without_quantization
+from cpuchat.models.file_names import PREFERRED, rank, without_quantization
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,3 @@ def test_any_name_has_something_left(name: str) -> None:
 def test_the_usual_ones_come_first_then_the_nearest() -> None:
     names = ["BF16", "IQ2_XS", "Q3_K_M", "UD-Q4_K_M", "", "MXFP4", *reversed(PREFERRED)]
     assert sorted(names, key=rank) == ["Q4_K_M", "UD-Q4_K_M", *PREFERRED[1:], "MXFP4", "Q3_K_M", "IQ2_XS", "BF16", ""]
-
-
-def test_a_quantization_made_with_more_care_is_read_as_the_plain_one() -> None:
-    assert [without_prefix(name) for name in ("UD-Q4_K_XL", "QAT-Q4_0", "Q6_K")] == ["Q4_K_XL", "Q4_0", "Q6_K"]

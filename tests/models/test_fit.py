@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import gguf as reference
 import msgspec
-import numpy as np
 import pytest
 
 from cpuchat.base.errors import DoesNotFit
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models import fit
 from cpuchat.models.gguf.header import GGUFHeader, read_header
-from cpuchat.models.gguf.parse import LazyArray, TensorInfo
+from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.models.synthetic.model import header_of as header_of_shape
 from cpuchat.protocol.messages import LoadOptions
@@ -44,8 +42,10 @@ def options_for(n_ubatch: int, flash: bool = True) -> LoadOptions:
     return LoadOptions(n_ubatch=n_ubatch, n_batch=n_ubatch, flash_attn=flash_attn, kernels="llama.cpp")
 
 
-@pytest.mark.parametrize("name", ["tiny", "llama", "moe", "half"])
-@pytest.mark.parametrize(("n_ctx", "n_ubatch", "flash"), [(512, 512, True), (4096, 128, True), (2048, 256, False)])
+@pytest.mark.parametrize(
+    ("name", "n_ctx", "n_ubatch", "flash"),
+    [("tiny", 512, 512, True), ("llama", 4096, 128, True), ("moe", 2048, 256, False), ("half", 2048, 256, True)],
+)
 def test_sizes_agree_with_llama_cpp(models: dict[str, Path], name: str, n_ctx: int, n_ubatch: int, flash: bool) -> None:
     header = read_header(models[name])
     need = fit.required_memory(header, options_for(n_ubatch, flash), n_ctx, n_outputs=1)
@@ -59,9 +59,9 @@ def test_sizes_agree_with_llama_cpp(models: dict[str, Path], name: str, n_ctx: i
         assert repacked == 0 or need.repack / MIB == pytest.approx(repacked, abs=0.1)
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "bf16"])
+@pytest.mark.parametrize("kind", ["q8_0", "bf16"])
 def test_quantised_kv_agrees_with_llama_cpp(models: dict[str, Path], kind: CacheType) -> None:
-    number = {"q8_0": 8, "q4_0": 2, "bf16": 30}[kind]
+    number = {"q8_0": 8, "bf16": 30}[kind]
     expected = fit.kv_bytes(read_header(models["half"]), 1000, kind, kind)
     with Llama(models["half"], n_ctx=1000, type_k=number, type_v=number) as llama:
         assert expected / MIB == pytest.approx(llama.mebibytes("KV buffer size"), abs=0.01)
@@ -79,22 +79,6 @@ def test_kv_of_a_known_model() -> None:
     header = header_of({"a.block_count": 28, "a.attention.head_count": 12}, tensors)
     assert fit.kv_bytes(header, 4096) == 112 * MIB
     assert fit.kv_bytes(header, 4000) == 112 * MIB  # padded to 256
-
-
-def test_kv_of_layers_that_differ() -> None:
-    counts = LazyArray(4, 3, np.array([4, 0, 2], np.uint32).tobytes())
-    metadata = {"a.block_count": 3, "a.attention.head_count": 8, "a.attention.head_count_kv": counts,
-                "a.attention.key_length": 64, "a.attention.value_length": 32}  # fmt: skip
-    header = header_of(metadata, {f"blk.{i}.attn_qkv.weight": (64, 64) for i in range(3)})
-    assert fit.kv_bytes(header, 256) == 256 * 2 * (4 + 2) * (64 + 32)
-
-
-def test_latent_attention_keeps_one_row() -> None:
-    metadata = {"a.block_count": 2, "a.attention.head_count": 9, "a.attention.head_count_kv": 1,
-                "a.attention.key_length": 576, "a.attention.value_length": 512,
-                "a.attention.key_length_mla": 192}  # fmt: skip
-    header = header_of(metadata, {f"blk.{i}.attn_kv_a_mqa.weight": (64, 576) for i in range(2)})
-    assert fit.kv_bytes(header, 256) == 256 * 2 * 2 * 576
 
 
 def test_recurrent_layers_have_a_state_and_no_kv() -> None:
@@ -124,6 +108,7 @@ def test_what_cpuchat_lays_out_exists_once_unless_it_is_locked(
 ) -> None:
     monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(frozenset({"AVX2", "FMA", "F16C"})))
     monkeypatch.setattr(fit, "instructions_used", lambda _: "AVX-512 VNNI")
+    monkeypatch.setattr(fit, "_n_cpus", lambda: 0)
     header = read_header(models[name])
     plain = fit.required_memory(header, LoadOptions(use_repack=False), 512)
     ours = fit.required_memory(header, LoadOptions(kernels="auto"), 512)
@@ -132,18 +117,6 @@ def test_what_cpuchat_lays_out_exists_once_unless_it_is_locked(
     assert 0 <= ours.total - plain.total < (4 << 20)
     assert ours.min_bytes == ours.total and ours.repack % (2 << 20) == 0
     assert locked.min_bytes == locked.total == plain.total + ours.repack
-
-
-def test_a_copy_that_is_larger_replaces_no_more_than_it_copies(
-    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    amx = frozenset({"AVX2", "AVX512", "AVX512_VNNI", "AMX_INT8"})
-    monkeypatch.setattr(fit, "engine_cpu", lambda _: Instructions(amx))
-    need = fit.required_memory(read_header(models["llama"]), LoadOptions(), 512)
-    assert need.repack > need.reclaimable > 0
-    assert (
-        need.min_bytes > fit.required_memory(read_header(models["llama"]), LoadOptions(use_repack=False), 512).min_bytes
-    )
 
 
 def test_layers_with_a_window_keep_no_more_than_it_and_one_batch() -> None:
@@ -189,8 +162,3 @@ def test_a_refusal_holds_the_sum_and_a_way_out(models: dict[str, Path]) -> None:
         fit.check_fit(need, 1_000_000, header, options)
     with pytest.raises(DoesNotFit, match="smaller --ctx"):
         fit.check_fit(need, need.min_bytes - 1)
-
-
-def test_the_reference_knows_the_cache_types_too() -> None:
-    for kind in CacheType.__args__:
-        assert kind.upper() in reference.GGMLQuantizationType.__members__

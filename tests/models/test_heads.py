@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import DraftMismatch
 from cpuchat.models.fit import draft_memory, kv_bytes
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.heads import HeadKind, difference, included_layers, kind_named, kind_of, require_head
+from cpuchat.models.heads import HeadKind, difference, kind_named, kind_of
 from cpuchat.protocol.messages import LoadOptions
 from tests.support.head_files import WORDS, mtp_head_file, tap_head_file, target_file
 
@@ -18,9 +17,7 @@ from tests.support.head_files import WORDS, mtp_head_file, tap_head_file, target
     ("path", "kind"),
     [
         ("eagle3-gpt-oss-20b-Q8_0.gguf", "eagle3"),
-        ("Qwen3-8B_eagle3-F16.gguf", "eagle3"),
         ("EAGLE-3/gpt-oss-120b-Q8_0.gguf", "eagle3"),
-        ("mtp-Qwen3.5-27B-Q8_0.gguf", "mtp"),
         ("MTP/head-Q8_0.gguf", "mtp"),
         ("Qwen3-8B-DFlash-b16-Q8_0.gguf", "dflash"),
         ("dspark-Qwen3-8B-Q8_0.gguf", "dspark"),
@@ -39,13 +36,6 @@ def test_headers_tell_the_kind(tmp_path: Path) -> None:
     assert kind_of(read_header(tap_head_file(tmp_path / "dspark-c.gguf", architecture="dflash"))) == "dspark"
     assert kind_of(read_header(mtp_head_file(tmp_path / "d.gguf"))) == "mtp"
     assert kind_of(read_header(target_file(tmp_path / "e.gguf", n_mtp=1))) is None
-
-
-def test_a_model_contains_as_many_mtp_layers_as_it_has_tensors_for(tmp_path: Path) -> None:
-    assert included_layers(read_header(target_file(tmp_path / "with.gguf", n_mtp=2))) == 2
-    assert included_layers(read_header(target_file(tmp_path / "without.gguf"))) == 0
-    assert included_layers(read_header(target_file(tmp_path / "cut.gguf", n_mtp=1, with_mtp_tensors=False))) == 0
-    assert included_layers(read_header(mtp_head_file(tmp_path / "head.gguf"))) == 0
 
 
 def test_a_head_made_for_the_target_fits(tmp_path: Path) -> None:
@@ -81,13 +71,3 @@ def test_a_head_for_another_model_does_not_fit_and_says_why(tmp_path: Path) -> N
     assert "for glm4moe, the target is llama" in why(mtp_head_file(tmp_path / "glm.gguf", architecture="glm4moe"))
     assert "32 values" in why(mtp_head_file(tmp_path / "narrow.gguf", n_embd=32))
     assert "not a draft head" in why(target_file(tmp_path / "model.gguf"))
-
-
-def test_a_head_is_required_to_fit(tmp_path: Path) -> None:
-    target = target_file(tmp_path / "m.gguf", n_mtp=1)
-    plain = target_file(tmp_path / "plain.gguf")
-    assert require_head(target, tap_head_file(tmp_path / "eagle3.gguf")) == "eagle3"
-    assert require_head(target, target) == "mtp"
-    assert require_head(plain, plain) is None and require_head(target, plain) is None  # a draft model, if anything
-    with pytest.raises(DraftMismatch, match=r"wide.gguf cannot draft for m.gguf: it reads hidden states of 96"):
-        require_head(target, tap_head_file(tmp_path / "wide.gguf", n_embd=96))

@@ -3,8 +3,6 @@ bandwidth."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -16,16 +14,15 @@ from cpuchat.models import fit
 from cpuchat.models.catalog import estimate_entry, load_catalog
 from cpuchat.models.fit import check_fit
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.library.places import LocalModel, summarize
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import N_PAST, Prediction, estimate, estimate_local, predict, predict_like
-from cpuchat.models.synthetic.model import SHAPES, Shape, header_of, layer_tensors, metadata, write_model
+from cpuchat.models.synthetic.model import header_of, write_model
 from cpuchat.models.traffic import model_work
 from cpuchat.planner.plan import PlannedWorkload, make_plan
 from cpuchat.planner.specs import MachineSpec, from_catalog
 from cpuchat.protocol.messages import LoadOptions
-from tests.costs.made_up import decode_rate, two_cores
+from tests.costs.made_up import two_cores
 from tests.support.big_headers import big_header
 from tests.support.costs import reading
 from tests.support.shapes import TINY_MOE
@@ -54,19 +51,10 @@ def headers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GGUFHeader]:
     return {name: read_model(path) for name, path in files.items()}
 
 
-def real(name: str, quant: str) -> GGUFHeader:
-    """Return the header of a model of realistic size, without its file."""
-    shape: Shape = SHAPES[name]
-    sources = list(layer_tensors(shape, quant, 0))
-    tensors = [TensorInfo(source.name, source.shape, source.type, 0, source.nbytes) for source in sources]
-    for table in ["token_embd.weight"] + ["output.weight"] * (not shape.tied):
-        size = shape.n_embd * shape.n_vocab
-        tensors.append(TensorInfo(table, (shape.n_embd, shape.n_vocab), "Q6_K", 0, size // 256 * 210))
-    return GGUFHeader(3, metadata(shape, quant, name, "bytes", None), tensors, 0, 0, 32, Path("x.gguf"))
-
-
-@pytest.mark.parametrize("name", ["dense", "moe", "hybrid"])
-@pytest.mark.parametrize("available", [20_000_000_000, 150_000_000])
+@pytest.mark.parametrize(
+    ("name", "available"),
+    [("dense", 20_000_000_000), ("moe", 150_000_000), ("hybrid", 20_000_000_000), ("hybrid", 150_000_000)],
+)
 def test_memory_is_what_the_engine_counts(headers: dict[str, GGUFHeader], name: str, available: int) -> None:
     machine = msgspec.structs.replace(MACHINE, available=available)
     for options in ENGINE_OPTIONS:
@@ -112,39 +100,22 @@ def test_the_verdicts(headers: dict[str, GGUFHeader]) -> None:
 
 
 def test_the_sum_is_spelled_out() -> None:
-    seen = predict(real("7b", "Q8_0"), LoadOptions(n_ctx=8192, use_repack=False), MACHINE, draft=real("0.5b", "Q8_0"))
-    assert seen.explained.startswith("weights 7.8 + KV")
-    assert "KV cache 0.47 (8192 tokens) + draft 0.78 + buffers 0.29 = 9.4 of 20.0 GB" in seen.explained
+    seen = predict(
+        header_of("7b", "Q8_0"), LoadOptions(n_ctx=8192, use_repack=False), MACHINE, draft=header_of("0.5b", "Q8_0")
+    )
+    assert seen.explained.startswith("weights 8.1 + KV")
+    assert "KV cache 0.47 (8192 tokens) + draft 0.81 + buffers 0.29 = 9.7 of 20.0 GB" in seen.explained
     assert seen.explained.endswith("of 20.0 GB free: fits")
 
 
-def test_the_longest_context_really_fits(headers: dict[str, GGUFHeader]) -> None:
-    for draft in (None, headers["draft"]):
-        enough = predict(headers["dense"], LoadOptions(n_ctx=3072), MACHINE, draft=draft).needed
-        machine = msgspec.structs.replace(MACHINE, available=enough)
-        longest = predict(headers["dense"], LoadOptions(), machine, draft=draft).context_that_fits
-        assert longest >= 3072
-        assert predict(headers["dense"], LoadOptions(n_ctx=longest), machine, draft=draft).verdict == "tight"
-        longer = predict(headers["dense"], LoadOptions(n_ctx=longest + 256), machine, draft=draft)
-        assert longer.verdict == "too large"
-
-
 def test_where_only_reading_takes_time_speed_is_bandwidth_by_bytes() -> None:
-    header, options = real("1.5b", "Q8_0"), LoadOptions(n_ctx=8192)
+    header, options = header_of("1.5b", "Q8_0"), LoadOptions(n_ctx=8192)
     seen = predict(header, options, MACHINE)
     read = bytes_read(model_work(header), 1, N_PAST)
     assert seen.bytes_per_token == round(read)
     assert seen.tok_s == pytest.approx(35e9 / read)
     words = f"35 GB/s (probe of 2 cores) ÷ {read / 1e9:.1f} GB per token; reading takes 100 % of a pass"
     assert seen.basis == words
-
-
-@pytest.mark.parametrize(("name", "quantization"), [("0.5b", "Q4_K_M"), ("3b", "F16"), ("30b-a3b", "Q8_0")])
-def test_speed_is_that_of_the_cost_model(name: str, quantization: str) -> None:
-    header, machine = real(name, quantization), msgspec.structs.replace(MACHINE, available=90_000_000_000)
-    machine = msgspec.structs.replace(machine, profile=two_cores())
-    work = model_work(header)
-    assert predict(header, LoadOptions(), machine).tok_s == pytest.approx(decode_rate(two_cores(), work, N_PAST))
 
 
 def test_the_catalog_is_predicted_as_it_is_planned() -> None:
@@ -163,29 +134,19 @@ def test_the_catalog_is_predicted_as_it_is_planned() -> None:
                 assert expected.tok_s == pytest.approx(plan.tok_s.value), entry.id
 
 
-def test_experts_that_are_not_used_cost_memory_and_no_time() -> None:
-    moe, dense = real("30b-a3b", "Q4_K_M"), real("32b", "Q4_K_M")
-    machine = msgspec.structs.replace(MACHINE, available=60_000_000_000, total=64_000_000_000)
-    first, second = (predict(header, LoadOptions(), machine) for header in (moe, dense))
-    assert first.need.total == pytest.approx(second.need.total, rel=0.2)
-    assert first.tok_s is not None
-    assert second.tok_s is not None
-    assert first.tok_s > 5 * second.tok_s
-
-
 def test_what_is_not_known_is_none_and_says_how_to_get_it() -> None:
     unknown = msgspec.structs.replace(MACHINE, profile=None, peak_source="not measured: `cpuchat probe` does")
-    for seen in (predict(real("7b", "Q8_0"), LoadOptions(), unknown), estimate(8_000_000_000, unknown)):
+    for seen in (predict(header_of("7b", "Q8_0"), LoadOptions(), unknown), estimate(8_000_000_000, unknown)):
         assert seen.tok_s is None
         assert "cpuchat probe" in seen.basis
-    large = predict(real("70b", "Q8_0"), LoadOptions(), MACHINE)
+    large = predict(header_of("70b", "Q8_0"), LoadOptions(), MACHINE)
     assert large.tok_s is None
     assert "does not fit" in large.basis
 
 
-@pytest.mark.parametrize("name", ["0.5b", "1.5b", "3b", "7b", "8b", "14b", "32b", "70b"])
+@pytest.mark.parametrize("name", ["0.5b", "7b", "70b"])
 def test_an_estimate_by_size_is_near(name: str) -> None:
-    header = real(name, "Q4_K_M")
+    header = header_of(name, "Q4_K_M")
     machine = msgspec.structs.replace(MACHINE, available=90_000_000_000, total=100_000_000_000)
     exact = predict(header, LoadOptions(n_ctx=8192), machine)
     near = estimate(header.size, machine)
@@ -208,20 +169,11 @@ def test_the_list_of_local_models_says_what_their_details_say() -> None:
     assert unknown.basis.startswith("≈ from the file size")
 
 
-def test_a_quantized_cache_takes_less_memory_and_less_time() -> None:
-    header = real("7b", "Q8_0")
-    plain = predict(header, LoadOptions(n_ctx=8192), MACHINE)
-    small = predict(header, LoadOptions(n_ctx=8192, type_k="q8_0", type_v="q8_0"), MACHINE)
-    assert small.need.kv < 0.6 * plain.need.kv
-    assert small.bytes_per_token < plain.bytes_per_token
-
-
 AMX = {"AVX2", "AVX512", "AVX512_VNNI", "AMX_INT8"}
 
 
 @pytest.mark.parametrize(("wanted", "available", "cpu", "error"), [
-    ("Q4_0", 6_000_000_000, {"AVX2"}, 1e-6), ("F16", 90_000_000_000, {"AVX2"}, 1e-6),
-    ("Q4_0", 90_000_000_000, AMX, 0.01), ("Q8_0", 6_000_000_000, AMX, 0.01),
+    ("F16", 90_000_000_000, {"AVX2"}, 1e-6), ("Q8_0", 6_000_000_000, AMX, 0.01),
 ])  # fmt: skip
 def test_the_header_of_one_quantization_tells_of_the_others(
     wanted: str, available: int, cpu: set[str], error: float, monkeypatch: pytest.MonkeyPatch

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from cpuchat.base import paths
 from cpuchat.config.settings import SamplingSection, Settings
 from cpuchat.models.catalog import NO_RECOMMENDATION, Recommended, load_catalog, recommended
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import Sampling
 from tests.support.edited_gguf import edited
 
@@ -56,25 +53,8 @@ def test_the_catalog_counts_where_the_header_is_silent(tiny_model: Path, tmp_pat
     assert recommended(named) == Recommended(sampling={"temperature": 0.9}, source="header")
 
 
-@pytest.mark.parametrize("name", ["demo", "demo-q4"])
-def test_the_demo_answers_greedily(name: str) -> None:
-    found = recommended(paths.demo_dir() / DEMO_FILES[name])
-    assert (found.sampling, found.source) == ({"temperature": 0.0}, "demo")
-
-
-def test_a_file_that_cannot_be_read_has_none(tmp_path: Path) -> None:
-    (tmp_path / "broken.gguf").write_bytes(b"PK\3\4")
-    assert recommended(tmp_path / "broken.gguf") == recommended(tmp_path / "missing.gguf") == NO_RECOMMENDATION
-
-
 def test_what_the_user_set_wins_even_if_it_is_the_default_value() -> None:
     chosen = Settings(sampling=SamplingSection(temperature=0.7, seed=5))
     used = Recommended(sampling={"temperature": 0.0, "top_k": 9}, source="demo").applied_to(chosen).sampling.sampling()
     assert used == Sampling(temperature=0.7, top_k=9, seed=5)
     assert chosen.sampling.top_k is None
-
-
-def test_the_catalog_of_the_program_recommends_valid_options() -> None:
-    known = {model.id: model.sampling.sampling() for model in load_catalog().models}
-    assert known["qwen3-8b"] == Sampling(temperature=0.6, top_k=20, top_p=0.95, min_p=0.0)
-    assert known["gpt-oss-20b"] == Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

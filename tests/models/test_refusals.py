@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from cpuchat.base.errors import ModelDamaged, ModelUnsupported
-from cpuchat.config.settings import Settings
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import require_loadable
 from cpuchat.models.support import check_supported, load_refusal, why_unknown, why_unsupported
 from cpuchat.models.synthetic.model import from_array, write_gguf
 from tests.cli.models.places import folder_setting
@@ -21,7 +19,7 @@ from tests.cli.program import run
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import write_tiny_gguf
 
-ENGINE = ["llama", "mamba", "jamba", "lfm2", "nemotron_h", "qwen35", "gemma3", "deepseek2"]
+ENGINE = ["llama", "nemotron_h", "qwen35", "gemma3", "deepseek2"]
 
 
 def with_tensor(model: Path, out: Path, name: str, **changes: Any) -> Path:
@@ -44,10 +42,9 @@ def test_nothing_is_said_against_models_that_the_engine_runs(arch: Any, tmp_path
 @pytest.mark.parametrize(
     ("architecture", "why"),
     [
-        ("dream", "diffusion model"), ("llada-moe", "diffusion model"), ("rnd1", "diffusion model"),
-        ("bert", "encoder"), ("nomic-bert-moe", "encoder"), ("gemma-embedding", "encoder"), ("t5encoder", "encoder"),
-        ("t5", "for translating"), ("wavtokenizer-dec", "speech"), ("qwen3tts", "speech"), ("whisper", "whisper.cpp"),
-        ("flux", "ComfyUI"), ("sdxl", "ComfyUI"), ("mllama", "Ollama's own format"), ("gptoss", "Ollama's own format"),
+        ("dream", "diffusion model"), ("bert", "encoder"), ("t5", "for translating"), ("wavtokenizer-dec", "speech"),
+        ("whisper", "whisper.cpp"),
+        ("flux", "ComfyUI"), ("mllama", "Ollama's own format"),
         ("qwen99", "newer engine"),
     ],
 )  # fmt: skip
@@ -99,9 +96,6 @@ def test_tensors_tell_it_in_lists_and_by_show_before_a_load(
         ("missing tensor 'blk.1.ffn_up.weight'", "lacks the tensor blk.1.ffn_up.weight", ModelUnsupported),
         ("check_tensor_dims: tensor 'output.weight' has wrong shape; expected 4", "another shape", ModelUnsupported),
         ("key not found in model: llama.context_length", "lacks llama.context_length", ModelUnsupported),
-        ("array key not found in model: x.y", "its header lacks x.y", ModelUnsupported),
-        ("cannot find tokenizer merges in model file", "has no merges", ModelUnsupported),
-        ("unknown pre-tokenizer type: 'new'", "newer engine", ModelUnsupported),
         ("something else", "something else", ModelUnsupported),
         ("tensor 'a' data is not within the file bounds, model is corrupted or incomplete", "bounds", ModelDamaged),
         ("tensor 'a' has invalid data", "invalid data", ModelDamaged),
@@ -117,14 +111,6 @@ def test_a_vocabulary_is_refused_as_such(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", "tokenizer.ggml.tokens": ["a", "b"]}, [])
     done = run("ask", "--model", str(tmp_path / "m.gguf"), "Hi")
     assert done.returncode == ModelUnsupported.exit_code and "vocabulary without weights" in done.stderr
-
-
-@pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix"])
-def test_a_companion_of_a_model_is_called_what_it_is(kind: str, tiny_model: Path, tmp_path: Path) -> None:
-    file = edited(tiny_model, tmp_path / "m.gguf", {"general.type": kind})
-    what = read_header(file).other
-    with pytest.raises(ModelUnsupported, match=what):
-        require_loadable(file, Settings())
 
 
 @pytest.mark.usefixtures("one_core")

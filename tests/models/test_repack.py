@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models.cpu_modules import engine_cpu
-from cpuchat.models.fit import advice, format_of, repacked
+from cpuchat.models.fit import format_of, repacked
 from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
 from cpuchat.models.synthetic.model import write_model
@@ -29,8 +29,7 @@ SVE_128 = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8", "SVE"}), sve
 SVE_256 = Instructions(frozenset({"NEON", "DOTPROD", "MATMUL_INT8", "SVE"}), sve_bytes=32)
 
 
-@pytest.mark.parametrize("shape", ["llama", "moe"])
-@pytest.mark.parametrize("quant", ["Q4_K_M", "Q8_0", "Q4_0", "F16"])
+@pytest.mark.parametrize(("shape", "quant"), [("llama", "Q4_K_M"), ("moe", "Q8_0"), ("llama", "Q4_0"), ("moe", "F16")])
 def test_llama_cpp_repacks_the_same_tensors_in_the_same_way(tmp_path: Path, shape: str, quant: str) -> None:
     path = write_model(tmp_path / "m.gguf", TINY_LLAMA if shape == "llama" else TINY_MOE, quant)
     expected = list(repacked(read_header(path), engine_cpu()))
@@ -93,29 +92,3 @@ def test_shapes_decide() -> None:
         "output.weight": ("tiles", 320 * 8 * 38),
         "blk.0.ffn_up_exps.weight": ("8×8", 256 * 64 * 8 // 256 * 144),
     }
-
-
-def test_what_is_too_short_for_one_form_takes_the_next() -> None:
-    """36 rows are no multiple of eight: SVE's form of Q4_0 is out, that of NEON is not."""
-    short = header_of(tensor("blk.0.ffn_up.weight", "Q4_0", 256, 36), tensor("output.weight", "Q4_0", 256, 40))
-    assert [layout.name for _, layout, _ in repacked(short, SVE_256)] == ["4×8", "8×8"]
-    assert [layout.name for _, layout, _ in repacked(short, AVX2)] == ["8×8"]
-
-
-def test_the_head_of_a_tied_model_is_its_embedding_table() -> None:
-    header = header_of(tensor("token_embd.weight", "Q4_K", 256, 320))
-    assert [t.name for t, _, _ in repacked(header, AVX2)] == ["token_embd.weight"]
-
-
-@pytest.mark.parametrize(
-    ("cpu", "words"),
-    [
-        (AVX512, "Q4_0 and Q4_K are repacked 8×8 for AVX-512 VNNI; Q8_0 is used as is."),
-        (AMX, "Q4_0, Q4_K and Q8_0 are repacked into tiles for AMX."),
-        (DOTPROD, "Q4_0 and Q8_0 are repacked 4×4 for dotprod; Q4_K is repacked 8×4 for dotprod."),
-        (I8MM, "Q4_0 and Q8_0 are repacked 4×8 for i8mm; Q4_K is repacked 8×8 for i8mm."),
-        (Instructions(), "no repacked format for this CPU"),
-    ],
-)
-def test_advice_names_the_standard_files(cpu: Instructions, words: str) -> None:
-    assert words in advice(cpu)

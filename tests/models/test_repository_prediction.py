@@ -48,12 +48,6 @@ def test_where_the_usual_header_cannot_be_read_the_next_one_is(hub_server: HubSe
     assert unread.prediction.need.weights - exact.prediction.need.weights == pytest.approx(1000, abs=50)
 
 
-def test_a_damaged_file_is_told_as_such(hub_server: HubServer) -> None:
-    hub_server.add(REPO, {"Tiny-F16.gguf": b"no model", "Tiny-Q8_0-00001-of-00002.gguf": b"half of one"})
-    [damaged] = told().values()
-    assert damaged.fault == "damaged" and "not a GGUF file" in damaged.problem
-
-
 def test_of_many_quantizations_one_header_is_read(hub_server: HubServer, tiny_model: Path) -> None:
     content = tiny_model.read_bytes()
     names = [f"Tiny-{name}.gguf" for name in ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q8_0", "BF16")]
@@ -63,13 +57,6 @@ def test_of_many_quantizations_one_header_is_read(hub_server: HubServer, tiny_mo
     assert [one.model.name for one in found.values() if one.prediction.exact] == ["Tiny-Q4_K_M"]
     assert {name for name in names if hub_server.bytes_sent(name)} == {"Tiny-Q4_K_M.gguf"}
     assert {name for name, one in told("BF16").items() if one.prediction.exact} == {"Tiny-BF16"}
-
-
-def test_of_several_models_in_one_repository_a_header_each_is_read(hub_server: HubServer, tiny_model: Path) -> None:
-    content = tiny_model.read_bytes()
-    names = ("Small-Q4_0.gguf", "Small-Q8_0.gguf", "Large-Q6_K.gguf", "Large-Q8_0.gguf")
-    hub_server.add(REPO, {name: content + bytes(number) for number, name in enumerate(names)})
-    assert {name for name, one in told().items() if one.prediction.exact} == {"Small-Q4_0", "Large-Q6_K"}
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -56,21 +56,9 @@ def test_of_one_publisher_the_newest_and_then_the_largest_is_taken() -> None:
     assert names(found.others) == ["slow", "old"]
 
 
-def test_a_model_that_takes_most_of_the_memory_fits_but_is_not_recommended() -> None:
-    found, predictions = judged((model("half", 8), model("most", 14)), machine(20, 200))
-    assert predictions["most"].verdict == "fits"
-    assert (names(found.suits), names(found.others)) == (["half"], ["most"])
-
-
 def test_drafts_and_repositories_that_nobody_saw_are_not_put_first() -> None:
     found, _ = judged((model("draft", 1, use="draft"), model("unseen", 1, verified=())), machine(20, 40))
     assert not found.suits and names(found.others) == ["draft", "unseen"]
-
-
-def test_where_no_bandwidth_is_known_what_a_token_reads_decides() -> None:
-    dense, sparse = model("dense", 5.5, params=9), model("sparse", 5.8, params=10, active_params=2.0)
-    found, _ = judged((dense, sparse), machine(30, 0))
-    assert names(found.suits) == ["sparse"] and names(found.others) == ["dense"]
 
 
 def test_where_no_speed_is_known_a_common_small_size_comes_first_and_large_ones_not_at_all() -> None:
@@ -81,10 +69,6 @@ def test_where_no_speed_is_known_a_common_small_size_comes_first_and_large_ones_
     catalog = load_catalog().models
     found, predictions = judged(catalog, machine(30, 0))
     assert 2e9 < found.suits[0].size < 4e9 and all(predictions[one.id].tok_s is None for one in found.suits)
-
-
-def test_without_any_prediction_all_of_them_are_kept() -> None:
-    assert names(ranked((model("one", 1),), {}).others) == ["one"]
 
 
 def test_a_permissive_license_comes_first_and_research_only_never() -> None:

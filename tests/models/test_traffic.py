@@ -12,7 +12,6 @@ from cpuchat.models.fit import windows_of
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.traffic import model_work, table_bytes, typical_work
 from cpuchat.protocol.model_info import ModelWork
-from cpuchat.protocol.options import EngineOptions
 from tests.models.test_fit import header_of
 
 BOOL = 7  # GGUF value type
@@ -42,11 +41,6 @@ def test_a_model_with_a_head_of_its_own_reads_one_row_of_the_table() -> None:
     assert cache(found) == [(2 * 2 * 128, 0, 1)]
 
 
-def test_a_tied_table_is_read_whole() -> None:
-    found = model_work(header_of(metadata(1), layers(1, token_embd__weight=(64, 1000))))
-    assert (found.weight_bytes, found.row) == (2 * (2 * 64 * 64 + 64 * 1000), 2 * 64)
-
-
 def test_tables_that_are_looked_up_by_layer_or_position_are_rows_too() -> None:
     tensors = layers(
         1, token_embd__weight=(64, 1000), output__weight=(64, 1000), per_layer_token_embd__weight=(32, 1000),
@@ -58,13 +52,6 @@ def test_tables_that_are_looked_up_by_layer_or_position_are_rows_too() -> None:
     assert found.weight_bytes == 2 * (2 * 64 * 64 + 64 * 1000)
     assert table_bytes(header) == 2 * (64 * 1000 + 32 * 1000 + 64 * 512 + 6 * 1000)
     assert header.n_params - header.n_params_active == 32 * 1000
-
-
-def test_of_a_table_of_n_grams_a_token_reads_a_row_for_each_head() -> None:
-    tensors = layers(1, token_embd__weight=(64, 1000), per_layer_token_embd__weight=(32, 9000))
-    header = header_of(metadata(1, ple__ngram_size=3, ple__heads_per_ngram=4), tensors)
-    assert model_work(header).row == 2 * (64 + 2 * 4 * 32)
-    assert table_bytes(header) == 2 * 32 * 9000  # the other is the head, and read whole
 
 
 def test_of_a_known_size_the_share_of_looked_up_tables_is_not_read() -> None:
@@ -93,17 +80,6 @@ def test_routed_experts_are_told_apart_from_shared_ones() -> None:
     assert sum(one.nbytes for one in found.experts) == 4 * 2 * 64 * 256
     assert sum(one.nbytes for one in (*found.dense, *found.head)) == 2 * (2 * 64 * 64 + 64 * (10 + 32 + 8))
     assert (found.n_expert, found.n_expert_used) == (8, 2)
-
-
-def test_cache_types_have_their_sizes() -> None:
-    found = model_work(header_of(metadata(1), layers(1)), EngineOptions(type_k="q8_0", type_v="q4_0"))
-    assert cache(found) == [(2 * 34 + 2 * 18, 0, 1)]
-
-
-def test_latent_attention_reads_one_row() -> None:
-    tensors = {f"blk.{i}.attn_kv_a_mqa.weight": (64, 576) for i in range(2)}
-    found = model_work(header_of(metadata(2, attention__key_length_mla=192), tensors))
-    assert cache(found) == [(2 * 2 * 576, 0, 1)]
 
 
 def windows(architecture: str, n: int, **more: object) -> list[int]:
@@ -135,12 +111,6 @@ def test_windows_that_llama_cpp_does_not_use() -> None:
     assert windows("phi3", 2, sliding_window=2047) == [0, 0]
     assert windows("exaone4", 30, sliding_window=4096) == [0] * 30
     assert windows("exaone4", 64, sliding_window=4096)[:4] == [4096, 4096, 4096, 0]
-
-
-def test_without_flash_attention_everything_is_read_in_steps() -> None:
-    values = {"general.architecture": "gemma2", "gemma2.block_count": 2}
-    found = model_work(header_of(values, layers(2)), EngineOptions(flash_attn="off"))
-    assert cache(found) == [(2 * 128, 0, 256), (2 * 128, 4096 + 512, 256)]
 
 
 def test_layers_that_share_a_cache_read_that_of_their_kind() -> None:

@@ -10,8 +10,6 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.topology import read_topology
-from cpuchat.models import machine as tuned
-from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings, differences
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -52,36 +50,6 @@ def test_it_belongs_to_the_content_and_the_machine(tiny_model: Path, tmp_path: P
     machine = dataclasses.replace(read_topology(), quota=0.5)
     assert TunedSettings(machine).find(tiny_model) is None
     assert TunedSettings().find(tmp_path / "gone.gguf") is None
-
-
-def test_files_of_another_size_are_not_read(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    TunedSettings().put(tiny_model, TUNED)
-    read: list[Path] = []
-    monkeypatch.setattr(tuned, "file_fingerprint", lambda file: read.append(file) or file_fingerprint(file))
-    other = tmp_path / "other.gguf"
-    other.write_bytes(tiny_model.read_bytes() + b"more")
-    kept = TunedSettings()
-    assert (kept.find(other), kept.find(tiny_model)) == (None, TUNED)
-    assert read == [tiny_model]
-
-
-def test_with_another_build_of_the_engine_it_is_outdated(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    TunedSettings().put(tiny_model, TUNED)
-    assert not TUNED.is_outdated
-    monkeypatch.setattr("cpuchat.models.machine.engine_fingerprint", lambda: "another")
-    found = TunedSettings().find(tiny_model)
-    assert found == TUNED and found.is_outdated
-
-
-def test_it_is_forgotten(tiny_model: Path) -> None:
-    kept = TunedSettings()
-    assert not kept.forget(tiny_model)
-    kept.put(tiny_model, TUNED)
-    assert kept.forget(tiny_model)
-    assert kept.find(tiny_model) is None
-    kept.put(tiny_model, TUNED)
-    kept.put(tiny_model, Tuned(model="tiny", changes={}))
-    assert kept.find(tiny_model) is None
 
 
 def test_values_that_are_not_valid_any_more_are_ignored(tiny_model: Path) -> None:

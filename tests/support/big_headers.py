@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
 import gguf as reference
+import msgspec
 import numpy as np
 
 from cpuchat.models.gguf.header import GGUFHeader
-from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, TensorInfo
-from cpuchat.models.synthetic.model import layer_tensors, metadata, shape_of, tensor_type
+from cpuchat.models.gguf.parse import ALIGNMENT
+from cpuchat.models.synthetic.model import header_of
 
 
 def big_header(shape: str, quantization: str) -> GGUFHeader:
     """Return the header of a file of that shape ("7b", "70b") and quantization, without the vocabulary."""
-    wanted = shape_of(shape)
-    sizes = [(s.name, s.shape, s.type) for s in layer_tensors(wanted, quantization, seed=0)]
-    for name in ("token_embd.weight", "output.weight")[: 1 if wanted.tied else 2]:
-        kind = tensor_type(wanted, quantization, name, wanted.n_embd)
-        sizes.append((name, (wanted.n_embd, wanted.n_vocab), kind))
-    tensors: list[TensorInfo] = []
-    offset = 0
-    for name, size, kind in sizes:
-        nbytes = math.prod(size) // BY_NAME[kind].block * BY_NAME[kind].nbytes
-        tensors.append(TensorInfo(name, size, kind, offset, nbytes))
-        offset += nbytes
-    values = metadata(wanted, quantization, f"big {shape}", "bytes", None)
-    return GGUFHeader(3, values, tensors, 0, offset, 32, Path(f"big-{shape}.gguf"))
+    header = header_of(shape, quantization)
+    values = header.metadata | {"general.name": f"big {shape}"}
+    return msgspec.structs.replace(header, metadata=values, path=Path(f"big-{shape}.gguf"))
 
 
 def hollow_file(path: Path, header: GGUFHeader) -> Path:

@@ -18,13 +18,13 @@ from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
-from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.protocol.messages import Event, LoadOptions, Sampling, Speculation, TextDelta
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import Proposal
 from tests.support.guided import Guided
+from tests.support.pair_files import write_pair
 from tests.support.prefilling import prefilled, store_of
 
 N_VOCAB = 2048

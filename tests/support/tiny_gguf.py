@@ -115,11 +115,16 @@ def write_tiny_gguf(
     if with_template:
         writer.add_chat_template(template)
 
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write everything that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _llama(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:

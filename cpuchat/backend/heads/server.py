@@ -17,13 +17,12 @@ import msgspec
 
 from cpuchat.backend.base import place_here
 from cpuchat.backend.process import ChildProcess, Launch, Spawned, Spawner
-from cpuchat.hardware.memory import available_within, read_rate
+from cpuchat.hardware.memory import available_within
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import check_fit, choose_context, draft_memory, required_memory
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ENGINE, HeadKind, find_program, require_head, title
-from cpuchat.models.traffic import slowness, where_needed
 from cpuchat.protocol.messages import LoadOptions, Speculation
 from cpuchat.protocol.model_info import ModelInfo
 
@@ -95,7 +94,7 @@ def arguments(server: ServerOptions) -> dict[str, str]:
     if options.mlock or options.load_mode == "read":
         modes = {"mmap": options.load_mode == "mmap", "mlock": options.mlock}
         found["--load-mode"] = "+".join(name for name, is_on in modes.items() if is_on) or "none"
-    if options.from_disk or not options.use_repack:
+    if not options.use_repack:
         found["--no-repack"] = ""
     return found
 
@@ -176,9 +175,7 @@ _MAX_CACHE_MIB = 8192  # llama-server's own limit
 
 
 class ServerPlan(msgspec.Struct, frozen=True):
-    """What a load needs to know of the files and of the machine. `head` is None for one that the model contains, `slow`
-    is the note about weights that stay on disk.
-    """
+    """What a load needs to know of the files and of the machine. `head` is None for one that the model contains."""
 
     path: Path
     placement: Placement
@@ -186,7 +183,6 @@ class ServerPlan(msgspec.Struct, frozen=True):
     head: GGUFHeader | None
     server: ServerOptions
     fingerprint: str
-    slow: str = ""
 
     @classmethod
     def of(cls, path: Path, options: LoadOptions, spec: PlacementSpec) -> ServerPlan:
@@ -205,7 +201,6 @@ class ServerPlan(msgspec.Struct, frozen=True):
         head = read_model(draft) if draft is not None and kind is not None and draft != path else None
         available = available_within(placement.memory.bound)
         options = msgspec.structs.replace(options, kernels="llama.cpp")  # llama-server has no others
-        options, slow = where_needed(header, options, available), ""
         n_ctx, spare = _fit(header, head, options, available)
         server = ServerOptions(
             program=program,
@@ -219,10 +214,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
             cpus=placement.cpus,
             options=options,
         )
-        if options.from_disk:
-            need = required_memory(header, options, n_ctx)
-            slow = slowness(header, need, available, read_rate(header.path))
-        return cls(path, placement, header, head, server, file_fingerprint(path), slow)
+        return cls(path, placement, header, head, server, file_fingerprint(path))
 
     def described(self, model: ModelInfo) -> ModelInfo:
         """Return the model that the server describes as one of this machine."""
@@ -250,7 +242,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
 
     def _notes(self, head: str) -> list[str]:
         drafts = f", which drafts with its {head}" if head else ""
-        return [f"Answered by {ENGINE}{drafts}.", *([self.slow] if self.slow else [])]
+        return [f"Answered by {ENGINE}{drafts}."]
 
 
 def _fit(header: GGUFHeader, head: GGUFHeader | None, options: LoadOptions, available: int) -> tuple[int, int]:

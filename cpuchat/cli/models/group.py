@@ -17,11 +17,6 @@ _COMMANDS = {
     "catalog": ("cpuchat.cli.models.download", "catalog", "List recommended models, with fit and speed here."),
     "pair": ("cpuchat.cli.models.quantize", "pair", "Check which draft models fit a target."),
     "quantize": ("cpuchat.cli.models.quantize", "quantize", "Quantize a model."),
-    "synthetic": (
-        "cpuchat.cli.models.quantize",
-        "synthetic",
-        "Write a random-weight model in the shape of a real one.",
-    ),
 }
 
 

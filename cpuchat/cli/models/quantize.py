@@ -1,4 +1,4 @@
-"""`cpuchat models quantize`, `pair` (which draft models fit a target, and the expected speed-up) and `synthetic`."""
+"""`cpuchat models quantize` and `pair` (which draft models fit a target, and the expected speed-up)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import click
 import msgspec
 
-from cpuchat.base.errors import CpuchatError, DiskFull, DraftMismatch, Interrupted, QuantizeFailed, UsageError
+from cpuchat.base.errors import DiskFull, DraftMismatch, Interrupted, QuantizeFailed, UsageError
 from cpuchat.base.paths import made_models_dir, shown
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of
-from cpuchat.cli.options import file_option
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table, is_terminal
 from cpuchat.config import settings
@@ -31,7 +30,7 @@ from cpuchat.models.drafts.candidates import (
     target_costs,
 )
 from cpuchat.models.drafts.pairing import check_files, require_pair, suggestion
-from cpuchat.models.fit import advice, format_of
+from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.kernels import chosen_types
@@ -77,7 +76,6 @@ Exit codes: 2 wrong usage or settings, 3 no such model, 4 damaged model, {DiskFu
     "--list", "as_list", is_flag=True,
     help="List the types; with SOURCE also size, fit, speed and repacking here.",
 )  # fmt: skip
-@file_option("--imatrix", help="Importance matrix from llama-imatrix; required for the smallest types.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
 @click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
@@ -87,7 +85,6 @@ def quantize(
     kind: str | None,
     out: Path | None,
     as_list: bool,
-    imatrix: Path | None,
     threads: int,
     allow_requantize: bool,
     force: bool,
@@ -107,9 +104,7 @@ def quantize(
         out = suggested_path(read_header(path), wanted, out or suggested_folder(path, library))
     elif out.suffix.lower() != ".gguf":
         raise UsageError(f"Not a model file name: {out}.", "Give one that ends in .gguf.")
-    job = QuantizeJob(
-        source=path, out=out, type=wanted, threads=threads, imatrix=imatrix, requantize=allow_requantize, force=force
-    )  # fmt: skip
+    job = QuantizeJob(source=path, out=out, type=wanted, threads=threads, requantize=allow_requantize, force=force)
     return _make(job, library, as_json=as_json)
 
 
@@ -158,15 +153,13 @@ def _list_types(spec: str | None, *, as_json: bool) -> None:
     listed = [row for row in rows if row.get("size", 0) < limit] if path is not None else rows
     headings = [("TYPE", "BITS", "SIZE", "FIT", "SPEED", "tok/s", "AT LOAD", "")]
     echo_table(headings + [_cells(row) for row in listed], right=(1, 2, 4, 5))
+    if spec is None:
+        return None
     click.echo()
-    notes = [advice(cpu)]
-    if spec is not None:
-        notes.append("Types that would not make the file smaller are left out.")
-        if any(row.get("requantizes") for row in listed):
-            notes.append("SOURCE is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0.")
-        notes.append("SPEED is relative to SOURCE, where decoding is memory-bound.")
-    for note in notes:
-        echo_paragraph(note)
+    echo_paragraph("Types that would not make the file smaller are left out.")
+    if any(row.get("requantizes") for row in listed):
+        echo_paragraph("SOURCE is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0.")
+    return echo_paragraph("SPEED is relative to SOURCE, where decoding is memory-bound.")
 
 
 def _types(cpu: Instructions) -> list[dict[str, Any]]:
@@ -175,7 +168,6 @@ def _types(cpu: Instructions) -> list[dict[str, Any]]:
         {
             "type": kind.name,
             "bits_per_weight": kind.bits,
-            "needs_imatrix": kind.needs_imatrix,
             "at_load": layout.words if (layout := format_of(kind.tensor, cpu, ours)) is not None else "as is",
             "about": kind.about,
         }
@@ -200,7 +192,6 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
             figures = {
                 "bits_per_weight": forecast.bits,
                 "size": forecast.file_size,
-                "needs_imatrix": forecast.needs_imatrix,
                 "requantizes": list(forecast.lossy),
                 "speed_up": found.speed_up,
                 "fit": verdict(found.prediction),
@@ -215,8 +206,6 @@ async def _forecasts(path: Path, cpu: Instructions) -> list[dict[str, Any]]:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     notes = [row.get("problem") or row["about"]]
-    if row["needs_imatrix"]:
-        notes.append("needs --imatrix")
     if row.get("requantizes"):
         notes.append(f"requantized from {', '.join(row['requantizes'])}: needs --allow-requantize")
     return (
@@ -422,74 +411,3 @@ def _print_json(
 
     rows = [[row(spec, one) for spec, one in group.items()] for group in (here, on_hub)]
     print_json({"target": str(target), "drafts": rows[0], "hub": rows[1]})
-
-
-_SYNTHETIC_EPILOG = """\b
-Examples:
-  cpuchat models synthetic 1.5b m.gguf --quant Q4_K_M
-  cpuchat models synthetic 70b m.gguf --layers 4
-  cpuchat models synthetic 1.5b t.gguf --pair-alpha 0.8 --draft-out d.gguf"""
-
-
-@click.command(epilog=_SYNTHETIC_EPILOG)
-@click.argument("shape")
-@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--quant", default="Q8_0", show_default=True, metavar="TYPE", help="Quantization: Q4_K_M, F16, ...")
-@click.option("--layers", type=click.IntRange(min=1), metavar="N", help="Number of layers; default: the shape's.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Random seed; the same seed writes the same file.",
-)
-@click.option(
-    "--pair-alpha", type=float, metavar="X",
-    help="Write a target and a draft model with acceptance rate X, 0 to 1.",
-)  # fmt: skip
-@file_option("--draft-out", help="Path of the pair's draft; default: OUT with `-draft` in its name.")
-@click.option("--draft-shape", default="0.05b", show_default=True, metavar="SHAPE", help="Shape of the pair's draft.")
-@click.option("--force", is_flag=True, help="Overwrite existing files.")
-def synthetic(
-    shape: str,
-    out: Path,
-    quant: str,
-    layers: int | None,
-    seed: int,
-    pair_alpha: float | None,
-    draft_out: Path | None,
-    draft_shape: str,
-    force: bool,
-) -> None:
-    """Write a model with random weights, in the SHAPE of a real one, to OUT.
-
-    SHAPE is tiny, 0.05b, 0.5b, 1.5b, 3b, 7b, 8b, 14b, 32b, 70b, 30b-a3b or 27b-gemma3. The model
-    writes nonsense, but costs as much memory and computation as a real one.
-    """
-    from cpuchat.models.synthetic.model import write_model
-    from cpuchat.models.synthetic.pair import write_pair
-
-    if pair_alpha is None:
-        if draft_out is not None:
-            raise UsageError("--draft-out needs --pair-alpha.", "Add --pair-alpha.")
-        targets = [out]
-    else:
-        draft_out = draft_out or out.with_name(f"{out.stem}-draft.gguf")
-        targets = [out, draft_out]
-        if out == draft_out:
-            raise UsageError("Target and draft cannot be the same file.", "Give --draft-out another name.")
-    for file in targets:
-        if file.exists() and not force:
-            raise UsageError(f"{file} exists.", "Choose another name, or add --force to overwrite it.")
-    try:
-        if pair_alpha is None:
-            write_model(out, shape, quant, layers=layers, seed=seed)
-        else:
-            write_pair(
-                out, draft_out, pair_alpha, target=shape, draft=draft_shape, quant=quant, layers=layers, seed=seed
-            )
-    except OSError as error:
-        raise CpuchatError(f"Cannot write {error.filename or out}: {error.strerror}.") from None
-    for file in targets:
-        click.echo(f"{file}  {size(file.stat().st_size)}")

@@ -318,7 +318,7 @@ def calibrated_costs(
     key = target_key = on.key()
     if draft is not None:
         key = conditions(target, draft, thread.cpus if thread is not None else ()).key()
-    calibrate = command.options.calibrate and not target.options.from_disk  # each pass would read the disk
+    calibrate = command.options.calibrate
     earlier, of_target = calibrations.get(key), calibrations.get(target_key)
     if not calibrate:
         return earlier, None if earlier else UNCALIBRATED

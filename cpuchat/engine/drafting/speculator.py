@@ -337,7 +337,6 @@ def _load_draft(
             command.options,
             n_ctx=min(target.sequence.n_ctx, trained),
             draft_path="",
-            from_disk=False,
         )
         draft = Model.load(
             path, options, target.pool, on_progress=on_progress, abort=abort, available=max(available, 0)

@@ -72,7 +72,7 @@ def choose(
     What the model has much of is measured on these threads unless that was done before, in up to a second a type;
     `tell` gets the number of types that are measured, and of all.
     """
-    is_wanted = options.kernels == "auto" and options.use_repack and not options.from_disk
+    is_wanted = options.kernels == "auto" and options.use_repack
     if bindings.kernels_library is None or not is_wanted:
         return frozenset(), []
     sizes: Counter[str] = Counter()

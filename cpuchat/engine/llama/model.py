@@ -37,15 +37,15 @@ from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, ha
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
 from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of, should_measure
-from cpuchat.hardware.memory import available_within, read_rate
+from cpuchat.hardware.memory import available_within
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current, in_effect
 from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
-from cpuchat.models.gguf.header import GGUFHeader, check_header, model_files, read_model
+from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
 from cpuchat.models.support import check_supported, load_refusal
-from cpuchat.models.traffic import model_work, slowness, where_needed
+from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.options import MIN_CTX
@@ -69,8 +69,7 @@ class LoadPlan:
     """Checked options, and what they cost.
 
     Attributes:
-        options: with the sizes of context and batches in place of "automatic", and `from_disk` only where that is
-            needed.
+        options: with the sizes of context and batches in place of "automatic".
         n_outputs: rows of logits that one batch may ask for.
         n_rs_seq: snapshots of a recurrent state to request (`sequence.Bounded`).
         notes: for the user.
@@ -98,7 +97,6 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
     check_numbers(options)
     check_cache_types(header, options)
     notes: list[str] = []
-    options = where_needed(header, options, available)
     need, n_rs_seq = plan_memory(header, options, available, n_outputs)
     n_ctx, n_batch = need.n_ctx, min(options.n_batch, need.n_ctx)
     check_fit(need, available, header, options)
@@ -334,7 +332,6 @@ class Model:
         available = available_for_model() if available is None else available
         plan = plan_load(header, options, available, n_outputs)
         check_supported(header)
-        check_header(header)
         on_header(header)
         model = cls(header, plan, abort)
         cpus = threads.cpus if isinstance(threads, ThreadPool) else threads
@@ -342,7 +339,7 @@ class Model:
             tell = functools.partial(on_progress, "measuring")
             model.kernel_types, notes = kernels.choose(header, plan.options, threads, tell, abort)
             model._notes += notes
-            model._bring_in(cpus, available, on_progress)
+            model._bring_in(cpus, on_progress)
             with ThreadPoolExecutor(1) as beside:  # llama.cpp loads on this thread, which leaves a core
                 facts = beside.submit(
                     lambda: (spm_coverage(header), special_types(header), file_fingerprint(header.path))
@@ -361,14 +358,11 @@ class Model:
             raise
         return model
 
-    def _bring_in(self, cpus: tuple[int, ...], available: int, on_progress: Progress) -> None:
+    def _bring_in(self, cpus: tuple[int, ...], on_progress: Progress) -> None:
         """Read a file that is mapped into the page cache, on the nodes where it is wanted."""
         header = self.header
         bindings.log.clear()
-        if self.options.from_disk:
-            self._notes.append(slowness(header, self.plan.need, available, read_rate(header.path)))
-            on_progress("reading", 0, header.file_size)
-        elif self.options.load_mode == "mmap":
+        if self.options.load_mode == "mmap":
             self._notes += place_pages(header)
             readers = reader_cpus(read_topology(), cpus, current(), in_effect()[1])
             if read_ahead(header, on_progress, self._abort, readers) and len(readers) > 1:
@@ -385,7 +379,7 @@ class Model:
 
         params = llama.llama_model_default_params()
         params.load_mode = _LOAD_MODE[options.load_mode, options.mlock]
-        params.use_extra_bufts = options.use_repack and not options.from_disk
+        params.use_extra_bufts = options.use_repack
         kernels.select(self.kernel_types)
         params.n_gpu_layers = 0
         callback = llama.llama_progress_callback(progress)

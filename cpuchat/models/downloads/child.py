@@ -32,7 +32,6 @@ from cpuchat.base.errors import ChecksumMismatch, CpuchatError, DownloadFailed, 
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.hf_cache import (
     CachedFile,
-    FollowingHash,
     bytes_here,
     check_space,
     size_of,
@@ -44,6 +43,7 @@ from cpuchat.models.hub import errors
 from cpuchat.models.hub.client import headers, raise_for_status
 from cpuchat.models.hub.errors import endpoint, host, is_offline
 from cpuchat.models.hub.repository import HubFile, check_names
+from cpuchat.models.library.deleting import file_digest
 
 if TYPE_CHECKING:
     import httpx
@@ -199,7 +199,7 @@ def _pieces(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: 
     if missing == 0:
         return
     url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
-    sent = {**headers(), "accept-encoding": "identity", "range": f"bytes={offset}-"}
+    sent = {**headers(), "range": f"bytes={offset}-"}
     bounds = ResponseLimits(max_bytes=None, idle_timeout=idle_timeout, seconds=inf)
     with _client().stream("GET", url, headers=sent, extensions=bounds.extensions()) as response:
         elsewhere = bool(response.history) and response.url.netloc != response.history[0].url.netloc
@@ -302,8 +302,7 @@ class _FileFetch:
         self._progress.here = self._file.size
         if content == self._cached.blob and self._was_verified:
             return content
-        with self._hashing(content) as following:
-            return content if self._retry(partial(self._is_correct, following)) else None
+        return content if self._retry(partial(self._is_correct, content)) else None
 
     def _receive(self) -> Path:
         """Download the file; returns the blob. Raises ChecksumMismatch when it is wrong a second time."""
@@ -311,20 +310,18 @@ class _FileFetch:
         for _ in range(2):
             self._progress.begin_file(self._progress.others, size_of(part))
             self._progress.enter("running")
-            with self._hashing(part) as following:
-                self._retry(partial(self._transfer, following))
-                if self._retry(partial(self._is_correct, following)):
-                    self._retry(self._cached.move_to_blob)
-                    return self._cached.blob
+            self._retry(self._transfer)
+            if self._retry(partial(self._is_correct, part)):
+                self._retry(self._cached.move_to_blob)
+                return self._cached.blob
             self._retry(part.unlink)
         raise ChecksumMismatch(
             f"{Path(self._file.path).name} failed its checksum twice and was discarded.",
             "Try again later, without a proxy if there is one, or choose another repository.",
         )
 
-    def _transfer(self, following: FollowingHash) -> None:
+    def _transfer(self) -> None:
         def on_written(size: int) -> None:
-            following.on_written(size)
             self._progress.here = size
 
         order, timeout = self._order, self._order.retry_policy.idle_timeout
@@ -333,17 +330,14 @@ class _FileFetch:
     def _retry(self, act: Callable[[], T]) -> T:
         return with_retries(act, self._progress)
 
-    def _hashing(self, path: Path) -> FollowingHash:
+    def _is_correct(self, path: Path) -> bool:
+        """Hash the whole file, as it is on the disk. Raises OSError when it cannot be read."""
+
         def on_hashed(count: int) -> None:
             self._progress.hashed = count
 
-        return FollowingHash(path, self._file, on_hashed)
-
-    def _is_correct(self, following: FollowingHash) -> bool:
-        """Wait for the hash of the whole file. Raises OSError when the file cannot be read."""
-        following.on_written(self._file.size)
         self._progress.enter("checking")
-        return following.digest() == self._file.etag
+        return file_digest(path, self._file.etag, on_hashed) == self._file.etag
 
 
 _NICENESS = 10  # decoding goes first

@@ -206,8 +206,6 @@ def _fingerprint(path: Path) -> str:
         return ""
 
 
-_CLEARLY_FASTER = 1.05
-"""What a smaller quantization of a draft model has to gain: of its tokens, fewer are accepted."""
 _DRAFT_QUANTIZATIONS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
 _MAX_READ_SHARE = 0.6  # of the bytes that the target reads
 _LOCAL_BONUS = 1.05  # what must be downloaded has to be faster by more than this
@@ -327,12 +325,11 @@ def candidates(
     return sorted(listed, key=place)
 
 
-def _files(model: CatalogModel, limit: float) -> list[tuple[str, int]]:
-    """Return the quantizations with files of at most `limit` bytes and their sizes, the least quantized first; the
-    smallest where there is none."""
+def _file(model: CatalogModel, limit: float) -> tuple[str, int]:
+    """Return the least quantized file of at most `limit` bytes, else the smallest, and its size."""
     sizes = {name: round(1e9 * size) for name, size in model.sizes.items()}
-    fitting = [(name, sizes[name]) for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit]
-    return fitting or [min(sizes.items(), key=lambda one: one[1], default=("", 0))]
+    fitting = ((name, sizes[name]) for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit)
+    return next(fitting, None) or min(sizes.items(), key=lambda one: one[1], default=("", 0))
 
 
 class _Target(NamedTuple):
@@ -344,18 +341,13 @@ class _Target(NamedTuple):
     machine: Machine | None
 
     def on_hub(self, draft: CatalogModel, limit: float) -> DraftCandidate:
-        """Return a model of the catalog in its least quantized file of at most `limit` bytes, or one that is clearly
-        faster by its predicted speed."""
-        found = [
-            DraftCandidate(name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size,
-                      entry=draft.id, named=True, expected=self.expected(
-                          typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)))
-            for quantization, size in _files(draft, limit)
-        ]  # fmt: skip
-        best = found[0]
-        for one in found[1:]:
-            best = one if one.expected.mean > _CLEARLY_FASTER * best.expected.mean > 0 else best
-        return best
+        """Return a model of the catalog in its least quantized file of at most `limit` bytes."""
+        quantization, size = _file(draft, limit)
+        work = typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)
+        return DraftCandidate(
+            name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size, entry=draft.id,
+            named=True, expected=self.expected(work),
+        )  # fmt: skip
 
     def expected(
         self,

@@ -8,6 +8,7 @@ their sizes: `enum ggml_type` in ggml.h, the block structs of ggml-common.h (ggm
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -247,10 +248,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     @property
     def n_elements(self) -> int:
-        n = 1
-        for size in self.shape:
-            n *= size
-        return n
+        return math.prod(self.shape)
 
     @property
     def is_routed(self) -> bool:
@@ -369,25 +367,9 @@ def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> Tensor
     shape = struct.unpack_from(f"<{n_dims}Q", reader.buffer, reader.need(8 * n_dims, what)) or (1,)
     kind = TYPES.get(number := reader.u32(what))
     offset = reader.u64(what)
-    if number in RETIRED:
-        raise ModelUnsupported(
-            f"{reader.source.name} has the retired type {RETIRED[number]}.",
-            f"Use the {RETIRED[number][:-4]} file: it is repacked for this CPU at load, and as fast.",
-        )
-    if number in FOREIGN:
-        raise ModelUnsupported(
-            f"{reader.source.name} has tensors of type {FOREIGN[number]}, which only PrismML's llama.cpp supports.",
-            _OTHER_GROUPS,
-        )
     if kind is None:
-        raise ModelUnsupported(
-            f"{reader.source.name} has tensors of type {number}, which llama.cpp does not support.",
-            "It needs a newer engine, is damaged, or was made for another program (like Q8R16 and Q4_K_4 for "
-            "Ampere's): use a standard file, which is repacked for this CPU at load.",
-        )
-    elements = 1
-    for size in shape:
-        elements *= size
+        raise _unknown_type(reader.source.name, number)
+    elements = math.prod(shape)
     if max(elements, *shape) >= 1 << 63:
         raise reader.damaged(f"tensor {name!r} has the impossible shape {shape}")
     if shape[0] % kind.block:
@@ -399,6 +381,21 @@ def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> Tensor
     if offset != expected:
         raise reader.damaged(f"tensor {name!r} has offset {offset}, expected {expected}")
     return TensorInfo(name, tuple(shape), kind.name, offset, elements // kind.block * kind.nbytes)
+
+
+def _unknown_type(file: str, number: int) -> ModelUnsupported:
+    if number in RETIRED:
+        name = RETIRED[number]
+        hint = f"Use the {name[:-4]} file: it is repacked for this CPU at load, and as fast."
+        return ModelUnsupported(f"{file} has the retired type {name}.", hint)
+    if number in FOREIGN:
+        what = f"{file} has tensors of type {FOREIGN[number]}, which only PrismML's llama.cpp supports."
+        return ModelUnsupported(what, _OTHER_GROUPS)
+    return ModelUnsupported(
+        f"{file} has tensors of type {number}, which llama.cpp does not support.",
+        "It needs a newer engine, is damaged, or was made for another program (like Q8R16 and Q4_K_4 for "
+        "Ampere's): use a standard file, which is repacked for this CPU at load.",
+    )
 
 
 def _other_version(reader: _Reader, version: int) -> CpuchatError:

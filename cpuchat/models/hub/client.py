@@ -321,7 +321,7 @@ class _Remote:
         return piece
 
     def _request(self, offset: int, count: int) -> bytes:
-        wanted = {"range": f"bytes={offset}-{offset + count - 1}", "accept-encoding": "identity"}
+        wanted = {"range": f"bytes={offset}-{offset + count - 1}"}
         with get(self._url, self._repo, wanted, max_bytes=offset + count + _MORE) as response:
             if "html" in response.headers.get("content-type", ""):
                 raise invalid_response()

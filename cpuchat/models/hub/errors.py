@@ -7,6 +7,7 @@ when there is an error of theirs to translate.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -29,8 +30,6 @@ from cpuchat.base.text import clean_line, without_password
 
 if TYPE_CHECKING:
     import httpx
-
-    from cpuchat.models.hub.network import ProxySetting
 
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -185,7 +184,13 @@ def _unreachable(how: str, who: str = "") -> HubOffline:
 def _no_connection(error: httpx.TransportError) -> HubOffline:
     import httpx
 
-    who = _asked(error)
+    from cpuchat.models.hub.network import proxy_for
+
+    who, proxy = host(), None
+    with contextlib.suppress(RuntimeError):  # it doesn't know its request
+        asked, proxy = error.request.url.netloc.decode("ascii"), proxy_for(str(error.request.url))
+        # Not always the hub, which redirects to other hosts.
+        who = asked if asked == who else f"{asked}, where {who} redirects to,"
     if isinstance(error, httpx.TimeoutException):
         return too_slow(who)
     if is_certificate(error) and "mismatch" in str(error):
@@ -198,35 +203,12 @@ def _no_connection(error: httpx.TransportError) -> HubOffline:
             f"The certificate of {who} is not trusted.",
             "Behind a TLS-intercepting proxy, set SSL_CERT_FILE to its certificates.",
         )
-    if isinstance(error, httpx.ProxyError) or (isinstance(error, httpx.ConnectError) and _proxy(error) is not None):
-        proxy = _proxy(error)
-        name, shown = (
-            (proxy.variable, f" {without_password(proxy.address)}") if proxy is not None else ("its variable", "")
-        )
-        how = f"refused: {clean_line(str(error))[:80]}" if isinstance(error, httpx.ProxyError) else "cannot be reached"
+    refused = isinstance(error, httpx.ProxyError)
+    if refused or (isinstance(error, httpx.ConnectError) and proxy is not None):
+        name, shown = (proxy.variable, f" {without_password(proxy.address)}") if proxy else ("its variable", "")
+        how = f"refused: {clean_line(str(error))[:80]}" if refused else "cannot be reached"
         return HubOffline(f"The proxy{shown} {how}.", f"Check {name} (http://USER:PASSWORD@HOST:PORT); {_LOCAL}")
-    if isinstance(error, httpx.ConnectError):
-        return _unreachable("cannot be reached", who)
-    return _unreachable("closed the connection", who)
-
-
-def _proxy(error: httpx.TransportError) -> ProxySetting | None:
-    """Return the proxy through which a request went; None for none, or where the error does not know its request."""
-    from cpuchat.models.hub.network import proxy_for
-
-    try:
-        return proxy_for(str(error.request.url))
-    except RuntimeError:
-        return None
-
-
-def _asked(error: httpx.TransportError) -> str:
-    """Return the host that was asked: not always the hub, which redirects to other hosts."""
-    try:
-        asked = error.request.url.netloc.decode("ascii")
-    except RuntimeError:  # it doesn't know
-        return host()
-    return asked if asked == host() else f"{asked}, where {host()} redirects to,"
+    return _unreachable("cannot be reached" if isinstance(error, httpx.ConnectError) else "closed the connection", who)
 
 
 def _has_token(response: httpx.Response) -> bool:

@@ -188,7 +188,10 @@ def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
     if arriving and (len(parts) < len(whole) or arriving & {path.name.partition(".")[0] for path in contents}):
         return refused("It is being downloaded: cancel the download first.")
     strategy = _hub_strategy(root, plan.links, contents) if cached else None
-    freed_of_store = _freed_of_store(contents, strategy)
+    freed_of_store = 0  # bytes of the store that repositories share
+    if strategy is not None:
+        own = sum(path.stat().st_size for path in contents if not path.is_symlink())
+        freed_of_store = strategy.expected_freed_size - own
     if any(path.is_symlink() for path in contents) and not freed_of_store:
         plan.stays.append("Its content is kept: other repositories in the cache share it.")
     if model.projector is not None:
@@ -229,13 +232,6 @@ def _hub_strategy(root: Path, links: list[Path], contents: list[Path]) -> Delete
     strategy = scanned.delete_files(*files)
     is_same = {entry(file) for file in strategy.files} == wanted and {entry(b) for b in strategy.blobs} == set(contents)
     return strategy if is_same else None
-
-
-def _freed_of_store(contents: list[Path], strategy: DeleteCacheStrategy | None) -> int:
-    """Return the bytes that go from the store that repositories share."""
-    if strategy is None:
-        return 0
-    return strategy.expected_freed_size - sum(path.stat().st_size for path in contents if not path.is_symlink())
 
 
 def _downloading(root: Path) -> set[str]:
@@ -311,7 +307,7 @@ def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["verif
             return "unchecked", "no checksum known: neither a cache nor a download keeps one of it here"
         done = 0
         for part, wanted in zip(parts, announced, strict=True):
-            if _digest(part, wanted, lambda n, before=done: progress(before + n, total)) != wanted:
+            if file_digest(part, wanted, lambda n, before=done: progress(before + n, total)) != wanted:
                 return "damaged", f"{part.name} is damaged: its checksum differs from the published one."
             done += part.stat().st_size
     except OSError as error:
@@ -342,8 +338,11 @@ def _announced(part: Path) -> str:
     return ""
 
 
-def _digest(part: Path, wanted: str, progress: Callable[[int], None]) -> str:
-    with part.open("rb", buffering=0) as file:
+def file_digest(path: Path, wanted: str, progress: Callable[[int], None]) -> str:
+    """Return the hash of a file in hex digits, of the kind of `wanted`: SHA-256, else git's blob hash (SHA-1 over
+    `blob SIZE\\0` and the content). 1 GB takes 0.6 s. Raises OSError.
+    """
+    with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha256() if len(wanted) == 64 else hashlib.sha1(b"blob %d\0" % size)
         done = 0

@@ -195,10 +195,7 @@ class Library:
 
     def deletion(self, model: LocalModel, in_use: Collection[Path] = ()) -> Deletion:
         """Plan the deletion of `model`, for `delete`. `in_use` are the files of loaded models: they stay."""
-        return plan_deletion(model, self._root(model), in_use)
-
-    def _root(self, model: LocalModel) -> Path | None:
-        """Return the user's folder or the cached repository that a model belongs to."""
         if model.source == "huggingface":
-            return repo_folder(self.cache, model.repo)
-        return next((folder for folder in self.folders if is_inside(model.path.parent, folder)), None)
+            return plan_deletion(model, repo_folder(self.cache, model.repo), in_use)
+        root = next((folder for folder in self.folders if is_inside(model.path.parent, folder)), None)
+        return plan_deletion(model, root, in_use)

@@ -34,7 +34,7 @@ _TICK_SECONDS = 0.25
 
 
 class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Quantizing `source` to `out`. `threads` 0: one per core. `imatrix`: an importance matrix.
+    """Quantizing `source` to `out`. `threads` 0: one per core.
 
     `requantize` allows a source that is quantized below Q8_0, `force` overwriting `out`.
     """
@@ -43,7 +43,6 @@ class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
     out: Path
     type: QuantType
     threads: int = 0
-    imatrix: Path | None = None
     requantize: bool = False
     force: bool = False
 
@@ -66,7 +65,7 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
 
     Raises:
         UsageError: `job` is invalid, or would overwrite something.
-        ModelNotFound, ModelDamaged: the source or the importance matrix cannot be read.
+        ModelNotFound, ModelDamaged: the source cannot be read.
         DiskFull: not enough space, or the disk became full.
         QuantizeFailed: llama.cpp failed, or its file differs from the forecast.
     """
@@ -81,7 +80,7 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
                 check_space(part, forecast.file_size)
                 request = QuantizeRequest(
                     source=str(source.path), out=str(part), number=job.type.number, threads=threads,
-                    imatrix=str(job.imatrix) if job.imatrix else "", requantize=job.requantize or not forecast.lossy,
+                    requantize=job.requantize or not forecast.lossy,
                 )  # fmt: skip
                 try:
                     await process.send(request)
@@ -101,11 +100,6 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
 
 def _check_quality(job: QuantizeJob, source: GGUFHeader, forecast: Forecast) -> None:
     """Check that quantizing does not lose quality needlessly. Raises UsageError."""
-    if forecast.needs_imatrix and job.imatrix is None:
-        raise UsageError(
-            f"{job.type.name} requires an importance matrix.",
-            "Give --imatrix FILE (many repositories have one), or choose a type of 4 bits or more.",
-        )
     if forecast.lossy and not job.requantize:
         types = ", ".join(forecast.lossy)
         raise UsageError(

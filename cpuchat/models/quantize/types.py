@@ -1,9 +1,8 @@
-"""Quantization types, importance matrices, the place of a new file, and the process in which llama.cpp forecasts a file
-(in a dry run that reads no weights) and writes it: lines of JSON both ways; it ends with its input.
+"""Quantization types, the place of a new file, and the process in which llama.cpp forecasts a file (in a dry run that
+reads no weights) and writes it: lines of JSON both ways; it ends with its input.
 
-Sources of llama-cpp-python 0.3.36: src/llama-quant.cpp (llama_ftype_get_default_type, tensor_requires_imatrix) and
-common/imatrix-loader.cpp (GGUF with `<tensor>.in_sum2` and `<tensor>.counts`, and the older binary format). Bits per
-weight are those of Llama 3.1 8B where tools/quantize/README.md has them, else those of the type itself.
+Sources of llama-cpp-python 0.3.36: src/llama-quant.cpp (llama_ftype_get_default_type). Bits
+per weight are those of Llama 3.1 8B where tools/quantize/README.md has them, else those of the type itself.
 """
 
 from __future__ import annotations
@@ -11,24 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import fcntl
 import os
 import shutil
-import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from cpuchat.base import paths
-from cpuchat.base.errors import DiskFull, ModelDamaged, ModelNotFound, QuantizeFailed, UsageError
+from cpuchat.base.errors import DiskFull, QuantizeFailed, UsageError
 from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
 from cpuchat.models.fit import gigabytes
-from cpuchat.models.gguf.header import GGUFHeader, model_files, read_header, read_model, split_parts
+from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo
 from cpuchat.models.library.places import LocalModel, is_inside
 from cpuchat.models.traffic import bytes_per_token
@@ -40,15 +35,13 @@ if TYPE_CHECKING:
 class QuantType(msgspec.Struct, frozen=True):
     """`name` as in file names, `tensor` the type of most of its tensors.
 
-    `bits` per weight of a typical model, including scales and larger tensors. `needs_imatrix`: llama.cpp refuses it
-    without an importance matrix, because the result would be useless.
+    `bits` per weight of a typical model, including scales and larger tensors.
     """
 
     name: str
     tensor: str
     bits: float
     about: str
-    needs_imatrix: bool = False
 
     @property
     def number(self) -> int:
@@ -58,6 +51,7 @@ class QuantType(msgspec.Struct, frozen=True):
 
 PRECISE = frozenset({"F32", "F16", "BF16", "Q8_0"})
 """Types from which quantizing loses nothing more, or nearly nothing."""
+# Not those that llama.cpp refuses without an importance matrix (tensor_requires_imatrix).
 TYPES: tuple[QuantType, ...] = (
     QuantType("F32", "F32", 32.0, "lossless; four times the size of Q8_0"),
     QuantType("F16", "F16", 16.0, "as published"),
@@ -80,33 +74,16 @@ TYPES: tuple[QuantType, ...] = (
     QuantType("Q3_K_S", "Q3_K", 3.64, "substantial loss"),
     QuantType("IQ3_M", "IQ3_S", 3.76, "noticeable loss, slower to unpack"),
     QuantType("IQ3_S", "IQ3_S", 3.66, "noticeable loss, slower to unpack"),
-    QuantType("IQ3_XS", "IQ3_S", 3.5, "substantial loss, slower to unpack", needs_imatrix=True),
-    QuantType("IQ3_XXS", "IQ3_XXS", 3.25, "substantial loss, slower to unpack", needs_imatrix=True),
     QuantType("Q2_K", "Q2_K", 3.16, "high loss"),
-    QuantType("Q2_K_S", "Q2_K", 2.97, "high loss", needs_imatrix=True),
-    QuantType("IQ2_M", "IQ2_S", 2.93, "high loss, slower to unpack", needs_imatrix=True),
-    QuantType("IQ2_S", "IQ2_XS", 2.74, "high loss, slower to unpack", needs_imatrix=True),
-    QuantType("IQ2_XS", "IQ2_XS", 2.59, "high loss, slower to unpack", needs_imatrix=True),
-    QuantType("IQ2_XXS", "IQ2_XXS", 2.38, "high loss, slower to unpack", needs_imatrix=True),
     QuantType("Q2_0", "Q2_0", 2.25, "only for models trained for it"),
     QuantType("TQ2_0", "TQ2_0", 2.06, "only for models trained with ternary weights"),
     QuantType("TQ1_0", "TQ1_0", 1.69, "only for models trained with ternary weights"),
-    QuantType("IQ1_M", "IQ1_M", 2.15, "hardly usable", needs_imatrix=True),
-    QuantType("IQ1_S", "IQ1_S", 2.0, "hardly usable", needs_imatrix=True),
     QuantType("Q1_0", "Q1_0", 1.125, "only for models trained for it"),
 )
 _WORTHWHILE = 0.97  # of the size; a model that becomes hardly smaller only loses quality
 _BY_NAME = {kind.name: kind for kind in TYPES}
 # Aliases of tools/quantize/quantize.cpp.
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "MXFP4"}
-# Former or foreign formats, and their standard equivalents.
-_REPACKED = {
-    "Q4_0_4_4": "Q4_0",
-    "Q4_0_4_8": "Q4_0",
-    "Q4_0_8_8": "Q4_0",
-    "Q4_K_4": "Q4_K_M",
-    "Q8R16": "Q8_0",
-}
 
 
 def smaller_types(model: LocalModel) -> tuple[QuantType, ...]:
@@ -119,16 +96,16 @@ def quant_type(text: str) -> QuantType:
     """Return the type that `text` names, in any case.
 
     Raises:
-        UsageError: there is none; the hint names similar ones, or the successor of a retired one.
+        UsageError: there is none; the hint names similar ones.
     """
     name = text.strip().upper()
     name = _ALIASES.get(name, name)
     if name in _BY_NAME:
         return _BY_NAME[name]
-    if name in _REPACKED:
+    if name in FILE_TYPE_BY_NAME:
         raise UsageError(
-            f"{name} is a repacked format of {_REPACKED[name]}, which llama.cpp does not load.",
-            f"Use {_REPACKED[name]}: it is repacked for the CPU at load.",
+            f"{name} requires an importance matrix, which cpuchat does not use.",
+            "Download such a file, make it with llama-quantize --imatrix, or choose a type of 4 bits or more.",
         )
     close = difflib.get_close_matches(name, [*_BY_NAME, *_ALIASES], n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(close)}?" if close else "`cpuchat models quantize --list` lists them."
@@ -206,149 +183,28 @@ def check_space(part: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def part_of(out: Path) -> Iterator[Path]:
-    """Yield the partial file beside `out`, empty and locked; deleted afterwards, unless it was renamed.
+    """Yield the partial file beside `out`, empty; deleted afterwards, unless it was renamed.
 
     Raises:
         UsageError: another program writes it, or the folder cannot be written.
     """
     part = out.with_name(out.name + PART)
     try:
-        # Neither wait for a pipe of that name nor follow a link.
-        file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        part.touch(exist_ok=False)
+    except FileExistsError:
+        raise UsageError(
+            f"{part} exists: another program is writing {out.name}, or was killed.", "Wait for it, or delete that file."
+        ) from None
     except OSError as error:
         raise _unwritable(part, error) from None
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise UsageError(f"{part} is not a regular file.", "Choose another name.")
-        _lock(file, part, out)
-        try:
-            os.truncate(file, 0)  # left by a killed process
-            yield part
-        finally:
-            if _is_still(part, file):
-                part.unlink()
+        yield part
     finally:
-        os.close(file)
-
-
-def _lock(file: int, part: Path, out: Path) -> None:
-    busy = UsageError(f"Another program is writing {out.name}.", "Wait for it, or choose another name.")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise busy from None
-    except OSError:
-        return  # a file system without locks
-    if not _is_still(part, file):  # its owner has just finished
-        raise busy
-
-
-def _is_still(part: Path, file: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), part.lstat())
-    except FileNotFoundError:
-        return False
+        part.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
     return UsageError(f"Cannot write {path}: {error.strerror}.", "Choose another folder or name.")
-
-
-_MAX_ENTRIES = 1 << 20
-_MAX_NAME = 4096
-
-Weights = dict[str, "np.ndarray[Any, Any]"]
-
-
-class ImportanceMatrix(msgspec.Struct, frozen=True):
-    """`weights` by the name of the weight matrix: float32, one per column (for each expert in turn). `chunks`: of
-    text that they were computed from, 0 if not stated."""
-
-    weights: Weights
-    chunks: int = 0
-
-
-def read_imatrix(path: Path) -> ImportanceMatrix:
-    """Read either format.
-
-    Raises:
-        ModelNotFound: the file cannot be read.
-        ModelDamaged: it is damaged.
-        UsageError: it is another kind of GGUF file.
-    """
-    try:
-        with path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                file.seek(0)
-                return _read_old(path, file)
-            return _read_gguf(path, file)
-    except OSError as error:
-        raise ModelNotFound(f"Cannot read {path}: {error.strerror}.", "Check the path.") from None
-
-
-def _damaged(path: Path, what: str) -> ModelDamaged:
-    return ModelDamaged(f"{path.name} is a damaged importance matrix: {what}.", "Download or compute it again.")
-
-
-def _read_gguf(path: Path, file: BinaryIO) -> ImportanceMatrix:
-    header = read_header(path)
-    tensors = {tensor.name: tensor for tensor in header.tensors}
-    weights: Weights = {}
-    for name, tensor in tensors.items():
-        if not name.endswith(".in_sum2"):
-            continue
-        matrix = name.removesuffix(".in_sum2")
-        counts = tensors.get(f"{matrix}.counts")
-        if counts is None or tensor.n_elements % max(counts.n_elements, 1):
-            raise _damaged(path, f"the counts of {matrix[:64]!r} are missing or have the wrong size")
-        n = _values(path, file, header, counts)[:, None]
-        sums = _values(path, file, header, tensor).reshape(len(n), -1)
-        # An expert that was never used: all its inputs count alike.
-        weights[matrix] = np.where(n > 0, sums / np.maximum(n, 1), 1).astype(np.float32).ravel()
-    if not weights:
-        raise UsageError(f"{path.name} is not an importance matrix.", "Give a file written by llama-imatrix.")
-    chunks = header.metadata.get("imatrix.chunk_count", 0)
-    return _checked(path, weights, chunks if isinstance(chunks, int) else 0)
-
-
-def _values(path: Path, file: BinaryIO, header: GGUFHeader, tensor: TensorInfo) -> np.ndarray[Any, Any]:
-    if tensor.type != "F32":
-        raise _damaged(path, f"{tensor.name[:64]!r} is of type {tensor.type}, not F32")
-    file.seek(header.data_offset + tensor.offset)
-    return np.frombuffer(file.read(tensor.nbytes), "<f4")
-
-
-def _read_old(path: Path, file: BinaryIO) -> ImportanceMatrix:
-    size = path.stat().st_size
-
-    def number(maximum: int, what: str) -> int:
-        data = file.read(4)
-        value = struct.unpack("<i", data)[0] if len(data) == 4 else -1
-        if not 0 <= value <= maximum:
-            raise _damaged(path, f"{what} is missing or invalid")
-        return value
-
-    weights: Weights = {}
-    for i in range(number(_MAX_ENTRIES, "the number of entries")):
-        name = file.read(number(_MAX_NAME, f"the name of entry {i}")).decode("utf-8", "replace")
-        calls = number(2**31 - 1, f"the number of calls of entry {i}")
-        count = number(size // 4, f"the length of entry {i}")
-        data = file.read(4 * count)
-        if len(data) < 4 * count:
-            raise _damaged(path, f"truncated in entry {i}")
-        sums = np.frombuffer(data, "<f4")
-        weights[name] = (sums / calls if calls else sums).astype(np.float32)
-    if not weights:
-        raise _damaged(path, "it has no entries")
-    tail = file.read(4)
-    return _checked(path, weights, struct.unpack("<i", tail)[0] if len(tail) == 4 else 0)
-
-
-def _checked(path: Path, weights: Weights, chunks: int) -> ImportanceMatrix:
-    for name, values in weights.items():
-        if not len(values) or not np.isfinite(values).all():
-            raise _damaged(path, f"the values of {name[:64]!r} are missing or not finite")
-    return ImportanceMatrix(weights, max(chunks, 0))
 
 
 class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True, tag="forecast"):
@@ -359,21 +215,19 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True, tag="forecast")
 
 
 class QuantizeRequest(msgspec.Struct, frozen=True, kw_only=True, tag="quantize"):
-    """Request: write `out`. `imatrix` "": none; `requantize` allows tensors that are already quantized."""
+    """Request: write `out`. `requantize` allows tensors that are already quantized."""
 
     source: str
     out: str
     number: int
     threads: int
-    imatrix: str = ""
     requantize: bool = False
 
 
 class ForecastResult(msgspec.Struct, frozen=True, kw_only=True, tag="forecast_result"):
-    """Answer: `types` of the tensors by name. `needs_imatrix`: some of these need an importance matrix."""
+    """Answer: `types` of the tensors by name."""
 
     types: dict[str, str]
-    needs_imatrix: bool
 
 
 class TensorStarted(msgspec.Struct, frozen=True, kw_only=True, tag="tensor_started"):
@@ -400,13 +254,12 @@ class QuantizeProcess(LineProcess[Answer]):
 class Forecast(msgspec.Struct, frozen=True):
     """The file that `type` would give. `header` is its header, for predicting fit and speed.
 
-    `file_size` in bytes, exact to a few hundred. `needs_imatrix`: some tensors need an importance matrix. `lossy`:
-    types of tensors that are already quantized below Q8_0 and would be quantized again.
+    `file_size` in bytes, exact to a few hundred. `lossy`: types of tensors that are already quantized below Q8_0 and
+    would be quantized again.
     """
 
     type: QuantType
     header: GGUFHeader
-    needs_imatrix: bool
     lossy: tuple[str, ...] = ()
 
     @property
@@ -453,7 +306,6 @@ async def forecast_type(process: QuantizeProcess, source: GGUFHeader, kind: Quan
     return Forecast(
         type=kind,
         header=_header(source, kind, answer.types),
-        needs_imatrix=answer.needs_imatrix,
         lossy=tuple(sorted(changed - PRECISE)),
     )
 

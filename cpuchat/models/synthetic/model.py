@@ -1,9 +1,8 @@
 """Writes models of random weights in the shapes of real ones, directly in GGML's formats: gigabytes take seconds.
 
-Every block gets constant scales and random quants; block layouts are those of ggml-common.h, scale packing that of
-ggml-quants.c. Two kinds of content: `random_rows` (spread like N(0, std), uniform for the quantised types) and
-`sign_rows` (every weight is +size or -size, chosen by a bit), which survive any of these quantisations. Files are GGUF
-version 3; their tensors come in chunks, so that memory stays small.
+Every block gets constant scales and random quants, spread like N(0, std), uniform for the quantised types; block
+layouts are those of ggml-common.h, scale packing that of ggml-quants.c. Files are GGUF version 3; their tensors come in
+chunks, so that memory stays small.
 
 The vocabulary tokenizes and detokenizes any text losslessly: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<|im_start|>`, 4
 `<|im_end|>`, 5..260 the bytes, then words: a lone space, ` a` ... ` z`, ` aa` ... Every beginning of a word is a word,
@@ -13,6 +12,7 @@ so SentencePiece merging finds exactly the token that was written.
 from __future__ import annotations
 
 import itertools
+import math
 import string
 import struct
 import zlib
@@ -110,7 +110,7 @@ def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
     return shape
 
 
-def file_type(quant: str) -> int:
+def _file_type(quant: str) -> int:
     """Return `general.file_type` of a quantization, by its usual name in any case.
 
     Raises:
@@ -122,7 +122,7 @@ def file_type(quant: str) -> int:
     return FILE_TYPE_BY_NAME[name]
 
 
-def uses_more_bits(layer: int, n_layer: int) -> bool:
+def _uses_more_bits(layer: int, n_layer: int) -> bool:
     """Return whether a layer's attn_v and ffn_down get Q6_K in the "M" mixes (use_more_bits in llama-quant.cpp)."""
     eighth = n_layer // 8
     return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
@@ -151,7 +151,7 @@ def tensor_type(shape: Shape, quant: str, name: str, row: int) -> str:
 def _mixed(shape: Shape, quant: str, kind: str, name: str) -> str:
     layer = int(name.split(".")[1])
     is_v, is_down = ".attn_v." in name, ".ffn_down" in name
-    if quant.endswith("_M") and (is_v or is_down) and uses_more_bits(layer, shape.n_layer):
+    if quant.endswith("_M") and (is_v or is_down) and _uses_more_bits(layer, shape.n_layer):
         return "Q6_K"
     if quant == "Q4_K_S" and ((is_v and layer < 4) or (is_down and layer < shape.n_layer // 8)):
         return "Q5_K"
@@ -167,11 +167,11 @@ IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 MXFP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 # 6-bit scales of value 1 (Q4_K and Q5_K: scale and min; Q3_K: stored as 33, of which 32 is taken away).
-_K4_ONES = bytes([1] * 8 + [0x11] * 4)
+K4_ONES = bytes([1] * 8 + [0x11] * 4)
 _Q3_ONES = bytes([0x11] * 8 + [0xAA] * 4)
 
 
-def _half(value: float) -> bytes:
+def half(value: float) -> bytes:
     return np.float16(value).tobytes()
 
 
@@ -194,21 +194,21 @@ def _scales(kind: str, std: float) -> list[tuple[int, bytes]]:
     mean = d * (len(levels) - 1) / 2  # of levels from 0 on, which a minimum makes symmetric
     match kind:
         case "Q4_1" | "Q5_1":
-            return [(0, _half(d) + _half(-mean))]
+            return [(0, half(d) + half(-mean))]
         case "Q2_K":
-            return [(0, b"\x11" * 16), (80, _half(d) + _half(mean))]
+            return [(0, b"\x11" * 16), (80, half(d) + half(mean))]
         case "Q3_K":
-            return [(96, _Q3_ONES), (108, _half(d))]
+            return [(96, _Q3_ONES), (108, half(d))]
         case "Q4_K" | "Q5_K":
-            return [(0, _half(d) + _half(mean) + _K4_ONES)]
+            return [(0, half(d) + half(mean) + K4_ONES)]
         case "Q6_K":
-            return [(192, b"\x01" * 16 + _half(d))]
+            return [(192, b"\x01" * 16 + half(d))]
         case "IQ4_XS":
-            return [(0, _half(d) + b"\xaa\xaa" + b"\x11" * 4)]
+            return [(0, half(d) + b"\xaa\xaa" + b"\x11" * 4)]
         case "MXFP4":
             return [(0, _e8m0(d))]
         case _:
-            return [(0, _half(d))]
+            return [(0, half(d))]
 
 
 @cache
@@ -217,10 +217,10 @@ def _normal_table(kind: str, std: float) -> np.ndarray[Any, Any]:
     normal = NormalDist(0, std)
     values = np.array([normal.inv_cdf((i + 0.5) / 4096) for i in range(4096)], np.float32)
     values = np.interp(np.arange(65536) / 65535 * 4095, np.arange(4096), values).astype(np.float32)
-    return _float_bytes(kind, values)
+    return float_bytes(kind, values)
 
 
-def _float_bytes(kind: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def float_bytes(kind: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if kind == "F32":
         return values.astype(np.float32)
     if kind == "F16":
@@ -261,82 +261,6 @@ def random_rows(kind: str, rng: np.random.Generator, n_values: int, std: float) 
     return blocks.reshape(-1)
 
 
-def _nibbles(bits: Bytes, low: int, high: int) -> Bytes:
-    """Return pairs of 4-bit quants, `low` where the bit is 0: byte i of a group holds value i and value i + half."""
-    half = bits.shape[-1] // 2
-    first = np.where(bits[..., :half], high, low).astype(np.uint8)
-    return first | np.where(bits[..., half:], high << 4, low << 4).astype(np.uint8)
-
-
-def _with_header(header: bytes, body: Bytes) -> Bytes:
-    head = np.broadcast_to(np.frombuffer(header, np.uint8), (len(body), len(header)))
-    return np.concatenate([head, body.reshape(len(body), -1)], axis=1)
-
-
-def _sign_q8_0(bits: Bytes, size: float) -> Bytes:
-    quants = np.where(bits, 127, -127).astype(np.int8).view(np.uint8)
-    return _with_header(_half(size / 127), quants)
-
-
-def _sign_q4_0(bits: Bytes, size: float) -> Bytes:
-    return _with_header(_half(size / 7), _nibbles(bits, 1, 15))
-
-
-def _sign_q5_0(bits: Bytes, size: float) -> Bytes:
-    # 5-bit 1 and 31 (less 16): the low nibble is 1 or 15, the fifth bit is the sign bit itself.
-    fifth = np.packbits(bits, axis=1, bitorder="little")
-    return _with_header(_half(size / 15), np.concatenate([fifth, _nibbles(bits, 1, 15)], axis=1))
-
-
-def _sign_q4_k(bits: Bytes, size: float) -> Bytes:
-    quants = _nibbles(bits.reshape(-1, 4, 64), 0, 15)
-    return _with_header(_half(2 * size / 15) + _half(size) + _K4_ONES, quants)
-
-
-def _sign_q5_k(bits: Bytes, size: float) -> Bytes:
-    # Bit k of byte i of `qh` is the fifth bit of value 32 k + i.
-    fifth = np.packbits(bits.reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
-    quants = _nibbles(bits.reshape(-1, 4, 64), 0, 15).reshape(-1, 128)
-    header = _half(2 * size / 31) + _half(size) + _K4_ONES
-    return _with_header(header, np.concatenate([fifth, quants], axis=1))
-
-
-def _sign_q6_k(bits: Bytes, size: float) -> Bytes:
-    # 6-bit 1 and 63 (less 32). Per half block of 128: 64 bytes of low nibbles (values i and i + 64), 32 bytes of
-    # high pairs (values i, i + 32, i + 64, i + 96 from the lowest bits up).
-    halves = bits.reshape(-1, 2, 128)
-    low = _nibbles(halves, 1, 15).reshape(-1, 128)
-    pairs = np.where(halves.reshape(-1, 2, 4, 32), 3, 0).astype(np.uint8)
-    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    high = np.bitwise_or.reduce(pairs << shifts, axis=2).reshape(-1, 64)
-    tail = np.broadcast_to(np.frombuffer(b"\x01" * 16 + _half(size / 31), np.uint8), (len(bits), 18))
-    return np.concatenate([low, high, tail], axis=1)
-
-
-_SIGNS: dict[str, Callable[[Bytes, float], Bytes]] = {
-    "Q8_0": _sign_q8_0,
-    "Q4_0": _sign_q4_0,
-    "Q5_0": _sign_q5_0,
-    "Q4_K": _sign_q4_k,
-    "Q5_K": _sign_q5_k,
-    "Q6_K": _sign_q6_k,
-}
-SIGN_TYPES = ("F32", "F16", "BF16", *_SIGNS)
-
-
-def sign_rows(kind: str, codes: Bytes, size: float) -> Bytes:
-    """Return rows of weights that are +`size` where the bit of `codes` is 1 and -`size` where it is 0, as bytes.
-
-    `codes`: (rows, row length / 8), the first value in the lowest bit.
-    """
-    layout = BY_NAME[kind]
-    bits = np.unpackbits(codes, axis=1, bitorder="little")
-    if layout.block == 1:
-        table = _float_bytes(kind, np.array([-size, size], np.float32))
-        return table[bits].reshape(-1).view(np.uint8)
-    return np.ascontiguousarray(_SIGNS[kind](bits.reshape(-1, layout.block), size)).reshape(-1)
-
-
 Chunks = Iterable["np.ndarray[Any, Any] | bytes | memoryview"]
 
 
@@ -351,10 +275,7 @@ class TensorSource(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         kind = BY_NAME[self.type]
-        n = 1
-        for size in self.shape:
-            n *= size
-        return n // kind.block * kind.nbytes
+        return math.prod(self.shape) // kind.block * kind.nbytes
 
 
 def from_array(name: str, values: np.ndarray[Any, Any], kind: str = "F32") -> TensorSource:
@@ -367,20 +288,16 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def _array(key: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> bytes:
+def _array(values: Sequence[Any] | np.ndarray[Any, Any]) -> bytes:
     if isinstance(values, np.ndarray):
         code = {"f": (6, "<f4"), "i": (5, "<i4"), "u": (4, "<u4"), "b": (7, "?")}[values.dtype.kind]
         return struct.pack("<IIQ", 9, code[0], len(values)) + values.astype(code[1]).tobytes()
     if values and isinstance(values[0], str):
         return struct.pack("<IIQ", 9, 8, len(values)) + b"".join(map(_string, values))
-    if all(isinstance(v, int) for v in values):
-        return _array(key, np.array(values, np.int32))
-    if all(isinstance(v, (int, float)) for v in values):
-        return _array(key, np.array(values, np.float32))
-    raise TypeError(f"{key}: an array of {type(values[0]).__name__} cannot be written")
+    return _array(np.array(values, np.int32 if all(isinstance(v, int) for v in values) else np.float32))
 
 
-def _value(key: str, value: Any) -> bytes:
+def _value(value: Any) -> bytes:
     # llama.cpp checks types: sizes and ids are u32, factors f32.
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
@@ -392,7 +309,7 @@ def _value(key: str, value: Any) -> bytes:
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + _string(value)
-    return _array(key, value)
+    return _array(value)
 
 
 def _pad(size: int) -> int:
@@ -401,7 +318,7 @@ def _pad(size: int) -> int:
 
 def _write(file: BinaryIO, metadata: dict[str, Any], tensors: Sequence[TensorSource]) -> None:
     head = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
-    head += [_string(key) + _value(key, value) for key, value in metadata.items()]
+    head += [_string(key) + _value(value) for key, value in metadata.items()]
     offset = 0
     for tensor in tensors:
         dims = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
@@ -435,13 +352,11 @@ def write_gguf(path: Path, metadata: dict[str, Any], tensors: Sequence[TensorSou
     return path
 
 
-Vocab = Literal["bytes", "none"]
-
 FIRST_BYTE = 5
 FIRST_WORD = FIRST_BYTE + 256
 END = 4
 
-CHATML = (
+_CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -462,21 +377,14 @@ def _words(count: int) -> Iterator[str]:
     return map("".join, itertools.islice(itertools.chain.from_iterable(letters), count))
 
 
-def vocab_metadata(architecture: str, n_vocab: int, vocab: Vocab, template: str | None) -> dict[str, Any]:
-    """Return the tokenizer metadata.
-
-    "none" writes no tokens at all: llama.cpp loads such a file and computes with token ids, but aborts when asked
-    for text or for what a token is.
-    """
-    size = {f"{architecture}.vocab_size": n_vocab}
-    if vocab == "none":
-        return size | {"tokenizer.ggml.model": "none"}
+def _vocab_metadata(architecture: str, n_vocab: int) -> dict[str, Any]:
     tokens = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
     tokens += ["\u2581" + word for word in _words(n_vocab - FIRST_WORD)]
     # llama_token_type: 1 normal, 2 unknown, 3 control, 6 byte.
     types = np.array([2, 3, 3, 3, 3] + [6] * 256 + [1] * (n_vocab - FIRST_WORD), np.int32)
-    metadata = size | {
+    return {
+        f"{architecture}.vocab_size": n_vocab,
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.scores": np.zeros(n_vocab, np.float32),
@@ -486,8 +394,8 @@ def vocab_metadata(architecture: str, n_vocab: int, vocab: Vocab, template: str 
         "tokenizer.ggml.eos_token_id": END,
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": _CHATML,
     }
-    return metadata | {"tokenizer.chat_template": template} if template else metadata
 
 
 CHUNK_VALUES = 4 << 20
@@ -514,20 +422,18 @@ def random_tensor(name: str, shape: tuple[int, ...], kind: str, seed: int, std: 
     return TensorSource(name, shape, kind, chunks)
 
 
-def metadata(shape: Shape, quant: str, name: str, vocab: Vocab, template: str | None) -> dict[str, Any]:
+def metadata(shape: Shape, quant: str, name: str) -> dict[str, Any]:
     """Return the metadata of a model."""
-    values = shape_metadata(shape, quant, name)
-    return values | vocab_metadata(shape.architecture, shape.n_vocab, vocab, template)
+    return _shape_metadata(shape, quant, name) | _vocab_metadata(shape.architecture, shape.n_vocab)
 
 
-def shape_metadata(shape: Shape, quant: str, name: str) -> dict[str, Any]:
-    """Return the metadata of a model without those of its tokenizer."""
+def _shape_metadata(shape: Shape, quant: str, name: str) -> dict[str, Any]:
     a = shape.architecture
     values: dict[str, Any] = {
         "general.architecture": a,
         "general.name": name,
         "general.type": "model",
-        "general.file_type": file_type(quant),
+        "general.file_type": _file_type(quant),
         f"{a}.block_count": shape.n_layer,
         f"{a}.context_length": shape.n_ctx,
         f"{a}.embedding_length": shape.n_embd,
@@ -587,18 +493,15 @@ def layer_tensors(
                 yield from_array(f"{prefix}{name}.bias", np.zeros(size[1], np.float32))
 
 
-def check(shape: Shape, quant: str, types: tuple[str, ...]) -> None:
-    """Raise UsageError when a tensor needs a type that is not in `types`, or the vocabulary is too small."""
-    if shape.n_vocab <= FIRST_WORD:
-        raise UsageError(f"A vocabulary of {shape.n_vocab} tokens is too small.", f"Use more than {FIRST_WORD}.")
-    file_type(quant)
+def _check(shape: Shape, quant: str) -> None:
+    """Raise UsageError when a tensor needs a type that is not in `RANDOM_TYPES`."""
+    _file_type(quant)
     rows = {"token_embd.weight": shape.n_embd, "output.weight": shape.n_embd, "blk.0.ffn_down.weight": shape.n_ff}
     for name, row in rows.items():
         kind = tensor_type(shape, quant, name, row) if quant.upper() in (*RANDOM_TYPES, *_MIXES) else quant
-        if kind not in types:
-            raise UsageError(
-                f"Random weights of type {kind} are not supported.", f"Choose one of {', '.join((*types, *_MIXES))}."
-            )
+        if kind not in RANDOM_TYPES:
+            known = ", ".join((*RANDOM_TYPES, *_MIXES))
+            raise UsageError(f"Random weights of type {kind} are not supported.", f"Choose one of {known}.")
 
 
 def write_model(
@@ -608,7 +511,6 @@ def write_model(
     *,
     layers: int | None = None,
     seed: int = 0,
-    vocab: Vocab = "bytes",
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Write a model of random weights. The same arguments give the same bytes.
@@ -622,10 +524,10 @@ def write_model(
         Interrupted: cancelled; nothing is left at `path`.
     """
     shape = shape_of(shape, layers)
-    check(shape, quant, RANDOM_TYPES)
+    _check(shape, quant)
     tensors = [_cancellable(tensor, cancelled) for tensor in _tensors(shape, quant, seed)]
     name = f"synthetic {shape.name} {quant.upper()}"
-    return write_gguf(path, metadata(shape, quant, name, vocab, CHATML), tensors)
+    return write_gguf(path, metadata(shape, quant, name), tensors)
 
 
 def _cancellable(tensor: TensorSource, cancelled: Callable[[], bool]) -> TensorSource:
@@ -645,11 +547,11 @@ def header_of(shape: str | Shape, quant: str = "Q8_0", *, layers: int | None = N
         UsageError: unknown shape or quantization.
     """
     shape = shape_of(shape, layers)
-    check(shape, quant, RANDOM_TYPES)
+    _check(shape, quant)
     name = f"synthetic {shape.name} {quant.upper()}"
     tensors = [TensorInfo(one.name, one.shape, one.type, 0, one.nbytes) for one in _tensors(shape, quant, 0)]
     size = sum(one.nbytes for one in tensors)
-    return GGUFHeader(3, shape_metadata(shape, quant, name), tensors, 0, size, ALIGNMENT, Path(f"{name}.gguf"))
+    return GGUFHeader(3, _shape_metadata(shape, quant, name), tensors, 0, size, ALIGNMENT, Path(f"{name}.gguf"))
 
 
 def _tensors(shape: Shape, quant: str, seed: int) -> list[TensorSource]:

@@ -166,9 +166,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
             return
         if found is None or out is None:
             return
-        if (forecast := found.forecast).needs_imatrix:
-            self.warn(f"{kind.name} needs an importance matrix: use `cpuchat models quantize --imatrix FILE`.")
-            return
+        forecast = found.forecast
         again = f"Already quantized ({', '.join(forecast.lossy)}). Requantizing loses quality a second time."
         if forecast.lossy and not await self.confirm("Requantize", again, "Requantize"):
             return

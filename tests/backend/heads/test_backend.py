@@ -22,7 +22,6 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.synthetic.model import shape_of
-from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.protocol.messages import LoadCancelled, LoadOptions, ModelLoaded, Speculation, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.speculation import SpeculationMeter
@@ -30,6 +29,7 @@ from tests.support import head_server
 from tests.support.chatting import chat, collect, load
 from tests.support.eagle3 import write_eagle3
 from tests.support.head_files import tap_head_file
+from tests.support.pair_files import write_pair
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,8 +12,8 @@ from cpuchat.base import paths
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.models.synthetic.pair import draft_token_table, next_token_table
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
+from tests.support.pair_files import draft_token_table, next_token_table
 from tests.support.pairs import FLAT, GREEDY, N_VOCAB, OPTIONS, Said, Talker, Wandering, assert_same, pair_files
 from tests.support.tiny_gguf import write_tiny_gguf
 

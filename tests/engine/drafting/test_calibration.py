@@ -18,8 +18,8 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.protocol.messages import LoadOptions
+from tests.support.pair_files import write_pair
 from tests.support.pairs import N_VOCAB, OPTIONS
 
 Load = Callable[..., Model]

@@ -12,9 +12,9 @@ from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted, Sequence
-from cpuchat.models.synthetic.pair import draft_token_table
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.speculation.drafters.drafter import UNKNOWN
+from tests.support.pair_files import draft_token_table
 from tests.support.pairs import N_VOCAB, pair_files
 
 Load = Callable[..., Model]

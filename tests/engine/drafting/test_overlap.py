@@ -15,8 +15,8 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.models.synthetic.pair import draft_token_table, next_token_table
 from cpuchat.protocol.messages import Speculation
+from tests.support.pair_files import draft_token_table, next_token_table
 from tests.support.pairs import N_VOCAB, OPTIONS, Always, Talker, Wandering, pair_files
 
 Load = Callable[..., Model]

@@ -15,11 +15,11 @@ from cpuchat.engine.llama import bindings, model
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.models.synthetic.pair import write_pair
 from cpuchat.protocol.messages import Event, LoadCancelled, LoadModel, LoadProgress, Speculation
 from cpuchat.telemetry.machine import Peak
 from tests.support.cores import ONE_CPU
 from tests.support.pair_chat import ALL, PairChat
+from tests.support.pair_files import write_pair
 from tests.support.pairs import N_VOCAB, OPTIONS
 from tests.support.tiny_gguf import write_tiny_gguf
 

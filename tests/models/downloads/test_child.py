@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,44 +59,6 @@ def held(site: Site, started: list[Child], at: int) -> tuple[Child, Gate]:
     return child, gate
 
 
-def test_it_reports_from_beginning_to_end(site: Site, started: list[Child]) -> None:
-    child = Child(site)
-    started.append(child)
-    reports = child.reports()
-    assert list(dict.fromkeys(report.state for report in reports)) == ["running", "checking", "done"]
-    assert reports[-1].done == reports[-1].checked == SIZE
-    assert reports[-1].path.endswith(NAME)
-    assert child.process.returncode == 0
-
-
-def test_killed_and_resumed_it_fetches_hardly_a_byte_twice(site: Site, started: list[Child]) -> None:
-    child, gate = held(site, started, 1_000_003)
-    child.process.kill()
-    child.process.wait()
-    again = Child(site)
-    started.append(again)
-    reports = again.reports()
-    assert min(report.done for report in reports) >= gate.at
-    assert reports[-1].state == "done"
-    assert (site.blobs / site.files[0].etag).read_bytes() == CONTENT
-    assert site.hub.bytes_sent(NAME) <= SIZE * 1.01
-
-
-def test_what_arrived_is_told_while_nothing_more_comes(site: Site, started: list[Child]) -> None:
-    child, gate = held(site, started, 500_000)
-    told = (msgspec.json.decode(line, type=Download) for line in child.stdout)
-    assert any(report.state == "running" and report.done == gate.at for report in told)
-
-
-def test_told_to_stop_it_says_where_it_stands(site: Site, started: list[Child]) -> None:
-    child, _gate = held(site, started, 500_000)
-    child.process.send_signal(signal.SIGTERM)
-    last = child.reports()[-1]
-    assert (last.state, last.done) == ("paused", 500_000)
-    assert child.process.returncode == 0
-    assert site.part().stat().st_size == 500_000
-
-
 def test_it_ends_with_whoever_started_it(site: Site, started: list[Child]) -> None:
     child, _gate = held(site, started, 500_000)
     child.stdin.close()
@@ -116,13 +77,3 @@ def test_while_another_has_the_file_it_waits_and_says_so(site: Site, started: li
     assert first.reports()[-1].state == "done"
     assert second.reports()[-1].state == "done"
     assert site.hub.bytes_sent(NAME) == SIZE
-
-
-def test_a_fault_that_stays_is_its_last_report(site: Site, started: list[Child]) -> None:
-    site.hub.fault(REPO, NAME, Fault(where="hub", status=404, error_code="EntryNotFound"))
-    child = Child(site)
-    started.append(child)
-    last = child.reports()[-1]
-    assert (last.state, last.code) == ("failed", "not_on_hub")
-    assert last.message and last.hint
-    assert child.process.returncode == 0

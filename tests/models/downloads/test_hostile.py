@@ -3,14 +3,10 @@ minutes."""
 
 from __future__ import annotations
 
-import gzip
-
-import httpx
 import pytest
 
-from cpuchat.base.errors import DownloadFailed, HubError, HubOffline
-from cpuchat.models.downloads.child import with_retries
-from cpuchat.models.downloads.state import Download, DownloadProgress, RetryPolicy
+from cpuchat.base.errors import DownloadFailed
+from cpuchat.models.downloads.state import RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
 from tests.support.hub_listening import Connection
 from tests.support.hub_server import TOKEN, Fault, HubServer
@@ -28,16 +24,12 @@ def fetch(site: Site) -> None:
     ("fault", "words"),
     [
         pytest.param(Fault(content=CONTENT[:-1]), "bytes but listed", id="a shorter file"),
-        pytest.param(Fault(content=CONTENT + b"+"), "bytes but listed", id="a longer file"),
         pytest.param(Fault(headers={"Content-Range": f"bytes 5-9/{SIZE}"}), "byte range", id="another range"),
-        pytest.param(Fault(headers={"Content-Range": "pages 1-2"}), "byte range", id="a range of something else"),
         pytest.param(
             Fault(where="hub", headers={"X-Linked-Etag": f'"{"a" * 64}"'}), "different file", id="another hash"
         ),
         pytest.param(Fault(status=403), "returned status 403", id="links that are refused"),
-        pytest.param(Fault(status=416), "returned status 416", id="ranges that are refused"),
         pytest.param(Fault(status=204), "no file", id="no content"),
-        pytest.param(Fault(status=304), "no file", id="not modified"),
     ],
 )
 def test_what_stays_wrong_is_said_after_three_tries(site: Site, fault: Fault, words: str) -> None:
@@ -59,42 +51,12 @@ def test_a_file_that_never_ends_is_taken_as_far_as_it_was_listed(site: Site) -> 
     assert site.fetch().read_bytes() == CONTENT
 
 
-def test_a_byte_at_a_time_is_no_progress(site: Site) -> None:
-    site.hub.fault(REPO, NAME, Fault(cut_after=1, times=-1))
-    with pytest.raises(DownloadFailed, match="4 attempts without progress"):
-        site.fetch()
-
-
-@pytest.mark.parametrize("cut", [Fault(cut_after=100, times=-1), Fault(cut_after=70_000, times=-1)])
+@pytest.mark.parametrize("cut", [Fault(cut_after=1, times=-1), Fault(cut_after=70_000, times=-1)])
 def test_a_server_that_ends_each_response_early_gets_few_more_chances(site: Site, cut: Fault) -> None:
     """It got all attempts, minutes apart, and one for each 64 KiB of a large file."""
     site.put({NAME: CONTENT * 20})
     site.hub.fault(REPO, NAME, cut)
     with pytest.raises(DownloadFailed, match="Failed after 5 attempts without progress"):
-        fetch(site)
-
-
-def test_a_compressed_file_is_refused_at_once(site: Site) -> None:
-    packed = Fault(content=gzip.compress(CONTENT), headers={"Content-Encoding": "gzip"}, times=-1)
-    site.hub.fault(REPO, NAME, packed)
-    with pytest.raises(HubError, match="compressed"):
-        fetch(site)
-    assert len(site.asked()) == 1
-
-
-@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://elsewhere.example/x", "http://[::1", "https://"])
-def test_a_redirect_to_where_we_do_not_go_is_named_at_once(site: Site, target: str) -> None:
-    site.hub.fault(REPO, NAME, Fault(where="hub", headers={"Location": target}, times=-1))
-    with pytest.raises(HubError, match="redirects to") as caught:
-        fetch(site)
-    assert "Set it to one such" not in caught.value.hint
-    assert len(site.hub.requests) == 1
-
-
-def test_a_circle_of_redirects_is_named(site: Site) -> None:
-    place = f"/{REPO}/resolve/{site.commit}/{NAME}"
-    site.hub.fault(REPO, NAME, Fault(where="hub", headers={"Location": place}, times=-1))
-    with pytest.raises(HubError, match="in a loop"):
         fetch(site)
 
 
@@ -107,18 +69,6 @@ def test_a_refusal_in_an_odd_form_is_waited_for_like_others(site: Site) -> None:
 
     site.hub.fault(REPO, NAME, Fault(where="hub", raw=write))
     assert site.fetch().read_bytes() == CONTENT
-
-
-def test_a_certificate_that_is_refused_is_no_passing_fault(site: Site) -> None:
-    tries: list[int] = []
-
-    def connect() -> None:
-        tries.append(1)
-        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch, certificate is not valid for 'x'")
-
-    with pytest.raises(HubOffline, match="is for another host"):
-        with_retries(connect, DownloadProgress(Download(order=site.order(retry_policy=LENIENT)), site.reports.append))
-    assert len(tries) == 1
 
 
 def test_the_token_follows_no_redirect(site: Site, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
-from huggingface_hub.utils import WeakFileLock
 from msgspec.structs import replace
 
 from cpuchat.base import paths
@@ -81,12 +77,6 @@ async def test_a_download_from_start_to_done_after_a_damaged_journal_which_is_an
     await watched.downloads.close()
 
 
-def test_the_app_does_not_pay_for_the_clients_libraries() -> None:
-    code = "import sys, cpuchat.models.downloads.manager; print(*({'huggingface_hub', 'httpx'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
-
-
 async def test_not_more_run_than_may(site: Site) -> None:
     models = small_models(site, 2)
     watched = Watched(site, at_once=1)
@@ -115,44 +105,6 @@ async def test_paused_and_resumed_it_goes_on_from_what_is_there_and_counts_no_pa
     first = next(one for one in watched.told if one.state == "running")
     assert (first.done, first.speed, first.seconds_left) == (700_000, 0.0, None)
     assert site.asked() == ["bytes=0-", "bytes=700000-"]
-    await watched.downloads.close()
-
-
-async def test_resumed_before_it_has_ended_it_goes_on(site: Site) -> None:
-    watched = Watched(site)
-    id = await watched.held(600_000)
-    watched.downloads.pause(id)
-    watched.downloads.resume(id)
-    assert (await watched.downloads.wait(id)).state == "done"
-    await watched.downloads.close()
-
-
-async def test_paused_while_it_waits_for_its_turn(site: Site) -> None:
-    first, second = small_models(site, 2)
-    watched = Watched(site, at_once=1)
-    ids = watched.start(first), watched.start(second)
-    watched.downloads.pause(ids[1])
-    assert (await watched.downloads.wait(ids[1])).state == "paused"
-    assert (await watched.downloads.wait(ids[0])).state == "done"
-    assert watched.states(ids[1]) == ["queued", "paused"]
-    await watched.downloads.close()
-
-
-async def test_the_same_model_is_the_same_download(site: Site) -> None:
-    watched = Watched(site)
-    id = await watched.held(600_000)
-    assert watched.start() == id
-    assert len(watched.downloads.all()) == 1
-    watched.downloads.pause(id)
-    await watched.downloads.wait(id)
-    old = site.commit
-    site.put({NAME: CONTENT, "README.md": b"changed"})
-    site.files = site.files[:1]
-    assert site.commit != old
-    assert watched.start() == id
-    assert f"/{site.commit}/" in (await watched.downloads.wait(id)).path
-    assert watched.start() == id  # done already
-    assert watched.downloads.all()[0].state == "done"
     await watched.downloads.close()
 
 
@@ -190,31 +142,6 @@ async def test_discarded_while_paused_nothing_of_it_stays_but_what_others_use(si
     assert not (link.parent / names[1]).is_symlink()
     assert (link.parent / "another-name.gguf").exists()
     assert alone.etag != missing.etag
-
-
-async def test_discarded_while_it_is_checked_a_model_that_was_here_before_stays(site: Site) -> None:
-    path = site.fetch()
-    watched = Watched(site)
-    watched.downloads.cancel(watched.start(), discard=True)
-    await watched.downloads.close()
-    assert path.read_bytes() == CONTENT
-
-
-async def test_what_a_cancelled_one_still_tells_does_not_bring_it_back(site: Site) -> None:
-    first, second = Gate(at=50_000), Gate(at=50_000)
-    names = [f"big-0000{n}-of-00002.gguf" for n in (1, 2)]
-    site.put({name: random.Random(n).randbytes(100_000) for n, name in enumerate(names)})
-    for name, gate in zip(names, (first, second), strict=True):
-        site.hub.fault(REPO, name, Fault(gate=gate))
-    watched = Watched(site)
-    id = watched.start()
-    await asyncio.to_thread(first.wait)
-    first.open()
-    second.wait()  # what it tells until then waits to be read
-    watched.downloads.cancel(id, discard=True)
-    await watched.downloads.close()
-    assert journal() == {}
-    assert list(site.blobs.iterdir()) == []
 
 
 async def test_a_failure_is_told_with_its_hint_and_can_be_tried_again(site: Site) -> None:
@@ -262,36 +189,6 @@ async def test_the_next_run_goes_on_with_what_ran_and_leaves_what_was_paused(sit
     await again.downloads.close()
 
 
-PROGRAM = """
-import asyncio, sys, msgspec
-from cpuchat.models.downloads.manager import Downloads
-from cpuchat.models.hub.repository import RepoModel
-
-async def main():
-    downloads = Downloads()
-    await downloads.wait(downloads.start(sys.argv[1], sys.argv[2], msgspec.json.decode(sys.argv[3], type=RepoModel)).id)
-
-asyncio.run(main())
-"""
-
-
-async def test_after_the_program_was_killed_the_next_one_goes_on(site: Site) -> None:
-    gate = Gate(at=700_000)
-    site.hub.fault(REPO, NAME, Fault(gate=gate))
-    arguments = [REPO, site.commit, msgspec.json.encode(site.model).decode()]
-    program = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments])
-    await asyncio.to_thread(site.wait_for_part, gate)
-    program.kill()
-    program.wait()
-    # Its child sees the end of its input and lets go of the file; until then, the next one waits for it.
-    again = Watched(site)
-    again.downloads.restore()
-    [download] = again.downloads.all()
-    assert (await again.downloads.wait(download.id)).state == "done"
-    assert site.hub.bytes_sent(NAME) <= SIZE * 1.01
-    await again.downloads.close()
-
-
 async def test_a_journal_that_leads_out_of_the_cache_is_not_followed(site: Site) -> None:
     watched = Watched(site)
     id = await watched.held(1000)
@@ -314,14 +211,3 @@ async def test_what_cannot_be_downloaded_is_refused_at_once(site: Site) -> None:
     with pytest.raises(UsageError):
         watched.downloads.start("../x", site.commit, model)
     assert watched.downloads.all() == []
-
-
-async def test_what_another_program_downloads_is_not_discarded(site: Site) -> None:
-    watched = Watched(site)
-    id = await watched.held(600_000)
-    watched.downloads.pause(id)
-    await watched.downloads.wait(id)
-    with WeakFileLock(site.cache / ".locks" / site.blobs.parent.name / f"{site.files[0].etag}.lock"):
-        watched.downloads.cancel(id, discard=True)
-        await watched.downloads.close()
-    assert site.part().stat().st_size == 600_000

@@ -14,17 +14,14 @@ from msgspec.structs import replace
 from cpuchat.base.errors import (
     AccessDenied,
     ChecksumMismatch,
-    CpuchatError,
     DownloadFailed,
-    HubError,
     HubOffline,
     NotOnHub,
     RateLimited,
-    UsageError,
 )
 from cpuchat.models.downloads.state import RetryPolicy
 from tests.models.downloads.conftest import CONTENT, NAME, REPO, Site
-from tests.support.hub_server import STRANGER, TOKEN, Fault, Gate, HubServer
+from tests.support.hub_server import STRANGER, Fault, Gate, HubServer
 
 pytestmark = pytest.mark.slow
 
@@ -106,26 +103,7 @@ def test_a_copy_without_a_link_is_checked_before_it_counts(site: Site) -> None:
     assert site.asked() == ["bytes=0-"]
 
 
-@pytest.mark.parametrize(
-    "etag",
-    [
-        pytest.param("../../../../outside", id="a path"),
-        pytest.param("a" * 64, id="the hash of something else"),
-    ],
-)
-def test_what_the_hub_says_after_the_check_names_nothing(site: Site, etag: str) -> None:
-    """The hub may give an honest answer to a few requests, and another content with another hash from then on."""
-    other = Fault(where="hub", headers={"X-Linked-Etag": f'"{etag}"', "ETag": f'"{etag}"'}, times=-1)
-    fault(site, *[Fault(where="hub")] * 2, other, Fault(), Fault(content=WRONG, times=-1))
-    path = site.fetch()
-    assert path.read_bytes() == CONTENT
-    assert path.resolve().name == site.files[0].etag
-    everything = [found for found in site.cache.parents[1].rglob("*") if found.is_file() and found.stat().st_size]
-    assert all(found.is_relative_to(site.cache) for found in everything)
-    assert [found.name for found in site.blobs.iterdir()] == [site.files[0].etag]
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, SIZE // 3), min_size=1, max_size=4))
 def test_a_connection_cut_anywhere_costs_no_byte_twice(site: Site, cuts: list[int]) -> None:
     before = site.hub.bytes_sent(NAME)
@@ -141,11 +119,8 @@ def test_a_connection_cut_anywhere_costs_no_byte_twice(site: Site, cuts: list[in
     "one",
     [
         pytest.param(Fault(status=500), id="500 of the content host"),
-        pytest.param(Fault(status=503, where="hub"), id="503 of the hub"),
         pytest.param(Fault(status=403), id="a link that ran out"),
-        pytest.param(Fault(status=416), id="a range that is refused"),
         pytest.param(Fault(page=b"<html>please log in</html>"), id="a web page"),
-        pytest.param(Fault(page=b"<html>please log in</html>", where="hub"), id="a web page instead of the hub"),
         pytest.param(Fault(content=CONTENT[: SIZE // 2]), id="a short file"),
         pytest.param(Fault(content=WRONG), id="other content"),
     ],
@@ -163,12 +138,6 @@ def test_what_is_waited_for_is_told(site: Site) -> None:
     assert "503" in waits[0].message
     assert 0 < waits[0].retry_in <= 0.001
     assert waits[1].retry_in == 0
-
-
-def test_the_server_says_how_long_to_wait(site: Site) -> None:
-    """Without it, the next try would come after minutes."""
-    fault(site, Fault(status=429, retry_after="0"), Fault(status=503, retry_after="0"))
-    assert site.fetch(site.order(retry_policy=RetryPolicy(first_wait=600.0, max_wait=600.0))).read_bytes() == CONTENT
 
 
 def test_a_server_that_asks_for_too_much_patience_is_an_error(site: Site) -> None:
@@ -216,36 +185,10 @@ def test_a_damaged_part_is_found_and_fetched_anew(site: Site) -> None:
     assert site.asked() == ["bytes=500000-", "bytes=0-"]
 
 
-def test_a_part_that_is_longer_than_the_file_is_none(site: Site) -> None:
-    site.blobs.mkdir(parents=True)
-    site.part().write_bytes(CONTENT + b"more")
-    assert site.fetch().read_bytes() == CONTENT
-
-
-def test_a_file_that_is_there_is_checked_and_not_fetched(site: Site) -> None:
-    site.fetch()
-    before = len(site.asked())
-    site.reports.clear()
-    site.fetch()
-    assert len(site.asked()) == before
-    assert "checking" in {report.state for report in site.reports}
-
-
-def test_a_file_that_is_there_and_wrong_is_fetched_anew(site: Site) -> None:
-    site.fetch()
-    (site.blobs / site.files[0].etag).write_bytes(WRONG)
-    assert site.fetch().read_bytes() == CONTENT
-
-
 def test_files_outside_of_large_file_storage_have_a_git_hash(site: Site) -> None:
     site.put({NAME: CONTENT}, lfs=False)
     fault(site, Fault(content=WRONG), Fault(cut_after=10_000))
     assert site.fetch().read_bytes() == CONTENT
-
-
-def test_an_empty_file(site: Site) -> None:
-    site.put({"empty.gguf": b""})
-    assert site.fetch().read_bytes() == b""
 
 
 def test_the_parts_of_a_split_model_come_one_after_the_other(site: Site) -> None:
@@ -265,14 +208,7 @@ def test_the_parts_of_a_split_model_come_one_after_the_other(site: Site) -> None
     assert site.asked() == ["bytes=0-"] * 3
 
 
-def test_what_is_not_there_is_told_at_once(site: Site) -> None:
-    fault(site, Fault(where="hub", status=404, error_code="EntryNotFound", times=-1))
-    with pytest.raises(NotOnHub):
-        site.fetch()
-    assert len(site.hub.requests) == 1
-
-
-@pytest.mark.parametrize("token", [None, STRANGER, "hf_made_up"])
+@pytest.mark.parametrize("token", [None, STRANGER])
 def test_a_gated_repository_needs_a_token_with_access(
     hub_server: HubServer, site: Site, monkeypatch: pytest.MonkeyPatch, token: str | None
 ) -> None:
@@ -286,71 +222,8 @@ def test_a_gated_repository_needs_a_token_with_access(
     assert len(hub_server.requests) == 1
 
 
-@pytest.mark.parametrize("token", [None, STRANGER])
-def test_a_private_repository_is_none_for_strangers(
-    site: Site, monkeypatch: pytest.MonkeyPatch, token: str | None
-) -> None:
-    site.put({NAME: CONTENT}, repo="me/private", private=True)
-    order = site.order(repo="me/private")
-    if token is not None:
-        monkeypatch.setenv("HF_TOKEN", token)
-    with pytest.raises(NotOnHub) as raised:
-        site.fetch(order)
-    assert "token" in raised.value.hint
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert site.fetch(order).read_bytes() == CONTENT
-
-
-def test_the_token_goes_to_the_hub_and_nowhere_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    site.put({NAME: CONTENT}, repo="meta/gated", gated=True)
-    site.hub.fault("meta/gated", NAME, Fault(cut_after=1000))
-    assert site.fetch(site.order(repo="meta/gated")).read_bytes() == CONTENT
-    assert {request.authorized for request in site.hub.requests if request.host == "hub"} == {True}
-    assert {request.authorized for request in site.hub.requests if request.host == "content"} == {False}
-
-
 def test_offline_mode_asks_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(HubOffline):
         site.fetch()
     assert site.hub.requests == []
-
-
-@pytest.mark.parametrize("path", ["../../outside.gguf", "/etc/passwd", "a/../../b.gguf", "..\\x.gguf", "a\0.gguf"])
-def test_names_that_leave_the_folder_are_refused(site: Site, path: str) -> None:
-    order = site.order()
-    with pytest.raises(HubError):
-        site.fetch(replace(order, model=replace(order.model, files=(replace(site.files[0], path=path),))))
-    assert site.hub.requests == []
-    assert not site.cache.exists()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"repo": "../../x"},
-        {"repo": "no-owner"},
-        {"repo": "a/../b"},
-        {"revision": "main"},
-        {"revision": "../../../x"},
-    ],
-)
-def test_repositories_and_revisions_that_are_none_are_refused(site: Site, changes: dict[str, str]) -> None:
-    with pytest.raises(UsageError):
-        site.fetch(replace(site.order(), **changes))
-    assert not site.cache.exists()
-
-
-@pytest.mark.parametrize("etag", ["", "../../x", "A" * 64, "0" * 63])
-def test_a_hash_that_is_none_is_refused(site: Site, etag: str) -> None:
-    order = site.order()
-    with pytest.raises(HubError, match="hash"):
-        site.fetch(replace(order, model=replace(order.model, files=(replace(site.files[0], sha256=etag),))))
-
-
-def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(site: Site) -> None:
-    site.cache.parent.mkdir(parents=True)
-    site.cache.write_text("a file, where a folder should be")
-    with pytest.raises(CpuchatError, match="hub"):
-        site.fetch()

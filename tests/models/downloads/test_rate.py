@@ -7,13 +7,6 @@ import pytest
 from cpuchat.models.downloads.state import WINDOW, TransferRate
 
 
-def test_nothing_is_known_before_two_readings() -> None:
-    rate = TransferRate()
-    assert rate.per_second == 0.0
-    rate.add(5.0, 100)
-    assert rate.per_second == 0.0
-
-
 def test_it_is_the_mean_of_the_last_seconds() -> None:
     rate = TransferRate()
     for second in range(60):
@@ -22,20 +15,3 @@ def test_it_is_the_mean_of_the_last_seconds() -> None:
     for second in range(60, 60 + int(WINDOW)):
         rate.add(second, 59_000)
     assert rate.per_second == pytest.approx(0, abs=1000 / WINDOW)
-
-
-def test_a_single_burst_is_smoothed() -> None:
-    rate = TransferRate()
-    for second in range(int(WINDOW)):
-        rate.add(second, 0)
-    rate.add(WINDOW, 8_000)
-    assert rate.per_second == pytest.approx(8_000 / WINDOW)
-
-
-def test_a_counter_that_falls_starts_anew() -> None:
-    rate = TransferRate()
-    rate.add(0.0, 5_000)
-    rate.add(1.0, 0)
-    assert rate.per_second == 0.0
-    rate.add(2.0, 300)
-    assert rate.per_second == pytest.approx(300)

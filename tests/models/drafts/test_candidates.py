@@ -14,7 +14,6 @@ from cpuchat.models.drafts.candidates import (
     NOT_CALIBRATED,
     UNKNOWN,
     DraftCandidate,
-    _Target,
     candidates,
     check,
     expected_pair,
@@ -24,10 +23,7 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.models.synthetic.model import header_of
-from cpuchat.models.traffic import model_work
 from cpuchat.present.models import draft_details, draft_rows
 from tests.models.drafts.files import WORDS, header_file, write_catalog
 from tests.support.costs import reading
@@ -86,26 +82,6 @@ def test_on_the_hub_the_most_faithful_file_is_meant_that_reads_much_less_than_th
     assert found(target, library)["Other"].quantization == wanted
 
 
-def test_on_the_hub_a_smaller_file_is_meant_where_it_is_clearly_faster(target: GGUFHeader) -> None:
-    draft = load_catalog().find("qwen2.5-0.5b-instruct")
-    assert draft is not None and {"Q8_0", "Q4_K_M"} <= draft.sizes.keys()
-    for bytes_per_s, wanted in ((30e9, "Q4_K_M"), (3e12, "Q8_0")):
-        machine = msgspec.structs.replace(MACHINE, profile=reading(bytes_per_s))
-        judged = _Target(target.path, model_work(target), COSTS, machine)
-        assert judged.on_hub(draft, 1e9).quantization == wanted
-    assert _Target(target.path, model_work(target), COSTS, None).on_hub(draft, 1e9).quantization == "Q8_0"
-
-
-def test_a_target_that_the_catalog_does_not_know_has_only_what_is_here(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    unknown = read_model(header_file(tmp_path / "Unknown.gguf", weights=4096))
-    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    rows = found(unknown, library)
-    assert list(rows) == ["Small-Q8_0"]
-    assert not rows["Small-Q8_0"].named
-
-
 def test_a_smaller_quantization_of_the_target_is_told_apart(
     tmp_path: Path, library: Library, target: GGUFHeader
 ) -> None:
@@ -135,15 +111,6 @@ def test_a_check_compares_the_vocabularies(tmp_path: Path, library: Library, tar
     assert rows["Other"].fits is None
 
 
-def test_a_file_that_went_away_is_told(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
-    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    row = found(target, library)["Small-Q8_0"]
-    draft.unlink()
-    gone = check(row, target)
-    assert gone.fits is None
-    assert "Small-Q8_0.gguf" in gone.failed
-
-
 def test_one_on_the_hub_is_checked_by_its_header_alone(
     tmp_path: Path, library: Library, target: GGUFHeader, hub_server: HubServer
 ) -> None:
@@ -159,79 +126,12 @@ def test_one_on_the_hub_is_checked_by_its_header_alone(
     assert rows["Other"].fits is False
 
 
-def test_one_that_is_not_on_the_hub_is_told(
-    tmp_path: Path, library: Library, target: GGUFHeader, hub_server: HubServer
-) -> None:
-    hub_server.add("owner/Small-GGUF", {"Small-Q4_0.gguf": b"GGUF"})
-    hub = Hub(tmp_path / "headers")
-    rows = {name: check(one, target, hub=hub) for name, one in found(target, library).items()}
-    assert "Q8_0" in rows["Small"].failed
-    assert "owner/Other-GGUF" in rows["Other"].failed
-    assert recommended(rows.values()) is None
-
-
-def test_the_cost_of_a_drafted_token_is_what_the_machine_reads(tmp_path: Path, target: GGUFHeader) -> None:
-    here = [
-        LocalModel(path=tmp_path / f"{n}.gguf", source="folder", name=f"{n}", quantization="Q8_0", size=n * 10**9,
-                   n_params=n * 94 * 10**7)
-        for n in (1, 4)
-    ]  # fmt: skip
-    rows = {one.name: one for one in candidates(msgspec.structs.replace(target, file_size=10**10), here,
-                                                load_catalog(), COSTS, MACHINE)}  # fmt: skip
-    for n in (1, 4):
-        assert rows[f"{n}"].expected.draft_ms == pytest.approx(1e3 * n * 1e9 / 0.5e9, rel=0.15)
-
-
-def test_a_measured_cost_counts_more_than_a_predicted_one(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
-    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    costs = TargetCosts(COSTS.pass_ms, {file_fingerprint(draft): 39.0})
-    row = found(target, library, costs)["Small-Q8_0"]
-    assert row.expected.draft_ms == 39.0
-    assert not row.expected.pays
-
-
-def test_the_measured_acceptance_counts_for_the_loaded_pair_only(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    listed = candidates(target, library.local_models(), load_catalog(), COSTS, MACHINE, acceptance=0.71, beside=draft)
-    kinds = {one.name: [gain.kind for gain in one.expected.gains] for one in listed}
-    assert kinds["Small-Q8_0"] == ["measured", "prose", "code"]
-    assert kinds["Other"] == ["prose", "code"]
-
-
 def test_what_is_missing_for_a_prediction_is_said(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
     header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
     assert found(target, library, UNKNOWN, None)["Small-Q8_0"].expected.words == NOT_CALIBRATED
     unmeasured = Machine(available=1, total=1, peak_source="run cpuchat probe")
     assert found(target, library, COSTS, unmeasured)["Small-Q8_0"].expected.words == "run cpuchat probe"
     assert "not measured" in found(target, library, COSTS, None)["Small-Q8_0"].expected.words
-
-
-def test_without_a_calibration_the_cost_model_tells_what_passes_cost(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    expected = found(target, library, UNKNOWN)["Small-Q8_0"].expected
-    assert [gain.kind for gain in expected.gains] == ["prose", "code"]
-    assert expected.draft_ms > 0
-
-
-def test_a_pair_is_expected_to_gain_the_same_wherever_it_is_asked_for(
-    tmp_path: Path, library: Library, target: GGUFHeader
-) -> None:
-    draft = header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    for costs in (UNKNOWN, COSTS):
-        listed = found(target, library, costs)["Small-Q8_0"].expected
-        assert listed == expected_pair(target, read_model(draft), costs, MACHINE)
-        assert listed.why == "predicted (measured, 2 cores)"
-
-
-def test_calibrated_passes_of_a_mixture_say_what_they_rest_on() -> None:
-    target, draft = header_of("30b-a3b", "Q4_K_M"), header_of("0.5b", "Q8_0")
-    passes = TargetCosts(tuple(40.0 + 4 * n for n in range(32)))
-    assert "random tokens" in expected_pair(target, draft, passes, MACHINE).why
-    assert "random tokens" not in expected_pair(target, draft, UNKNOWN, MACHINE).why
 
 
 def test_the_one_that_gains_most_is_recommended(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
@@ -270,12 +170,6 @@ def test_a_type_without_a_simd_kernel_is_marked_and_never_recommended(
     assert recommended(rows) is None
     assert dict(draft_details("", rows[0], is_loaded=False, is_best=False))["gain"] == rows[0].expected.words
     assert draft_rows({"": rows[0]}, "x", "")[1].columns[-1] == "no SIMD"
-
-
-def test_nothing_is_recommended_that_does_not_pay(tmp_path: Path, library: Library, target: GGUFHeader) -> None:
-    header_file(tmp_path / "mine" / "Small-Q8_0.gguf")
-    costs = TargetCosts(tuple(40.0 * n for n in range(1, 33)))
-    assert recommended(check(one, target) for one in found(target, library, costs).values()) is None
 
 
 def test_without_a_calibration_the_first_that_the_catalog_names_is_recommended(

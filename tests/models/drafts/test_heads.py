@@ -9,16 +9,14 @@ import pytest
 from cpuchat.base.errors import DraftMismatch, EngineMissing
 from cpuchat.models import heads
 from cpuchat.models.catalog import load_catalog
-from cpuchat.models.drafts.candidates import INCLUDED, candidates, check, model_of, recommended
+from cpuchat.models.drafts.candidates import INCLUDED, candidates, check, recommended
 from cpuchat.models.drafts.choice import choose_draft, heads_of, local_heads
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import HubFile, Repository
 from cpuchat.models.hub.responses import models_of
 from cpuchat.models.library.library import Library
 from cpuchat.present import models
 from tests.support.head_files import mtp_head_file, tap_head_file, target_file
-from tests.support.hub_server import HubServer
 
 
 def repository(*paths: str) -> Repository:
@@ -42,17 +40,6 @@ def test_heads_on_this_machine_are_offered_beside_draft_models(tmp_path: Path, l
     assert not any(one.head for one in candidates(target, here, load_catalog()))
 
 
-def test_a_candidate_says_which_engine_can_use_it(tmp_path: Path, library: Library) -> None:
-    target = read_model(target_file(tmp_path / "mine" / "Big-Q8_0.gguf"))
-    tap_head_file(tmp_path / "mine" / "eagle3-Big-Q8_0.gguf")
-    [one] = [check(one, target) for one in local_heads(target, library.local_models())]
-    details = dict(models.draft_details(one.spec, one, is_loaded=False, is_best=False))
-    assert details["head"].startswith("EAGLE-3 head, for llama-server only")
-    assert details["target"] == "compatible"
-    [_, row, *_] = models.draft_rows({one.spec: one}, "", models.AUTO)
-    assert row.columns is not None and row.columns[-1] == "EAGLE-3"
-
-
 def test_the_heads_of_its_repository_are_offered_once_each() -> None:
     found = heads_of(
         repository("Big-Q4_K_M.gguf", "eagle3-Big-BF16.gguf", "eagle3-Big-Q8_0.gguf", "mtp-Big-Q8_0.gguf",
@@ -62,18 +49,6 @@ def test_the_heads_of_its_repository_are_offered_once_each() -> None:
         ("eagle3-Big-Q8_0.gguf", "eagle3"), ("mtp-Big-Q8_0.gguf", "mtp")
     ]  # fmt: skip
     assert found[0].spec == "owner/Big-GGUF:eagle3-Big-Q8_0"
-
-
-def test_a_head_on_the_hub_is_checked_by_its_header(tmp_path: Path, hub_server: HubServer) -> None:
-    target = read_model(target_file(tmp_path / "Big-Q8_0.gguf"))
-    fitting, wide = tap_head_file(tmp_path / "a.gguf"), tap_head_file(tmp_path / "b.gguf", n_embd=96)
-    hub_server.add("owner/Big-GGUF", {"eagle3-Big-Q8_0.gguf": fitting, "dflash-Big-Q8_0.gguf": wide})
-    hub = Hub(tmp_path / "headers")
-    there = hub.repository("owner/Big-GGUF")
-    found = {one.file: check(one, target, hub=hub) for one in heads_of(there)}
-    assert found["eagle3-Big-Q8_0.gguf"].fits is True
-    assert found["dflash-Big-Q8_0.gguf"].fits is False
-    assert model_of(there, found["eagle3-Big-Q8_0.gguf"]).name == "eagle3-Big-Q8_0"
 
 
 def test_a_head_is_used_only_with_an_engine_that_can(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from cpuchat.base import paths
-from cpuchat.base.errors import DraftMismatch, ModelDamaged, ModelNotFound, from_code
+from cpuchat.base.errors import DraftMismatch, from_code
 from cpuchat.models.drafts import pairing
 from cpuchat.models.drafts.pairing import (
     check_files,
@@ -21,13 +16,10 @@ from cpuchat.models.drafts.pairing import (
     fitting_drafts,
     require_pair,
 )
-from cpuchat.models.gguf.header import GGUFHeader, read_header, vocabulary
+from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.models.synthetic.model import SHAPES, write_model
-from cpuchat.models.synthetic.pair import write_pair
 from tests.models.drafts.files import WORDS, header_file
-from tests.models.llama import loaded_vocabulary
 
 
 def pair(folder: Path, **draft: Any) -> tuple[GGUFHeader, GGUFHeader]:
@@ -51,7 +43,7 @@ def test_a_different_token_is_named_with_both_texts(tmp_path: Path) -> None:
     assert found.reason == "token 200 is 'w200' in the target and '<|box|>' in the draft"
 
 
-@pytest.mark.parametrize(("at", "ok"), [(0, True), (4, True), (5, False), (299, False)])
+@pytest.mark.parametrize(("at", "ok"), [(4, True), (5, False)])
 def test_the_first_five_tokens_may_differ(tmp_path: Path, at: int, ok: bool) -> None:
     assert verdict(tmp_path, tokens=[*WORDS[:at], "other", *WORDS[at + 1 :]]).ok is ok
 
@@ -67,11 +59,6 @@ def test_128_more_tokens_at_the_end_are_padding(tmp_path: Path, extra: int, ok: 
         assert "429 tokens against 300" in found.reason
 
 
-def test_another_kind_of_tokenizer(tmp_path: Path) -> None:
-    found = verdict(tmp_path, model="llama")
-    assert found.reason == "its tokenizer is 'llama', the target's is 'gpt2'"
-
-
 def test_one_adds_bos_and_the_other_does_not(tmp_path: Path) -> None:
     assert verdict(tmp_path, add_bos_token=True).reason == (
         "the draft starts every text with its bos token, and the target does not"
@@ -79,15 +66,6 @@ def test_one_adds_bos_and_the_other_does_not(tmp_path: Path) -> None:
     assert verdict(tmp_path, add_eos_token=True).reason == (
         "the draft ends every text with its eos token, and the target does not"
     )
-
-
-def test_ids_of_bos_count_only_when_it_is_added(tmp_path: Path) -> None:
-    assert verdict(tmp_path, bos_token_id=7).ok
-    target = read_header(header_file(tmp_path / "t.gguf", add_bos_token=True, add_eos_token=True))
-    other = read_header(header_file(tmp_path / "d.gguf", add_bos_token=True, add_eos_token=True, bos_token_id=7))
-    assert check_pair(target, other).reason == "the bos token is 1 in the target and 7 in the draft"
-    other = read_header(header_file(tmp_path / "d.gguf", add_bos_token=True, add_eos_token=True, eos_token_id=7))
-    assert check_pair(target, other).reason == "the eos token is 2 in the target and 7 in the draft"
 
 
 def test_a_recurrent_draft_is_refused(tmp_path: Path, tiny_model: Path) -> None:
@@ -99,10 +77,6 @@ def test_a_recurrent_draft_is_refused(tmp_path: Path, tiny_model: Path) -> None:
         target, metadata=target.metadata | {"general.architecture": "mamba"}
     )  # as a target it is the engine's affair
     assert check_pair(recurrent, draft).ok
-
-
-def test_a_part_of_a_vision_model_is_no_draft(tmp_path: Path) -> None:
-    assert "multimodal projector" in verdict(tmp_path, architecture="clip").reason
 
 
 def test_a_model_does_not_draft_for_itself(tmp_path: Path, demo: dict[str, Path]) -> None:
@@ -124,122 +98,19 @@ def test_a_draft_that_is_not_smaller_is_allowed_and_noted(tmp_path: Path, demo: 
     assert check_files(demo["demo-draft"], demo["demo"]) == found
 
 
-def test_hostile_tokens_are_harmless_and_short(tmp_path: Path) -> None:
-    reason = verdict(tmp_path, tokens=[*WORDS[:9], "\x1b]0;owned\x07" + "x" * 5000, *WORDS[10:]]).reason
-    assert "\x1b" not in reason
-    assert len(reason) < 120
-
-
-def test_synthetic_pairs_fit_with_and_without_token_texts(tmp_path: Path) -> None:
-    for vocab in ("bytes", "none"):
-        target, draft = tmp_path / f"{vocab}-t.gguf", tmp_path / f"{vocab}-d.gguf"
-        write_pair(target, draft, 0.8, target="tiny", draft="tiny", vocab=vocab)
-        assert check_files(target, draft).ok
-    assert not check_files(target, tmp_path / "bytes-d.gguf").ok
-
-
-@pytest.mark.slow
-def test_qwen_sizes_fit(tmp_path: Path) -> None:
-    """152,064 and 151,936 tokens differ by exactly what is allowed."""
-    files = []
-    for n_vocab in (152_064, 151_936):
-        shape = msgspec.structs.replace(SHAPES["tiny"], n_vocab=n_vocab, n_layer=1)
-        files.append(write_model(tmp_path / f"{n_vocab}.gguf", shape, "Q4_0"))
-    assert check_files(*files).ok
-
-
-tokens = st.lists(st.text("ab", max_size=2), min_size=1, max_size=12)
-
-
-@settings(max_examples=30)
-@given(first=tokens, second=tokens)
-def test_the_rule_is_the_same_from_both_sides_and_names_the_first_difference(
-    tmp_path_factory: pytest.TempPathFactory, first: list[str], second: list[str]
-) -> None:
-    folder = tmp_path_factory.mktemp("pair")
-    one = read_header(header_file(folder / "one.gguf", first, eos_token_id=None, bos_token_id=None))
-    two = read_header(header_file(folder / "two.gguf", second, eos_token_id=None, bos_token_id=None))
-    differing = [i for i in range(5, min(len(first), len(second))) if first[i] != second[i]]
-    found = check_pair(one, two)
-    assert found.ok is check_pair(two, one).ok is (not differing)
-    if differing:
-        assert found.reason.startswith(f"token {differing[0]} is ")
-
-
-# What llama.cpp itself makes of a header, as the judge of what we read from it.
-
-
-KINDS = {"none": 0, "SPM": 1, "BPE": 2, "WPM": 3, "UGM": 4, "RWKV": 5}
-SPM_WORDS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
-UNSAID = {"bos_token_id": None, "eos_token_id": None, "add_bos_token": None, "merges": ["w 1"]}
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        UNSAID,
-        UNSAID | {"pre": "llama-bpe"},
-        UNSAID | {"pre": "tekken"},
-        UNSAID | {"pre": "qwen2"},
-        UNSAID | {"pre": "llama-bpe", "add_bos_token": False},
-        UNSAID | {"tokens": WORDS[:8]},
-        UNSAID | {"bos_token_id": 999, "eos_token_id": 3},
-        {"add_eos_token": True, "add_bos_token": True},
-        UNSAID | {"model": "gemma4", "pre": None, "add_bos_token": False},
-        UNSAID | {"model": "llama", "tokens": SPM_WORDS, "scores": np.zeros(len(SPM_WORDS), np.float32)},
-        {"model": "llama", "tokens": SPM_WORDS, "scores": np.zeros(len(SPM_WORDS), np.float32), "eos_token_id": 4},
-        UNSAID | {"model": "bert", "tokens": ["[UNK]", *WORDS]},
-        UNSAID | {"model": "t5", "tokens": ["<pad>", "</s>", "<unk>", *WORDS]},
-    ],
-)
-def test_what_a_header_leaves_out_is_filled_in_as_llama_cpp_does(tmp_path: Path, more: dict[str, Any]) -> None:
-    file = header_file(tmp_path / "m.gguf", **more)
-    ours, theirs = vocabulary(read_header(file)), loaded_vocabulary(file)
-    assert KINDS[ours.kind] == theirs["kind"]
-    for field in ("add_bos", "add_eos", "bos", "eos", "n_tokens"):
-        assert getattr(ours, field) == theirs[field], field
-    assert ours.tokens is not None
-    assert ours.tokens[:] == theirs["texts"]
-
-
-def test_real_files_are_read_as_llama_cpp_reads_them(demo: dict[str, Path], tiny_model: Path) -> None:
-    for file in (demo["demo"], demo["demo-draft"], tiny_model):
-        ours, theirs = vocabulary(read_header(file)), loaded_vocabulary(file)
-        assert (ours.add_bos, ours.bos, ours.eos) == (theirs["add_bos"], theirs["bos"], theirs["eos"])
-        assert ours.tokens is not None
-        assert ours.tokens[:] == theirs["texts"]
-
-
 # Files and the cache.
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, demo: dict[str, Path]) -> None:
-    with pytest.raises(ModelNotFound, match=r"none\.gguf"):
-        check_files(demo["demo"], tmp_path / "none.gguf")
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(ModelDamaged):
-        check_files(demo["demo"], broken)
-    assert not paths.pairs_file().exists()
-
-
-def test_a_pair_is_compared_once(demo: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    first = check_files(demo["demo"], demo["demo-draft"])
+def test_a_pair_is_compared_once(tmp_path: Path, demo: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = header_file(tmp_path / "stranger.gguf")
+    first, refused = check_files(demo["demo"], demo["demo-draft"]), check_files(demo["demo"], stranger)
     read: list[Path] = []
     monkeypatch.setattr(pairing, "read_header", lambda path: read.append(path) or read_header(path))
     assert check_files(demo["demo"], demo["demo-draft"]) == first
+    assert check_files(demo["demo"], stranger) == refused and not refused.ok
     assert not read
     check_files(demo["demo-q4"], demo["demo-draft"])
     assert read
-
-
-def test_a_reason_is_remembered_too(tmp_path: Path) -> None:
-    target, draft = header_file(tmp_path / "t.gguf"), header_file(tmp_path / "d.gguf", bos_token_id=1, model="llama")
-    first = check_files(target, draft)
-    assert not first.ok
-    assert check_files(target, draft) == first
-    assert [*json.loads(paths.pairs_file().read_bytes())["entries"].values()] == [first.reason]
 
 
 def test_a_file_that_changed_is_compared_again(tmp_path: Path) -> None:
@@ -247,26 +118,6 @@ def test_a_file_that_changed_is_compared_again(tmp_path: Path) -> None:
     assert not check_files(target, draft).ok
     header_file(draft, [*WORDS[:9], "w9", *WORDS[10:]])
     assert check_files(target, draft).ok
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"{", b"[]", b'{"version": 2}', b'{"version": 1, "entries": {}}', b'{"version": 2, "entries": {"a": 5}}',
-        b"\xff\xfe", b"x" * ((1 << 20) + 1),
-    ],
-)  # fmt: skip
-def test_a_damaged_cache_is_an_empty_one(content: bytes, demo: dict[str, Path]) -> None:
-    paths.pairs_file().parent.mkdir(parents=True)
-    paths.pairs_file().write_bytes(content)
-    assert check_files(demo["demo"], demo["demo-draft"]).ok
-    assert len(json.loads(paths.pairs_file().read_bytes())["entries"]) == 1
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(demo: dict[str, Path]) -> None:
-    paths.cache_dir().parent.mkdir(parents=True, exist_ok=True)
-    paths.cache_dir().write_text("a file where the folder should be")
-    assert check_files(demo["demo"], demo["demo-draft"]).ok
 
 
 # What is suggested.
@@ -294,12 +145,3 @@ def test_a_wrong_pair_is_refused_with_the_reason_and_a_draft_that_fits(
     assert DEMO_FILES["demo-draft"] in error.hint
     assert error.exit_code == 12
     assert isinstance(from_code("draft_mismatch", error.message, error.hint), DraftMismatch)
-
-
-def test_without_a_fitting_draft_the_hint_says_what_to_look_for(
-    tmp_path: Path, library: Library, demo: dict[str, Path]
-) -> None:
-    target = header_file(tmp_path / "target.gguf", weights=64)
-    hint = check_files(target, demo["demo-draft"], library=library).hint
-    assert "300 tokens" in hint
-    assert "family" in hint

@@ -53,14 +53,6 @@ def test_one_with_another_vocabulary_is_not_counted(
     assert planned_draft(target, str(stranger), library) is None
 
 
-def test_a_hub_that_does_not_answer_leaves_it_out(
-    target: GGUFHeader, library: Library, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert planned_draft(target, "", library, Hub()) is None  # there is no such repository
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert planned_draft(target, "", library, Hub()) is None
-
-
 def test_the_one_that_the_settings_name_is_counted(tmp_path: Path, target: GGUFHeader, library: Library) -> None:
     own = header_file(tmp_path / "own.gguf")
     beside = planned_draft(target, str(own), library)

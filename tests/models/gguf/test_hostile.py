@@ -5,7 +5,6 @@ The limits are those of the process that reads them (`limited`): the system ends
 
 from __future__ import annotations
 
-import random
 import struct
 import subprocess
 import sys
@@ -16,15 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.hostile.ggufs import load, mutated
-from cpuchat.backend.local import LocalBackend
 from cpuchat.models.gguf.parse import KEPT_TEXT, MAX_ENTRIES, MAX_HEADER, MAX_STRINGS, MAX_TENSORS, MAX_VALUES
 from tests.models.gguf.fields import fields, patched
 from tests.models.gguf.test_header import write_reference
 
 pytestmark = pytest.mark.slow
 
-N_MUTATED = 80
+N_MUTATED = 40
 MB = 1 << 20
 
 
@@ -144,11 +141,7 @@ def tensors(count: int) -> bytes:
 
 # As much as the limits of `parse` allow.
 LARGEST: dict[str, Callable[[], bytes]] = {
-    "strings": lambda: head(0, 1) + strings(b"k", [b""] * MAX_STRINGS),
     "vocabulary": lambda: with_vocabulary(3 << 17, b"%x", b"\n"),
-    "long tokens": lambda: with_vocabulary(3 << 17, b"%0140x", b"\n"),
-    "the last token twice": lambda: with_vocabulary(3 << 17, b"%0140x", b"%0140x" % 1),
-    "more tokens than are compared": lambda: with_vocabulary(MAX_STRINGS, b"%x", b"1"),
     "long strings": lambda: head(0, 1) + strings(b"k", ["🙂".encode() * MB] * 15),
     "text": lambda: (
         head(0, 7)
@@ -156,11 +149,6 @@ LARGEST: dict[str, Callable[[], bytes]] = {
         + string(b"k")
         + text(b"x" * (MAX_HEADER - 7 * MB))
     ),
-    "bytes": lambda: (
-        head(0, 15)
-        + b"".join(string(b"%d" % i) + struct.pack("<IIQ", 9, 0, MAX_VALUES) + bytes(MAX_VALUES) for i in range(15))
-    ),
-    "numbers": lambda: head(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 12, MAX_VALUES) + bytes(8 * MAX_VALUES),
     "settings": lambda: (
         head(0, MAX_ENTRIES)
         + b"".join(string(b"k%d" % i) + struct.pack("<I", 8) + string(b"x" * 100) for i in range(MAX_ENTRIES))
@@ -187,7 +175,6 @@ TOO_LARGE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: head(0, 1) + string(b"k") + struct.pack("<IIQ", 9, 0, MAX_VALUES + 1) + bytes(MAX_VALUES + 1),
         "more than any valid header",
     ),
-    "settings": (lambda: head(0, MAX_ENTRIES + 1) + bytes(14 * MAX_ENTRIES + 14), "are too many"),
     "tensors": (lambda: head(MAX_TENSORS + 1, 0) + tensors(MAX_TENSORS + 1), "are too many"),
     "bytes": (lambda: head(0, 1) + strings(b"k", [bytes(MAX_HEADER)]), "beyond the longest valid header"),
 }
@@ -198,22 +185,3 @@ def test_beyond_the_limits(reader: Reader, kind: str) -> None:
     content, words = TOO_LARGE[kind]
     answer = reader.read(content())
     assert answer.startswith("ModelDamaged") and words in answer, answer
-
-
-@pytest.mark.timeout(180)
-async def test_mutated_models_in_a_real_worker(tmp_path: Path, tiny_model: Path) -> None:
-    """Each is answered with, or refused with a typed error, by one worker that lives through all of them."""
-    sound = tiny_model.read_bytes()
-    known, rng = fields(sound), random.Random(7)
-    backend = LocalBackend(log_dir=tmp_path / "logs")
-    fates: list[str] = []
-    try:
-        for number in range(7):
-            path = tmp_path / f"{number}.gguf"
-            path.write_bytes(mutated(sound, known, rng))
-            fates.append(await load(backend, path))
-    finally:
-        await backend.close()
-    assert "answered" in fates and "model_damaged" in fates
-    assert set(fates) <= {"answered", "model_damaged", "model_unsupported", "usage", "does_not_fit", "template"}
-    assert not any("Traceback" in log.read_text() for log in (tmp_path / "logs").iterdir())

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 from pathlib import Path
 
 import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat.base.errors import HubOffline, ModelDamaged, ModelNotFound
-from cpuchat.models.gguf.header import header_from, join_parts, read_header
+from cpuchat.base.errors import ModelDamaged, ModelNotFound
+from cpuchat.models.gguf.header import header_from
 from cpuchat.models.gguf.parse import FileSource
+from tests.support.tiny_gguf import finish
 
 MB = 1 << 20
 
 
 class Recorded:
-    """Content that remembers what was asked of it; gives at most `at_most` bytes at once."""
+    """Content that remembers what was asked of it."""
 
     name = "recorded.gguf"
 
-    def __init__(self, content: bytes, size: int | None = None, at_most: int = 1 << 40) -> None:
+    def __init__(self, content: bytes, size: int | None = None) -> None:
         self.content = content
         self.size = len(content) if size is None else size
-        self.at_most = at_most
         self.asked: list[tuple[int, int]] = []
 
     def read(self, offset: int, count: int) -> bytes:
         self.asked.append((offset, count))
-        return self.content[offset : offset + min(count, self.at_most)]
+        return self.content[offset : offset + count]
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +38,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     writer = reference.GGUFWriter(path := tmp_path_factory.mktemp("source") / "large.gguf", "llama")
     writer.add_token_list([f"token {i}" for i in range(250_000)])
     writer.add_tensor("token_embd.weight", np.zeros((1024, 1024), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path.read_bytes()
-
-
-def test_the_label_is_the_callers(large: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "large.gguf"
-    path.write_bytes(large)
-    header, other = header_from(Recorded(large), Path("owner/name/x.gguf")), read_header(path)
-    assert header.path == Path("owner/name/x.gguf")
-    assert header.tensors == other.tensors and header.n_vocab == 250_000
-    assert header.file_size == other.file_size == len(large)
 
 
 def test_chunks_follow_each_other_and_grow(large: bytes) -> None:
@@ -62,19 +49,6 @@ def test_chunks_follow_each_other_and_grow(large: bytes) -> None:
     assert header.data_offset < 8 * MB
 
 
-def test_a_small_file_is_asked_for_once(tiny_model: Path) -> None:
-    source = Recorded(tiny_model.read_bytes())
-    header_from(source, tiny_model)
-    assert source.asked == [(0, min(source.size, MB))]
-
-
-def test_pieces_smaller_than_wanted(large: bytes) -> None:
-    source = Recorded(large, at_most=300_000)
-    assert header_from(source, Path("x.gguf")).n_vocab == 250_000
-    for (offset, count), (following, _) in pairwise(source.asked):
-        assert following == offset + min(count, source.at_most)
-
-
 def test_content_shorter_than_its_announced_size(large: bytes) -> None:
     with pytest.raises(ModelDamaged, match=r"recorded\.gguf .* byte 3000000 could not be read"):
         header_from(Recorded(large[:3_000_000], size=len(large)), Path("x.gguf"))
@@ -82,26 +56,8 @@ def test_content_shorter_than_its_announced_size(large: bytes) -> None:
         header_from(Recorded(large, size=len(large) - 100), Path("x.gguf"))
 
 
-def test_errors_of_the_source_pass(large: bytes) -> None:
-    class Broken(Recorded):
-        def read(self, offset: int, count: int) -> bytes:
-            if offset:
-                raise HubOffline("The line is cut.")
-            return super().read(offset, count)
-
-    with pytest.raises(HubOffline, match="cut"):
-        header_from(Broken(large), Path("x.gguf"))
-
-
 def test_only_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     for path in (tmp_path / "pipe.gguf", tmp_path, Path("/dev/zero")):
         with pytest.raises(ModelNotFound, match="not a regular file"):
             FileSource(path)
-
-
-def test_parts_together(tiny_model: Path) -> None:
-    header = read_header(tiny_model)
-    whole = join_parts([header, header])
-    assert (whole.n_params, whole.file_size) == (2 * header.n_params, 2 * header.file_size)
-    assert join_parts([header]) == header

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import pytest
 
 from cpuchat.base.errors import ModelDamaged, ModelNotFound
 from cpuchat.models.gguf.header import model_files, read_model
 from cpuchat.models.library.library import Library
-from tests.cli.program import run
 from tests.models.library.files import cached, part
 
 NAMES = ("s-00001-of-00002.gguf", "s-00002-of-00002.gguf")
@@ -23,10 +21,9 @@ def parts(tmp_path: Path) -> list[Path]:
     return [part(tmp_path / "store" / name, no, 2) for no, name in enumerate(NAMES, 1)]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "s.gguf", "short"])
-@pytest.mark.parametrize("target", [0, 1])
+@pytest.mark.parametrize(("target", "name"), [(0, NAMES[0]), (1, "short"), (0, "s.gguf"), (1, NAMES[1])])
 def test_a_link_to_one_part_finds_the_others_beside_its_target(
-    name: str, target: int, parts: list[Path], tmp_path: Path
+    target: int, name: str, parts: list[Path], tmp_path: Path
 ) -> None:
     (tmp_path / "links").mkdir()
     link = tmp_path / "links" / name
@@ -63,13 +60,7 @@ def test_a_part_that_is_missing_beside_the_target_is_named_with_its_folder(parts
     assert str(parts[0].parent) in caught.value.hint
 
 
-def test_of_a_model_without_its_first_part_that_is_said(parts: list[Path]) -> None:
-    parts[0].unlink()
-    with pytest.raises(ModelDamaged, match=r"1 of 2 parts are missing \(s-00001-of-00002.gguf\)"):
-        read_model(parts[1])
-
-
-@pytest.mark.parametrize("spelling", ["S-0000{}-OF-00002.GGUF", "s-0000{}-of-00002.GGUF", "s-0000{}-Of-00002.gguf"])
+@pytest.mark.parametrize("spelling", ["S-0000{}-OF-00002.GGUF", "s-0000{}-Of-00002.gguf"])
 def test_capitals_are_kept(spelling: str, tmp_path: Path) -> None:
     parts = [part(tmp_path / spelling.format(no), no, 2) for no in (1, 2)]
     assert model_files(parts[1]) == parts
@@ -87,7 +78,7 @@ def test_parts_in_different_spellings_are_one_model(tmp_path: Path) -> None:
     assert model.parts == 2
 
 
-@pytest.mark.parametrize("name", ["short.gguf", "s-1-of-2.gguf", "s-00001-of-00003.gguf"])
+@pytest.mark.parametrize("name", ["short.gguf", "s-00001-of-00003.gguf"])
 def test_another_name_is_told_from_a_missing_part(name: str, parts: list[Path], tmp_path: Path) -> None:
     file = parts[0].rename(tmp_path / name)
     with pytest.raises(ModelDamaged, match="one of 2 parts, but its name does not say which") as caught:
@@ -99,27 +90,3 @@ def test_a_broken_link_is_called_so(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").symlink_to(tmp_path / "gone.gguf")
     with pytest.raises(ModelNotFound, match=r"is a broken link: its target .*gone.gguf does not exist"):
         Library().resolve(str(tmp_path / "m.gguf"))
-
-
-@pytest.mark.usefixtures("one_core")
-def test_a_link_to_parts_in_other_spellings_is_loaded(tiny_model: Path, tmp_path: Path) -> None:
-    read = gguf.GGUFReader(tiny_model)
-    for number, name in enumerate(("X-00001-OF-00002.GGUF", "x-00002-of-00002.gguf")):
-        writer = gguf.GGUFWriter(tmp_path / name, "llama")
-        for key, field in read.fields.items():
-            if number == 0 and not key.startswith("GGUF.") and key != "general.architecture":
-                kinds = [*field.types, None]
-                writer.add_key_value(key, field.contents(), kinds[0], kinds[1])
-        writer.add_uint16("split.no", number)
-        writer.add_uint16("split.count", 2)
-        writer.add_int32("split.tensors.count", len(read.tensors))
-        for tensor in read.tensors[10:] if number else read.tensors[:10]:
-            writer.add_tensor(tensor.name, tensor.data)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "m.gguf").symlink_to(tmp_path / "x-00002-of-00002.gguf")
-    done = run("ask", "Hi", "--model", str(tmp_path / "links" / "m.gguf"), "--max-tokens", "3")
-    assert done.returncode == 0, done.stderr

@@ -30,31 +30,10 @@ def flood(head: bytes, piece: bytes) -> Fault:
     return Fault(where="api", raw=write)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "DEFAULT", ResponseLimits(idle_timeout=0.2))
-
-
-def compressed(content: bytes, **headers: str) -> Fault:
-    return Fault(where="api", page=gzip.compress(content), headers={"Content-Encoding": "gzip", **headers})
-
-
-def test_a_compressed_answer_is_read(hub_server: HubServer) -> None:
-    hits = [{"id": f"some/Tiny{n}-GGUF", "downloads": n} for n in range(30)]
-    hub_server.fault("", "", compressed(json.dumps(hits).encode()))
-    assert [found.downloads for found in Hub().search("tiny")] == list(range(30))
-
-
-def test_the_limit_is_one_of_what_was_unpacked(hub_server: HubServer) -> None:
-    hub_server.fault("", "", compressed(b"[" + b" " * 32 * MIB + b"]"))
-    with pytest.raises(HubError, match="more than 8 MiB"):
-        Hub().search("tiny")
-
-
-@pytest.mark.parametrize("content", [gzip.compress(b"[]")[:-9], b"no gzip", b""], ids=["cut", "none", "empty"])
-def test_what_cannot_be_unpacked_is_an_error(hub_server: HubServer, content: bytes) -> None:
-    hub_server.fault("", "", Fault(where="api", page=content, headers={"Content-Encoding": "gzip"}))
-    with pytest.raises(HubError, match="invalid response"):
+def test_a_compressed_answer_was_not_asked_for(hub_server: HubServer) -> None:
+    page = gzip.compress(b"[" + b" " * 32 * MIB + b"]")
+    hub_server.fault("", "", Fault(where="api", page=page, headers={"Content-Encoding": "gzip"}))
+    with pytest.raises(HubError, match="sent a compressed response"):
         Hub().search("tiny")
 
 
@@ -70,15 +49,8 @@ def test_a_refusal_without_end_is_still_a_refusal(hub_server: HubServer) -> None
         Hub().search("tiny")
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_head_without_end_is_given_up(hub_server: HubServer) -> None:
-    hub_server.fault("", "", flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"))
-    with pytest.raises((TooSlow, HubOffline), match="did not answer in time"):
-        Hub().search("tiny")
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_hub_that_says_nothing_is_not_waited_for(hub_server: HubServer) -> None:
+def test_a_hub_that_says_nothing_is_not_waited_for(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "DEFAULT", ResponseLimits(idle_timeout=0.2))
     hub_server.fault("", "", Fault(where="api", gate=Gate()))
     with pytest.raises(HubOffline, match="did not answer in time"):
         Hub().search("tiny")
@@ -112,26 +84,11 @@ def test_there_are_no_further_pages_and_no_token_for_who_would_serve_them(
     assert [request.host for request in hub_server.requests] == ["hub"]
 
 
-def test_the_token_is_for_the_hub_alone(hub_server: HubServer) -> None:
-    """Whatever asks with this client, and for whatever reason: huggingface_hub follows addresses that a hub tells."""
-    path = f"{REPO}/{hub_server.add(REPO, {'a.gguf': b'1'})}/a.gguf"
-    with http.client() as client:
-        for host in (hub_server.endpoint, hub_server.content_host):
-            client.get(f"{host}/{path}", headers={"authorization": "Bearer hf_secret"})
-    assert [(request.host, request.authorized) for request in hub_server.requests] == [
-        ("hub", True),
-        ("content", False),
-    ]
-
-
 @pytest.mark.parametrize(
     ("target", "words"),
     [
         ("file:///etc/passwd", "redirects to file://, which is not https"),
-        ("ftp://elsewhere.example/x", "redirects to ftp://elsewhere.example"),
-        ("javascript:alert(1)", "redirects to javascript:"),
         ("http://[::1", "redirects to an invalid address"),
-        ("https://", "redirects to an invalid address"),
         ("/api/models?again", "redirects in a loop"),
     ],
 )

@@ -8,11 +8,10 @@ import posixpath
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuchat.base.errors import HubError
-from cpuchat.models.file_names import quantization_of
 from cpuchat.models.hub.repository import HubFile, safe_path
 from cpuchat.models.hub.responses import models_of
 
@@ -26,32 +25,15 @@ def files(paths: Sequence[str]) -> list[HubFile]:
     ("path", "quantization"),
     [
         ("Qwen2.5-7B-Instruct-Q4_K_M.gguf", "Q4_K_M"),  # bartowski
-        ("Qwen2.5-7B-Instruct-Q6_K_L.gguf", "Q6_K_L"),
-        ("Qwen2.5-7B-Instruct-Q4_0_8_8.gguf", "Q4_0_8_8"),
-        ("Qwen_Qwen3-8B-IQ4_XS.gguf", "IQ4_XS"),
         ("google_gemma-3-12b-it-qat-Q4_0.gguf", "QAT-Q4_0"),
         ("Qwen_Qwen3-8B-bf16.gguf", "BF16"),
-        ("Llama-3.3-70B-Instruct-Q8_0/Llama-3.3-70B-Instruct-Q8_0-00001-of-00002.gguf", "Q8_0"),
-        ("Qwen3-30B-A3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),  # unsloth
         ("UD-IQ2_XXS/DeepSeek-V3-UD-IQ2_XXS-00001-of-00005.gguf", "UD-IQ2_XXS"),
-        ("BF16/Qwen3-8B-BF16-00001-of-00002.gguf", "BF16"),
-        ("BF16/model-00001-of-00002.gguf", "BF16"),
-        ("UD-TQ1_0/Kimi-K2.gguf", "UD-TQ1_0"),
-        ("gpt-oss-20b-Q8_0.gguf", "Q8_0"),
         ("Athene-V2-Chat.i1-IQ3_M.gguf", "IQ3_M"),  # mradermacher
-        ("Athene-V2-Chat.Q4_K_S.gguf", "Q4_K_S"),
-        ("Athene-V2-Chat.f16.gguf", "F16"),
         ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),  # ggml-org
-        ("Qwen3-Next-80B-A3B-MXFP4_MOE.gguf", "MXFP4_MOE"),
-        ("qwen2.5-1.5b-instruct-q4_0.gguf", "Q4_0"),  # Qwen, Google
         ("qwen2.5-1.5b-instruct-fp16.gguf", "F16"),
-        ("ggml-model-q4_k.gguf", "Q4_K"),
         ("llama-2-7b-chat.Q2_K.GGUF", "Q2_K"),  # TheBloke
-        ("mistral-7b-IQ4_NL.gguf", "IQ4_NL"),
         ("Model-F16-Q5_K_M.gguf", "Q5_K_M"),
         ("Meta-Llama-3-8B.gguf", ""),
-        ("stories260K.gguf", ""),
-        ("Q4.gguf", ""),
         ("Qwen3-8B-IQ4_XSmall.gguf", ""),
     ],
 )
@@ -60,14 +42,8 @@ def test_the_quantization_is_read_from_the_names_of_the_usual_publishers(path: s
     assert model.quantization == quantization
 
 
-def test_the_folder_counts_only_when_the_name_says_nothing() -> None:
-    assert quantization_of("BF16/model-Q8_0") == "Q8_0"
-    assert quantization_of("BF16/old/model") == "BF16"
-
-
-@given(st.permutations(range(1, 6)))
-def test_the_parts_of_a_split_model_are_one_model_in_order(order: list[int]) -> None:
-    paths = [f"Q8_0/Big-Q8_0-{number:05d}-of-00005.gguf" for number in order]
+def test_the_parts_of_a_split_model_are_one_model_in_order() -> None:
+    paths = [f"Q8_0/Big-Q8_0-{number:05d}-of-00005.gguf" for number in (3, 1, 5, 2, 4)]
     [model] = models_of(files(paths))
     assert model.name == "Big-Q8_0"
     assert [file.path for file in model.files] == sorted(paths)
@@ -79,11 +55,6 @@ def test_the_parts_of_a_split_model_are_one_model_in_order(order: list[int]) -> 
 def test_missing_parts_make_a_model_incomplete(numbers: tuple[int, ...]) -> None:
     [model] = models_of(files([f"Big-{number:05d}-of-00003.gguf" for number in numbers]))
     assert not model.complete
-
-
-def test_split_models_of_one_name_in_different_folders_stay_apart() -> None:
-    paths = [f"{folder}/model-{n:05d}-of-00002.gguf" for folder in ("Q4_K_M", "Q8_0") for n in (1, 2)]
-    assert [model.quantization for model in models_of(files(paths))] == ["Q4_K_M", "Q8_0"]
 
 
 def test_projectors_and_importance_matrices_are_no_models() -> None:
@@ -111,11 +82,8 @@ def test_projectors_and_importance_matrices_are_no_models() -> None:
     [
         "eagle3-gpt-oss-20b-Q8_0.gguf",  # ggml-org/gpt-oss-20b-GGUF
         "mtp-Qwen3.5-27B-Q8_0.gguf",
-        "MTP-Q4_K_M.gguf",
-        "dflash-Qwen3-8B-BF16.gguf",
         "Qwen3-8B-DFlash-b16-Q8_0.gguf",
         "Qwen3-8B_eagle3-F16.gguf",
-        "EAGLE3/gpt-oss-120b-Q8_0.gguf",
         "MTP/head-Q8_0.gguf",
         "eagle3/big-00001-of-00002.gguf",
     ],
@@ -129,49 +97,26 @@ def test_heads_are_no_models(path: str) -> None:
     [
         "Qwen3.5-27B-MTP-Q4_K_M.gguf",  # holds its head itself
         "eagle-7b-Q4_K_M.gguf",
-        "Eagle2-9B-Q8_0.gguf",
         "mtpilot-Q8_0.gguf",
-        "gpt-oss-20b-mxfp4.gguf",
     ],
 )
 def test_names_like_those_of_heads_are_models(path: str) -> None:
     assert [model.kind for model in models_of(files([path]))] == ["model"]
 
 
-def test_other_files_are_left_out_and_the_smallest_model_comes_first() -> None:
-    paths = ["b-Q4_K_M.gguf", "README.md", "config.json", "a-Q8_0.gguf", "weights.safetensors", "x.gguf.md"]
-    listed = models_of(reversed(files(paths)))
-    assert [model.name for model in listed] == ["b-Q4_K_M", "a-Q8_0"]
-
-
 @pytest.mark.parametrize(
     "path",
     [
         "../evil.gguf",
-        "a/../../evil.gguf",
-        "a/..",
-        "/etc/passwd",
-        "//server/share.gguf",
         "C:\\evil.gguf",
-        "C:evil.gguf",
-        "a\\..\\..\\evil.gguf",
-        "file.gguf:stream",
         "a//b.gguf",
-        "./a.gguf",
         "",
-        "a/",
         "a\0.gguf",
         "a\x1b[31m.gguf",
-        "a\n.gguf",
         "model\u202efugg.exe",
-        "a\u200b.gguf",
-        "CON",
         "sub/nul.gguf",
-        "com1.gguf",
         "trailing. ",
-        "folder./a.gguf",
         "x" * 252 + ".gguf",
-        "ä" * 130 + ".gguf",
         "/".join(["folder"] * 200),
     ],
 )
@@ -188,6 +133,7 @@ def test_usual_names_pass(path: str) -> None:
     assert safe_path(path) == path
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text(alphabet=st.sampled_from("./\\:aC\0\n~ "), max_size=12) | st.text(max_size=20))
 def test_whatever_passes_stays_inside_the_folder_everywhere(path: str) -> None:
     try:

@@ -9,7 +9,6 @@ import pytest
 from cpuchat.base.errors import AccessDenied, HubError, UsageError
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.network import certificates, proxy_for
-from tests.cli.program import run
 from tests.support.hub_server import HubServer
 
 _NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -27,18 +26,13 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.mark.parametrize(
     ("rules", "address", "direct"),
     [
-        ("::1/128", "http://[::1]:80", True), ("[::1]", "http://[::1]:80", True), ("::1", "http://[::1]/", True),
-        ("[::1]:80", "http://[::1]/", True), ("[::1]:81", "http://[::1]/", False),
-        ("fe80::/10", "http://[fe80::1]/", True), ("[fe80::]/10", "http://[fe80::1]/", True),
-        ("fe80::/10", "http://[2001::1]/", False), ("10.0.0.0/8", "http://10.1.2.3/", True),
-        ("10.0.0.0/8", "http://11.1.2.3/", False), ("10.0.0.1/8", "http://10.9.9.9/", True),
-        ("localhost, 127.0.0.1 , ::1", "http://127.0.0.1:9/", True), ("a b.org", "https://b.org/", True),
-        ("*", "https://b.org/", True), ("a,*", "https://b.org/", True), ("", "https://b.org/", False),
-        (".b.org", "https://a.b.org/", True), ("*.b.org", "https://a.b.org/", True), ("b.org", "https://b.org/", True),
-        ("B.ORG", "https://b.org/", True), ("b.org", "https://ab.org/", False), ("b.org:443", "https://b.org/", True),
-        ("b.org:8443", "https://b.org/", False), (",,", "https://b.org/", False),
-        ("10.0.0.0/99", "http://10.0.0.1/", False),
-        ("[::1", "https://b.org/", False),
+        ("::1/128", "http://[::1]:80", True), ("[::1]", "http://[::1]:80", True), ("[::1]:81", "http://[::1]/", False),
+        ("fe80::/10", "http://[fe80::1]/", True), ("fe80::/10", "http://[2001::1]/", False),
+        ("10.0.0.0/8", "http://10.1.2.3/", True), ("10.0.0.0/8", "http://11.1.2.3/", False),
+        ("localhost, 127.0.0.1 , ::1", "http://127.0.0.1:9/", True), ("a,*", "https://b.org/", True),
+        ("", "https://b.org/", False), (".b.org", "https://a.b.org/", True), ("*.b.org", "https://a.b.org/", True),
+        ("b.org", "https://ab.org/", False), ("b.org:443", "https://b.org/", True),
+        ("b.org:8443", "https://b.org/", False), ("10.0.0.0/99", "http://10.0.0.1/", False),
     ],
 )  # fmt: skip
 def test_no_proxy(rules: str, address: str, direct: bool, environment: pytest.MonkeyPatch) -> None:
@@ -57,9 +51,8 @@ def test_a_request_passes_by_such_rules(rules: str, hub_server: HubServer, envir
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("HTTP_PROXY", "http://user:secret@host:port"), ("http_proxy", "http://host:99999"), ("HTTP_PROXY", "http://host:0"),
-        ("HTTP_PROXY", "htp://host:80"), ("HTTP_PROXY", "http://:8080"), ("ALL_PROXY", '"http://host:80"'),
-        ("HTTP_PROXY", "http://"),
+        ("HTTP_PROXY", "http://user:secret@host:port"), ("http_proxy", "http://host:99999"),
+        ("HTTP_PROXY", "htp://host:80"), ("ALL_PROXY", '"http://host:80"'),
     ],
 )  # fmt: skip
 def test_a_proxy_that_is_no_address_is_named(
@@ -88,13 +81,16 @@ def test_a_proxy_that_cannot_be_reached_is_named(hub_server: HubServer, environm
     assert "HTTP_PROXY" in caught.value.hint and "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("variable", _CERTIFICATES)
 @pytest.mark.parametrize(
-    ("content", "why"),
-    [(None, "does not exist"), (b"", "no certificates"), (b"junk", "no certificates"), ("folder", "is empty")],
+    ("content", "why", "variable"),
+    [
+        (None, "does not exist", "SSL_CERT_FILE"),
+        (b"junk", "no certificates", "REQUESTS_CA_BUNDLE"),
+        ("folder", "is empty", "SSL_CERT_DIR"),
+    ],
 )
 def test_certificates_that_cannot_be_read_are_named(
-    variable: str, content: bytes | str | None, why: str, tmp_path: Path, environment: pytest.MonkeyPatch
+    content: bytes | str | None, why: str, variable: str, tmp_path: Path, environment: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "certificates"
     if content == "folder":
@@ -112,28 +108,17 @@ def test_certificates_are_those_that_are_named(variable: str, environment: pytes
     assert len(certificates().get_ca_certs()) <= 1
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "hf-mirror.com",
-        "http://host:99999",
-        "htps://host",
-        '"https://host"',
-        "https://",
-        "http://[::1",
-        "http://a b.org",
-    ],
-)
+@pytest.mark.parametrize("address", ["hf-mirror.com", "http://host:99999", "htps://host", "http://[::1", "http://a b"])
 def test_an_endpoint_that_is_no_address_is_named(address: str, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("HF_ENDPOINT", address)
     environment.delenv("HF_HUB_OFFLINE", raising=False)
-    done = run("models", "search", "tiny")
-    assert done.returncode == UsageError.exit_code
-    assert "HF_ENDPOINT is not a valid address" in done.stderr
+    with pytest.raises(UsageError, match="HF_ENDPOINT is not a valid address"):
+        Hub().search("tiny")
 
 
-@pytest.mark.parametrize("value", ['"hf_abc"', "'hf_abc'", "hf_a bc", "hf_ä"])
+@pytest.mark.parametrize("value", ['"hf_abc"', "hf_a bc", "hf_ä", "hf_\x01"])
 def test_a_token_with_quotes_is_named(value: str, hub_server: HubServer, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("HF_TOKEN", value)
-    with pytest.raises(AccessDenied, match="token in HF_TOKEN"):
+    with pytest.raises(AccessDenied, match="token in HF_TOKEN") as caught:
         Hub().search("tiny")
+    assert value not in str(caught.value) and hub_server.requests == []

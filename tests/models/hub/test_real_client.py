@@ -6,21 +6,13 @@ Without this the other tests could agree with a server that no real client would
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import HfApi
 from huggingface_hub.hf_api import RepoFile
 
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.library.library import Library
-from tests.support.hub_server import STRANGER, TOKEN, Fault, HubServer
+from tests.support.hub_server import HubServer
 
 REPO, NAME = "some/Tiny-GGUF", "Tiny-F32.gguf"
 
@@ -30,10 +22,6 @@ def api(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> HfApi:
     # Else it asks the public hub in which program it may be running.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
     return HfApi(endpoint=hub_server.endpoint, token=False)
-
-
-def download(server: HubServer, cache: Path, **options: str | bool) -> Path:
-    return Path(hf_hub_download(REPO, NAME, endpoint=server.endpoint, cache_dir=cache, **options))  # pyright: ignore
 
 
 def test_searches_and_repositories_are_what_the_real_client_makes_of_them(hub_server: HubServer, api: HfApi) -> None:
@@ -52,45 +40,3 @@ def test_searches_and_repositories_are_what_the_real_client_makes_of_them(hub_se
     tree = {one.path: one for one in api.list_repo_tree(REPO, recursive=True) if isinstance(one, RepoFile)}
     assert set(tree) == {NAME, "sub/README.md"}
     assert [file.size for file in Hub().repository(REPO).models[0].files] == [tree[NAME].size]
-
-
-def test_a_file_that_the_real_client_downloads_is_found_by_the_library(
-    hub_server: HubServer, api: HfApi, tiny_model: Path, tmp_path: Path
-) -> None:
-    hub_server.add(REPO, {NAME: tiny_model})
-    path = download(hub_server, tmp_path / "cache")
-    assert path.read_bytes() == tiny_model.read_bytes()
-    [listed] = Hub().repository(REPO).models
-    assert path.resolve().name == listed.files[0].etag
-    [model] = [model for model in Library(cache=tmp_path / "cache").local_models() if model.source != "demo"]
-    assert (model.repo, model.path, model.damaged) == (REPO, path, None)
-
-
-@pytest.mark.slow
-def test_a_server_in_trouble_is_asked_again(hub_server: HubServer, api: HfApi, tmp_path: Path) -> None:
-    hub_server.add(REPO, {NAME: b"GGUF" * 1000})
-    hub_server.fault(REPO, NAME, Fault(cut_after=100))
-    assert download(hub_server, tmp_path).read_bytes() == b"GGUF" * 1000
-
-
-def test_who_may_read_what(hub_server: HubServer, api: HfApi, tmp_path: Path) -> None:
-    hub_server.add(REPO, {NAME: b"GGUF"}, gated=True)
-    hub_server.add("some/closed", {NAME: b"GGUF"}, private=True)
-    for token in (False, STRANGER):
-        with pytest.raises(GatedRepoError):
-            download(hub_server, tmp_path, token=token)
-        with pytest.raises(RepositoryNotFoundError):
-            api.model_info("some/closed", token=token)
-    assert download(hub_server, tmp_path, token=TOKEN).read_bytes() == b"GGUF"
-    assert api.model_info("some/closed", token=TOKEN).private
-    assert api.whoami(token=TOKEN)["name"] == "tester"
-
-
-def test_what_is_not_there_is_told_apart(hub_server: HubServer, api: HfApi, tmp_path: Path) -> None:
-    hub_server.add(REPO, {"other.gguf": b"GGUF"})
-    with pytest.raises(RemoteEntryNotFoundError):
-        download(hub_server, tmp_path)
-    with pytest.raises(RevisionNotFoundError):
-        api.model_info(REPO, revision="gone")
-    with pytest.raises(RepositoryNotFoundError):
-        api.model_info("no/such")

@@ -11,6 +11,7 @@ import numpy as np
 from huggingface_hub.utils._shared_blobs import publish_blob_to_shared_store, try_link_from_shared_store
 
 from cpuchat.models.library.places import linked
+from tests.support.tiny_gguf import finish
 
 REVISIONS = ("a" * 40, "b" * 40)
 
@@ -51,8 +52,5 @@ def part(path: Path, no: int, count: int) -> Path:
     writer.add_uint16("split.count", count)
     writer.add_block_count(1)
     writer.add_tensor(f"blk.0.part{no}.weight", np.zeros((4, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

@@ -12,7 +12,7 @@ import pytest
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
-from tests.models.library.files import REVISIONS, cached, part
+from tests.models.library.files import REVISIONS, cached
 from tests.models.library.test_verifying import flip_a_bit
 
 pytestmark = pytest.mark.usefixtures("no_demo")
@@ -96,21 +96,6 @@ def test_two_copies_of_one_size_have_each_its_blob(tmp_path: Path, model: Path) 
     delete(library.deletion(library.local_models()[0]))
     assert library.verify(only(copy)).state == "verified"
     assert len(list((copy / "models--o--n" / "blobs").iterdir())) == 1
-
-
-def test_a_split_model_is_copied_like_others(tmp_path: Path) -> None:
-    for no in (1, 2):
-        cached(tmp_path / "hub", "o/n", f"s-0000{no}-of-00002.gguf", part(tmp_path / f"{no}.gguf", no, 2))
-    copy = copied(tmp_path / "hub", tmp_path / "copy")
-    library = Library(cache=copy)
-    assert library.verify(only(copy)).state == "verified"
-    delete(library.deletion(only(copy)))
-    assert list(copy.rglob("*.gguf")) == [] and library.local_models() == []
-
-
-def test_a_partial_download_beside_copies_is_still_listed(copy: Path, model: Path) -> None:
-    (copy / "models--o--n" / "blobs" / ("e" * 64 + ".incomplete")).write_bytes(model.read_bytes()[:-1000])
-    assert sorted(one.state for one in Library(cache=copy).local_models()) == ["", "unfinished"]
 
 
 @pytest.mark.parametrize("age", [10.0, -10.0])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from huggingface_hub.utils import WeakFileLock
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
-from cpuchat.models.library.deleting import Deletion, delete, plan_deletion
+from cpuchat.models.library.deleting import Deletion, delete
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
 from tests.models.library.files import REVISIONS, cached, part, share
@@ -65,19 +63,6 @@ def test_the_last_model_of_a_repository_leaves_nothing(hub: Path, model: Path) -
     assert delete(plan) == size
     assert list(hub.iterdir()) == []
     assert library.local_models() == []
-
-
-def test_other_files_of_the_repository_stay_and_its_library_finds_it_sound(hub: Path, model: Path) -> None:
-    library = Library(cache=hub)
-    cached(hub, "o/n", "a.gguf", model)
-    cached(hub, "o/n", "b.gguf", model)
-    cached(hub, "o/n", "README.md", model)
-    freed(hub, deletion(library, "a.gguf"))
-    assert [m.path.name for m in library.local_models()] == ["b.gguf"]
-    scanned = scan_cache_dir(hub)
-    assert scanned.warnings == []
-    [repo] = scanned.repos
-    assert sorted(f.file_name for revision in repo.revisions for f in revision.files) == ["README.md", "b.gguf"]
 
 
 def test_revisions_that_share_a_blob_lose_it_together(hub: Path, model: Path) -> None:
@@ -136,47 +121,6 @@ def test_what_another_program_downloads_just_now_stays(hub: Path, model: Path) -
     assert freed(hub, deletion(library, half.name)) == 200_000
 
 
-def test_a_split_model_of_which_a_part_is_still_downloaded_stays(hub: Path, tmp_path: Path) -> None:
-    library = Library(cache=hub)
-    name = "s-00001-of-00002.gguf"
-    link = cached(hub, "o/n", name, part(tmp_path / name, 1, 2))
-    lock = hub / ".locks" / "models--o--n" / f"{'1' * 64}.lock"
-    lock.parent.mkdir(parents=True)
-    plan = deletion(library, name)
-    with WeakFileLock(lock):
-        assert "being downloaded" in deletion(library, name).refused
-        with pytest.raises(CpuchatError, match="being downloaded"):
-            delete(plan)
-    assert link.exists()
-
-
-def test_the_folders_that_a_download_needs_stay(hub: Path, model: Path) -> None:
-    library = Library(cache=hub)
-    link = cached(hub, "o/n", "m.gguf", model)
-    lock = hub / ".locks" / "models--o--n" / f"{'1' * 64}.lock"
-    lock.parent.mkdir(parents=True)
-    with WeakFileLock(lock):  # another file of this revision, that has no name yet
-        freed(hub, deletion(library, "m.gguf"))
-    assert link.parent.is_dir()
-
-
-def test_what_another_program_has_in_memory_is_told_and_it_goes_on(tmp_path: Path, model: Path) -> None:
-    path = Path(shutil.copy(model, tmp_path / "m.gguf"))
-    code = (
-        "import mmap, sys; file = open(sys.argv[1], 'rb'); content = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
-        "print(flush=True); input(); print(content[:4])"
-    )
-    command = [sys.executable, "-c", code, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
-        assert reader.stdout is not None
-        reader.stdout.readline()
-        plan = deletion(Library([tmp_path], cache=tmp_path / "none"), "m.gguf")
-        [told] = plan.stays
-        assert told.startswith("In use by ") and f"({reader.pid}): the space is freed" in told
-        delete(plan)
-        assert reader.communicate("\n")[0] == "b'GGUF'\n"
-
-
 def test_tidying_follows_no_link_out_of_the_cache(hub: Path, tmp_path: Path, model: Path) -> None:
     outside = tmp_path / "outside"
     (outside / "deep").mkdir(parents=True)
@@ -189,16 +133,6 @@ def test_tidying_follows_no_link_out_of_the_cache(hub: Path, tmp_path: Path, mod
         delete(deletion(Library(cache=hub), "m.gguf"))
         assert sorted(path.name for path in outside.rglob("*")) == ["deep", "empty", "letter.txt"]
         shutil.rmtree(hub / "models--o--n")
-
-
-def test_a_repository_that_lies_on_another_disk_is_tidied_there(hub: Path, tmp_path: Path, model: Path) -> None:
-    cached(hub, "o/n", "m.gguf", model)
-    elsewhere = (hub / "models--o--n").rename(tmp_path / "elsewhere")
-    (hub / "models--o--n").symlink_to(elsewhere)
-    plan = deletion(Library(cache=hub), "m.gguf")
-    assert plan.freed > 2_000_000
-    delete(plan)
-    assert not any(elsewhere.iterdir())
 
 
 def test_all_parts_of_a_split_model_go(tmp_path: Path) -> None:
@@ -231,18 +165,6 @@ def test_a_link_in_a_folder_goes_and_its_content_stays(tmp_path: Path, model: Pa
     assert not os.path.lexists(folder / "link.gguf")
 
 
-def test_a_second_name_keeps_the_room(tmp_path: Path, model: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    shutil.copy(model, folder / "a.gguf")
-    (tmp_path / "b.gguf").hardlink_to(folder / "a.gguf")
-    plan = deletion(Library([folder], cache=tmp_path / "none"), "a.gguf")
-    assert plan.freed == 0
-    assert plan.stays == ("a.gguf has another hard link, which keeps its content.",)
-    assert freed(tmp_path, plan) == 0
-    assert (tmp_path / "b.gguf").exists()
-
-
 def test_nothing_outside_of_the_folders_is_deleted(tmp_path: Path, model: Path) -> None:
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     folder.mkdir()
@@ -257,17 +179,6 @@ def test_nothing_outside_of_the_folders_is_deleted(tmp_path: Path, model: Path) 
     assert (outside / "m.gguf").exists()
 
 
-def test_a_snapshot_that_leads_out_of_the_cache_loses_its_link_only(tmp_path: Path, model: Path) -> None:
-    cache, mine = tmp_path / "hub", Path(shutil.copy(model, tmp_path / "mine.gguf"))
-    link = cached(cache, "o/n", "m.gguf", model)
-    link.unlink()
-    link.symlink_to(mine)
-    plan = deletion(Library(cache=cache), "m.gguf")
-    assert (plan.files, plan.freed) == ((link,), 0)
-    delete(plan)
-    assert mine.exists()
-
-
 def test_a_folder_that_was_exchanged_meanwhile_is_left_alone(tmp_path: Path, model: Path) -> None:
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     for place in (folder / "deep", outside):
@@ -279,27 +190,6 @@ def test_a_folder_that_was_exchanged_meanwhile_is_left_alone(tmp_path: Path, mod
     with pytest.raises(CpuchatError, match="is outside the Hugging Face cache"):
         delete(plan)
     assert (outside / "m.gguf").exists()
-
-
-def test_a_file_that_was_replaced_meanwhile_stays(tmp_path: Path, model: Path) -> None:
-    path = Path(shutil.copy(model, tmp_path / "m.gguf"))
-    plan = deletion(Library([tmp_path], cache=tmp_path / "none"), "m.gguf")
-    path.unlink()
-    shutil.copy(model, path)
-    with pytest.raises(CpuchatError, match="files have changed"):
-        delete(plan)
-    assert path.exists()
-
-
-def test_a_content_that_got_another_name_meanwhile_stays(hub: Path, model: Path) -> None:
-    library = Library(cache=hub)
-    cached(hub, "o/n", "a.gguf", model, tail="same")
-    plan = deletion(library, "a.gguf")
-    other = cached(hub, "o/n", "b.gguf", model, REVISIONS[1], tail="same")
-    with pytest.raises(CpuchatError, match="files have changed"):
-        delete(plan)
-    assert other.exists()
-    assert freed(hub, deletion(library, "a.gguf")) == 0
 
 
 def test_a_content_without_a_name_can_be_deleted_until_it_gets_one(hub: Path, model: Path) -> None:
@@ -343,25 +233,3 @@ def test_the_demo_models_and_what_is_loaded_stay(tmp_path: Path, model: Path, mo
     assert "in use" in library.deletion(mine, in_use=[link]).refused
     demo = LocalModel(path=paths.demo_dir() / "x.gguf", name="demo", source="demo")
     assert "part of cpuchat" in library.deletion(demo).refused
-
-
-def test_a_projector_beside_it_is_named(hub: Path, model: Path) -> None:
-    library = Library(cache=hub)
-    cached(hub, "o/n", "m.gguf", model)
-    projector = cached(hub, "o/n", "mmproj-m.gguf", model)
-    plan = deletion(library, "m.gguf")
-    assert plan.stays == ("mmproj-m.gguf, its multimodal projector, is kept.",)
-    delete(plan)
-    assert projector.exists()
-
-
-def test_what_the_system_refuses_is_an_error_that_names_the_file(tmp_path: Path, model: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    shutil.copy(model, folder / "m.gguf")
-    found = named(Library([folder], cache=tmp_path / "none"), "m.gguf")
-    (folder / "m.gguf").unlink()
-    (folder / "m.gguf").mkdir()  # no right to delete a folder as a file has even root
-    plan = plan_deletion(found, folder, ())
-    with pytest.raises(CpuchatError, match=r"Cannot delete .*m\.gguf"):
-        delete(plan)

@@ -14,6 +14,7 @@ import pytest
 from cpuchat.base.errors import CpuchatError
 from cpuchat.models.quantize.make import QuantizeJob, quantize
 from cpuchat.models.quantize.types import quant_type
+from tests.support.tiny_gguf import finish
 
 
 def job(source: Path, out: Path, kind: str = "Q4_K_M", **options: Any) -> QuantizeJob:
@@ -63,11 +64,3 @@ def copy(source: Path, target: Path, *, settings: bool = True, every: int = 1, f
         writer.add_tensor(tensor.name, tensor.data)
     finish(writer)
     return target
-
-
-def finish(writer: reference.GGUFWriter) -> None:
-    """Write everything that was added."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

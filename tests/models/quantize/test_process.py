@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 import pytest
@@ -23,23 +22,10 @@ async def ask(program: str, monkeypatch: pytest.MonkeyPatch) -> object:
         return await process.receive()
 
 
-@pytest.mark.parametrize("line", ["nonsense", "{}", '{"type": "result"}', '{"type": "quantized"}', "[1]"])
+@pytest.mark.parametrize("line", ["nonsense", '{"type": "result"}'])
 async def test_a_reply_that_is_no_message_is_told(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(QuantizeFailed, match="invalid answer"):
         await ask(f"print({line!r}, flush=True); input()", monkeypatch)
-
-
-async def test_a_pipe_that_is_closed_before_the_request_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import os, sys; os.close(0); print('no room for tensors', file=sys.stderr)"
-    monkeypatch.setattr("cpuchat.models.quantize.types.python_command", lambda *_: [sys.executable, "-c", program])
-    async with QuantizeProcess() as process:
-        assert process._process is not None
-        await process._process.wait()
-        for _ in range(2):  # the second one meets a connection that is known to be lost
-            await process.send(REQUEST)
-            await asyncio.sleep(0)
-        with pytest.raises(QuantizeFailed, match="no room for tensors"):
-            await process.receive()
 
 
 async def test_a_reply_that_is_cut_short_is_told_with_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import struct
 from pathlib import Path
 
 import gguf as reference
@@ -17,9 +14,9 @@ from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.make import quantize
 from cpuchat.models.quantize.types import PART
 from cpuchat.models.synthetic.model import write_model
-from tests.models.quantize.jobs import finish, job, refused
+from tests.models.quantize.jobs import job, refused
 from tests.support.shapes import TINY_LLAMA
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_gguf import finish, write_tiny_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -57,27 +54,16 @@ def test_places_that_cannot_be_written(half: Path, tmp_path: Path) -> None:
     assert "no folder" in refused(job(half, tmp_path / "nowhere/out.gguf"), UsageError).message
     (tmp_path / "folder.gguf").mkdir()
     assert "is a folder" in refused(job(half, tmp_path / "folder.gguf"), UsageError).message
-    (tmp_path / f"out.gguf{PART}").mkdir()
-    assert "Cannot write" in refused(job(half, tmp_path / "out.gguf"), UsageError).message
     for length in (250, 300):  # the name of the unfinished file is too long, and the name itself
         assert "too long" in refused(job(half, tmp_path / f"{'a' * (length - 5)}.gguf"), UsageError).message
 
 
-def test_an_unfinished_file_is_no_way_to_something_else(half: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.write_bytes(b"mine")
-    (tmp_path / f"link.gguf{PART}").symlink_to(mine)
-    os.mkfifo(tmp_path / f"pipe.gguf{PART}")
-    assert "Cannot write" in refused(job(half, tmp_path / "link.gguf"), UsageError).message
-    assert "is not a regular file" in refused(job(half, tmp_path / "pipe.gguf"), UsageError).message
-    assert mine.read_bytes() == b"mine"
-
-
 def test_one_program_at_a_time_writes_a_file(half: Path, tmp_path: Path) -> None:
-    with (tmp_path / f"out.gguf{PART}").open("wb") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert "Another program" in refused(job(half, tmp_path / "out.gguf"), UsageError).message
-    # What a killed program left behind is in nobody's way.
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / f"out.gguf{PART}").symlink_to(tmp_path / "mine")
+    assert "another program is writing out.gguf" in refused(job(half, tmp_path / "out.gguf"), UsageError).message
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+    (tmp_path / f"out.gguf{PART}").unlink()
     assert asyncio.run(quantize(job(half, tmp_path / "out.gguf"))).is_file()
     assert not (tmp_path / f"out.gguf{PART}").exists()
 
@@ -95,14 +81,3 @@ def test_sources_that_are_no_models(half: Path, tmp_path: Path) -> None:
     projector.add_tensor("v.patch_embd.weight", np.zeros((32, 32), np.float32))
     finish(projector)
     assert "not a language model" in refused(job(tmp_path / "mmproj.gguf", out), UsageError).message
-
-
-def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
-    source = write_tiny_gguf(tmp_path / "nan-F32.gguf")
-    header = read_header(source)
-    victim = next(t for t in header.tensors if t.name == "blk.1.ffn_up.weight")
-    with source.open("r+b") as file:
-        file.seek(header.data_offset + victim.offset)
-        file.write(struct.pack("<f", float("nan")) * 32)
-    error = refused(job(source, tmp_path / "out.gguf", "Q8_0"), QuantizeFailed)
-    assert "validation failed" in error.message or "invalid data" in error.message

@@ -7,7 +7,6 @@ from typing import Any
 
 import gguf as reference
 import numpy as np
-import pytest
 
 from cpuchat.models.synthetic.model import TensorSource, from_array, write_gguf
 
@@ -40,21 +39,3 @@ def test_values_and_tensors_come_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read["a"], matrix)
     np.testing.assert_array_equal(read["b"], half)
     np.testing.assert_array_equal(read["chunked"].reshape(-1), np.repeat(np.arange(4, dtype=np.float32), 4))
-
-
-def test_an_interrupted_write_leaves_nothing_and_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_text("old")
-
-    def broken() -> Any:
-        yield np.zeros(4, np.float32)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_gguf(path, VALUES, [TensorSource("a", (8,), "F32", broken)])
-    with pytest.raises(ValueError, match="got 16 bytes"):
-        write_gguf(path, VALUES, [TensorSource("a", (8,), "F32", lambda: (np.zeros(4, np.float32),))])
-    with pytest.raises(TypeError):
-        write_gguf(path, {"a": [None]}, [])
-    assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
-    assert path.read_text() == "old"

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import gguf as reference
-import msgspec
 import numpy as np
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.synthetic.model import (
     FIRST_WORD,
     RANDOM_TYPES,
     SHAPES,
-    SIGN_TYPES,
     Shape,
     random_rows,
-    shape_of,
-    sign_rows,
     tensor_type,
     word,
     write_model,
 )
-from cpuchat.models.synthetic.pair import draft_token_table, next_token_table, write_pair
 from tests.models.llama import Llama
+from tests.support.pair_files import draft_token_table, next_token_table, write_pair
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
 
 
@@ -43,49 +37,15 @@ def test_random_weights_are_spread_as_asked(kind: str) -> None:
     assert abs(values.mean()) < 0.0005
 
 
-@pytest.mark.parametrize("kind", SIGN_TYPES)
-def test_signs_survive_every_type(kind: str) -> None:
-    codes = np.random.default_rng(2).integers(0, 256, (16, 64), dtype=np.uint8)
-    values = reference.quants.dequantize(sign_rows(kind, codes, 0.7), reference.GGMLQuantizationType[kind])
-    expected = np.where(np.unpackbits(codes, axis=1, bitorder="little"), 0.7, -0.7)
-    np.testing.assert_allclose(values.reshape(16, 512), expected, rtol=5e-3)
-
-
-@pytest.mark.parametrize("quant", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "Q2_K", "Q3_K", "Q6_K", "IQ4_XS"])
-def test_llama_cpp_runs_every_type(quant: str, tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", "tiny", quant)
+@pytest.mark.parametrize(
+    ("shape", "quant"),
+    [("tiny", "Q3_K"), (TINY_LLAMA, "Q4_K_M"), (TINY_MOE, "MXFP4")],
+    ids=str,
+)
+def test_llama_cpp_runs_every_kind(shape: str | Shape, quant: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", shape, quant)
     with Llama(path) as llama:
         assert len(llama.greedy([300, 301, 302], 3)) == 3
-
-
-@pytest.mark.parametrize("shape", [TINY_LLAMA, TINY_MOE], ids=lambda s: s.name)
-@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M", "MXFP4"])
-def test_llama_cpp_runs_other_architectures(shape: Shape, quant: str, tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", shape, quant)
-    assert read_header(path).quantization == quant
-    with Llama(path) as llama:
-        llama.greedy([300, 301, 302], 3)
-
-
-def test_without_a_vocabulary_ids_still_compute(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", "tiny", vocab="none")
-    assert read_header(path).n_vocab == 2048
-    with Llama(path) as llama:
-        assert llama.n_vocab == 2048
-        llama.greedy([300, 301], 2)
-
-
-def test_the_reference_reads_what_we_write(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", "tiny", "Q4_K_M")
-    ours, theirs = read_header(path), reference.GGUFReader(path)
-    assert [(t.name, t.type, t.nbytes) for t in ours.tensors] == [
-        (t.name, t.tensor_type.name, t.n_bytes) for t in theirs.tensors
-    ]
-    assert theirs.fields["general.file_type"].contents() == 15
-    assert theirs.fields["tokenizer.ggml.add_bos_token"].contents() is False
-    assert len(theirs.fields["tokenizer.ggml.scores"].contents()) == 2048
-    for tensor in theirs.tensors:
-        assert np.isfinite(reference.quants.dequantize(tensor.data, tensor.tensor_type)).all(), tensor.name
 
 
 def test_any_text_becomes_tokens_and_comes_back(tmp_path: Path) -> None:
@@ -98,18 +58,7 @@ def test_any_text_becomes_tokens_and_comes_back(tmp_path: Path) -> None:
         assert llama.tokens("<|im_start|>user\n")[0] == 3
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
-    def digest(seed: int) -> str:
-        return hashlib.sha256(write_model(tmp_path / "m.gguf", "tiny", seed=seed).read_bytes()).hexdigest()
-
-    assert digest(1) == digest(1) != digest(2)
-
-
-@pytest.mark.parametrize(
-    ("name", "billions"),
-    [("0.5b", 0.49), ("1.5b", 1.54), ("3b", 3.09), ("7b", 7.61), ("8b", 8.03), ("14b", 14.8), ("32b", 32.8),
-     ("70b", 70.6), ("30b-a3b", 30.5)],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "billions"), [("0.5b", 0.49), ("7b", 7.61), ("70b", 70.6), ("30b-a3b", 30.5)])
 def test_shapes_have_the_published_number_of_parameters(name: str, billions: float) -> None:
     s = SHAPES[name]
     attention = s.n_embd * s.head_size * 2 * (s.n_head + s.n_head_kv)
@@ -135,18 +84,7 @@ def test_mixes_follow_llama_quantize() -> None:
     assert tensor_type(small, "Q8_0", "blk.3.attn_q.weight", 896) == "Q8_0"
 
 
-def test_the_table_is_one_cycle_through_all_words() -> None:
-    table = next_token_table(2048, seed=3)
-    token, seen = FIRST_WORD, set()
-    for _ in range(2048 - FIRST_WORD):
-        seen.add(token)
-        token = int(table[token])
-    assert token == FIRST_WORD
-    assert len(seen) == 2048 - FIRST_WORD
-    assert (table[:FIRST_WORD] >= FIRST_WORD).all()
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.8, 1.0])
 def test_the_draft_disagrees_on_the_exact_share(alpha: float) -> None:
     target, draft = next_token_table(2048), draft_token_table(2048, alpha)
     agreed = (target == draft)[FIRST_WORD:]
@@ -154,7 +92,7 @@ def test_the_draft_disagrees_on_the_exact_share(alpha: float) -> None:
     assert len(set(draft[FIRST_WORD:])) == len(agreed)
 
 
-@pytest.mark.parametrize("quant", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q4_K_M"])
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M"])
 def test_llama_cpp_follows_the_table(quant: str, tmp_path: Path) -> None:
     target, draft = tmp_path / "t.gguf", tmp_path / "d.gguf"
     write_pair(target, draft, 0.7, target="tiny", draft=TINY_LLAMA, quant=quant, seed=5)
@@ -169,15 +107,6 @@ def test_llama_cpp_follows_the_table(quant: str, tmp_path: Path) -> None:
                 assert llama.greedy([400, 401, start], 60) == expected
 
 
-def test_a_pair_with_rows_of_odd_length(tmp_path: Path) -> None:
-    shape = msgspec.structs.replace(SHAPES["0.5b"], n_layer=2, n_vocab=1000)
-    write_pair(tmp_path / "t.gguf", None, 1.0, target=shape, quant="Q4_K_M")
-    table = next_token_table(1000)
-    with Llama(tmp_path / "t.gguf") as llama:
-        first = llama.greedy([500], 2)
-    assert first == [table[500], table[table[500]]]
-
-
 @pytest.mark.parametrize(
     ("shape", "quant", "message"),
     [("9000b", "Q8_0", "Unknown shape"), ("tiny", "Q9_9", "quantization"), ("tiny", "IQ2_XXS", "supported")],
@@ -186,16 +115,3 @@ def test_wrong_arguments_are_explained(shape: str, quant: str, message: str, tmp
     with pytest.raises(UsageError, match=message):
         write_model(tmp_path / "m.gguf", shape, quant)
     assert list(tmp_path.glob("*.gguf")) == []
-
-
-def test_wrong_pairs_are_explained(tmp_path: Path) -> None:
-    small = msgspec.structs.replace(shape_of("tiny"), n_embd=128)
-    for arguments, message in (
-        ({"alpha": 1.5}, "Invalid acceptance rate"),
-        ({"alpha": 0.5, "target": small}, "not supported for a pair"),
-        ({"alpha": 0.5, "target": "tiny", "n_vocab": 100}, "too small"),
-        ({"alpha": 0.5, "target": "tiny", "quant": "Q2_K"}, "not supported"),
-        ({"alpha": 0.5, "target": "tiny", "layers": 0}, "layers: 0"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            write_pair(tmp_path / "t.gguf", tmp_path / "d.gguf", **arguments)  # pyright: ignore[reportArgumentType]
