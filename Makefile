@@ -1,6 +1,8 @@
 # make chat    set up what the app needs and open it
-# make test    set everything up and run all checks and tests
+# make test    set everything up and run the tests
 # make unit    only the quick tests, for the daily loop
+# make check   style, import contracts and types
+# make test-full   the tests that are slow and seldom fail: set-up, wheel, demo model
 # make setup   leaves the program at .venv/bin/cpuchat
 # make wheels  builds the engine's wheel and cpuchat's into dist/, for machines without a compiler
 # make constraints   renews the versions in constraints.txt
@@ -23,7 +25,7 @@ UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 APP := .venv/.ready
 TESTS := .venv/.ready-for-tests
 
-.PHONY: help chat test setup check lint unit wheels constraints clean
+.PHONY: help chat test test-full setup check unit wheels constraints clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -53,13 +55,12 @@ constraints: | $(UV)
 .tools/bin/uv:
 	@.ci/uv "$(PYTHON)"
 
-check: lint
-	@.venv/bin/pyright --warnings
-
-lint: $(TESTS)
+# Node collects garbage less often: that takes a tenth of the time.
+check: $(TESTS)
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/lint-imports
+	@NODE_OPTIONS=--max-semi-space-size=64 .venv/bin/pyright --warnings
 
 # Packages whose tests need no worker, terminal or engine.
 UNIT := $(addprefix tests/,base chats config costs engine/text hardware models present protocol speculation telemetry \
@@ -69,12 +70,14 @@ unit: $(TESTS)
 	@.venv/bin/python -m pytest $(BY_FILE) -n auto --maxprocesses 4 -m "not slow" $(UNIT)
 
 # Each process takes one file after the other, whose tests share models and workers. Tests wait for other processes half
-# of the time, so there are more of them than cores, up to six. The files with the longest tests come first, pyright
-# before all (tests/test_types.py): it keeps one process busy while the others go on. The package is compiled once
-# before, and not by each process.
+# of the time, so there are more of them than cores, up to six. The files with the longest tests come first. The
+# package is compiled once before, and not by each process.
 test: $(TESTS)
-	@.venv/bin/python -m compileall -q cpuchat & $(MAKE) --no-print-directory lint && wait $$!
-	@.venv/bin/python -m pytest $(BY_FILE) -n $(TEST_PROCESSES)
+	@.venv/bin/python -m compileall -q cpuchat
+	@.venv/bin/python -m pytest $(BY_FILE) -n $(TEST_PROCESSES) -m "not full"
+
+test-full: $(TESTS)
+	@.venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m full $$(grep -rl --include='*.py' 'mark\.full' tests)
 
 # The share of tests that are done is not known: only files are counted.
 BY_FILE := -p tests.support.by_file --dist load --maxschedchunk 1 -o console_output_style=classic

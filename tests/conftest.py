@@ -46,8 +46,8 @@ def pytest_collection_finish() -> None:
 
 
 LONG = (
-    "test_types.py", "e2e", "worker", "cli", "tui", "backend", "serving", "tune", "bench", "compare", "quality",
-    "speech", "test_wheel.py", "engine", "kernels",
+    "e2e", "worker", "cli", "tui", "backend", "serving", "tune", "bench", "compare", "quality", "speech",
+    "test_wheel.py", "engine", "kernels",
 )  # fmt: skip
 """Rooms whose files take long, and two files; begun late, one of them would run alone at the end."""
 

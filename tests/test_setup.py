@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 CI = Path(__file__).parent.parent / ".ci"
 HANG_GUARD = 180
 # Of the programs on this machine, those that the scripts use themselves.

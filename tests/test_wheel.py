@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 CHECKOUT = Path(__file__).parent.parent
 HANG_GUARD = 180

@@ -7,7 +7,11 @@ import subprocess
 from collections.abc import Iterator
 from typing import IO
 
+import pytest
+
 from tests.cli.program import COMMAND, HANG_GUARD
+
+pytestmark = pytest.mark.full
 
 DRIVER = {"TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver", "COLUMNS": "100", "ROWS": "30"}
 QUIT = b'{"type": "quit"}'

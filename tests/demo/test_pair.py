@@ -9,6 +9,8 @@ import pytest
 from demo.evaluate import Drafting, ask, speculate
 from demo.llama import Engine
 
+pytestmark = pytest.mark.full
+
 FOLDER = Path(__file__).resolve().parents[2] / "cpuchat" / "models" / "demo"
 TARGETS = ("cpuchat-demo-8m-q8_0.gguf", "cpuchat-demo-8m-q4_k_m.gguf")
 DRAFT = "cpuchat-demo-draft-1m-q8_0.gguf"
