@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -11,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, UsageError, VocabularyMismatch, from_code
-from cpuchat.base.paths import read_text, shown
+from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, from_code
 from cpuchat.cli.options import file_option, overridden, placement_options, setting
 from cpuchat.cli.output import json_line, print_json, write_output
-from cpuchat.cli.question import TextCommand, compose, standard_input
+from cpuchat.cli.question import TextCommand, compose, file_text, standard_input
 from cpuchat.cli.terminal import TerminalOutput, paragraph
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from cpuchat.quality.measure import QualityMeasurement
 
 
-_SAMPLE_SECONDS = 0.5
-_EPILOG = f"""\b
+_EPILOG = """\b
 Examples:
   cpuchat compare demo demo-q4                              in the app
   cpuchat compare demo demo-q4 "What is quantization?"      both answers, the table and why
@@ -45,10 +44,7 @@ A and B are values for --model, each optionally followed by its own settings: dr
 threads, cores, memory, kv (cache type), flash-attn, temperature. Both answer greedily and without drafters unless their
 settings say otherwise. One answers after the other, each on the whole machine; where memory is too small for both, they
 are loaded in turn. Each round swaps the order; from three rounds on, medians and ranges are shown. Then each side
-predicts both answers: how many of A's words B would have written, and where it matters.
-
-Exit codes: 0 both answered, 2 wrong usage or settings, 3 no such model, {Interrupted.exit_code} stopped by Ctrl+C;
-if one side failed, its exit code as in `cpuchat ask --help`, and the other side is still shown."""
+predicts both answers: how many of A's words B would have written, and where it matters."""
 
 
 @click.command(
@@ -59,10 +55,7 @@ if one side failed, its exit code as in `cpuchat ask --help`, and the other side
 @click.argument("prompt", nargs=-1)
 @click.option("--rounds", type=click.IntRange(1, 100), default=1, metavar="N", help="Rounds, 1 to 100. Default: 1.")
 @setting("chat.max_tokens")
-@click.option(
-    "--agreement/--no-agreement", default=None,
-    help="Let each side predict both answers, token by token. Default: unless they are loaded in turn.",
-)  # fmt: skip
+@click.option("--no-agreement", is_flag=True, help="Do not let each side predict both answers, token by token.")
 @click.option("--system", metavar="TEXT", help="System prompt; empty = none.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when all rounds are complete.")
 @file_option("--export", help="Write a Markdown report.")
@@ -71,7 +64,7 @@ def compare(
     b: str,
     prompt: tuple[str, ...],
     rounds: int,
-    agreement: bool | None,
+    no_agreement: bool,
     system: str | None,
     as_json: bool,
     export: Path | None,
@@ -99,9 +92,10 @@ def compare(
         return open_app(None, values, sides=sides)
     text = compose(text, standard_input(as_json), raw=False)
     terminal = TerminalOutput(quiet=as_json)
-    return asyncio.run(_Run(sides, chosen, terminal, stream=not as_json).run(
-        text, rounds, agreement=agreement, as_json=as_json, export=export
-    ))  # fmt: skip
+    running = _Run(sides, chosen, terminal, stream=not as_json)
+    code = asyncio.run(running.run(text, rounds, agrees=not no_agreement))
+    running.show(as_json=as_json, export=export)
+    return code
 
 
 class _Run:
@@ -115,13 +109,12 @@ class _Run:
         self._terminal = terminal
         self._stream = stream
         self._shown: int | None = None  # whose text is being printed
-        self._stopping: asyncio.Task[None] | None = None
 
-    async def run(self, prompt: str, rounds: int, *, agreement: bool | None, as_json: bool, export: Path | None) -> int:
+    async def run(self, prompt: str, rounds: int, *, agrees: bool) -> int:
+        """Returns the exit code."""
         from cpuchat.cli.session import each_interrupt
 
         comparison = self._comparison
-        watching = asyncio.ensure_future(self._watch())
         try:
             with each_interrupt(self._interrupt):
                 await comparison.ask(prompt)
@@ -130,54 +123,25 @@ class _Run:
                 for _ in range(1, rounds):
                     if not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
                         await comparison.repeat()
-                if agreement if agreement is not None else not comparison.in_turn:
-                    await self._agree(wanted=agreement is True)
+                if agrees and not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
+                    with contextlib.suppress(CpuchatError):  # of other vocabularies, or loaded in turn
+                        await comparison.agree(lambda share: self._terminal.status(f"agreement · {100 * share:.0f} %"))
         finally:
-            watching.cancel()
             self._terminal.clear_progress()
             await comparison.close()
-        self._print(as_json)
-        if export is not None:
-            from cpuchat.present.compare import markdown
-
-            write_output(export, markdown(comparison), 0o644)
         if comparison.stopped:
             return Interrupted.exit_code
-        return self._failure()
-
-    async def _agree(self, *, wanted: bool) -> None:
-        comparison = self._comparison
-        if comparison.stopped or not comparison.turns[-1].rounds[-1].complete:
-            return
-        try:
-            await comparison.agree(lambda share: self._terminal.status(f"agreement · {100 * share:.0f} %"))
-        except CpuchatError as error:  # the answers are there
-            if wanted:
-                self._terminal.warn(f"cpuchat: no agreement: {error}")
-
-    async def _watch(self) -> None:
-        """Read the counters of energy and memory traffic while one side answers."""
-        from cpuchat.hardware.monitor import Monitor
-
-        comparison = self._comparison
-        if not comparison.runners[0].settings.hardware.counters:
-            return
-        monitor = await asyncio.to_thread(lambda: Monitor(read_topology()))
-        try:
-            while True:
-                sample = await asyncio.to_thread(monitor.sample)
-                if len(comparison.writing) == 1:
-                    (side,) = comparison.writing
-                    comparison.runners[side].conversation.meter.machine(sample)
-                await asyncio.sleep(_SAMPLE_SECONDS)
-        finally:
-            monitor.close()
+        answers = comparison.turns[-1].rounds[-1].answers
+        failed = next((answer.failed for answer in answers if answer.failed is not None), None)
+        return from_code(failed.code, failed.message, failed.hint).exit_code if failed is not None else 0
 
     def _interrupt(self, presses: int) -> None:
+        from cpuchat.cli.session import begin
+
         if presses > 1:
             for runner in self._comparison.runners:
                 runner.conversation.backend.kill()
-        self._stopping = asyncio.ensure_future(self._comparison.stop())
+        begin(self._comparison.stop())
 
     def _show(self, side: int, event: AnyEvent) -> None:
         name = f"{'AB'[side]} {self._comparison.names[side]}"
@@ -203,11 +167,14 @@ class _Run:
             self._terminal.line()
         self._shown = None
 
-    def _print(self, as_json: bool) -> None:
+    def show(self, *, as_json: bool, export: Path | None) -> None:
+        """Print what was measured, and write the report."""
         from cpuchat.compare.figures import figures_of
         from cpuchat.present import compare as words
 
         comparison, terminal = self._comparison, self._terminal
+        if export is not None:
+            write_output(export, words.markdown(comparison), 0o644)
         if as_json:
             terminal.line(json_line(words.as_json(comparison)))
             return
@@ -223,14 +190,9 @@ class _Run:
             for line in words.places(found, comparison.names):
                 terminal.line(f"  {line}")
 
-    def _failure(self) -> int:
-        answers = self._comparison.turns[-1].rounds[-1].answers
-        failed = next((answer.failed for answer in answers if answer.failed is not None), None)
-        return from_code(failed.code, failed.message, failed.hint).exit_code if failed is not None else 0
-
 
 _MAX_TEXT = 64 << 20
-_QUALITY_EPILOG = f"""\b
+_QUALITY_EPILOG = """\b
 Examples:
   cpuchat quality demo demo-q4
   cpuchat quality owner/repo:Q8_0 owner/repo:Q6_K owner/repo:Q4_K_M
@@ -238,33 +200,21 @@ Examples:
 
 BASE and OTHER are values for --model; BASE is the best file of the model that you have. All must have the same
 vocabulary. Both models read the same windows of text, and their predictions of each next token are compared.
-Ctrl+C stops and prints the estimate so far; the same command resumes.
-
-Exit codes: 2 wrong usage or settings, 3 no such model, 5 not enough memory, {MeasureFailed.exit_code} not measured,
-{VocabularyMismatch.exit_code} different vocabularies, {Interrupted.exit_code} stopped by Ctrl+C."""
+Ctrl+C stops and prints the estimate so far; the same command resumes."""
 
 
 @click.command("quality", epilog=_QUALITY_EPILOG)
 @click.argument("base")
 @click.argument("others", nargs=-1, required=True, metavar="OTHER...")
 @file_option("--text", "text", help="Measure on this text (UTF-8); default: built-in prose, code and dialogue.")
-@click.option("--ctx", "n_ctx", type=int, default=512, metavar="N", help="Window size in tokens; default: 512.")
-@click.option("--fresh", is_flag=True, help="Ignore the results of earlier runs.")
 @placement_options()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def quality(
-    base: str,
-    others: tuple[str, ...],
-    text: Path | None,
-    n_ctx: int,
-    fresh: bool,
-    as_json: bool,
-    **values: Any,
-) -> int:
+def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool, **values: Any) -> int:
     """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
     their distributions diverge (KLD).
     """
     from cpuchat.quality.measure import QualityMeasurement
+    from cpuchat.quality.messages import Text
     from cpuchat.quality.texts import builtin_texts
 
     chosen = overridden(values)
@@ -272,13 +222,10 @@ def quality(
     measurement = QualityMeasurement(
         library.resolve(base),
         [library.resolve(other) for other in others],
-        builtin_texts() if text is None else _own_text(text),
+        builtin_texts() if text is None else (Text(kind="text", content=file_text(text, _MAX_TEXT)),),
         engine=metadata.version("llama-cpp-python"),
-        n_ctx=n_ctx,
         folder=paths.quality_dir(),
     )
-    if fresh:
-        measurement.forget()
     measurement.restore()
     terminal = TerminalOutput(quiet=as_json)
     stopped = _measure(measurement, chosen, terminal)
@@ -287,17 +234,6 @@ def quality(
         terminal.warn("cpuchat: stopped; the same command resumes.")
         return Interrupted.exit_code
     return 0
-
-
-def _own_text(file: Path) -> Any:
-    from cpuchat.quality.messages import Text
-
-    try:
-        return (Text(kind="text", content=read_text(file, _MAX_TEXT)),)
-    except OSError as error:
-        raise UsageError(f"Cannot read {shown(file)}: {error.strerror}.", "Give a text file.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{shown(file)} is not UTF-8 text.", "Convert it, for example with iconv.") from None
 
 
 def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: TerminalOutput) -> bool:

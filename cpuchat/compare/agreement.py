@@ -1,13 +1,7 @@
-"""How far two models agree on an answer itself: each reads both answers, and predicts every token of them.
+"""How far two models agree on an answer: each reads both answers, and predicts every token of them.
 
-For each token that a side has written there is the probability that it gave it and the one that the other gave it. So
-the agreement is about the whole answer, where the texts as such tell only up to their first difference.
-
-A token is in one of three steps:
-
-- agrees: it is the other's most probable token too.
-- close: another one is, but this one has at least `MATTERS` of the other's probability: a rephrasing as a rule.
-- matters: it has less. At a temperature of 1 the other would write it less than once in ten times.
+A token agrees: it is the other's most probable token too; is close: another one is, but this one has at least `MATTERS`
+of the other's probability, a rephrasing as a rule; or matters: it has less.
 """
 
 from __future__ import annotations
@@ -16,17 +10,14 @@ import bisect
 import contextlib
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import IO, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
 
-from cpuchat.base import paths
-from cpuchat.base.errors import UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.protocol.messages import Score, ScoredRows, TokensScored
 from cpuchat.quality.statistics import Interval, clustered_share, wilson
@@ -140,45 +131,21 @@ class _Block:
     end: int
     n: int
     bases: tuple[Literal["file", "own"], ...]
-    at: int = 0
-
-
-@dataclass
-class _Figures:
-    """What is known of the tokens of one answer."""
-
-    rows: list[ScoredRows] = field(default_factory=list)
-
-    def array(self, name: str, kind: str = "<f4") -> np.ndarray:
-        return np.concatenate([np.frombuffer(getattr(one, name), kind) for one in self.rows])
 
 
 async def score_answers(
-    written: tuple[Written, Written],
-    n_vocab: int,
-    run: Run,
-    *,
-    in_turn: bool = False,
-    tell: Callable[[float], None] = lambda share: None,
+    written: tuple[Written, Written], n_vocab: int, run: Run, *, tell: Callable[[float], None] = lambda share: None
 ) -> Agreement:
-    """Let both sides predict both answers; A's worker writes its predictions, B's compares them with its own.
-
-    Args:
-        in_turn: only one of them is in memory: all predictions of A are kept on disk meanwhile.
-        tell: called with the share that is done (0-1).
-
-    Raises:
-        UsageError: the disk has no room; what `run` raises.
+    """Let both sides predict both answers; A's worker writes its predictions, B's compares them with its own. `tell` is
+    called with the share that is done (0-1). Raises what `run` raises.
     """
     n_rows = rows_of_block(n_vocab)
     blocks = _blocks(written, n_rows)
     n_ctx = max(len(one.all_tokens) for one in written)
     seconds, comparing = [0.0, 0.0], 0.0
-    figures = _Figures(), _Figures()
+    rows: tuple[list[ScoredRows], list[ScoredRows]] = ([], [])  # of A's answer, and of B's
     order = [(worker, block) for block in blocks for worker in (0, 1)]
-    if in_turn:
-        order = [(worker, block) for worker in (0, 1) for block in blocks]
-    with _shared_rows(sum(one.n for one in blocks) * 4 * n_vocab if in_turn else 0) as file:
+    with _shared_rows() as file:
         for done, (worker, block) in enumerate(order):
             one = written[block.side]
             found = await run(
@@ -190,16 +157,15 @@ async def score_answers(
                     n_ctx=n_ctx,
                     n_rows=n_rows,
                     file=file,
-                    at=block.at if in_turn else 0,
                     bases=block.bases if worker else (),
                 ),
             )
             seconds[worker] += found.seconds
             comparing += found.compare_seconds
-            for base, rows in zip(block.bases, found.compared, strict=False):
-                figures[base == "own"].rows.append(rows)
+            for base, compared in zip(block.bases, found.compared, strict=False):
+                rows[base == "own"].append(compared)
             tell((done + 1) / len(order))
-    a, b = (_answer(one, figure) for one, figure in zip(written, figures, strict=True))
+    a, b = map(_answer, written, rows)
     return Agreement(answers=(a, b), evaluating=(seconds[0], seconds[1]), comparing=comparing)
 
 
@@ -219,39 +185,31 @@ def _blocks(written: tuple[Written, Written], n_rows: int) -> list[_Block]:
         (0, first_a + n_both, len(a), ("file",)),
         (1, first_b + n_both, len(b), ("own",)),
     ]
-    blocks, at = list[_Block](), 0
-    for side, start, end, bases in parts:
-        for cut in range(start, end, n_rows):
-            n = min(n_rows, end - cut)
-            blocks.append(_Block(side, cut + n, n, bases, at))
-            at += n
-    return blocks
+    return [
+        _Block(side, min(cut + n_rows, end), min(n_rows, end - cut), bases)
+        for side, start, end, bases in parts
+        for cut in range(start, end, n_rows)
+    ]
 
 
 @contextlib.contextmanager
-def _shared_rows(size: int) -> Iterator[str]:
-    """Yield the path of a file that ends with this process: in memory, or on disk for `size` bytes.
-
-    Raises:
-        UsageError: the disk has no room.
-    """
-    folder = paths.quality_dir()
-    if size or not hasattr(os, "memfd_create"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if size > shutil.disk_usage(folder).free:
-            raise UsageError(f"{paths.shown(folder)} needs {size / 1e9:.1f} GB for the predictions.", "Make room.")
-        make = tempfile.TemporaryFile if hasattr(os, "O_TMPFILE") else tempfile.NamedTemporaryFile
-        file: IO[bytes] = make(dir=folder)
+def _shared_rows() -> Iterator[str]:
+    """Yield the path of a file that ends with this process, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("cpuchat-rows"), "w+b") as file:
+            yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
     else:
-        file = os.fdopen(os.memfd_create("cpuchat-rows"), "w+b")
-    with file:
-        yield f"/proc/{os.getpid()}/fd/{file.fileno()}" if isinstance(file.name, int) else file.name
+        with tempfile.NamedTemporaryFile() as named:
+            yield named.name
 
 
-def _answer(written: Written, figures: _Figures) -> AnswerAgreement:
-    base, other = figures.array("base_nll"), figures.array("other_nll")
-    kld, ranks, p_tops = figures.array("kld"), figures.array("ranks", "<i4"), figures.array("tops_p")
-    tops = [top for rows in figures.rows for top in rows.tops]
+def _answer(written: Written, parts: Sequence[ScoredRows]) -> AnswerAgreement:
+    def array(name: str, kind: str = "<f4") -> np.ndarray:
+        return np.concatenate([np.frombuffer(getattr(one, name), kind) for one in parts])
+
+    base, other, kld, p_tops = map(array, ("base_nll", "other_nll", "kld", "tops_p"))
+    ranks = array("ranks", "<i4")
+    tops = [top for one in parts for top in one.tops]
     starts = [0, *written.ends]
     tokens = tuple(
         ScoredToken(
@@ -267,7 +225,7 @@ def _answer(written: Written, figures: _Figures) -> AnswerAgreement:
         n_words=len(words),
         words=_share(agreed),
         places=tuple(_places(written.text, tokens, words)),
-        same_top=float(figures.array("same_top").mean(dtype=np.float64)),
+        same_top=float(array("same_top").mean(dtype=np.float64)),
         kld=float(kld.mean(dtype=np.float64)),
         ppl=float(np.exp(base.mean(dtype=np.float64))),
         ppl_other=float(np.exp(other.mean(dtype=np.float64))),
@@ -321,7 +279,7 @@ def _places(text: str, tokens: Sequence[ScoredToken], words: Sequence[tuple[int,
 
 def spans(tokens: Sequence[ScoredToken], start: int, end: int) -> list[tuple[int, int, Step]]:
     """Return the ranges of characters that do not agree within `start` to `end` of what was written, relative to
-    `start`; neighbors of the same step are one range."""
+    `start`; neighbors of the same step are one."""
     found: list[tuple[int, int, Step]] = []
     for token in tokens:
         left, right = max(token.start, start) - start, min(token.end, end) - start

@@ -18,9 +18,8 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChatsError, CpuchatError, MeasureFailed, UsageError
 from cpuchat.chats.records import Chat, StoredMessage, column, title_of
-from cpuchat.compare.agreement import Agreement, AnswerAgreement, UnlikelyWord, score_answers
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, score_answers
 from cpuchat.compare.runner import (
-    Branch,
     DraftOffer,
     KeptTokens,
     Round,
@@ -30,11 +29,8 @@ from cpuchat.compare.runner import (
     Turn,
     fit_together,
     short_names,
-    together,
-    worker_memory,
 )
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.drafts.candidates import expected_pair, target_costs
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
@@ -42,6 +38,7 @@ from cpuchat.models.library.places import is_demo, is_same_model
 from cpuchat.models.machine import machine_for
 from cpuchat.protocol.messages import AnyEvent, Score, TokensScored
 from cpuchat.quality.measure import require_same_vocabulary
+from cpuchat.telemetry.machine import process_memory
 
 if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore
@@ -55,7 +52,8 @@ class Comparison:
     """Use from one event loop; `close` it.
 
     `names` tell the sides apart in a few words. `in_turn` is why the sides are loaded in turn, "" when both stay in
-    memory. `stopped`: the last round was.
+    memory. `stopped`: the last round was; `running`: the one that is being answered. `tell` is called with every event
+    of a side.
 
     Args:
         backend: makes the backend of a side.
@@ -80,10 +78,8 @@ class Comparison:
         self.turns: list[Turn] = []
         self.in_turn = ""
         self.tell: Tell = lambda side, event: None
-        """Called with every event of a side."""
         self.busy = False
         self.running: Round | None = None
-        """The round that is being answered."""
         self.stopped = False
         self._checked = False
         self._writing: set[int] = set()
@@ -94,11 +90,7 @@ class Comparison:
         return frozenset(self._writing)
 
     async def ask(self, prompt: str) -> Round:
-        """Let both sides answer a new prompt; it continues what was asked before.
-
-        Raises:
-            UsageError: something is running.
-        """
+        """Let both sides answer a new prompt; it continues what was asked before. Raises UsageError: something runs."""
         self._refuse_while_busy()
         self.turns.append(Turn(prompt))
         try:
@@ -109,10 +101,7 @@ class Comparison:
 
     async def repeat(self) -> Round:
         """Let both answer the last prompt again, the other side first. A round that is stopped is left out of the turn,
-        if that has a complete one.
-
-        Raises:
-            UsageError: nothing was asked; as `ask`.
+        if that has a complete one. Raises UsageError: nothing was asked; as `ask`.
         """
         self._refuse_while_busy()
         if not self.turns:
@@ -124,6 +113,8 @@ class Comparison:
         last = self.turns[-1].rounds[-1] if self.turns and self.turns[-1].rounds else None
         if last is None or any(one.as_written() is None for one in last.answers):
             return "The tokens of these answers are unknown. Repeat the prompt."
+        if self.in_turn:
+            return "Both sides have to be in memory for the agreement."
         try:
             if self.sides[0].path != self.sides[1].path:
                 require_same_vocabulary(*(read_model(Path(side.path)) for side in self.sides))
@@ -133,26 +124,14 @@ class Comparison:
         return ""
 
     async def agree(self, tell: Callable[[float], None] = lambda share: None) -> Agreement | None:
-        """Let both sides predict the last answers of both, token by token; the round has the result. Sides that are
-        loaded in turn are loaded once more. None: stopped.
-
-        Args:
-            tell: called with the share that is done (0-1).
-
-        Raises:
-            UsageError: something is running, or it cannot be measured. MeasureFailed: a side failed.
+        """Let both sides predict the last answers of both, token by token; the round has the result. None: stopped.
+        `tell` is called with the share that is done (0-1). Raises UsageError: something runs, or it cannot be measured;
+        MeasureFailed: a side failed.
         """
         self._refuse_while_busy()
         self.busy, self.stopped = True, False
-        loaded = -1
 
         async def run(side: int, command: Score) -> TokensScored:
-            nonlocal loaded
-            if self.in_turn and loaded != side:
-                await self.runners[1 - side].conversation.backend.unload()
-                if not await self._load(side, self._own_specs()[side], Round()):
-                    raise self._load_failure(side)
-                loaded = side
             if self.stopped:
                 raise MeasureFailed("Stopped.", "")
             return await self.runners[side].score(command)
@@ -164,7 +143,7 @@ class Comparison:
             a, b = (one.as_written() for one in last.answers)
             assert a is not None and b is not None
             n_vocab = (await asyncio.to_thread(read_model, Path(self.sides[0].path))).n_vocab
-            last.agreement = await score_answers((a, b), n_vocab, run, in_turn=bool(self.in_turn), tell=tell)
+            last.agreement = await score_answers((a, b), n_vocab, run, tell=tell)
             last.draft_offer = await asyncio.to_thread(self._draft_offer, last.agreement)
             return last.agreement
         except MeasureFailed:
@@ -188,33 +167,6 @@ class Comparison:
         acceptance = found.answers[target].same_top
         expected = expected_pair(larger, smaller, target_costs(larger.path), machine, acceptance)
         return DraftOffer(target, expected.gains[0]) if expected.gains and not expected.scalar_type else None
-
-    async def continue_with(self, side: int, place: UnlikelyWord) -> Branch:
-        """Let `side` continue its last answer from `place` with the other model's token; the last round has the
-        branch. What it writes is told as an answer's, and the next prompt continues the answer that was there before.
-
-        Raises:
-            UsageError: something is running. MeasureFailed: the side does not load.
-        """
-        self._refuse_while_busy()
-        self.busy, self.stopped = True, False
-        last, tell = self.turns[-1].rounds[-1], self._teller(side)
-        try:
-            if self.in_turn:
-                await self.runners[1 - side].conversation.backend.unload()
-            if not await self._load(side, self._own_specs()[side], Round()):
-                raise self._load_failure(side)
-            self._writing = {side}
-            answer = await self.runners[side].continue_from(last.answers[side], place, tell, lambda: self.stopped)
-            last.branches.append(Branch(side, place, answer))
-            return last.branches[-1]
-        finally:
-            self.busy = False
-            self._writing.clear()
-
-    def _load_failure(self, side: int) -> MeasureFailed:
-        failed = self.runners[side].failed
-        return MeasureFailed(failed.message if failed else "Stopped.", failed.hint if failed else "")
 
     async def stop(self) -> None:
         """Stop the running round, which ends with what is written."""
@@ -251,15 +203,14 @@ class Comparison:
         try:
             await self._check_memory()
             first = len(turn.rounds) % 2
-            specs = self._own_specs()
             new = self.running = Round(first=first)
             order = (first, 1 - first)
             turn.rounds.append(new)
             if not self.in_turn:
                 for side in order:  # one after the other: they read the same disk
-                    await self._load(side, specs[side], new)
+                    await self._load(side, new)
             for side in order:
-                await self._answer(side, specs[side], new)
+                await self._answer(side, new)
             await self._read_memory(new)
             if self.stopped:
                 for answer in new.answers:
@@ -280,25 +231,21 @@ class Comparison:
                 runner.settings.engine.n_ctx = runner.settings.engine.n_ctx or n_ctx
             self._checked = True
 
-    def _own_specs(self) -> tuple[PlacementSpec, PlacementSpec]:
-        first, second = (PlacementSpec.of(runner.settings) for runner in self.runners)
-        return first, second
-
-    async def _load(self, side: int, spec: PlacementSpec, new: Round) -> bool:
+    async def _load(self, side: int, new: Round) -> bool:
         if self.stopped:
             return False
         runner, self._writing = self.runners[side], {side}
-        loaded = await runner.load(spec, self._teller(side))
+        loaded = await runner.load(self._teller(side))
         new.answers[side].failed = runner.failed
         self._writing = set()
         return loaded and not self.stopped
 
-    async def _answer(self, side: int, spec: PlacementSpec, new: Round) -> None:
+    async def _answer(self, side: int, new: Round) -> None:
         if self.in_turn:
             await self.runners[1 - side].conversation.backend.unload()
         if self.runners[side].failed is not None and not self.in_turn:
             return
-        if await self._load(side, spec, new):
+        if await self._load(side, new):
             self._writing = {side}
             await self.runners[side].answer(self.turns, new.answers[side], self._teller(side), lambda: self.stopped)
             self._writing = set()
@@ -309,14 +256,10 @@ class Comparison:
         return lambda event: self.tell(side, event)
 
     async def _read_memory(self, new: Round) -> None:
-        pids = [runner.conversation.backend.pid for runner in self.runners]
-        files = [Path(side.path) for side in self.sides]
-        for answer, pid in zip(new.answers, pids, strict=True):
-            if pid is not None and answer.model is not None:
-                answer.memory = await asyncio.to_thread(worker_memory, pid, files) or answer.memory
-        a, b = (answer.memory for answer in new.answers)
-        if a is not None and b is not None and not self.in_turn:
-            new.memory = together(a, b)
+        for answer, runner in zip(new.answers, self.runners, strict=True):
+            pid = runner.conversation.backend.pid
+            if pid is not None and answer.model is not None and (found := await asyncio.to_thread(process_memory, pid)):
+                answer.memory = found.private + found.shared
 
 
 Sides = tuple[Side, Side]
@@ -345,10 +288,8 @@ class KeptComparison:
         self._answers: tuple[int, int] | None = None  # ids of the last turn's
 
     def keep(self, turns: list[Turn]) -> None:
-        """Write the last turn with its last round that counts, in place of one that was kept before.
-
-        Raises:
-            ChatsError: it cannot be saved; ChatsChanged: it was deleted meanwhile.
+        """Write the last turn with its last round that counts, in place of one that was kept before. Raises ChatsError:
+        it cannot be saved; ChatsChanged: it was deleted meanwhile.
         """
         turn, store = turns[-1], self._store
         sides, answers = column(_Kept(self._sides)), _rows(turn.counted()[-1])
@@ -359,7 +300,8 @@ class KeptComparison:
                 title = f"{' against '.join(short_names(*self._sides))}: {title_of(turn.prompt)}"
                 self.chat_id = store.create_chat(self._sides[0].name, title=title, sides=sides).id
             if self._n_turns == len(turns):
-                for row, answer in zip(self._answers or self._stored_answers(), answers, strict=True):
+                rows = self._answers or [message.id for message in store.messages(self.chat_id)[-2:]]
+                for row, answer in zip(rows, answers, strict=True):
                     store.update_message(row, **answer)
                 return
             store.add_message(self.chat_id, "user", turn.prompt)
@@ -368,10 +310,6 @@ class KeptComparison:
                 for side, answer in zip(self._sides, answers, strict=True)
             )
             self._answers, self._n_turns = (first, second), len(turns)
-
-    def _stored_answers(self) -> tuple[int, int]:
-        first, second = (message.id for message in self._store.messages(self.chat_id)[-2:])
-        return first, second
 
 
 def _rows(done: Round) -> list[dict[str, Any]]:
@@ -391,12 +329,8 @@ def _rows(done: Round) -> list[dict[str, Any]]:
 
 def sides_of(chat: Chat) -> Sides:
     """Return what the comparison `chat` compared. Raises ChatsError when that is unknown."""
-    return _kept(chat).sides
-
-
-def _kept(chat: Chat) -> _Kept:
     try:
-        return msgspec.json.decode(chat.sides, type=prepared(_Kept))
+        return msgspec.json.decode(chat.sides, type=prepared(_Kept)).sides
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise ChatsError("This comparison is damaged: its models are unknown.", "Delete it.") from None
 
@@ -417,11 +351,7 @@ def turn_with(messages: list[StoredMessage], message_id: int) -> int | None:
 
 def turns_of(chat: Chat, messages: list[StoredMessage]) -> list[Turn]:
     """Return the prompts and answers of a comparison, with one round each. Of the figures the timings are kept, and the
-    agreement.
-
-    Raises:
-        ChatsError: as `sides_of`.
-    """
+    agreement."""
     turns: list[Turn] = []
     agreed: list[AnswerAgreement | None] = []
     for message in messages:

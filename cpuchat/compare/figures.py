@@ -127,7 +127,7 @@ def figure(name: Name, answer: SideAnswer) -> float | None:
     """Return one figure of one answer; None where it is not known."""
     timings, roofline = answer.timings, answer.roofline
     if name == "memory":
-        return answer.memory.total if answer.memory is not None else None
+        return answer.memory
     if timings is None:
         return None
     rate = timings.predicted_per_second

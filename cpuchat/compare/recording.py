@@ -35,14 +35,12 @@ class RecordingError(CpuchatError, code="recording"):
 
 
 class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One side's answer.
+    """One side's answer; None: not known.
 
-    `name` tells it from the other one. `tokens` are the text of each token (reasoning included) and when it came, in
-    milliseconds after the first token: prefill is in `first_s`, from the request to the first token. `drafters` name
-    who proposed each token, "" for the model itself; () where nothing was drafted. `tok_s` is the
-    decoding rate, the median of the rounds. `ended`: the answer is complete. `bandwidth` in bytes per second, over
-    equal parts of the answer, by what the header says of each token; `peak` is the measured one. `utilization` 0 to 1.
-    None: not known. `cached`: the weights stay in L3.
+    `tokens` are the text of each token (reasoning included) and when it came, in milliseconds after the first token,
+    which came after `first_s` seconds. `drafters` as of `TokenText`. `tok_s` is the decoding rate, the median of the
+    rounds. `ended`: the answer is complete. `bandwidth` in bytes per second, over equal parts of the answer; `peak` is
+    the measured one. `utilization` 0 to 1. `cached`: the weights stay in L3.
     """
 
     name: str
@@ -80,11 +78,8 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Both answers to one prompt, one after the other with the whole machine for each.
-
-    `stopped`: the user has stopped it; there is no verdict then. `n_rounds` count: from three on, rates are their
-    medians, of fewer those of the last one. `ratios` are the smallest and the largest B ÷ A of the rates of a round.
-    `known_times`: False where the times of the tokens were not kept, and all of them are at the mean rate.
+    """Both answers to one prompt. `stopped`: the user has stopped it; there is no verdict then. `n_rounds` and `ratios`
+    as of `ComparisonFigures`. `known_times`: False where those of the tokens were not kept: all are at the mean rate.
     """
 
     title: str

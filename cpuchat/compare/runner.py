@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from cpuchat.backend.base import Backend
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, MeasureFailed, UsageError
 from cpuchat.base.text import common_prefix
-from cpuchat.compare.agreement import Agreement, AnswerAgreement, UnlikelyWord, Written
+from cpuchat.compare.agreement import Agreement, AnswerAgreement, Written
 from cpuchat.config.settings import Settings, explained
-from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.drafts.candidates import DraftGain
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
@@ -73,20 +72,16 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, path: Path, changes: dict[str, str] | None = None) -> Side:
         """Read the header for the names; one that cannot be read fails when it is loaded."""
+        side = cls(path=str(path), changes=changes or {})
         try:
             header = read_model(path)
         except (CpuchatError, OSError):
-            return cls(path=str(path), changes=changes or {})
-        return cls(path=str(path), changes=changes or {}, model=header.name, quantization=header.quantization)
+            return side
+        return msgspec.structs.replace(side, model=header.name, quantization=header.quantization)
 
     def settings(self, base: Settings) -> Settings:
-        """Return `base` with the changes of this side.
-
-        Greedy and without drafters unless this side says otherwise: two samples differ anyway, and a speed with
-        drafts tells more about the text than about the file.
-
-        Raises:
-            UsageError: a value is not acceptable.
+        """Return `base` with the changes of this side; greedy and without drafters unless it says otherwise: two
+        samples differ anyway, and a speed with drafts tells more about the text than about the file. Raises UsageError.
         """
         tables: dict[str, Any] = msgspec.to_builtins(base)
         tables["sampling"]["temperature"] = 0.0
@@ -115,9 +110,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def short_names(a: Side, b: Side) -> tuple[str, str]:
-    """Name the sides by what differs only: `Q8_0` and `Q4_K_M`; `1.5B Q8_0` and `0.5B Q4_K_M`; `Q8_0 · threads 1` and
-    `Q8_0 · threads 2`.
-    """
+    """Name the sides by what differs only: `1.5B Q8_0` and `0.5B Q4_K_M`, `Q8_0 · threads 1` and `Q8_0 · threads 2`."""
     same_model = a.model == b.model and bool(a.quantization and b.quantization)
     if a.path != b.path and (a.name == b.name or (same_model and a.quantization == b.quantization)):
         heads = Path(a.path).stem, Path(b.path).stem
@@ -138,14 +131,8 @@ def short_names(a: Side, b: Side) -> tuple[str, str]:
 
 
 def parse_side(text: str, resolve: Callable[[str], Path]) -> Side:
-    """Read a side as the command line takes it: `demo-q4,drafters=off,cores=0,2`.
-
-    Args:
-        resolve: `Library.resolve`.
-
-    Raises:
-        UsageError: an unknown setting.
-        ModelNotFound: no such model.
+    """Read a side as the command line takes it: `demo-q4,drafters=off,cores=0,2`. `resolve` is `Library.resolve`.
+    Raises UsageError: an unknown setting; ModelNotFound.
     """
     spec, changes, last = "", {}, ""
     for number, part in enumerate(text.split(",")):
@@ -163,10 +150,8 @@ def parse_side(text: str, resolve: Callable[[str], Path]) -> Side:
 
 
 def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: Library) -> tuple[int, str]:
-    """Return the context for both, in tokens, and why they do not fit together, "" when they do.
-
-    With the draft models that they will load. A file that both map is counted once. The context is 0 (each chooses)
-    where a header cannot be read: that side will not load anyway.
+    """Return the context for both, in tokens, and why they do not fit together, "" when they do; with the draft models
+    that they will load, and a file that both map counted once. 0 where a header cannot be read: each chooses.
     """
     try:
         headers = [read_model(Path(side.path)) for side in sides]
@@ -181,11 +166,8 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
         total -= min(need.weights - need.reclaimable for need in needs)
     n_ctx = min(need.n_ctx for need in needs)
     total += sum(_draft(side, one, library, n_ctx) for side, one in zip(sides, settings, strict=True))
-    if total <= available:
-        return n_ctx, ""
-    return n_ctx, (
-        f"Both models need {gigabytes(total)} GB, and {gigabytes(available)} GB are available: they are loaded in turn."
-    )
+    why = f"Both models need {gigabytes(total)} GB of {gigabytes(available)} GB available: they are loaded in turn."
+    return n_ctx, why if total > available else ""
 
 
 def _draft(side: Side, settings: Settings, library: Library, n_ctx: int) -> int:
@@ -200,65 +182,6 @@ def _draft(side: Side, settings: Settings, library: Library, n_ctx: int) -> int:
 
 _MIN_WAIT_MS = 20.0
 """Milliseconds that threads wait for a core on any machine: those of a system's own programs."""
-ROOT = Path("/")
-_RSS = re.compile(r"^Rss: +(\d{1,15}) kB", re.MULTILINE)
-_REGION = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMemory:
-    """Resident bytes of a worker: `own` is not mapped from a model (KV cache, buffers, repacked weights, the program),
-    `files` the mapped model files by their real path."""
-
-    own: int
-    files: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        """Return what this worker would take alone."""
-        return self.own + sum(self.files.values())
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryTogether:
-    """`shared` bytes of weights are mapped by both workers and counted once in `total`."""
-
-    total: int
-    shared: int
-
-
-def worker_memory(pid: int, files: Iterable[Path] = (), root: Path = ROOT) -> WorkerMemory | None:
-    """Return the memory of `pid`, which may map the model `files`. None where it cannot be read (not Linux, ended).
-
-    The kernel walks the page tables for it: milliseconds for each gigabyte. Ask in a thread.
-    """
-    names = {os.path.realpath(file) for file in files}
-    folder = root / "proc" / str(pid)
-    try:
-        total = _resident((folder / "smaps_rollup").read_text(encoding="utf-8"))
-        regions = (folder / "smaps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    if not total:
-        return None
-    mapped: dict[str, int] = {}
-    _, *parts = _REGION.split(regions)
-    for name, body in zip(parts[::2], parts[1::2], strict=True):
-        if name in names:
-            mapped[name] = mapped.get(name, 0) + _resident(body)
-    return WorkerMemory(total - sum(mapped.values()), mapped)
-
-
-def together(a: WorkerMemory, b: WorkerMemory) -> MemoryTogether:
-    """Return the memory of both: pages of a file that both have mapped exist once."""
-    shared = sum(min(size, b.files[name]) for name, size in a.files.items() if name in b.files)
-    return MemoryTogether(a.total + b.total - shared, shared)
-
-
-def _resident(text: str) -> int:
-    """Return the bytes that one region's fields name; 0 when they do not."""
-    found = _RSS.search(text)
-    return int(found[1]) << 10 if found else 0
 
 
 class TokenText:
@@ -266,7 +189,8 @@ class TokenText:
 
     def __init__(self) -> None:
         self.text = ""
-        self._ends: list[int] = []  # where the text of each token ends
+        self.ends: list[int] = []
+        """Where the text of each token ends."""
         self._times: list[float] = []  # ms after the request, of each token
         self._drafters: list[str] = []  # of each token
 
@@ -283,9 +207,9 @@ class TokenText:
                 at += lengths[number]
             else:  # nobody counted: spread evenly
                 at = len(self.text) - len(delta.text) * (delta.n_tokens - 1 - number) // delta.n_tokens
-            self._ends.append(at)
-        if self._ends:
-            self._ends[-1] = len(self.text)
+            self.ends.append(at)
+        if self.ends:
+            self.ends[-1] = len(self.text)
 
     @classmethod
     def of(cls, text: str, kept: KeptTokens) -> TokenText:
@@ -293,12 +217,12 @@ class TokenText:
         found, n = cls(), len(kept.ends)
         drafters = kept.drafters or ("",) * n
         if n and kept.ends[-1] == len(text) and n == len(kept.ms) == len(drafters):
-            found.text, found._ends, found._times, found._drafters = text, [*kept.ends], [*kept.ms], [*drafters]
+            found.text, found.ends, found._times, found._drafters = text, [*kept.ends], [*kept.ms], [*drafters]
         return found
 
     @property
     def n_tokens(self) -> int:
-        return len(self._ends)
+        return len(self.ends)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -308,18 +232,13 @@ class TokenText:
     def tokens(self) -> Iterator[tuple[str, float]]:
         """Yield the text of each token, and its time in ms after the first one."""
         start = 0
-        for end, at_ms in zip(self._ends, self._times, strict=True):
+        for end, at_ms in zip(self.ends, self._times, strict=True):
             yield self.text[start:end], round(at_ms - self._times[0], 3)
             start = end
 
-    @property
-    def ends(self) -> Sequence[int]:
-        """Return where the text of each token ends."""
-        return self._ends
-
     def token_at(self, character: int) -> int:
         """Return the number of the token that wrote this character, from 1; one more than all at the end."""
-        return bisect_right(self._ends, character) + 1
+        return bisect_right(self.ends, character) + 1
 
 
 class KeptTokens(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -342,9 +261,8 @@ class TextDifference:
 
 
 def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> TextDifference | None:
-    """Return where the texts diverge; None if they are equal up to the end of the shorter one.
-
-    `complete`: both models ended their answers by themselves, so that a shorter one is a difference too.
+    """Return where the texts diverge; None if they are equal up to the end of the shorter one, which is a difference
+    too where both are `complete`: ended by themselves.
     """
     at = common_prefix(a.text, b.text)
     if at == min(len(a.text), len(b.text)) and (not complete or len(a.text) == len(b.text)):
@@ -355,7 +273,7 @@ def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> TextDiffe
 @dataclass
 class SideAnswer:
     """One side's answer. `timings` and `roofline` are None until it is complete; `failed` is why it is not. The tokens
-    are () where nobody told them."""
+    are () where nobody told them; `memory` are the resident bytes of its worker."""
 
     content: str = ""
     reasoning: str = ""
@@ -366,7 +284,7 @@ class SideAnswer:
     timings: Timings | None = None
     model: ModelInfo | None = None
     roofline: Roofline | None = None
-    memory: WorkerMemory | None = None
+    memory: int | None = None
     failed: Failed | None = None
 
     @property
@@ -387,16 +305,6 @@ class SideAnswer:
 
 
 @dataclass(frozen=True)
-class Branch:
-    """How a side goes on when it writes the other model's token at a place. `answer` has the whole text, and the
-    figures of its new part."""
-
-    side: int
-    place: UnlikelyWord
-    answer: SideAnswer
-
-
-@dataclass(frozen=True)
 class DraftOffer:
     """What the smaller of two quantizations would gain as the draft model of the larger one, which is side `target` (0
     or 1): by the cost model, at the acceptance that their agreement measured."""
@@ -407,19 +315,15 @@ class DraftOffer:
 
 @dataclass
 class Round:
-    """Both answers to one prompt. `first` (0 or 1) is the side that answered first.
-
-    `agreement` is None before it is known; `agreement_note` is why it never will be.
-    `draft_offer` comes with it, None where no gain can be predicted.
+    """Both answers to one prompt. `first` (0 or 1) is the side that answered first. `agreement` is None before it is
+    known; `agreement_note` is why it never will be. `draft_offer` comes with it, None where no gain can be predicted.
     """
 
     first: int = 0
     answers: tuple[SideAnswer, SideAnswer] = field(default_factory=lambda: (SideAnswer(), SideAnswer()))
-    memory: MemoryTogether | None = None
     agreement: Agreement | None = None
     agreement_note: str = ""
     draft_offer: DraftOffer | None = None
-    branches: list[Branch] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -476,14 +380,12 @@ class Runner:
         self.model: ModelInfo | None = None
         self.n_prompts = 0
         """The number of prompts in its history."""
-        self._loaded: Settings | None = None
 
-    async def load(self, spec: PlacementSpec, tell: Callable[[AnyEvent], None]) -> bool:
-        """Load with this placement, unless it is already; returns whether it can answer."""
-        wanted = spec.applied_to(self.settings)
-        if self.conversation.model is not None and self._loaded == wanted:
+    async def load(self, tell: Callable[[AnyEvent], None]) -> bool:
+        """Load the model, unless it is already; returns whether it can answer."""
+        if self.conversation.model is not None:
             return True
-        self.conversation.settings, self._loaded, self.failed = wanted, wanted, None
+        self.failed = None
         try:
             async with contextlib.aclosing(self.conversation.load_model(Path(self.side.path))) as events:
                 async for event in events:
@@ -526,15 +428,6 @@ class Runner:
             stream = conversation.regenerate()
         else:
             stream, self.n_prompts = conversation.send(turns[-1].prompt), len(turns)
-        await self._stream(stream, into, tell, stopped)
-
-    async def _stream(
-        self,
-        stream: AsyncGenerator[AnyEvent, None],
-        into: SideAnswer,
-        tell: Callable[[AnyEvent], None],
-        stopped: Callable[[], bool],
-    ) -> None:
         try:
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
@@ -547,11 +440,7 @@ class Runner:
             tell(into.failed)
 
     async def score(self, command: Score) -> TokensScored:
-        """Run a command of a scoring job.
-
-        Raises:
-            MeasureFailed: the worker failed, was stopped, or cannot score.
-        """
+        """Run a command of a scoring job. Raises MeasureFailed: the worker failed, was stopped, or cannot score."""
         run = getattr(self.conversation.backend, "score", None)
         if run is None:
             raise MeasureFailed("This engine does not tell its predictions.", "Compare models that run in cpuchat.")
@@ -565,24 +454,6 @@ class Runner:
         backend = self.conversation.backend
         if hasattr(backend, "score") and backend.model is not None:
             await self.score(Score())
-
-    async def continue_from(
-        self, answer: SideAnswer, place: UnlikelyWord, tell: Callable[[AnyEvent], None], stopped: Callable[[], bool]
-    ) -> SideAnswer:
-        """Let the model continue its last answer up to `place`, followed by the other model's token there. The history
-        keeps the answer that it has."""
-        history = self.conversation.history
-        kept, n_reasoning = list(history.messages), len(answer.reasoning)
-        text = answer.written.text[: place.character] + place.top
-        in_content = place.character >= n_reasoning and bool(answer.content)
-        reasoning, content = (text[:n_reasoning], text[n_reasoning:]) if in_content else (text, "")
-        new = SideAnswer(content=content, reasoning=reasoning)
-        try:
-            await history.edit_answer(kept[-1].id, content, reasoning)
-            await self._stream(self.conversation.continue_answer(), new, tell, stopped)
-        finally:
-            history.messages = kept
-        return new
 
     async def stop(self) -> None:
         """Stop what runs."""

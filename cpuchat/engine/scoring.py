@@ -61,7 +61,6 @@ class Scorer:
         compared = self._compare(command, rows) if command.bases else ()
         if not command.bases:
             with Path(command.file).open("r+b", buffering=0) as file:
-                file.seek(command.at * rows[0].nbytes)
                 for row in rows:
                     file.write(row.data)
         done = perf_counter()
@@ -105,7 +104,7 @@ class Scorer:
         n_vocab, vocab = len(rows[0]), self._model.vocab
         if self._comparer is None:
             self._comparer = RowComparer(self._model.pool.cpus, n_vocab)
-        given = np.memmap(command.file, np.float32, "r", 4 * n_vocab * command.at, (len(rows), n_vocab))
+        given = np.memmap(command.file, np.float32, "r", shape=(len(rows), n_vocab))
         tokens = command.tokens[-command.n :]
         found: list[ScoredRows] = []
         for base in command.bases:

@@ -22,7 +22,7 @@ from cpuchat.compare.figures import (
     figures_of,
 )
 from cpuchat.compare.recording import Recording
-from cpuchat.compare.runner import DraftOffer, MemoryTogether, Round, SideAnswer, TextDifference, Turn
+from cpuchat.compare.runner import DraftOffer, Round, SideAnswer, TextDifference, Turn
 from cpuchat.present.answers import roofline_json, stop_reason, timings_json
 from cpuchat.present.quality import token
 from cpuchat.present.table import markdown_table
@@ -257,13 +257,6 @@ def places(found: Agreement, names: Sequence[str]) -> list[str]:
     return [place(one, names[1]) for one in found.answers[0].places]
 
 
-def shared_memory(found: MemoryTogether | None) -> str:
-    """`Together 1.2 GB: 800 MB of weights are shared and counted once.`; "" where nothing is shared."""
-    if found is None or not found.shared:
-        return ""
-    return f"Together {units.size(found.total)}: {units.size(found.shared)} of weights are shared and counted once."
-
-
 def failures(done: Round, names: Sequence[str]) -> list[str]:
     """Say which side failed, and why."""
     found = zip(names, done.answers, strict=True)
@@ -281,7 +274,6 @@ def sentences(comparison: Comparison, turn: Turn, repeat: str = "") -> list[str]
         difference(shown.difference(), shown),
         agreement(shown.agreement, comparison.names) if shown.agreement is not None else shown.agreement_note,
         draft_offer(shown.draft_offer, comparison.names) if shown.draft_offer is not None else "",
-        shared_memory(shown.memory),
         comparison.in_turn,
     ]
     return [one for one in found if one]
@@ -320,15 +312,10 @@ def _round_json(one: Round) -> dict[str, Any]:
         "first": "AB"[one.first],
         "stopped": one.stopped,
         "disturbed": one.disturbed,
-        "memory": one.memory and asdict(one.memory),
         "answers": [_answer_json(answer) for answer in one.answers],
         "agreement": _agreement_json(one.agreement) if one.agreement is not None else None,
         "draft_offer": one.draft_offer
         and {"target": "AB"[one.draft_offer.target], "gain": msgspec.to_builtins(one.draft_offer.gain)},
-        "branches": [
-            {"side": "AB"[branch.side], "token": branch.place.token, "answer": _answer_json(branch.answer)}
-            for branch in one.branches
-        ],
     }
 
 
@@ -352,7 +339,7 @@ def _answer_json(answer: SideAnswer) -> dict[str, Any]:
         "token_ms": [at_ms for _, at_ms in answer.written.tokens()],
         "stop_reason": answer.stop_reason or None,
         "error": {"code": answer.failed.code, "message": answer.failed.message} if answer.failed is not None else None,
-        "memory": answer.memory.total if answer.memory is not None else None,
+        "memory": answer.memory,
         "timings": timings_json(answer.timings) if answer.timings is not None else None,
         "roofline": roofline_json(answer.roofline) if answer.roofline is not None else None,
     }

@@ -11,14 +11,7 @@ import msgspec
 from cpuchat.base.text import clean_line
 from cpuchat.quality.measure import QualityLoss, QualityMeasurement, QualityProgress
 from cpuchat.quality.messages import Disagreement
-from cpuchat.quality.statistics import (
-    MIN_POSITIONS,
-    Estimate,
-    Interval,
-    Published,
-    Summary,
-    published_for,
-)
+from cpuchat.quality.statistics import MIN_POSITIONS, Estimate, Interval, Summary
 from cpuchat.telemetry import units
 
 HEADINGS = ("", "same next token", "KLD mean", "KLD median", "KLD 99 %", "KLD 99.9 %", "ln PPL ratio", "RMS Δp")
@@ -29,7 +22,7 @@ _WORDS = ((0.975, "indistinguishable"), (0.91, "slight"), (0.8, "noticeable"), (
 """From which share of equal next tokens on a loss is called so. Against F16, Q8_0 files of 7B and 8B models have 97.7
 to 98.8 %, and among such near-lossless files no figure follows benchmark scores (arXiv 2606.19558). Q6_K and Q4_K_M
 have 91.9 to 97.5 %, and their perplexity rises by 0.18 at most. Q2_K has 85.6 % (+0.63) of Llama 2 7B, and 71.1 %
-(+3.5) of Llama 3 8B (`quality/published.toml`)."""
+(+3.5) of Llama 3 8B (llama.cpp, tools/perplexity/README.md)."""
 
 
 def in_words(summary: Summary) -> str:
@@ -94,8 +87,7 @@ def _error(estimate: Estimate) -> str:
 
 
 def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
-    """Return the table: a row for each file that has a figure, below it one for each kind of text, and one for each
-    published value of the same quantization."""
+    """Return the table: a row for each file that has a figure, below it one for each kind of text."""
     found: list[tuple[str, ...]] = []
     for comparison in measurement.comparisons:
         summary = comparison.summary()
@@ -105,31 +97,7 @@ def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
         kinds = measurement.by_kind(comparison)
         if len(kinds) > 1:
             found += [cells(f"  {kind}", one) for kind, one in kinds]
-        found += _published(comparison)
     return found
-
-
-def _published(comparison: QualityLoss) -> list[tuple[str, ...]]:
-    return [
-        (
-            f"  published: {one.model}",
-            f"{one.same_top:.1f} %" if one.same_top is not None else "",
-            f"{one.kld_mean:.4f}",
-            "",
-            "",
-            f"{one.kld_999:.3f}" if one.kld_999 is not None else "",
-            "",
-            "",
-        )
-        for one in _values(comparison)
-    ]
-
-
-def _values(comparison: QualityLoss) -> list[Published]:
-    """Return the published values of the same family, or of the nearest."""
-    header = comparison.header
-    found = published_for(header.name or comparison.path.stem, header.quantization)
-    return [one for one in found if one.same_family] or found[:1]
 
 
 def verdicts(measurement: QualityMeasurement) -> list[str]:
@@ -149,10 +117,6 @@ def verdicts(measurement: QualityMeasurement) -> list[str]:
     for name, summary in found:
         if summary.kld.interval.low <= 0:
             sentences.append(f"{name} is indistinguishable from the base on this text.")
-    sources = {one.source: None for comparison in measurement.comparisons for one in _values(comparison)}
-    if sources:
-        named = ", ".join(sources)
-        sentences.append(f"Published values ({named}) were measured on other texts: compare the order of magnitude.")
     return sentences
 
 

@@ -272,8 +272,8 @@ class Score(Command, frozen=True):
     """Predict each of the last `n` of `tokens` from those before it, to compare that with what another worker predicts.
 
     The first `n_prompt` tokens are a prompt: its state is reused. A job has several such commands; `n_ctx` is the
-    longest text of the job, `n_rows` the largest `n`. The rows of logits, float32 of shape (n, n_vocab), begin at row
-    `at` of `file`. Without `bases` they are written; else those of another worker are read and compared, once for each
+    longest text of the job, `n_rows` the largest `n`. `file` has the rows of logits, float32 of shape (n, n_vocab).
+    Without `bases` they are written; else those of another worker are read and compared, once for each
     of `bases`: which rows are the base's. Ends with `TokensScored` or `Failed`; one without `tokens` ends the job.
     """
 
@@ -284,7 +284,6 @@ class Score(Command, frozen=True):
     n_ctx: int = 0
     n_rows: int = 0
     file: str = ""
-    at: int = 0
     bases: tuple[Literal["file", "own"], ...] = ()
 
 

@@ -25,26 +25,18 @@ from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.placement import Placement
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary
-from cpuchat.protocol.options import MIN_CTX
 from cpuchat.quality.messages import Answer, Disagreement, Loading, Planned, QualityFinished, QualityStart, Scored, Text
 from cpuchat.quality.statistics import Scores, Summary, indistinguishable, summarize
 
 _KEPT_FILES = 50
 
 
-def measurement_key(base: str, other: str, texts: Sequence[Text], n_ctx: int, engine: str) -> str:
-    """Return the name of a measurement. Models are given by `file_fingerprint`, the engine by its version."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (base, other, str(n_ctx), engine):
-        digest.update(part.encode() + b"\0")
-    digest.update(msgspec.json.encode(texts))
-    return digest.hexdigest()
-
-
 class SavedWindows:
-    """The windows of one measurement in `folder`. One that cannot be written keeps nothing; no measurement fails."""
+    """The windows of one measurement in `folder`, named after what was `measured`. Where they cannot be written, none
+    are kept, and no measurement fails."""
 
-    def __init__(self, folder: Path, key: str) -> None:
+    def __init__(self, folder: Path, *measured: object) -> None:
+        key = hashlib.blake2b(msgspec.json.encode(measured), digest_size=16).hexdigest()
         self._file = folder / f"{key}.jsonl"
 
     def read(self) -> list[Scored]:
@@ -66,15 +58,9 @@ class SavedWindows:
                 self._file.touch()
             append_line(self._file, msgspec.json.encode(window))
 
-    def delete(self) -> None:
-        """Delete all windows."""
-        with contextlib.suppress(OSError):
-            self._file.unlink(missing_ok=True)
-
 
 N_CTX = 512
 """Tokens of a window, llama-perplexity's default."""
-MIN_WINDOW, MAX_WINDOW = MIN_CTX, 32768
 WORST = 10
 
 
@@ -105,10 +91,8 @@ class QualityLoss:
 
 @dataclass
 class QualityProgress:
-    """How far a measurement is. `kinds` of all windows, in order; () until the models are loaded.
-
-    `loading` names the model that is being loaded, "" when none is, `share` (0-1) is how much of it.
-    """
+    """How far a measurement is. `kinds` of all windows, in order; () until the models are loaded. `loading` names the
+    model that is being loaded, `share` (0-1) of it."""
 
     kinds: tuple[str, ...] = ()
     note: str = ""
@@ -121,14 +105,10 @@ class QualityProgress:
 
 class QualityMeasurement:
     """Compares each of `others` with `base`, over `texts`. `comparisons` grows while `run` runs, and stays valid when
-    that is cancelled.
-
-    Args:
-        engine: version of the engine; other versions give other logits.
-        folder: where measured windows are kept; None keeps nothing.
+    that is cancelled. `engine`: its version; others give other logits. `folder`: where windows are kept; None: nowhere.
 
     Raises:
-        UsageError: `n_ctx` is out of range, or no model to compare with.
+        UsageError: no model to compare with.
         ModelNotFound, ModelDamaged: a model cannot be read.
         VocabularyMismatch: a model has other tokens than the base.
     """
@@ -145,8 +125,6 @@ class QualityMeasurement:
     ) -> None:
         if not others:
             raise UsageError("No model to compare with.", "Name at least two: the base and another one.")
-        if not MIN_WINDOW <= n_ctx <= MAX_WINDOW:
-            raise UsageError(f"A window must have {MIN_WINDOW} to {MAX_WINDOW:,} tokens, not {n_ctx:,}.")
         self.base = base
         self.header = read_model(base)
         self.n_ctx = n_ctx
@@ -159,24 +137,17 @@ class QualityMeasurement:
         if folder is not None:
             fingerprint = file_fingerprint(base)
             for path in others:
-                key = measurement_key(fingerprint, file_fingerprint(path), self._texts, n_ctx, engine)
-                self._saved.append(SavedWindows(folder, key))
+                what = fingerprint, file_fingerprint(path), n_ctx, engine, self._texts
+                self._saved.append(SavedWindows(folder, *what))
 
     def restore(self) -> None:
         """Take over the windows that an earlier run has measured."""
         for comparison, saved in zip(self.comparisons, self._saved, strict=False):
             comparison.windows.update((window.window, window) for window in saved.read())
 
-    def forget(self) -> None:
-        """Delete what earlier runs have measured."""
-        for saved in self._saved:
-            saved.delete()
-
     async def run(self, placement: Placement, tell: Callable[[QualityProgress], None] = lambda _: None) -> None:
-        """Measure what is missing. Cancelling ends the process and keeps every complete window.
-
-        Args:
-            tell: called after each step, on the event loop.
+        """Measure what is missing. Cancelling ends the process and keeps every complete window. `tell` is called after
+        each step.
 
         Raises:
             CpuchatError: of the process, such as DoesNotFit; UsageError: a text is shorter than a window.

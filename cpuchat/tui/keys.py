@@ -232,8 +232,6 @@ KEYS: tuple[Key, ...] = (
         words="agree probability tokens differ"),
     Key("places.choose", "enter", "select", "go there", "In the places that matter: go there, with both candidates",
         COMPARE, footer=True, palette=False),
-    Key("places.continue", "b", "continue", "other's token", "In the places that matter: write the other model's token",
-        COMPARE, footer=True, palette=False),
     Key("compare.draft", "d", "draft", "draft model", "Use the smaller file as the draft model of the larger one",
         COMPARE, words="draft speculation"),
     Key("compare.other", "tab", "other", "other side", "Go to the other side", COMPARE),

@@ -49,15 +49,6 @@ def test_json_of_three_rounds_has_medians() -> None:
     assert turn["first_difference"] is None
 
 
-def test_a_side_that_does_not_load_leaves_the_other(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF and nothing else")
-    done = run("compare", "demo", str(broken), "--max-tokens", "8", PROMPT)
-    assert done.returncode == 4
-    assert "── A" in done.stdout and "n/a" in done.stdout
-    assert "broken" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

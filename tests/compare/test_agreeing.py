@@ -12,12 +12,9 @@ import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.line_process import LineOutput
-from cpuchat.compare.agreement import UnlikelyWord
-from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Side, SideAnswer
 from cpuchat.engine.lockstep import Lockstep, Window
 from cpuchat.present import compare as words
-from cpuchat.protocol.messages import TextDelta
 from cpuchat.quality.measure import scores_of
 from cpuchat.quality.messages import Answer, QualityStart, Scored
 from cpuchat.quality.statistics import Summary, summarize
@@ -85,28 +82,10 @@ async def test_the_figures_are_those_of_quality_on_the_same_tokens(watched: Watc
     assert len(words.as_json(comparison)["turns"][0]["rounds"][0]["agreement"]["answers"][1]["tokens"]) > 8
 
 
-async def test_a_prompt_after_an_agreement_and_a_branch_continues_the_answers(watched: Watched) -> None:
+async def test_a_stop_drops_the_agreement_and_the_next_prompt_continues(watched: Watched) -> None:
     comparison = watched.comparison
-    done = await comparison.ask(PROMPT)
-    assert await comparison.agree() is not None
-    before = done.answers[0]
-    place = UnlikelyWord(
-        token=3, character=before.written.ends[2], before="", text="", p=1, p_other=0, top=" speed", p_top=1
-    )
-    watched.events.clear()
-    branch = await comparison.continue_with(0, place)
-    assert branch.answer.content.startswith(before.written.text[: before.written.ends[2]] + " speed")
-    assert branch.answer.timings is not None and done.branches == [branch]
-    assert watched.order(TextDelta) == [0]
-    history = comparison.runners[0].conversation.history.messages
-    assert [one.content for one in history] == [PROMPT, before.content]
-    second = await comparison.ask("And then?")
-    assert second.complete and second.agreement is None
-    assert await comparison.agree() is not None
-
-
-async def test_a_stop_drops_the_agreement_and_keeps_the_answers(watched: Watched) -> None:
-    comparison = watched.comparison
+    with pytest.raises(UsageError):
+        await comparison.agree()  # nothing was asked
     done = await comparison.ask(PROMPT)
     stopping = []
 
@@ -118,6 +97,11 @@ async def test_a_stop_drops_the_agreement_and_keeps_the_answers(watched: Watched
     assert done.agreement is None and done.complete and not comparison.busy
     assert len(stopping) == 1
     assert await comparison.agree() is not None
+    second = await comparison.ask("And then?")
+    assert second.complete and second.agreement is None
+    comparison.in_turn = "Not enough memory for both."
+    with pytest.raises(UsageError, match="in memory"):
+        await comparison.agree()
 
 
 async def test_other_vocabularies_have_no_agreement(tiny_model: Path) -> None:
@@ -130,19 +114,3 @@ async def test_other_vocabularies_have_no_agreement(tiny_model: Path) -> None:
         assert done.agreement_note in words.sentences(comparison, comparison.turns[-1])
     finally:
         await comparison.close()
-
-
-async def test_sides_that_are_loaded_in_turn_find_the_same(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    comparison = watched.comparison
-    await comparison.ask(PROMPT)
-    together = await comparison.agree()
-    comparison.in_turn = "Not enough memory for both."
-    in_turn = await comparison.agree()
-    assert together is not None and in_turn is not None
-    for one, other in zip(together.answers, in_turn.answers, strict=True):
-        assert one.words == other.words and one.kld == pytest.approx(other.kld, abs=5e-5)
-
-
-async def test_without_answers_there_is_nothing_to_agree_on(watched: Watched) -> None:
-    with pytest.raises(UsageError):
-        await Comparison.agree(watched.comparison)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -65,8 +64,9 @@ async def agreement(table: dict[int, tuple[float, float, int]], a: Written = A, 
 
 
 async def test_a_shared_beginning_is_read_once_and_compared_in_both_directions() -> None:
-    sides = Sides({})
-    found = await score_answers((A, B), N_VOCAB, sides.run)
+    sides, shares = Sides({}), list[float]()
+    found = await score_answers((A, B), N_VOCAB, sides.run, tell=shares.append)
+    assert shares == sorted(shares) and shares[-1] == 1
     assert [side for side, _ in sides.commands] == [0, 1] * 4
     assert [(len(c.tokens), c.n, c.bases) for side, c in sides.commands if side] == [
         (5, 2, ("file", "own")),
@@ -90,32 +90,6 @@ async def test_only_whole_blocks_are_shared_unless_the_texts_are_the_same() -> N
     assert found.answers[0] == found.answers[1]
 
 
-async def test_other_prompts_share_nothing() -> None:
-    sides = Sides({})
-    b = written([10, 11, 22, 23], "One| wo|ol| sock", prompt=(1, 2))
-    await score_answers((A, b), N_VOCAB, sides.run)
-    assert [(len(c.tokens), c.n, c.bases) for side, c in sides.commands if side] == [
-        (5, 2, ("file",)),
-        (7, 2, ("file",)),
-        (8, 1, ("file",)),
-        (4, 2, ("own",)),
-        (6, 2, ("own",)),
-    ]
-
-
-async def test_sides_that_are_loaded_in_turn_each_run_once_with_all_rows_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cpuchat.compare.agreement.paths.quality_dir", lambda: tmp_path)
-    sides = Sides({})
-    shares: list[float] = []
-    await score_answers((A, B), N_VOCAB, sides.run, in_turn=True, tell=shares.append)
-    assert [side for side, _ in sides.commands] == [0] * 4 + [1] * 4
-    assert [c.at for side, c in sides.commands if side] == [0, 2, 4, 5]
-    assert shares == sorted(shares) and shares[-1] == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 async def test_a_word_agrees_if_all_its_tokens_do_and_one_that_matters_is_one_place() -> None:
     found = await agreement({12: (0.8, 0.02, 5), 13: (0.7, 0.3, 2)})
     a = found.answers[0]
@@ -132,14 +106,6 @@ async def test_a_word_agrees_if_all_its_tokens_do_and_one_that_matters_is_one_pl
     assert compare.places(found, ("Q8_0", "Q4_K_M")) == ["One wo ▸ “rd” 80 % · Q4_K_M “top12” 60 %, “rd” 2 %"]
 
 
-async def test_the_text_before_a_place_begins_with_a_word() -> None:
-    far = written([10, 11], f"{'long words ' * 9}and| here")
-    found = await agreement({11: (0.8, 0.02, 5)}, far, far)
-    (place,) = found.answers[0].places
-    assert place.before == "long words long words long words long words and"
-    assert compare.place(place, "B").startswith("…long words")
-
-
 async def test_several_tokens_of_a_word_that_matter_are_one_place_and_none_is_said_so() -> None:
     found = await agreement({11: (0.9, 0.01, 9), 12: (0.9, 0.01, 9)})
     assert [place.token for place in found.answers[0].places] == [1]
@@ -147,19 +113,6 @@ async def test_several_tokens_of_a_word_that_matter_are_one_place_and_none_is_sa
     assert compare.agreement(found, ("A", "B")).endswith("; no place matters.")
     found = await agreement({})
     assert re.fullmatch(r"B would have written 100 % of A's words \(\d+–100\)\.", compare.agreement(found, ("A", "B")))
-
-
-async def test_a_character_of_several_tokens_belongs_to_its_word() -> None:
-    a = written([10, 11, 12, 13], "So| ||é")
-    found = await agreement({12: (0.9, 0.5, 2)}, a, a)
-    assert found.answers[0].n_words == 2 and found.answers[0].words.value == 0.5
-    only = written([10], "")
-    assert (await agreement({}, only, only)).answers[0].n_words == 0
-
-
-async def test_an_agreement_survives_being_written_and_read() -> None:
-    found = await agreement({12: (0.8, 0.02, 5)})
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Agreement) == found
 
 
 def scored(start: int, end: int, p_other: float, rank: int) -> ScoredToken:

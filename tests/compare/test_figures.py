@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.compare.figures import ComparisonRow, Value, figures_of
-from cpuchat.compare.runner import MemoryTogether, Round, SideAnswer, Turn, WorkerMemory
+from cpuchat.compare.figures import Value, figures_of
+from cpuchat.compare.runner import Round, SideAnswer, Turn
 from cpuchat.present import compare
 from cpuchat.protocol.messages import Failed, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
@@ -65,21 +65,6 @@ def test_fewer_bytes_that_are_not_faster_have_another_limit() -> None:
     )
 
 
-def test_the_bytes_are_no_reason_where_memory_is_idle_or_they_allow_less() -> None:
-    idle = [msgspec.structs.replace(one, peak_read=300e9) for one in (Q8, Q4)]
-    text = said(a_round(answered(idle[0], 25.0), answered(idle[1], 48.0)))
-    assert text.startswith("Q4_K_M reads 40 % fewer bytes and is 1.92× as fast. Memory bandwidth is used to 13 %: ")
-    text = said(a_round(answered(Q8, 20.0), answered(Q4, 48.0)))
-    assert text.startswith("Q4_K_M is 2.40× as fast, more than 40 % fewer bytes allow (1.67×).")
-    assert "all of what the bytes allow" in said(a_round(answered(Q8, 25.0), answered(Q4, 42.0)))
-
-
-def test_the_faster_side_is_the_subject_whichever_it_is() -> None:
-    assert said(a_round(answered(Q4, 37.0), answered(Q8, 25.0))) == (
-        "Q8_0 reads 40 % fewer bytes and is 1.48× as fast: 89 % of what the bytes allow."
-    )
-
-
 def test_a_stopped_or_disturbed_round_has_no_verdict_and_takes_no_place() -> None:
     fair = a_round(answered(Q8, 25.0), answered(Q4, 37.0))
     stopped = a_round(answered(Q8, 25.0), answered(Q4, 50.0, stop="cancelled"))
@@ -101,11 +86,8 @@ def test_a_short_round_differs_more_by_itself() -> None:
     assert not tiny.disturbed and whole.disturbed  # some milliseconds are the system's own programs
 
 
-def test_the_same_bytes_are_not_given_as_a_reason() -> None:
+def test_the_same_bytes_and_those_in_the_cache_are_not_given_as_a_reason() -> None:
     assert said(a_round(answered(Q8, 25.0), answered(Q8, 37.5))) == "Q4_K_M is 1.50× as fast as Q8_0."
-
-
-def test_in_the_cache_bytes_do_not_decide() -> None:
     small = [msgspec.structs.replace(one, cache_bytes=2_000_000_000) for one in (Q8, Q4)]
     text = said(a_round(answered(small[0], 25.0), answered(small[1], 30.0)))
     assert "L3 cache" in text and "allow" not in text
@@ -126,16 +108,6 @@ def test_three_rounds_give_medians_and_their_range() -> None:
     assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (24.0–25.5)", "50.0 tok/s (48.0–51.0)", "2.00×")
 
 
-def test_a_range_in_other_units_names_them() -> None:
-    row = ComparisonRow("first_s", Value(0.06, 0.006, 0.12, 3), None)
-    assert compare.cell(row, row.a, spread=True) == "60 ms (6 ms–0.12 s)"
-
-
-def test_two_rounds_show_the_last_one() -> None:
-    figures = figures_of([a_round(answered(Q8, rate), answered(Q4, 2 * rate)) for rate in (20.0, 25.0)])
-    assert compare.rows(figures, NAMES)[1][1] == "25.0 tok/s"
-
-
 def test_drafts_show_acceptance_and_are_not_explained_by_bytes() -> None:
     drafted = SpeculationFigures(passes=20, draft_n=60, draft_n_accepted=30)
     fast = answered(Q8, 40.0, draft_n=60, draft_n_accepted=30, speculation=drafted)
@@ -153,6 +125,9 @@ def test_a_side_that_failed_leaves_the_figures_of_the_other() -> None:
     assert figures.rows["tok_s"].b is None and compare.verdict(figures.verdict, NAMES) == ""
     assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s", "n/a", "")
     assert compare.failures(done, NAMES) == ["Q4_K_M: The worker crashed. Try again."]
+    idle = [msgspec.structs.replace(one, peak_read=300e9) for one in (Q8, Q4)]  # bytes are no reason then
+    text = said(a_round(answered(idle[0], 25.0), answered(idle[1], 48.0)))
+    assert text.startswith("Q4_K_M reads 40 % fewer bytes and is 1.92× as fast. Memory bandwidth is used to 13 %: ")
 
 
 def test_where_the_texts_part() -> None:
@@ -160,15 +135,3 @@ def test_where_the_texts_part() -> None:
     assert compare.difference(same.difference(), same) == "Same text (51 tokens)."
     other = a_round(answered(Q8, 25.0), answered(Q4, 37.0, text="word " * 25 + "else " * 25))
     assert compare.difference(other.difference(), other) == "First difference at token 26."
-
-
-def test_shared_memory_in_words() -> None:
-    assert compare.shared_memory(MemoryTogether(1_200_000_000, 800_000_000)) == (
-        "Together 1.2 GB: 800 MB of weights are shared and counted once."
-    )
-
-
-def test_memory_is_that_of_the_worker_alone() -> None:
-    a, b = answered(Q8, 25.0), answered(Q4, 37.0)
-    a.memory, b.memory = WorkerMemory(400_000_000, {"/m": 1_600_000_000}), WorkerMemory(200_000_000, {})
-    assert figures_of([a_round(a, b)]).rows["memory"].ratio == pytest.approx(0.1)

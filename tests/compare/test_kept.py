@@ -98,23 +98,11 @@ def test_a_side_without_an_answer_keeps_its_place(tmp_path: Path) -> None:
     (turn,) = turns_of(store.chat(kept.chat_id), store.messages(kept.chat_id))
     assert [answer.content for answer in turn.rounds[0].answers] == ["", "Because."]
     assert not turn.rounds[0].complete
-
-
-def test_one_that_was_deleted_meanwhile_is_not_kept_silently(tmp_path: Path) -> None:
-    store = ChatStore(tmp_path / "chats.db")
-    kept = KeptComparison(store, SIDES)
-    turns = [Turn("Why?", [a_round("a", "b")])]
-    kept.keep(turns)
     store.delete(kept.chat_id)
     with pytest.raises(ChatsChanged):
-        kept.keep([*turns, Turn("And?", [a_round("a", "b")])])
-
-
-def test_damaged_sides_are_an_error_with_what_to_do(tmp_path: Path) -> None:
-    store = ChatStore(tmp_path / "chats.db")
-    chat = store.create_chat("m", sides="[{]")
+        kept.keep([turn, Turn("And?", [a_round("a", "b")])])
     with pytest.raises(ChatsError, match="Delete it"):
-        sides_of(chat)
+        sides_of(store.create_chat("m", sides="[{]"))
 
 
 def test_a_finished_round_stays_and_how_it_ended_is_kept(tmp_path: Path) -> None:

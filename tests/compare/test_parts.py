@@ -18,8 +18,6 @@ from cpuchat.compare.runner import (
     fit_together,
     parse_side,
     short_names,
-    together,
-    worker_memory,
 )
 from cpuchat.config.settings import Settings
 from cpuchat.costs.calibrations import Calibration, Calibrations
@@ -37,17 +35,13 @@ resolve = Library([]).resolve
 
 
 def test_a_side_is_a_model_and_settings() -> None:
-    side = parse_side("demo-q4,drafters=off,threads=2,cores=0,1", resolve)
+    side = parse_side("demo-q4,drafters=off,threads=2,cores=0,1,kv=q8_0", resolve)
     assert side.quantization == "Q4_K_M"
-    assert side.changes == {"drafters": "off", "threads": "2", "cores": "0,1"}
+    assert side.changes == {"drafters": "off", "threads": "2", "cores": "0,1", "kv": "q8_0"}
     settings = side.settings(Settings())
+    assert (settings.engine.type_k, settings.engine.type_v) == ("q8_0", "q8_0")
     assert (settings.engine.threads, settings.engine.cores) == (2, "0,1")
     assert settings.sampling.temperature == 0
-
-
-def test_a_kv_type_is_that_of_both_halves_of_the_cache() -> None:
-    engine = parse_side("demo,kv=q8_0", resolve).settings(Settings()).engine
-    assert (engine.type_k, engine.type_v) == ("q8_0", "q8_0")
 
 
 def test_a_comparison_is_greedy_and_without_drafters_unless_a_side_says_otherwise() -> None:
@@ -108,12 +102,6 @@ async def test_the_smaller_file_of_a_model_is_offered_as_the_draft_model_of_the_
     assert other._draft_offer(Agreement(answers=(answer, answer))) is None
 
 
-def test_two_files_of_one_quantization_are_told_apart_by_their_names(tmp_path: Path) -> None:
-    copy = tmp_path / "mine.gguf"
-    copy.write_bytes(resolve("demo").read_bytes())
-    assert short_names(Side.of(resolve("demo")), Side.of(copy))[1] == "mine"
-
-
 def written(*deltas: tuple[str, tuple[int, ...]]) -> TokenText:
     text = TokenText()
     for part, lengths in deltas:
@@ -125,57 +113,14 @@ def test_the_first_difference_is_told_by_token() -> None:
     a = written(("The answer", (3, 7)), (" is 42.", (3, 3, 1)))
     b = written(("The answer", (3, 7)), (" is 41!", (3, 3, 1)))
     assert first_difference(a, b, complete=True) == TextDifference(15, 4, 4)
-
-
-def test_tokens_without_text_count() -> None:
-    a = written(("é!", (0, 1, 1)))
-    b = written(("é?", (1, 1)))
+    a, b = written(("é!", (0, 1, 1))), written(("é?", (1, 1)))  # a token without a text
     assert first_difference(a, b, complete=True) == TextDifference(1, 3, 2)
-
-
-def test_a_shorter_answer_differs_only_when_both_ended() -> None:
     a, b = written(("One", (3,))), written(("One two", (3, 4)))
     assert first_difference(a, b, complete=False) is None
     assert first_difference(a, b, complete=True) == TextDifference(3, 2, 2)
-    assert first_difference(a, a, complete=True) is None
-
-
-def test_without_lengths_the_tokens_of_a_delta_are_spread_over_it() -> None:
-    text = TokenText()
-    text.add(TextDelta(request_id=1, text="abcdef", n_tokens=3))
-    assert [text.token_at(n) for n in range(7)] == [1, 1, 2, 2, 3, 3, 4]
-
-
-ROLLUP = "55-7ff ---p 00000000 00:00 0 [rollup]\nRss: {rss} kB\n"
-SMAPS = """7f0000000000-7f0000400000 r--s 00000000 08:01 42 {file}
-Size: 4096 kB
-Rss: {mapped} kB
-Pss: 2048 kB
-7f0000400000-7f0000500000 rw-p 00000000 00:00 0
-Rss: 1000 kB
-"""
-
-
-def process(root: Path, pid: int, file: Path, rss: int, mapped: int) -> None:
-    folder = root / "proc" / str(pid)
-    folder.mkdir(parents=True)
-    (folder / "smaps_rollup").write_text(ROLLUP.format(rss=rss))
-    (folder / "smaps").write_text(SMAPS.format(file=file, mapped=mapped))
-
-
-def test_what_both_map_is_counted_once(tmp_path: Path) -> None:
-    file, other = tmp_path / "m.gguf", tmp_path / "n.gguf"
-    for one in (file, other):
-        one.touch()
-    process(tmp_path, 1, file, 5000, 4000)
-    process(tmp_path, 2, file, 6000, 3000)
-    process(tmp_path, 3, other, 6000, 3000)
-    a, b, c = (worker_memory(pid, [file, other], tmp_path) for pid in (1, 2, 3))
-    assert a is not None and b is not None and c is not None
-    assert (a.own, a.total) == (1000 << 10, 5000 << 10)
-    assert (together(a, b).total, together(a, b).shared) == (8000 << 10, 3000 << 10)
-    assert (together(a, c).total, together(a, c).shared) == (11000 << 10, 0)
-    assert worker_memory(4, [file], tmp_path) is None
+    spread = TokenText()  # without lengths
+    spread.add(TextDelta(request_id=1, text="abcdef", n_tokens=3))
+    assert [spread.token_at(n) for n in range(7)] == [1, 1, 2, 2, 3, 3, 4]
 
 
 def machine_with(monkeypatch: pytest.MonkeyPatch, available: float) -> None:
@@ -192,20 +137,6 @@ def test_what_fits_together_has_one_context(monkeypatch: pytest.MonkeyPatch) -> 
     assert "loaded in turn" in fit_together(sides, settings, Library([]))[1]
 
 
-def test_a_draft_model_needs_its_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    sides = parse_side("demo", resolve), parse_side("demo,drafters=draft", resolve)
-    settings = [side.settings(Settings()) for side in sides]
-    needed = []
-    for chosen in (settings[:1] * 2, settings):
-        low, high = 10_000_000, 8_000_000_000
-        while high - low > 10_000:
-            machine_with(monkeypatch, (low + high) / 2)
-            fits = fit_together(sides, chosen, Library([]))[1] == ""
-            low, high = (low, (low + high) // 2) if fits else ((low + high) // 2, high)
-        needed.append(high)
-    assert needed[1] - needed[0] > 1_000_000
-
-
 def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPatch, without_amx: None) -> None:
     same = parse_side("demo", resolve), parse_side("demo,threads=1", resolve)
     settings = [side.settings(Settings()) for side in same]
@@ -216,10 +147,3 @@ def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPa
     assert fit_together(same, settings, Library([]))[1] == ""
     machine_with(monkeypatch, 2 * need.min_bytes - need.weights - 1)
     assert "loaded in turn" in fit_together(same, settings, Library([]))[1]
-
-
-def test_a_header_that_cannot_be_read_leaves_it_to_the_load(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF")
-    sides = parse_side("demo", resolve), Side.of(broken)
-    assert fit_together(sides, [side.settings(Settings()) for side in sides], Library([])) == (0, "")

@@ -33,13 +33,6 @@ def written(answer: SideAnswer, first_ms: float, step_ms: float) -> SideAnswer:
     return answer
 
 
-def test_times_count_from_the_first_token_and_a_delta_spreads_its_tokens() -> None:
-    text = TokenText()
-    text.add(TextDelta(request_id=1, text="One", lengths=(3,), at_ms=210.0))
-    text.add(TextDelta(request_id=1, text=" two three", n_tokens=2, lengths=(4, 6), at_ms=250.0))
-    assert list(text.tokens()) == [("One", 0.0), (" two", 20.0), (" three", 40.0)]
-
-
 def test_a_fair_round_is_recorded_with_what_was_measured() -> None:
     fair = a_round(written(answered(Q8, 25.0), 300.0, 40.0), written(answered(Q4, 37.0), 200.0, 27.0))
     stopped = a_round(answered(Q8, 25.0, stop="cancelled"), answered(Q4, 37.0))
@@ -82,24 +75,15 @@ def test_a_running_round_is_recorded_as_far_as_it_is() -> None:
     assert recording.sides[0].rate_at(float("inf")) == pytest.approx(25.0)
 
 
-def test_the_label_has_the_range_of_the_leader_s_ratio() -> None:
-    assert compare.label(RECORDING) == "replay of two fair runs · 2.00× (1.90–2.10, 3 rounds)"
-    assert compare.label(STOPPED) == "one after the other · stopped"
-
-
 def test_equal_words_are_found_where_they_moved() -> None:
     found = same_words(RECORDING)
     assert [at for at, other in enumerate(found.equal) if other < 0] == [30]
     assert found.share == pytest.approx(59 / 60)
 
 
-def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    file = tmp_path / "pair.json"
-    RECORDING.write(file)
-    assert read_recording(file) == RECORDING
-
-
 def test_other_files_are_errors(tmp_path: Path) -> None:
+    RECORDING.write(tmp_path / "pair.json")
+    assert read_recording(tmp_path / "pair.json") == RECORDING
     with pytest.raises(RecordingError, match="Cannot read"):
         read_recording(tmp_path / "missing.json")
     for content in ("{}", "nonsense", '{"title": "x", "sides": [1, 2]}'):
@@ -114,9 +98,7 @@ def test_other_files_are_errors(tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("tokens", [["a", -40.0], ["b", 0.0]]), ("tokens", [["a", 0.0], ["b", 80.0], ["c", 40.0]]), ("first_s", -1),
-        ("tokens", [["a", 1e300]]), ("tokens", [["a"]]), ("tokens", [["a", "0"]]), ("drafters", ["free"]),
-        ("tok_s", -3.0), ("peak", 1e30),
-        ("bytes_per_token", -1.0), ("bandwidth", [-5.0]), ("utilization", -0.5), ("name", None),
+        ("tokens", [["a", 1e300]]), ("tokens", [["a"]]), ("drafters", ["free"]), ("name", None),
     ],
 )  # fmt: skip
 def test_a_recording_that_cannot_be_is_refused_with_the_reason(tmp_path: Path, name: str, value: Any) -> None:
@@ -125,13 +107,7 @@ def test_a_recording_that_cannot_be_is_refused_with_the_reason(tmp_path: Path, n
     (tmp_path / "bad.json").write_text(json.dumps(found))
     with pytest.raises(RecordingError, match=r"Not a recording: .*bad\.json: .+"):
         read_recording(tmp_path / "bad.json")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("verdict", {"kind": "bytes", "speed": 0}), ("ratios", [0, 1]), ("ratios", [-1, 2])]
-)
-def test_a_verdict_that_cannot_be_is_refused(tmp_path: Path, name: str, value: Any) -> None:
-    found = {**json.loads(msgspec.json.encode(RECORDING)), name: value}
+    found = {**json.loads(msgspec.json.encode(RECORDING)), "verdict": {"kind": "bytes", "speed": 0}}
     (tmp_path / "bad.json").write_text(json.dumps(found))
     with pytest.raises(RecordingError, match="Not a recording"):
         read_recording(tmp_path / "bad.json")

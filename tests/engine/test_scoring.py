@@ -64,14 +64,15 @@ def test_rows_are_those_of_a_plain_evaluation_also_after_going_back(
     finished = answered(chat)
     prompt, answer = finished.prompt_tokens, finished.tokens
     other = (*answer[:4], *(token + 1 for token in answer[4:]))
-    file = tmp_path / "rows"
-    file.touch()
-    score(chat, prompt, answer[:6], 6, file)
-    score(chat, prompt, answer, len(answer) - 6, file, at=6)
-    score(chat, prompt, other, len(other) - 4, file, at=len(answer))
+    written = []
+    for text, n in ((answer[:6], 6), (answer, len(answer) - 6), (other, len(other) - 4)):
+        file = tmp_path / f"rows{len(written)}"
+        file.touch()
+        score(chat, prompt, text, n, file)
+        written.append(np.fromfile(file, np.float32))
     assert chat.of(TokensScored)
     n_vocab = chat.engine._loaded.model.vocab.n_tokens  # type: ignore[union-attr]
-    rows = np.fromfile(file, np.float32).reshape(-1, n_vocab)
+    rows = np.concatenate(written).reshape(-1, n_vocab)
     expected = [plain_rows(chat, [*prompt, *answer], len(answer)), plain_rows(chat, [*prompt, *other], len(other) - 4)]
     for row, wanted in zip(rows, np.concatenate(expected), strict=True):  # passes of other lengths round otherwise
         assert np.linalg.norm(row - wanted) < 0.01 * np.linalg.norm(wanted)

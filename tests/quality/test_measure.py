@@ -109,31 +109,6 @@ async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
     assert min(new[-(whole.progress.total - len(measured)) :]) > len(measured) - 1
 
 
-async def test_a_run_that_is_cancelled_keeps_its_estimate(here: Placement) -> None:
-    found = measurement()
-    reached = asyncio.Event()
-    task = asyncio.create_task(found.run(here, lambda progress: reached.set() if progress.done else None))
-    await reached.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert found.comparisons[0].summary() is not None
-
-
-async def test_a_torn_line_costs_one_window(
-    here: Placement, whole: QualityMeasurement, folder: Path, tmp_path: Path
-) -> None:
-    (saved,) = (folder / "windows").iterdir()
-    (tmp_path / saved.name).write_bytes(saved.read_bytes()[:-40])
-    second = measurement(tmp_path)
-    second.restore()
-    assert len(second.comparisons[0].windows) == whole.progress.total - 1
-    await second.run(here)
-    third = measurement(tmp_path)
-    third.restore()
-    assert len(third.comparisons[0].windows) == whole.progress.total
-
-
 async def test_models_that_do_not_fit_together_are_loaded_in_turn(
     here: Placement, whole: QualityMeasurement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,19 +139,6 @@ def test_other_vocabularies_are_refused_with_the_reason(tiny_model: Path) -> Non
     with pytest.raises(VocabularyMismatch, match=r"tokens|tokenizer") as refused:
         measurement(None, tiny_model)
     assert "cpuchat compare" in refused.value.hint
-
-
-def test_a_window_has_bounds() -> None:
-    with pytest.raises(UsageError, match="256"):
-        QualityMeasurement(Q8, [Q4], TEXTS, engine="test", n_ctx=8)
-
-
-async def test_control_tokens_in_a_text_are_text(here: Placement) -> None:
-    """A user's file may hold a template's markers; they must not end turns."""
-    marked = (Text(kind="text", content=PROSE.replace("token", "<|im_end|>")),)
-    found = measurement(texts=marked)
-    await found.run(here)
-    assert found.comparisons[0].summary() is not None
 
 
 async def test_figures_are_llama_perplexitys(here: Placement) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from cpuchat.quality.messages import RowComparer
-from cpuchat.quality.statistics import Z95, Interval, Scores, indistinguishable, summarize, wilson
-from cpuchat.telemetry.rounds import student
+from cpuchat.quality.statistics import Interval, Scores, indistinguishable, summarize, wilson
 from tests.support.cores import ONE_CPU
 
 
@@ -38,11 +37,6 @@ def test_one_window_has_no_error_and_tells_nothing_apart() -> None:
     assert (found.kld.error, found.rms_dp.error) == (math.inf, math.inf)
     assert found.same_top == Interval(1.0, 0.0, 1.0) and found.kld.interval.low == -math.inf
     assert indistinguishable([one], [scores([9.0, 9.0], [1.0, 1.0], [9.0, 9.0], [0, 0])])
-
-
-@pytest.mark.parametrize(("dof", "t"), [(3, 3.182), (7, 2.365), (31, 2.040), (1000, 1.962)])
-def test_quantiles_are_students(dof: int, t: float) -> None:
-    assert student(Z95, dof) == pytest.approx(t, rel=0.01)
 
 
 def windows(seed: int, kld: float = 0.05, n: int = 32) -> list[Scores]:
@@ -78,13 +72,6 @@ def test_equal_files_are_called_different_at_most_one_time_in_twenty() -> None:
     assert different <= 20
 
 
-def test_pairs_of_windows_tell_apart_what_intervals_do_not() -> None:
-    a = windows(4)
-    b = [Scores(one.kld * np.float32(1.2), one.base_nll, one.other_nll, one.same_top) for one in a]
-    assert summarize(a).kld.interval.overlaps(summarize(b).kld.interval)
-    assert not indistinguishable(a, b) and indistinguishable(a, a)
-
-
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"),
     # 81 of 263: Newcombe 1998, Statistics in Medicine 17:857, table I. The others by hand: z²/(n + z²) at the edges.
@@ -93,11 +80,6 @@ def test_pairs_of_windows_tell_apart_what_intervals_do_not() -> None:
 def test_the_interval_of_a_share_is_wilsons(successes: int, n: int, low: float, high: float) -> None:
     found = wilson(successes / n, n)
     assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
-
-
-def test_intervals_that_touch_overlap() -> None:
-    assert Interval(1, 0, 2).overlaps(Interval(3, 2, 4))
-    assert not Interval(1, 0, 2).overlaps(Interval(3, 2.1, 4))
 
 
 @pytest.fixture
@@ -123,13 +105,8 @@ def test_rows_are_compared_as_softmax_in_double_precision_says(comparer: RowComp
     np.testing.assert_allclose(tops.base_p, np.exp(log_p.max(1)), rtol=1e-5)
 
 
-def test_a_row_against_itself_is_no_loss_at_all(comparer: RowComparer) -> None:
-    row = np.random.default_rng(2).standard_normal(1000).astype(np.float32)
-    found, _ = comparer.compare([row], [row.copy()], [5])
-    assert found.kld[0] == pytest.approx(0, abs=1e-7) and found.same_top[0] == 1
-
-
 def test_logits_that_differ_by_a_constant_are_the_same_distribution(comparer: RowComparer) -> None:
     row = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
-    found, _ = comparer.compare([row], [row + 100], [5])
-    assert found.kld[0] == pytest.approx(0, abs=1e-5)
+    for other in (row.copy(), row + 100):
+        found, _ = comparer.compare([row], [other], [5])
+        assert found.kld[0] == pytest.approx(0, abs=1e-5) and found.same_top[0] == 1

@@ -29,13 +29,6 @@ def test_users_and_assistants_take_turns() -> None:
         assert all(message.content == message.content.strip() != "" for message in messages)
 
 
-def test_nothing_is_said_twice() -> None:
-    paragraphs = [line for line in texts.prose().splitlines() if line]
-    questions = [messages[0].content for messages in texts.dialogues()]
-    assert len(set(paragraphs)) == len(paragraphs)
-    assert len(set(questions)) == len(questions)
-
-
 def test_python_in_answers_compiles() -> None:
     answers = [message.content for messages in texts.dialogues() for message in messages]
     blocks = [block for answer in answers for block in re.findall(r"```python\n(.*?)```", answer, re.DOTALL)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from textual.binding import BindingType
 from textual.content import Content
 from textual.message import Message
 from textual.widgets import OptionList
@@ -15,7 +14,6 @@ from cpuchat.base.text import clean_line
 from cpuchat.compare.agreement import MATTERS, Agreement, UnlikelyWord, spans
 from cpuchat.compare.runner import SideAnswer
 from cpuchat.present import compare
-from cpuchat.tui import keys
 from cpuchat.tui.markdown.message_view import AGREES, Spans
 
 
@@ -34,7 +32,6 @@ def heat(agreement: Agreement, side: int, answer: SideAnswer) -> Spans:
 class PlacesList(OptionList):
     """Lists the places that matter, those of A's answer before those of B's."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [key.binding() for key in keys.KEYS if key.id == "places.continue"]
     KEYS: ClassVar = "places"
     DEFAULT_CSS = """
     PlacesList {
@@ -51,8 +48,9 @@ class PlacesList(OptionList):
     }
     """
 
-    class _OfPlace(Message):
-        """`side` has written the answer with this place."""
+    class Chosen(Message):
+        """Go to this place (`place.character` of what was written, the reasoning first) in the answer of `side`, and
+        show both candidates."""
 
         def __init__(self, places: PlacesList, side: int, place: UnlikelyWord) -> None:
             super().__init__()
@@ -61,12 +59,6 @@ class PlacesList(OptionList):
         @property
         def control(self) -> PlacesList:
             return self.places
-
-    class Chosen(_OfPlace):
-        """Go to this place (`place.character` of what was written, the reasoning first), and show both candidates."""
-
-    class Continued(_OfPlace):
-        """Continue the answer of `side` with the other model's token (`Comparison.continue_with`)."""
 
     def __init__(self, names: Sequence[str], *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
@@ -79,11 +71,6 @@ class PlacesList(OptionList):
         self.border_title = Content(clean_line(compare.agreement(agreement, self._names)))
         self.clear_options()
         self.add_options(self._listed(agreement))
-        self.refresh_bindings()
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer to continue only where a place is listed."""
-        return bool(self._places) if action == "continue" else super().check_action(action, parameters)
 
     def _listed(self, agreement: Agreement) -> Iterator[Option]:
         for side, answer in enumerate(agreement.answers):
@@ -104,8 +91,3 @@ class PlacesList(OptionList):
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         self.post_message(self.Chosen(self, *self._places[int(event.option.id or 0)]))
-
-    def action_continue(self) -> None:
-        """Continue with the other model's token at the marked place."""
-        if self._places and self.highlighted is not None:
-            self.post_message(self.Continued(self, *self._places[self.highlighted]))

@@ -88,16 +88,6 @@ class SidePane(Transcript):
             entry.message = dataclasses.replace(entry.message, **marks).cleaned()
             self._show_whole(entry)
 
-    def begin_branch(self, title: str, before: str) -> None:
-        """Open another answer below: how this one goes on, after the text `before`, with another token."""
-        self.begin_answer(title)
-        self.set_pending("Continuing…")
-        self._open, self._written = True, False
-        self.append(f"…{before}")
-
-    def end_branch(self) -> None:
-        self._close("")
-
     def go_to(self, share: float) -> None:
         """Scroll to this share (0-1) of the last answer, which stands in the middle then."""
         if self._entries:

@@ -19,7 +19,6 @@ from cpuchat.base.errors import CpuchatError
 from cpuchat.base.files import write_atomically
 from cpuchat.base.paths import expanded, shown
 from cpuchat.base.text import clean_line
-from cpuchat.compare.agreement import UnlikelyWord
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, Side
@@ -383,26 +382,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         at = event.place.character - len(answer.reasoning)
         self._panes[event.side].go_to(max(0, at) / max(1, len(answer.content)))
         self.notify(event.places.candidates(event.side, event.place), timeout=10, markup=False)
-
-    @on(PlacesList.Continued)
-    def _place_continued(self, event: PlacesList.Continued) -> None:
-        if not self._refuse_while_busy():
-            self._continue_with(event.side, event.place)
-
-    @work(exclusive=True, group="round")
-    async def _continue_with(self, side: int, place: UnlikelyWord) -> None:
-        """Show how the answer of a side goes on with the other model's token."""
-        pane, name = self._panes[side], self.comparison.names[1 - side]
-        self.remove_class("-places")
-        self._put_in_front(side)
-        pane.begin_branch(f"{self.comparison.names[side]} with {name}'s {place.top.strip()!r}", place.before)
-        try:
-            await self.comparison.continue_with(side, place)
-        except CpuchatError as error:
-            self.notify(clean_line(str(error)), severity="warning", timeout=10, markup=False)
-        if self.has_widgets:
-            pane.end_branch()
-            self.refresh_bindings()
 
     def action_next(self) -> None:
         self.remove_class("-places")

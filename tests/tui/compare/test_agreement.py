@@ -54,9 +54,6 @@ class ListApp(HostApp):
     def on_places_list_chosen(self, event: PlacesList.Chosen) -> None:
         self.posted.append(("chosen", event.side, event.place))
 
-    def on_places_list_continued(self, event: PlacesList.Continued) -> None:
-        self.posted.append(("continued", event.side, event.place))
-
 
 def shown(agreed: Agreement) -> PlacesList:
     places = PlacesList(NAMES)
@@ -86,15 +83,15 @@ def test_a_content_in_parts_by_agreement() -> None:
     assert parts(SideAnswer(reasoning=TEXT[:25], content=TEXT[25:])) == [("used", "close")]
 
 
-async def test_enter_and_b_post_the_side_and_the_place() -> None:
+async def test_enter_posts_the_side_and_the_place() -> None:
     app = ListApp(shown(BOTH))
     async with app.run_test(size=(100, 12)) as pilot:
         listed = app.query_one(PlacesList)
         listed.focus()
-        await pilot.press("home", "down", "enter", "end", "b")
+        await pilot.press("home", "down", "enter", "end", "enter")
         await pilot.pause()
         a, b = BOTH.answers
-        assert app.posted == [("chosen", 0, a.places[1]), ("continued", 1, b.places[0])]
+        assert app.posted == [("chosen", 0, a.places[1]), ("chosen", 1, b.places[0])]
         assert listed.candidates(0, a.places[0]) == "Q8_0 wrote “fetched” (62 %); Q4_K_M: “read” 71 %, “fetched” 4 %."
 
 
@@ -102,7 +99,7 @@ async def test_without_places_nothing_is_posted() -> None:
     app = ListApp(shown(agreement(agreed(), agreed())))
     async with app.run_test(size=(100, 12)) as pilot:
         app.query_one(PlacesList).focus()
-        await pilot.press("enter", "b")
+        await pilot.press("enter")
         await pilot.pause()
         assert app.posted == []
         listed = app.query_one(PlacesList)
