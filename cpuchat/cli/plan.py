@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +19,7 @@ from cpuchat.present import plan as words
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.planner.plan import CapacityPlan, MachineFor, PlannedWorkload
-    from cpuchat.planner.specs import MachineSpec, PlannedModel, ThisMachine
+    from cpuchat.planner.specs import MachineSpec, PlannedModel
     from cpuchat.planner.users import UserPlan
 
 _EPILOG = """\b
@@ -32,14 +30,12 @@ Examples:
   cpuchat plan 70b --on 9754 --draft llama-3.2-1b-instruct
   cpuchat plan 70b:Q4_K_M --on all                  the model on every machine, the fastest first
   cpuchat plan qwen3-30b-a3b-instruct-2507 --on 9655 --users 200 --tok-s 8
-  cpuchat plan 8b --like server.toml --json         a machine of your own
+  cpuchat plan 8b --on lab --json                   a machine of your own: machines/lab.toml in the config folder
   cpuchat plan 8b --price 1700 --watts 120          what it costs on this machine
   cpuchat plan --machines                           the machines, each figure with its source
 
 MODEL is a GGUF file, an id of `cpuchat models catalog`, or a usual size (0.5b to 70b), with its quantization behind a
-colon. A figure is given as expected (low–high): an untuned and a tuned setup.
-
-Exit codes: 0 success, 2 wrong usage, unknown names, or a plan that is impossible."""
+colon. A figure is given as expected (low–high): an untuned and a tuned setup."""
 
 _ALL = "all"  # machines, for --on
 
@@ -54,71 +50,50 @@ class _Positive(click.FloatRange):
 @click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users, cost.")
 @click.argument("model", required=False)
 @click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines, or all; default: this one.")
-@click.option("--like", type=click.Path(path_type=Path), metavar="FILE.toml", help="Machine profile (TOML).")
 @click.option("--draft", metavar="MODEL", help="A draft model.")
 @click.option("--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: 8192.")
 @click.option("--prompt", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of a prompt; default: 500.")
 @click.option("--answer", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of an answer; default: 300.")
 @click.option("--users", type=click.IntRange(1, 1_000_000), metavar="N", help="How many machines so many users need.")
 @click.option("--tok-s", type=_Positive(1e6), metavar="X", help="Target tok/s per user; default: 5 (reading speed).")
-@click.option("--price", type=_Positive(1e9), metavar="USD", help="Price of the machine.")
+@click.option("--price", type=_Positive(1e9), metavar="USD", help="Price of the machine, written off over 4 years.")
 @click.option("--watts", type=_Positive(1e6), metavar="W", help="Power of the machine at the wall, under load.")
-@click.option("--usd-per-kwh", type=click.FloatRange(0, 100), metavar="X", help="Price of power; default: 0.15.")
-@click.option("--years", type=_Positive(100), metavar="X", help="Years to write a machine off; default: 4.")
 @click.option("--machines", "list_machines", is_flag=True, help="List the machines with the sources of their figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: rates in tok/s, sizes in bytes.")
 def plan(
-    model: str | None,
-    machine: str | None,
-    like: Path | None,
-    draft: str | None,
-    list_machines: bool,
-    as_json: bool,
-    **values: Any,
+    model: str | None, machine: str | None, draft: str | None, list_machines: bool, as_json: bool, **values: Any
 ) -> None:
     """Plan before buying or downloading: does a model fit a machine, how fast, for how many users, at what cost.
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.planner.plan import Prices, catalog_models, machine_plans, make_plan, usual_draft
+    from cpuchat.planner.plan import catalog_models, machine_plans, make_plan, usual_draft
     from cpuchat.planner.specs import find_model, models_here
     from cpuchat.planner.users import plan_users
 
-    _check(model, machine, like, draft, list_machines, values)
+    _check(model, machine, draft, list_machines, values)
     if list_machines:
         return _show_machines(as_json)
     chosen, catalog = settings.load(), load_catalog()
-    workload = _workload(values)
-    folders = chosen.model.folders
+    workload, folders = _workload(values), chosen.model.folders
     here = models_here(catalog, folders)
     if model is None:
-        return _show_catalog(
-            _machine(machine, like, chosen, values), catalog_models(catalog, here=here), workload, as_json,
-            values["tok_s"],
-        )  # fmt: skip
+        on, models = _machine(machine, chosen, values), catalog_models(catalog, here=here)
+        return _show_catalog(on, models, workload, as_json, values["tok_s"])
     wanted = find_model(model, catalog, folders)
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if machine == _ALL:
         return _show_machine_plans(machine_plans(_every_machine(), wanted, workload, draft=drafting), as_json)
-    on = _machine(machine, like, chosen, values)(wanted, drafting)
-    prices = Prices(**{name: values[name] for name in ("usd_per_kwh", "years") if values[name] is not None})
-    planned = make_plan(on, wanted, workload, draft=drafting, prices=prices)
+    planned = make_plan(_machine(machine, chosen, values)(wanted, drafting), wanted, workload, draft=drafting)
     _show_plan(planned, plan_users(planned, values["users"]) if values["users"] else None, as_json)
 
 
 def _check(
-    model: str | None,
-    machine: str | None,
-    like: Path | None,
-    draft: str | None,
-    list_machines: bool,
-    values: dict[str, Any],
+    model: str | None, machine: str | None, draft: str | None, list_machines: bool, values: dict[str, Any]
 ) -> None:
     """Check that the arguments go together. Raises UsageError."""
-    if list_machines and any(one is not None for one in (model, machine, like, draft, *values.values())):
+    if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
         raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
-    if machine is not None and like is not None:
-        raise UsageError("--on and --like name two machines.", "Use one of them.")
     if model is None:
         for flag, value in {"--draft": draft, "--on all": machine == _ALL, "--users": values["users"]}.items():
             if value:
@@ -138,37 +113,18 @@ def _workload(values: dict[str, Any]) -> PlannedWorkload:
     return PlannedWorkload(**{"n_ctx": max(usual.n_ctx, longest), **given})
 
 
-def _machine(name: str | None, like: Path | None, chosen: Settings, values: dict[str, Any]) -> MachineFor:
-    """Return the machine to plan on, with the price and the power of the options."""
-    from cpuchat.planner.specs import HERE, find_machine, read_machine, with_costs
+def _machine(name: str | None, chosen: Settings, values: dict[str, Any]) -> MachineFor:
+    """Return the machine to plan on, with the price and the power of the options. Raises UsageError."""
+    from cpuchat.planner.specs import HERE, ThisMachine, find_machine, with_costs
 
     def priced(found: MachineSpec) -> MachineSpec:
         return with_costs(found, "on the command line", price_usd=values["price"], watts=values["watts"])
 
-    if like is None and name in (None, HERE):
-        here = _this_machine(chosen)
+    if name in (None, HERE):
+        here = ThisMachine(chosen)
         return lambda model, draft: priced(here.of(model, draft))
-    found = priced(read_machine(like) if like is not None else find_machine(name or ""))
+    found = priced(find_machine(name))
     return lambda model, draft: found
-
-
-def _this_machine(chosen: Settings) -> ThisMachine:
-    """Return this machine; on a terminal, offers to measure what is missing. Raises NotMeasured."""
-    from cpuchat.cli.terminal import is_terminal
-    from cpuchat.planner.specs import NotMeasured, ThisMachine, measure_here
-
-    here = ThisMachine(chosen)
-    try:
-        here.of()
-        return here
-    except NotMeasured as error:
-        if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-            raise
-        click.echo(f"cpuchat: {error.message}", err=True)
-        if not click.confirm("Measure its read bandwidth now (2 seconds)?", default=True, err=True):
-            raise
-    measure_here(chosen)
-    return ThisMachine(chosen)
 
 
 def _show_plan(planned: CapacityPlan, users: UserPlan | None, as_json: bool) -> None:

@@ -34,6 +34,8 @@ MAX_USERS = 1024
 _USABLE = 0.95
 _BUFFERS, _MAX_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
 _HOURS_PER_YEAR = 8766
+YEARS, USD_PER_KWH = 4.0, 0.15
+"""The years over which a machine that was bought is written off, and the price of power."""
 
 
 class PlannedWorkload(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +60,6 @@ class PlannedWorkload(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_prompt + self.n_answer / 2
 
 
-class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Money: a machine is written off over `years`, at `usd_per_kwh`."""
-
-    years: float = 4.0
-    usd_per_kwh: float = 0.15
-
-
 class Range(msgspec.Struct, frozen=True):
     """A figure between `low` and `high`; `value` is expected."""
 
@@ -79,7 +74,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class PlannedMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes: of the weights, the KV caches of all users, the draft model, buffers; `usable` of the machine, of which
+    """Bytes: of the weights, the KV cache of a chat, the draft model, and buffers; `usable` of the machine, of which
     `spare` should be left for everything else."""
 
     weights: float
@@ -116,15 +111,12 @@ class Drafted(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pricing(msgspec.Struct, frozen=True, kw_only=True):
     """Prices of the machine per hour, and per million generated tokens: of one chat, and of `CapacityPlan.users`
-    together.
-
-    `prices` is what the hour rests on; None where the machine is rented.
-    """
+    together. `is_rented`: by the hour; else it is written off over `YEARS`."""
 
     usd_per_hour: float
     usd_per_million: Range
     usd_per_million_shared: Range | None
-    prices: Prices | None
+    is_rented: bool
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,22 +166,19 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    machine: MachineSpec,
-    model: PlannedModel,
-    workload: PlannedWorkload,
-    *,
-    draft: PlannedModel | None = None,
-    prices: Prices | None = None,
+    machine: MachineSpec, model: PlannedModel, workload: PlannedWorkload, *, draft: PlannedModel | None = None
 ) -> CapacityPlan:
     """Plan `model` on `machine`."""
-    memory = _memory(machine, model, draft, workload, users=1)
+    memory = _memory(machine, model, draft, workload)
+    each = memory.kv + (draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0)
+    left = memory.usable - memory.needed + each
     plan = CapacityPlan(
         machine=machine,
         model=model,
         draft=draft,
         workload=workload,
         memory=memory,
-        users_by_memory=_users_by_memory(machine, model, draft, workload),
+        users_by_memory=max(int(left // each), 0) if each > 0 else MAX_USERS,
         bytes_per_token=bytes_read(model.work, 1, workload.n_past),
         scalar_type=scalar_type_of(model.work, machine.scalar_types),
     )
@@ -221,7 +210,7 @@ def make_plan(
     if draft is not None and not scalar_type_of(draft.work, machine.scalar_types):
         *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0))
         plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
-    return msgspec.structs.replace(plan, costs=_costs(machine, plan, prices or Prices()))
+    return msgspec.structs.replace(plan, costs=_costs(machine, plan))
 
 
 def require_fit(plan: CapacityPlan) -> None:
@@ -263,29 +252,18 @@ def _memory_ceiling(machine: MachineSpec, plan: CapacityPlan) -> Range:
 
 
 def _memory(
-    machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: PlannedWorkload, users: int
+    machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: PlannedWorkload
 ) -> PlannedMemory:
-    kv = users * (model.kv_bytes(workload.n_ctx) + model.work.state)
-    beside = draft.size + users * draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0
     total = 1e9 * machine.memory_gb.value
     return PlannedMemory(
         weights=model.size - model.work.on_disk,
-        kv=kv,
-        draft=beside,
+        kv=model.kv_bytes(workload.n_ctx) + model.work.state,
+        draft=draft.size + draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0,
         buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS),
         # What is available now is counted without what other programs use.
         usable=1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total,
         spare=spare_bytes(total),
     )
-
-
-def _users_by_memory(
-    machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: PlannedWorkload
-) -> int:
-    none, one = (_memory(machine, model, draft, workload, users) for users in (0, 1))
-    each = one.needed - none.needed
-    left = none.usable - none.needed
-    return max(int(left // each), 0) if each > 0 else MAX_USERS
 
 
 def _drafted(
@@ -312,19 +290,16 @@ def _drafted(
     return found
 
 
-def hourly(machine: MachineSpec, prices: Prices) -> float | None:
-    """Return what an hour of the machine costs in USD, power included; None when its price is not known."""
+def _costs(machine: MachineSpec, plan: CapacityPlan) -> Pricing | None:
+    """Return the costs, power included; None without a speed or a price."""
     if machine.usd_per_hour is not None:
-        return machine.usd_per_hour.value
-    if machine.price_usd is None:
+        per_hour = machine.usd_per_hour.value
+    elif machine.price_usd is not None:
+        power = machine.watts.value / 1e3 * USD_PER_KWH if machine.watts is not None else 0.0
+        per_hour = machine.price_usd.value / (YEARS * _HOURS_PER_YEAR) + power
+    else:
         return None
-    power = machine.watts.value / 1e3 * prices.usd_per_kwh if machine.watts is not None else 0.0
-    return machine.price_usd.value / (prices.years * _HOURS_PER_YEAR) + power
-
-
-def _costs(machine: MachineSpec, plan: CapacityPlan, prices: Prices) -> Pricing | None:
-    per_hour = hourly(machine, prices)
-    if plan.tok_s is None or per_hour is None:
+    if plan.tok_s is None:
         return None
     shared = plan.shared_tok_s
 
@@ -335,7 +310,7 @@ def _costs(machine: MachineSpec, plan: CapacityPlan, prices: Prices) -> Pricing 
         usd_per_hour=per_hour,
         usd_per_million=per_million(plan.tok_s),
         usd_per_million_shared=per_million(shared) if shared is not None and shared.low > 0 else None,
-        prices=prices if machine.usd_per_hour is None else None,
+        is_rented=machine.usd_per_hour is not None,
     )
 
 

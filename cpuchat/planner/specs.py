@@ -99,14 +99,10 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if self.theoretical is None and self.measured is None:
             raise ValueError("measured: give the measured or the theoretical bandwidth")
-        if self.cores.value < 1:
-            raise ValueError("cores: a machine has at least 1")
-        both = self.theoretical, self.measured
-        if both[0] is not None and both[1] is not None and both[1].at("high") > _MEASURED_MAX * both[0].value:
-            raise ValueError("measured: exceeds the theoretical bandwidth")
-        max_names = both[0] or self.read_gbs
-        if self.decode is not None and self.decode.at("high") > _MEASURED_MAX * max_names.at("high"):
-            raise ValueError("decode: exceeds the bandwidth of the memory")
+        peak = self.theoretical or self.read_gbs
+        for name, figure in (("measured", self.measured), ("decode", self.decode)):
+            if figure is not None and figure.at("high") > _MEASURED_MAX * peak.at("high"):
+                raise ValueError(f"{name}: exceeds the bandwidth of the memory")
         if self.cpu not in usual().cpu:
             known = difflib.get_close_matches(self.cpu, usual().cpu, n=3, cutoff=0.3) or list(usual().cpu)
             raise ValueError(f"cpu: unknown {self.cpu!r}; known are {', '.join(known)}")
@@ -210,7 +206,7 @@ def find_machine(wanted: str) -> MachineSpec:
         raise UsageError(f"{wanted} is ambiguous.", f"Use {' or '.join(one.id for one in parts)}.")
     near = difflib.get_close_matches(text, names, n=2, cutoff=0.4) or names
     hint = f"Did you mean {' or '.join(near)}?" if len(near) < 3 else f"Known are {', '.join(names)}."
-    more = problems[0] if problems else "Describe another one in a file: --like FILE.toml; see --machines."
+    more = problems[0] if problems else f"A file in {paths.shown(paths.user_machines_dir())} describes another one."
     raise UsageError(f"Unknown machine {wanted!r}.", f"{hint} {more}")
 
 
@@ -264,7 +260,6 @@ _FIGURES = frozenset(
 
 
 USUAL = "Q4_K_M"
-_SHORT = {"Q4": "Q4_K_M", "Q5": "Q5_K_M", "Q6": "Q6_K", "Q8": "Q8_0", "Q3": "Q3_K_M", "FP16": "F16", "FP32": "F32"}
 _MODEL_WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
 _TOO_SMALL = 1e6  # parameters: a header without matrices
 
@@ -294,24 +289,18 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
 def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> PlannedModel:
     """Return the model that `wanted` names: a GGUF file or repository here, a catalog id, or a usual size.
 
-    With its quantization behind a colon or a blank: `70b:Q4_K_M`, `qwen3-8b Q8`.
-
-    Args:
-        folders: of the settings, where models are looked for.
+    With its quantization behind a colon: `70b:Q4_K_M`. `folders`: of the settings, where models are looked for.
 
     Raises:
         UsageError: unknown or ambiguous, or an unknown quantization; the hint names the nearest.
         ModelDamaged, ModelUnsupported: it is a file that cannot be read.
     """
     text = wanted.strip()
-    whole = _known(text, "", catalog, folders)  # names may have blanks, paths colons
-    if whole is not None:
+    if (whole := _known(text, "", catalog, folders)) is not None:  # names may have blanks, paths colons
         return whole
     name, quantization = _divided(text)
-    if quantization:
-        planned = _known(name, quantization, catalog, folders)
-        if planned is not None:
-            return planned
+    if quantization and (planned := _known(name, quantization, catalog, folders)) is not None:
+        return planned
     try:
         return from_header(read_model(Library(folders).resolve(text)))
     except ModelNotFound:
@@ -320,7 +309,7 @@ def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> Pl
     words = _model_words(name) or {name}
     found = [entry for entry in catalog.models if entry.id.startswith(name.lower()) or words <= _model_words(entry.id)]
     if len(found) == 1:
-        return _here(found[0], quantization, catalog, folders) or from_catalog(found[0], quantization)
+        return models_here(catalog, folders, quantization).get(found[0].id) or from_catalog(found[0], quantization)
     if found:
         raise UsageError(f"{name} is ambiguous.", f"Use {_choices([entry.id for entry in found])}.")
     ids = [*SHAPES, *(entry.id for entry in catalog.models)]
@@ -336,38 +325,25 @@ def _known(name: str, quantization: str, catalog: Catalog, folders: Sequence[str
     wanted = name.lower()
     entry = catalog.find(wanted) or next((one for one in catalog.models if one.name.lower() == wanted), None)
     if entry is not None:
-        return _here(entry, quantization, catalog, folders) or from_catalog(entry, quantization)
+        return models_here(catalog, folders, quantization).get(entry.id) or from_catalog(entry, quantization)
     return from_header(header_of(name, quantization or USUAL), name.upper()) if wanted in SHAPES else None
 
 
-def _here(entry: CatalogModel, quantization: str, catalog: Catalog, folders: Sequence[str]) -> PlannedModel | None:
-    """Return the file of a catalog model on this machine: with that quantization, or any, the usual one first."""
-    for one, path in _files(catalog, folders, quantization):
-        if one is entry:
-            with contextlib.suppress(CpuchatError):  # a file that changed just now
-                return from_header(read_model(path), entry.name)
-    return None
-
-
 def models_here(catalog: Catalog, folders: Sequence[str], quantization: str = "") -> dict[str, PlannedModel]:
-    """Return the catalog's models whose files are on this machine, by id, each as `find_model`. Reads their headers."""
-    found: dict[str, PlannedModel] = {}
-    for entry, path in _files(catalog, folders, quantization):
-        if entry.id not in found:
-            with contextlib.suppress(CpuchatError):
-                found[entry.id] = from_header(read_model(path), entry.name)
-    return found
-
-
-def _files(catalog: Catalog, folders: Sequence[str], quantization: str) -> list[tuple[CatalogModel, Path]]:
-    """Return the files of catalog models here with that quantization, or any, those in the usual one first."""
-    found = [
+    """Return the catalog's models whose files are on this machine, by id: with that quantization, or any, the usual one
+    first. Reads their headers."""
+    files = [
         (entry, one) for one in Library(folders).local_models()
         if one.damaged is None and quantization in ("", one.quantization)
         and (entry := match_local(catalog, one)) is not None
     ]  # fmt: skip
-    found.sort(key=lambda pair: pair[1].quantization != (pair[0].quantization or USUAL))
-    return [(entry, one.path) for entry, one in found]
+    files.sort(key=lambda pair: pair[1].quantization != (pair[0].quantization or USUAL))
+    found: dict[str, PlannedModel] = {}
+    for entry, one in files:
+        if entry.id not in found:
+            with contextlib.suppress(CpuchatError):  # a file that changed just now
+                found[entry.id] = from_header(read_model(one.path), entry.name)
+    return found
 
 
 def _choices(ids: Sequence[str], max_names: int = 4) -> str:
@@ -379,23 +355,12 @@ def _model_words(name: str) -> frozenset[str]:
 
 
 def _divided(text: str) -> tuple[str, str]:
-    """Return the name and the quantization ("" for the usual one). A blank divides only before a known one. Raises
-    UsageError: an unknown quantization behind a colon.
-    """
-    if text.lower().endswith(".gguf"):
+    """Return the name and the quantization ("" for the usual one). Raises UsageError: an unknown quantization."""
+    name, _, kind = text.rpartition(":")
+    kind = kind.upper()
+    if not name or "/" in kind or text.lower().endswith(".gguf"):
         return text, ""
-    name, colon, kind = text.rpartition(":")
-    if not colon:
-        name, _, kind = text.rpartition(" ")
-    kind = _SHORT.get(kind.upper(), kind.upper())
-    if not name or "/" in kind:
-        return text, ""
-    try:
-        return name.strip(), kind if without_prefix(kind) != kind else quant_type(kind).name
-    except UsageError:
-        if colon:
-            raise
-        return text, ""
+    return name.strip(), kind if without_prefix(kind) != kind else quant_type(kind).name
 
 
 def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
@@ -423,10 +388,6 @@ def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
     return PlannedModel(name=entry.name, quantization=kind, size=size, work=work, kv_rows=kv_rows)
 
 
-class NotMeasured(UsageError):
-    """The read bandwidth of this machine was not measured yet, or while other programs ran."""
-
-
 class ThisMachine:
     """This machine as one to plan for: with the cores and the memory policy of the settings, or those that tuning found
     for a model. Reads each set of cores once, when it is made; use it in threads. `loaded`: the model that counts as
@@ -441,8 +402,8 @@ class ThisMachine:
         """Return the machine for a model and its draft model.
 
         For files that are here: with the cores that tuning found for the model, if these were measured, and as fast as
-        chats with both were. Raises NotMeasured: as its name says; UsageError: the cores of the settings are not
-        possible here.
+        chats with both were. Raises UsageError: the read bandwidth was not measured yet, or while other programs ran;
+        or the cores of the settings are not possible here.
         """
         topology, settings, found = machine_topology.read_topology(), self._settings, self._machine
         paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]
@@ -450,7 +411,7 @@ class ThisMachine:
             settings, found = self._tuned.settings(path), own
         placement = place(topology, PlacementSpec.of(settings))
         if found.profile is None:
-            raise NotMeasured(f"No plan for this machine: {found.peak_source}.", "Or name another: --on MACHINE.")
+            raise UsageError(f"No plan for this machine: {found.peak_source}.", "Or name another: --on MACHINE.")
         factor, draft_factor = (found.factor_of(one) if one is not None else 1.0 for one in paths)
         return MachineSpec(
             id=HERE,
@@ -468,12 +429,3 @@ class ThisMachine:
             fitted=scaled(found.profile, 1 / factor) if found.fitted else None,
             draft_factor=draft_factor / factor if found.fitted else None,
         )
-
-
-def measure_here(settings: Settings) -> None:
-    """Measure this machine's read bandwidth with the settings' cores and policy. Raises ProbeFailed, Interrupted."""
-    from cpuchat.hardware.bandwidth.read_bandwidth import measure, remember
-
-    placement = place(machine_topology.read_topology(), PlacementSpec.of(settings))
-    words = placement.memory.words
-    remember(measure(placement.cpus, memory=words), words)

@@ -130,9 +130,11 @@ def _costs(plan: CapacityPlan) -> Lines:
     if costs is None:
         return [("cost", f"price unknown{joules}; set it with --price")]
     power = f", {watts.value:.0f} W" if watts is not None else ", power not counted"
-    if costs.prices is not None:
-        rate = f" at ${costs.prices.usd_per_kwh:g} per kWh" if watts is not None else ""
-        power = f" over {costs.prices.years:g} years{power}{rate}"
+    if not costs.is_rented:
+        from cpuchat.planner.plan import USD_PER_KWH, YEARS
+
+        rate = f" at ${USD_PER_KWH:g} per kWh" if watts is not None else ""
+        power = f" over {YEARS:g} years{power}{rate}"
     per = f"${costs.usd_per_million.value:.2f} per million tokens for one chat"
     if costs.usd_per_million_shared is not None:
         per += f", ${costs.usd_per_million_shared.value:.2f} with all of these users"

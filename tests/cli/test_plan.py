@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from cpuchat.base.errors import UsageError
-from cpuchat.cli.plan import plan
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth
+from cpuchat.base import paths
 from tests.cli.program import run
 
 
@@ -25,50 +21,20 @@ def test_a_model_on_a_machine() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-def test_json_has_plain_numbers(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
-    done = run("plan", "8b", "--like", str(file), "--json")
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)["plan"]
-    assert made["machine"]["name"] == "mine"
-    assert 4 < made["tok_s"]["low"] <= made["tok_s"]["value"] <= made["tok_s"]["high"] < 9
-    assert made["costs"] is None
-
-
-def test_the_price_and_the_power_of_a_machine_make_its_cost(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
-    done = CliRunner().invoke(plan, ["8b", "--like", str(file), "--price", "1700", "--watts", "120", "--json"])
-    assert done.exception is None
-    made = json.loads(done.output)["plan"]
-    assert made["costs"]["usd_per_hour"] == pytest.approx(1700 / (4 * 8766) + 0.12 * 0.15)
-    assert made["machine"]["price_usd"]["basis"] == "given"
-
-
-def test_on_a_terminal_a_machine_that_was_not_measured_is_measured_if_wished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.cli.terminal.is_terminal", lambda stream: True)
-    calls: list[tuple[int, ...]] = []
-
-    def measure(cpus: tuple[int, ...], memory: str = "") -> ReadBandwidth:
-        calls.append(cpus)
-        return ReadBandwidth(tuple(cpus), 3e10, (3e10,))
-
-    monkeypatch.setattr("cpuchat.hardware.bandwidth.read_bandwidth.measure", measure)
-    refused = CliRunner().invoke(plan, ["0.5b"], input="n\n")
-    assert isinstance(refused.exception, UsageError)
-    assert calls == []
-    done = CliRunner().invoke(plan, ["0.5b"], input="\n")
-    assert done.exception is None, done.output
-    assert len(calls) == 1
-    assert "plain decoding" in done.output
-
-
-def test_the_catalog_on_a_machine() -> None:
-    done = run("plan", "--on", "9354", "--tok-s", "40")
+def test_the_catalog_and_a_model_on_a_machine_of_the_user_with_its_price() -> None:
+    folder = paths.user_machines_dir()
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
+    done = run("plan", "--on", "mine", "--tok-s", "10")
     assert done.returncode == 0, done.stderr
     assert "Qwen3 30B A3B Instruct 2507" in done.stdout
     assert "Llama 3.3 70B Instruct" not in done.stdout
+    done = run("plan", "8b", "--on", "mine", "--price", "1700", "--watts", "120", "--json")
+    made = json.loads(done.stdout)["plan"]
+    assert made["machine"]["name"] == "mine"
+    assert 4 < made["tok_s"]["low"] <= made["tok_s"]["value"] <= made["tok_s"]["high"] < 9
+    assert made["costs"]["usd_per_hour"] == pytest.approx(1700 / (4 * 8766) + 0.12 * 0.15)
+    assert made["machine"]["price_usd"]["basis"] == "given"
 
 
 def test_a_model_on_all_machines() -> None:
@@ -99,26 +65,11 @@ def test_machines_are_listed() -> None:
     assert len(json.loads(run("plan", "--machines", "--json").stdout)) >= 11
 
 
-def test_a_listed_machine_is_a_file_for_like(tmp_path: Path) -> None:
-    """What `--machines --json` prints, written as TOML, describes the same machine."""
-    import tomlkit
-
-    table = next(one for one in json.loads(run("plan", "--machines", "--json").stdout) if one["id"] == "ryzen-7950x")
-    file = tmp_path / "copy.toml"
-    file.write_text(tomlkit.dumps(table))
-    copied, original = (
-        json.loads(run("plan", "8b", *which, "--json").stdout)["plan"]["tok_s"]
-        for which in (("--like", str(file)), ("--on", "7950x"))
-    )
-    assert copied == original
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("70b", "--on", "9745"), "epyc-9754"),
         (("71b", "--on", "9754"), "70b"),
-        (("70b", "--on", "9754", "--like", "x.toml"), "two machines"),
         (("--users", "5"), "needs a MODEL"),
         (("--on", "all"), "needs a MODEL"),
         (("70b", "--on", "all", "--users", "5"), "one machine"),
@@ -128,7 +79,6 @@ def test_a_listed_machine_is_a_file_for_like(tmp_path: Path) -> None:
         (("70b", "--on", "9754", "--ctx", "1000", "--prompt", "2000"), "exceed the context"),
         (("70b", "--on", "9754", "--tok-s", "0"), "--tok-s"),
         (("70b", "--on", "9754", "--users", "0"), "--users"),
-        (("70b", "--like", "none.toml"), "cannot be read"),
         (("70b", "--machines"), "takes only --json"),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
-from cpuchat.costs.model import SCENARIOS, cpu_of, usual
 from cpuchat.models.catalog import load_catalog
 from cpuchat.planner.specs import MachineSpec, all_machines, find_machine, find_model, machines, read_machine
 from tests.costs.made_up import decode_rate
@@ -35,17 +34,6 @@ def test_every_figure_has_a_source(machine: MachineSpec) -> None:
     assert machine.measured.value < machine.theoretical.value
 
 
-@pytest.mark.parametrize("machine", machines(), ids=lambda one: one.id)
-def test_ranges_are_in_order_and_below_the_theoretical_peak(machine: MachineSpec) -> None:
-    low, value, high = (machine.decode_gbs(name) for name in SCENARIOS)
-    assert low <= value <= high
-    assert machine.theoretical is not None
-    assert high < machine.theoretical.value
-    model = find_model("8b:Q4_K_M", load_catalog())
-    rates = [decode_rate(machine.profile(name), model.work) for name in SCENARIOS]
-    assert rates == sorted(rates)
-
-
 def test_the_asked_machines_are_there() -> None:
     for name in ("9334", "9354", "9655", "9754", "2x7543", "7302", "7950x", "9950X", "Ampere A2", "Xeon 6", "M4 Pro"):
         assert find_machine(name).id
@@ -53,18 +41,12 @@ def test_the_asked_machines_are_there() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "said"),
-    [("9745", "epyc-9754"), ("epic-9354", "epyc-9354"), ("ryzen-7959x", "ryzen-7950x"), ("toaster", "Known are")],
+    [("9745", "epyc-9754"), ("toaster", "Known are"), ("ryzen", "ryzen-7950x or ryzen-9950x")],
 )
 def test_unknown_machines_get_the_nearest_names(wanted: str, said: str) -> None:
-    with pytest.raises(UsageError, match="Unknown machine") as error:
+    with pytest.raises(UsageError, match=r"Unknown machine|ambiguous") as error:
         find_machine(wanted)
     assert said in error.value.hint
-
-
-def test_ambiguous_names_get_the_choices() -> None:
-    with pytest.raises(UsageError, match="ambiguous") as error:
-        find_machine("ryzen")
-    assert "ryzen-7950x or ryzen-9950x" in error.value.hint
 
 
 def test_a_machine_of_your_own(tmp_path: Path) -> None:
@@ -75,10 +57,6 @@ def test_a_machine_of_your_own(tmp_path: Path) -> None:
     assert machine.read_gbs.value == 350
     assert machine.cores.value == 48
     assert decode_rate(machine.profile(), find_model("8b", load_catalog()).work) > 30
-
-
-def test_without_a_measured_bandwidth_the_usual_share_counts(tmp_path: Path) -> None:
-    file = tmp_path / "lab.toml"
     file.write_text(OWN.replace("measured =", "theoretical ="))
     assert read_machine(file).read_gbs.value == pytest.approx(0.8 * 350)
 
@@ -103,16 +81,12 @@ def test_machines_of_the_config_folder_are_known_by_name() -> None:
     ("old", "new", "said"),
     [
         ("value = 350, low = 340", "value = 0, low = 0", "measured.value"),
-        ("value = 350,", "value = -5,", "measured.value"),
         ("low = 340", "low = 355", "rising order"),
         ("cores = 48", 'cores = "many"', "cores"),
-        ("cores = 48", "kernels = 48", "kernels"),
         ('"zen4"', '"zen44"', "zen4"),
         ("measured =", "bandwidth =", "bandwidth"),
-        ("cores = 48", "cores = 48\ntheoretical = 300", "exceeds the theoretical"),
-        ("cores = 48", "cores = 48\ndecode = 2000", "decode"),
+        ("cores = 48", "cores = 48\ndecode = 2000", "decode: exceeds"),
         ("high = 360", "high = 900 }\ntheoretical = { value = 400", "measured: exceeds"),
-        ("cores = 48", "cores = 0.3", "at least 1"),
         ("cores = 48", "cores = 48\nfitted = 1", "fitted"),
         ("cores = 48", "cores = 48\nid = 'this'", "id"),
         ("cores = 48", "cores = [[1]]", "cores"),
@@ -126,20 +100,3 @@ def test_impossible_machines_get_a_sentence(tmp_path: Path, old: str, new: str, 
         read_machine(file)
     assert said in error.value.message
     assert "lab.toml" in error.value.message
-
-
-def test_a_machine_without_any_bandwidth_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "lab.toml"
-    file.write_text("\n".join(line for line in OWN.splitlines() if not line.startswith("measured")))
-    with pytest.raises(UsageError, match="theoretical bandwidth"):
-        read_machine(file)
-
-
-def test_a_missing_file_gets_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_machine(tmp_path / "none.toml")
-
-
-@pytest.mark.parametrize("features", [{"AVX2"}, {"AVX512_VNNI", "AVX2"}, {"AMX_INT8"}, {"NEON", "DOTPROD"}, set()])
-def test_every_cpu_has_rates(features: set[str]) -> None:
-    assert cpu_of(features) in usual().cpu

@@ -10,7 +10,6 @@ from cpuchat.base.errors import UsageError
 from cpuchat.costs.model import bytes_read
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.models.traffic import MIXTURES, SIZES, dimensions
 from cpuchat.planner import specs
 from cpuchat.planner.specs import find_model, from_catalog
 
@@ -36,14 +35,6 @@ def test_the_catalog_gives_about_what_a_header_gives(catalog: Catalog, shape: st
         assert bytes_read(rough.work, n, 1000) == pytest.approx(bytes_read(exact.work, n, 1000), rel=0.1)
 
 
-def test_a_mixture_uses_its_active_parameters(catalog: Catalog) -> None:
-    for id, active in (("deepseek-r1", 37e9), ("gpt-oss-120b", 5.1e9), ("glm-4.7", 32e9)):
-        work = find_model(id, catalog).work
-        dense = sum(one.madds for one in (*work.dense, *work.head))
-        used = dense + sum(one.madds for one in work.experts) * work.n_expert_used / work.n_expert
-        assert used == pytest.approx(active, rel=0.1), id
-
-
 def test_every_model_of_the_catalog_can_be_planned(catalog: Catalog) -> None:
     for entry in catalog.models:
         model = from_catalog(entry)
@@ -52,25 +43,17 @@ def test_every_model_of_the_catalog_can_be_planned(catalog: Catalog) -> None:
         assert model.kv_bytes(4096) > 0
 
 
-def test_known_configurations_are_of_models_of_the_catalog(catalog: Catalog) -> None:
-    prefixes = [id.partition("*")[0] for one in dimensions() for id in one.ids]
-    ids = [*(entry.id for entry in catalog.models), *(id for _, id in (*SIZES, *MIXTURES))]
-    assert [prefix for prefix in prefixes if not any(id.startswith(prefix) for id in ids)] == []
-
-
 @pytest.mark.parametrize(
     ("wanted", "quantization"),
-    [("Llama 3.3 70B Instruct", "Q4_K_M"), ("Qwen3 8B", "Q4_K_M"), ("Qwen3 8B Q8", "Q8_0"),
-     ("70b", "Q4_K_M"), ("70B:Q8_0", "Q8_0"), ("70B Q4", "Q4_K_M"), ("70b q8", "Q8_0"), ("qwen3-8b:f16", "F16"),
-     ("Llama-3.3-70B-Instruct:Q5_K_M", "Q5_K_M"), ("gpt-oss-20b", "MXFP4"), ("llama 3.3 70b:Q4_K_M", "Q4_K_M")],
+    [("Llama 3.3 70B Instruct", "Q4_K_M"), ("70B:Q8_0", "Q8_0"), ("qwen3-8b:f16", "F16"), ("gpt-oss-20b", "MXFP4"),
+     ("llama 3.3 70b:Q5_K_M", "Q5_K_M")],
 )  # fmt: skip
 def test_names_with_quantizations(catalog: Catalog, wanted: str, quantization: str) -> None:
     assert find_model(wanted, catalog).quantization == quantization
 
 
-@pytest.mark.parametrize("name", ["small.gguf", "my small model.gguf"])
-def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path, name: str) -> None:
-    file = write_model(tmp_path / name, "tiny", "Q8_0")
+def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path) -> None:
+    file = write_model(tmp_path / "my small model.gguf", "tiny", "Q8_0")
     model = find_model(str(file), catalog)
     assert model.exact
     assert model.quantization == "Q8_0"
@@ -84,7 +67,6 @@ def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path, name: str
         ("lama-3.3-70b-instruct", "Unknown model", "llama-3.3-70b-instruct"),
         ("qwen3-8:Q4_K_M", "ambiguous|Unknown", "qwen3-8b"),
         ("70b:Q4_K_X", "no quantization", "Q4_K"),
-        ("Llama 3.3 70B Instruct Q4_K_X", "Unknown model", "llama-3.3-70b"),
         ("llama-3", "ambiguous", "more"),
     ],
 )

@@ -9,8 +9,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.planner.plan import CapacityPlan, PlannedWorkload, make_plan
 from cpuchat.planner.specs import find_machine, find_model
-from cpuchat.planner.users import AT_ONCE, PAUSE_S, UserPace, occupancy, pace_of, plan_users
-from cpuchat.present.plan import user_lines, user_rows
+from cpuchat.planner.users import AT_ONCE, UserPace, occupancy, pace_of, plan_users
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +75,6 @@ def test_prompts_wait_for_each_other_as_in_the_queue_m_m_1() -> None:
     assert pace.prompt_s == pytest.approx([machine_repair(n, 1 / 5)[1] for n in range(1, 6)])
 
 
-def test_users_who_are_not_divided_evenly_are_those_of_the_fullest_machine() -> None:
-    pace = UserPace(prefill_s=1.0, n_batches=1, n_answer=100, step_s=np.full(4, 0.1))
-    assert occupancy(pace, 7, machines=3).at_once == occupancy(pace, 9, machines=3).at_once
-    assert occupancy(pace, 7, machines=3).total_tok_s == pytest.approx(7 / 9 * occupancy(pace, 9, 3).total_tok_s)
-
-
 def test_enough_machines_let_most_messages_begin_at_once(catalog: Catalog) -> None:
     plan = planned(catalog, "9655", "qwen3-30b-a3b-instruct-2507", tok_s=8.0)
     found, pace = plan_users(plan, 2000), pace_of(plan)
@@ -91,15 +84,6 @@ def test_enough_machines_let_most_messages_begin_at_once(catalog: Catalog) -> No
     waits = [one.ttft_s for one in found.numbers]
     assert waits == sorted(waits, reverse=True)
     assert plan_users(plan, 200_000).enough == pytest.approx(100 * found.enough, rel=0.1)
-
-
-def test_more_chats_than_reach_the_target_are_not_at_once(catalog: Catalog) -> None:
-    plan = planned(catalog, "9754", "70b:Q4_K_M")
-    pace = pace_of(plan)
-    assert plan.users is not None and 1 <= len(pace.step_s) <= plan.users.value
-    assert pace.token_s[-1] <= 1 / plan.workload.tok_s
-    long = pace_of(planned(catalog, "9754", "70b:Q4_K_M", n_prompt=4000))
-    assert len(long.step_s) < len(pace.step_s) and long.n_batches == 8
 
 
 @pytest.mark.parametrize(
@@ -115,13 +99,3 @@ def test_users_of_what_cannot_run_get_a_sentence(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         plan_users(planned(catalog, machine, model, tok_s=tok_s), 10)
-
-
-def test_the_words_name_the_number_that_is_enough(catalog: Catalog) -> None:
-    plan = planned(catalog, "9655", "8b:Q4_K_M", tok_s=8.0)
-    found = plan_users(plan, 500)
-    said = " ".join(user_lines(found, plan))
-    assert f"500 users, each with {PAUSE_S:.0f} s between an answer and the next message." in said
-    assert f"On {found.enough} machines 95 % of the messages begin at once." in said and "llama-server" in said
-    assert [row[0] for row in user_rows(found) if row[-1] == "enough"] == [str(found.enough)]
-    assert all(row[1].endswith(f" of {found.chats}") and "busy" not in row for row in user_rows(found))
