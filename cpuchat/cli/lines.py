@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
@@ -18,53 +18,45 @@ MANY_LINES = '"""'
 
 
 class Lines:
-    """`typed` are lines with a text from before; `ended` that Ctrl+D was pressed. `on_empty` is called with each empty
-    line during an answer.
-    """
+    """`typed` are lines with a text from before; `ended`: Ctrl+D was pressed."""
 
-    def __init__(self, terminal: TerminalOutput, on_empty: Callable[[], None]) -> None:
+    def __init__(self, terminal: TerminalOutput) -> None:
         self.typed: deque[str] = deque()
         self.ended = False
         self._terminal = terminal
-        self._on_empty = on_empty
         self._asked: asyncio.Future[str] | None = None
 
     def next_message(self) -> str | None:
         """Return the next message or command; None to quit: at the end of the input, or by Ctrl+C twice."""
-        is_pressed = False
-        while True:
+        for is_pressed in (False, True):
             try:
-                text, lines = self._next("You: "), list[str]()
+                text, lines = self._line("You: "), list[str]()
                 if text.strip() != MANY_LINES:
                     return text
                 with contextlib.suppress(EOFError):
-                    while (line := self._next("")).strip() != MANY_LINES:
+                    while (line := self._line("")).strip() != MANY_LINES:
                         lines.append(line)
                 return "\n".join(lines)
             except EOFError:
                 return None
             except KeyboardInterrupt:
-                if is_pressed:
-                    return None
-                is_pressed = True
-                self._terminal.line()
-                self._terminal.note("Ctrl+C again, or Ctrl+D, quits.")
+                if not is_pressed:
+                    self._terminal.line()
+                    self._terminal.note("Ctrl+C again, or Ctrl+D, quits.")
+        return None
 
-    def _next(self, prompt: str) -> str:
+    def _line(self, prompt: str) -> str:
+        """Return the next line. Raises EOFError, KeyboardInterrupt, UsageError."""
         if self.typed:
             text = self.typed.popleft()
             self._terminal.note(f"{prompt}{clean_line(text)}")
             return text
         if self.ended:
             raise EOFError
-        return self.typed_now(prompt)
-
-    def typed_now(self, prompt: str) -> str:
-        """Return one line that is typed now. Raises EOFError, KeyboardInterrupt, UsageError."""
-        if is_terminal(sys.stdin):
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401 - history, and longer lines than a terminal passes on
         try:
+            if is_terminal(sys.stdin):
+                with contextlib.suppress(ImportError):
+                    import readline  # noqa: F401 - history, and longer lines than a terminal passes on
             text = input(prompt if is_terminal(sys.stdin) else "")
             text.encode()
         except UnicodeError:
@@ -74,10 +66,7 @@ class Lines:
     async def reply(self) -> str:
         """Return the next line, "" at the end of the input: the answer to a question. Use while `reading`."""
         self._asked = asyncio.get_running_loop().create_future()
-        try:
-            return "" if self.ended else await self._asked
-        finally:
-            self._asked = None
+        return "" if self.ended else await self._asked
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -85,25 +74,23 @@ class Lines:
         if not is_terminal(sys.stdin):
             yield
             return
-        loop, terminal = asyncio.get_running_loop(), sys.stdin.fileno()
-        loop.add_reader(terminal, self._read, terminal)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(sys.stdin, self._read)
         try:
             yield
         finally:
-            loop.remove_reader(terminal)
+            loop.remove_reader(sys.stdin)
 
-    def _read(self, terminal: int) -> None:
+    def _read(self) -> None:
         try:
-            found = os.read(terminal, 1 << 16)
+            found = os.read(sys.stdin.fileno(), 1 << 16)
         except OSError:  # hung up
             found = b""
         if not found:
             self.ended = True
-            asyncio.get_running_loop().remove_reader(terminal)
+            asyncio.get_running_loop().remove_reader(sys.stdin)
         for line in found.decode("utf-8", "surrogateescape").splitlines() or [""] * self.ended:
             if self._asked is not None and not self._asked.done():
                 self._asked.set_result(line)
             elif line.strip():
                 self.typed.append(line)
-            elif not self.ended:
-                self._on_empty()

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import signal
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, WorkerDied, from_code
@@ -36,14 +36,6 @@ from cpuchat.session.conversation import Conversation
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Sink(Protocol):
-    """A sink for the text of an answer while it is written."""
-
-    def answer(self, text: str) -> None: ...
-
-    def reasoning(self, text: str) -> None: ...
-
-
 @dataclass
 class StreamedAnswer:
     """One answer, filled while it is streamed, so that a failure keeps the partial text."""
@@ -64,6 +56,16 @@ def each_interrupt(press: Callable[[int], object]) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
+_BESIDE: set[asyncio.Future[None]] = set()
+
+
+def begin(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` beside the rest; it is held until it ends."""
+    task = asyncio.ensure_future(work)
+    _BESIDE.add(task)
+    task.add_done_callback(_BESIDE.discard)
+
+
 class Stoppable(Protocol[T_co]):
     """Something that runs for minutes. `kill` does not wait for its worker."""
 
@@ -74,14 +76,7 @@ class Stoppable(Protocol[T_co]):
 
 async def run_stoppable(running: Stoppable[T_co]) -> T_co:
     """Run a measurement until it ends; the first Ctrl+C stops it, a second one kills its worker."""
-    stopping: set[asyncio.Task[None]] = set()
-
-    def stop(presses: int) -> None:
-        task = asyncio.ensure_future(running.stop(kill=presses > 1))
-        stopping.add(task)
-        task.add_done_callback(stopping.discard)
-
-    with each_interrupt(stop):
+    with each_interrupt(lambda presses: begin(running.stop(kill=presses > 1))):
         return await running.run()
 
 
@@ -99,7 +94,6 @@ class Session:
         self._presses = 0
         self.on_interrupt: Callable[[], object] = lambda: None
         """Called with each Ctrl+C."""
-        self._cancelling: set[asyncio.Task[None]] = set()
         self._stack = contextlib.ExitStack()
 
     @property
@@ -121,12 +115,7 @@ class Session:
         if presses > 1 and self._backend.pid is not None:
             self._backend.kill()
         else:
-            self._cancel()
-
-    def _cancel(self) -> None:
-        task = asyncio.ensure_future(self.conversation.stop())
-        self._cancelling.add(task)
-        task.add_done_callback(self._cancelling.discard)
+            begin(self.conversation.stop())
 
     async def load(self, path: Source, *, strict: bool = False, calibrate: bool = True) -> ModelInfo:
         """Start the worker and load a model; see `Conversation.load_model`. Raises Interrupted: Ctrl+C; CpuchatError:
@@ -146,10 +135,10 @@ class Session:
         return info
 
     async def stream(
-        self, events: AsyncGenerator[AnyEvent, None], answer: StreamedAnswer, sink: Sink
+        self, events: AsyncGenerator[AnyEvent, None], answer: StreamedAnswer, *, prints: bool
     ) -> GenerationFinished:
-        """Stream an answer of `conversation` into `answer` and to `sink`. Raises CpuchatError: the answer failed;
-        `answer` holds what came before; OutputClosed: from the sink; the answer is cancelled.
+        """Stream an answer of `conversation` into `answer`, and to the terminal. Raises CpuchatError: an answer failed,
+        and `answer` holds what came before; OutputClosed: by the terminal; the answer is cancelled.
         """
         when = "before the first token"
         async with contextlib.aclosing(events):
@@ -158,17 +147,17 @@ class Session:
                 match event:
                     case TextDelta(channel="reasoning"):
                         answer.reasoning += event.text
-                        sink.reasoning(event.text)
-                    case TextDelta():
-                        answer.text += event.text
-                        sink.answer(event.text)
+                        self._terminal.reasoning(event.text if prints else "")
+                    case TextDelta(text=text):
+                        answer.text += text
+                        self._terminal.answer(text if prints else "")
                     case GenerationFinished():
                         answer.finished = event
                     case CallsMade():  # the answer goes on after them, what is said then is a paragraph of its own
                         answer.finished, when = None, "during a tool call"
-                        if event.said:
-                            answer.text += "\n\n"
-                            sink.answer("\n\n")
+                        paragraph = "\n\n" if event.said else ""
+                        answer.text += paragraph
+                        self._terminal.answer(paragraph if prints else "")
         if answer.finished is None:
             raise Interrupted(f"Stopped {when}.")
         return answer.finished
@@ -176,10 +165,16 @@ class Session:
     def _watch(self, event: AnyEvent) -> None:
         """Show how far a load or an answer is, and stop it after Ctrl+C. Raises CpuchatError if it failed."""
         if self.interrupted and isinstance(event, LoadProgress | PrefillProgress | TextDelta):
-            self._cancel()  # Ctrl+C came before the worker was ready for it
+            begin(self.conversation.stop())  # Ctrl+C came before the worker was ready for it
         if isinstance(event, Failed):
             raise error_of(event, is_interrupted=self.interrupted)
         show_state(event, self._terminal, self.conversation.meter.prefill_left_s)
+
+
+def tell_notes(conversation: Conversation, model: ModelInfo, terminal: TerminalOutput, by: str = "") -> None:
+    """Print what is to be known of a model that was loaded."""
+    for note in filter(None, (conversation.draft_problem, *model.notes)):
+        terminal.note(f"{by}{note}")
 
 
 def show_state(event: object, terminal: TerminalOutput, prefill_left_s: float | None = None) -> None:

@@ -47,7 +47,7 @@ class TerminalOutput:
         self._out_tty = is_terminal(sys.stdout)
         self._err_tty = is_terminal(sys.stderr)
         self._quiet = quiet
-        self._reasoning = show_reasoning or (self._err_tty and not quiet)
+        self._reasoning = show_reasoning or (self._err_tty and not quiet and not plain)
         dumb = os.environ.get("TERM", "dumb") == "dumb"
         self._plain = plain
         self._said_at = 0.0
@@ -195,47 +195,39 @@ _PHRASE = re.compile(r"\n|[.!?:;…][\"')\]”’*_]*\s|[。！？]")
 class Phrases:
     """Prints an answer and its reasoning in sentences: from single words, a screen reader makes stammering."""
 
-    def __init__(self, terminal: TerminalOutput, name: str, show_reasoning: bool, hint: str = "") -> None:
-        """`hint` is printed when the model begins to reason."""
-        self._terminal, self._name, self._shows = terminal, clean_line(name) or "Answer", show_reasoning
-        self._hint = hint
+    def __init__(self, terminal: TerminalOutput, name: str) -> None:
+        self._terminal = terminal
+        self._begin = f"{clean_line(name) or 'Answer'}: "
         self._waiting = self._thought = ""
-        self._begun = self._reasoned = False
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Return whether the model reasons now."""
-        return self._reasoned and not (self._begun or self._waiting)
+        self._has_reasoned = False
 
     def answer(self, text: str) -> None:
-        self._end_reasoning()
+        self._print_thought(len(self._thought))
         self._waiting += text
         self._print(_end_of_phrase(self._waiting))
 
     def reasoning(self, text: str) -> None:
-        if not self._reasoned:
-            self._terminal.note(f"The model is reasoning. {self._hint}".rstrip())
-        self._reasoned = True
-        if self._shows:
-            self._thought += text
-            end = _end_of_phrase(self._thought)
-            self._terminal.reasoning(self._thought[:end])
-            self._thought = self._thought[end:]
+        if not self._has_reasoned:
+            self._terminal.note("The model is reasoning.")
+        self._has_reasoned = True
+        self._thought += text
+        self._print_thought(_end_of_phrase(self._thought))
 
     def finish(self) -> None:
-        """Print the rest."""
-        self._end_reasoning()
+        """Print the rest, and end its line."""
+        self._print_thought(len(self._thought))
         self._print(len(self._waiting))
+        self._terminal.end_answer()
 
-    def _end_reasoning(self) -> None:
-        self._terminal.reasoning(self._thought)
-        self._thought = ""
+    def _print_thought(self, end: int) -> None:
+        phrase, self._thought = self._thought[:end], self._thought[end:]
+        self._terminal.reasoning(phrase)
 
     def _print(self, end: int) -> None:
         phrase, self._waiting = self._waiting[:end], self._waiting[end:]
         if phrase:
-            self._terminal.answer(phrase if self._begun else f"{self._name}: {phrase.lstrip()}")
-            self._begun = True
+            self._terminal.answer(f"{self._begin}{phrase.lstrip()}" if self._begin else phrase)
+            self._begin = ""
 
 
 def _end_of_phrase(text: str) -> int:
