@@ -40,15 +40,13 @@ def open_app(
     """Run the app until it exits; returns the exit code.
 
     Args:
-        model: what to load first; None is the model used last, or the demo model.
+        model: what to load first, on `server` if given; None is the model used last, or the demo model.
         values: options as `options.overridden` takes them, for this run only.
         sides: opens the compare screen with these.
-        server: the address of the server that has `model`.
 
     Raises:
         UsageError: no terminal, no such folder, or values that are not acceptable.
-        ModelNotFound: `model` was given and is not there.
-        DraftMismatch: a draft model was given that does not fit.
+        ModelNotFound, DraftMismatch: a model or draft model that was given is not there, or does not fit.
     """
     require_terminal()
     gc.disable()  # until the first paint: importing makes next to no garbage

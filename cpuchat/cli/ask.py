@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +14,6 @@ from cpuchat.cli.options import (
     answering_backend,
     answering_model_option,
     engine_options,
-    file_option,
     key_ring,
     model_path,
     overridden,
@@ -29,7 +26,7 @@ from cpuchat.cli.options import (
     with_preset,
 )
 from cpuchat.cli.output import error_json, error_text, json_line
-from cpuchat.cli.question import TextCommand, attached, compose, require_text, standard_input
+from cpuchat.cli.question import TextCommand, compose, file_text, require_text, standard_input
 from cpuchat.cli.tools import start_tools, tools_of, tools_options
 from cpuchat.grammar.gbnf import check_grammar
 from cpuchat.grammar.limits import LONGEST_FORM
@@ -41,13 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from cpuchat.chats.records import Attachment
-    from cpuchat.cli.aloud import Aloud
-    from cpuchat.cli.session import Session, Sink, StreamedAnswer
+    from cpuchat.cli.session import Session, StreamedAnswer
     from cpuchat.cli.terminal import TerminalOutput
-    from cpuchat.config.settings import Settings
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.session.conversation import Conversation
-    from cpuchat.speech.speaker import Speaker
     from cpuchat.telemetry.roofline import Roofline
 
 
@@ -60,7 +54,6 @@ Examples:
   cpuchat ask --server http://127.0.0.1:8080 "Hello"
   cpuchat ask --preset review "$(git diff)"
   cpuchat ask --tools files "Where is the port of the server set?"
-  cpuchat ask --speak "Tell me a short story"
   cpuchat ask --json "Hello" | jq .timings.predicted_per_second
   cpuchat ask --json-schema person.json "Who wrote Faust? Answer as JSON: name, born" | jq .name
 
@@ -73,7 +66,7 @@ them.
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
 9 llama.cpp is missing or unsupported, 10 generation failed, 12 draft model mismatch, 21 server failed
-or not reached, 22 API key refused, 23 speech failed, 24 the answer does not match the schema or grammar,
+or not reached, 22 API key refused, 24 the answer does not match the schema or grammar,
 25 an MCP server failed, 130 stopped by Ctrl+C, 1 anything else."""
 
 
@@ -109,8 +102,6 @@ or not reached, 22 API key refused, 23 speech failed, 24 the answer does not mat
         is_flag=True,
         help="Do not replace control characters in the answer; the terminal will interpret them.",
     ),
-    click.option("--speak", is_flag=True, help="Read the answer aloud while it is written; see cpuchat speak --help."),
-    file_option("--speak-output", help="Write the speech to a WAV file instead of playing it."),
     click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error."),
     click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
 )
@@ -126,8 +117,6 @@ def ask(
     grammar: str | None,
     as_json: bool,
     raw_output: bool,
-    speak: bool,
-    speak_output: Path | None,
     show_reasoning: bool,
     quiet: bool,
     **values: Any,
@@ -140,7 +129,7 @@ def ask(
     served, chosen = server_model(server, model, values), overridden({**values, "chat__system_prompt": system}, base)
     strict = values["speculation__draft_model"] is not None
     sent = _checked(model, system, files, raw, stop)
-    form = AnswerForm.read(json_schema, grammar, stop, spoken=speak or speak_output is not None)
+    form = AnswerForm.read(json_schema, grammar, stop)
     chosen.hardware.probe = False  # one question does not pay for that; what the app has measured is used
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
@@ -151,7 +140,7 @@ def ask(
     try:
         import asyncio
 
-        from cpuchat.cli.session import Session
+        from cpuchat.cli.session import Session, tell_notes
         from cpuchat.cli.terminal import TerminalOutput
 
         terminal = TerminalOutput(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
@@ -162,15 +151,12 @@ def ask(
         raise
 
     async def run() -> int:
-        async with contextlib.AsyncExitStack() as stack:
-            session = await stack.enter_async_context(Session(chosen, terminal, backend))
+        async with Session(chosen, terminal, backend) as session:
             await start_tools(tools, session.conversation, terminal, session)
-            aloud = await _aloud(stack, session, chosen, speak_output) if speak or speak_output else None
             info = await session.load(path, strict=strict, calibrate=calibrate)
-            for note in filter(None, (session.conversation.draft_problem, *info.notes)):
-                terminal.note(f"cpuchat: {note}")
+            tell_notes(session.conversation, info, terminal, "cpuchat: ")
             events = _events(session.conversation, prompt, stop, form, sent, raw=raw)
-            return await _print_answer(session, events, info, terminal, form, aloud, as_json=as_json)
+            return await _print_answer(session, events, info, terminal, form, as_json=as_json)
 
     return asyncio.run(run())
 
@@ -190,7 +176,11 @@ def _checked(
         raise UsageError("--stop is empty.", "Give a stop string, or omit the option.")
     for name, text in (("--system", system or ""), ("--stop", "".join(stop)), ("--model", model or "")):
         require_text(text, name)
-    return attached(files)
+    if not files:
+        return ()
+    from cpuchat.session.attachments import read_file
+
+    return tuple(read_file(name, Path.cwd()) for name in files)
 
 
 def _events(
@@ -206,54 +196,6 @@ def _events(
     return conversation.generate_detached(
         Generate(prompt=prompt, **options, stop=stop, speculation=speculation, grammar=grammar, json_schema=schema)
     )
-
-
-async def _finish_speech(
-    aloud: Aloud, terminal: TerminalOutput, *, as_json: bool
-) -> tuple[dict[str, Any], CpuchatError | None]:
-    """Wait until the answer was heard; returns its figures for JSON, and why it was not heard to its end, if so."""
-    from cpuchat.present import chats as words
-
-    aloud.speaker.finish()
-    try:
-        figures = await aloud.wait()
-    except CpuchatError as error:
-        if not as_json:
-            terminal.warn(error_text(error))
-        return {"speech": error_json(error)}, error
-    if not as_json:
-        terminal.note(words.speech_summary(figures, aloud.where))
-    return {"speech": words.as_json(figures, aloud.where)}, None
-
-
-class _Silent:
-    """Discards deltas, for answers that are printed once complete."""
-
-    def answer(self, text: str) -> None: ...
-
-    def reasoning(self, text: str) -> None: ...
-
-
-async def _aloud(stack: contextlib.AsyncExitStack, session: Session, chosen: Settings, output: Path | None) -> Aloud:
-    """Return what reads the answer until Ctrl+C. Raises SpeechFailed, UsageError."""
-    from cpuchat.cli.aloud import Aloud
-
-    aloud = await stack.enter_async_context(Aloud(chosen.speech, output))
-    session.on_interrupt = aloud.speaker.stop
-    return aloud
-
-
-class _ReadAloud:
-    """Reads the answer aloud, beside what another sink does with it."""
-
-    def __init__(self, sink: Sink, speaker: Speaker) -> None:
-        self._sink = sink
-        self._speaker = speaker
-        self.reasoning = sink.reasoning
-
-    def answer(self, text: str) -> None:
-        self._sink.answer(text)
-        self._speaker.feed(text)
 
 
 def _as_json(
@@ -280,25 +222,19 @@ async def _print_answer(
     info: ModelInfo,
     terminal: TerminalOutput,
     form: AnswerForm | None,
-    aloud: Aloud | None,
     *,
     as_json: bool,
 ) -> int:
-    """Print the answer that `events` stream, read it if asked to, and return the exit code."""
+    """Print the answer that `events` stream, and return the exit code."""
     from cpuchat.cli.session import StreamedAnswer
     from cpuchat.models.machine import reach_of
     from cpuchat.present.answers import full_summary, note
     from cpuchat.telemetry.roofline import Reach, after_answer
 
     answer = StreamedAnswer()
-    sink: Sink = _Silent() if as_json else terminal
-    if aloud is not None:
-        aloud.prepare(info)
-        aloud.speaker.begin(time.monotonic())
-        sink = _ReadAloud(sink, aloud.speaker)
     try:
         try:
-            finished = await session.stream(events, answer, sink)
+            finished = await session.stream(events, answer, prints=not as_json)
         finally:
             terminal.end_answer()
     except CpuchatError as error:
@@ -317,21 +253,15 @@ async def _print_answer(
         terminal.note(" · ".join(filter(None, (summary, finished.note, unverified))))
     if told := note(finished.timings):
         terminal.note(f"cpuchat: {told}")
-    if finished.stop_reason == "cancelled":
-        unmet = None
-    if unmet is not None:
-        terminal.warn(error_text(unmet))
-    speech, silent = await _finish_speech(aloud, terminal, as_json=as_json) if aloud is not None else ({}, None)
     if as_json:
-        terminal.line(json_line({**_as_json(answer, finished, info, roofline), **valid, **speech}))
-    if unmet is not None:
+        terminal.line(json_line({**_as_json(answer, finished, info, roofline), **valid}))
+    if unmet is not None and finished.stop_reason != "cancelled":
+        terminal.warn(error_text(unmet))
         return unmet.exit_code
     if finished.stop_reason == "context":
         remedy = "start the server with a larger one" if info.server else "raise --ctx"
         terminal.warn(f"cpuchat: context full; {remedy} for a longer answer.")
-    if finished.stop_reason == "cancelled" or (aloud is not None and session.interrupted):
-        return Interrupted.exit_code
-    return silent.exit_code if silent is not None else 0
+    return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0
 
 
 @dataclass(frozen=True)
@@ -342,27 +272,19 @@ class AnswerForm:
     schema: str = ""
 
     @classmethod
-    def read(
-        cls, schema_file: str | None, grammar_file: str | None, stop: tuple[str, ...], *, spoken: bool
-    ) -> Self | None:
+    def read(cls, schema_file: str | None, grammar_file: str | None, stop: tuple[str, ...]) -> Self | None:
         """Read one of the two files; None for neither. Raises UsageError: an option forbids it, or it is invalid."""
         if schema_file is None and grammar_file is None:
             return None
-        if schema_file is not None and spoken:
-            raise UsageError(
-                "--speak cannot be used with --json-schema: JSON is not for reading aloud.", "Leave one out."
-            )
         if schema_file is not None and grammar_file is not None:
             raise UsageError("--json-schema and --grammar exclude each other.", "Give one of them.")
         if stop:
-            raise UsageError(
-                "--stop cannot be used with a schema or grammar, which says where the answer ends.", "Leave it out."
-            )
+            raise UsageError("--stop cannot be used with a schema or grammar: that ends the answer.", "Leave it out.")
         if schema_file is not None:
-            schema = _json(_text(schema_file), schema_file)
+            schema = _json(file_text(schema_file, LONGEST_FORM), schema_file)
             return cls(schema_grammar(schema, schema_file), json.dumps(schema))
         assert grammar_file is not None
-        text = _text(grammar_file)
+        text = file_text(grammar_file, LONGEST_FORM)
         check_grammar(text, grammar_file)
         return cls(text)
 
@@ -381,8 +303,6 @@ class AnswerForm:
                 case "context":
                     hint = "Start the server with a larger context." if served else "Raise --ctx."
                     return GrammarUnmet(f"{message}: the context was full after {tokens}.", hint)
-                case "cancelled":
-                    return GrammarUnmet(f"{message}: it was stopped.")
             return GrammarUnmet(f"{message}: the model ended within its reasoning.", "Ask again, with another --seed.")
         if self.schema:
             try:
@@ -392,35 +312,13 @@ class AnswerForm:
         return None
 
 
-def _text(file: str) -> str:
-    try:
-        with Path(file).expanduser().open("rb") as stream:
-            data = stream.read(LONGEST_FORM + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UsageError(f"Cannot read {file}: {reason}.") from None
-    if len(data) > LONGEST_FORM:
-        raise UsageError(
-            f"{file} is larger than {LONGEST_FORM >> 20} MiB.", "Choose the file of a schema or a grammar."
-        )
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{file}, line {line}: not valid UTF-8 text.", "Convert it, for example with iconv.") from None
-
-
 def _json(text: str, file: str) -> Any:
     def refuse(name: str) -> None:
-        raise UsageError(f"{file}: {name} is not JSON.", "Correct the file.")
+        raise ValueError(f"{name} is not JSON")
 
     try:
         return json.loads(text, parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{file}, line {error.lineno}, column {error.colno}: {error.msg}.", "Correct the JSON of the schema."
-        ) from None
     except RecursionError:
         raise UsageError(f"{file}: nested too deeply.", "Simplify the schema.") from None
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:
         raise UsageError(f"{file}: {error}.", "Correct the JSON of the schema.") from None

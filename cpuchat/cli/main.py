@@ -31,17 +31,15 @@ _COMMANDS = {
     "serve": ("cpuchat.cli.serve", "serve", "Serve a model to other programs (OpenAI-compatible)."),
     "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
-    "servers": ("cpuchat.cli.serve", "servers", "List inference servers and their models; store API keys."),
-    "tools": ("cpuchat.cli.tools", "tools", "List the tools of MCP servers."),
+    "servers": ("cpuchat.cli.serve", "servers", "Store the API keys of inference servers."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
-    "chats": ("cpuchat.cli.chats", "chats", "List, search, show, export, import and delete chats."),
+    "chats": ("cpuchat.cli.chats", "chats", "List, show, export, import and delete chats."),
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
     "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
     "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users, cost."),
     "doctor": ("cpuchat.cli.machine", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
-    "counters": ("cpuchat.cli.machine", "counters", "List hardware counters of memory traffic and power."),
     "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
     "why": ("cpuchat.cli.why", "why", "Prove which settings of a model work."),
 }
@@ -55,12 +53,11 @@ Examples:
   cpuchat --tools-folder ~/src/project        let the model read files there, each call with your approval
   cpuchat ask "Why is the sky blue?"          answer on standard output
   cat notes.md | cpuchat ask "Sum this up:"   standard input as context
-  cpuchat demo --plain                        three answers with their figures
   cpuchat serve                               the engine for other programs
   cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
 
 Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Until one
-has been chosen, the bundled demo model is used."""
+has been chosen, the bundled demo model is used. Exit codes: docs/reliability.md."""
 
 _TRACEBACK = "Run it again with CPUCHAT_DEBUG=1 for a traceback."
 _MORE_THREADS = "Raise the limit: `ulimit -u`, TasksMax of a systemd unit, or pids.max of the control group."

@@ -26,50 +26,13 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Number(click.ParamType):
-    """An int or float within bounds. Rejects `nan` and `inf`, which no bound excludes."""
-
-    name = "number"
-
-    def __init__(self, kind: type[int] | type[float], meta: msgspec.Meta) -> None:
-        self._kind = kind
-        self._meta = meta
-
-    @property
-    def whole(self) -> bool:
-        return self._kind is int
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
-        try:
-            number = self._kind(value)
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is not a {'whole ' if self.whole else ''}number.", param, ctx)
-        meta = self._meta
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        if meta.ge is not None and number < meta.ge:
-            self.fail(f"{value} is below {meta.ge:g}.", param, ctx)
-        if meta.le is not None and number > meta.le:
-            self.fail(f"{value} is above {meta.le:g}." if meta.le < 1e9 else f"{value} is too large.", param, ctx)
-        return number
-
-
 def _click_type(hint: Any) -> click.ParamType:
-    """Return the click type with the bounds that msgspec enforces for the same field of config.toml."""
-    meta = msgspec.Meta()
-    while True:
-        if get_origin(hint) is Annotated:
-            hint, *metadata = get_args(hint)
-            meta = next((one for one in metadata if isinstance(one, msgspec.Meta)), meta)
-        elif NoneType in get_args(hint):  # not set: as the model has it
-            hint = next(one for one in get_args(hint) if one is not NoneType)
-        else:
-            break
+    """Return the click type of a setting; its bounds are checked with those of config.toml."""
+    while get_origin(hint) is Annotated or NoneType in get_args(hint):  # None: not set, as the model has it
+        hint = next(one for one in get_args(hint) if one is not NoneType)
     if get_origin(hint) is Literal:
         return click.Choice(get_args(hint))
-    if hint in (int, float):
-        return Number(hint, meta)
-    return click.STRING
+    return {int: click.INT, float: click.FLOAT}.get(hint, click.STRING)
 
 
 def setting(key: str, help: str = "") -> Decorator:
@@ -84,7 +47,7 @@ def setting(key: str, help: str = "") -> Decorator:
         flags = f"{declared.option}/--no-{declared.option.removeprefix('--')}"
         return click.option(flags, name, is_flag=True, default=None, help=help or words.help)
     kind = _click_type(declared.type)
-    metavar = words.metavar or (("N" if kind.whole else "X") if isinstance(kind, Number) else None)
+    metavar = words.metavar or {click.INT: "N", click.FLOAT: "X"}.get(kind)
     return click.option(declared.option, name, type=kind, default=None, help=help or words.help, metavar=metavar)
 
 
@@ -207,6 +170,8 @@ def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settin
     tables = msgspec.to_builtins(base or settings.load())
     for name, value in values.items():
         table, separator, key = name.partition("__")
+        if isinstance(value, float) and not math.isfinite(value):  # which no bound excludes
+            raise UsageError(f"{table}.{key}: {value} is not a finite number.")
         if separator and value is not None:
             tables[table][key] = value
     try:

@@ -7,14 +7,11 @@ import select
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cpuchat.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from cpuchat.chats.records import Attachment
 
 INPUT_LIMIT = 32 << 20
 _PATIENCE_SECONDS = 3.0
@@ -132,18 +129,26 @@ def standard_input(quiet: bool) -> str:
         raise UsageError(f"Cannot read standard input: {error.strerror}.") from None
     if len(data) > INPUT_LIMIT:
         raise UsageError(f"Standard input is longer than {INPUT_LIMIT >> 20} MiB.", "Shorten it.")
+    return _decoded(data, "Standard input")
+
+
+def file_text(name: str | Path, max_bytes: int) -> str:
+    """Return the text of a file that the user named. Raises UsageError: it cannot be read, is larger, or not UTF-8."""
+    try:
+        with Path(name).expanduser().open("rb") as stream:
+            data = stream.read(max_bytes + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(f"Cannot read {name}: {reason}.", "Give a text file.") from None
+    if len(data) > max_bytes:
+        raise UsageError(f"{name} is larger than {max_bytes >> 20} MiB.", "Shorten it.")
+    return _decoded(data, str(name))
+
+
+def _decoded(data: bytes, what: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"Standard input is not valid UTF-8 text (byte {error.start + 1}).", "Convert it, for example with iconv."
-        ) from None
-
-
-def attached(files: tuple[str, ...]) -> tuple[Attachment, ...]:
-    """Read the files to send with the question. Raises UsageError."""
-    if not files:
-        return ()
-    from cpuchat.session.attachments import read_file
-
-    return tuple(read_file(name, Path.cwd()) for name in files)
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"{what} is not valid UTF-8 text (line {line}, byte {error.start + 1})."
+        raise UsageError(message, "Convert it, for example with iconv.") from None

@@ -1,4 +1,4 @@
-"""`cpuchat serve`: the engine for other programs; `cpuchat servers`: who serves."""
+"""`cpuchat serve`: the engine for other programs; `cpuchat servers`: the API keys of servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.cli.options import (
     engine_options,
     file_option,
-    key_ring,
     model_path,
     overridden,
     prepared_backend,
@@ -26,15 +25,11 @@ from cpuchat.cli.options import (
     setting,
     stacked,
 )
-from cpuchat.cli.output import error_json, print_json
-from cpuchat.cli.serve_live import shown
 from cpuchat.cli.terminal import TerminalOutput
-from cpuchat.config import settings
-from cpuchat.config.servers import ServerModel, is_loopback, normalized
+from cpuchat.config.servers import ServerModel, is_loopback
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
-    from cpuchat.backend.remote.adapter import ListedModel
     from cpuchat.backend.switching import SwitchingBackend
     from cpuchat.config.settings import Settings
     from cpuchat.serving.service import RequestRecord
@@ -56,11 +51,7 @@ docs/agents.md configures coding agents.
 
 A token is read from --token-file, which is created with a random one if it does not exist, or from CPUCHAT_SERVE_TOKEN.
 Programs send it as `Authorization: Bearer TOKEN` (the api_key of OpenAI clients). Any address but 127.0.0.1 needs one,
-and sends it unencrypted: outside a network that you trust, put a TLS proxy or an SSH tunnel in front.
-
-Exit codes: 0 ended by Ctrl+C or SIGTERM, 2 wrong usage or settings, port in use, 3 no such model, 4 damaged or
-unsupported model, 5 not enough memory, 8 worker crashed while loading, 9 llama.cpp is missing or unsupported,
-12 draft model mismatch, 130 Ctrl+C while loading, or a second signal, 1 anything else."""
+and sends it unencrypted: outside a network that you trust, put a TLS proxy or an SSH tunnel in front."""
 MAX_LINES = 20
 """Lines of refused requests in a second: a flood of them must not fill the disk."""
 
@@ -179,7 +170,7 @@ class _Serve:
     async def run(self, listeners: list[socket.socket], access: dict[str, Any], options: dict[str, Any]) -> int:
         """Serve until a signal; `access` as `make_app` takes it, `options` as `InferenceService`. Returns the exit
         code."""
-        from cpuchat.cli.session import Session
+        from cpuchat.cli.session import Session, tell_notes
         from cpuchat.config.servers import RunningServer, recorded
         from cpuchat.serving.app import make_app
         from cpuchat.serving.server import serving, url
@@ -199,12 +190,10 @@ class _Serve:
             async with serving(make_app(service, **access), listeners):
                 info = await session.load(self._path, strict=self._strict)
                 service.loaded(info)
-                for note in filter(None, (session.conversation.draft_problem, *info.notes)):
-                    terminal.note(f"cpuchat: {note}")
+                tell_notes(session.conversation, info, terminal, "cpuchat: ")
                 with recorded(RunningServer(address, service.name, os.getpid())):
                     terminal.line(f"Serving {service.name} on {address}/v1")
-                    async with shown(service, terminal):
-                        await self._stop()
+                    await self._stop()
                 terminal.note("cpuchat: stopping")
                 await service.close()
         return 0
@@ -252,85 +241,15 @@ class _Serve:
 
 
 _SERVERS_EPILOG = """\b
-Examples:
-  cpuchat servers                                  those of the settings and running `cpuchat serve`, with their models
-  cpuchat servers list http://127.0.0.1:8080       this one
+Example:
   cpuchat servers key https://api.example.com      store its API key (asked for, or from standard input)
 
-Put the addresses of servers into the settings (F2, or servers.urls in config.toml).
-
-Exit codes: 0 reached, 2 wrong usage, 21 a server failed or was not reached, 22 API key refused,
-1 anything else."""
+Put the addresses of servers into the settings (F2, or servers.urls in config.toml): Ctrl+O lists their models."""
 
 
-@click.group(epilog=_SERVERS_EPILOG, invoke_without_command=True)
-@click.pass_context
-def servers(ctx: click.Context) -> int:
-    """List inference servers and their models; store API keys."""
-    if ctx.invoked_subcommand is None:
-        return ctx.invoke(listing, urls=(), as_json=False)
-    return 0
-
-
-@servers.command("list", short_help="List servers with their models.")
-@click.argument("urls", metavar="[URL]...", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def listing(urls: tuple[str, ...], as_json: bool) -> int:
-    """List servers with their models: those of the settings and running `cpuchat serve` processes, or URL."""
-    from cpuchat.backend.remote.backend import RemoteBackend
-    from cpuchat.config.servers import running_servers
-
-    chosen = settings.load()
-    named = [normalized(url) for url in urls or chosen.servers.urls]
-    wanted = list(dict.fromkeys((*named, *(() if urls else (one.url for one in running_servers())))))
-    if not wanted:
-        message = "No servers in the settings, and no `cpuchat serve` is running."
-        raise UsageError(message, "Give one: cpuchat servers list http://127.0.0.1:8080.")
-    only = ServerModel(named[0]) if len(set(named)) == 1 else None
-
-    async def ask(url: str) -> tuple[str, tuple[ListedModel, ...]] | CpuchatError:
-        try:
-            return await RemoteBackend(key_ring(chosen, only)).models(url)
-        except CpuchatError as error:
-            return error
-
-    async def ask_all() -> dict[str, tuple[str, tuple[ListedModel, ...]] | CpuchatError]:
-        return dict(zip(wanted, await asyncio.gather(*map(ask, wanted)), strict=True))
-
-    found = asyncio.run(ask_all())
-    if as_json:
-        rows = [
-            {"server": url, **error_json(one)}
-            if isinstance(one, CpuchatError)
-            else {"server": url, "kind": one[0], "models": [_fields(model) for model in one[1]]}
-            for url, one in found.items()
-        ]
-        print_json({"servers": rows})
-    else:
-        for url, one in found.items():
-            _show(url, one)
-    return next((one.exit_code for one in found.values() if isinstance(one, CpuchatError)), 0)
-
-
-def _fields(model: ListedModel) -> dict[str, object]:
-    known = {name: getattr(model, name) or None for name in ("quantization", "size", "n_params", "n_ctx")}
-    return {"name": model.name, **known, "loaded": model.loaded}
-
-
-def _show(url: str, found: tuple[str, tuple[ListedModel, ...]] | CpuchatError) -> None:
-    if isinstance(found, CpuchatError):
-        print(f"{url}: {found}")
-        return
-    kind, models = found
-    print(f"{url}: {kind}, {units.plural(len(models), 'model')}")
-    for model in models:
-        facts = (
-            model.quantization,
-            units.size(model.size) if model.size else "",
-            f"{units.tokens(model.n_ctx)} context" if model.n_ctx else "",
-            "loaded" if model.loaded else "",
-        )
-        print("  " + "  ".join(filter(None, (model.name, *facts))))
+@click.group(epilog=_SERVERS_EPILOG)
+def servers() -> None:
+    """Store the API keys of inference servers."""
 
 
 @servers.command("key", short_help="Store the API key of a server in a file.")

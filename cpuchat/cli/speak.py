@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cpuchat.base import paths
-from cpuchat.base.errors import UsageError
+from cpuchat.base.errors import CpuchatError, UsageError
 from cpuchat.cli.options import file_option, laid_over, section_options, stacked
-from cpuchat.cli.output import json_line
-from cpuchat.cli.question import ANYWHERE, TextCommand
+from cpuchat.cli.output import print_json
+from cpuchat.cli.question import ANYWHERE, INPUT_LIMIT, TextCommand, file_text, standard_input
 from cpuchat.cli.terminal import TerminalOutput
 
-_MAX_BYTES = 32 << 20
+if TYPE_CHECKING:
+    from cpuchat.config.settings import SpeechSection
+    from cpuchat.speech.player import Player
+    from cpuchat.telemetry.speech import Speech
+
 _SUFFIXES = (".md", ".markdown", ".txt", ".rst")
 
 _EPILOG = """\b
@@ -24,10 +28,7 @@ Examples:
   cpuchat ask "Why is the sky blue?" | cpuchat speak
 
 Code blocks are announced and skipped, links are read by their text, numbers with their units. To install the voice, run
-`uv tool install ".[speech]"` in the checkout.
-
-Exit codes: 0 done, 2 wrong usage or settings, 23 no voice, or speech failed, 130 stopped by Ctrl+C,
-1 anything else."""
+`uv tool install ".[speech]"` in the checkout."""
 
 
 @click.command(cls=TextCommand, n_before=ANYWHERE, epilog=_EPILOG)
@@ -42,27 +43,44 @@ def speak(text: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool
     """Read TEXT, or the Markdown or text FILE, aloud. Without either, standard input is read."""
     import asyncio
 
-    from cpuchat.cli.aloud import Aloud
     from cpuchat.present import chats as words
-    from cpuchat.speech.speaker import read_aloud
+    from cpuchat.speech.speaker import check_voice
 
-    section = laid_over(values).speech
-    content = _content(text, quiet)
-    terminal = TerminalOutput(quiet=quiet)
+    section, content = laid_over(values).speech, _content(text, quiet)
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UsageError(f"{paths.shown(output.parent)} is not a folder.", "Choose another file.")
+    check_voice()
+    figures, where = asyncio.run(_read_aloud(section, content, output))
+    if not figures.sound_s:
+        raise UsageError("Nothing to read aloud: the text has no words.", "Give another text.")
+    if as_json:
+        print_json(words.as_json(figures, where))
+    else:
+        TerminalOutput(quiet=quiet).note(words.speech_summary(figures, where))
 
-    async def run() -> None:
-        async with Aloud(section, output) as aloud:
-            aloud.prepare()
-            await read_aloud(aloud.speaker, content)
-            figures = await aloud.wait()
-            if not figures.sound_s:
-                raise UsageError("Nothing to read aloud: the text has no words.", "Give another text.")
-            if as_json:
-                terminal.line(json_line(words.as_json(figures, aloud.where)))
-            else:
-                terminal.note(words.speech_summary(figures, aloud.where))
 
-    asyncio.run(run())
+async def _read_aloud(section: SpeechSection, content: str, output: Path | None) -> tuple[Speech, str]:
+    """Return the figures, and the player or the file. Raises SpeechFailed."""
+    from cpuchat.hardware.topology import read_topology
+    from cpuchat.speech.player import ProgramPlayer, WavPlayer, playing_program
+    from cpuchat.speech.speaker import Speaker, cpus_beside, read_aloud
+
+    where = paths.shown(output) if output is not None else await playing_program()
+    problems: list[CpuchatError] = []
+
+    def player() -> Player:
+        return WavPlayer(output) if output is not None else ProgramPlayer(where)
+
+    speaker = Speaker(section.speed, player, tell=problems.append)
+    try:
+        cpus, shared = cpus_beside(read_topology(), section.cores, None)
+        speaker.prepare(cpus, shared=shared)
+        await read_aloud(speaker, content)
+        for problem in problems:
+            raise problem
+        return speaker.figures(), where
+    finally:
+        await speaker.close()
 
 
 def _file(text: tuple[str, ...]) -> Path | None:
@@ -79,17 +97,8 @@ def _file(text: tuple[str, ...]) -> Path | None:
 
 def _content(text: tuple[str, ...], quiet: bool) -> str:
     """Return what is to be read. Raises UsageError: nothing, or a file that is not text."""
-    from cpuchat.cli.question import standard_input
-
     if (file := _file(text)) is not None:
-        try:
-            content = paths.read_text(file, max_size=_MAX_BYTES)
-        except OSError as error:
-            raise UsageError(
-                f"Cannot read {paths.shown(file)}: {error.strerror}.", "Give a text file, or pipe a text in."
-            ) from None
-        except UnicodeDecodeError:
-            raise UsageError(f"{paths.shown(file)} is not valid UTF-8 text.", "Give a text file.") from None
+        content = file_text(file, INPUT_LIMIT)
     else:
         content = " ".join(text) or standard_input(quiet)
     if not content.strip():

@@ -1,4 +1,4 @@
-"""Tools on the command line: which are offered, asking before each call, and `cpuchat tools`, which lists servers."""
+"""Tools on the command line: which are offered, and asking before each call."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, SettingsError, UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import Decorator, stacked
-from cpuchat.cli.output import error_json, print_json
-from cpuchat.cli.terminal import columns, is_terminal
-from cpuchat.present.table import table
+from cpuchat.cli.terminal import is_terminal
 
 if TYPE_CHECKING:
     from cpuchat.cli.session import Session
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from cpuchat.session.conversation import Conversation
     from cpuchat.tools.config import ToolServerConfig
     from cpuchat.tools.loop import Choice, ToolLoop, ToolSource
-    from cpuchat.tools.servers import ToolServer
 
 
 _CHOICES: Final[dict[str, Choice]] = {"y": "once", "yes": "once", "a": "chat"}
@@ -108,32 +105,26 @@ def tool_loop(
 
 
 def servers_wanted(names: Sequence[str]) -> dict[str, ToolServerConfig | SettingsError]:
-    """Return what `servers_named` does, for use: a server that is asked for by its name has to be valid. Raises
-    SettingsError, UsageError: as `servers_named`; or such a server, or all of them, are not valid.
-    """
-    servers = servers_named(names)
-    errors = [one for one in servers.values() if isinstance(one, SettingsError)]
-    if errors and ("all" not in names or len(errors) == len(servers)):
-        raise errors[0]
-    return servers
+    """Return the servers of mcp.json with these names, which have to be valid; `all`: all, or the error of one.
 
-
-def servers_named(names: Sequence[str]) -> dict[str, ToolServerConfig | SettingsError]:
-    """Return the servers of mcp.json with these names (none, or `all`: all of them); the error of one not valid. Raises
-    SettingsError, UsageError: mcp.json cannot be read, or has no such server.
+    Raises:
+        SettingsError, UsageError: mcp.json cannot be read, or has no such server; it is, or all are, not valid.
     """
     from cpuchat.tools.config import load_servers
 
     servers = load_servers()
     if not servers:
-        file = paths.shown(paths.tool_servers_file())
-        raise UsageError(f"There are no MCP servers in {file}.", "See docs/tools.md, or cpuchat tools --help.")
-    if "all" in names:
-        return servers
-    for name in names:
-        if name not in servers:
-            raise UsageError(f"There is no MCP server {clean_line(name)}.", f"Known: {clean_line(', '.join(servers))}.")
-    return {name: servers[name] for name in names or servers}
+        raise UsageError(f"There are no MCP servers in {paths.shown(paths.tool_servers_file())}.", "See docs/tools.md.")
+    if "all" not in names:
+        for name in names:
+            if name not in servers:
+                known = clean_line(", ".join(servers))
+                raise UsageError(f"There is no MCP server {clean_line(name)}.", f"Known: {known}.")
+        servers = {name: servers[name] for name in names}
+    errors = [one for one in servers.values() if isinstance(one, SettingsError)]
+    if errors and ("all" not in names or len(errors) == len(servers)):
+        raise errors[0]
+    return servers
 
 
 async def start_tools(
@@ -198,75 +189,3 @@ async def _line() -> str:
         return await line
     finally:
         loop.remove_reader(descriptor)
-
-
-_EPILOG = """\b
-Examples:
-  cpuchat tools            start the servers of mcp.json, and list their tools
-  cpuchat tools files      only this server
-  cpuchat ask --tools files "Where is the port of the server set?"
-
-\b
-mcp.json is in the config folder (~/.config/cpuchat), in the form that other programs use:
-  {"mcpServers": {"files": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "/srv"]}}}
-
-Exit codes: 0 all of them run, 2 wrong usage, or mcp.json or a server in it is not valid, 25 a server could not be
-started or used, 1 anything else."""
-
-
-@click.command(epilog=_EPILOG, short_help="List the tools of MCP servers.")
-@click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def tools(names: tuple[str, ...], as_json: bool) -> int:
-    """Start the MCP servers of mcp.json, or those called NAME, list their tools, and end them."""
-    from cpuchat.present.tools import server_state
-    from cpuchat.tools.loop import Toolbox
-    from cpuchat.tools.servers import ToolServer
-
-    listed = {
-        name: one if isinstance(one, SettingsError) else ToolServer(name, one)
-        for name, one in servers_named(names).items()
-    }
-
-    async def run() -> None:
-        box = Toolbox([one for one in listed.values() if isinstance(one, ToolServer)])
-        try:
-            await box.start()
-            if as_json:
-                print_json({"servers": [_fields(name, one) for name, one in listed.items()]})
-                return
-            for name, one in listed.items():
-                if isinstance(one, ToolServer):
-                    state, problem, lines = server_state(one, box.offered(one)), one.problem, _tool_lines(one)
-                else:
-                    state, problem, lines = f"invalid: {one.message}", one, list[str]()
-                click.echo(f"{clean_line(name)}: {state}")
-                if problem is not None:
-                    click.echo(f"  {problem.hint}")
-                for line in lines:
-                    click.echo(line)
-        finally:
-            await box.close()
-
-    asyncio.run(run())
-    problems = (one.problem if isinstance(one, ToolServer) else one for one in listed.values())
-    return next((problem.exit_code for problem in problems if problem is not None), 0)
-
-
-def _tool_lines(server: ToolServer) -> list[str]:
-    rows: list[tuple[str, str, str]] = []
-    for tool in server.tools:
-        says = "reads only" if tool.read_only else ""
-        rows.append((f"  {tool.name}", says, tool.description.partition("\n")[0].partition(". ")[0]))
-    return table([("  tool", "says", "description"), *rows], width=columns()) if rows else []
-
-
-def _fields(name: str, server: ToolServer | SettingsError) -> dict[str, Any]:
-    if isinstance(server, SettingsError):
-        return {"name": name, "state": "invalid", "tools": [], **error_json(server)}
-    shown = [
-        {"name": tool.name, "description": tool.description, "read_only": tool.read_only, "parameters": tool.parameters}
-        for tool in server.tools
-    ]
-    problem = error_json(server.problem) if server.problem is not None else {}
-    return {"name": name, "state": server.state, "tools": shown, **problem}

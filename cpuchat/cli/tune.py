@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from cpuchat.tune.trial import TuneResult
     from cpuchat.tune.tuner import Tuner
 
-_EPILOG = f"""\b
+_EPILOG = """\b
 Examples:
   cpuchat tune                          the model that was used last
   cpuchat tune qwen.gguf
-  cpuchat tune qwen.gguf --prompt-share 0.9    long documents, short answers
   cpuchat tune qwen.gguf --undo
 
 It tries numbers of threads (fewer, one per core, two per core), NUMA policies, CPU modules of an engine from a wheel,
@@ -35,29 +34,15 @@ slower. What you have set yourself is left alone, except threads and cores: fast
 until you set others.
 
 The result is saved for this model, machine and engine, and used from the next load. Run it while nothing else computes.
-Machine settings that only root can change: `cpuchat doctor`.
-
-Exit codes: 2 wrong usage or settings, 3 no such model, 5 does not fit, {Interrupted.exit_code} stopped by Ctrl+C (what
-was adopted is kept)."""
+Machine settings that only root can change: `cpuchat doctor`."""
 
 
 @click.command(epilog=_EPILOG)
 @click.argument("model", required=False)
-@click.option(
-    "--prompt-share",
-    type=click.FloatRange(0, 1),
-    metavar="X",
-    help="Share of prompt tokens among all tokens, 0 to 1; default: that of your chats.",
-)
-@click.option(
-    "--minutes", type=click.FloatRange(0.1, 600), metavar="N", help="Time limit. Default: 3, more for large models."
-)
 @click.option("--quantized-kv", is_flag=True, help="Also adopt a KV cache of 8 bits, which changes the output.")
 @click.option("--undo", is_flag=True, help="Forget what was found for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def tune(
-    model: str | None, prompt_share: float | None, minutes: float | None, quantized_kv: bool, undo: bool, as_json: bool
-) -> int:
+def tune(model: str | None, quantized_kv: bool, undo: bool, as_json: bool) -> int:
     """Find the fastest settings for MODEL on this machine by measuring, in about 3 minutes.
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
@@ -68,14 +53,7 @@ def tune(
     path = model_path(model, chosen)
     if undo:
         return _undo(path, as_json=as_json)
-    tuner = Tuner(
-        path,
-        chosen,
-        prompt_share=_share_of_chats() if prompt_share is None else prompt_share,
-        quantized_kv=quantized_kv,
-        seconds=60 * minutes if minutes is not None else None,
-    )
-    result = _run(tuner)
+    result = _run(Tuner(path, chosen, prompt_share=_share_of_chats(), quantized_kv=quantized_kv))
     _print(result, path, chosen, as_json=as_json)
     return Interrupted.exit_code if result.stopped else 0
 

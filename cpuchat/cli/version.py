@@ -39,7 +39,7 @@ def show() -> int:
 
     click.echo(f"cpuchat {__version__}")
     click.echo(f"Python {platform.python_version()}")
-    click.echo(f"llama-cpp-python {_installed('llama-cpp-python')}")
+    click.echo(f"llama-cpp-python {metadata.version('llama-cpp-python')}")
     cpu_module = AUTO
     with contextlib.suppress(CpuchatError):  # the version is shown beside broken settings, too
         cpu_module = settings.load().engine.cpu_module
@@ -55,10 +55,3 @@ def show() -> int:
     click.echo(f"CPU module: {module_words(info)}")
     click.echo(f"kernels: {kernel_words(info)}")
     return 0
-
-
-def _installed(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from cpuchat.cli.options import engine_options, file_option, model_path, overridden
-from cpuchat.cli.output import print_json, write_output
+from cpuchat.cli.options import engine_options, given_options, model_path, overridden
+from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, columns, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cpuchat.bench.why import SettingFacts, WhyReport
     from cpuchat.config.settings import Settings
 
@@ -33,10 +34,9 @@ Exit codes: 1 a setting does not work, 2 wrong usage or settings, 3 no such mode
 
 @click.command(epilog=_EPILOG)
 @click.argument("model", required=False)
-@file_option("--markdown", help="Also write the report as a Markdown page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @engine_options()
-def why(model: str | None, markdown: Path | None, as_json: bool, **values: Any) -> int:
+def why(model: str | None, as_json: bool, **values: Any) -> int:
     """Prove which settings of MODEL work on this machine.
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
@@ -51,13 +51,13 @@ def why(model: str | None, markdown: Path | None, as_json: bool, **values: Any) 
     facts = asyncio.run(_gather(path, chosen, terminal))
     terminal.clear_progress()
     report = WhyReport(
-        command=_command(model or str(path), values),
+        command=shlex.join(["cpuchat", "why", model or str(path), *_options(values)]),
         model=facts.model.name or path.stem,
         quantization=facts.model.quantization,
         environment=read_environment(facts.engine, (facts.model.path, facts.model.draft_path), facts.chosen),
         settings=tuple(rows(facts)),
     )
-    _print(report, as_json=as_json, markdown=markdown)
+    _print(report, as_json=as_json)
     return int(any(row.state == "fails" for row in report.settings))
 
 
@@ -72,23 +72,18 @@ async def _gather(path: Path, chosen: Settings, terminal: TerminalOutput) -> Set
         return await prove(session.conversation)
 
 
-def _command(model: str, values: dict[str, Any]) -> str:
-    from cpuchat.cli.options import given_options
-
+def _options(values: dict[str, Any]) -> list[str]:
     options: list[str] = []
     for key, option in given_options(values).items():
         options += [option, str(values[key.replace(".", "__")])]
-    return shlex.join(["cpuchat", "why", model, *options])
+    return options
 
 
-def _print(report: WhyReport, *, as_json: bool, markdown: Path | None) -> None:
+def _print(report: WhyReport, *, as_json: bool) -> None:
     from cpuchat.present import why as words
 
-    if markdown is not None:
-        write_output(markdown, words.markdown(report), 0o644)
     if as_json:
-        print_json(msgspec.to_builtins(report))
-        return
+        return print_json(msgspec.to_builtins(report))
     for label, text in words.about(report):
         echo_paragraph(f"{label}: {text}", rest="  ")
     click.echo()

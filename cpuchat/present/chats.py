@@ -119,12 +119,6 @@ def speech_summary(figures: Speech, where: str) -> str:
     if not figures.sound_s:
         return "Nothing to read aloud."
     parts = [f"{figures.sound_s:.1f} s of speech to {where}"]
-    if figures.after_token_s is not None and figures.first_audio_s is not None:
-        sentence = figures.after_sentence_s
-        more = f", {_duration(sentence)} after the first sentence" if sentence is not None else ""
-        parts.append(f"first audio {_duration(figures.after_token_s)} after the first token{more}")
-    elif figures.after_token_s is not None:
-        parts.append(f"first audio {_duration(figures.after_token_s)}")
     if figures.real_time_factor is not None:
         parts.append(f"real-time factor {real_time_factor(figures.real_time_factor)}")
     parts.append(cores(figures))
@@ -134,10 +128,6 @@ def speech_summary(figures: Speech, where: str) -> str:
 def as_json(figures: Speech, where: str) -> dict[str, Any]:
     """Return the figures for scripts; seconds."""
     return {**msgspec.to_builtins(figures), "output": where}
-
-
-def _duration(seconds: float) -> str:
-    return " ".join(units.duration(seconds))
 
 
 _BYTES_OF_4B = round(4e9 * 4.85 / 8)

@@ -160,10 +160,3 @@ def about(report: WhyReport) -> list[tuple[str, str]]:
         ("Date", f"{environment.date}, cpuchat {environment.cpuchat}, Linux {environment.kernel}"),
         ("Command", report.command),
     ]
-
-
-def markdown(report: WhyReport) -> str:
-    """Return the report as a Markdown page."""
-    cells = [HEADINGS, ("---",) * len(HEADINGS), *table_rows(report)]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-    return "\n".join([*(f"- {label}: {text}" for label, text in about(report)), "", *lines, ""])

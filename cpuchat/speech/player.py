@@ -165,5 +165,5 @@ async def playing_program() -> str:
         return name
     raise SpeechFailed(
         f"No sound device: none of {', '.join(PROGRAMS)} can play here.",
-        "Write a file: `cpuchat speak -o FILE`, `cpuchat ask --speak-output FILE`.",
+        "Write a file: `cpuchat speak -o FILE`.",
     )

@@ -209,7 +209,6 @@ class Speaker:
 
     def _add(self, reading: _Reading, sentences: list[str]) -> None:
         for sentence in sentences:
-            self.meter.sentence(time.monotonic())
             reading.sentences.put_nowait(sentence)
 
     async def _read(self, reading: _Reading) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class Speech:
     """The figures of one reading; None is "not known yet".
 
-    First audio is when the first samples go to the player: `first_audio_s` from the
-    request, `after_token_s` from the first token, `after_sentence_s` from the end of the first sentence.
+    First audio is when the first samples go to the player: `first_audio_s` from the request, `after_token_s` from the
+    first token.
     `real_time_factor` is the time to synthesize ÷ the length of the sound. `queued_s` of sound is not heard yet,
     `sound_s` was synthesized. `cpus` the speech process may use; `shared`: the model computes on them too.
     """
@@ -21,7 +21,6 @@ class Speech:
     reading: bool = False
     first_audio_s: float | None = None
     after_token_s: float | None = None
-    after_sentence_s: float | None = None
     real_time_factor: float | None = None
     queued_s: float = 0.0
     sound_s: float = 0.0
@@ -42,7 +41,6 @@ class SpeechMeter:
         """Record that a reading begins, of a request sent `now` (None: of a text that is there)."""
         self._asked = now
         self._token: float | None = None
-        self._sentence: float | None = None
         self._first: float | None = None
         self._sound = self._took = 0.0
         self._until = 0.0  # when the player will have nothing left
@@ -51,10 +49,6 @@ class SpeechMeter:
     def token(self, now: float) -> None:
         """Record text of the answer; the first counts."""
         self._token = now if self._token is None else self._token
-
-    def sentence(self, now: float) -> None:
-        """Record that a sentence is complete; the first counts."""
-        self._sentence = now if self._sentence is None else self._sentence
 
     def played(self, seconds: float, took: float, now: float, *, paced: bool) -> None:
         """Record that the player was given `seconds` of sound that took so long to synthesize; `paced`: it takes as
@@ -80,7 +74,6 @@ class SpeechMeter:
             reading=self._reading,
             first_audio_s=since(self._asked),
             after_token_s=since(self._token),
-            after_sentence_s=since(self._sentence),
             real_time_factor=self._took / self._sound if self._sound else None,
             queued_s=max(0.0, self._until - now),
             sound_s=self._sound,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from functools import cache
@@ -12,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat.base import paths
 from tests.cli.program import HANG_GUARD, PLAIN, run, start
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import byte_symbols, vocabulary
@@ -57,7 +55,7 @@ def test_json_is_one_object_with_text_stop_reason_and_timings(tiny_model: Path) 
     assert done.stdout.count("\n") == 1
     result = json.loads(done.stdout)
     assert list(result) == ["text", "reasoning", "stop_reason", "model", "seed", "timings", "roofline"]
-    assert result["text"]
+    assert result["text"].strip() == asked(tiny_model, "Hello").stdout.strip()
     assert result["stop_reason"] == "max_tokens"
     assert result["model"] == "tiny"
     assert result["seed"] == 1
@@ -73,24 +71,12 @@ def test_json_is_one_object_with_text_stop_reason_and_timings(tiny_model: Path) 
     assert read["bandwidth"] == pytest.approx(read["bytes_per_pass"] * timings["predicted_per_second"])
 
 
-def test_json_and_plain_output_hold_the_same_text(tiny_model: Path) -> None:
-    plain = asked(tiny_model, "Hello").stdout
-    assert plain.removesuffix("\n") == ask_json(tiny_model, "Hello")["text"].removesuffix("\n")
-
-
 def test_a_seed_is_reported_and_repeats_the_answer(tiny_model: Path) -> None:
     hot = ("--temperature", "1.5", "--top-k", "0", "Hello")
     drawn = ask_json(tiny_model, "--seed", "-1", *hot)
     assert drawn["seed"] >= 0
     again = ask_json(tiny_model, "--seed", str(drawn["seed"]), *hot)
     assert again["text"] == drawn["text"]
-
-
-def test_standard_input_is_the_question_or_follows_the_argument_as_material(tiny_model: Path) -> None:
-    piped = ask(tiny_model, "--temperature", "0", "Sum", "up:", stdin="one\ntwo\n")
-    question = ask(tiny_model, "--temperature", "0", stdin="Sum up:\n\none\ntwo\n")
-    assert question.returncode == 0, question.stderr
-    assert question.stdout.strip() and piped.stdout == question.stdout
 
 
 def test_raw_sends_the_text_without_the_template(tiny_model: Path) -> None:
@@ -101,42 +87,12 @@ def test_raw_sends_the_text_without_the_template(tiny_model: Path) -> None:
     assert len("Hello") < chat["timings"]["prompt_n"] < system["timings"]["prompt_n"]
 
 
-def test_settings_are_the_defaults_and_options_override_them(tiny_model: Path) -> None:
-    file = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
-    file.parent.mkdir(parents=True)
-    file.write_text("[chat]\nmax_tokens = 3\n[sampling]\nseed = 5\n")
-    result = json.loads(run("ask", "--json", "--model", str(tiny_model), "--seed", "6", "Hello").stdout)
-    assert (result["timings"]["predicted_n"], result["seed"]) == (3, 6)
-
-
 def test_a_stop_text_ends_the_answer_before_it(tiny_model: Path) -> None:
     text = ask_json(tiny_model, "Hello")["text"]
     stop = text[4:6]
     result = ask_json(tiny_model, "--stop", "\x01never", "--stop", stop, "Hello")
     assert result["stop_reason"] == "stop_string"
     assert result["text"] == text[: text.index(stop)]
-
-
-def test_engine_options_reach_the_engine(slow_model: Path) -> None:
-    result = ask_json(
-        slow_model, "--threads", "1", "--ctx", "512", "--batch", "32", "--load-mode", "read", "--no-mlock",
-        "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "on", "Hello",
-    )  # fmt: skip
-    assert result["timings"]["predicted_n"] == 16
-
-
-def test_a_model_without_a_template_completes_and_says_so(tiny_model_without_template: Path) -> None:
-    done = ask(tiny_model_without_template, "Hello")
-    assert done.returncode == 0
-    assert done.stdout.strip()
-    assert "template" in done.stderr
-
-
-def test_a_missing_model(tmp_path: Path) -> None:
-    done = ask(tmp_path / "none.gguf", "Hello")
-    assert done.returncode == 3
-    assert done.stdout == ""
-    assert "none.gguf" in done.stderr
 
 
 def test_a_truncated_model(tiny_model: Path, tmp_path: Path) -> None:
@@ -164,18 +120,14 @@ def test_a_context_too_large_for_memory(slow_model: Path) -> None:
     assert "GB" in done.stderr or "GiB" in done.stderr
 
 
-def test_a_question_longer_than_the_context(tiny_model: Path) -> None:
+def test_a_context_that_is_too_short(tiny_model: Path) -> None:
     done = ask(tiny_model, "--ctx", "256", stdin="xyz " * 500)
     assert done.returncode == 6
     assert "context" in done.stderr
     assert len(done.stderr.splitlines()) == 2
-
-
-def test_a_full_context_ends_the_answer_and_says_so(tiny_model: Path) -> None:
     done = ask(tiny_model, "--ctx", "256", "--max-tokens", "0", "Hello")
     assert done.returncode == 0
-    assert "context full" in done.stderr
-    assert "--ctx" in done.stderr
+    assert "context full" in done.stderr and "--ctx" in done.stderr
 
 
 def _first_words(process: subprocess.Popen[bytes]) -> bytes:
@@ -202,17 +154,6 @@ def test_ctrl_c_stops_and_keeps_what_was_said(slow_model: Path) -> None:
     assert out.endswith(b"\n")
     assert err.decode().splitlines()[-1].endswith(" · stopped")
     assert b"Traceback" not in err
-
-
-def test_ctrl_c_with_json_prints_what_was_said(slow_model: Path) -> None:
-    process = start("ask", "--json", "--model", str(slow_model), *PLAIN, "Hello")
-    worker = _worker(process)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=HANG_GUARD)
-    assert process.returncode == 130
-    result = json.loads(out)
-    assert result.get("stop_reason") == "cancelled" or result["error"]["code"] == "interrupted"
-    assert not worker.is_running()
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(slow_model: Path) -> None:
@@ -245,30 +186,6 @@ def test_a_killed_worker_is_one_message_and_exit_code_8(slow_model: Path) -> Non
     assert not psutil.wait_procs(helpers, timeout=HANG_GUARD)[1]
 
 
-def test_a_killed_worker_with_json_keeps_the_text(slow_model: Path) -> None:
-    process = start("ask", "--json", "--model", str(slow_model), *PLAIN, "Hello")
-    worker = _worker(process)
-    worker.kill()
-    out, _ = process.communicate(timeout=HANG_GUARD)
-    assert process.returncode == 8
-    assert json.loads(out)["error"]["code"] == "worker_died"
-
-
-def test_the_demo_is_sampled_as_other_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy answers would not depend on the seed."""
-    monkeypatch.setattr("cpuchat.cli.demo.MAX_TOKENS", 6)
-    paths.settings_file().parent.mkdir(parents=True, exist_ok=True)
-    plain = '[speculation]\ndrafters = "off"\n[hardware]\nprobe = false\ncounters = false\n'
-    sampling = "[sampling]\ntemperature = 10.0\ntop_k = 0\ntop_p = 1.0\nmin_p = 0.0\nseed = {}\n"
-    said: list[list[str]] = []
-    for seed in (1, 2):
-        paths.settings_file().write_text(plain + sampling.format(seed))
-        done = run("demo", "--plain", "--threads", "1")
-        assert done.returncode == 0, done.stderr
-        said.append([line for line in done.stdout.splitlines() if "tok/s" not in line])
-    assert said[0] != said[1]
-
-
 @pytest.fixture(scope="module")
 def escaping_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model that writes an escape character instead of l, and BEL instead of a dash."""
@@ -292,18 +209,6 @@ def test_escape_characters_do_not_pass_through_a_pipe_and_quiet_leaves_stderr_em
     assert ask_json(escaping_model, *several)["text"] == raw.removesuffix("\n")
 
 
-@pytest.mark.parametrize("command", [("ask", "Hello"), ("models", "list"), ("doctor",)])
-def test_a_cache_folder_that_cannot_be_written_keeps_nothing_from_working(
-    command: tuple[str, ...], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    done = ask(tiny_model, "Hello") if command[0] == "ask" else run(*command)
-    assert done.returncode in (0, 1 if command[0] == "doctor" else 0), done.stderr
-    assert done.stdout.strip() and "Traceback" not in done.stderr
-
-
 def test_files_are_sent_before_the_question(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "notes.md"
     file.write_text("one\ntwo\nthree\n")
@@ -312,8 +217,7 @@ def test_files_are_sent_before_the_question(tiny_model: Path, tmp_path: Path) ->
         timings = ask_json(tiny_model, *arguments, "Hello")["timings"]
         return timings["prompt_n"] + timings["cache_n"]
 
-    alone, ranged = n_tokens(), n_tokens("--file", f"{file}:2")
-    assert alone < ranged < n_tokens("--file", str(file), "--file", f"{file}:2")
+    assert n_tokens() < n_tokens("--file", f"{file}:2") < n_tokens("--file", str(file), "--file", f"{file}:2")
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,6 @@ def kill(terminal: Terminal) -> None:
     terminal.close()
 
 
-def terminate(terminal: Terminal) -> None:
-    os.kill(terminal.process.pid, signal.SIGTERM)
-    assert terminal.wait_for_end() == 128 + signal.SIGTERM
-
-
 def hang_up(terminal: Terminal) -> None:
     assert terminal.hang_up() == 128 + signal.SIGHUP
 
@@ -48,7 +43,7 @@ def wait_for_saved(text: str) -> None:
     raise AssertionError("never saved")
 
 
-@pytest.mark.parametrize("end", [kill, terminate, hang_up, leave])
+@pytest.mark.parametrize("end", [kill, hang_up, leave])
 def test_a_draft_and_its_pasted_text_survive_the_app(tmp_path: Path, end: Callable[[Terminal], None]) -> None:
     terminal = Terminal(["--server", "http://127.0.0.1:9"], home=tmp_path)
     terminal.wait_for("Message")

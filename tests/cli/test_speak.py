@@ -1,4 +1,4 @@
-"""Tests `cpuchat speak`, and `ask --speak`, with the real voice."""
+"""Tests `cpuchat speak` with the real voice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import PLAIN, run
+from tests.cli.program import run
 from tests.support.listening import listen
 from tests.support.sound_program import SoundProgram, no_sound_program
 
@@ -52,7 +52,7 @@ def test_without_a_sound_device_it_says_how_to_write_a_file(tmp_path: Path, monk
         (("no-such-file.md",), "Cannot read no-such-file.md"),
         (("🎉", "-o", "never.wav"), "Nothing to read aloud"),
         (("Hello", "-o", "no/such/folder/a.wav"), "is not a folder"),
-        (("Hello", "--speed", "9"), "is above 2"),
+        (("Hello", "--speed", "9"), "speech.speed"),
         (("Hello", "--cores", "x"), "auto or a list of CPUs"),
     ],
 )
@@ -60,23 +60,6 @@ def test_wrong_usage(arguments: tuple[str, ...], told: str) -> None:
     done = run("speak", *arguments)
     assert done.returncode == 2
     assert told in done.stderr
-
-
-@pytest.mark.usefixtures("measured_machine", "one_core")
-def test_an_answer_is_read_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "answer.wav"
-    arguments = ("ask", "-m", "demo", *PLAIN, "--temperature", "0", "--max-tokens", "60")
-    done = run(*arguments, "--speak-output", str(file), "What can you do?")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-    assert "after the first token, " in done.stderr.splitlines()[-1]
-    assert "after the first sentence" in done.stderr.splitlines()[-1]
-    assert listen(file).seconds > 1
-    done = run(*arguments, "--speak-output", str(file), "--quiet", "--json", "What can you do?")
-    found = json.loads(done.stdout)
-    assert found["speech"]["output"].endswith("answer.wav")
-    assert found["speech"]["sound_s"] > 1
-    assert found["speech"]["first_audio_s"] > found["speech"]["after_token_s"] > 0
 
 
 def test_help_loads_no_voice() -> None:

@@ -45,13 +45,6 @@ def test_the_progress_line_is_gone_before_the_answer_begins(tiny_model: Path, tm
     terminal.close()
 
 
-def test_the_app_with_a_model_that_is_not_there(tmp_path: Path) -> None:
-    terminal = Terminal(["--model", str(tmp_path / "none.gguf")], home=tmp_path)
-    assert terminal.wait_for_end() == 3
-    assert b"none.gguf" in terminal.raw
-    terminal.close()
-
-
 def test_the_app_with_a_draft_model_that_does_not_fit(tiny_model: Path, tmp_path: Path) -> None:
     terminal = Terminal(["--model", "demo", "--draft-model", str(tiny_model)], home=tmp_path)
     assert terminal.wait_for_end() == 12

@@ -117,14 +117,6 @@ def test_reasoning_is_dim_on_the_terminals_stderr_and_the_answer_starts_on_a_new
     assert screen.text() == "\x1b[2mhm␛\x1b[22m\n\n"
 
 
-def test_no_color_is_respected(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(sys, "stderr", screen.stream)
-    terminal = TerminalOutput()
-    terminal.reasoning("hm")
-    assert screen.text() == "hm"
-
-
 def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", screen.stream)
@@ -135,16 +127,6 @@ def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest
     assert screen.text() == (
         "\r\x1b[2Kloading the model · reading the file  50 %\r\x1b[2Kreading the prompt · 512 of 1,203 tokens\r\x1b[2K"
     )
-
-
-def test_no_progress_when_quiet_or_piped(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    err = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", err)
-    TerminalOutput().progress(LoadProgress(phase="reading", done=1, total=2))
-    assert err.getvalue() == ""
-    monkeypatch.setattr(sys, "stderr", screen.stream)
-    TerminalOutput(quiet=True).progress(LoadProgress(phase="reading", done=1, total=2))
-    assert screen.text() == ""
 
 
 def test_a_block_of_lines_goes_away_as_one(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:

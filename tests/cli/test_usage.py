@@ -28,27 +28,15 @@ ASK_OPTIONS = """
 """
 
 
-def test_help_names_the_commands_and_the_options_of_the_app() -> None:
-    done = run("--help")
-    assert done.returncode == 0
-    assert done.stderr == ""
-    for word in ("ask", "demo", "models", "--model", "--threads", "--ctx", "--draft-model", "--drafters", "--version"):
-        assert word in done.stdout
-
-
 def test_help_of_ask_names_every_option_and_the_exit_codes() -> None:
     text = run("ask", "--help").stdout
     for option in ASK_OPTIONS.split():
         assert option in text
     for kind in ("Examples", "Exit codes", "config.toml"):
         assert kind in text
-
-
-@pytest.mark.parametrize("command", ["demo", "models", "serve"])
-def test_help_of_the_other_commands(command: str) -> None:
-    done = run(command, "--help")
-    assert done.returncode == 0
-    assert f"cpuchat {command}" in done.stdout
+    text = run("--help").stdout
+    for word in ("ask", "demo", "models", "--model", "--threads", "--ctx", "--draft-model", "--drafters", "--version"):
+        assert word in text
 
 
 def test_help_loads_neither_the_interface_nor_the_engine() -> None:
@@ -66,28 +54,22 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["ask", "--top-p", "3", "q"], ["--top-p", "3 is above 1"]),
-        (["ask", "--temperature", "nan", "q"], ["--temperature", "finite"]),
-        (["ask", "--temperature", "hot", "q"], ["--temperature", "not a number"]),
-        (["ask", "--top-k", "1.5", "q"], ["--top-k", "whole number"]),
-        (["ask", "--top-k", "-1", "q"], ["--top-k", "below 0"]),
-        (["ask", "--repeat-penalty", "0", "q"], ["--repeat-penalty", "below 0.01"]),
-        (["ask", "--seed", str(1 << 64), "q"], ["--seed", "too large"]),
-        (["ask", "--ctx", "99999999999", "q"], ["--ctx"]),
+        (["ask", "--top-p", "3", "q"], ["sampling.top_p", "<= 1"]),
+        (["ask", "--temperature", "nan", "q"], ["sampling.temperature", "finite"]),
+        (["ask", "--top-k", "1.5", "q"], ["--top-k", "not a valid integer"]),
+        (["ask", "--top-k", "-1", "q"], ["sampling.top_k", ">= 0"]),
+        (["ask", "--seed", str(1 << 64), "q"], ["sampling.seed"]),
         (["ask", "--ctx", "5", "q"], ["engine.ctx: 5 is below the minimum of 256", "0 = automatic"]),
-        (["models", "files", "x", "--ctx", "255"], ["engine.ctx: 255 is below the minimum of 256"]),
+        (["models", "download", "x", "--ctx", "255"], ["engine.ctx: 255 is below the minimum of 256"]),
         (["ask", "--threads", "100000", "q"], ["100,000 threads", "CPUs"]),
         (["ask", "--cache-type-k", "q9", "q"], ["--cache-type-k", "q8_0"]),
         (["ask", "--cache-type-v", "q8_0", "--flash-attn", "off", "q"], ["flash attention"]),
         (["ask", "--stop", "", "q"], ["--stop"]),
         (["ask", "--drafters", "psychic", "q"], ["--drafters", "suffix"]),
-        (["ask", "--draft-depth", "32", "q"], ["--draft-depth", "32 is above 31"]),
         (["ask", "--draft-cores", "many", "q"], ["speculation.draft_cores", "shared", "4-7"]),
         (["ask", "--draft-cores", "7-4", "q"], ["draft_cores", "reversed"]),
         (["ask", "--cores", "few", "q"], ["engine.cores", "l3:0-3"]),
-        (["ask", "--cores", "l3:3-1", "q"], ["cores", "reversed"]),
         (["ask", "--memory-policy", "far", "q"], ["engine.memory", "interleave"]),
-        (["models", "pair"], ["TARGET"]),
         (["ask", "--raw", "--system", "Be brief.", "q"], ["--system", "--raw"]),
         (["ask", "--temprature", "1", "q"], ["--temprature", "Did you mean --temperature"]),
         (["ask"], ["No question"]),
@@ -95,7 +77,6 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["chat"], ["chat", "cpuchat --help"]),
         (["tiny.gguf"], ["cpuchat -m tiny.gguf"]),
         (["--ctx", "512", "ask", "q"], ["cpuchat ask --ctx 512"]),
-        (["--draft-model", "none", "ask", "q"], ["cpuchat ask --draft-model none"]),
         ([], ["terminal", "cpuchat ask"]),
         (["demo"], ["terminal"]),
     ],
@@ -114,9 +95,7 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], words: list[
     ("wrong", "meant"),
     [
         ("--temp", "--temperature"),
-        ("--depth", "--draft-depth"),
         ("--ctx-size", "--ctx"),
-        ("--num-threads", "--threads"),
         ("--cache-type", "--cache-type-k or --cache-type-v"),
     ],
 )
@@ -130,12 +109,9 @@ def test_an_option_that_was_nearly_right(wrong: str, meant: str) -> None:
         (["-5", "+", "3?"], "-5 + 3?", {}),
         (["-", "why"], "- why", {}),
         (["-10°C", "in", "Fahrenheit"], "-10°C in Fahrenheit", {}),
-        (["what", "does", "-h", "do"], "what does -h do", {}),
         (["explain", "--verbose", "in", "tar"], "explain --verbose in tar", {}),
         (["how", "do", "I", "git", "checkout", "--", "x"], "how do I git checkout -- x", {}),
         (["--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b"], "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b", {}),
-        (["---", "a/x"], "--- a/x", {}),
-        (["- one\n- two"], "- one\n- two", {}),
         (["--find me"], "--find me", {}),
         (["-h is what?"], "-h is what?", {}),
         (["-m", "demo", "-5"], "-5", {"model": "demo"}),
@@ -145,7 +121,7 @@ def test_an_option_that_was_nearly_right(wrong: str, meant: str) -> None:
          {"engine__mlock": False, "system": "-x"}),
     ],
     ids=[
-        "dash", "dash-alone", "degrees", "help-option", "unknown-option", "dashes-within", "diff", "dashes", "list",
+        "dash", "dash-alone", "degrees", "unknown-option", "dashes-within", "diff",
         "words-in-quotes", "help-in-quotes", "after-an-option", "cluster", "attached-value", "end-of-options",
     ],
 )  # fmt: skip
@@ -157,14 +133,11 @@ def test_all_from_the_first_word_that_is_no_option_is_the_question(
     assert options.items() <= given.items()
 
 
-def test_a_prompt_to_compare_begins_after_both_models() -> None:
+def test_where_the_text_of_other_commands_begins() -> None:
     line = ["a,kv=q8_0", "--rounds", "2", "b", "--system", "s", "-5", "+", "--rounds"]
     given = compare.make_context("compare", line).params
     assert (given["a"], given["b"], given["prompt"]) == ("a,kv=q8_0", "b", ("-5", "+", "--rounds"))
     assert (given["rounds"], given["system"]) == (2, "s")
-
-
-def test_a_text_to_speak_may_begin_with_a_dash_and_options_follow_it() -> None:
     given = speak.make_context("speak", ["-5 °C", "-o", "x.wav", "outside"]).params
     assert (given["text"], given["output"]) == (("-5 °C", "outside"), Path("x.wav"))
 
@@ -200,32 +173,14 @@ def test_a_dash_alone_is_standard_input() -> None:
     assert "No question" in run("ask", "-").stderr
 
 
-@pytest.mark.parametrize("wrong", ["--export", "--text", "--parts", "--port", "--extra", "--expect", "--version", "-x"])
+@pytest.mark.parametrize("wrong", ["--export", "--port", "--version", "-x"])
 def test_nothing_is_offered_for_an_option_that_is_no_other(wrong: str) -> None:
     done = run("ask", wrong, "q")
     assert done.returncode == 2
     assert "No such option" in done.stderr
     assert "Did you mean" not in done.stderr
-
-
-def test_wrong_usage_with_json_is_an_object_on_stdout() -> None:
-    done = run("ask", "--json", "--top-p", "3", "q")
-    error = json.loads(done.stdout)["error"]
-    assert done.returncode == 2
-    assert done.stderr == ""
-    assert error["code"] == "usage"
-    assert "--top-p" in error["message"]
-    assert error["hint"]
-
-
-def test_a_wrong_settings_file_is_named_with_its_key(tmp_path: Path) -> None:
-    file = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
-    file.parent.mkdir(parents=True)
-    file.write_text("[sampling]\ntop_p = 7\n")
-    done = run("ask", "q")
-    assert done.returncode == 2
-    assert "sampling.top_p" in done.stderr
-    assert str(file) in done.stderr
+    done = run("ask", "--json", wrong, "q")
+    assert done.stderr == "" and json.loads(done.stdout)["error"]["code"] == "usage"
 
 
 def test_input_that_is_no_text_is_refused() -> None:
@@ -302,16 +257,6 @@ def test_version_with_a_broken_engine_still_tells_the_versions(tmp_path: Path, m
     assert "libllama.so" in done.stderr
 
 
-def test_ctrl_c_in_compiled_text_is_an_exit_code_too(tmp_path: Path) -> None:
-    """`python -m` would end by the signal: Python takes the interrupt for an unhandled one."""
-    (tmp_path / "interrupted.py").write_text(
-        "import sys\nfrom cpuchat.cli import main\n"
-        "main.cli.main = lambda **_: exec('raise KeyboardInterrupt')\nsys.exit(main.main([]))\n"
-    )
-    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 @pytest.mark.parametrize("arguments", [["--help"], ["chats", "list", "--json"], ["ask", "--json"]])
 def test_a_full_disk_behind_standard_output_is_said_on_standard_error(arguments: list[str]) -> None:
@@ -336,11 +281,4 @@ def test_a_model_whose_path_is_not_utf_8_is_named(arguments: list[str], tmp_path
     file.symlink_to(paths.demo_dir() / "cpuchat-demo-8m-q4_k_m.gguf")
     done = run(*arguments, str(file), stdin="hello\n")
     assert "caf?.gguf is not valid UTF-8.\n  Rename the file" in done.stderr
-    assert done.returncode == 2
-
-
-def test_a_home_folder_that_is_not_utf_8_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CPUCHAT_CACHE_DIR", os.fsdecode(bytes(tmp_path) + b"/h\xe9/.cache"))
-    done = run("ask", "hello")
-    assert "h?/.cache/calibrations.json is not valid UTF-8" in done.stderr and "CPUCHAT_CACHE_DIR" in done.stderr
     assert done.returncode == 2

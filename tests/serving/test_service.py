@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cpuchat.cli.serve import MAX_LINES, LineLimit
-from cpuchat.cli.serve_live import figures
 from cpuchat.protocol.messages import (
     Failed,
     Generate,
@@ -147,21 +146,6 @@ async def test_an_internal_error_counts_as_failed() -> None:
         await ask(service)
     assert [one.result for one in records] == ["failed"]
     assert service.metrics.results == {"failed": 1}
-
-
-async def test_the_live_figures_tell_what_is_running_and_what_was_reused() -> None:
-    shown: list[str] = []
-    prompt = PrefillProgress(request_id=1, processed=512, total=2048, cache_n=256)
-    done = GenerationFinished(request_id=1, stop_reason="end", timings=Timings(cache_n=256, prompt_n=1792))
-    text = TextDelta(request_id=1, text="Hi", predicted_n=1, at_ms=2000.0)
-    engine = Engine(prompt, lambda: shown.append(figures(service)), text, lambda: shown.append(figures(service)), done)
-    engine.gate.set()
-    service = served(engine)
-    assert figures(service) == "0 running · 0 queued"
-    await ask(service)
-    assert "512 of 2,048 tokens, 256 cached" in shown[0]
-    assert "1 token" in shown[1]
-    assert figures(service) == "0 running · 0 queued · 1 answered\nreused 256 of 2,048 prompt tokens (12 %)"
 
 
 def test_lines_of_refused_requests_are_limited() -> None:

@@ -76,7 +76,6 @@ async def test_a_text_becomes_a_wav_file_that_can_be_heard(tmp_path: Path, share
     assert heard.silent < 0.5
     assert heard.pause < 0.8
     assert figures.real_time_factor is not None
-    assert figures.after_sentence_s is not None
 
 
 async def test_reading_begins_before_the_text_is_complete(tmp_path: Path, shared: Reading) -> None:

@@ -98,7 +98,7 @@ class Counters:
 
 SERVER_COUNTERS = MachineSample(bandwidth=Bandwidth(288e9, "umc"), power=Power(214.5, 90_000.0, "rapl"))
 NO_COUNTERS = MachineSample(
-    no_bandwidth="no counter opens here; cpuchat counters says why", no_power="energy is counted for root only"
+    no_bandwidth="no counter opens here; cpuchat doctor says why", no_power="energy is counted for root only"
 )
 
 

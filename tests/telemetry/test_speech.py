@@ -5,20 +5,17 @@ import pytest
 from cpuchat.telemetry.speech import SpeechMeter
 
 
-def test_first_audio_counts_from_request_token_and_sentence() -> None:
+def test_first_audio_counts_from_request_and_token() -> None:
     meter = SpeechMeter()
     meter.begin(10.0)
     meter.token(10.5)
     meter.token(10.6)
-    meter.sentence(11.0)
-    meter.sentence(12.0)
     assert meter.figures(12.0).first_audio_s is None
     meter.played(4.0, 0.04, 11.1, paced=True)
     meter.played(2.0, 0.04, 12.0, paced=True)
     found = meter.figures(12.0)
     assert found.first_audio_s == pytest.approx(1.1)
     assert found.after_token_s == pytest.approx(0.6)
-    assert found.after_sentence_s == pytest.approx(0.1)
 
 
 def test_the_real_time_factor_is_of_the_whole_reading() -> None:

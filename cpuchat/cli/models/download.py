@@ -17,7 +17,7 @@ from cpuchat.cli.options import laid_over, setting
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 from cpuchat.config import settings
-from cpuchat.models.catalog import Catalog, CatalogModel, estimates, load_catalog, match_local, ranked
+from cpuchat.models.catalog import CatalogModel, estimates, load_catalog, match_local, ranked
 from cpuchat.models.downloads.manager import Downloads
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.fit import gigabytes
@@ -25,13 +25,14 @@ from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository, choose_repo_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import NOT_PROBED, Machine, this_machine
+from cpuchat.models.machine import NOT_PROBED, this_machine
 from cpuchat.models.prediction import ModelPrediction, Prediction, predict_repository
-from cpuchat.present.models import purpose, verdict
+from cpuchat.present import downloads as progress
+from cpuchat.present.models import verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
-_DOWNLOAD_EPILOG = f"""\b
+_DOWNLOAD_EPILOG = """\b
 Examples:
   cpuchat models download qwen2.5-1.5b-instruct               an id from `cpuchat models catalog`
   cpuchat models download Qwen/Qwen2.5-1.5B-Instruct-GGUF
@@ -40,22 +41,20 @@ Examples:
   cpuchat models download ggml-org/gpt-oss-20b-GGUF:eagle3-gpt-oss-20b-Q8_0      a draft head
 
 Default quantization: Q4_K_M, or the nearest available. Files go into the Hugging Face cache (HF_HOME, HF_HUB_CACHE) and
-are verified against the SHA-256 that Hugging Face publishes. An interrupted download resumes from its last byte.
-Exit code {Interrupted.exit_code} after Ctrl+C."""
+are verified against the SHA-256 that Hugging Face publishes. An interrupted download resumes from its last byte."""
 
 
 @click.command("download", epilog=_DOWNLOAD_EPILOG)
 @click.argument("repo", metavar="REPO[:QUANT|:FILE]|ID[:QUANT]|URL")
-@click.option("--revision", metavar="REV", default="", help="Branch, tag or commit; default: newest commit.")
 @setting("engine.ctx")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask if it is too large or unsupported here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, sizes in bytes.")
-def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) -> None:
+def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
     """Download a model and print the path of its (first) file."""
     chosen = laid_over(values)
     address = hub_address(repo)
     hub, terminal = Hub(), TerminalOutput()
-    repository = hub.repository(address.repo, revision or address.revision or "main")
+    repository = hub.repository(address.repo, address.revision or "main")
     model = choose_repo_model(repository, address.wanted, heads=True)
     parts = f", {len(model.files)} files" if model.files[1:] else ""
     terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{parts})")
@@ -74,7 +73,8 @@ def download(repo: str, revision: str, yes: bool, as_json: bool, **values: Any) 
         raise from_code(done.code, done.message, done.hint)
     if done.state != "done":
         raise Interrupted(
-            f"Stopped at {_share(done)}; the partial file is kept.", f"Resume with `cpuchat models download {repo}`."
+            f"Stopped at{progress.percent(done)}; the partial file is kept.",
+            f"Resume with `cpuchat models download {repo}`.",
         )
     _tell(terminal, repository, done, as_json=as_json)
 
@@ -121,33 +121,15 @@ class _Shown:
         self._last = ""
 
     def show(self, download: Download) -> None:
+        far = f"{progress.percent(download)}  {progress.amount(download)}"
+        line = f"{far}  {download.message if download.state == 'waiting' else progress.state(download)}".rstrip()
         if self._terminal.moves:
-            self._terminal.status(_line(download))
+            self._terminal.status(line)
             return
-        tenth = int(10 * download.share)
-        step = download.message if download.state == "waiting" else f"{download.state} {tenth}"
+        step = download.message if download.state == "waiting" else f"{download.state} {int(10 * download.share)}"
         if step != self._last and download.state in ("running", "waiting", "checking"):
-            self._terminal.note(_line(download))
+            self._terminal.note(line)
             self._last = step
-
-
-def _line(download: Download) -> str:
-    far = f"{_share(download):>5}  {units.size(download.done)} of {units.size(download.total)}"
-    match download.state:
-        case "running" if download.seconds_left is not None:
-            return f"{far}  {units.size(int(download.speed))}/s  {units.time_left(download.seconds_left)}"
-        case "waiting":
-            again = f" Retrying in {download.retry_in:.0f} s." if download.retry_in else ""
-            return f"{far}  {download.message}{again}"
-        case "checking":
-            checked = 100 * download.checked // max(download.total, 1)
-            return f"{far}  verifying {checked} %"
-        case _:
-            return far
-
-
-def _share(download: Download) -> str:
-    return f"{100 * download.done // max(download.total, 1)} %"
 
 
 def _tell(terminal: TerminalOutput, repository: Repository, done: Download, *, as_json: bool) -> None:
@@ -168,10 +150,9 @@ _CATALOG_EPILOG = """\b
 Examples:
   cpuchat models catalog                 list all
   cpuchat models catalog qwen3           list those that match: name, family, publisher or repository
-  cpuchat models catalog qwen3-8b        show one by its id
   cpuchat models download qwen3-8b       download it from its first repository
 
-FIT and TOK/S are estimated from the file size; `cpuchat models files REPO` computes them from the header. Add your own
+FIT and TOK/S are estimated from the file size; `models download` computes them from the header first. Add your own
 entries to catalog.toml in the config folder, in the format of the built-in one."""
 
 
@@ -196,35 +177,16 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
     if not found:
         _complain(f"No catalog entry matches {wanted!r}.")
         click.echo("  Search Hugging Face: cpuchat models search WORDS.", err=True)
-    elif len(found) == 1:
-        _print_one(found[0], known, here, expected.get(found[0].id))
-    else:
-        _print_all(found, known, here, machine, expected)
-
-
-def _complain(text: str) -> None:
-    click.echo(f"cpuchat: {clean_line(text)}", err=True)
-
-
-def _print_all(
-    found: list[CatalogModel],
-    known: Catalog,
-    here: Collection[str],
-    machine: Machine,
-    expected: Mapping[str, Prediction],
-) -> None:
+        return
     recommended = ranked(known.models, expected).purposes
-    found = sorted(found, key=lambda model: [*recommended, model.id].index(model.id))
-    headings = ("ID", "PARAMS", "SIZE", "FIT", "TOK/S")
-    echo_table(
-        [headings, *(_row(model, expected.get(model.id), here, recommended) for model in found)], right=(1, 2, 4)
-    )
-    free = gigabytes(machine.available)
+    found.sort(key=lambda model: [*recommended, model.id].index(model.id))
+    rows = [_row(model, expected.get(model.id), here, recommended) for model in found]
+    echo_table([("ID", "PARAMS", "SIZE", "FIT", "TOK/S"), *rows], right=(1, 2, 4))
     footnotes = [
-        f"FIT and TOK/S are estimated from the file size, for the {free} GB that are free now.",
+        f"FIT and TOK/S are estimated from the file size, for the {gigabytes(machine.available)} GB that are free now.",
         "★ recommended for this machine: for chats, if nothing else is named. ○ downloaded.",
         "? repository not verified. ≈ size not verified.",
-        "Details and download command: cpuchat models catalog ID.",
+        "Download one: cpuchat models download ID.",
     ]
     if machine.profile is None:
         footnotes.append(f"No TOK/S: {machine.peak_source}.")
@@ -233,6 +195,10 @@ def _print_all(
     click.echo()
     for note in footnotes:
         echo_paragraph(note)
+
+
+def _complain(text: str) -> None:
+    click.echo(f"cpuchat: {clean_line(text)}", err=True)
 
 
 def _row(
@@ -260,31 +226,6 @@ def _parameters(model: CatalogModel) -> str:
     return f"{total} ({units.parameters(round(1e9 * model.active_params))})" if model.is_moe else total
 
 
-def _print_one(model: CatalogModel, known: Catalog, here: Collection[str], expected: Prediction | None) -> None:
-    drafts = [
-        f"{draft.name} ({draft.id}{', downloaded' if draft.id in here else ''})" for draft in known.drafts_of(model)
-    ]
-    speed = _speed(expected)
-    prediction = f"{expected.explained}{f'; ≈ {speed} tok/s' if speed else ''}" if expected is not None else ""
-    facts = (
-        ("", f"{model.name}{' · downloaded' if model.id in here else ''}"),
-        ("", " · ".join(filter(None, (model.id, model.family, model.publisher, str(model.year), model.license)))),
-        ("parameters", f"{_parameters(model)}{', mixture of experts' if model.is_moe else ''}"),
-        ("context", f"{model.context:,} tokens" if model.context else ""),
-        ("sizes", ", ".join(f"{name} {_gigabytes(model, name)}" for name in model.sizes)),
-        ("fit", prediction),
-        ("drafts", ", ".join(drafts) or (f"none: {model.why_no_draft}" if model.why_no_draft else "none known")),
-        ("purpose", purpose(model)),
-        ("note", model.note),
-        ("repositories", ", ".join(model.repos)),
-        ("verified", ", ".join(model.verified) or "nothing"),
-        ("download", f"cpuchat models download {model.spec}"),
-    )
-    for label, text in facts:
-        if text:
-            echo_paragraph(clean_line(text), f"{label:<14}" if label else "", " " * 14 if label else "")
-
-
 def _gigabytes(model: CatalogModel, quantization: str) -> str:
     return f"{'' if quantization in model.verified else '≈ '}{size(round(1e9 * model.sizes[quantization]))}"
 
@@ -301,7 +242,6 @@ def _print_json(found: list[CatalogModel], here: Collection[str], predictions: M
 _SEARCH_EPILOG = """\b
 Examples:
   cpuchat models search qwen3 8b
-  cpuchat models files unsloth/Qwen3-8B-GGUF      list the models in one of them
 
 Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
 

@@ -11,7 +11,6 @@ _COMMANDS = {
     "delete": ("cpuchat.cli.models.library", "delete_model", "Delete a model and free its disk space."),
     "verify": ("cpuchat.cli.models.library", "verify", "Compare files with their published checksums."),
     "search": ("cpuchat.cli.models.download", "search", "Search Hugging Face for GGUF repositories."),
-    "files": ("cpuchat.cli.models.library", "files", "List the models of a repository, with fit and speed here."),
     "download": ("cpuchat.cli.models.download", "download", "Download a model from Hugging Face and verify it."),
     "show": ("cpuchat.cli.models.library", "show", "Show the header of a model."),
     "catalog": ("cpuchat.cli.models.download", "catalog", "List recommended models, with fit and speed here."),

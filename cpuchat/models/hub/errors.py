@@ -108,7 +108,7 @@ def translate(error: Exception, repo: str = "") -> CpuchatError:
         case hub.RevisionNotFoundError():
             return NotOnHub(f"{_named(repo)} has no such revision.", "Leave the revision out for the newest one.")
         case hub.EntryNotFoundError():
-            return NotOnHub(f"{_named(repo)} no longer has this file.", f"See `cpuchat models files {repo}`.")
+            return NotOnHub(f"{_named(repo)} no longer has this file.", "Its files have changed: choose another one.")
         case hub.DisabledRepoError():
             return AccessDenied(f"{_named(repo)} has been disabled.", "Choose another repository.")
         case hub.HFValidationError() | hub.HfUriError():

@@ -219,8 +219,8 @@ def choose_repo_model(repository: Repository, wanted: str = "", *, heads: bool =
         if wanted.lower() in _names(model) - {model.quantization.lower()} and model.kind != "model":
             if heads and model.kind == "head" and model.complete:
                 return model
-            name, listing = clean_line(model.name), f"`cpuchat models files {repository.id}` lists the models."
-            raise NotOnHub(f"{name} is {KINDS[model.kind]}, not a model.", listing)
+            there = ", ".join(dict.fromkeys(clean_line(one.quantization or one.name) for one in listed))
+            raise NotOnHub(f"{clean_line(model.name)} is {KINDS[model.kind]}, not a model.", f"Available: {there}.")
     if not models:
         kinds = dict.fromkeys(model.kind for model in repository.models if model.kind != "model")
         others = ", ".join(KINDS[kind].partition(" ")[2] + "s" for kind in kinds)

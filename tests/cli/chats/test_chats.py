@@ -57,19 +57,9 @@ def test_list(chats: list[Chat]) -> None:
 
 
 def test_without_chats_that_is_said() -> None:
-    for command, said in ((("list",), "No chats yet"), (("search", "x"), "No chats match")):
-        done = run("chats", *command)
-        assert (done.returncode, done.stdout) == (0, "") and said in done.stderr
-        assert json.loads(run("chats", *command, "--json").stdout) == []
-
-
-def test_search(chats: list[Chat]) -> None:
-    done = run("chats", "search", "because", "pango")
-    assert done.stdout.splitlines()[0].startswith(chats[1].id[:8])
-    assert done.stdout.splitlines()[1].strip() == "Because of the pangolin."
-    (hit,) = json.loads(run("chats", "search", "pangolin", "--json").stdout)
-    ((start, end),) = hit["matches"][0]["marks"]
-    assert (hit["id"], hit["matches"][0]["text"][start:end]) == (chats[1].id, "pangolin")
+    done = run("chats", "list")
+    assert (done.returncode, done.stdout) == (0, "") and "No chats yet" in done.stderr
+    assert json.loads(run("chats", "list", "--json").stdout) == []
 
 
 def test_show(chats: list[Chat]) -> None:
@@ -87,11 +77,11 @@ def test_show(chats: list[Chat]) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["show", "export", "delete"])
+@pytest.mark.parametrize("command", ["show", "delete"])
 def test_an_unknown_or_ambiguous_id(chats: list[Chat], command: str) -> None:
     yes = ["--yes"] if command == "delete" else []
     done = run("chats", command, "nowhere", *yes)
-    assert done.returncode == 3 and "No chat has an id that begins with 'nowhere'" in done.stderr
+    assert done.returncode == 3 and "No chats have ids that begin with 'nowhere'" in done.stderr
     with stored() as store:
         for chat in chats:
             store._db.execute("PRAGMA foreign_keys = OFF")
@@ -132,15 +122,13 @@ def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
 
 
 def test_delete_needs_a_word_and_takes_the_saved_cache_along(chats: list[Chat]) -> None:
-    for more in ((), ("--json",)):
-        done = run("chats", "delete", chats[0].id, *more)
-        assert done.returncode == 2 and "Refusing to delete without --yes." in done.stdout + done.stderr
+    done = run("chats", "delete", chats[0].id)
+    assert done.returncode == 2 and "Refusing to delete without --yes." in done.stderr
     paths.kv_dir().mkdir(parents=True)
     saved = [paths.kv_dir() / f"{paths.kv_stem(chat.id)}-abc" for chat in chats]
     for file in saved:
         file.touch()
-    done = run("chats", "delete", chats[0].id[:9], "--yes", "--json")
-    assert json.loads(done.stdout) == {"deleted": [chats[0].id]}
+    assert run("chats", "delete", chats[0].id[:9], "--yes").stdout == "Deleted 1 chat.\n"
     assert [file.exists() for file in saved] == [False, True] and left() == [chats[1].title]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -43,28 +42,13 @@ def test_what_is_not_verified_says_so() -> None:
     rows = {line.split()[0]: line.split() for line in run("models", "catalog", "owner/").stdout.splitlines()[1:3]}
     assert rows["big"][:6] == ["big", "?", "4.1k", "≈", "1.0", "MB"]
     assert rows["sure"][:5] == ["sure", "★", "4.1k", "1.0", "MB"]
-    assert re.search(r"^verified +nothing$", run("models", "catalog", "big").stdout, re.MULTILINE)
 
 
-def test_words_choose_and_one_match_tells_everything() -> None:
+def test_words_choose() -> None:
     some = run("models", "catalog", "qwen3", "8b").stdout
     assert "\nqwen3-8b " in some
     assert "llama" not in some
-    one = run("models", "catalog", "qwen2.5-7b-instruct").stdout
-    assert "Qwen2.5 7B Instruct" in one
-    assert "Q4_K_M 4.7 GB, Q8_0 ≈ 8.1 GB" in one
-    assert "qwen2.5-0.5b-instruct" in one
-    assert "cpuchat models download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M" in " ".join(one.split())
-    none = run("models", "catalog", "phi-4").stdout
-    assert "none: Phi-4 mini has another one" in none
-
-
-def test_words_that_match_nothing() -> None:
-    done = run("models", "catalog", "no-such", "\x1b[31m")
-    assert done.returncode == 0
-    assert done.stdout == ""
-    assert "\x1b" not in done.stderr
-    assert "models search" in done.stderr
+    assert len(json.loads(run("models", "catalog", "qwen2.5-7b-instruct", "--json").stdout)) == 1
 
 
 def test_what_is_here_is_marked(hub: Path) -> None:
@@ -78,13 +62,6 @@ def test_what_is_here_is_marked(hub: Path) -> None:
     assert rows["big"]["fit"] == "fits"
     assert rows["big"]["drafts"] == ["small"]
     assert "\nbig ○ ?  " in run("models", "catalog", "owner/").stdout
-    assert "Big · downloaded" in run("models", "catalog", "big").stdout
-
-
-def test_without_a_measured_bandwidth_the_list_says_how_to_get_speeds() -> None:
-    done = run("models", "catalog", "qwen3")
-    assert "cpuchat probe" in done.stdout
-    assert all(row["tok_s"] is None for row in json.loads(run("models", "catalog", "--json", "qwen3").stdout))
 
 
 def test_the_speed_comes_from_the_measured_bandwidth() -> None:
@@ -98,8 +75,7 @@ def test_the_speed_comes_from_the_measured_bandwidth() -> None:
     table, _, notes = run("models", "catalog").stdout.partition("\n\n")
     assert max(map(len, table.splitlines())) <= 80
     assert max(map(len, notes.splitlines())) <= 100
-    listed = run("models", "catalog", "owner/big").stdout
-    assert f"≈ {units.about(row['tok_s'])} tok/s" in listed
+    assert units.about(row["tok_s"]) in run("models", "catalog", "owner/big").stdout
 
 
 def test_a_wrong_entry_is_told_and_the_others_are_listed() -> None:
@@ -111,12 +87,3 @@ def test_a_wrong_entry_is_told_and_the_others_are_listed() -> None:
     assert "bad" not in listed
     assert str(file) in done.stderr
     assert "model 2 (bad), params" in done.stderr
-
-
-def test_a_hostile_entry_does_nothing_to_the_terminal() -> None:
-    write_catalog(("big", "Big", 4096e-9, []))
-    file = paths.user_catalog()
-    file.write_text(file.read_text().replace('name = "Big"', 'name = "Big\\u001b]0;owned\\u0007"'))
-    done = run("models", "catalog", "big")
-    assert "\x1b" not in done.stdout
-    assert "owned" in done.stdout

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +11,7 @@ from cpuchat.base import paths
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.quantize.types import PART, TYPES
 from cpuchat.models.synthetic.model import write_model
-from tests.cli.program import COMMAND, HANG_GUARD, run
+from tests.cli.program import run
 from tests.support.shapes import TINY_LLAMA
 from tests.support.terminal import Terminal
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -53,10 +49,9 @@ def test_from_a_cache_it_goes_to_our_own_folder_and_is_listed(
     snapshot.mkdir(parents=True)
     (snapshot / "llama-F16.gguf").symlink_to(half)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    done = run("models", "quantize", "some/llama-GGUF:F16", "Q8_0", "--json")
+    done = run("models", "quantize", "some/llama-GGUF:F16", "Q8_0")
     out = paths.made_models_dir() / "llama-Q8_0.gguf"
-    assert json.loads(done.stdout) == {"path": str(out), "type": "Q8_0", "size": out.stat().st_size}
-    assert done.stderr == ""
+    assert done.stdout.startswith(f"{out}  ")
     assert [path.name for path in snapshot.iterdir()] == ["llama-F16.gguf"]
     listed = {row["path"] for row in json.loads(run("models", "list", "--json").stdout)}
     assert str(out) in listed
@@ -105,23 +100,6 @@ def test_the_types_are_listed() -> None:
     assert {kind.name for kind in TYPES} <= set(listed)
 
 
-def test_the_types_of_a_source_are_told_exactly(half: Path) -> None:
-    rows = {row["type"]: row for row in json.loads(run("models", "quantize", "--list", str(half), "--json").stdout)}
-    assert set(rows) == {kind.name for kind in TYPES}
-    assert rows["Q8_0"]["size"] < rows["F16"]["size"] < rows["F32"]["size"]
-    assert 1.8 < rows["Q8_0"]["speed_up"] < 1.9
-    assert rows["Q4_K_M"]["fit"] == "fits" and rows["Q4_K_M"]["requantizes"] == []
-
-
-def test_types_that_a_model_cannot_have_are_told(tiny_model: Path) -> None:
-    """Rows of 64 values do not fill a block of Q1_0, for which llama.cpp has no other type to fall back on."""
-    rows = {
-        row["type"]: row for row in json.loads(run("models", "quantize", "--list", str(tiny_model), "--json").stdout)
-    }
-    assert "no tensor type fallback" in rows["Q1_0"]["problem"]
-    assert rows["Q4_K_M"]["size"]
-
-
 def test_ctrl_c_leaves_nothing_behind(large: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     terminal = Terminal(
@@ -135,21 +113,3 @@ def test_ctrl_c_leaves_nothing_behind(large: Path, tmp_path: Path) -> None:
     assert b"Traceback" not in terminal.raw
     assert not list(tmp_path.glob("out*"))
     terminal.close()
-
-
-def test_killed_it_takes_the_work_along(large: Path, tmp_path: Path) -> None:
-    """kill -9 of the program: the process that works for it ends, and its file goes."""
-    part = tmp_path / f"out.gguf{PART}"
-    arguments = ["models", "quantize", str(large), "IQ4_XS", str(tmp_path / "out.gguf"), "--threads", "1"]
-    program = subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        while not part.exists() or not part.stat().st_size:
-            assert program.poll() is None
-        worker = int(Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()[0])
-        handle = os.pidfd_open(worker)
-    finally:
-        program.send_signal(signal.SIGKILL)
-        program.communicate(timeout=HANG_GUARD)
-    assert select.select([handle], [], [], HANG_GUARD)[0]  # it is gone
-    os.close(handle)
-    assert not part.exists()

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cpuchat.base.errors import HubError, HubOffline, RateLimited
-from tests.cli.program import run, run_process
+from cpuchat.base.errors import HubOffline, RateLimited
+from tests.cli.program import run
 from tests.support.hub_server import TOKEN, Fault, HubServer
 
 
@@ -23,24 +23,12 @@ def test_the_list_has_what_one_chooses_by(hub_server: HubServer) -> None:
     assert second.split() == ["b/Qwen3-8B-GGUF", "0", "2025-11-03", "gated"]
 
 
-def test_columns_without_a_word_are_left_out(hub_server: HubServer) -> None:
-    hub_server.add("a/Tiny-GGUF", {"a.gguf": b"1"})
-    done = run("models", "search", "tiny")
-    assert done.stdout.splitlines()[0].split() == ["REPOSITORY", "DOWNLOADS", "UPDATED"]
-
-
 def test_json_is_for_scripts(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_server.add("a/Tiny-GGUF", {"a.gguf": b"1"}, downloads=7, private=True)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     [row] = json.loads(run("models", "search", "tiny", "--json", "--limit", "5").stdout)
     assert (row["id"], row["downloads"], row["private"], row["gated"]) == ("a/Tiny-GGUF", 7, True, False)
     assert hub_server.requests[-1].query["limit"] == ["5"]
-
-
-def test_the_hub_is_asked_for_nothing_else(hub_server: HubServer) -> None:
-    hub_server.add("a/Tiny-GGUF", {"a.gguf": b"1"})
-    assert run("models", "search", "tiny").returncode == 0
-    assert [request.path for request in hub_server.requests] == ["/api/models"]
 
 
 def test_nothing_found_is_said_and_no_error(hub_server: HubServer) -> None:
@@ -62,11 +50,3 @@ def test_offline_mode_and_a_hub_that_asks_to_wait_end_with_their_own_words(
     done = run("models", "search", "tiny")
     assert done.returncode == HubOffline.exit_code
     assert "Offline mode" in done.stderr
-
-
-def test_a_proxy_that_httpx_cannot_use_is_told(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
-    monkeypatch.delenv("NO_PROXY")
-    done = run_process("models", "search", "tiny")
-    assert done.returncode == HubError.exit_code
-    assert "httpx[socks]" in done.stderr

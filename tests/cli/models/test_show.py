@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import HubError, ModelDamaged, ModelNotFound, UsageError
+from cpuchat.base.errors import ModelDamaged, ModelNotFound, UsageError
 from cpuchat.models.gguf.header import read_header
 from tests.cli.program import run
-from tests.models.drafts.files import header_file
-from tests.support.edited_gguf import edited
 from tests.support.hub_server import HubServer
 from tests.support.tiny_gguf import CHATML
 
@@ -47,16 +45,6 @@ def test_json(tiny_model: Path) -> None:
     assert "tensor_list" not in json.loads(run("models", "show", str(tiny_model), "--json").stdout)
 
 
-def test_a_smaller_quantization_beside_it_is_named_as_its_draft_model(tmp_path: Path) -> None:
-    target = header_file(tmp_path / "Big-Q8_0.gguf", weights=4096)
-    assert "Draft models" not in run("models", "show", str(target)).stdout
-    header_file(tmp_path / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
-    shown = run("models", "show", str(target)).stdout
-    assert "Big-Q4_K_M.gguf" in shown.partition("Draft models")[2]
-    (draft,) = json.loads(run("models", "show", str(target), "--json").stdout)["drafts"]
-    assert draft["spec"] == str(tmp_path / "Big-Q4_K_M.gguf")
-
-
 def test_tensors_and_metadata(tiny_model: Path) -> None:
     done = run("models", "show", str(tiny_model), "--tensors", "--metadata")
     rows = [line.split() for line in done.stdout.splitlines()]
@@ -71,12 +59,6 @@ def test_template(tiny_model: Path, tiny_model_without_template: Path) -> None:
     assert "no chat template" in without.stderr
     both = run("models", "show", str(tiny_model), "--template", "--json")
     assert both.returncode == UsageError.exit_code
-
-
-def test_problems_come_first(tiny_model: Path, tmp_path: Path) -> None:
-    file = edited(tiny_model, tmp_path / "bad.gguf", {"llama.pooling_type": 3})
-    done = run("models", "show", str(file))
-    assert done.stdout.startswith("Problems\n  It is an embedding model, ")
 
 
 def test_damaged_and_missing_files(tmp_path: Path) -> None:
@@ -94,22 +76,3 @@ def test_a_model_on_the_hub(hub: HubServer, tiny_model: Path) -> None:
     asked = len(hub.requests)
     link = run("models", "show", f"{hub.endpoint}/{REPO}/blob/main/tiny-Q4_K_M.gguf", "--json")
     assert json.loads(link.stdout)["file"] == "tiny-Q4_K_M.gguf" and len(hub.requests) > asked
-
-
-def test_a_repository_is_listed(hub: HubServer) -> None:
-    done = run("models", "show", REPO, "--json")
-    assert [model["name"] for model in json.loads(done.stdout)["models"]] == ["tiny-Q4_K_M", "tiny-Q8_0"]
-    assert "Q4_K_M" in run("models", "show", REPO).stdout
-
-
-def test_what_is_not_on_the_hub(hub: HubServer) -> None:
-    missing = run("models", "show", f"{REPO}:Q2_K")
-    assert missing.returncode == ModelNotFound.exit_code and "has no Q2_K" in missing.stderr
-    nowhere = run("models", "show", "owner/nothing:Q8_0")
-    assert nowhere.returncode == ModelNotFound.exit_code and nowhere.stdout == ""
-
-
-def test_without_a_connection(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    done = run("models", "show", f"{REPO}:Q8_0")
-    assert (done.returncode, hub_server.requests) == (HubError.exit_code, [])

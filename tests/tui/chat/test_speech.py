@@ -146,7 +146,7 @@ def shown(figures: Speech, width: int = 30) -> list[str]:
 def test_figures_of_speech_have_units_and_denominators() -> None:
     assert shown(Speech()) == []
     figures = Speech(
-        reading=True, first_audio_s=0.84, after_token_s=0.62, after_sentence_s=0.05,
+        reading=True, first_audio_s=0.84, after_token_s=0.62,
         real_time_factor=0.0093, queued_s=4.25, sound_s=12.0, cpus=(6, 7),
     )  # fmt: skip
     assert shown(figures) == [
