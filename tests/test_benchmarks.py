@@ -58,18 +58,14 @@ def test_the_list_of_benchmarks_names_every_script_and_finds_what_each_guards() 
     page = BENCHMARKS / "README.md"
     files = (*BENCHMARKS.glob("*.py"), *BENCHMARKS.glob("hostile/*.py"))
     scripts = {file.relative_to(BENCHMARKS).as_posix() for file in files if '"__main__"' in _text(file)}
+    own, _, gone = _text(page).partition("## Cited figures whose scripts are in git's history")
+    assert gone and [file for file in IN_CODE.findall(own) if not (BENCHMARKS / file).is_file()] == []
     rows = re.findall(r"^\| `([\w/]+\.py)`", _text(page).partition("## What is compared")[0], re.MULTILINE)
     assert sorted(rows) == sorted(scripts - {"paced_worker.py"})  # the process that ui.py starts
     for target, anchor in LINK.findall(_text(page)):
         file = (BENCHMARKS / target).resolve() if target else page
         assert file.exists(), target
         assert not anchor or anchor in _anchors(file), f"{target}#{anchor}"
-
-
-def test_the_list_of_benchmarks_names_files_that_exist() -> None:
-    own, _, gone = _text(BENCHMARKS / "README.md").partition("## Cited figures whose scripts are in git's history")
-    assert gone
-    assert [file for file in IN_CODE.findall(own) if not (BENCHMARKS / file).is_file()] == []
 
 
 def _text(file: Path) -> str:

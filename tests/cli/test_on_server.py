@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Iterator
+import asyncio
 
 import pytest
 
@@ -13,46 +11,20 @@ from cpuchat.cli.options import key_ring
 from cpuchat.config import settings
 from cpuchat.models.library.library import Library
 from tests.cli.program import run
+from tests.support.remote_server import Reply, remote_server
 
 
-class _Refusing(http.server.BaseHTTPRequestHandler):
-    seen: list[str]
+async def test_ask_uses_it_without_the_key_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(reply: Reply) -> None:
+        await reply.json({"error": {"message": "Invalid API key"}}, 401)
 
-    def do_GET(self) -> None:
-        self.seen.append(self.headers.get("Authorization", ""))
-        self.send_response(401)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def refusing() -> Iterator[tuple[str, list[str]]]:
-    """The address of a server that wants a key, and what it was given."""
-    seen: list[str] = []
-    handler = type("Handler", (_Refusing,), {"seen": seen})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", seen
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def test_ask_uses_it_without_the_key_of_another(
-    refusing: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, seen = refusing
     monkeypatch.setenv("CPUCHAT_API_KEY", "sk-other")
-    settings.update({"model": {"last": f"{url}#name"}})
-    done = run("ask", "Hello")
+    async with remote_server(answer=refuse, pages={"/v1/models": refuse}) as server:
+        settings.update({"model": {"last": f"{server.url}#name"}})
+        done = await asyncio.to_thread(run, "ask", "Hello")
     assert done.returncode == 22 and "needs an API key" in done.stderr
-    assert seen and not any(seen)
-    assert key_ring(settings.load(), None).key(url) == ""
+    assert server.asked and not any("sk-other" in str(one.headers) for one in server.asked)
+    assert key_ring(settings.load(), None).key(server.url) == ""
 
 
 def test_the_app_says_that_they_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:

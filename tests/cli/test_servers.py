@@ -55,15 +55,3 @@ def test_a_stored_key_is_found(url: str) -> None:
     assert run("ask", "--server", url, "--max-tokens", "4", "Hello").returncode == 0
     assert run("servers", "key", url, "--delete").returncode == 0
     assert run("ask", "--server", url, "--max-tokens", "4", "Hello").returncode == 22
-
-
-def test_options_of_the_worker_are_refused() -> None:
-    done = run("ask", "--server", "http://127.0.0.1:9", "--threads", "1", "Hello")
-    assert done.returncode == 2 and "engine.threads" in done.stderr
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:80", "http://user:secret@host"])
-def test_wrong_addresses_are_refused(address: str) -> None:
-    done = run("ask", "--server", address, "Hello")
-    assert done.returncode == 2
-    assert "secret" not in done.stderr

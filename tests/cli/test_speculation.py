@@ -59,13 +59,6 @@ def test_the_demo_model_brings_its_draft_unless_it_is_declined() -> None:
         assert "draft_model" not in result and "speculation" in result["timings"]
 
 
-def test_settings_hold_for_drafting() -> None:
-    configure('[speculation]\ndrafters = "draft"\ndepth = 1\n')
-    drafting = demo()["timings"]["speculation"]
-    assert len(drafting["by_position"]) == 1
-    assert len(demo("--draft-depth", "2")["timings"]["speculation"]["by_position"]) == 2
-
-
 def test_a_draft_of_another_vocabulary_is_refused_with_one_that_fits(tiny_model: Path) -> None:
     done = run("ask", "--model", "demo", "--draft-model", str(tiny_model), QUESTION)
     assert done.returncode == 12

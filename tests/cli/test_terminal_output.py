@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuchat.base.errors import UsageError
 from cpuchat.cli.output import json_line
 from cpuchat.cli.question import compose
 from cpuchat.cli.terminal import TerminalOutput
@@ -41,11 +40,6 @@ def test_a_json_line_is_one_line_without_control_characters(text: str) -> None:
 )
 def test_question_and_material_make_the_prompt(question: str, material: str, raw: bool, prompt: str) -> None:
     assert compose(question, material, raw=raw) == prompt
-
-
-def test_nothing_is_no_question() -> None:
-    with pytest.raises(UsageError, match="No question"):
-        compose(" ", "\n\n", raw=False)
 
 
 class Screen:

@@ -19,25 +19,6 @@ from cpuchat.cli.question import compose
 from cpuchat.cli.speak import speak
 from tests.cli.program import run, run_process
 
-ASK_OPTIONS = """
-    --model --system --raw --temperature --top-k --top-p --min-p --repeat-penalty --seed --max-tokens --stop
-    --json-schema --grammar --reasoning --reasoning-budget
-    --threads --ctx --batch --cache-type-k --cache-type-v --flash-attn --load-mode --mlock
-    --draft-model --drafters --draft-depth --draft-cores
-    --json --quiet --show-reasoning
-"""
-
-
-def test_help_of_ask_names_every_option_and_the_exit_codes() -> None:
-    text = run("ask", "--help").stdout
-    for option in ASK_OPTIONS.split():
-        assert option in text
-    for kind in ("Examples", "Exit codes", "config.toml"):
-        assert kind in text
-    text = run("--help").stdout
-    for word in ("ask", "demo", "models", "--model", "--threads", "--ctx", "--draft-model", "--drafters", "--version"):
-        assert word in text
-
 
 def test_help_loads_neither_the_interface_nor_the_engine() -> None:
     """`--help` must be there at once, so nothing heavy may come with it."""
@@ -55,21 +36,19 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
     ("arguments", "words"),
     [
         (["ask", "--top-p", "3", "q"], ["sampling.top_p", "<= 1"]),
-        (["ask", "--temperature", "nan", "q"], ["sampling.temperature", "finite"]),
         (["ask", "--top-k", "1.5", "q"], ["--top-k", "not a valid integer"]),
         (["ask", "--top-k", "-1", "q"], ["sampling.top_k", ">= 0"]),
-        (["ask", "--seed", str(1 << 64), "q"], ["sampling.seed"]),
         (["ask", "--ctx", "5", "q"], ["engine.ctx: 5 is below the minimum of 256", "0 = automatic"]),
-        (["models", "download", "x", "--ctx", "255"], ["engine.ctx: 255 is below the minimum of 256"]),
         (["ask", "--threads", "100000", "q"], ["100,000 threads", "CPUs"]),
         (["ask", "--cache-type-k", "q9", "q"], ["--cache-type-k", "q8_0"]),
         (["ask", "--cache-type-v", "q8_0", "--flash-attn", "off", "q"], ["flash attention"]),
         (["ask", "--stop", "", "q"], ["--stop"]),
         (["ask", "--drafters", "psychic", "q"], ["--drafters", "suffix"]),
         (["ask", "--draft-cores", "many", "q"], ["speculation.draft_cores", "shared", "4-7"]),
-        (["ask", "--draft-cores", "7-4", "q"], ["draft_cores", "reversed"]),
         (["ask", "--cores", "few", "q"], ["engine.cores", "l3:0-3"]),
-        (["ask", "--memory-policy", "far", "q"], ["engine.memory", "interleave"]),
+        (["ask", "--export", "q"], ["No such option: --export"]),
+        (["ask", "--server", "127.0.0.1:80", "q"], ["127.0.0.1:80", "http"]),
+        (["ask", "--server", "http://127.0.0.1:9", "--threads", "1", "q"], ["engine.threads"]),
         (["ask", "--raw", "--system", "Be brief.", "q"], ["--system", "--raw"]),
         (["ask", "--temprature", "1", "q"], ["--temprature", "Did you mean --temperature"]),
         (["ask"], ["No question"]),
@@ -101,28 +80,23 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments: list[str], words: list[
 )
 def test_an_option_that_was_nearly_right(wrong: str, meant: str) -> None:
     assert f"No such option: {wrong}. Did you mean {meant}? See" in " ".join(run("ask", wrong, "q").stderr.split())
+    done = run("ask", "--json", wrong, "q")
+    assert done.stderr == "" and json.loads(done.stdout)["error"]["code"] == "usage"
 
 
 @pytest.mark.parametrize(
     ("arguments", "question", "options"),
     [
         (["-5", "+", "3?"], "-5 + 3?", {}),
-        (["-", "why"], "- why", {}),
-        (["-10°C", "in", "Fahrenheit"], "-10°C in Fahrenheit", {}),
         (["explain", "--verbose", "in", "tar"], "explain --verbose in tar", {}),
-        (["how", "do", "I", "git", "checkout", "--", "x"], "how do I git checkout -- x", {}),
-        (["--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b"], "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b", {}),
         (["--find me"], "--find me", {}),
-        (["-h is what?"], "-h is what?", {}),
-        (["-m", "demo", "-5"], "-5", {"model": "demo"}),
         (["-qm", "demo", "what", "is", "-q"], "what is -q", {"model": "demo", "quiet": True}),
         (["-mdemo", "--temperature=0", "a", "--stop"], "a --stop", {"model": "demo", "sampling__temperature": 0}),
         (["--no-mlock", "--system", "-x", "--", "--find", "--", "it"], "--find -- it",
          {"engine__mlock": False, "system": "-x"}),
     ],
     ids=[
-        "dash", "dash-alone", "degrees", "unknown-option", "dashes-within", "diff",
-        "words-in-quotes", "help-in-quotes", "after-an-option", "cluster", "attached-value", "end-of-options",
+        "dash", "unknown-option", "words-in-quotes", "cluster", "attached-value", "end-of-options",
     ],
 )  # fmt: skip
 def test_all_from_the_first_word_that_is_no_option_is_the_question(
@@ -146,14 +120,11 @@ def test_where_the_text_of_other_commands_begins() -> None:
     ("arguments", "line"),
     [
         (["ask", "-q", "--verbose", "in tar?"], "cpuchat ask -q -- --verbose 'in tar?'"),
-        (["ask", "-why", "not"], "cpuchat ask -- -why not"),
         (["compare", "demo", "demo-q4", "-x=5"], "cpuchat compare -- demo demo-q4 -x=5"),
-        (["speak", "--louder"], "cpuchat speak -- --louder"),
-        (["-5", "+ 3?"], "cpuchat ask -5 '+ 3?'"),
         (["what", "is", "this"], "cpuchat ask what is this"),
         (["why", "is", "the", "sky", "blue"], "cpuchat ask why is the sky blue"),
     ],
-    ids=["ask", "short", "compare", "speak", "dash", "no-command", "why"],
+    ids=["ask", "compare", "no-command", "why"],
 )
 def test_the_line_to_type_for_a_text_is_named(arguments: list[str], line: str) -> None:
     done = run(*arguments)
@@ -171,16 +142,6 @@ def test_an_option_after_the_question_is_said_to_be_part_of_it() -> None:
 def test_a_dash_alone_is_standard_input() -> None:
     assert compose("-", "from a pipe\n", raw=False) == "from a pipe"
     assert "No question" in run("ask", "-").stderr
-
-
-@pytest.mark.parametrize("wrong", ["--export", "--port", "--version", "-x"])
-def test_nothing_is_offered_for_an_option_that_is_no_other(wrong: str) -> None:
-    done = run("ask", wrong, "q")
-    assert done.returncode == 2
-    assert "No such option" in done.stderr
-    assert "Did you mean" not in done.stderr
-    done = run("ask", "--json", wrong, "q")
-    assert done.stderr == "" and json.loads(done.stdout)["error"]["code"] == "usage"
 
 
 def test_input_that_is_no_text_is_refused() -> None:
@@ -232,18 +193,6 @@ def test_a_limit_of_threads_is_told_with_what_to_do() -> None:
     assert "ulimit -u" in done.stderr
 
 
-def test_version_names_program_python_and_engine() -> None:
-    done = run_process("--version")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("cpuchat 0.")
-    assert any(line.startswith("Python 3.") for line in lines)
-    assert any(line.startswith("llama-cpp-python 0.3.") for line in lines)
-    assert lines[-3].startswith("engine built with: ")
-    assert lines[-2].startswith("CPU module: ")
-    assert lines[-1].startswith("kernels: ")
-
-
 def test_version_with_a_broken_engine_still_tells_the_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "llama_cpp"
     broken.mkdir()
@@ -252,7 +201,7 @@ def test_version_with_a_broken_engine_still_tells_the_versions(tmp_path: Path, m
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = run_process("--version")
     assert done.returncode == 9
-    assert done.stdout.startswith("cpuchat 0.")
+    assert done.stdout.startswith("cpuchat 0.") and "\nPython 3." in done.stdout
     assert "engine: unavailable" in done.stdout
     assert "libllama.so" in done.stderr
 

@@ -34,24 +34,19 @@ from tests.support.scripted_backend import ScriptedBackend
 resolve = Library([]).resolve
 
 
-def test_a_side_is_a_model_and_settings() -> None:
+def test_a_side_is_a_model_and_settings_greedy_and_without_drafters_unless_it_says_otherwise() -> None:
     side = parse_side("demo-q4,drafters=off,threads=2,cores=0,1,kv=q8_0", resolve)
     assert side.quantization == "Q4_K_M"
     assert side.changes == {"drafters": "off", "threads": "2", "cores": "0,1", "kv": "q8_0"}
-    settings = side.settings(Settings())
-    assert (settings.engine.type_k, settings.engine.type_v) == ("q8_0", "q8_0")
-    assert (settings.engine.threads, settings.engine.cores) == (2, "0,1")
-    assert settings.sampling.temperature == 0
-
-
-def test_a_comparison_is_greedy_and_without_drafters_unless_a_side_says_otherwise() -> None:
     base = Settings()
     base.sampling.temperature = 0.8
-    plain = parse_side("demo", resolve).settings(base)
-    assert plain.sampling.temperature == 0 and plain.speculation.drafters == "off"
+    settings = side.settings(base)
+    assert (settings.engine.type_k, settings.engine.type_v) == ("q8_0", "q8_0")
+    assert (settings.engine.threads, settings.engine.cores) == (2, "0,1")
+    assert settings.sampling.temperature == 0 and base.sampling.temperature == 0.8
+    assert parse_side("demo", resolve).settings(base).speculation.drafters == "off"
     other = parse_side("demo,drafters=auto,temperature=0.5", resolve).settings(base)
     assert other.sampling.temperature == 0.5 and other.speculation.drafters == "auto"
-    assert base.sampling.temperature == 0.8
 
 
 @pytest.mark.parametrize(
@@ -73,13 +68,9 @@ def test_a_wrong_side_is_a_usage_error(text: str, message: str) -> None:
 )
 def test_names_tell_only_what_differs(a: str, b: str, names: tuple[str, str]) -> None:
     assert short_names(parse_side(a, resolve), parse_side(b, resolve)) == names
-
-
-def test_names_of_two_models_leave_out_what_both_have() -> None:
-    a, b = (Side(path=f"{size}.gguf", model=f"Qwen2.5 Coder {size} Instruct", quantization=kind)
-            for size, kind in (("1.5B", "Q8_0"), ("0.5B", "Q4_K_M")))  # fmt: skip
-    assert short_names(a, b) == ("1.5B Q8_0", "0.5B Q4_K_M")
-    assert short_names(a, Side(path="b.gguf", model="Coder", quantization="Q8_0"))[1] == "Coder Q8_0"  # nothing left
+    two = (Side(path=f"{size}.gguf", model=f"Qwen2.5 Coder {size} Instruct", quantization=kind)
+           for size, kind in (("1.5B", "Q8_0"), ("0.5B", "Q4_K_M")))  # fmt: skip
+    assert short_names(*two) == ("1.5B Q8_0", "0.5B Q4_K_M")
 
 
 async def test_the_smaller_file_of_a_model_is_offered_as_the_draft_model_of_the_larger_one(tmp_path: Path) -> None:

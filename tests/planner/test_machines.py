@@ -34,11 +34,6 @@ def test_every_figure_has_a_source(machine: MachineSpec) -> None:
     assert machine.measured.value < machine.theoretical.value
 
 
-def test_the_asked_machines_are_there() -> None:
-    for name in ("9334", "9354", "9655", "9754", "2x7543", "7302", "7950x", "9950X", "Ampere A2", "Xeon 6", "M4 Pro"):
-        assert find_machine(name).id
-
-
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [("9745", "epyc-9754"), ("toaster", "Known are"), ("ryzen", "ryzen-7950x or ryzen-9950x")],
@@ -85,11 +80,8 @@ def test_machines_of_the_config_folder_are_known_by_name() -> None:
         ("cores = 48", 'cores = "many"', "cores"),
         ('"zen4"', '"zen44"', "zen4"),
         ("measured =", "bandwidth =", "bandwidth"),
-        ("cores = 48", "cores = 48\ndecode = 2000", "decode: exceeds"),
         ("high = 360", "high = 900 }\ntheoretical = { value = 400", "measured: exceeds"),
         ("cores = 48", "cores = 48\nfitted = 1", "fitted"),
-        ("cores = 48", "cores = 48\nid = 'this'", "id"),
-        ("cores = 48", "cores = [[1]]", "cores"),
         ("name =", "name = =", "not valid TOML"),
     ],
 )

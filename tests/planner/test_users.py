@@ -61,14 +61,6 @@ def test_a_saturated_machine_writes_its_batch_once_per_step() -> None:
     assert found.at_once < 0.01 and found.ttft_s > 1000 * pace.step_s[-1]  # the others wait
 
 
-def test_prompts_take_their_time_and_slow_the_other_chats_down() -> None:
-    pace = UserPace(prefill_s=3.0, n_batches=1, n_answer=100, step_s=np.full(4, 0.1))
-    alone, three = (occupancy(pace, users, machines=1, pause_s=10.0) for users in (1, 3))
-    assert alone.ttft_s == pytest.approx(3.1) and alone.tok_s == pytest.approx(10)
-    assert three.tok_s < 0.9 * alone.tok_s
-    assert three.ttft_s > 1.2 * alone.ttft_s  # behind the prompts of the others
-
-
 def test_prompts_wait_for_each_other_as_in_the_queue_m_m_1() -> None:
     """Chats that hardly decode together: the prompts are the only queue, of users whose pause is their answer."""
     pace = UserPace(prefill_s=1.0, n_batches=0, n_answer=100, step_s=np.full(5, 0.05))

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
-from cpuchat.base.line_process import LineProcess
+from cpuchat.base.line_process import LineOutput, LineProcess
 from cpuchat.base.paths import demo_dir
 from cpuchat.engine.llama.model import Model
+from cpuchat.engine.lockstep import Lockstep
 from cpuchat.hardware.placement.placement import Placement, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol.messages import Message
-from cpuchat.quality.measure import QualityMeasurement, QualityProgress
-from cpuchat.quality.messages import Text
+from cpuchat.quality.measure import QualityMeasurement, QualityProgress, scores_of
+from cpuchat.quality.messages import Answer, Loading, Planned, QualityStart, Scored, Text
+from cpuchat.quality.statistics import summarize
 from cpuchat.quality.texts import prose
-from tests.quality.in_process import run_in_process
 from tests.support.cores import ON_ONE_CPU
 
 Q8, Q4 = (demo_dir() / f"cpuchat-demo-8m-{kind}.gguf" for kind in ("q8_0", "q4_k_m"))
@@ -124,9 +128,15 @@ async def test_models_that_do_not_fit_together_are_loaded_in_turn(
         return model
 
     monkeypatch.setattr(Model, "load", load_one)
-    found = run_in_process(measurement(), here)
-    assert "in turn" in found.progress.note
-    assert found.comparisons[0].summary() == whole.comparisons[0].summary()
+    start = QualityStart(base=str(Q8), others=(str(Q4),), cpus=here.cpus, texts=TEXTS, n_ctx=256)
+    stream = io.BytesIO()
+    with contextlib.closing(Lockstep(start, LineOutput(stream))) as lockstep:
+        lockstep.run()
+    lines = [msgspec.json.decode(line, type=Answer) for line in stream.getvalue().splitlines()]
+    assert [line.note for line in lines if isinstance(line, Planned) and "in turn" in line.note]
+    assert {line.name: line.share for line in lines if isinstance(line, Loading)} == {Q8.name: 1.0, Q4.name: 1.0}
+    scored = [line for line in lines if isinstance(line, Scored)]
+    assert summarize([scores_of(one) for one in scored]) == whole.comparisons[0].summary()
 
 
 async def test_a_text_shorter_than_a_window_is_refused(here: Placement) -> None:

@@ -12,6 +12,7 @@ import pytest
 from cpuchat.base.errors import DiskFull, Interrupted, UsageError
 from cpuchat.models.hub.client import Hub
 from tests.cli.program import run
+from tests.models.drafts.files import write_catalog
 from tests.support.edited_gguf import edited
 from tests.support.hub_server import Fault, Gate, HubServer
 from tests.support.terminal import Terminal
@@ -45,6 +46,20 @@ def test_the_path_is_the_answer_and_the_model_can_be_used(hub: HubServer, tiny_m
     head = done.stdout.strip()
     assert Path(head).name == HEAD and "EAGLE-3 head: only llama-server can use it" in done.stderr
     assert f"--draft-model {head}" in done.stderr
+
+
+def test_a_model_of_the_catalog_goes_by_its_id(hub: HubServer, tiny_model: Path) -> None:
+    write_catalog(("tiny", "Tiny", 0.001, []))
+    content = tiny_model.read_bytes()
+    hub.add("owner/Tiny-GGUF", {NAME: content, "Tiny-Q8_0.gguf": content + b"\0" * 64})
+    for name, file in (("tiny", NAME), (" TINY:q8_0", "Tiny-Q8_0.gguf")):
+        done = run("models", "download", name)
+        assert done.returncode == 0, done.stderr
+        assert Path(done.stdout.strip()).name == file
+    assert "architecture" in run("models", "show", "tiny:Q8_0").stdout
+    done = run("models", "download", "qwen3-8")
+    assert done.returncode == UsageError.exit_code
+    assert "Did you mean qwen3-8b" in done.stderr and "models catalog" in done.stderr
 
 
 def keep_headers() -> None:
