@@ -120,10 +120,10 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
         Interrupted: Ctrl+C before anything was measured.
         MeasureFailed: no cell was measured.
     """
-    from cpuchat.cli.live import LiveTable
+    from cpuchat.cli.live import LiveBench
     from cpuchat.cli.session import run_stoppable
 
-    live = LiveTable()
+    live = LiveBench()
     running = make(lambda: live.show(running))
     try:
         asyncio.run(run_stoppable(running))

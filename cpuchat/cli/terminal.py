@@ -13,7 +13,7 @@ from typing import TextIO
 
 import click
 
-from cpuchat.base.text import clean, clean_line
+from cpuchat.base.text import clean_line
 from cpuchat.cli.output import cleaned
 from cpuchat.present.answers import SERVER_PHASES, load_progress, prefill_progress
 from cpuchat.present.table import table
@@ -53,7 +53,7 @@ class TerminalOutput:
         self._said_at = 0.0
         self.moves = self._err_tty and not dumb and not plain
         self._styled = self.moves and not os.environ.get("NO_COLOR")
-        self._n_shown = 0  # lines that the next output replaces
+        self._shows_status = False  # a line that the next output replaces
         self._out_open_line = False
         self._err_open_line = False
         self._reasoning_last = False
@@ -121,27 +121,25 @@ class TerminalOutput:
         self.status(text)
 
     def status(self, text: str) -> None:
-        """Show a line, or some, on stderr that the next output replaces; terminals only."""
+        """Show a line on stderr that the next output replaces; terminals only."""
         if self._plain and time.monotonic() - self._said_at >= _SAY_SECONDS:
             self.begin_waiting()
             self.warn(text)
         if self._quiet or not self.moves:
             return
         width = shutil.get_terminal_size().columns - 1
-        lines = [clean(one)[:width] for one in text.split("\n")]
-        self._n_shown = self._n_shown or 1
-        self.clear_progress()
-        self._write_err("\n".join(lines))
-        self._n_shown = len(lines)
+        self._write_err("\r\x1b[2K", raw=True)
+        self._write_err(clean_line(text)[:width])
+        self._shows_status = True
 
     def begin_waiting(self) -> None:
         """Count from now until a plain terminal says how far something is."""
         self._said_at = time.monotonic()
 
     def clear_progress(self) -> None:
-        if self._n_shown:
-            self._write_err("\r\x1b[2K" + "\x1b[A\x1b[2K" * (self._n_shown - 1), raw=True)
-            self._n_shown = 0
+        if self._shows_status:
+            self._write_err("\r\x1b[2K", raw=True)
+            self._shows_status = False
 
     def _end_reasoning(self) -> None:
         self._write_err("\n\n" if self._err_open_line else "\n")

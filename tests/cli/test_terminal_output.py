@@ -121,13 +121,3 @@ def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest
     assert screen.text() == (
         "\r\x1b[2Kloading the model · reading the file  50 %\r\x1b[2Kreading the prompt · 512 of 1,203 tokens\r\x1b[2K"
     )
-
-
-def test_a_block_of_lines_goes_away_as_one(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", screen.stream)
-    terminal = TerminalOutput()
-    terminal.status("1 running\n41.2 tok/s\nreused")
-    terminal.status("0 running")
-    terminal.note("done")
-    up = "\x1b[A\x1b[2K"
-    assert screen.text() == f"\r\x1b[2K1 running\n41.2 tok/s\nreused\r\x1b[2K{up}{up}0 running\r\x1b[2Kdone\n"

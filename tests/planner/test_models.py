@@ -10,7 +10,6 @@ from cpuchat.base.errors import UsageError
 from cpuchat.costs.model import bytes_read
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.synthetic.model import write_model
-from cpuchat.planner import specs
 from cpuchat.planner.specs import find_model, from_catalog
 
 
@@ -73,14 +72,3 @@ def test_unknown_models_get_the_nearest_names(catalog: Catalog, wanted: str, mes
     with pytest.raises(UsageError, match=message) as error:
         find_model(wanted, catalog)
     assert hint in error.value.hint
-
-
-def test_the_file_of_a_catalog_model_here_counts_by_its_header(
-    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_model(tmp_path / "small.gguf", "tiny", "Q8_0")
-    entry = catalog.find("qwen3-8b")
-    monkeypatch.setattr(specs, "match_local", lambda catalog, model: entry if model.path.stem == "small" else None)
-    found = find_model("qwen3-8b", catalog, [str(tmp_path)])
-    assert (found.name, found.quantization, found.exact) == ("Qwen3 8B", "Q8_0", True)
-    assert not find_model("qwen3-8b:Q4_K_M", catalog, [str(tmp_path)]).exact

@@ -7,14 +7,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import pexpect
 import pytest
 
 from cpuchat.base import paths
 from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
 from cpuchat.protocol.timings import Timings
-from tests.cli.program import COMMAND, HANG_GUARD, run
+from tests.cli.program import run
 
 
 @contextlib.contextmanager
@@ -122,14 +121,3 @@ def test_delete_needs_a_word_and_takes_the_saved_cache_along(chats: list[Chat]) 
         file.touch()
     assert run("chats", "delete", chats[0].id[:9], "--yes").stdout == "Deleted 1 chat.\n"
     assert [file.exists() for file in saved] == [False, True] and left() == [chats[1].title]
-
-
-@pytest.mark.parametrize(("key", "status", "n_left"), [("y", 0, 1), ("n", 130, 2)])
-def test_on_a_terminal_delete_shows_what_goes_and_asks(chats: list[Chat], key: str, status: int, n_left: int) -> None:
-    child = pexpect.spawn(COMMAND[0], [*COMMAND[1:], "chats", "delete", chats[0].id[:9]], timeout=HANG_GUARD)
-    child.expect("Second")
-    child.expect_exact("Delete 1 chat?")
-    child.sendline(key)
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == status and len(left()) == n_left

@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base import paths
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.memory import total_bytes
-from cpuchat.hardware.placement.cores import choose_cores
-from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.hardware.topology import read_topology
 from cpuchat.models.catalog import load_catalog
-from cpuchat.telemetry import units
 from tests.cli.program import run
 from tests.models.drafts.files import header_file, write_catalog
 
@@ -57,20 +51,6 @@ def test_what_is_here_is_marked(hub: Path) -> None:
     assert rows["big"]["fit"] == "fits"
     assert rows["big"]["drafts"] == ["small"]
     assert "\nbig ○ ?  " in run("models", "catalog", "owner/").stdout
-
-
-def test_the_speed_comes_from_the_measured_bandwidth() -> None:
-    cores = choose_cores(read_topology(allowed=own_cpus()), "auto").cpus
-    remember(ReadBandwidth(cpus=cores, bytes_per_s=5e9, rounds=(5e9,)))
-    write_catalog(("big", "Big", 4.0, []))
-    user = paths.user_catalog()
-    user.write_text(user.read_text().replace("Q8_0 = 0.001", "Q8_0 = 4.25") + "active_params = 1.0\n")
-    [row] = json.loads(run("models", "catalog", "--json", "big").stdout)
-    assert row["tok_s"] == pytest.approx(0.85 * 5e9 / (4.25e9 / 4), rel=0.3)
-    table, _, notes = run("models", "catalog").stdout.partition("\n\n")
-    assert max(map(len, table.splitlines())) <= 80
-    assert max(map(len, notes.splitlines())) <= 100
-    assert units.about(row["tok_s"]) in run("models", "catalog", "owner/big").stdout
 
 
 def test_a_wrong_entry_is_told_and_the_others_are_listed() -> None:

@@ -92,13 +92,3 @@ def test_what_the_catalog_names_is_listed_without_a_request(target: Path) -> Non
     lines = done.stdout.splitlines()
     assert "owner/Small-GGUF:Q8_0" in lines[1]
     assert "not checked ← recommended" in lines[1] and "owner/Other-GGUF:Q8_0" in lines[2]
-
-
-def test_pairs_of_files_that_are_not_there_or_broken(tmp_path: Path) -> None:
-    assert run("models", "pair", "demo", str(tmp_path / "none.gguf")).returncode == 3
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF")
-    for arguments in (["demo", str(broken)], [str(broken)]):
-        done = run("models", "pair", *arguments)
-        assert done.returncode == 4
-        assert "broken.gguf" in done.stderr

@@ -32,10 +32,3 @@ def test_all_of_them(tiny: Path) -> None:
     done = run("models", "verify", "--all")
     assert done.returncode == 4
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["unchecked"] * 3 + ["damaged"]
-
-
-@pytest.mark.parametrize("arguments", [[], ["demo", "--all"]])
-def test_it_wants_to_be_told_which(arguments: list[str]) -> None:
-    done = run("models", "verify", *arguments)
-    assert done.returncode == 2
-    assert "--all" in done.stderr
