@@ -47,12 +47,15 @@ def tune(model: str | None, quantized_kv: bool, undo: bool, as_json: bool) -> in
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
+    from cpuchat.models.machine import TunedSettings
     from cpuchat.tune.tuner import Tuner
 
     chosen = overridden({})
     path = model_path(model, chosen)
     if undo:
-        return _undo(path, as_json=as_json)
+        known = TunedSettings().forget(path)
+        click.echo(f"{path.stem}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
+        return 0
     result = _run(Tuner(path, chosen, prompt_share=_share_of_chats(), quantized_kv=quantized_kv))
     _print(result, path, chosen, as_json=as_json)
     return Interrupted.exit_code if result.stopped else 0
@@ -103,14 +106,3 @@ def _print(result: TuneResult, path: Path, chosen: Settings, *, as_json: bool) -
     for line in report.tuning_summary(result, undo=f"cpuchat tune {path.name} --undo reverts"):
         echo_paragraph(line)
     echo_paragraph(f"Weighed with {100 * result.prompt_share:.0f} % prompt tokens; took {result.seconds:.0f} s.")
-
-
-def _undo(path: Path, *, as_json: bool) -> int:
-    from cpuchat.models.machine import TunedSettings
-
-    known = TunedSettings().forget(path)
-    if as_json:
-        print_json({"path": str(path), "forgotten": known})
-    else:
-        click.echo(f"{path.stem}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
-    return 0

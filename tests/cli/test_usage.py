@@ -26,7 +26,8 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         "import sys; from cpuchat.cli.main import main; main(['--help']);"
         "heavy = {'textual', 'rich', 'llama_cpp', 'numpy', 'asyncio', 'huggingface_hub', 'jinja2', 'msgspec', 'httpx',"
         " 'starlette', 'uvicorn'};"
-        "sys.stderr.write(' '.join(sorted(heavy & set(sys.modules)))); main(['speak', '--help']); main(['ask', '--help']);"
+        "sys.stderr.write(' '.join(sorted(heavy & set(sys.modules))));"
+        "main(['speak', '--help']); main(['ask', '--help']);"
         "sys.stderr.write(' '.join(sorted({'hibari', 'onnxruntime', 'numpy', 'llama_cpp'} & set(sys.modules))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

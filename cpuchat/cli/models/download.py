@@ -248,19 +248,11 @@ Respects HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
 
 @click.command("search", epilog=_SEARCH_EPILOG)
 @click.argument("words", nargs=-1, required=True)
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 100),
-    default=30,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of results.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """Search Hugging Face for repositories with GGUF files, most downloads first."""
+def search(words: tuple[str, ...], as_json: bool) -> None:
+    """Search Hugging Face for the 30 most downloaded repositories with GGUF files that match."""
     query = " ".join(words)
-    found = Hub().search(query, limit=limit)
+    found = Hub().search(query)
     if as_json:
         return print_json(msgspec.to_builtins(found))
     if not found:
