@@ -13,7 +13,7 @@ from typing import TextIO
 
 import click
 
-from cpuchat.base.text import clean_line
+from cpuchat.base.text import clean, clean_line
 from cpuchat.cli.output import cleaned
 from cpuchat.present.answers import SERVER_PHASES, load_progress, prefill_progress
 from cpuchat.present.table import table
@@ -129,7 +129,7 @@ class TerminalOutput:
             return
         width = shutil.get_terminal_size().columns - 1
         self._write_err("\r\x1b[2K", raw=True)
-        self._write_err(clean_line(text)[:width])
+        self._write_err(clean(text).replace("\n", " ")[:width])
         self._shows_status = True
 
     def begin_waiting(self) -> None:

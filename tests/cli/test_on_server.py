@@ -10,7 +10,7 @@ from cpuchat.cli.app import initial_model
 from cpuchat.cli.options import key_ring
 from cpuchat.config import settings
 from cpuchat.models.library.library import Library
-from tests.cli.program import run
+from tests.cli.program import run, run_process
 from tests.support.remote_server import Reply, remote_server
 
 
@@ -21,7 +21,7 @@ async def test_ask_uses_it_without_the_key_of_another(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CPUCHAT_API_KEY", "sk-other")
     async with remote_server(answer=refuse, pages={"/v1/models": refuse}) as server:
         settings.update({"model": {"last": f"{server.url}#name"}})
-        done = await asyncio.to_thread(run, "ask", "Hello")
+        done = await asyncio.to_thread(run_process, "ask", "Hello")
     assert done.returncode == 22 and "needs an API key" in done.stderr
     assert server.asked and not any("sk-other" in str(one.headers) for one in server.asked)
     assert key_ring(settings.load(), None).key(server.url) == ""

@@ -50,6 +50,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         (["ask", "--cores", "few", "q"], ["engine.cores", "l3:0-3"]),
         (["ask", "--export", "q"], ["No such option: --export"]),
         (["ask", "--server", "127.0.0.1:80", "q"], ["127.0.0.1:80", "http"]),
+        (["ask", "--server", "http://user:secret@host", "q"], ["must not contain a password"]),
         (["ask", "--server", "http://127.0.0.1:9", "--threads", "1", "q"], ["engine.threads"]),
         (["ask", "--raw", "--system", "Be brief.", "q"], ["--system", "--raw"]),
         (["ask", "--temprature", "1", "q"], ["--temprature", "Did you mean --temperature"]),
