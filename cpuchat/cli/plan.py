@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.planner.plan import CapacityPlan, MachineFor, PlannedWorkload
     from cpuchat.planner.specs import MachineSpec, PlannedModel
-    from cpuchat.planner.users import UserPlan
 
 _EPILOG = """\b
 Examples:
@@ -29,7 +28,6 @@ Examples:
   cpuchat plan 70b:Q4_K_M --on 9754                 one model: fit, speed, users, cost
   cpuchat plan 70b --on 9754 --draft llama-3.2-1b-instruct
   cpuchat plan 70b:Q4_K_M --on all                  the model on every machine, the fastest first
-  cpuchat plan qwen3-30b-a3b-instruct-2507 --on 9655 --users 200 --tok-s 8
   cpuchat plan 8b --on lab --json                   a machine of your own: machines/lab.toml in the config folder
   cpuchat plan 8b --price 1700 --watts 120          what it costs on this machine
   cpuchat plan --machines                           the machines, each figure with its source
@@ -54,7 +52,6 @@ class _Positive(click.FloatRange):
 @click.option("--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: 8192.")
 @click.option("--prompt", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of a prompt; default: 500.")
 @click.option("--answer", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of an answer; default: 300.")
-@click.option("--users", type=click.IntRange(1, 1_000_000), metavar="N", help="How many machines so many users need.")
 @click.option("--tok-s", type=_Positive(1e6), metavar="X", help="Target tok/s per user; default: 5 (reading speed).")
 @click.option("--price", type=_Positive(1e9), metavar="USD", help="Price of the machine, written off over 4 years.")
 @click.option("--watts", type=_Positive(1e6), metavar="W", help="Power of the machine at the wall, under load.")
@@ -69,7 +66,6 @@ def plan(
     """
     from cpuchat.planner.plan import catalog_models, machine_plans, make_plan, usual_draft
     from cpuchat.planner.specs import find_model, models_here
-    from cpuchat.planner.users import plan_users
 
     _check(model, machine, draft, list_machines, values)
     if list_machines:
@@ -78,14 +74,14 @@ def plan(
     workload, folders = _workload(values), chosen.model.folders
     here = models_here(catalog, folders)
     if model is None:
-        on, models = _machine(machine, chosen, values), catalog_models(catalog, here=here)
+        on, models = _machine(machine, chosen, values), catalog_models(catalog, here)
         return _show_catalog(on, models, workload, as_json, values["tok_s"])
     wanted = find_model(model, catalog, folders)
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if machine == _ALL:
         return _show_machine_plans(machine_plans(_every_machine(), wanted, workload, draft=drafting), as_json)
     planned = make_plan(_machine(machine, chosen, values)(wanted, drafting), wanted, workload, draft=drafting)
-    _show_plan(planned, plan_users(planned, values["users"]) if values["users"] else None, as_json)
+    _show_plan(planned, as_json)
 
 
 def _check(
@@ -95,10 +91,10 @@ def _check(
     if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
         raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
     if model is None:
-        for flag, value in {"--draft": draft, "--on all": machine == _ALL, "--users": values["users"]}.items():
+        for flag, value in {"--draft": draft, "--on all": machine == _ALL}.items():
             if value:
                 raise UsageError(f"{flag} needs a MODEL.", "Example: cpuchat plan 70b:Q4_K_M --on all")
-    for flag in ("users", "price", "watts"):
+    for flag in ("price", "watts"):
         if machine == _ALL and values[flag]:
             raise UsageError(f"--{flag} is for one machine.", "Name it with --on MACHINE.")
 
@@ -127,19 +123,14 @@ def _machine(name: str | None, chosen: Settings, values: dict[str, Any]) -> Mach
     return lambda model, draft: found
 
 
-def _show_plan(planned: CapacityPlan, users: UserPlan | None, as_json: bool) -> None:
+def _show_plan(planned: CapacityPlan, as_json: bool) -> None:
     if as_json:
-        return print_json(msgspec.to_builtins({"plan": planned, "users": users}))
+        return print_json(msgspec.to_builtins(planned))
     click.echo(clean_line(words.title(planned)))
     for label, text in words.lines(planned):
         echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
     if not planned.model.exact:
         echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
-    if users is not None:
-        click.echo()
-        echo_table([words.USER_HEADS, *words.user_rows(users)], right=range(6))
-        for line in words.user_lines(users, planned):
-            echo_paragraph(line)
 
 
 def _show_catalog(

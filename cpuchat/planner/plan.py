@@ -213,26 +213,6 @@ def make_plan(
     return msgspec.structs.replace(plan, costs=_costs(machine, plan))
 
 
-def require_fit(plan: CapacityPlan) -> None:
-    """Check that a speed is planned. Raises UsageError: the machine does not hold the model (the message has the
-    arithmetic), or it has no SIMD kernel for its weights."""
-    if plan.verdict == "no SIMD":
-        what = f"{plan.model.name} {plan.model.quantization} on {plan.machine.name}"
-        raise UsageError(f"No speed is predicted for {what}: {plan.why_not}.", "Choose another quantization or model.")
-    need = plan.memory
-    if need.fit == "too large":
-        raise UsageError(
-            f"{plan.model.name} {plan.model.quantization} does not fit {plan.machine.name}: {_gb(need.weights)} of "
-            f"weights, {_gb(need.kv)} of KV cache for one chat and {_gb(need.draft + need.buffers)} beside, of "
-            f"{_gb(need.usable)}.",
-            "Choose a smaller quantization, a shorter --ctx, or a machine with more memory.",
-        )
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f} GB"
-
-
 def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range:
     """Return a figure with the profiles of all scenarios."""
     return _ordered([figure(machine.profile(name)) for name in SCENARIOS])
@@ -316,18 +296,13 @@ def _costs(machine: MachineSpec, plan: CapacityPlan) -> Pricing | None:
 
 MachineFor = Callable[[PlannedModel | None, PlannedModel | None], MachineSpec]
 """Returns a machine as a model and its draft model use it, as `ThisMachine.of`."""
-_ONLY = frozenset({"MXFP4"})  # trained in it: files of other quantizations have the same experts
 
 
-def catalog_models(
-    catalog: Catalog, quantization: str = "", here: Mapping[str, PlannedModel] = MappingProxyType({})
-) -> list[PlannedModel]:
-    """Return the chat models of the catalog. `quantization`: "": each in its default; so are always those that come in
-    one alone. `here`: as of `models_here`: those files, in their place.
-    """
+def catalog_models(catalog: Catalog, here: Mapping[str, PlannedModel] = MappingProxyType({})) -> list[PlannedModel]:
+    """Return the chat models of the catalog in their usual quantizations; those of `here` (`models_here`) by their
+    files."""
     chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
-    kinds = ["" if entry.quantization in _ONLY else quantization for entry in chat]
-    return [here.get(entry.id) or from_catalog(entry, kind) for entry, kind in zip(chat, kinds, strict=True)]
+    return [here.get(entry.id) or from_catalog(entry) for entry in chat]
 
 
 def catalog_plans(
@@ -342,21 +317,13 @@ def _fastest_first(plans: Iterable[CapacityPlan]) -> list[CapacityPlan]:
     return sorted(plans, key=lambda plan: plan.tok_s.value if plan.tok_s is not None else 0.0, reverse=True)
 
 
-def catalog_drafts(
-    target: PlannedModel, catalog: Catalog, here: Mapping[str, PlannedModel] = MappingProxyType({})
-) -> list[PlannedModel]:
-    """Return the draft models that the catalog has for one of its models, the best first; none for others. `here` as of
-    `catalog_models`."""
-    entry = next((one for one in catalog.models if one.name == target.name), None)
-    drafts = catalog.drafts_of(entry) if entry is not None else []
-    return [here.get(one.id) or from_catalog(one) for one in drafts if one.sizes]
-
-
 def usual_draft(
     target: PlannedModel, catalog: Catalog, here: Mapping[str, PlannedModel] = MappingProxyType({})
 ) -> PlannedModel | None:
-    """Return the best draft model that the catalog has for one of its models, if any."""
-    return next(iter(catalog_drafts(target, catalog, here)), None)
+    """Return the best draft model that the catalog has for one of its models, if any. `here` as of `catalog_models`."""
+    entry = next((one for one in catalog.models if one.name == target.name), None)
+    drafts = catalog.drafts_of(entry) if entry is not None else []
+    return next((here.get(one.id) or from_catalog(one) for one in drafts if one.sizes), None)
 
 
 def machine_plans(

@@ -50,7 +50,7 @@ from cpuchat.models.support import check_supported, scalar_types
 from cpuchat.models.synthetic.model import SHAPES, header_of
 from cpuchat.models.traffic import model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.protocol.model_info import ModelInfo, ModelWork
+from cpuchat.protocol.model_info import ModelWork
 
 HERE = "this"
 """The name of the machine that cpuchat runs on."""
@@ -390,13 +390,11 @@ def from_catalog(entry: CatalogModel, quantization: str = "") -> PlannedModel:
 
 class ThisMachine:
     """This machine as one to plan for: with the cores and the memory policy of the settings, or those that tuning found
-    for a model. Reads each set of cores once, when it is made; use it in threads. `loaded`: the model that counts as
-    unloaded.
-    """
+    for a model. Reads each set of cores once, when it is made."""
 
-    def __init__(self, settings: Settings, loaded: ModelInfo | None = None) -> None:
-        self._settings, self._machine = settings, this_machine(settings, loaded=loaded)
-        self._tuned = TunedMachine(settings, self._machine, loaded)
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._machine = settings, this_machine(settings)
+        self._tuned = TunedMachine(settings, self._machine)
 
     def of(self, model: PlannedModel | None = None, draft: PlannedModel | None = None) -> MachineSpec:
         """Return the machine for a model and its draft model.

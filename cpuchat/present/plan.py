@@ -1,4 +1,4 @@
-"""Plans in words: what a model would do on a machine, and tables of models, machines and numbers of machines."""
+"""Plans in words: what a model would do on a machine, and tables of models and machines."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ if TYPE_CHECKING:
     from cpuchat.costs.model import Figure
     from cpuchat.planner.plan import CapacityPlan, Drafted, Range
     from cpuchat.planner.specs import MachineSpec
-    from cpuchat.planner.users import UserPlan
 
-
-OTHER_ENGINE = (
-    "For one machine with many users the engine is llama-server, for more than one llama-server or vLLM behind a load "
-    "balancer: cpuchat decodes one chat at a time."
-)
 CATALOG_HEADS = ("MODEL", "QUANT", "SIZE", "TOK/S", "RANGE", "FIRST TOKEN")
 MACHINE_HEADS = ("MACHINE", "BANDWIDTH", "TOK/S", "RANGE", "CODE, DRAFT", "USERS")
-USER_HEADS = ("MACHINES", "CHATS EACH", "AT ONCE", "FIRST TOKEN", "TOK/S", "ALL TOK/S", "")
 CODE = 0.8
 """The acceptance rate per token at which a draft model is compared: that of code."""
 Lines = list[tuple[str, str]]
@@ -38,10 +31,10 @@ def _span(figure: Range) -> str:
 
 def seconds(figure: Range) -> str:
     """`3.2 s (2.1–4.9)`."""
-    return f"{time_of(figure.value)} s ({time_of(figure.low)}–{time_of(figure.high)})"
+    return f"{_seconds_of(figure.value)} s ({_seconds_of(figure.low)}–{_seconds_of(figure.high)})"
 
 
-def time_of(value: float) -> str:
+def _seconds_of(value: float) -> str:
     """Return seconds with three digits or so."""
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
@@ -150,18 +143,18 @@ def catalog_row(plan: CapacityPlan) -> tuple[str, ...]:
         units.size(round(plan.model.size)),
         units.about(plan.tok_s.value),
         _span(plan.tok_s),
-        f"{time_of(plan.ttft_s.value)} s",
+        f"{_seconds_of(plan.ttft_s.value)} s",
     )
 
 
-def code_draft(plan: CapacityPlan) -> Drafted | None:
+def _code_draft(plan: CapacityPlan) -> Drafted | None:
     """Return the plan with its draft model in code; None without a draft model."""
     return next((one for one in plan.drafted if one.acceptance == CODE), None)
 
 
 def machine_row(plan: CapacityPlan) -> tuple[str, ...]:
     """Return a line of a model on all machines, as of `MACHINE_HEADS`."""
-    code = code_draft(plan)
+    code = _code_draft(plan)
     cells = (plan.machine.name, f"{plan.machine.read_gbs.value:.0f} GB/s")
     if plan.tok_s is None or plan.users is None:
         return (*cells, plan.verdict, "", "", "")
@@ -204,33 +197,3 @@ def _figure(figure: Figure, unit: str) -> str:
     is_exact = figure.basis != "measured" or figure.value == int(figure.value)
     value = f"{figure.value:,g}" if is_exact else units.rate(figure.value)
     return f"{value}{unit}{span}, {basis}{figure.source}"
-
-
-def user_rows(found: UserPlan) -> list[tuple[str, ...]]:
-    """Return a line for each number of machines, as of `USER_HEADS`."""
-    return [
-        (
-            f"{one.machines:,}",
-            f"{one.chats:.1f} of {found.chats}",
-            f"{100 * one.at_once:.0f} %",
-            f"{time_of(one.ttft_s)} s",
-            units.about(one.tok_s),
-            units.about(one.total_tok_s),
-            "enough" if one.machines == found.enough else "",
-        )
-        for one in found.numbers
-    ]
-
-
-def user_lines(found: UserPlan, plan: CapacityPlan) -> list[str]:
-    """Return what the users of a plan need, in sentences."""
-    from cpuchat.planner.users import AT_ONCE, PAUSE_S
-
-    tok_s = plan.workload.tok_s
-    return [
-        f"{found.users:,} users, each with {PAUSE_S:.0f} s between an answer and the next message. With the prompts of "
-        f"the others in between, a machine gives {units.plural(found.chats, 'chat')} at once {tok_s:g} tok/s or more. "
-        f"It saturates at {units.about(60 * found.messages_per_s)} messages a minute: {found.saturates_at:,.0f} users.",
-        f"On {units.plural(found.enough, 'machine')} {100 * AT_ONCE:.0f} % of the messages begin at once.",
-        OTHER_ENGINE,
-    ]

@@ -175,7 +175,7 @@ def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:
                 hint = "It needs an API key: `cpuchat servers key URL`, or set CPUCHAT_API_KEY and give --server URL."
             return ServerRefused(f"{name} refused the request ({code}){reason}.", hint)
         case 404:
-            return ServerError(f"{name} has no such model or route (404){reason}.", "Ctrl+O in the app lists its models.")
+            return ServerError(f"{name} has no such model or route (404){reason}.", "Ctrl+O lists its models.")
         case 429:
             return ServerBusy(f"{name} limits the rate of requests (429){reason}.", f"Try again {after}.")
         case 503:
