@@ -66,12 +66,6 @@ Examples:
   cpuchat chats list
   cpuchat chats list --json | jq -r '.[] | select(.messages > 100) | .id'"""
 
-_SHOW_EPILOG = """\b
-Examples:
-  cpuchat chats show 1f3a
-  cpuchat chats show 1f3a --json      with all branches, settings and figures"""
-
-
 @click.command("list", epilog=_LIST_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_chats(as_json: bool) -> None:
@@ -86,20 +80,16 @@ def list_chats(as_json: bool) -> None:
         click.echo("cpuchat: No chats yet.", err=True)
 
 
-@click.command("show", epilog=_SHOW_EPILOG)
+@click.command("show")
 @click.argument("chat", metavar="CHAT")
-@click.option("--json", "as_json", is_flag=True, help="Print the export of the chat: one JSON object.")
-def show(chat: str, as_json: bool) -> None:
-    """Print the open branch of CHAT as Markdown."""
-    from cpuchat.chats.transfer import Document, export_chat
+def show(chat: str) -> None:
+    """Print the open branch of CHAT as Markdown; `cpuchat chats export CHAT` prints all of it as JSON."""
+    from cpuchat.chats.transfer import export_chat
 
     with opened_store() as store:
         (found,) = find_chats(store, [chat])
         exported = export_chat(store, found)
-    if as_json:
-        print_json(msgspec.to_builtins(Document(chats=[exported])))
-    else:
-        click.echo(words.markdown(exported), nl=False)
+    click.echo(words.markdown(exported), nl=False)
 
 
 def _json(chat: Chat) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_show(chats: list[Chat]) -> None:
         "## System prompt", "Be brief.", "## You", "Why is decoding slow?", "## Qwen (2 of 2)", "> Hm.\n> Bytes.",
         "Because of the pangolin.", "*3 tokens · 20.0 tok/s · first token 0.21 s*\n",
     ]  # fmt: skip
-    document = json.loads(run("chats", "show", chats[1].id, "--json").stdout)
+    document = json.loads(run("chats", "export", chats[1].id).stdout)
     assert [one["content"] for one in document["chats"][0]["messages"]] == [
         "Why is decoding slow?", "Hm?", "Because of the pangolin.",
     ]  # fmt: skip
