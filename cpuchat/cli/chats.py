@@ -66,6 +66,7 @@ Examples:
   cpuchat chats list
   cpuchat chats list --json | jq -r '.[] | select(.messages > 100) | .id'"""
 
+
 @click.command("list", epilog=_LIST_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_chats(as_json: bool) -> None:
