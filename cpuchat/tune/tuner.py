@@ -298,5 +298,5 @@ def tuning_summary(result: TuneResult, *, undo: str) -> list[str]:
         kept = "what was adopted is kept" if result.adopted else "nothing was changed"
         lines.append(f"Stopped; {kept}.")
     elif result.out_of_time:
-        lines.append("Time limit reached before all choices were measured. `cpuchat tune MODEL --minutes 6` raises it.")
+        lines.append("Time limit reached before all choices were measured.")
     return lines
