@@ -51,7 +51,7 @@ def test_download_while_chatting_then_load(hub_server: HubServer, tiny_model: Pa
         terminal.press("esc")
         terminal.wait_for("Enter sends")
         terminal.press("ctrl+g")
-        terminal.wait_for("Downloaded (verified)")
+        terminal.wait_for("its SHA-256 matches")
         terminal.press("enter")
         terminal.wait_until(lambda screen: "Message" in screen and "Downloads" not in screen, "the chat")
         ask(terminal, "and now")

@@ -116,15 +116,14 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
         terminal.wait_for("stopped")
         visit(terminal, "f2", "config.toml")
         visit(terminal, "f12", "read bandwidth")
-        visit(terminal, "f1", "─ Help · page")
+        visit(terminal, "f1", "─ Help ─")
         terminal.press("ctrl+o")
         terminal.wait_for("Odd␛]52")
-        for model, shown in (("name", "license␛]52"), ("Odd", "general.architecture")):
+        for model in ("name", "Odd"):
             terminal.type(model)
             terminal.wait_for(f"“{model}”")
-            visit(terminal, "f3", shown)  # its header
             if model == "name":
-                visit(terminal, "f5", "Write to")  # quantizing it
+                visit(terminal, "f5", "writes ")  # quantizing it
             else:
                 visit(terminal, "f8", "Delete ")  # the one in use cannot be
             terminal.press("ctrl+u")
@@ -148,7 +147,7 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
 
 COMMANDS = (
     ("models", "list"), ("models", "show", "MODEL"), ("models", "show", "MODEL", "--template"),
-    ("models", "show", "MODEL", "--metadata", "--json"), ("models", "files", REPO), ("models", "search", "friends"),
+    ("models", "show", "MODEL", "--metadata", "--json"), ("models", "search", "friends"),
     ("models", "catalog"), ("models", "show", "x" + EVIL), ("ask", "--model", "x" + EVIL, "hi"), ("models", EVIL),
 )  # fmt: skip
 

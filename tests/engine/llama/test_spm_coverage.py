@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -46,10 +44,6 @@ def sentences(
 
 def test_what_cannot_be_written_is_refused_and_the_model_lives(load: Load, tiny_model: Path, tmp_path: Path) -> None:
     file = sentences(tiny_model, tmp_path / "words.gguf")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.models.gguf.trial", str(file)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["died"]  # llama.cpp, at the first line break
     vocab = load(file, visible_markers=("<think>", "</s>")).vocab
     for text, character in (("Hello\n", "\n"), ("Wor", "W"), ("ü", "ü")):
         with pytest.raises(GenerationFailed) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from cpuchat.tui.models import drafts as draft_choice
 from cpuchat.tui.models.drafts import DraftModelsScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.model_list import ModelList
+from tests.support import head_server
 from tests.support.chat_app import RunningApp, running
 from tests.support.downloads import ShownDownloads, model
 from tests.support.head_files import tap_head_file
@@ -68,7 +70,10 @@ async def mark(app: RunningApp, key: str) -> None:
         await app.press("down")
 
 
-async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(tmp_path: Path) -> None:
+async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{head_server.install(tmp_path / 'bin').parent}{os.pathsep}{os.environ['PATH']}")
     settings.update({"speculation": {"drafters": "lookup"}})
     demo = read_model(TARGET)
     other = write_tiny_gguf(tmp_path / "other.gguf")
