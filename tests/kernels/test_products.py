@@ -32,6 +32,7 @@ HALVES = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82)} | dict.fromkeys(("Q4
 EXTREMES = (0, 6e-8, -1e-5, 1, -3, 65504)
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.slow,
     pytest.mark.timeout(900),  # compilation beside other tests
     pytest.mark.skipif(shutil.which("g++") is None or sys.platform != "linux", reason="the kernels are built with g++"),
