@@ -12,7 +12,7 @@ import msgspec
 
 from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError
 from cpuchat.cli.options import file_option, laid_over
-from cpuchat.cli.output import print_json, write_output
+from cpuchat.cli.output import print_json
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.drafters import CHOICES
 
@@ -25,7 +25,7 @@ Examples:
   cpuchat bench demo demo-q4
   cpuchat bench big.gguf --drafters off,auto,draft:4 --prompts code,chat
   cpuchat bench big-Q4_K_M.gguf big-Q8_0.gguf --pp 512 --tg 128 --depth 0,4096
-  cpuchat bench big.gguf --threads 4,8,16 --tg 64 --svg threads.svg
+  cpuchat bench big.gguf --threads 4,8,16 --tg 64
   cpuchat bench big.gguf --tg 64 --json > today.json
   cpuchat bench --diff yesterday.json today.json
   cpuchat bench --diff yesterday.json
@@ -70,19 +70,17 @@ def _list(flag: str, metavar: str, help: str) -> Any:
 @_list("--tg", "LIST", "Decoding of N random tokens, as llama-bench's -n.")
 @_list("--depth", "LIST", "Tokens in the KV cache before --pp and --tg. Default: 0.")
 @click.option("--rounds", type=int, metavar="N", help="Rounds, at least 3. Default: 3.")
-@file_option("--svg", help="Write plots as SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with llama-bench's field names.")
 @file_option(
     "--diff", metavar="OLD [NEW]", help="Compare with an earlier --json file; exit code 1 if a figure is slower."
 )
-def bench(models: tuple[str, ...], svg: Path | None, as_json: bool, diff: Path | None, **values: Any) -> int:
+def bench(models: tuple[str, ...], as_json: bool, diff: Path | None, **values: Any) -> int:
     """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
     settings.
     """
     from cpuchat.bench.matrix import cells_of, check_placements, located, read_matrix
     from cpuchat.bench.results import read_report
     from cpuchat.bench.run import Bench
-    from cpuchat.present.bench import plots
 
     old = read_report(diff) if diff is not None else None
     chosen = laid_over({})
@@ -99,8 +97,6 @@ def bench(models: tuple[str, ...], svg: Path | None, as_json: bool, diff: Path |
         cells, rounds = cells_of(matrix, chosen, library), matrix.rounds
     check_placements(cells, chosen)
     found, failed = run_bench(lambda tell: Bench(cells, rounds, chosen, tell=tell))
-    if svg is not None:
-        write_output(svg, plots(found), 0o644)
     if old is not None:
         return _print_diff(old, found, as_json=as_json) or failed
     _print(found, as_json=as_json)

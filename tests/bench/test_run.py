@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -108,19 +107,15 @@ def test_each_measurement_is_a_line_and_ctrl_c_prints_what_was_measured(tmp_path
         terminal.close()
 
 
-def test_the_command_prints_markdown_plots_and_differences(tmp_path: Path) -> None:
-    svg, old = tmp_path / "plots.svg", tmp_path / "old.json"
-    done = run("bench", "demo", "demo-q4", *LEAN, "--svg", str(svg))
+def test_the_command_prints_markdown_and_differences(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    done = run("bench", "demo", "demo-q4", *LEAN)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert sum(line.startswith("| cpuchat-demo-8m-") for line in lines) == 4
     for name in ("kernel", "engine", "model", "engine settings", "load average"):
         assert any(line.startswith(f"{name} ") for line in lines), name
     assert "12 of 12: " in done.stderr
-    root = ElementTree.parse(svg).getroot()
-    texts = {node.text for node in root.iter() if node.text}
-    assert {"Decode, tok/s", "Prefill, tok/s"} <= texts
-    assert any("demo-8m-q4_k_m" in (text or "") for text in texts)
 
     done = run("bench", "demo", *LEAN, "--json")
     old.write_text(done.stdout)
