@@ -8,28 +8,21 @@ a model differ only in their weights, so one header is read, and the others are 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-from cpuchat.base.errors import AccessDenied, CpuchatError, HubOffline, ModelDamaged, ModelUnsupported, RateLimited
 from cpuchat.costs.model import ALIKE, bytes_read, pass_cost
 from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, draft_memory, gigabytes, largest_context, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME
-from cpuchat.models.hub.repository import ModelData, RepoModel, Repository, loadable, usual_first
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.machine import Machine
-from cpuchat.models.support import check_supported, scalar_type_of, why_slow
+from cpuchat.models.support import scalar_type_of, why_slow
 from cpuchat.models.traffic import N_PAST, main_type, model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
 from cpuchat.telemetry import units
-
-if TYPE_CHECKING:
-    from cpuchat.models.hub.client import Hub
 
 Fit = Literal["fits", "tight", "too large"]
 TOO_SLOW = 1.0
@@ -250,82 +243,3 @@ def _speed(work: ModelWork, n_past: int, machine: Machine, factor: float) -> tup
     own = f"; × {1 / factor:.2f} in your chats with it" if abs(factor - 1) > _MUCH else ""
     basis = f"{rate} GB/s ({machine.source}) ÷ {per_token} GB per token; {takes}{own}"
     return 1 / (factor * cost.seconds), basis
-
-
-_FINAL = (HubOffline, RateLimited, AccessDenied)
-"""Errors that every further request would meet, too."""
-_MAX_HEADERS = 25
-"""Limit of headers requested per repository: a repository may list any number of models."""
-_MAX_SECONDS = 20.0
-"""Seconds after which no further header is requested."""
-
-
-class ModelPrediction(ModelData, frozen=True):
-    """`problem`: why the header could not be read, or the engine cannot run the model; "" where neither is known.
-    `fault`: the header was read, and no model could be loaded with it."""
-
-    model: RepoModel
-    prediction: Prediction
-    problem: str = ""
-    fault: Literal["", "damaged", "unsupported"] = ""
-
-
-def predict_repository(
-    hub: Hub | None,
-    repository: Repository,
-    options: LoadOptions,
-    machine: Machine,
-    *,
-    draft: GGUFHeader | None = None,
-    first: RepoModel | None = None,
-) -> Iterator[ModelPrediction]:
-    """Yield the prediction of every loadable model, those whose headers were read first. Blocks on the network.
-
-    Of each model the header of the usual quantization is read, or the next one where that fails; `first` in any case.
-    When the hub is unreachable or refuses, or after many, no other is requested.
-    """
-    models = usual_first(loadable(repository.models))
-    headers: dict[str, tuple[RepoModel, GGUFHeader]] = {}
-    faults: dict[RepoModel, CpuchatError] = {}
-    asked, until = 0, time.monotonic() + _MAX_SECONDS
-    for model in sorted(models, key=lambda one: one != first):
-        if hub is None or asked == _MAX_HEADERS or time.monotonic() > until:
-            break
-        if model.base in headers:
-            continue
-        asked += 1
-        try:
-            header = hub.header(repository, model)
-        except CpuchatError as error:
-            faults[model] = error
-            if isinstance(error, _FINAL):
-                break
-        else:
-            headers[model.base] = model, header
-            yield _told(model, predict(header, options, machine, draft=draft), _refusal(header))
-    for model in models:
-        sample, header = headers.get(model.base, (None, None))
-        if model == sample:
-            continue
-        if header is None:
-            expected = estimate(model.size, machine, quantization=model.quantization)
-        else:
-            expected = predict_like(header, model.size, model.quantization, options, machine, draft=draft)
-        yield _told(model, expected, faults.get(model) or (_refusal(header) if header is not None else None))
-
-
-def _refusal(header: GGUFHeader) -> ModelUnsupported | None:
-    """Return why the engine cannot run this model, in any quantization."""
-    try:
-        check_supported(header)
-    except ModelUnsupported as error:
-        return error
-    return None
-
-
-def _told(model: RepoModel, expected: Prediction, error: CpuchatError | None) -> ModelPrediction:
-    fault: Literal["", "damaged", "unsupported"] = ""
-    if isinstance(error, ModelDamaged | ModelUnsupported):
-        fault = "damaged" if isinstance(error, ModelDamaged) else "unsupported"
-    problem = error.message if fault and error is not None else str(error or "")
-    return ModelPrediction(model=model, prediction=expected, problem=problem, fault=fault)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from cpuchat.base.errors import Interrupted, UsageError, from_code
+from cpuchat.base.errors import CpuchatError, Interrupted, ModelDamaged, ModelUnsupported, UsageError, from_code
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import hub_address
 from cpuchat.cli.options import laid_over, setting
@@ -26,7 +26,8 @@ from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository, choose_repo_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import NOT_PROBED, this_machine
-from cpuchat.models.prediction import ModelPrediction, Prediction, predict_repository
+from cpuchat.models.prediction import Prediction, estimate, predict
+from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
 from cpuchat.present.models import verdict
 from cpuchat.telemetry import units
@@ -62,11 +63,9 @@ def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
         kind = kind_named(model.files[0].path)
         terminal.note(f"  {title(kind) if kind is not None else 'draft head'}: {ONLY_ENGINE}")
     else:
-        alone = msgspec.structs.replace(repository, models=(model,))
-        predicted = next(predict_repository(hub, alone, chosen.load_options(), this_machine(chosen)))
-        _explain(terminal, predicted)
-        if predicted.fault or predicted.prediction.verdict == "too large":
-            _ask(predicted.problem or "It does not fit into the available memory.", yes, as_json)
+        why_not = _explain(terminal, hub, repository, model, chosen)
+        if why_not:
+            _ask(why_not, yes, as_json)
     done = asyncio.run(_download(repository, model, _Shown(terminal)))
     terminal.clear_progress()
     if done.state == "failed":
@@ -79,14 +78,28 @@ def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
     _tell(terminal, repository, done, as_json=as_json)
 
 
-def _explain(terminal: TerminalOutput, predicted: ModelPrediction) -> None:
-    if predicted.problem:
-        terminal.warn(f"  ! {clean_line(predicted.problem)}")
-    if not predicted.fault:
-        terminal.note(f"  {predicted.prediction.explained}")
-        speed = predicted.prediction.tok_s
-        about = f"≈ {units.about(speed)} tok/s: " if speed is not None else ""
-        terminal.note(f"  {about}{predicted.prediction.basis}")
+def _explain(
+    terminal: TerminalOutput, hub: Hub, repository: Repository, model: RepoModel, chosen: settings.Settings
+) -> str:
+    """Print fit and speed by the header of a model, by its size where the header cannot be read. Returns why not to
+    download it, or "".
+    """
+    machine = this_machine(chosen)
+    try:
+        header = hub.header(repository, model)
+        check_supported(header)
+    except (ModelDamaged, ModelUnsupported) as error:
+        terminal.warn(f"  ! {clean_line(error.message)}")
+        return error.message
+    except CpuchatError as error:
+        terminal.warn(f"  ! {clean_line(str(error))}")
+        predicted = estimate(model.size, machine, quantization=model.quantization)
+    else:
+        predicted = predict(header, chosen.load_options(), machine)
+    terminal.note(f"  {predicted.explained}")
+    about = f"≈ {units.about(predicted.tok_s)} tok/s: " if predicted.tok_s is not None else ""
+    terminal.note(f"  {about}{predicted.basis}")
+    return "It does not fit into the available memory." if predicted.verdict == "too large" else ""
 
 
 def _ask(why_not: str, yes: bool, as_json: bool) -> None:
