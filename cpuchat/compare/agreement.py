@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ from cpuchat.quality.statistics import Interval, clustered_share, wilson
 
 MATTERS = 0.1
 Step = Literal["agrees", "close", "matters"]
-STEPS: tuple[Step, ...] = get_args(Step)
 
 _BLOCK_BYTES = 39 << 20
 """Of the rows of a pass: in the output buffers of both workers and in the file between them: under 128 MB."""

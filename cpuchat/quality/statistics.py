@@ -60,9 +60,6 @@ class Interval(msgspec.Struct, frozen=True):
     low: float
     high: float
 
-    def overlaps(self, other: Interval) -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 class Estimate(msgspec.Struct, frozen=True):
     """A mean with its standard error, which one window alone does not tell (infinite then), and half of its 95 %

@@ -116,19 +116,6 @@ def _differs(kind: str, cpu: int) -> bool:
     return found is not None and found.is_wrong
 
 
-def measure_products(
-    types: Collection[str], cpus: tuple[int, ...], tokens: Sequence[int] = TOKENS, seconds: float = _SECONDS
-) -> list[ProductRate]:
-    """Return the rates of products of each tensor type with both kernels, on a thread for each of `cpus`; none of types
-    that cpuchat has no kernels for."""
-    pool = ThreadPool(cpus, 50)
-    try:
-        found = [measure(kind, pool, tokens, seconds) for kind in types]
-    finally:
-        pool.free()
-    return [rate for one in found if one is not None for rate in (one.cpuchat, one.llama_cpp)]
-
-
 def measure(
     kind: str, pool: ThreadPool, tokens: Sequence[int] = TOKENS, seconds: float = _SECONDS
 ) -> MeasuredProducts | None:
