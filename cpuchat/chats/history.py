@@ -254,12 +254,11 @@ class ChatHistory:
         figures: dict[str, Any] = {"stop_reason": stop_reason, "timings": timings}
         return await self._add_after(self.messages, "system", text, model=model, **figures)
 
-    async def edit_answer(self, message_id: int, text: str, reasoning: str = "") -> StoredMessage:
+    async def edit_answer(self, message_id: int, text: str) -> StoredMessage:
         """Add an answer with this text beside another one, and open its branch. Raises as `add_question`."""
         at = next(at for at, one in enumerate(self.messages) if one.id == message_id)
         answer = self.messages[at]
         more: dict[str, Any] = {"settings": answer.settings, "steps": answer.steps, "stop_reason": "edited"}
-        more["reasoning"] = reasoning
         return await self._add_after(self.messages[:at], "assistant", text, model=answer.model, **more)
 
     async def _add_after(

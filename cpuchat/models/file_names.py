@@ -112,12 +112,12 @@ def file_fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
-def samples(path: Path, head: int = 1 << 20, tail: int = 1 << 16, blocks: int = 64) -> list[bytes]:
+def samples(path: Path, head: int = 1 << 20, tail: int = 1 << 16) -> list[bytes]:
     """Return the beginning of a file, some blocks of its middle, and its end. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         found = [file.read(head)]
-        step = max((size - head - tail) // blocks, 4096)
+        step = max((size - head - tail) // 64, 4096)
         for at in range(head, max(size - tail, head), step):
             file.seek(at)
             found.append(file.read(4096))

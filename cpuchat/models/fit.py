@@ -585,14 +585,14 @@ def largest_context(header: GGUFHeader, options: LoadOptions, available: int, dr
     return low * CONTEXT_STEP
 
 
-def choose_context(header: GGUFHeader, options: LoadOptions, available: int, wanted: int = 8192) -> int:
-    """Return the context to use by default: `wanted`, less if training or memory allow only less.
+def choose_context(header: GGUFHeader, options: LoadOptions, available: int) -> int:
+    """Return the context to use by default: 8,192 tokens, less if training or memory allow only less.
 
     At least 256, so that `check_fit` can explain what is missing.
     """
     if options.n_ctx:
         return options.n_ctx
-    limit = min(wanted, header.n_ctx_train or wanted)
+    limit = min(8192, header.n_ctx_train or 8192)
     if required_memory(header, options, limit).min_bytes <= available:
         return limit
     return max(min(limit, largest_context(header, options, available)), min(limit, CONTEXT_STEP))

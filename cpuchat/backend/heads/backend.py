@@ -59,9 +59,9 @@ class HeadBackend(ModelBackend[LlamaServerProcess]):
     `spawner` starts the server, as it does workers: their priority must not be that of the user interface.
     """
 
-    def __init__(self, spawner: Spawner, log_dir: Path | None = None) -> None:
+    def __init__(self, spawner: Spawner) -> None:
         super().__init__()
-        self._spawner, self._log_dir = spawner, log_dir or paths.log_dir()
+        self._spawner, self._log_dir = spawner, paths.log_dir()
         self._remote: RemoteBackend | None = None
         self._plan: ServerPlan | None = None
         self.log_file: Path | None = None

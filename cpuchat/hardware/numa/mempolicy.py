@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cpuchat.base.errors import CpuchatError, UsageError
@@ -280,13 +280,13 @@ def launch_command(words: str, argv: Sequence[str]) -> list[str]:
     return python_command("-m", "cpuchat.hardware.numa.mempolicy", "--memory", policy.words, "--", *argv)
 
 
-def in_effect(environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+def in_effect() -> tuple[str, str]:
     """Return the policy that this process runs under, in words, and why it is not the one asked for.
 
     "" for the policy where the kernel does not tell, "" for the reason when nothing was refused.
     """
     policy = current()
-    return policy.words if policy else environ.get(MEMORY, ""), environ.get(MEMORY_REFUSED, "")
+    return policy.words if policy else os.environ.get(MEMORY, ""), os.environ.get(MEMORY_REFUSED, "")
 
 
 def prepare(memory: str, environ: MutableMapping[str, str], *, calls: LinuxCalls | None = None) -> None:

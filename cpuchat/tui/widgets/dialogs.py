@@ -98,11 +98,10 @@ class Dialog(Dismissable[ScreenResultType], ModalScreen[ScreenResultType]):
     def action_cancel(self) -> Awaitable[None] | None:
         self.dismiss(None)
 
-    def show_text(self, lines: Iterable[str], hint: str | None = None) -> None:
-        """Replace the text, if the dialog is still shown; `hint` the keys, unless None."""
+    def show_text(self, lines: Iterable[str]) -> None:
+        """Replace the text, if the dialog is still shown."""
         if self.has_widgets:
             self.query_one("#question", Label).update("\n".join(lines))
-            self.show_hint(hint if hint is not None else self._hint)
 
     def show_hint(self, hint: str) -> None:
         """Replace the words about keys in the lower edge."""
