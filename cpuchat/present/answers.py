@@ -177,7 +177,7 @@ def summary(
     parts: list[str] = []
     if timings is not None and timings.predicted_n:
         parts += _speed(timings)
-        parts += [_speed_up(timings) if timings.draft_n else "", _first_token(timings, brief=True)]
+        parts += [_speed_up(timings) if timings.draft_n else "", _first_token(timings)]
     return " · ".join(filter(None, (*parts, *_sampling(sampling, default or Sampling()), stop_reason(reason))))
 
 
@@ -210,14 +210,9 @@ def _speed_up(timings: Timings) -> str:
     return "" if timings.speed_up is None else f"{units.factor(timings.speed_up)} vs plain"
 
 
-def _first_token(timings: Timings, brief: bool = False) -> str:
-    """Format `first token 0.21 s`, with what of it was waiting at a server: `(queue 0.10 s, network 4 ms)`; `brief`:
-    only parts that are a tenth of it."""
-    shares = (("queue", timings.queue_ms), ("network", timings.network_ms))
-    min_ms = timings.ttft_ms / 10 if brief else 0.0
-    waited = [f"{name} {' '.join(units.duration(ms / 1e3))}" for name, ms in shares if ms is not None and ms >= min_ms]
-    text = f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
-    return f"{text} ({', '.join(waited)})" if waited else text
+def _first_token(timings: Timings) -> str:
+    """Format `first token 0.21 s`."""
+    return f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
 
 
 def _prompt(timings: Timings) -> str:
@@ -254,9 +249,6 @@ def _bandwidth(roofline: Roofline) -> str:
 def timings_json(timings: Timings) -> dict[str, Any]:
     """Return the figures in llama-server's field names; null where there is nothing to divide."""
     fields: dict[str, Any] = timings.fields()
-    for name in ("network_ms", "queue_ms"):  # of a server
-        if (ms := getattr(timings, name)) is not None:
-            fields[name] = ms
     if timings.approximate:
         fields["approximate"] = True
     if timings.reuse is not None:

@@ -132,8 +132,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     `cpu_wait` is the share of the decoding time that the compute threads waited for a core which something else had
     (None: not known).
 
-    Of a server: `network_ms` and `queue_ms` of `ttft_ms` went into the network and into waiting for other requests
-    (None: not known). `approximate`: it did not report its tokens, `predicted_n` counts the parts that it sent.
+    Of a server: `approximate`: it did not report its tokens, `predicted_n` counts the parts that it sent.
     `reused_known` False: it does not report reused tokens either, they are in `prompt_n`; so there is no prefill rate.
     """
 
@@ -151,8 +150,6 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     overhead_us: float = 0.0
     cpu_wait: float | None = None
     speculation: SpeculationFigures | None = None
-    network_ms: float | None = None
-    queue_ms: float | None = None
     approximate: bool = False
     reused_known: bool = True
     reasoning_n: int = 0
@@ -175,7 +172,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
             speculation = self.speculation.followed_by(later.speculation, int(is_joined))
         return msgspec.structs.replace(
             later,
-            **{name: getattr(self, name) for name in ("cache_n", "ttft_ms", "network_ms", "queue_ms")},
+            cache_n=self.cache_n,
+            ttft_ms=self.ttft_ms,
             **_added(
                 self, later, "prompt_n", "prompt_ms", "draft_n", "draft_n_accepted", "reasoning_n", "reasoning_ms"
             ),

@@ -7,7 +7,7 @@ the way through pipe and event loop costs is not booked as slow decoding.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import monotonic
@@ -87,19 +87,6 @@ _LIVE_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFigures:
-    """What a server reports beside an answer.
-
-    `network_s` and `queue_s` are parts of the time to the first token. `unreported` has pairs of a figure and the
-    reason why this server does not report it.
-    """
-
-    network_s: Metric[float]
-    queue_s: Metric[float]
-    unreported: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ChatFigures:
     """The current figures.
 
@@ -109,8 +96,8 @@ class ChatFigures:
     `ttft_s` from the request's arrival at the backend to the first text. `live_tok_s` over the last second,
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `stop_reason` is
     None until the answer is complete, and where it `failed`. `history` is decoding speed, one sample per half second of
-    decoding, oldest first, over answers too. `server`: None for a model on this machine. `approximate`: tokens are
-    counted by the parts that a server sends. `speech` is filled in by the reader.
+    decoding, oldest first, over answers too. `unreported` are the figures that a server does not report, and why.
+    `approximate`: tokens are counted by the parts that a server sends. `speech` is filled in by the reader.
     """
 
     phase: Phase
@@ -130,7 +117,8 @@ class ChatFigures:
     failed: bool
     drafting: DraftingFigures
     roofline: Roofline
-    server: ServerFigures | None
+    on_server: bool
+    unreported: Mapping[str, str]
     approximate: bool
     reuse: Reuse | None
     prefill_left_s: float | None = None
@@ -328,8 +316,8 @@ class Meter:
         self._predicted_n = timings.predicted_n
         self._prefill_rate = timings.prompt_per_second
         self._timings = timings
-        values = {"queue_s": timings.queue_ms, "prefill_tok_s": timings.prompt_per_second}
-        self._reported |= {name for name, value in values.items() if value is not None}
+        if timings.prompt_per_second is not None:
+            self._reported.add("prefill_tok_s")
         if timings.reused_known and timings.prompt_n:
             self._reported.add("prefill_cached")
         self._speculation.update(timings.speculation, timings.predicted_n, timings.predicted_ms)
@@ -399,13 +387,6 @@ class Meter:
         def figure(name: str, value: _T | None, why: str) -> Metric[_T]:
             return Metric.of(value, unreported.get(name, why))
 
-        server = None
-        if self._on_server:
-            server = ServerFigures(
-                network_s=figure("network_s", _seconds(timings and timings.network_ms), AT_THE_END),
-                queue_s=figure("queue_s", _seconds(timings and timings.queue_ms), AT_THE_END),
-                unreported=tuple(unreported.items()),
-            )
         return ChatFigures(
             phase=self._phase,
             load_fraction=self._load_fraction,
@@ -424,7 +405,8 @@ class Meter:
             failed=self._failed,
             drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
             roofline=self._roofline.roofline(live, decode, self._predicted_n, self._n_past or 0),
-            server=server,
+            on_server=self._on_server,
+            unreported=unreported,
             approximate=timings.approximate if timings is not None else self._hides("tokens"),
             reuse=prefill.reuse if prefill else None,
             prefill_left_s=self.prefill_left_s if self._phase == "prefill" else None,
@@ -460,10 +442,6 @@ class Meter:
         if self._on_server and self._phase == "decoding":
             return AT_THE_END
         return "in progress" if self._phase == "prefill" else "none evaluated"
-
-
-def _seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1e3
 
 
 class ReasoningTime:

@@ -34,11 +34,11 @@ def test_ask_prints_figures_and_as_json_names_the_server(keyed: str) -> None:
     settings.update({"servers": {"urls": [keyed]}})
     done = run("ask", "--model", keyed, "--temperature", "0", "What is cpuchat?")
     assert done.returncode == 0 and "cpuchat" in done.stdout
-    assert re.search(r"tok/s · first token .* \(queue .*, network .*\)", done.stderr)
+    assert re.search(r"tok/s · first token ", done.stderr)
     done = run("ask", "--server", keyed, "--json", "--temperature", "0", "--max-tokens", "9", "What is RAM?")
     answer = json.loads(done.stdout)
     assert answer["server"].startswith("llama-server at ") and "roofline" not in answer
-    assert answer["timings"]["predicted_n"] == 9 and answer["timings"]["network_ms"] >= 0
+    assert answer["timings"]["predicted_n"] == 9
     assert answer["stop_reason"] == "max_tokens"
 
 

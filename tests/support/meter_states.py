@@ -121,7 +121,7 @@ STATES = {
 SERVED = ModelInfo(
     path="http://127.0.0.1:8080#m", name="m", architecture="", quantization="Q8_0", n_params=1, size=1, n_ctx=8192,
     n_ctx_train=8192, n_vocab=1, n_layer=0, n_threads=0, server="vLLM at 127.0.0.1:8080",
-    unreported=(("queue_s", "start vLLM with --enable-per-request-metrics"),),
+    unreported=(("prefill_cached", "start vLLM with --enable-prompt-tokens-details"),),
 )  # fmt: skip
 SILENT = msgspec.structs.replace(
     SERVED,
@@ -132,7 +132,6 @@ SILENT = msgspec.structs.replace(
         ("tokens", "reported at the end of the answer"),
         ("prefill_tok_s", "not reported"),
         ("prefill_cached", "not reported"),
-        ("queue_s", "not reported"),
         ("acceptance", "not reported by this server; start it with drafts"),
         ("n_ctx", "not reported"),
     ),
@@ -149,9 +148,7 @@ SERVERS = {
             *writing(10),
             msgspec.structs.replace(
                 FINISHED,
-                timings=msgspec.structs.replace(
-                    FINISHED.timings, speculation=COUNTED_THERE, draft_n=470, network_ms=3.0, queue_ms=41.0
-                ),
+                timings=msgspec.structs.replace(FINISHED.timings, speculation=COUNTED_THERE, draft_n=470),
             ),
         ),
         None,

@@ -189,7 +189,7 @@ def test_prefill_of_a_server_runs_from_its_first_progress():
 
 def test_a_prompt_of_a_server_that_only_reports_its_size_has_no_rate_and_no_reused_tokens():
     flag = "start vLLM with --flag"
-    pairs = tuple((figure, flag) for figure in ("prefill_tok_s", "prefill_cached", "queue_s"))
+    pairs = tuple((figure, flag) for figure in ("prefill_tok_s", "prefill_cached"))
     meter = Meter()
     meter.observe(ModelLoaded(model=msgspec.structs.replace(INFO, server="vLLM at x", unreported=pairs)), 0.0)
     whole = PrefillProgress(request_id=1, processed=300, total=300, cache_n=0)
@@ -204,11 +204,10 @@ def test_a_prompt_of_a_server_that_only_reports_its_size_has_no_rate_and_no_reus
         finished = GenerationFinished(request_id=1, stop_reason="end", timings=timings)
         meter.observe(finished, 1.0)
         assert (meter.figures().prefill_tok_s.value, meter.figures().prefill_cached.value) == (None, None)
-        timings = msgspec.structs.replace(timings, prompt_n=100, cache_n=200, reused_known=True, queue_ms=3.0)
+        timings = msgspec.structs.replace(timings, prompt_n=100, cache_n=200, reused_known=True)
         meter.observe(msgspec.structs.replace(finished, timings=timings), 1.0)
         assert (meter.figures().prefill_tok_s.value, meter.figures().prefill_cached.value) == (1000, 200)
-        server = meter.figures().server
-        assert server is not None and server.unreported == ()
+        assert meter.figures().on_server and not meter.figures().unreported
 
 
 def metrics(figures: object) -> list[Metric[object]]:
@@ -254,4 +253,4 @@ def test_any_order_of_events_gives_figures_or_a_reason(sequence: list[Event]):
         meter.observe(event, float(i))
         figures = meter.figures(i + 3.0)
         assert all((figure.value is None) == bool(figure.why) for figure in metrics(figures))
-        assert figures.server is None
+        assert not figures.on_server

@@ -182,9 +182,6 @@ class HeadBackend(ModelBackend[LlamaServerProcess]):
                         yield self._ending(server, event.request_id)
                     case GenerationFinished() if not server.alive:
                         yield self._ending(server, event.request_id)
-                    case GenerationFinished():  # on this machine there is neither a network nor a queue
-                        timings = msgspec.structs.replace(event.timings, network_ms=None, queue_ms=None)
-                        yield msgspec.structs.replace(event, timings=timings)
                     case _:
                         yield event
 

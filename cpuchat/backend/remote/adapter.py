@@ -53,7 +53,7 @@ LM Studio, `usage` of all. Of `prompt_total` tokens of the prompt `cache_n` were
 are done."""
 _NOT = "not reported"
 _VLLM = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
-_PLAIN = dict.fromkeys(("prefill_tok_s", "prefill_cached", "queue_s", "acceptance", "n_ctx"), _NOT) | {
+_PLAIN = dict.fromkeys(("prefill_tok_s", "prefill_cached", "acceptance", "n_ctx"), _NOT) | {
     "tokens": "reported at the end of the answer"
 }
 
@@ -125,7 +125,7 @@ KINDS: Final = {
         is_engine=True,
         # Without the tokens that its prefix cache had, which the second option reports, a prefill rate means nothing.
         unreported={
-            "prefill_tok_s": _VLLM, "prefill_cached": _VLLM, "queue_s": _VLLM, "n_ctx": _NOT,
+            "prefill_tok_s": _VLLM, "prefill_cached": _VLLM, "n_ctx": _NOT,
             "acceptance": "start vLLM with --speculative-config, --per-request-spec-decode-metrics summary",
         },
     ),

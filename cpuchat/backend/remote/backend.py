@@ -145,7 +145,6 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             while (item := await self._until_cancelled(arriving)) is not None:
                 arriving = asyncio.ensure_future(anext(items, None))
                 now = time.monotonic()
-                tally.attempted = exchange.attempted
                 for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:
                     yield event
                 self._answer_id = tally.id

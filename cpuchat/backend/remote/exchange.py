@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Sequence
 
 import httpx
@@ -56,8 +55,6 @@ class Exchange:
 
     def __init__(self, adapter: Adapter, request: Generate, name: str, seed: int) -> None:
         self._adapter, self._request, self._name, self._seed = adapter, request, name, seed
-        self.attempted = 0.0
-        """When the newest attempt began, monotonic seconds."""
         self.reconnected = False
         """Whether the server was away: it may have been started anew, with another model."""
         self._max_tokens = request.max_tokens
@@ -133,7 +130,6 @@ class Exchange:
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
         adapter, size = self._adapter, 0
         path, content = adapter.request(self._request, self._name, self._seed)
-        self.attempted = time.monotonic()
         async with adapter.connection.stream(path, content) as response:
             kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             if kind not in _STREAMS:

@@ -8,7 +8,6 @@ from cpuchat.protocol.timings import SpeculationFigures, Timings
 
 _UPDATE_SECONDS = 0.25
 _MAX_TOKENS = 1 << 31
-_MIN_QUEUE_MS = 100.0  # a shorter wait that nothing explains is no queue: tokenizing, or this process was busy
 
 
 class StreamTally:
@@ -27,8 +26,6 @@ class StreamTally:
         """The server's name for the answer."""
         self.finish = ""
         self.calls = CallParts()
-        self.attempted = started
-        """When the attempt that was answered began: not the first, if the server was not reached or was busy."""
         self._request_id, self._started, self._n_ctx = request_id, started, n_ctx
         self._figures: dict[str, float] = {}
         self._parts = self._counted = 0  # parts with text; tokens in the deltas so far
@@ -134,7 +131,6 @@ class StreamTally:
         # The first part may hold several tokens, which took no time here: only what came after it counts.
         spans, took = n - self._first_n, 0.0 if first is None else 1e3 * (self._newest_at - first)
         predicted_ms = figures.get("predicted_ms", took * (n - 1) / spans if spans > 0 else 0.0)
-        network_ms, queue_ms = self._shares()
         speculation = self._speculation()
         return Timings(
             cache_n=self._count("cache_n"),
@@ -149,23 +145,6 @@ class StreamTally:
             n_ctx=self._n_ctx,
             seed=seed,
             speculation=speculation,
-            network_ms=network_ms,
-            queue_ms=queue_ms,
             approximate="predicted_n" not in figures and n > 0,
             reused_known="cache_n" in figures or first is None,
         )
-
-    def _shares(self) -> tuple[float | None, float | None]:
-        """Return what of the time to the first token went into (network, queue), in ms; None for what is not known.
-
-        What prefill does not explain is the network's if the server reports its queue or it is short, else it is the
-        queue. Earlier attempts are in neither.
-        """
-        queue_ms, prompt_ms = self._figures.get("queue_ms"), self._figures.get("prompt_ms")
-        if self._first_at is None or prompt_ms is None:
-            return None, queue_ms if self._first_at is not None else None
-        waited_ms = 1e3 * (self._first_at - self.attempted)
-        rest = max(0.0, waited_ms - prompt_ms - (self._first_ms or 0.0))
-        if queue_ms is None:
-            return (None, rest) if rest >= _MIN_QUEUE_MS else (rest, 0.0)
-        return max(0.0, rest - queue_ms), queue_ms

@@ -62,10 +62,6 @@ def _tok_s(value: float) -> tuple[str, str]:
     return units.rate(value), "tok/s"
 
 
-def _waited(name: str) -> Callable[[ChatFigures], Metric[Any]]:
-    return lambda now: Metric(None, NO_ANSWER) if now.server is None else getattr(now.server, name)
-
-
 def _reused(frame: Frame) -> list[Line]:
     """Draw `reused 3,102 of 3,140 tokens`."""
     figures = frame.figures
@@ -80,8 +76,6 @@ def _reused(frame: Frame) -> list[Line]:
 TIMING = (
     PanelRow("average", lambda now: now.decode_tok_s, _tok_s, counted=True),
     PanelRow("first token", lambda now: now.ttft_s, units.duration),
-    PanelRow("  network", _waited("network_s"), units.duration),
-    PanelRow("  queue", _waited("queue_s"), units.duration),
     PanelRow("prefill", lambda now: now.prefill_tok_s, _tok_s),
     _reused,
     PanelRow(
@@ -127,7 +121,7 @@ def drafting(frame: Frame) -> list[Line]:
     """Draw seven rows, the most important first; one when no drafters are chosen. While drafting is off, the last three
     say why; if nothing was drafted, a single sentence.
     """
-    now, on_server = frame.figures.drafting, frame.figures.server is not None
+    now, on_server = frame.figures.drafting, frame.figures.on_server
     if not now.wanted:
         return [frame.item(f"{'drafts':<{_LABEL}}", "", "off (F9 or F2)")]
     if now.acceptance.value is None and now.off:
@@ -203,7 +197,7 @@ def roofline(frame: Frame) -> list[Line]:
     """Draw seven rows: bandwidth, its bar against the peak, its source and the bottleneck (or what is wrong with the
     figure), and the limits in tok/s; one more for power, if known. Memory limits nothing where the model fits in L3.
     """
-    if frame.figures.server is not None:  # its memory is not this machine's
+    if frame.figures.on_server:  # its memory is not this machine's
         return []
     now = frame.figures.roofline
     power = [_power(frame, now.watts.value, now.joules_per_token.value)] if now.watts.value is not None else []
@@ -256,20 +250,15 @@ def _power(frame: Frame, watts: float, joules: float | None) -> Line:
     return [*frame.item(f"{'power':<{_LABEL - 4}}", f"{watts:>5,.0f}", " W "), frame.text("value", each)]
 
 
-_HINTED = {
-    "prefill_tok_s": "prefill", "prefill_cached": "reused", "queue_s": "queue", "acceptance": "acceptance",
-}  # fmt: skip
+_HINTED = {"prefill_tok_s": "prefill", "prefill_cached": "reused", "acceptance": "acceptance"}
 """Figures that a server does not report unless it is started with an option."""
 
 
 def serving(frame: Frame) -> list[Line]:
     """Draw how to switch on what a server does not report. Nothing for a model on this machine."""
-    server = frame.figures.server
-    if server is None:
-        return []
     rows: list[Line] = []
     hints: dict[str, list[str]] = {}
-    for figure, reason in server.unreported:
+    for figure, reason in frame.figures.unreported.items():
         if figure in _HINTED and "start " in reason:
             hints.setdefault(reason, []).append(_HINTED[figure])
     for reason, names in hints.items():
@@ -325,7 +314,7 @@ def draw(section: Section, frame: Frame) -> list[Line]:
     for part in section:
         if not isinstance(part, PanelRow):
             rows += part(frame)
-        elif part.label[0] != " " or frame.figures.server is not None:  # parts of a wait at a server
+        else:
             rows.append(_row(frame, part))
     return [row for row in rows if any(part.text.strip() for part in row)] if frame.settled else rows
 

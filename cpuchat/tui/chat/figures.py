@@ -108,7 +108,7 @@ def _headline(frame: Frame) -> tuple[str, str, str]:
         return units.rate(figures.live_tok_s.value), unit, "now"
     if figures.phase == "done" and figures.decode_tok_s.value is not None:
         return units.rate(figures.decode_tok_s.value), unit, "value"
-    idle = "ready" if figures.n_ctx.value or figures.server is not None else clean_line(figures.n_ctx.why)
+    idle = "ready" if figures.n_ctx.value or figures.on_server else clean_line(figures.n_ctx.why)
     return "", idle if figures.phase == "idle" else "", "label"
 
 
@@ -234,7 +234,7 @@ def _first(frame: Frame) -> Line:
 def _drafts(frame: Frame) -> Line:
     """Draw the acceptance of drafts and who drafts, or that the draft model that is loaded is off."""
     now, figures = frame.figures.drafting, frame.figures
-    if figures.server is None and figures.phase in ("decoding", "done") and (now.off or not now.wanted):
+    if not figures.on_server and figures.phase in ("decoding", "done") and (now.off or not now.wanted):
         is_news = frame.draft and (not now.wanted or (now.off is not None and now.off.is_verdict))
         return _labelled(frame, "drafts", "off") if is_news else []
     share = now.acceptance_now.value

@@ -91,7 +91,6 @@ async def test_a_model_with_a_head_is_one_of_this_machine(
     )
     figures = got.timings.speculation
     assert figures is not None and figures.source == "server"
-    assert got.timings.network_ms is None and got.timings.queue_ms is None
     assert figures.draft_n_accepted / figures.draft_n == pytest.approx(0.47, abs=0.05)
     assert got.timings.tokens_per_pass == pytest.approx(1.9, abs=0.15)
 

@@ -83,15 +83,14 @@ async def test_vllm_tells_of_the_request_itself_when_it_is_asked_to() -> None:
     async with remote_server(answer=answer, pages=pages) as server:
         model, got = await answered(server)
         assert (model.server.split(" ")[0], model.n_ctx) == ("vLLM", 1024)
-        assert "--enable-per-request-metrics" in model.why_unreported("queue_s")
+        assert "--enable-per-request-metrics" in model.why_unreported("prefill_tok_s")
         assert "--per-request-spec-decode-metrics" in model.why_unreported("acceptance")
         timings = got.timings
-        assert (timings.queue_ms, timings.prompt_ms) == (0.2, pytest.approx(0.3))
+        assert timings.prompt_ms == pytest.approx(0.3)  # without the wait for others
         assert (timings.prompt_n, timings.prompt_per_second, timings.fields()["cache_n"]) == (9, None, None)
         _, again = await answered(server)
         assert (again.timings.cache_n, again.timings.prompt_n) == (6, 3)
         assert again.timings.prompt_per_second == pytest.approx(10_000)
-        assert timings.network_ms is not None and timings.network_ms >= 0
         assert timings.predicted_per_second == pytest.approx(250.0)
         assert (timings.draft_n, timings.draft_n_accepted, timings.tokens_per_pass) == (12, 6, 2.5)
 

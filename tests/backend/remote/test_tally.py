@@ -34,26 +34,6 @@ def test_rates_are_those_of_the_server_however_the_parts_arrive() -> None:
     assert timings.n_past == 103 and not timings.approximate
 
 
-def test_the_first_token_is_split_into_network_queue_and_prefill() -> None:
-    one = tally()
-    one.add(Chunk(content="x", figures=reported(1, 5.0, queue_ms=200.0)), 100.630)
-    timings = one.timings(7)
-    assert timings.ttft_ms == pytest.approx(630.0)
-    assert (timings.queue_ms, timings.network_ms) == (200.0, pytest.approx(630.0 - 200.0 - 400.0 - 5.0))
-
-
-@pytest.mark.parametrize(("first_at", "network_ms", "queue_ms"), [(102.835, None, 430.0), (102.440, 35.0, 0.0)])
-def test_what_nothing_explains_is_the_queue_unless_it_is_short(
-    first_at: float, network_ms: float | None, queue_ms: float
-) -> None:
-    one = tally()
-    one.attempted = 102.0  # the first one was not answered
-    one.add(Chunk(content="x", figures=reported(1, 5.0)), first_at)
-    timings = one.timings(7)
-    assert timings.ttft_ms == pytest.approx(1e3 * (first_at - 100.0))
-    assert (timings.network_ms, timings.queue_ms) == (pytest.approx(network_ms), pytest.approx(queue_ms))
-
-
 def test_parts_are_counted_where_the_server_counts_no_tokens() -> None:
     one = tally()
     for n in range(5):

@@ -50,7 +50,7 @@ BRIEF, ALL = (33, 28), (33, 32)
 
 
 def frame_of(figures: ChatFigures, size: tuple[int, int] = BRIEF, styles: dict[str, Style] | None = None) -> Frame:
-    memory = None if figures.server is not None else MEMORY
+    memory = None if figures.on_server else MEMORY
     return Frame(figures, memory, size[1], size[0], styles or defaultdict(Style), "0.5B")
 
 
@@ -144,7 +144,7 @@ def test_what_a_server_does_not_report_names_the_option() -> None:
     assert "For acceptance: not reported by this server; start it with drafts" in " ".join(drawn("all", "silent", ALL))
     assert "".join(drawn("line", "silent", (1, 97))).count("≈") == 1
     before = "\n".join(drawn("all", meter_after(ModelLoaded(model=SERVED)), ALL))
-    assert "acceptance" not in before and "For queue: start vLLM" in before
+    assert "acceptance" not in before and "For reused: start vLLM" in before
 
 
 EXTREME = msgspec.structs.replace(
