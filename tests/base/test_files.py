@@ -18,8 +18,8 @@ from cpuchat.base.files import JsonCache, atomic_writer, file_lock, is_locked, w
 from cpuchat.config import servers, settings
 
 
-def cache(file: Path, max_entries: int = 9, version: int = 1) -> JsonCache[int]:
-    return JsonCache(file, int, version=version, max_entries=max_entries, max_bytes=1000)
+def cache(file: Path, max_entries: int = 9) -> JsonCache[int]:
+    return JsonCache(file, int, version=1, max_entries=max_entries, max_bytes=1000)
 
 
 @pytest.mark.parametrize("sync", [True, False])

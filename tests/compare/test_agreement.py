@@ -59,8 +59,8 @@ A = written([10, 11, 12, 13, 14], "One| wo|rd| more| here")
 B = written([10, 11, 22, 23], "One| wo|ol| sock")
 
 
-async def agreement(table: dict[int, tuple[float, float, int]], a: Written = A, b: Written = B) -> Agreement:
-    return await score_answers((a, b), N_VOCAB, Sides(table).run)
+async def agreement(table: dict[int, tuple[float, float, int]], a: Written = A) -> Agreement:
+    return await score_answers((a, B), N_VOCAB, Sides(table).run)
 
 
 async def test_a_shared_beginning_is_read_once_and_compared_in_both_directions() -> None:

@@ -17,8 +17,8 @@ MODELS = [
 ]
 
 
-def fitted(machine: CostProfile, noise: float = 0.0) -> CostProfile:
-    return fit(START, tuple(probe(machine, noise)))
+def fitted(machine: CostProfile) -> CostProfile:
+    return fit(START, tuple(probe(machine, 0.0)))
 
 
 def errors(found: CostProfile, machine: CostProfile, models: list[tuple[str, str, int | None]] = MODELS) -> list[float]:

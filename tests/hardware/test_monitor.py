@@ -28,8 +28,8 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def monitor(root: Path, machine: Simulated, theoretical: float | None = GENOA) -> Monitor:
-    return Monitor(read_topology(root), root, kernel=machine.calls, theoretical=theoretical)
+def monitor(root: Path, machine: Simulated) -> Monitor:
+    return Monitor(read_topology(root), root, kernel=machine.calls, theoretical=GENOA)
 
 
 def traffic(gigabytes: float, watts: float = 250.0) -> Callable[[Opened], float]:

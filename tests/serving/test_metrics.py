@@ -12,7 +12,6 @@ from cpuchat.protocol.messages import (
     SpeculationUpdate,
     TextDelta,
 )
-from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.metrics import ServingMetrics
 from cpuchat.serving.replies import ReplyProgress
@@ -26,8 +25,8 @@ TIMINGS = Timings(
 )  # fmt: skip
 
 
-def samples(metrics: ServingMetrics, meter: Meter, model: ModelInfo = WITH_DRAFT) -> dict[str, float]:
-    page = metrics.page(("chat",), STATE, model, meter.figures(1.0)).decode()
+def samples(metrics: ServingMetrics, meter: Meter) -> dict[str, float]:
+    page = metrics.page(("chat",), STATE, WITH_DRAFT, meter.figures(1.0)).decode()
     lines = [line for line in page.splitlines() if not line.startswith("#")]
     return {name.removeprefix("cpuchat_"): float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 

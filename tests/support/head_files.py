@@ -12,23 +12,13 @@ from cpuchat.models.synthetic.model import from_array, write_gguf
 WORDS = [f"w{i}" for i in range(300)]
 
 
-def target_file(
-    path: Path,
-    *,
-    architecture: str = "llama",
-    n_embd: int = 64,
-    n_layer: int = 4,
-    n_mtp: int = 0,
-    with_mtp_tensors: bool = True,
-    tokens: Sequence[str] = WORDS,
-) -> Path:
-    """Write a model with `n_layer` layers, the last `n_mtp` of which are MTP layers."""
-    metadata = _metadata(path, architecture, n_embd, n_layer, tokens)
+def target_file(path: Path, *, n_mtp: int = 0) -> Path:
+    """Write a model of 4 layers, the last `n_mtp` of which are MTP layers."""
+    metadata = _metadata(path, "llama", 64, 4, WORDS)
     if n_mtp:
-        metadata[f"{architecture}.nextn_predict_layers"] = n_mtp
-    names = [f"blk.{layer}.attn_norm.weight" for layer in range(n_layer)]
-    if with_mtp_tensors:
-        names += [f"blk.{n_layer - 1 - number}.nextn.enorm.weight" for number in range(n_mtp)]
+        metadata["llama.nextn_predict_layers"] = n_mtp
+    names = [f"blk.{layer}.attn_norm.weight" for layer in range(4)]
+    names += [f"blk.{3 - number}.nextn.enorm.weight" for number in range(n_mtp)]
     return _write(path, metadata, names)
 
 
@@ -47,11 +37,11 @@ def tap_head_file(
     return _write(path, metadata, ["blk.0.attn_norm.weight"])
 
 
-def mtp_head_file(path: Path, *, architecture: str = "llama", n_embd: int = 64, n_layer: int = 4) -> Path:
+def mtp_head_file(path: Path, *, architecture: str = "llama", n_embd: int = 64) -> Path:
     """Write the MTP layer of a model in a file of its own."""
-    metadata = _metadata(path, architecture, n_embd, n_layer, None)
+    metadata = _metadata(path, architecture, n_embd, 4, None)
     metadata[f"{architecture}.nextn_predict_layers"] = 1
-    return _write(path, metadata, [f"blk.{n_layer - 1}.nextn.enorm.weight"])
+    return _write(path, metadata, ["blk.3.nextn.enorm.weight"])
 
 
 def _metadata(

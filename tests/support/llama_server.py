@@ -26,7 +26,6 @@ def llama_server(
     depth: int = 3,
     rates: Sequence[float] = (),
     api_key: str = "",
-    metrics: bool = True,
 ) -> Iterator[str]:
     """Yield the address of a server with one slot and one thread.
 
@@ -34,7 +33,7 @@ def llama_server(
     """
     options: dict[str, Any] = {
         "model": str(model), "n_ctx": n_ctx, "draft": str(draft or ""), "depth": depth,
-        "rates": list(rates), "api_key": api_key, "metrics": metrics,
+        "rates": list(rates), "api_key": api_key, "metrics": True,
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.support.llama_server", json.dumps(options)]
     root = Path(__file__).parent.parent.parent

@@ -37,11 +37,11 @@ FLAT = PassCosts(verify_ms=tuple(0.5 + 0.01 * n for n in range(32)), draft_ms=0.
 """A draft costs hardly anything."""
 
 
-def pair_files(folder: Path, alpha: float, n_vocab: int = N_VOCAB) -> tuple[Path, Path]:
+def pair_files(folder: Path, alpha: float) -> tuple[Path, Path]:
     """Return target and draft whose next token is a fixed function of the last one; the draft is right with rate
     `alpha`."""
     target, draft = folder / f"target-{alpha}.gguf", folder / f"draft-{alpha}.gguf"
-    write_pair(target, draft, alpha, target="tiny", draft="tiny", n_vocab=n_vocab)
+    write_pair(target, draft, alpha, target="tiny", draft="tiny", n_vocab=N_VOCAB)
     return target, draft
 
 

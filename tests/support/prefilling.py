@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from cpuchat.engine.decoding.decode import Prefill, PrefillChunking, prefill
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.states.files import StateFiles, WriteBudget
+from cpuchat.engine.states.files import WriteBudget
 from cpuchat.engine.states.prompt import RenderedPrompt
 from cpuchat.engine.states.store import StateStore
 from cpuchat.protocol.messages import StateKey
 
 
-def store_of(model: Model, limit: int = 1 << 28, files: StateFiles | None = None) -> StateStore:
+def store_of(model: Model) -> StateStore:
     """Return an empty store."""
-    return StateStore(model.sequence, model.vocab.raw_piece, limit, files, WriteBudget())
+    return StateStore(model.sequence, model.vocab.raw_piece, 1 << 28, None, WriteBudget())
 
 
 def prefilled(

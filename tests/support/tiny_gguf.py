@@ -52,19 +52,15 @@ def write_tiny_gguf(
     n_layer: int = 2,
     n_head: int = 4,
     n_ff: int = 128,
-    seed: int = 0,
     eos_bias: float = _NEVER,
     likely: str | None = None,
     window: int = tiny_attention.WINDOW,
-    delta: tuple[int, int] = DELTA,
     gain: float | None = None,
-    name: str = "tiny",
 ) -> Path:
     """Write a model to `path` and return it.
 
     `arch` "mamba" makes a recurrent one (its state cannot be rolled back), the others hybrids of attention and Mamba
-    ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35", of `delta` heads and
-    values of a head). "gemma3" has sliding windows of `window` tokens, "deepseek2" latent attention and a mixture of
+    ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35"). "gemma3" has sliding windows of `window` tokens, "deepseek2" latent attention and a mixture of
     experts.
     `eos_bias` 0 makes `<|im_end|>` as likely as a letter. `likely` names the only characters that it writes (default:
     printable ASCII).
@@ -72,11 +68,11 @@ def write_tiny_gguf(
     the whole context; without, hardly.
     Larger `n_embd`/`n_layer` make it slow enough to be stopped in the middle of something.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     tokens = vocabulary()
     n_vocab = len(tokens)
     writer = gguf.GGUFWriter(path, arch)
-    writer.add_name(name)
+    writer.add_name("tiny")
     writer.add_context_length(n_ctx_train)
     writer.add_embedding_length(n_embd)
     writer.add_block_count(n_layer)
@@ -98,7 +94,7 @@ def write_tiny_gguf(
     output[tokens.index("<|im_end|>"), 0] = eos_bias
     writer.add_tensor("output.weight", output)
 
-    layers = Layers(writer, rng, n_embd, n_ff, n_head, delta, gain)
+    layers = Layers(writer, rng, n_embd, n_ff, n_head, DELTA, gain)
     if arch == "gemma3":
         writer.add_sliding_window(window)
     _ARCHITECTURES[arch](writer, layers, n_layer, n_embd, n_head, n_ff)

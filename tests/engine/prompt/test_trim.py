@@ -20,8 +20,8 @@ class Counter:
         return sum(2 + len(m.content) for m in messages)
 
 
-def turns(n: int, size: int = 8) -> list[Message]:
-    return [Message(role=role, content=str(i).ljust(size, ".")) for i in range(n) for role in ("user", "assistant")]
+def turns(n: int) -> list[Message]:
+    return [Message(role=role, content=str(i).ljust(8, ".")) for i in range(n) for role in ("user", "assistant")]
 
 
 def test_oldest_turns_go_and_the_system_message_stays():

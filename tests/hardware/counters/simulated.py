@@ -100,9 +100,9 @@ def old_fabric(root: Path, cpus: str = "0") -> None:
     pmu(root, "amd_df", 10, cpus, {"event": "config:0-7,32-35,59-60", "umask": "config:8-15"})
 
 
-def new_fabric(root: Path, cpus: str = "0") -> None:
+def new_fabric(root: Path) -> None:
     """Write the data fabric of Zen 4 and newer."""
-    pmu(root, "amd_df", 10, cpus, {"event": "config:0-7,32-37", "umask": "config:8-15,24-27"})
+    pmu(root, "amd_df", 10, "0", {"event": "config:0-7,32-37", "umask": "config:8-15,24-27"})
 
 
 def energy(root: Path, cpus: str = "0,32") -> None:

@@ -37,8 +37,8 @@ def aliases(**events: str) -> dict[str, str]:
     return found
 
 
-def genoa(tmp_path: Path, name: str = "epyc-9354") -> tuple[Path, Topology]:
-    root = make_tree(tmp_path, name)
+def genoa(tmp_path: Path) -> tuple[Path, Topology]:
+    root = make_tree(tmp_path, "epyc-9354")
     for channel in range(12):
         umc(root, channel, "0")
     return root, read_topology(root)

@@ -8,8 +8,8 @@ from cpuchat.speculation.drafters.drafter import N_BUCKETS, UNKNOWN
 PRIORS = tuple(0.1 + 0.1 * i for i in range(N_BUCKETS))
 
 
-def make(weight: float = 2.0, window: float = 200.0) -> Acceptance:
-    return Acceptance(PRIORS, weight, window)
+def make(weight: float = 2.0) -> Acceptance:
+    return Acceptance(PRIORS, weight, 200.0)
 
 
 def feed(acceptance: Acceptance, rate: float, n: int, seed: int = 0, bucket: int = UNKNOWN) -> None:

@@ -22,10 +22,10 @@ def draft(n: int) -> Proposal:
     return Proposal("draft", list(range(n)), [0] * n)
 
 
-def learn(controller: DepthController, rate: float, n: int = 300, costs: PassCosts = COSTS) -> None:
+def learn(controller: DepthController, rate: float, costs: PassCosts = COSTS) -> None:
     """Simulate plain steps, with the draft model scored along."""
     rng = random.Random(7)
-    for _ in range(n):
+    for _ in range(300):
         controller.plan_draft(MAX_DEPTH, 1)
         controller.record(PassRecord(costs.verify_ms[0]))
         controller.record_scores("draft", [0], [rng.random() < rate])
