@@ -208,6 +208,16 @@ async def load_all(files: list[Path], state: Path) -> tuple[Counter[str], float,
     return fates, longest, memory, tracebacks
 
 
+def report(bars: list[tuple[str, str, str, bool]], wrong: list[str]) -> None:
+    """Print each bar, whether it holds, and what went wrong. Exits with 1 when one does not hold."""
+    rows = [(what, got, bar, "yes" if held else "NO") for what, got, bar, held in bars]
+    print(table(rows, ("what", "found", "bar", "held")))
+    for line in wrong:
+        print(line)
+    if not all(held for *_, held in bars):
+        sys.exit(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
@@ -266,16 +276,7 @@ def main() -> None:
         ("memory of the worker", f"{load_memory / 1e6:.0f} MB", "<= 1000 MB", load_memory <= MEMORY),
         ("logs with a traceback", str(tracebacks), "0", not tracebacks),
     ]  # fmt: skip
-    print(
-        table(
-            [(what, got, bar, "yes" if held else "NO") for what, got, bar, held in bars],
-            ("what", "found", "bar", "held"),
-        )
-    )
-    for line in (*bad[:20], *sorted(outside)[:20]):
-        print(line)
-    if not all(held for *_, held in bars):
-        sys.exit(1)
+    report(bars, [*bad[:20], *sorted(outside)[:20]])
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ def write_tiny_gguf(
     """Write a model to `path` and return it.
 
     `arch` "mamba" makes a recurrent one (its state cannot be rolled back), the others hybrids of attention and Mamba
-    ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35"). "gemma3" has sliding windows of `window` tokens, "deepseek2" latent attention and a mixture of
-    experts.
+    ("jamba"), short convolutions ("lfm2"), Mamba-2 ("nemotron_h") or gated delta nets ("qwen35"). "gemma3" has sliding
+    windows of `window` tokens, "deepseek2" latent attention and a mixture of experts.
     `eos_bias` 0 makes `<|im_end|>` as likely as a letter. `likely` names the only characters that it writes (default:
     printable ASCII).
     With a `gain` of 2 to 4 the layers outweigh the newest token and their states fade slowly, so that answers depend on
@@ -99,6 +99,15 @@ def write_tiny_gguf(
         writer.add_sliding_window(window)
     _ARCHITECTURES[arch](writer, layers, n_layer, n_embd, n_head, n_ff)
 
+    _add_tokenizer(writer, tokens)
+    if with_template:
+        writer.add_chat_template(template)
+
+    finish(writer)
+    return path
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -108,11 +117,6 @@ def write_tiny_gguf(
     writer.add_bos_token_id(tokens.index("<|endoftext|>"))
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_add_bos_token(False)
-    if with_template:
-        writer.add_chat_template(template)
-
-    finish(writer)
-    return path
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
