@@ -240,14 +240,6 @@ class Rendering:
         self.lines += view.lines([*(note_rows(message.note, view) if message.note else []), TextRow()])
 
 
-def message_lines(message: TranscriptMessage, view: View) -> list[Line]:
-    """Render all lines of a complete, `cleaned` message, with the blank one after it."""
-    rendering = Rendering(message, view)
-    while not rendering.step():
-        pass
-    return rendering.lines
-
-
 def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[TextRow]]:
     """Render the text of a message: a long one in steps, as while it is written, differences unmarked."""
     text, width, palette = message.content.strip("\n"), view.text_width, view.palette

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.tui.markdown.message_view import TranscriptMessage, View, message_lines
+from cpuchat.tui.markdown.message_view import TranscriptMessage, View
 from cpuchat.tui.markdown.rows import TextStyles
+from tests.tui.markdown.rendered import message_lines
 
 VIEW = View(60, TextStyles())
 

@@ -18,10 +18,10 @@ from cpuchat.tui.markdown.message_view import (
     View,
     add_span,
     legend,
-    message_lines,
     pieces,
 )
 from cpuchat.tui.markdown.rows import LineStream, TextRow, TextStyles
+from tests.tui.markdown.rendered import message_lines
 
 PLAIN = TextStyles()
 NAMES = ["", *(row.name for row in DRAFTERS)]

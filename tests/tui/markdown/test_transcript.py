@@ -16,10 +16,11 @@ from textual import events
 from textual.pilot import Pilot
 
 from cpuchat.base.text import is_safe
-from cpuchat.tui.markdown.message_view import OpenMessage, View, message_lines
+from cpuchat.tui.markdown.message_view import OpenMessage, View
 from cpuchat.tui.markdown.rows import TextStyles
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from tests.support.snapshots import HostApp, snapshot
+from tests.tui.markdown.rendered import message_lines
 
 HANG_GUARD = 180
 
