@@ -26,6 +26,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cpuchat.chats.records import Chat
+    from cpuchat.chats.store import ChatStore
 
 HERE = Path(__file__).parent
 HISTORY = 10_000
@@ -33,11 +38,20 @@ TARGETS = {20.0: 2.0, 60.0: 5.0}
 """% of a core by tok/s."""
 
 
+def paced_chat(store: ChatStore, n_tokens: int) -> Chat:
+    """Store a chat whose answers have about `n_tokens` tokens together."""
+    from paced_worker import tokens
+
+    chat = store.create_chat("Paced", title="How fast?")
+    for _ in range(n_tokens // 500):
+        store.add_message(chat.id, "user", "How fast could it be?")
+        store.add_message(chat.id, "assistant", "".join(tokens(500)), model="Paced", stop_reason="end")
+    return chat
+
+
 def child(options: argparse.Namespace) -> None:
     """Run the app, write one line "start" and one of figures to the pipe."""
     sys.path.insert(0, str(options.root))
-
-    from paced_worker import tokens
 
     from cpuchat.backend import process
     from cpuchat.backend.local import LocalBackend
@@ -52,10 +66,7 @@ def child(options: argparse.Namespace) -> None:
     process.python_command = lambda *_: command  # type: ignore[assignment]
 
     store = ChatStore(paths.chats_db())
-    chat = store.create_chat("Paced", title="How fast?")
-    for _ in range(options.history // 500):
-        store.add_message(chat.id, "user", "How fast could it be?")
-        store.add_message(chat.id, "assistant", "".join(tokens(500)), model="Paced", stop_reason="end")
+    chat = paced_chat(store, options.history)
     pipe = options.pipe.open("w", buffering=1)
 
     painted = itertools.count()

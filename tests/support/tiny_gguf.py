@@ -12,6 +12,7 @@ from typing import Literal
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 
 from tests.support import tiny_attention
 from tests.support.tiny_layers import D_CONV, D_STATE, DELTA, DT_RANK, Layers
@@ -86,12 +87,7 @@ def write_tiny_gguf(
     norm = "token_embd_norm" if arch == "lfm2" else "output_norm"
     writer.add_tensor(f"{norm}.weight", np.ones(n_embd, dtype=np.float32))
     output = (rng.standard_normal((n_vocab, n_embd)) * 0.6).astype(np.float32)
-    output[:, 0] = _NEVER
-    letters = [likely is None or s in likely for s in map(chr, range(32, 127))]
-    output[32:127, 0] = np.where(letters, _LIKELY, _NEVER)
-    if likely is None:
-        output[256 : 256 + len(MERGES), 0] = _LIKELY
-    output[tokens.index("<|im_end|>"), 0] = eos_bias
+    output[:, 0] = _biases(tokens, likely, eos_bias)
     writer.add_tensor("output.weight", output)
 
     layers = Layers(writer, rng, n_embd, n_ff, n_head, DELTA, gain)
@@ -105,6 +101,17 @@ def write_tiny_gguf(
 
     finish(writer)
     return path
+
+
+def _biases(tokens: list[str], likely: str | None, eos_bias: float) -> npt.NDArray[np.float32]:
+    """Return how likely each token is whatever the context."""
+    biases = np.full(len(tokens), _NEVER, np.float32)
+    letters = [likely is None or s in likely for s in map(chr, range(32, 127))]
+    biases[32:127] = np.where(letters, _LIKELY, _NEVER)
+    if likely is None:
+        biases[256 : 256 + len(MERGES)] = _LIKELY
+    biases[tokens.index("<|im_end|>")] = eos_bias
+    return biases
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str]) -> None:
