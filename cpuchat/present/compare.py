@@ -92,9 +92,9 @@ def _ratio(row: ComparisonRow) -> str:
     return units.factor(row.ratio) if row.ratio is not None and row.name not in ("tokens", "acceptance") else ""
 
 
-def live(figures: ChatFigures, memory: ProcessMemory | None) -> str:
+def live(figures: ChatFigures, memory: ProcessMemory | None, width: int) -> str:
     """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · ≈50/51 GB/s`; without ≈ a counter, and without the
-    measured peak where more was read than that."""
+    measured peak where more was read than that. The last ones are left out where `width` has no room for them."""
     parts = [f"{units.rate(figures.tok_s.value):>5} tok/s"] if figures.tok_s.value is not None else []
     if figures.ttft_s.value is not None:
         parts.append(f"first {' '.join(units.duration(figures.ttft_s.value))}")
@@ -108,6 +108,8 @@ def live(figures: ChatFigures, memory: ProcessMemory | None) -> str:
         about = "≈" if roofline.counted.value is None else ""
         of = "" if peak is None or read > peak.bytes_per_s else f"/{units.bandwidth(peak.bytes_per_s)}"
         parts.append(f"{about}{units.bandwidth(read)}{of} GB/s")
+    while len(parts) > 1 and len(" · ".join(parts)) > width:
+        parts.pop()
     return " · ".join(parts)
 
 

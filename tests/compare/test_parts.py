@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,12 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.present.compare import draft_offer
+from cpuchat.present.compare import draft_offer, live
 from cpuchat.protocol.messages import TextDelta
 from cpuchat.quality.statistics import wilson
+from cpuchat.telemetry.machine import ProcessMemory
+from cpuchat.telemetry.meter import Meter
+from cpuchat.telemetry.metric import Metric
 from tests.models.drafts.files import header_file
 from tests.support.scripted_backend import ScriptedBackend
 
@@ -138,3 +142,13 @@ def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPa
     assert fit_together(same, settings, Library([]))[1] == ""
     machine_with(monkeypatch, 2 * need.min_bytes - need.weights - 1)
     assert "loaded in turn" in fit_together(same, settings, Library([]))[1]
+
+
+def test_a_border_leaves_out_figures_that_it_has_no_room_for() -> None:
+    figures = replace(Meter().figures(), live_tok_s=Metric(31.0), ttft_s=Metric(0.22))
+    memory = ProcessMemory(1_600_000_000, 0)
+    whole = live(figures, memory, 80)
+    assert whole == " 31.0 tok/s · first 0.22 s · 1.6 GB"
+    assert live(figures, memory, len(whole)) == whole
+    assert live(figures, memory, len(whole) - 1) == " 31.0 tok/s · first 0.22 s"
+    assert live(figures, memory, 0) == " 31.0 tok/s"

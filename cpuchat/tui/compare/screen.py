@@ -286,7 +286,8 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             if alone and (sample := watch.sample()) is not None:
                 runner.conversation.meter.machine(sample)
             memory = process_memory(pid) if pid is not None else None
-            pane.show_figures(compare.live(runner.conversation.figures(), memory))
+            width = pane.outer_size.width or self.size.width  # 0: the other side is shown in its place
+            pane.show_figures(compare.live(runner.conversation.figures(), memory, width - 6))
         if (running := comparison.running) is not None:
             self.add_class("-staged")
             self._stage.live(Recording.of(comparison, comparison.turns[-1], running), self._noise + self._status())
