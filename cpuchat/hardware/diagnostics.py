@@ -309,7 +309,7 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     if facts.peak is None:
         yield Finding(
             "advice", "The read bandwidth has not been measured", "bandwidth utilization and ceilings need it",
-            "`cpuchat probe` measures it in under 15 seconds; so does the first chat.",
+            "`cpuchat probe` measures it in about 30 seconds; so does the first chat.",
         )  # fmt: skip
         return
     measured, limit = facts.peak.bytes_per_s, facts.theoretical

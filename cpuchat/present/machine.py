@@ -275,7 +275,7 @@ def _knobs(knobs: Iterable[Knob], wrap: Callable[..., list[str]]) -> list[str]:
     """Format what only root can change. Shell lines stay whole, to be copied; those that cannot be changed from here
     are one entry per reason.
     """
-    lines = wrap("Only root can change these, until the next boot. → changes one, ← takes it back:")
+    lines: list[str] = []
     fixed: dict[str, list[str]] = {}
     for knob in knobs:
         if knob.why_not:
@@ -284,6 +284,8 @@ def _knobs(knobs: Iterable[Knob], wrap: Callable[..., list[str]]) -> list[str]:
         set_already = "" if knob.change or knob.back else ", as recommended"
         lines += wrap(f"{knob.name}: {knob.state or 'not mounted'}{set_already}. {knob.worth} [{knob.source}]")
         lines += [f"  {arrow} {clean_line(line)}" for arrow, line in (("→", knob.change), ("←", knob.back)) if line]
+    if lines:
+        lines = [*wrap("Only root can change these, until the next boot. → changes one, ← takes it back:"), *lines]
     for why, names in fixed.items():
         lines += wrap(f"{', '.join(names)}: not changeable, {why}")
     return lines
@@ -347,7 +349,7 @@ def _memory(facts: DiagnosticFacts) -> str:
 
 def _bandwidth(facts: DiagnosticFacts) -> str:
     if facts.peak is None:
-        return "n/a: not measured yet; `cpuchat probe` measures it in under 15 seconds"
+        return "n/a: not measured yet; `cpuchat probe` measures it in about 30 seconds"
     words = [f"{gigabytes(facts.peak.bytes_per_s)} GB/s read ({facts.peak.source})"]
     if facts.theoretical is not None:
         words[0] += f", {100 * facts.peak.bytes_per_s / facts.theoretical.bytes_per_s:.0f} % of the theoretical peak"

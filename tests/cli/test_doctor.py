@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,16 @@ def test_each_knob_has_its_state_its_worth_and_whole_lines(tmp_path: Path) -> No
     found = page_json(facts, examine(facts))["knobs"]
     assert [one["name"] for one in found][:3] == ["governor", "boost", "SMT"]
     assert found[2]["back"] == "echo on | sudo tee /sys/devices/system/cpu/smt/control"
+
+
+def test_arrows_are_explained_only_where_there_are_any(tmp_path: Path) -> None:
+    facts = facts_of(make_tree(tmp_path, "2x-epyc-7543"))
+    legend = "→ changes one, ← takes it back"
+    assert legend in " ".join(" ".join(page(facts, [])).split())
+    fixed = [replace(knob, why_not="this is a container") for knob in facts.knobs]
+    lines = page(replace(facts, knobs=tuple(fixed)), [])
+    assert legend not in " ".join(" ".join(lines).split())
+    assert any("not changeable, this is a container" in line for line in lines)
 
 
 def test_this_machine_as_a_user_asks() -> None:
