@@ -451,8 +451,10 @@ class ChatCommands:
         self.compare_sides(sides_of(chat), kept=kept)
 
     @_in_worker()
-    async def compare_sides(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
-        """Open the compare screen; afterwards the model that was loaded is loaded again.
+    async def compare_sides(
+        self, sides: Sides, prompt: str = "", kept: Opened | None = None, then: Source | None = None
+    ) -> None:
+        """Open the compare screen; afterwards the model that was loaded, or `then`, is loaded again.
 
         Meanwhile the chat's worker is not in memory: the two sides have the machine.
         """
@@ -460,7 +462,7 @@ class ChatCommands:
         if session.refuse_while_busy("compare"):
             return
         self._reader.stop()
-        loaded = services.loaded
+        loaded = services.loaded or then
         with services.keys_held():
             await session.conversation.backend.unload()
         try:

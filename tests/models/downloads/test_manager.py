@@ -161,7 +161,7 @@ async def test_a_failure_is_told_with_its_hint_and_can_be_tried_again(site: Site
 async def test_a_process_that_is_killed_is_a_failure_that_can_be_resumed(site: Site) -> None:
     watched = Watched(site)
     id = await watched.held(600_000)
-    [child] = psutil.Process().children()
+    [child] = [one for one in psutil.Process().children() if "cpuchat.models.downloads.child" in one.cmdline()]
     child.kill()
     failed = await watched.downloads.wait(id)
     assert (failed.state, failed.done) == ("failed", 600_000)
