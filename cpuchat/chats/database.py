@@ -42,6 +42,7 @@ _DEFAULTS: dict[str, Row] = {
     "chats": {name: column(value) for name, value in msgspec.structs.asdict(Chat()).items()},
     "messages": {name: column(value) for name, value in msgspec.structs.asdict(StoredMessage(role="user")).items()}
     | {"role": "", "parent": -1},
+    "drafts": dict.fromkeys(("chat_id", "window", "name", "text")),
 }
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _LOST = """
@@ -104,7 +105,8 @@ def salvage(path: Path, inode: int) -> str:
                 return ""
             _lock_out(damaged, path)
             cleanup.callback(new.unlink, missing_ok=True)
-            n_chats, n_messages = _salvage_into(new, *_readable(path, damaged, cleanup))
+            rows = _readable(path, damaged, cleanup)
+            n_chats, n_messages = _salvage_into(new, rows)
             for side in SIDES:
                 if (file := path.with_name(path.name + side)).exists():
                     file.rename(aside.with_name(aside.name + side))
@@ -135,19 +137,21 @@ def _lock_out(damaged: BinaryIO, path: Path) -> None:
         pass
 
 
-def _salvage_into(new: Path, chats: list[Numbered], messages: list[Numbered]) -> tuple[int, int]:
+def _salvage_into(new: Path, rows: dict[str, list[Numbered]]) -> tuple[int, int]:
     new.unlink(missing_ok=True)
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
         schema.make_tables(db)
         with schema.transaction(db):
-            _put_rows(db, chats, messages)
-        n_chats, n_messages = (db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _DEFAULTS)
+            _put_rows(db, rows)
+        n_chats, n_messages = (
+            db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in ("chats", "messages")
+        )
         return n_chats, n_messages
 
 
-def _put_rows(db: sqlite3.Connection, chats: list[Numbered], messages: list[Numbered]) -> None:
-    """Write rows, repaired where needed. Messages whose chat is lost get another one."""
+def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> None:
+    """Write rows, repaired where needed. Messages whose chat is lost get another one, unsent texts become a new one's."""
     new_ids: dict[object, str] = {}
 
     def put_chat(row: Row, **more: object) -> None:
@@ -157,9 +161,9 @@ def _put_rows(db: sqlite3.Connection, chats: list[Numbered], messages: list[Numb
         new_ids.setdefault(row["id"], repaired["id"])
         _insert(db, "chats", {**repaired, **more})
 
-    for rowid, row in chats:
+    for rowid, row in rows["chats"]:
         put_chat(row, rowid=rowid)
-    for rowid, row in messages:
+    for rowid, row in rows["messages"]:
         repaired = repaired_message(row)
         if repaired is None:
             continue
@@ -167,6 +171,9 @@ def _put_rows(db: sqlite3.Connection, chats: list[Numbered], messages: list[Numb
             times = dict.fromkeys(("created", "updated"), row["created"])
             put_chat(_DEFAULTS["chats"] | {"id": row["chat_id"], "title": "Recovered chat"} | times)
         _insert(db, "messages", {**repaired, "id": rowid, "chat_id": new_ids[row["chat_id"]]})
+    for _, row in rows["drafts"]:
+        if all(isinstance(row[name], str) for name in ("window", "name", "text")):
+            _insert(db, "drafts", {**row, "chat_id": new_ids.get(row["chat_id"])})
 
 
 def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
@@ -188,10 +195,10 @@ def _rows(
         yield rowid, _DEFAULTS[table] | dict(zip(columns, values, strict=True))
 
 
-def _readable(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> tuple[list[Numbered], list[Numbered]]:
-    """Reads the chats and messages of a damaged file as far as SQLite can."""
+def _readable(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> dict[str, list[Numbered]]:
+    """Read the rows of each table of a damaged file as far as SQLite can."""
     db = _open_copy(path, damaged, cleanup)
-    found: list[list[Numbered]] = []
+    found: dict[str, list[Numbered]] = {}
     for table in _DEFAULTS:
         rows: dict[int, Row] = {}
         with contextlib.suppress(sqlite3.Error):
@@ -199,8 +206,8 @@ def _readable(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> t
             is_table = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? AND sql LIKE 'CREATE TABLE%'"
             if db.execute(is_table, (table,)).fetchone():
                 _read_around_damage(db, table, rows)
-        found.append(sorted(rows.items()))
-    return found[0], found[1]
+        found[table] = sorted(rows.items())
+    return found
 
 
 def _read_around_damage(db: sqlite3.Connection, table: str, rows: dict[int, Row]) -> None:

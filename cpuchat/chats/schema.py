@@ -7,6 +7,7 @@ right.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sqlite3
 from collections.abc import Iterator
 
@@ -134,17 +135,45 @@ def _has_tables(db: sqlite3.Connection) -> bool:
 
 
 def _is_ours(db: sqlite3.Connection) -> bool:
-    """Return whether the tables are as this version makes them."""
-    found = dict(db.execute("SELECT name, sql FROM sqlite_master"))
-    return all(found.get(name) == statement.strip() for name, statement in _TABLES.items())
+    """Return whether the tables have the columns, keys and references of this version: altered step by step, they are
+    told by other statements than those above."""
+    return _structure(db) == _expected()
+
+
+def _structure(db: sqlite3.Connection) -> list[object]:
+    """Return columns, unique keys and references of each table."""
+    found: list[object] = []
+    for table in TABLES:
+        kind = db.execute("SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table,)).fetchone()
+        indexes = db.execute(f"PRAGMA index_list({table})").fetchall()
+        unique = [
+            [column for (column,) in db.execute("SELECT name FROM pragma_index_info(?)", (name,))]
+            for _, name, is_unique, origin, *_ in indexes
+            if is_unique and origin != "c"
+        ]
+        references = db.execute(f"PRAGMA foreign_key_list({table})").fetchall()
+        found.append((kind, _columns(db, table), sorted(unique), references))
+    return found
+
+
+@functools.cache
+def _expected() -> list[object]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for statement in _TABLES.values():
+            db.execute(statement)
+        return _structure(db)
 
 
 def column_names(db: sqlite3.Connection, table: str) -> set[str]:
     """Return the columns of `table`; empty when there is no such table."""
+    return {str(column[1]) for column in _columns(db, table)}
+
+
+def _columns(db: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
     try:
-        return {str(column[1]) for column in db.execute(f"PRAGMA table_xinfo({table})")}
+        return db.execute(f"PRAGMA table_xinfo({table})").fetchall()
     except sqlite3.OperationalError:  # a view of something that is not there
-        return set()
+        return []
 
 
 def _foreign(names: set[str]) -> ChatsForeign:
