@@ -16,6 +16,7 @@ import ipaddress
 import logging
 import os
 import re
+import resource
 import secrets
 import socket
 import stat
@@ -27,6 +28,7 @@ from pathlib import Path
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpuchat.base.errors import UsageError
 from cpuchat.base.paths import read_text
@@ -34,9 +36,12 @@ from cpuchat.config.servers import is_loopback
 from cpuchat.serving.errors import Refusal
 
 CONNECTIONS = 512
-"""Beyond these, requests get 503."""
+"""Beyond these, or half of the open files that the process may have, requests get 503."""
+HEAD_SECONDS = 10.0
+"""A request's head must arrive within, from the connection or its own first byte on."""
 _KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 3
+_BACKLOG = 32  # asyncio accepts as many before it looks at the first: with more, descriptors run out
 
 
 class PortInUse(UsageError):
@@ -49,6 +54,33 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection on which no request comes: uvicorn's own timer starts after the first answer, and silent
+    connections would fill the limit."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._time_head(True)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head(self.cycle is None or self.cycle.response_complete)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._time_head(False)
+        super().connection_lost(exc)
+
+    def _time_head(self, is_awaited: bool) -> None:
+        """Close the connection unless the whole head of a request comes in time."""
+        if is_awaited and self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        elif not is_awaited and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -65,7 +97,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     family, _, _, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        return [socket.create_server(address, family=family, dualstack_ipv6=both)]
+        return [socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)]
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(f"Port {port} is in use.", "Choose another one with --port; 0 takes a free one.") from None
@@ -85,8 +117,9 @@ async def serving(app: ASGIApp, listeners: list[socket.socket]) -> AsyncIterator
     """Serve `app` inside the block; at its end, connections get a few seconds to end."""
     config = uvicorn.Config(
         app,
-        http="h11",
-        limit_concurrency=CONNECTIONS,
+        http=_Protocol,
+        backlog=_BACKLOG,
+        limit_concurrency=min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
         ws="none",
         lifespan="off",
         log_config=None,
