@@ -132,7 +132,6 @@ costs_file = _inside(cache_dir, "costs.json")
 """Measured passes, of the probe and of chats."""
 headers_dir = _inside(cache_dir, "headers")
 """Cached headers of remote models."""
-"""What settings are worth, by model and machine."""
 log_dir = _inside(cache_dir, "logs")
 """Worker logs, one each; the newest few are kept."""
 

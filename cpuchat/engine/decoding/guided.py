@@ -380,7 +380,7 @@ class AnswerGrammar(Constraint):
     def accept(self, token: int) -> None:
         rest = self._reasoning.take_rest()
         if self._grammar is None:
-            if self._calls is not None:
+            if self._calls is not None and rest != "":
                 self._grammar = self._calls.follow(token) if rest is None else self._calls.follow_text(rest)
         elif rest is None:
             self._grammar.accept(token)

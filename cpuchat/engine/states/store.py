@@ -393,7 +393,7 @@ class StateStore:
         """Keep what the KV cache holds as a state, and return it; None when there is no room, unless it is `to_save`.
         What it extends goes, but never the `spared`."""
         sequence, live, tokens = self.sequence, self.live, token_bytes(self.sequence.tokens)
-        for one in self._own(StateKind.WHOLE):
+        for one in self._own(StateKind.WHOLE, StateKind.HEAD):
             if one.tokens == tokens and one.data is not None:
                 one.history = one.history or live.history.copy()
                 return one
@@ -432,7 +432,8 @@ class StateStore:
         sequence, start = self.sequence, perf_counter()
         tokens = self._prompt[: len(sequence) * TOKEN_BYTES]
         kind = StateKind.PARTIAL if sequence.is_divisible else StateKind.WHOLE
-        state = next((one for one in self._own(kind) if one.tokens == tokens), None)
+        kinds = (kind,) if kind is StateKind.PARTIAL else (kind, StateKind.HEAD)
+        state = next((one for one in self._own(*kinds) if one.tokens == tokens), None)
         state = state or State(self.live.key, tokens, kind, is_once=self.live.is_once)
         size = sequence.state_size(partial=True) if sequence.partial_bytes and state.data is None else 0
         if not self._make_room(size + (row.nbytes if row is not None else 0), (state,)):
