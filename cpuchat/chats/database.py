@@ -151,7 +151,7 @@ def _salvage_into(new: Path, rows: dict[str, list[Numbered]]) -> tuple[int, int]
 
 
 def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> None:
-    """Write rows, repaired where needed. Messages whose chat is lost get another one, unsent texts become a new one's."""
+    """Write rows, repaired where needed. Messages whose chat is lost get another one, unsent texts go to a new one."""
     new_ids: dict[object, str] = {}
 
     def put_chat(row: Row, **more: object) -> None:

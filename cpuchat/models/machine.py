@@ -50,7 +50,7 @@ from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.telemetry.units import gigabytes
 
-NOT_PROBED = "rough until passes are measured: `cpuchat probe` (under 40 s)"
+NOT_PROBED = "rough until passes are measured: `cpuchat probe` (about 30 s)"
 NOT_MEASURED = "read bandwidth not measured; run `cpuchat probe`"
 DISTURBED = "read bandwidth measured while other programs ran; run `cpuchat probe` on an idle machine"
 

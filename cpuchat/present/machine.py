@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """(label, text)"""
 
-_NOT_MEASURED = "not measured: `cpuchat probe` measures it (under 40 s)"
+_NOT_MEASURED = "not measured: `cpuchat probe` measures it (about 30 s)"
 _PASSES_NOT_MEASURED = "not measured: speeds are rough · measured while the app is idle, or by `cpuchat probe`"
 _COUNTERS_OFF = "counters are off in the settings (F2)"
 

@@ -84,8 +84,8 @@ class EngineOptions(msgspec.Struct, kw_only=True):
         Meta(pattern=r"^[a-z0-9_.]{1,40}$", description="auto or the name of a module such as haswell"),
         Setting(
             "CPU module",
-            "of an engine from a wheel; auto = the fastest measured",
-            help="Module of the engine, such as haswell; auto: the fastest measured on these cores.",
+            "of an engine from a wheel; auto = the engine's choice, or what tune found",
+            help="Module of the engine, such as haswell; auto: the engine's choice, or what `cpuchat tune` found.",
             metavar="NAME",
         ),
     ] = "auto"

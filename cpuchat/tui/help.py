@@ -58,8 +58,6 @@ MACHINE = (
     ("placement", "which cores compute, and where memory is allocated"),
 )  # fmt: skip
 SERVERS = (
-    ("network", "part of the first token: the way to the server and back"),
-    ("queue", "part of the first token: waiting for other requests at the server"),
     ("source", "who counted drafted tokens: the server"),
     ("≈", "beside tok/s and tokens: counted by the parts of text that came, each of which may hold several tokens"),
 )

@@ -270,7 +270,7 @@ KEYS: tuple[Key, ...] = (
 _NAMES = {
     "escape": "Esc", "enter": "Enter", "up": "↑", "down": "↓", "pageup": "PgUp", "pagedown": "PgDn",
     "delete": "Del", "slash": "/", "tab": "Tab", "space": "Space", "backspace": "⌫",
-    "left": "←", "right": "→", "underscore": "_", "dollar_sign": "$", "home": "Home", "end": "End",
+    "left": "←", "right": "→", "underscore": "_", "home": "Home", "end": "End",
 }  # fmt: skip
 
 

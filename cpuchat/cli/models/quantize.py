@@ -192,7 +192,7 @@ def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, a
         return print_json({"target": str(target), "draft": str(draft), **facts})
     for line in table([words.PAIR_HEADINGS, *words.pair_rows(found)], right=(1, 2, 3, 4)):
         click.echo(line)
-    click.echo(f"\\n{words.pair_verdict(found)}")
+    click.echo(f"\n{words.pair_verdict(found)}")
     if kept:
         click.echo(f"{draft.name} is now the draft model of {target.name}.")
 

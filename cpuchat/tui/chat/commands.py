@@ -135,7 +135,9 @@ class ChatCommands:
         self._session.summarize()
 
     def edit(self) -> None:
-        if not self._session.refuse_while_writing("edit a message"):
+        if self._transcript.selects_system_prompt:
+            self.system_prompt()
+        elif not self._session.refuse_while_writing("edit a message"):
             self._pane.edit_selected()
 
     @_in_worker("context", "save an edited message")

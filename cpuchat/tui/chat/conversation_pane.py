@@ -7,6 +7,7 @@ from pathlib import Path
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
+from textual.widgets import OptionList
 
 from cpuchat.chats.records import StoredMessage
 from cpuchat.models.library.places import is_demo
@@ -99,6 +100,11 @@ class ConversationPane(Vertical):
     def edit(self, message: StoredMessage, kind: str) -> None:
         self.composer.begin_editing(message, kind)
         self.screen.refresh_bindings()
+
+    @on(OptionList.OptionSelected, "#paths")
+    def _complete_with_the_clicked(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self.composer.complete()
 
     @on(PromptInput.Scrolled)
     def _scrolled(self, event: PromptInput.Scrolled) -> None:

@@ -82,6 +82,14 @@ class ChatTranscript(Transcript):
         return max(0, self._entries[self._current or 0].message.id) if in_use else 0
 
     @property
+    def selects_system_prompt(self) -> bool:
+        """Return whether the marker is at the system prompt, which is no message, and the transcript is in use."""
+        if not self.has_focus or self._current is None or self._current >= len(self._entries):
+            return False
+        message = self._entries[self._current].message
+        return message.role == "system" and not message.id
+
+    @property
     def has_messages(self) -> bool:
         return bool(self._entries)
 

@@ -32,8 +32,7 @@ _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
 
 
 class HardwareScreen(Dismissable[None], keys="hardware"):
-    """Shows placements, and loads the model in the selected one. Measuring and loading run in the place of the chat's
-    answers.
+    """Shows placements, and loads the model in the selected one, in the place of the chat's answers.
 
     `facts` is None while the machine is being read; `now` follows the worker and the counters.
     """
@@ -268,8 +267,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._tell(f"reloading the model {100 * share:3.0f} % · Esc cancels")
 
     async def action_close(self) -> None:
-        if self._change is not None:
-            self._tell("Stopping…")
         if self._change is not None:
             self._tell("Stopping…")
             await self._change.stop()

@@ -6,6 +6,7 @@ import asyncio
 
 from cpuchat.config.presets import Preset, save_preset
 from cpuchat.telemetry.roofline import Reach
+from cpuchat.tui.chat.transcript import ChatTranscript
 from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
@@ -36,6 +37,12 @@ async def test_a_chats_system_prompt_is_edited_and_what_that_costs_is_said() -> 
         assert backend.requests[-1].messages[0].content == "Sing."
         chat = app.conversation.chat
         assert chat is not None and app.conversation.history.store.chat(chat.id).system_prompt == "Sing."
+
+        app.chat.query_one(ChatTranscript).focus()
+        await app.press(*"kkkkk", "f4")  # at the system prompt F4 edits it, and not the last question
+        await app.until(lambda: app.prompt.border_title == "Edit system prompt" and app.prompt.text == "Sing.")
+        await app.press("escape")
+        await app.until(lambda: not app.prompt.text)
 
         await app.press("ctrl+n")  # the next chat has none
         await app.run("/system-prompt Be kind.")
