@@ -352,7 +352,7 @@ class _Exchange:
 
 def _launch(placement: Placement, cpu_module: str) -> Launch:
     """Return what to start a worker with; an engine that was built for this CPU has no modules to choose from."""
-    return Launch(placement.memory.words, cpu_module) if installed() else Launch(placement.memory.words)
+    return Launch(placement.memory_policy.words, cpu_module) if installed() else Launch(placement.memory_policy.words)
 
 
 def _file_sizes(*models: Path) -> dict[Path, int]:

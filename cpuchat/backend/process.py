@@ -63,7 +63,7 @@ WORKER_CLOSED = Failed(code=Interrupted.code, message="The inference worker was 
 class Launch:
     """What a process is started with and keeps: a memory policy in words, and a CPU module of the engine."""
 
-    memory: str = "local"
+    memory_policy: str = "local"
     cpu_module: str = AUTO
 
 
@@ -106,7 +106,7 @@ def _spawn(log_dir: Path, launch: Launch, module: Sequence[str], environment: Ma
     with log.open("wb") as stderr:
         # A process group of its own, so that no helper of the worker outlives it.
         process = subprocess.Popen(
-            launch_command(launch.memory, python_command("-m", *module)),
+            launch_command(launch.memory_policy, python_command("-m", *module)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

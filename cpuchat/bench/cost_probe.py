@@ -226,5 +226,5 @@ def save_passes(found: Sequence[Observation], placement: Placement) -> int:
         return 0
     if engine_replaced():
         raise MeasureFailed("The engine was updated.", "Restart cpuchat.")
-    CostLog(placement.cpus, placement.memory.words).probed(found)
+    CostLog(placement.cpus, placement.memory_policy.words).probed(found)
     return len(found)

@@ -106,7 +106,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     draft: str = ""
     threads: int = 0
     cores: str = "auto"
-    memory: str = "auto"
+    memory_policy: str = "auto"
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
     flash_attn: FlashAttention = "auto"
@@ -187,7 +187,7 @@ def read_matrix(values: Mapping[str, Any]) -> Matrix:
         key, reason = explained(error)
         name = re.sub(r"\[.*", "", key)
         if "matching regex" in reason:
-            words = {"cores": "engine.cores", "memory_policies": "engine.memory"}
+            words = {"cores": "engine.cores", "memory_policies": "engine.memory_policy"}
             reason = f"must be {DECLARED[words[name]].wanted}"
         raise UsageError(f"--{name.replace('_', '-')}: {reason}.", "See cpuchat bench --help.") from None
 
@@ -257,13 +257,13 @@ def setups_of(file: Path, matrix: Matrix, chosen: Settings) -> list[Setup]:
     kv_types = [_kv_types(text) for text in matrix.kv_types] or [(attending.type_k, attending.type_v)]
     return [
         Setup(
-            model=str(file), threads=threads, cores=cores, memory=memory,
+            model=str(file), threads=threads, cores=cores, memory_policy=memory,
             cache_type_k=kv[0], cache_type_v=kv[1], flash_attn=flash_attn, batch=batch, ubatch=ubatch,
         )
         for threads, cores, memory, kv, flash_attn in itertools.product(
             matrix.threads or [placed.threads],
             matrix.cores or [placed.cores],
-            matrix.memory_policies or [placed.memory],
+            matrix.memory_policies or [placed.memory_policy],
             kv_types,
             flash,
         )

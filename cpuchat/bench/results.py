@@ -214,7 +214,7 @@ def _result(cell: BenchCell, environment: Environment, figures: Mapping[str, Any
         drafters=cell.drafting,
         draft_filename=setup.draft if cell.drafters in ("auto", "draft") else "",
         cores=setup.cores,
-        memory_policy=setup.memory,
+        memory_policy=setup.memory_policy,
         cell=cell,
         **figures,
     )

@@ -81,7 +81,7 @@ def gather(chosen: Settings, model: ModelInfo, engine: EngineInfo, timings: Timi
         pages=memory_pages(engine.pid, root),
         threads=thread_cpus(engine.pid, thread_ids, root),
         huge_pages=huge_pages(root),
-        products=ProductLog(model.cpus, engine.memory, engine_cpu(engine.module or AUTO)).read(),
+        products=ProductLog(model.cpus, engine.memory_policy, engine_cpu(engine.module or AUTO)).read(),
     )
 
 

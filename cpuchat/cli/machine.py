@@ -47,7 +47,7 @@ _STEADY = 0.9
 @click.command(epilog=_PROBE_EPILOG, short_help="Measure bandwidth and passes: the basis of all predictions.")
 @stacked(
     setting("engine.cores", "Cores to measure: auto, all, 0-7, l3:0, node:0, socket:0, or 4/l3."),
-    setting("engine.memory"),
+    setting("engine.memory_policy"),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object, in bytes per second."),
 )  # fmt: skip
 def probe(as_json: bool, **values: Any) -> None:
@@ -67,8 +67,8 @@ def probe(as_json: bool, **values: Any) -> None:
     engine = chosen.engine
     topology = read_topology(ROOT)
     threads = 0 if values.get("engine__cores") else engine.threads
-    is_saved = not (values.get("engine__cores") or values.get("engine__memory"))
-    spec = PlacementSpec(engine.cores, memory=engine.memory, threads=threads, is_saved=is_saved)
+    is_saved = not (values.get("engine__cores") or values.get("engine__memory_policy"))
+    spec = PlacementSpec(engine.cores, memory_policy=engine.memory_policy, threads=threads, is_saved=is_saved)
     placement = place(topology, spec)
     terminal = TerminalOutput()
 
@@ -76,7 +76,7 @@ def probe(as_json: bool, **values: Any) -> None:
         terminal.status(f"measuring {what} ({done + 1} of {total})")
 
     try:
-        found = survey(topology, progress, cpus=placement.cpus, memory=placement.memory.words)
+        found = survey(topology, progress, cpus=placement.cpus, policy=placement.memory_policy.words)
         n_passes, problem = 0, ""
         if not found.all_cores.disturbed:
             try:
@@ -92,7 +92,7 @@ def probe(as_json: bool, **values: Any) -> None:
         passes = {"passes": n_passes} if n_passes else None
         notes = [problem] if problem else []
         return print_json(
-            {**_probe_json(topology, found, limit, placement.memory.words), "costs": passes, "notes": notes}
+            {**_probe_json(topology, found, limit, placement.memory_policy.words), "costs": passes, "notes": notes}
         )
     click.echo("\n".join(_probe_lines(topology, found, limit)))
     click.echo(f"\n{clean_line(problem) or costs_measured(n_passes, len(placement.cpus))}")
@@ -125,13 +125,13 @@ def _probe_conclusions(topology: Topology, found: Survey, limit: Theoretical | N
     return lines
 
 
-def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None, memory: str) -> dict[str, Any]:
+def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None, policy: str) -> dict[str, Any]:
     from cpuchat.present.machine import share_of_peak
 
     return {
         "machine": topology.name,
         "virtual": topology.virtual,
-        "memory": memory,
+        "memory_policy": policy,
         **dataclasses.asdict(found),
         "theoretical": dataclasses.asdict(limit) if limit is not None else None,
         "share": share_of_peak(found, limit),
@@ -190,4 +190,4 @@ def _wanted_setup(topology: Topology, chosen: Settings) -> WantedSetup:
     engine, spec = chosen.engine, PlacementSpec.of(chosen)
     with contextlib.suppress(CpuchatError):  # settings that are not possible here are a finding
         target_cpus = place(topology, spec, with_draft=True).cpus if spec.names_draft_cores else ()
-    return WantedSetup(engine.cores, engine.threads, engine.memory, name, size, target_cpus)
+    return WantedSetup(engine.cores, engine.threads, engine.memory_policy, name, size, target_cpus)

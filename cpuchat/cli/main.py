@@ -84,7 +84,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--cores", "engine__cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3."
 )
 @click.option(
-    "--memory-policy", "engine__memory", metavar="POLICY",
+    "--memory-policy", "engine__memory_policy", metavar="POLICY",
     help="NUMA memory policy: auto, local, interleave, bind:0 or preferred:0.",
 )  # fmt: skip
 @click.option("--ctx", "engine__ctx", type=int, metavar="N", help="Context size in tokens; 0 = automatic.")

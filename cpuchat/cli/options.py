@@ -142,7 +142,7 @@ def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
 
 def placement_options() -> Decorator:
     """Return the options about threads, cores and memory."""
-    return stacked(setting("engine.threads"), setting("engine.cores"), setting("engine.memory"))
+    return stacked(setting("engine.threads"), setting("engine.cores"), setting("engine.memory_policy"))
 
 
 def stacked(*decorators: Decorator) -> Decorator:
@@ -188,7 +188,7 @@ def given_options(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 _PLACED = {
-    "cores": "engine__cores", "threads": "engine__threads", "memory": "engine__memory",
+    "cores": "engine__cores", "threads": "engine__threads", "memory_policy": "engine__memory_policy",
     "draft_cores": "speculation__draft_cores",
 }  # fmt: skip
 

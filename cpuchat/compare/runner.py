@@ -52,7 +52,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "draft-depth": ("speculation.depth",),
     "threads": ("engine.threads",),
     "cores": ("engine.cores",),
-    "memory": ("engine.memory",),
+    "memory-policy": ("engine.memory_policy",),
     "kv": ("engine.cache_type_k", "engine.cache_type_v"),
     "flash-attn": ("engine.flash_attn",),
     "temperature": ("sampling.temperature",),

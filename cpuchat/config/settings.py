@@ -200,7 +200,7 @@ class EngineSection(EngineOptions, SettingsSection):
             metavar="LIST",
         ),
     ] = "auto"
-    memory: Annotated[
+    memory_policy: Annotated[
         MemoryPolicy,
         Setting(
             "Memory policy",
@@ -220,7 +220,7 @@ class EngineSection(EngineOptions, SettingsSection):
         if 0 < self.n_ctx < MIN_CTX:
             raise ValueError(f"ctx: {self.n_ctx} is below the minimum of {MIN_CTX}; 0 = automatic")
         check_ranges("cores", self.cores)
-        check_ranges("memory", self.memory)
+        check_ranges("memory_policy", self.memory_policy)
 
     def load_options(self) -> LoadOptions:
         options = LoadOptions(**{name: getattr(self, name) for name in EngineOptions.__struct_fields__})

@@ -16,13 +16,13 @@ _NOT_OF_DECODING: Final = ("n_ctx", "n_batch", "n_ubatch", "mlock")
 class MeasuredOn(msgspec.Struct, frozen=True, kw_only=True):
     """The conditions of a measurement.
 
-    `machine` names its CPU, memory and NUMA nodes, `memory` is the memory policy in the words of `mempolicy`, `build`
+    `machine` names its CPU, memory and NUMA nodes, `memory_policy` is one in the words of `mempolicy`, `build`
     identifies the engine's, `files` are fingerprints of models, `options` whatever else matters, by name.
     """
 
     machine: str = ""
     cpus: tuple[int, ...] = ()
-    memory: str = ""
+    memory_policy: str = ""
     build: str = ""
     files: tuple[str, ...] = ()
     options: dict[str, Any] = {}

@@ -43,7 +43,7 @@ class WantedSetup:
 
     cores: str = "auto"
     threads: int = 0
-    memory: str = "auto"
+    memory_policy: str = "auto"
     model: str = ""
     model_bytes: int = 0
     target_cpus: tuple[int, ...] = ()
@@ -107,12 +107,14 @@ def gather_facts(
     topology = topology or read_topology(root)
     placement, problems = None, dict[str, str]()
     try:
-        placement = place(topology, PlacementSpec(settings.cores, memory=settings.memory, threads=settings.threads))
+        placement = place(
+            topology, PlacementSpec(settings.cores, memory_policy=settings.memory_policy, threads=settings.threads)
+        )
     except PlacementError as error:
         problems = error.problems
     except CpuchatError as error:
         problems = {"cores": str(error)}
-    cpus, policy = (placement.cpus, placement.memory.words) if placement is not None else ((), "")
+    cpus, policy = (placement.cpus, placement.memory_policy.words) if placement is not None else ((), "")
     counter, power = counter_states(topology, root, kernel)
     info, load = meminfo(root), read_text(root / "proc/loadavg").split(" ")[0]
     return DiagnosticFacts(
@@ -120,14 +122,14 @@ def gather_facts(
         settings=settings,
         placement=placement,
         problems=problems,
-        policy_refused=refused(policy) if placement is not None and placement.memory.places else "",
+        policy_refused=refused(policy) if placement is not None and placement.memory_policy.places else "",
         available=available_bytes(root),
         swap_total=info.get("SwapTotal", 0),
         swap_used=max(info.get("SwapTotal", 0) - info.get("SwapFree", 0), 0),
         load=float(load) if re.fullmatch(r"[0-9.]+", load) else None,
         container=container(root),
         theoretical=theoretical(topology),
-        survey=cached_survey(topology, cpus=cpus, memory=policy, root=root),
+        survey=cached_survey(topology, cpus=cpus, policy=policy, root=root),
         peak=known_peak(cpus, policy, root=root) if cpus else None,
         knobs=read_knobs(topology, root, settings.target_cpus),
         counter=counter,
@@ -163,11 +165,11 @@ def settings(facts: DiagnosticFacts) -> Iterator[Finding]:
     if problem := facts.problems.get("cores") or facts.problems.get("threads"):
         words = f"engine.cores {facts.settings.cores}, engine.threads {facts.settings.threads}: {problem}"
         yield Finding("problem", "The configured cores cannot be used", words, "Set both to auto and 0.")
-    if problem := facts.problems.get("memory"):
-        words = f"engine.memory {facts.settings.memory}: {problem}"
+    if problem := facts.problems.get("memory_policy"):
+        words = f"engine.memory_policy {facts.settings.memory_policy}: {problem}"
         yield Finding("problem", "The configured memory policy cannot be used", words, "Set it to auto.")
     if facts.policy_refused and facts.placement is not None:
-        evidence = f"{facts.placement.memory.words}: {facts.policy_refused}"
+        evidence = f"{facts.placement.memory_policy.words}: {facts.policy_refused}"
         fix = "In a container, allow set_mempolicy: docker run --cap-add SYS_NICE."
         yield Finding("warning", "The memory policy is not in effect", evidence, fix)
 

@@ -42,8 +42,8 @@ class MachineReader:
         if spec is not None:
             with suppress(UsageError):
                 meant = place(topology, spec, with_draft=spec.names_draft_cores)
-        known = cached_survey(topology, memory=meant.memory.words, root=self.root)
-        peak = known_peak(usual.cpus, usual.memory.words, root=self.root)
+        known = cached_survey(topology, policy=meant.memory_policy.words, root=self.root)
+        peak = known_peak(usual.cpus, usual.memory_policy.words, root=self.root)
         return MachineFacts(topology, theoretical(topology), known, huge_pages(self.root), peak)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:

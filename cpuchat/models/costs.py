@@ -106,9 +106,9 @@ def factor_of(factors: Mapping[str, float], model: Path) -> float:
 class CostLog:
     """Reads and writes the entry of a set of cores. Several programs may do so at once."""
 
-    def __init__(self, cpus: Sequence[int], memory: str = "", root: Path = ROOT) -> None:
-        """`memory` is the policy in the words of `mempolicy`; `root` replaces `/` in tests."""
-        on = measured_on(cpus, memory, root)
+    def __init__(self, cpus: Sequence[int], policy: str = "", root: Path = ROOT) -> None:
+        """`policy` is NUMA's, in the words of `mempolicy`; `root` replaces `/` in tests."""
+        on = measured_on(cpus, policy, root)
         self.on = replace(on, build=engine_fingerprint(), options={"cost model": COST_MODEL})
         self._calibrations = Calibrations(paths.calibration_file())
         self._cache = JsonCache(paths.costs_file(), CostEntry, version=4, max_entries=8, max_bytes=8 << 20)
@@ -120,10 +120,12 @@ class CostLog:
     def nearest_probe(self) -> CostLog | None:
         """Return the entry of this machine, with a probe, that shares most cores with this one; None if there is
         none."""
-        cores = {"cpus": self.on.cpus, "memory": self.on.memory}
+        cores = {"cpus": self.on.cpus, "memory_policy": self.on.memory_policy}
         probed = (one.on for one in self._cache.read().values() if one.probe and replace(one.on, **cores) == self.on)
         shared = max(
-            probed, key=lambda on: (len({*on.cpus} & {*self.on.cpus}), on.memory == self.on.memory), default=None
+            probed,
+            key=lambda on: (len({*on.cpus} & {*self.on.cpus}), on.memory_policy == self.on.memory_policy),
+            default=None,
         )
         if shared is None:
             return None

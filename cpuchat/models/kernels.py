@@ -109,9 +109,9 @@ class ProductLog:
     """What was measured on a set of cores of this machine, with this build of the engine and the instruction set that
     its kernels use on `cpu` (None: as far as the engine does): `kernels.json`."""
 
-    def __init__(self, cpus: Collection[int], memory_words: str = "", cpu: Instructions | None = None) -> None:
+    def __init__(self, cpus: Collection[int], policy: str = "", cpu: Instructions | None = None) -> None:
         used = instructions_used(engine_cpu() if cpu is None else cpu)
-        self._on = _with_build(measured_on(cpus, memory_words), used)
+        self._on = _with_build(measured_on(cpus, policy), used)
 
     def read(self) -> dict[str, MeasuredProducts]:
         """Return what was measured, by tensor type."""

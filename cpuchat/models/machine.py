@@ -154,7 +154,7 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
     if log.read().probe:
         return log.costs(start), True
     near = log.nearest_probe()
-    peak = near and read_bandwidth.known_peak(near.on.cpus, near.on.memory, root=root, disturbed=False)
+    peak = near and read_bandwidth.known_peak(near.on.cpus, near.on.memory_policy, root=root, disturbed=False)
     if near is None or peak is None:
         return log.costs(start), False
     topology = read_topology(root)
@@ -238,14 +238,14 @@ def _place(settings: Settings, topology: Topology) -> tuple[tuple[int, ...], Pol
     """Return the CPUs that would compute and the memory policy, or what is wrong with the settings."""
     try:
         placement = place(topology, PlacementSpec.of(settings))
-        return placement.cpus, placement.memory, ""
+        return placement.cpus, placement.memory_policy, ""
     except UsageError as error:
         return (), None, str(error)
 
 
 GROUPS: Final = (
     ("engine.threads", "engine.cores"),
-    ("engine.memory",),
+    ("engine.memory_policy",),
     ("engine.flash_attn", "engine.cache_type_k", "engine.cache_type_v"),
     ("engine.ubatch", "engine.batch"),
     ("engine.cpu_module",),
@@ -253,7 +253,7 @@ GROUPS: Final = (
     ("speculation.drafters", "speculation.depth", "speculation.draft_model"),
 )
 """Settings that only make sense together."""
-_PLACEMENT: Final = ("engine.threads", "engine.cores", "engine.memory", "speculation.draft_cores")
+_PLACEMENT: Final = ("engine.threads", "engine.cores", "engine.memory_policy", "speculation.draft_cores")
 _DEFAULTS: Final = Settings()
 MEASURED: Final = ("engine.threads", "engine.cores")
 """Settings that are measured even if the user set them: nobody knows in advance how many threads are best."""

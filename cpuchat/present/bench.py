@@ -24,7 +24,7 @@ RIGHT = tuple(range(4, len(HEADINGS) - 1))
 _SETTINGS = {
     "threads": lambda setup: f"threads {setup.threads or 'auto'}",
     "cores": lambda setup: f"cores {setup.cores}",
-    "memory": lambda setup: f"memory {setup.memory}",
+    "memory_policy": lambda setup: f"memory policy {setup.memory_policy}",
     "cache_type_k": lambda setup: f"K {setup.cache_type_k}",
     "cache_type_v": lambda setup: f"V {setup.cache_type_v}",
     "flash_attn": lambda setup: f"FA {setup.flash_attn}",

@@ -213,9 +213,9 @@ def _policy(facts: MachineFacts, now: Now) -> str:
     huge = f" · huge pages {facts.huge_pages}" if facts.huge_pages else ""
     if now.engine is None:
         return f"no worker running{huge}"
-    words = now.engine.memory or "local"
-    if now.engine.memory_refused:
-        words += f" · requested policy rejected: {now.engine.memory_refused}"
+    words = now.engine.memory_policy or "local"
+    if now.engine.policy_refused:
+        words += f" · requested policy rejected: {now.engine.policy_refused}"
     return words + huge
 
 
@@ -319,7 +319,7 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "memory_available": facts.available,
         "peak_read": facts.peak.bytes_per_s if facts.peak is not None else None,
         "theoretical": facts.theoretical.bytes_per_s if facts.theoretical is not None else None,
-        "memory_policy": facts.placement.memory.words if facts.placement is not None else None,
+        "memory_policy": facts.placement.memory_policy.words if facts.placement is not None else None,
         "counter": facts.counter.name or None,
         "power": facts.power.name or None,
         "engine": _engine_json(facts.engine) if facts.engine else None,
@@ -360,8 +360,9 @@ def _bandwidth(facts: DiagnosticFacts) -> str:
 
 def _numa(facts: DiagnosticFacts) -> str:
     if facts.placement is None:
-        return f"{facts.topology.nps_words} · {facts.problems.get('memory', 'n/a')}"
-    return f"{facts.topology.nps_words} · memory policy {facts.placement.memory.words}: {facts.placement.memory_reason}"
+        return f"{facts.topology.nps_words} · {facts.problems.get('memory_policy', 'n/a')}"
+    policy = facts.placement.memory_policy.words
+    return f"{facts.topology.nps_words} · memory policy {policy}: {facts.placement.policy_reason}"
 
 
 def _counters(facts: DiagnosticFacts) -> str:
@@ -425,7 +426,7 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
 
 def _settings(facts: DiagnosticFacts) -> str:
     wanted = facts.settings
-    parts = [f"cores {wanted.cores}", f"threads {wanted.threads or 'auto'}", f"memory {wanted.memory}"]
+    parts = [f"cores {wanted.cores}", f"threads {wanted.threads or 'auto'}", f"memory {wanted.memory_policy}"]
     parts += [f"{knob.name} {knob.state}" for knob in facts.knobs if knob.level]
     if wanted.model:
         parts.append(f"model {wanted.model}, {gigabytes(wanted.model_bytes)} GB")

@@ -76,12 +76,12 @@ def _of_memory(facts: SettingFacts, evidence: LoadEvidence) -> Iterator[SettingP
 
 
 def _memory_policy(facts: SettingFacts) -> SettingProof:
-    value, residency = facts.chosen.engine.memory, facts.residency or Residency()
+    value, residency = facts.chosen.engine.memory_policy, facts.residency or Residency()
     if len([node for node in facts.topology.nodes if node.memory]) < 2:
         return _row("memory policy", value, "no effect", "no effect on this machine: one NUMA node")
-    if facts.engine.memory_refused:
-        return _row("memory policy", value, False, f"refused: {facts.engine.memory_refused}")
-    wanted, in_force = facts.engine.memory.partition(":")[0], residency.policy or "default"
+    if facts.engine.policy_refused:
+        return _row("memory policy", value, False, f"refused: {facts.engine.policy_refused}")
+    wanted, in_force = facts.engine.memory_policy.partition(":")[0], residency.policy or "default"
     works = wanted in ("", "local") or in_force.startswith("prefer" if wanted == "preferred" else wanted)
     return _row("memory policy", value, works, f"{residency.words()}; kernel: {in_force}", reported=residency.words())
 

@@ -14,8 +14,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     in use ("": it was built for one CPU), `modules` those that are worth timing on this CPU, the highest score first.
     `kernels` is the instruction set of cpuchat's kernels ("AVX2"; "": only llama.cpp's are here).
 
-    `memory` is the NUMA policy that the worker runs under, in the words of hardware.numa.mempolicy ("local",
-    "interleave:0-1"); `memory_refused` is why it is not the one that was asked for, "" when it is.
+    `memory_policy` is the NUMA policy that the worker runs under, in the words of hardware.numa.mempolicy ("local",
+    "interleave:0-1"); `policy_refused` is why it is not the one that was asked for, "" when it is.
     """
 
     version: str
@@ -25,8 +25,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
     kernels: str = ""
     pid: int = 0
-    memory: str = ""
-    memory_refused: str = ""
+    memory_policy: str = ""
+    policy_refused: str = ""
 
 
 class Weights(msgspec.Struct, frozen=True):

@@ -161,7 +161,7 @@ class QualityMeasurement:
             n_ctx=self.n_ctx,
             done=tuple(tuple(comparison.windows) for comparison in self.comparisons),
         )
-        command = launch_command(placement.memory.words, python_command("-m", "cpuchat.engine.lockstep"))
+        command = launch_command(placement.memory_policy.words, python_command("-m", "cpuchat.engine.lockstep"))
         process = LineProcess[Answer](
             command, "measuring process", Answer, MeasureFailed, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1"
         )

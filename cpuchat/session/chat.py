@@ -297,7 +297,7 @@ class ChatSession:
             return
         from cpuchat.models.machine import reach_of
 
-        reach = await run_in_daemon_thread(partial(reach_of, model, engine.memory if engine is not None else ""))
+        reach = await run_in_daemon_thread(partial(reach_of, model, engine.memory_policy if engine is not None else ""))
         if self.conversation.model is model:
             self.conversation.meter.predicted(reach)
             self._emit(events.Changed("ceilings"))

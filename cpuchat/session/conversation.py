@@ -358,7 +358,7 @@ class Conversation:
     async def _log_speed(self, event: GenerationFinished) -> None:
         model = self.model
         if self.logs_speed and self.drafting != "always" and model is not None:
-            memory = self.backend.engine.memory if self.backend.engine is not None else ""
+            memory = self.backend.engine.memory_policy if self.backend.engine is not None else ""
             await asyncio.to_thread(self._usage.answered, model, event.timings, memory)
 
     def _events(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:

@@ -85,7 +85,7 @@ def thread_choice(topology: Topology, chosen: Settings) -> TuningChoice:
     """Threads and cores: fewer, one for each core, one for each SMT sibling, the cores of each L3 group."""
     now, used = _place(topology, chosen), PlacementSpec.of(chosen)
     found: dict[tuple[int, ...], TuningCandidate] = {}
-    n_cores = len(_cpus(topology, PlacementSpec(memory=used.memory)))
+    n_cores = len(_cpus(topology, PlacementSpec(memory_policy=used.memory_policy)))
     counts = (0, n_cores - 1, math.ceil(0.75 * n_cores), math.ceil(0.5 * n_cores))
     specs = [("auto", n if n != n_cores else 0) for n in dict.fromkeys(counts) if 0 <= n <= n_cores]
     specs += [("all", 0), *_wide(topology)]
@@ -104,24 +104,24 @@ def thread_choice(topology: Topology, chosen: Settings) -> TuningChoice:
 
 def memory_choice(topology: Topology, chosen: Settings) -> TuningChoice:
     """The NUMA policy, and the cores of one node with its memory."""
-    now, keys = _place(topology, chosen), ("engine.memory",)
-    here = TuningCandidate(now.memory.words, chosen)
+    now, keys = _place(topology, chosen), ("engine.memory_policy",)
+    here = TuningCandidate(now.memory_policy.words, chosen)
     if len([node for node in topology.nodes if node.memory]) < 2:
         return TuningChoice("memory policy", keys, here, skipped="one NUMA node")
     found: dict[tuple[object, ...], TuningCandidate] = {}
     policies = ["auto", "local", "interleave"]
-    specs = [dataclasses.replace(PlacementSpec.of(chosen), memory=policy) for policy in policies]
+    specs = [dataclasses.replace(PlacementSpec.of(chosen), memory_policy=policy) for policy in policies]
     one_node = [one.spec for one in placements.candidates(topology) if one.name == placements.ONE_NODE]
     for spec in [*specs, *one_node]:
         try:
             placement = place(topology, spec)
         except UsageError:
             continue
-        key = (placement.cpus, placement.memory)
-        if key != (now.cpus, now.memory) and key not in found:
-            words = f"{placement.memory.words}, {thread_words(topology, placement.cpus)}"
-            words = placement.memory.words if placement.cpus == now.cpus else words
-            found[key] = _candidate(words, chosen, engine={"cores": spec.cores, "memory": spec.memory,
+        key = (placement.cpus, placement.memory_policy)
+        if key != (now.cpus, now.memory_policy) and key not in found:
+            words = f"{placement.memory_policy.words}, {thread_words(topology, placement.cpus)}"
+            words = placement.memory_policy.words if placement.cpus == now.cpus else words
+            found[key] = _candidate(words, chosen, engine={"cores": spec.cores, "memory_policy": spec.memory_policy,
                                                       "threads": spec.threads})  # fmt: skip
     return TuningChoice("memory policy", keys, here, tuple(found.values()))
 
@@ -388,7 +388,7 @@ def _placed(topology: Topology, spec: PlacementSpec) -> Placement | None:
 
 
 def _same(one: Placement, other: Placement) -> bool:
-    return (one.cpus, one.draft_cpus, one.memory) == (other.cpus, other.draft_cpus, other.memory)
+    return (one.cpus, one.draft_cpus, one.memory_policy) == (other.cpus, other.draft_cpus, other.memory_policy)
 
 
 def _read_rates(survey: Survey | None, costs: LoadedCosts) -> ReadRates:
@@ -417,13 +417,18 @@ def _predicted(
 ) -> tuple[float, int]:
     """Return tok/s and the draft depth by the cost model, whose cores are exchanged for those of the candidate: the
     rate of plain decoding as the models list predicts it, times the gain as the list of draft models does."""
-    placement, memory, draft, past = candidate.placement, candidate.spec.memory, costs.draft, figures.n_past.value
+    placement, memory, draft, past = (
+        candidate.placement,
+        candidate.spec.memory_policy,
+        costs.draft,
+        figures.n_past.value,
+    )
     past = past or N_PAST
 
     def on(cpus: Collection[int]) -> CostProfile:
         return on_other_cores(
             costs.profile,
-            read=rates.of(topology, cpus, memory) / rates.of(topology, costs.cpus, in_use.memory),
+            read=rates.of(topology, cpus, memory) / rates.of(topology, costs.cpus, in_use.memory_policy),
             compute=topology.n_cores(cpus) / topology.n_cores(costs.cpus),
         )
 

@@ -161,7 +161,7 @@ class _EngineThread(threading.Thread):
             from cpuchat.engine.llama.bindings import engine_info
 
             memory, refused = in_effect()
-            info = msgspec.structs.replace(engine_info(), memory=memory, memory_refused=refused)
+            info = msgspec.structs.replace(engine_info(), memory_policy=memory, policy_refused=refused)
             engine = Engine(self._output.emit)
         except CpuchatError as error:
             self._output.emit(Failed.of(error))

@@ -55,8 +55,8 @@ async def test_a_worker_runs_under_the_policy_that_it_was_started_with(tmp_path:
     try:
         ready = await worker.events.get()
         assert isinstance(ready, WorkerReady)
-        assert ready.engine.memory == "bind:0"
-        assert not ready.engine.memory_refused
+        assert ready.engine.memory_policy == "bind:0"
+        assert not ready.engine.policy_refused
         assert ready.engine.pid == worker.pid
     finally:
         await worker.close()
@@ -69,8 +69,8 @@ async def test_a_policy_that_is_refused_is_told_and_the_worker_runs(tmp_path: Pa
     try:
         ready = await worker.events.get()
         assert isinstance(ready, WorkerReady)
-        assert ready.engine.memory == "local"
-        assert "999" in ready.engine.memory_refused
+        assert ready.engine.memory_policy == "local"
+        assert "999" in ready.engine.policy_refused
     finally:
         await worker.close()
         spawner.close()
@@ -81,25 +81,25 @@ async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
 ) -> None:
     # On one node every policy is resolved to none; here they shall differ.
     def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
-        return Placement(own_cpus()[:1], (), parse_policy(spec.memory), "", "")
+        return Placement(own_cpus()[:1], (), parse_policy(spec.memory_policy), "", "")
 
     monkeypatch.setattr(local, "place_here", placed)
     backend = LocalBackend(state_dir=tmp_path / "kv")
     request = chat("hello there, this is a chat that has some text in it", state=StateKey(chat="one"))
     try:
-        first = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory="local")))
+        first = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy="local")))
         assert isinstance(first.events[-1], ModelLoaded)
         before = backend.pid
         await collect(backend.generate(request))
-        again = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory="bind:0")))
+        again = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy="bind:0")))
         assert not any(isinstance(event, Failed) for event in again.events)
         assert backend.pid != before
         assert backend.engine is not None
-        assert backend.engine.memory == "bind:0"
+        assert backend.engine.memory_policy == "bind:0"
         finished = (await collect(backend.generate(request))).finished
         assert finished.timings.cache_n > 0
         same = backend.pid
-        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory="bind:0")))
+        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy="bind:0")))
         assert backend.pid == same
     finally:
         await backend.close()
@@ -108,7 +108,7 @@ async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
 async def test_a_policy_that_makes_no_sense_here_is_a_failed_load(tiny_model: Path) -> None:
     backend = LocalBackend()
     try:
-        failed = (await collect(backend.load(tiny_model, LoadOptions(), PlacementSpec(memory="bind:77")))).failed
+        failed = (await collect(backend.load(tiny_model, LoadOptions(), PlacementSpec(memory_policy="bind:77")))).failed
         assert failed.code == "usage"
         assert "77" in failed.message
     finally:
@@ -130,15 +130,15 @@ async def test_a_prepared_worker_under_another_policy_is_replaced(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
-        return Placement(own_cpus()[:1], (), parse_policy(spec.memory), "", "")
+        return Placement(own_cpus()[:1], (), parse_policy(spec.memory_policy), "", "")
 
     monkeypatch.setattr(local, "place_here", placed)
     before = children()
     backend = LocalBackend(log_dir=tmp_path)
-    backend.prepare(PlacementSpec(memory="local"))
+    backend.prepare(PlacementSpec(memory_policy="local"))
     try:
-        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory="bind:0")))
-        assert backend.engine is not None and backend.engine.memory == "bind:0"
+        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy="bind:0")))
+        assert backend.engine is not None and backend.engine.memory_policy == "bind:0"
         assert children() - before == {backend.pid}
     finally:
         await backend.close()
@@ -149,7 +149,7 @@ async def test_a_prepared_worker_that_nobody_needs_is_ended(tmp_path: Path, memo
     """Also where it could not be started: the placement makes no sense here."""
     before = children()
     backend = LocalBackend(log_dir=tmp_path)
-    backend.prepare(PlacementSpec(memory=memory))
+    backend.prepare(PlacementSpec(memory_policy=memory))
     await backend.close()
     assert children() <= before
 

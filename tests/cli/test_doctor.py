@@ -140,7 +140,7 @@ def test_settings_that_are_not_possible_are_a_finding_and_not_a_failure(
     monkeypatch.setattr(machine, "ROOT", make_tree(tmp_path, "epyc-9354"))
     config = Path(os.environ["CPUCHAT_CONFIG_DIR"]) / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text('[engine]\ncores = "l3:77"\nmemory = "bind:5"\n')
+    config.write_text('[engine]\ncores = "l3:77"\nmemory_policy = "bind:5"\n')
     assert program.main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "problem: The configured cores cannot be used" in out

@@ -77,7 +77,7 @@ def test_a_server(on: Callable[[str], None]) -> None:
 def test_json_of_a_server(on: Callable[[str], None]) -> None:
     on("2x-epyc-7543")
     found = json.loads(run("--json", "--memory-policy", "interleave").stdout)
-    assert found["memory"] == "interleave:0-1"
+    assert found["memory_policy"] == "interleave:0-1"
     assert found["share"] == pytest.approx(360 / 409.6)
     assert found["theoretical"]["channels"] == 16
     assert found["l3_group"]["bytes_per_s"] == pytest.approx(100e9)

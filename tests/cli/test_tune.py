@@ -76,10 +76,10 @@ def test_wrong_usage_is_a_sentence(arguments: tuple[str, ...], status: int, word
 
 
 def test_ctrl_c_stops_it(tiny_model: Path) -> None:
-    settings.update({"engine": {"memory": "local"}})  # the first choice is made at once
+    settings.update({"engine": {"memory_policy": "local"}})  # the first choice is made at once
     process = start("tune", str(tiny_model))
     assert process.stderr is not None
-    assert b"set by you: memory = local" in process.stderr.readline()
+    assert b"set by you: memory_policy = local" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=180)
     assert process.returncode == 130, out

@@ -222,12 +222,14 @@ def test_a_wrong_environment_variable_is_named(variable: str, value: str, monkey
 def test_every_setting_knows_where_its_value_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.update({"engine": {"threads": 2, "batch": 64, "poll": 7}, "model": {"last": "/seen.gguf"}})
     monkeypatch.setenv("CPUCHAT_ENGINE_BATCH", "32")
-    sources = SettingSources(given_options({"engine__threads": 3, "engine__memory": "local", "engine__ctx": None}))
+    sources = SettingSources(
+        given_options({"engine__threads": 3, "engine__memory_policy": "local", "engine__ctx": None})
+    )
     assert sources.read() == {
         "engine.threads": "set by --threads",
         "engine.batch": "set by CPUCHAT_ENGINE_BATCH",
         "engine.poll": "set in config.toml",
-        "engine.memory": "set by --memory-policy",
+        "engine.memory_policy": "set by --memory-policy",
         "model.last": "as in the last run",
     }
     sources.saved({"engine": {"threads": 4}})

@@ -93,7 +93,7 @@ def test_a_machine_with_nothing_wrong(root: Path) -> None:
         ("epyc-9354", {"sys/fs/cgroup/cpu.max": "3200000 100000"}, {}, ("ok", "CPU quota", "32 CPUs for 32", "")),
         ("epyc-9354", {}, {"cores": "l3:99"}, ("problem", "cores cannot be used", "99", "auto")),
         ("epyc-9354", {}, {"threads": 65}, ("problem", "cores cannot be used", "65", "auto")),
-        ("epyc-9354", {}, {"memory": "bind:7"}, ("problem", "configured memory policy", "bind:7", "auto")),
+        ("epyc-9354", {}, {"memory_policy": "bind:7"}, ("problem", "configured memory policy", "bind:7", "auto")),
         (TWO, {}, {"refused": "not permitted"}, ("warning", "not in effect", "interleave:0-1: not perm", "SYS_NICE")),
         (TWO, {}, {}, ("problem", "another CPU", "AVX512, AVX512_VNNI, AVX512_BF16, which this", "make setup")),
         ("epyc-9354", {"proc/loadavg": "40.1 1 1 2/3 4"}, {}, ("warning", "use the cores", "40.1", "top")),

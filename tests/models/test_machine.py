@@ -48,7 +48,7 @@ def test_a_bandwidth_measured_beside_other_programs_predicts_nothing() -> None:
 def test_memory_that_is_bound_to_a_node_is_that_of_the_node(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "2x-epyc-7543")
     everywhere = this_machine(Settings(), root=root)
-    bound = this_machine(parse('[engine]\nmemory = "bind:1"\n'), root=root)
+    bound = this_machine(parse('[engine]\nmemory_policy = "bind:1"\n'), root=root)
     assert everywhere.available == pytest.approx(0.75 * 512 * 2**30, rel=0.01)
     assert bound.available == everywhere.available // 2
     assert bound.total == everywhere.total

@@ -19,7 +19,7 @@ def test_when_and_on_which_cores_passes_were_measured() -> None:
     assert "not measured" in passes_measured(Settings())
     assert "not measured" in passes_measured(parse('[engine]\ncores = "9998-9999"\n'))
     placement = place(read_topology(), PlacementSpec())
-    CostLog(placement.cpus, placement.memory.words).probed(probe(two_cores())[:5])
+    CostLog(placement.cpus, placement.memory_policy.words).probed(probe(two_cores())[:5])
     cores = plural(len(placement.cpus), "core")
     assert passes_measured(Settings()).endswith(f"(today) · {cores} · 5 passes")
     if len(placement.cpus) > 1:

@@ -39,7 +39,7 @@ def facts(root: Path, evidence: LoadEvidence = EVIDENCE, engine: str = "local", 
     found = SettingFacts(
         chosen=Settings(),
         model=model,
-        engine=EngineInfo(version="1", memory=engine),
+        engine=EngineInfo(version="1", memory_policy=engine),
         topology=read_topology(root),
         timings=Timings(predicted_n=16, speculation=FIGURES),
         pages=MemoryPages(resident=2_000_000_000, huge_anonymous=620_000_000),

@@ -59,7 +59,7 @@ class OnMachine(ScriptedBackend):
 
     def __init__(self, model: ModelInfo, memory: str = "local", refused: str = "", **more: Any) -> None:
         super().__init__(model=model, **more)
-        self._engine = EngineInfo(version="scripted", memory=memory, memory_refused=refused)
+        self._engine = EngineInfo(version="scripted", memory_policy=memory, policy_refused=refused)
 
     @property
     def pid(self) -> int | None:

@@ -28,7 +28,7 @@ def test_every_candidate_is_possible_and_differs(tmp_path: Path, name: str) -> N
     now = place(topology, PlacementSpec.of(chosen))
     for choice in (candidates.thread_choice(topology, chosen), candidates.memory_choice(topology, chosen)):
         found = [place(topology, PlacementSpec.of(one.settings)) for one in choice.candidates]
-        resolved = [(one.cpus, one.memory) for one in (now, *found)]
+        resolved = [(one.cpus, one.memory_policy) for one in (now, *found)]
         assert len(set(resolved)) == len(resolved)
         assert len({one.words for one in choice.candidates}) == len(choice.candidates)
         assert bool(choice.candidates) or choice.skipped or len(now.cpus) == 1
@@ -79,7 +79,7 @@ def test_drafters_are_compared_with_fewer_and_with_none() -> None:
     ("changes", "skipped"),
     [
         ({"engine": {"threads": 3}}, ""),
-        ({"engine": {"threads": 3, "memory": "local"}}, "set by you: memory = local"),
+        ({"engine": {"threads": 3, "memory_policy": "local"}}, "set by you: memory_policy = local"),
         ({"speculation": {"draft_cores": "shared"}}, "set by you: draft_cores = shared"),
         ({"engine": {"ctx": 2048}}, ""),
     ],

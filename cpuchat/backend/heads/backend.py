@@ -75,7 +75,7 @@ class HeadBackend(ModelBackend[LlamaServerProcess]):
             if self._cancelled.is_set():
                 yield _CLOSED if self._closed else LoadCancelled()
                 return
-            memory = plan.placement.memory.words
+            memory = plan.placement.memory_policy.words
             self._process = server = await LlamaServerProcess.start(self._spawner, self._log_dir, plan.server, memory)
         except CpuchatError as error:
             yield Failed.of(error)
@@ -113,8 +113,8 @@ class HeadBackend(ModelBackend[LlamaServerProcess]):
             async for event in events:
                 match event:
                     case ModelLoaded():
-                        memory = plan.placement.memory.words
-                        self.engine = EngineInfo(version=ENGINE, pid=server.pid or 0, memory=memory)
+                        memory = plan.placement.memory_policy.words
+                        self.engine = EngineInfo(version=ENGINE, pid=server.pid or 0, memory_policy=memory)
                         self._model = plan.described(event.model)
                         yield ModelLoaded(model=self._model)
                     case LoadProgress():

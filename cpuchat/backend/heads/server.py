@@ -199,7 +199,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
         kind = require_head(path, draft) if draft is not None else None
         program, placement, header = find_program(), place_here(spec, with_draft=False), read_model(path)
         head = read_model(draft) if draft is not None and kind is not None and draft != path else None
-        available = available_within(placement.memory.bound)
+        available = available_within(placement.memory_policy.bound)
         options = msgspec.structs.replace(options, kernels="llama.cpp")  # llama-server has no others
         n_ctx, spare = _fit(header, head, options, available)
         server = ServerOptions(

@@ -92,13 +92,13 @@ def measure(
     *,
     seconds: float = WINDOW_SECONDS,
     rounds: int = WINDOWS,
-    memory: str = "",
+    policy: str = "",
     cancelled: Cancelled | None = None,
     root: Path = ROOT,
 ) -> ReadBandwidth:
     """Read memory with one pinned thread per CPU of `cpus`, `rounds` times for `seconds`. Blocks that long.
 
-    `memory`: the memory policy, in the words of `mempolicy`; "" is that of this process. One that the kernel refuses
+    `policy`: the memory policy, in the words of `mempolicy`; "" is that of this process. One that the kernel refuses
     is not in effect. `cancelled`: asked every 50 ms; True ends the measurement. Raises ProbeFailed: too little free
     memory, or a CPU that this process may not use; Interrupted: `cancelled` said so.
     """
@@ -113,8 +113,8 @@ def measure(
         "--rounds", str(rounds),
         "--library", str(paths.engine_library("cpuchat-read") or ""),
     ]  # fmt: skip
-    if memory:
-        command = launch_command(memory, command)
+    if policy:
+        command = launch_command(policy, command)
     found = run_probe(command, cancelled or (lambda: False), seconds * rounds + _PATIENCE)
     rates = tuple(float(rate) for rate in found.get("rounds", ()))
     if not rates or max(rates) <= 0:
@@ -210,12 +210,12 @@ def measured_on(cpus: Collection[int], words: str = "", root: Path = ROOT) -> Me
     elif not words and (policy := current()) is not None:
         words = policy.words
     machine = " | ".join(part.replace("|", "/") for part in (*_machine(root), f"nodes {nodes}"))
-    return MeasuredOn(machine=machine, cpus=tuple(sorted(set(cpus))), memory=words)
+    return MeasuredOn(machine=machine, cpus=tuple(sorted(set(cpus))), memory_policy=words)
 
 
 def _key(kind: str, cpus: Collection[int], words: str, root: Path) -> str:
     on = measured_on(cpus, words, root)
-    return " | ".join((kind, format_cpu_list(on.cpus), on.memory, on.machine))
+    return " | ".join((kind, format_cpu_list(on.cpus), on.memory_policy, on.machine))
 
 
 def _machine(root: Path) -> tuple[str, ...]:
@@ -238,7 +238,7 @@ would wait for another one.
 
 def peak_of(
     cpus: Sequence[int],
-    memory_words: str = "",
+    policy: str = "",
     *,
     retry_after: float = RETRY_SECONDS,
     cancelled: Cancelled | None = None,
@@ -249,35 +249,33 @@ def peak_of(
     was cancelled, or could not be measured.
 
     What was measured while other programs ran is measured again, but not within `retry_after` seconds, and the better
-    of both counts. `memory_words`: the policy to measure under, resolved ("local", "interleave:0-1"); "" is that of
+    of both counts. `policy`: the policy to measure under, resolved ("local", "interleave:0-1"); "" is that of
     this process. `cancelled`: asked every 50 ms; True ends the measurement. `failed`: gets the reason when there is no
     figure.
     """
-    known = _saved(cpus, memory_words, root)
+    known = _saved(cpus, policy, root)
     if known is not None and not _is_due(known, retry_after):
         return _peak(known)
     try:
-        measured = measure(cpus, memory=memory_words, cancelled=cancelled, root=root)
+        measured = measure(cpus, policy=policy, cancelled=cancelled, root=root)
     except Interrupted:
         return None
     except CpuchatError as error:
         if failed is not None:
             failed(str(error))
         return None
-    return remember(measured, memory_words, root=root)
+    return remember(measured, policy, root=root)
 
 
-def known_peak(
-    cpus: Sequence[int], memory_words: str = "", *, root: Path = ROOT, disturbed: bool = True
-) -> Peak | None:
+def known_peak(cpus: Sequence[int], policy: str = "", *, root: Path = ROOT, disturbed: bool = True) -> Peak | None:
     """Return the cached measurement of these CPUs, if any; `disturbed` False: one without other programs running."""
-    known = _saved(cpus, memory_words, root)
+    known = _saved(cpus, policy, root)
     return None if known is None or (known.disturbed and not disturbed) else _peak(known)
 
 
-def should_measure(cpus: Sequence[int], memory_words: str = "", *, root: Path = ROOT) -> bool:
+def should_measure(cpus: Sequence[int], policy: str = "", *, root: Path = ROOT) -> bool:
     """Return whether these CPUs were never measured, or only while disturbed and over an hour ago."""
-    known = _saved(cpus, memory_words, root)
+    known = _saved(cpus, policy, root)
     return known is None or _is_due(known)
 
 
@@ -285,8 +283,8 @@ def _is_due(known: ReadBandwidth, retry_after: float = RETRY_SECONDS) -> bool:
     return known.disturbed and not 0 <= time() - known.made < retry_after
 
 
-def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth | None:
-    saved = _cache().read().get(_key("peak", cpus, memory_words, root))
+def _saved(cpus: Sequence[int], policy: str, root: Path) -> ReadBandwidth | None:
+    saved = _cache().read().get(_key("peak", cpus, policy, root))
     with contextlib.suppress(msgspec.ValidationError):
         measured = msgspec.convert(saved, prepared(ReadBandwidth))
         if measured.bytes_per_s > 0 and measured.cpus == tuple(sorted(set(cpus))):
@@ -294,14 +292,14 @@ def _saved(cpus: Sequence[int], memory_words: str, root: Path) -> ReadBandwidth 
     return None
 
 
-def remember(measured: ReadBandwidth, memory_words: str = "", *, root: Path = ROOT) -> Peak:
+def remember(measured: ReadBandwidth, policy: str = "", *, root: Path = ROOT) -> Peak:
     """Save a measurement as the peak of its CPUs, unless it was disturbed and more was measured before."""
-    known = _saved(measured.cpus, memory_words, root) if measured.disturbed else None
+    known = _saved(measured.cpus, policy, root) if measured.disturbed else None
     if known is not None and known.bytes_per_s > measured.bytes_per_s:
         if not known.disturbed:
             return _peak(known)
         measured = known
-    _cache().put(_key("peak", measured.cpus, memory_words, root), replace(measured, made=time()))
+    _cache().put(_key("peak", measured.cpus, policy, root), replace(measured, made=time()))
     return _peak(measured)
 
 
@@ -330,12 +328,12 @@ def survey(
     on_progress: Progress | None = None,
     *,
     cpus: Sequence[int] = (),
-    memory: str = "",
+    policy: str = "",
     cancelled: Cancelled | None = None,
     root: Path = ROOT,
 ) -> Survey:
     """Measure `cpus` (logical CPUs, one per core; none: those that compute by default), one of them, and those of one
-    L3 group, in about 6 seconds. The result is cached. `memory`: the policy in the words of `mempolicy`; "" is that of
+    L3 group, in about 6 seconds. The result is cached. `policy`: the policy in the words of `mempolicy`; "" is that of
     this process. Raises ProbeFailed: they could not be measured; Interrupted: `cancelled` said so.
     """
     chosen = tuple(sorted(set(cpus))) or default_cpus(topology)
@@ -348,18 +346,18 @@ def survey(
     for number, (members, what) in enumerate(sets.items()):
         if on_progress is not None:
             on_progress(number, len(sets), what)
-        found[members] = measure(members, memory=memory, cancelled=cancelled, root=root)
+        found[members] = measure(members, policy=policy, cancelled=cancelled, root=root)
     result = Survey(found[chosen[:1]], found[chosen], found.get(group))
-    _cache().put(_key("survey", chosen, memory, root), result)
-    remember(result.all_cores, memory, root=root)
+    _cache().put(_key("survey", chosen, policy, root), result)
+    remember(result.all_cores, policy, root=root)
     return result
 
 
 def cached_survey(
-    topology: Topology, *, cpus: Sequence[int] = (), memory: str = "", root: Path = ROOT
+    topology: Topology, *, cpus: Sequence[int] = (), policy: str = "", root: Path = ROOT
 ) -> Survey | None:
     """Return the cached survey of the same cores under the same memory policy; None if there is none."""
-    saved = _cache().read().get(_key("survey", cpus or default_cpus(topology), memory, root))
+    saved = _cache().read().get(_key("survey", cpus or default_cpus(topology), policy, root))
     try:
         return msgspec.convert(saved, prepared(Survey))
     except msgspec.ValidationError:

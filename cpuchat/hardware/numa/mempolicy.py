@@ -248,19 +248,19 @@ def _refusal(policy: Policy, error: OSError) -> PolicyRefused:
     import errno
 
     if sys.platform != "linux":
-        return PolicyRefused("Memory policies are supported on Linux only.", "Set engine.memory to local.")
+        return PolicyRefused("Memory policies are supported on Linux only.", "Set engine.memory_policy to local.")
     match error.errno:
         case errno.EPERM | errno.EACCES:
             return PolicyRefused(
                 "Setting a memory policy is not permitted here, as in most containers.",
-                "Start the container with --cap-add SYS_NICE, or set engine.memory to local.",
+                "Start the container with --cap-add SYS_NICE, or set engine.memory_policy to local.",
             )
         case errno.ENOSYS:
-            return PolicyRefused("This kernel has no memory policies.", "Set engine.memory to local.")
+            return PolicyRefused("This kernel has no memory policies.", "Set engine.memory_policy to local.")
         case errno.EINVAL if policy.nodes:
             return _no_such_node(list(policy.nodes), ())
     return PolicyRefused(
-        f"The kernel rejected the memory policy: {error.strerror or error}.", "Set engine.memory to local."
+        f"The kernel rejected the memory policy: {error.strerror or error}.", "Set engine.memory_policy to local."
     )
 
 

@@ -34,13 +34,13 @@ class PlacementSpec:
 
     `cores` and `threads` are of the target (`placement.cores` has the words; 0: one thread for each core).
     `draft_cores`: "auto" and "shared" are the target's cores, sequentially; cores in the same words are the draft
-    model's own, concurrently. `memory` is the NUMA policy (`numa.mempolicy` has the words). `is_saved`: it
+    model's own, concurrently. `memory_policy` is the NUMA policy (`numa.mempolicy` has the words). `is_saved`: it
     may have been written for another machine or container, and what is not allowed here is left out.
     """
 
     cores: str = "auto"
     draft_cores: str = "auto"
-    memory: str = "auto"
+    memory_policy: str = "auto"
     threads: int = 0
     is_saved: bool = field(default=False, compare=False)
 
@@ -48,7 +48,7 @@ class PlacementSpec:
     def of(cls, settings: Settings) -> PlacementSpec:
         """Return the placement that `settings` ask for."""
         engine = settings.engine
-        return cls(engine.cores, settings.speculation.draft_cores, engine.memory, engine.threads, is_saved=True)
+        return cls(engine.cores, settings.speculation.draft_cores, engine.memory_policy, engine.threads, is_saved=True)
 
     @property
     def names_draft_cores(self) -> bool:
@@ -58,7 +58,7 @@ class PlacementSpec:
     def changes(self) -> Changes:
         """Return the settings as `settings.update` takes them."""
         return {
-            "engine": {"cores": self.cores, "memory": self.memory, "threads": self.threads},
+            "engine": {"cores": self.cores, "memory_policy": self.memory_policy, "threads": self.threads},
             "speculation": {"draft_cores": self.draft_cores},
         }
 
@@ -72,16 +72,16 @@ class Placement:
     """A `PlacementSpec` resolved on one machine.
 
     `cpus`: one logical CPU for each thread of the target, ascending. `draft_cpus`: () when the draft model computes on
-    `cpus`, sequentially; other CPUs when it computes concurrently. `memory` is the NUMA policy with its nodes spelled
-    out. `reason` and `memory_reason` are one sentence each, `notes` are for the user. `roams`: the target's threads may
-    move among these CPUs; () pins each to its own.
+    `cpus`, sequentially; other CPUs when it computes concurrently. `memory_policy` is the NUMA policy with its nodes
+    spelled out. `reason` and `policy_reason` are one sentence each, `notes` are for the user. `roams`: the target's
+    threads may move among these CPUs; () pins each to its own.
     """
 
     cpus: tuple[int, ...]
     draft_cpus: tuple[int, ...]
-    memory: Policy
+    memory_policy: Policy
     reason: str
-    memory_reason: str
+    policy_reason: str
     notes: tuple[str, ...] = ()
     roams: tuple[int, ...] = ()
 
@@ -112,7 +112,7 @@ def place(
     spec, left_out = narrowed(topology, spec) if spec.is_saved else (spec, ())
     problems: dict[str, UsageError] = {}
     draft: tuple[int, ...] = ()
-    choice, policy, memory_reason = CoreChoice((), ""), Policy("local"), "as this process was started"
+    choice, policy, policy_reason = CoreChoice((), ""), Policy("local"), "as this process was started"
     if with_draft and spec.names_draft_cores:
         try:
             draft = choose_cores(topology, spec.draft_cores).cpus
@@ -130,16 +130,16 @@ def place(
             problems["draft_cores"] = UsageError(
                 f"The draft cores {spec.draft_cores} leave no core for the target model.", "Choose fewer, or `shared`."
             )
-    if not (inherits_policy and spec.memory == "auto"):
+    if not (inherits_policy and spec.memory_policy == "auto"):
         try:
-            policy, memory_reason = choose_policy(topology, spec.memory, (*choice.cpus, *draft))
+            policy, policy_reason = choose_policy(topology, spec.memory_policy, (*choice.cpus, *draft))
         except UsageError as error:
-            problems["memory"] = error
+            problems["memory_policy"] = error
     if problems:
         raise PlacementError(problems)
     notes = (*left_out, *choice.notes, *_left_out(whole, topology))
     roams = choice.roams if not draft else ()
-    return Placement(choice.cpus, draft, policy, choice.reason, memory_reason, notes, roams)
+    return Placement(choice.cpus, draft, policy, choice.reason, policy_reason, notes, roams)
 
 
 def _beside(topology: Topology, spec: PlacementSpec, draft: tuple[int, ...]) -> CoreChoice:
@@ -190,10 +190,10 @@ def narrowed(topology: Topology, spec: PlacementSpec) -> tuple[PlacementSpec, tu
         if getattr(spec, name) != getattr(used, name)
     ]
     try:
-        choose_policy(topology, spec.memory)
+        choose_policy(topology, spec.memory_policy)
     except UsageError as error:
-        used = replace(used, memory="auto")
-        notes.append(f"Memory policy {spec.memory} → auto: {error.message[:1].lower()}{error.message[1:]}")
+        used = replace(used, memory_policy="auto")
+        notes.append(f"Memory policy {spec.memory_policy} → auto: {error.message[:1].lower()}{error.message[1:]}")
     return used, tuple(notes)
 
 

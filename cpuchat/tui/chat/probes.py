@@ -159,7 +159,7 @@ class PassProbe:
         """Return the read bandwidth of these cores, measured if it is not known; None beside other programs."""
         from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of
 
-        cpus, memory = placement.cpus, placement.memory.words
+        cpus, memory = placement.cpus, placement.memory_policy.words
         peak_of(cpus, memory, retry_after=0.0, cancelled=lambda: self._stopped)
         return known_peak(cpus, memory, disturbed=False)
 
@@ -172,7 +172,7 @@ def _to_measure(spec: PlacementSpec) -> Placement | None:
     from cpuchat.models.costs import CostLog
 
     placement = place(read_topology(), spec)
-    return None if CostLog(placement.cpus, placement.memory.words).read().probe else placement
+    return None if CostLog(placement.cpus, placement.memory_policy.words).read().probe else placement
 
 
 def _is_free(pid: int | None) -> bool:

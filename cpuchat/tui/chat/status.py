@@ -161,9 +161,9 @@ class StatusLine(Widget):
             await self.run_action("screen.models")
 
     def _policy_part(self) -> _Part:
-        if self._engine is not None and self._engine.memory_refused:
+        if self._engine is not None and self._engine.policy_refused:
             return "memory policy rejected", "warn"
-        policy = self._engine.memory if self._engine is not None else ""
+        policy = self._engine.memory_policy if self._engine is not None else ""
         return ("" if policy == "local" else policy.replace(":", " ", 1)), "dim"
 
     def _context_part(self) -> _Part:

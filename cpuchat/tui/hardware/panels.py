@@ -59,7 +59,7 @@ async def read_costs(
     from cpuchat.tune.candidates import loaded_costs
 
     settings, engine = services.settings, services.conversation.backend.engine
-    memory, in_effect = engine.memory if engine is not None else "", services.conversation.in_effect
+    memory, in_effect = engine.memory_policy if engine is not None else "", services.conversation.in_effect
 
     def read() -> tuple[LoadedCosts | None, dict[str, str]]:
         costs = loaded_costs(model, memory, root) if model is not None else None
@@ -128,5 +128,5 @@ class PlacementList(OptionList):
 def _custom(spec: PlacementSpec) -> str:
     """Name a placement of the settings that the machine does not offer: `cores 0-3, 4 threads, memory bind:0`."""
     parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
-    parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory}"]
+    parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory_policy}"]
     return ", ".join(filter(None, parts))

@@ -191,7 +191,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self.query_one("#about", Static).update("")
             return
         choice = self._options.find(spec) if self._options is not None else None
-        memory = f"memory: {meant.memory.words}, {meant.memory_reason}" if len(self.facts.topology.nodes) > 1 else ""
+        memory = (
+            f"memory: {meant.memory_policy.words}, {meant.policy_reason}" if len(self.facts.topology.nodes) > 1 else ""
+        )
         lines = [choice.about if choice is not None else meant.reason, *meant.notes, memory]
         self.query_one("#about", Static).update(Text("\n".join(filter(None, lines))))
 

@@ -168,9 +168,9 @@ def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch, small: Path) 
 def test_the_policy_reaches_the_launcher_and_a_refused_one_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, small: Path
 ) -> None:
-    assert short(memory="interleave:700", root=small).bytes_per_s > 1e8
+    assert short(policy="interleave:700", root=small).bytes_per_s > 1e8
     with pytest.raises(UsageError):
-        measure(CPUS, memory="sideways")
+        measure(CPUS, policy="sideways")
     commands: list[list[str]] = []
 
     def run(command: list[str], *_: object) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_the_policy_reaches_the_launcher_and_a_refused_one_is_no_failure(
         return {"rounds": [1e10]}
 
     monkeypatch.setattr(read_bandwidth, "run_probe", run)
-    measure(CPUS, memory="interleave:0-1")
+    measure(CPUS, policy="interleave:0-1")
     measure(CPUS)
     assert ["interleave:0-1" in command for command in commands] == [True, False]
 

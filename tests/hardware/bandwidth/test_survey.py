@@ -37,23 +37,23 @@ def test_a_survey_is_kept_with_its_peak(tree: Callable[[str], Path], measured: l
     root = tree("2x-epyc-7543")
     topology = read_topology(root)
     assert cached_survey(topology, root=root) is None
-    found, _ = surveyed(root, memory="interleave:0-1")
-    assert cached_survey(topology, memory="interleave:0-1", root=root) == found
-    assert cached_survey(topology, cpus=(0, 1), memory="interleave:0-1", root=root) is None
+    found, _ = surveyed(root, policy="interleave:0-1")
+    assert cached_survey(topology, policy="interleave:0-1", root=root) == found
+    assert cached_survey(topology, cpus=(0, 1), policy="interleave:0-1", root=root) is None
     peak = read_bandwidth.known_peak(found.all_cores.cpus, "interleave:0-1", root=root)
     assert peak is not None and peak.bytes_per_s == found.all_cores.bytes_per_s
     key = read_bandwidth._key("survey", found.all_cores.cpus, "interleave:0-1", root)
     read_bandwidth._cache().put(key, {"one_core": 1})
-    assert cached_survey(topology, memory="interleave:0-1", root=root) is None
+    assert cached_survey(topology, policy="interleave:0-1", root=root) is None
 
 
 def test_a_survey_of_another_policy_is_not_shown(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
     root = tree("2x-epyc-7543")
-    found, _ = surveyed(root, memory="bind:0")
-    assert cached_survey(read_topology(root), memory="interleave:0-1", root=root) is None
+    found, _ = surveyed(root, policy="bind:0")
+    assert cached_survey(read_topology(root), policy="interleave:0-1", root=root) is None
     assert MachineReader(root).facts().survey is None  # "auto" interleaves over both nodes
-    assert MachineReader(root).facts(PlacementSpec(memory="bind:0")).survey == found
-    assert MachineReader(root).facts(PlacementSpec(memory="bind:7")).survey is None
+    assert MachineReader(root).facts(PlacementSpec(memory_policy="bind:0")).survey == found
+    assert MachineReader(root).facts(PlacementSpec(memory_policy="bind:7")).survey is None
 
 
 def test_only_chosen_cores_are_measured(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:

@@ -78,7 +78,7 @@ def test_cores_of_each_placement(machine: Machine) -> None:
     two = named(machine("2x-epyc-7543"))
     apart, node = two[OWN_SOCKET].placement, two[ONE_NODE]
     assert (format_cpu_list(apart.cpus), format_cpu_list(apart.draft_cpus)) == ("0-31", "32-63")
-    assert (node.spec.cores, node.spec.memory, len(node.placement.cpus)) == ("node:0", "bind:0", 32)
+    assert (node.spec.cores, node.spec.memory_policy, len(node.placement.cpus)) == ("node:0", "bind:0", 32)
     assert "must fit the 275 GB of its memory" in node.reason
     pairs = named(machine("epyc-9754"))
     assert (pairs[OWN_L3].spec.draft_cores, len(pairs[OWN_L3].placement.cpus)) == ("l3:15", 120)

@@ -37,7 +37,7 @@ def cpus(placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def test_words_become_cores_and_nodes(tmp_path: Path) -> None:
     topology = read_topology(make_tree(tmp_path, "2x-epyc-7543"))
     found = place(topology, PlacementSpec())
-    assert (found.cpus, found.draft_cpus, found.memory.words) == (tuple(range(64)), (), "interleave:0-1")
+    assert (found.cpus, found.draft_cpus, found.memory_policy.words) == (tuple(range(64)), (), "interleave:0-1")
     found = place(topology, PlacementSpec(cores="socket:0", draft_cores="socket:1"), with_draft=True)
     assert cpus(found) == (tuple(range(32)), tuple(range(32, 64)))
 
@@ -67,7 +67,7 @@ def test_threads_are_no_more_than_the_draft_model_leaves(topology: Topology) -> 
         (PlacementSpec(cores="99999"), "cores", "does not name any cores"),
         (PlacementSpec(draft_cores="node:4"), "draft_cores", "NUMA node 4"),
         (PlacementSpec(draft_cores="0-31"), "draft_cores", "leave no core for the target"),
-        (PlacementSpec(memory="bind:3"), "memory", "Node 3 has no memory"),
+        (PlacementSpec(memory_policy="bind:3"), "memory_policy", "Node 3 has no memory"),
         (PlacementSpec(threads=33), "threads", "Cannot use 33 threads"),
     ],
 )
@@ -80,8 +80,8 @@ def test_what_is_wrong_is_told_by_its_part(topology: Topology, spec: PlacementSp
 
 def test_everything_that_is_wrong_is_told_at_once(topology: Topology) -> None:
     with pytest.raises(PlacementError) as caught:
-        place(topology, PlacementSpec(cores="l3:9", draft_cores="l3:9", memory="bind:9"), with_draft=True)
-    assert set(caught.value.problems) == {"cores", "draft_cores", "memory"}
+        place(topology, PlacementSpec(cores="l3:9", draft_cores="l3:9", memory_policy="bind:9"), with_draft=True)
+    assert set(caught.value.problems) == {"cores", "draft_cores", "memory_policy"}
 
 
 def test_memory_is_placed_for_the_cores_of_both_models(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_memory_is_placed_for_the_cores_of_both_models(tmp_path: Path) -> None:
         ("auto", "l3:15", "interleave:0-1", "interleave:0-1"),
     ):
         spec = PlacementSpec(cores, draft_cores)
-        assert place(topology, spec, with_draft=True).memory.words == policy
-        assert place(topology, spec).memory.words == alone
+        assert place(topology, spec, with_draft=True).memory_policy.words == policy
+        assert place(topology, spec).memory_policy.words == alone
     # The policy that this process was started under stays, unless another one is asked for.
-    assert place(topology, PlacementSpec(), inherits_policy=True).memory.words == "local"
-    assert place(topology, PlacementSpec(memory="bind:1"), inherits_policy=True).memory.words == "bind:1"
+    assert place(topology, PlacementSpec(), inherits_policy=True).memory_policy.words == "local"
+    assert place(topology, PlacementSpec(memory_policy="bind:1"), inherits_policy=True).memory_policy.words == "bind:1"
 
 
 def many_cores(allowed: range) -> Topology:
@@ -142,7 +142,7 @@ SAVED = [
         ["Draft cores l3:0,3 → l3:3 (allowed CPUs: 8-15,40-47, quota: 6.5)."],
     ),
     (
-        PlacementSpec(memory="bind:3"), "8-10,12-14",
+        PlacementSpec(memory_policy="bind:3"), "8-10,12-14",
         ["Memory policy bind:3 → auto: node 3 has no memory available to this process."],
     ),
 ]  # fmt: skip
@@ -169,7 +169,7 @@ def test_settings_of_another_machine_use_what_is_allowed_here(
         (PlacementSpec("0-3"), ["cores"], "CPU 0 is not allowed for this process. Choose from 8-15,40-47."),
         (PlacementSpec("0-3", threads=2), ["threads"], ""),  # these cores are a setting
         (PlacementSpec("9", threads=2), ["cores", "threads"], "Cannot use 2 threads: the cores 9 are 1 CPUs."),
-        (PlacementSpec(memory="bind:3"), ["memory"], "Node 3 has no memory available to this process."),
+        (PlacementSpec(memory_policy="bind:3"), ["memory_policy"], "Node 3 has no memory available to this process."),
         (PlacementSpec(draft_cores="l3:0"), ["draft_cores"], "Draft cores 'l3:0': L3 group 0 has no core"),
     ],
 )

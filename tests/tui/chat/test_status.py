@@ -12,7 +12,7 @@ from tests.support.scripted_backend import MODEL
 from tests.support.snapshots import HostApp
 
 PINNED = msgspec.structs.replace(MODEL, cpus=tuple(range(8)))
-INTERLEAVED = EngineInfo(version="x", memory="interleave:0-1")
+INTERLEAVED = EngineInfo(version="x", memory_policy="interleave:0-1")
 OFF = DraftingFigures()
 
 
@@ -24,10 +24,10 @@ async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_d
         status.show_model(PINNED)
         for engine, words in (
             (None, "8 cores · 0/8k ctx"),
-            (EngineInfo(version="x", memory="local"), "8 cores · 0/8k ctx"),
+            (EngineInfo(version="x", memory_policy="local"), "8 cores · 0/8k ctx"),
             (INTERLEAVED, "8 cores · interleave 0-1 · 0/8k ctx"),
             (
-                EngineInfo(version="x", memory="", memory_refused="not here"),
+                EngineInfo(version="x", memory_policy="", policy_refused="not here"),
                 "8 cores · memory policy rejected · 0/8k ctx",
             ),
         ):
