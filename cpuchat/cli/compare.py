@@ -239,17 +239,8 @@ def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool
 def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: TerminalOutput) -> bool:
     """Returns whether Ctrl+C stopped it."""
     placement = place(read_topology(), PlacementSpec.of(chosen))
-    noted = False
-
-    def tell(_: object) -> None:
-        nonlocal noted
-        if measurement.progress.note and not noted:
-            noted = True
-            terminal.note(measurement.progress.note)
-        terminal.status(words.status(measurement))
-
     try:
-        asyncio.run(measurement.run(placement, tell))
+        asyncio.run(measurement.run(placement, lambda _: terminal.status(words.status(measurement))))
     except KeyboardInterrupt:
         return True
     finally:

@@ -95,7 +95,6 @@ class QualityProgress:
     model that is being loaded, `share` (0-1) of it."""
 
     kinds: tuple[str, ...] = ()
-    note: str = ""
     loading: str = ""
     share: float = 0.0
     done: int = 0
@@ -189,7 +188,7 @@ class QualityMeasurement:
         for comparison in self.comparisons:
             for number in set(comparison.windows) - wanted:
                 del comparison.windows[number]
-        progress.kinds, progress.note, progress.loading = planned.kinds, planned.note, ""
+        progress.kinds, progress.loading = planned.kinds, ""
         progress.total = len(planned.kinds) * len(self.comparisons)
         progress.done = sum(len(comparison.windows) for comparison in self.comparisons)
         return progress.done

@@ -48,10 +48,9 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned"):
-    """`kinds` of the windows, in the order in which they are measured. `note`: "" or how memory is made to do."""
+    """`kinds` of the windows, in the order in which they are measured."""
 
     kinds: tuple[str, ...]
-    note: str = ""
 
 
 class Disagreement(msgspec.Struct, frozen=True, kw_only=True):

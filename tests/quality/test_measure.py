@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
-from cpuchat.base.line_process import LineOutput, LineProcess
+from cpuchat.base.line_process import LineProcess
 from cpuchat.base.paths import demo_dir
-from cpuchat.engine.llama.model import Model
-from cpuchat.engine.lockstep import Lockstep
 from cpuchat.hardware.placement.placement import Placement, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.protocol.messages import Message
-from cpuchat.quality.measure import QualityMeasurement, QualityProgress, scores_of
-from cpuchat.quality.messages import Answer, Loading, Planned, QualityStart, Scored, Text
-from cpuchat.quality.statistics import summarize
+from cpuchat.quality.measure import QualityMeasurement, QualityProgress
+from cpuchat.quality.messages import Text
 from cpuchat.quality.texts import prose
 from tests.support.cores import ON_ONE_CPU
 
@@ -111,32 +104,6 @@ async def test_a_killed_process_keeps_what_it_measured_and_the_next_run_resumes(
     await resumed.run(here, lambda progress: new.append(progress.done))
     assert resumed.comparisons[0].summary() == whole.comparisons[0].summary()
     assert min(new[-(whole.progress.total - len(measured)) :]) > len(measured) - 1
-
-
-async def test_models_that_do_not_fit_together_are_loaded_in_turn(
-    here: Placement, whole: QualityMeasurement, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = Model.load
-    loaded: list[str] = []
-
-    def load_one(path: Path, *arguments: Any, **options: Any) -> Model:
-        """Load the model as if it had the memory to itself."""
-        model = load(path, *arguments, **options | {"available": 1 << 40 if not loaded else 0})
-        loaded.append(path.name)
-        free = model.free
-        monkeypatch.setattr(model, "free", lambda: (loaded.remove(path.name) if path.name in loaded else None, free()))
-        return model
-
-    monkeypatch.setattr(Model, "load", load_one)
-    start = QualityStart(base=str(Q8), others=(str(Q4),), cpus=here.cpus, texts=TEXTS, n_ctx=256)
-    stream = io.BytesIO()
-    with contextlib.closing(Lockstep(start, LineOutput(stream))) as lockstep:
-        lockstep.run()
-    lines = [msgspec.json.decode(line, type=Answer) for line in stream.getvalue().splitlines()]
-    assert [line.note for line in lines if isinstance(line, Planned) and "in turn" in line.note]
-    assert {line.name: line.share for line in lines if isinstance(line, Loading)} == {Q8.name: 1.0, Q4.name: 1.0}
-    scored = [line for line in lines if isinstance(line, Scored)]
-    assert summarize([scores_of(one) for one in scored]) == whole.comparisons[0].summary()
 
 
 async def test_a_text_shorter_than_a_window_is_refused(here: Placement) -> None:
