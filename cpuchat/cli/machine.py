@@ -167,7 +167,7 @@ def doctor(as_json: bool) -> int:
         engine = asyncio.run(engine_info(chosen.engine.cpu_module))
     except CpuchatError as error:
         engine_error = error
-    wanted = _wanted_setup(topology, chosen)
+    wanted = _wanted_setup(chosen)
     facts = gather_facts(wanted, engine=engine, engine_error=engine_error, topology=topology, root=ROOT)
     findings = examine(facts)
     if as_json:
@@ -178,16 +178,13 @@ def doctor(as_json: bool) -> int:
     return 1 if any(finding.level in ("problem", "warning") for finding in findings) else 0
 
 
-def _wanted_setup(topology: Topology, chosen: Settings) -> WantedSetup:
+def _wanted_setup(chosen: Settings) -> WantedSetup:
     from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.models.gguf.header import model_size
 
-    name, size, target_cpus = "", 0, tuple[int, ...]()
+    name, size, engine = "", 0, chosen.engine
     if chosen.model.last:
         with contextlib.suppress(CpuchatError, OSError):
             path = model_path(None, chosen)
             name, size = path.name, model_size(path)
-    engine, spec = chosen.engine, PlacementSpec.of(chosen)
-    with contextlib.suppress(CpuchatError):  # settings that are not possible here are a finding
-        target_cpus = place(topology, spec, with_draft=True).cpus if spec.names_draft_cores else ()
-    return WantedSetup(engine.cores, engine.threads, engine.memory_policy, name, size, target_cpus)
+    return WantedSetup(engine.cores, engine.threads, engine.memory_policy, name, size)

@@ -37,16 +37,13 @@ _PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WantedSetup:
-    """The machine settings as configured, and the model in use: its name and its size in bytes (0: none).
-    `target_cpus`: CPUs of the target while the draft model has cores of its own.
-    """
+    """The machine settings as configured, and the model in use: its name and its size in bytes (0: none)."""
 
     cores: str = "auto"
     threads: int = 0
     memory_policy: str = "auto"
     model: str = ""
     model_bytes: int = 0
-    target_cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +52,7 @@ class DiagnosticFacts:
 
     `placement` is what the settings mean here, None where they cannot be applied, as `problems` say by field;
     `policy_refused` is why the kernel rejects the memory policy. `load` is the load average of the last minute.
-    `engine_error` is why there is no engine.
-    """
+    `engine_error` is why there is no engine."""
 
     topology: Topology
     settings: WantedSetup = WantedSetup()
@@ -102,8 +98,7 @@ def gather_facts(
     root: Path = ROOT,
 ) -> DiagnosticFacts:
     """Read what can be read, without measuring anything. Never raises for what is unknown. `kernel`: replaces the
-    kernel's calls in tests, as `refused` does for memory policies.
-    """
+    kernel's calls in tests, as `refused` does for memory policies."""
     topology = topology or read_topology(root)
     placement, problems = None, dict[str, str]()
     try:
@@ -131,7 +126,7 @@ def gather_facts(
         theoretical=theoretical(topology),
         survey=cached_survey(topology, cpus=cpus, policy=policy, root=root),
         peak=known_peak(cpus, policy, root=root) if cpus else None,
-        knobs=read_knobs(topology, root, settings.target_cpus),
+        knobs=read_knobs(topology, root),
         counter=counter,
         power=power,
         engine=engine,
@@ -148,8 +143,7 @@ class Finding:
     """The result of one check. `evidence` is what was read or measured, `fix` what to do ("" when it is ok).
 
     problem: inference does not work or is many times too slow. warning: clearly slower than possible. advice: maybe
-    slightly slower, or unknown. ok: checked, nothing to do.
-    """
+    slightly slower, or unknown. ok: checked, nothing to do."""
 
     level: Level
     title: str
@@ -205,10 +199,8 @@ def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 def others(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report other load: a thread that waits for its core delays all others."""
-    if facts.load is None:
-        return
     cores = len(facts.topology.cores)  # the figure is of the whole machine, also in a container
-    if not cores:
+    if facts.load is None or not cores:
         return
     evidence = f"load average {facts.load:.1f} over the last minute, {cores} cores"
     if facts.load > cores:
@@ -265,8 +257,13 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
     if foreign:
         evidence = f"built with {', '.join(foreign)}, which this CPU lacks; it may crash at any time"
         yield Finding("problem", "The engine was built for another CPU", evidence, _REBUILD)
-    elif facts.engine.module:
-        yield _module(facts.engine, has)
+    elif (module := facts.engine.module) and module in facts.engine.modules:
+        yield Finding("ok", f"CPU module {module} of the engine's wheel", has)
+        return
+    elif module:  # whose instructions are a choice
+        title = f"The CPU module {module} leaves out instructions of this CPU"
+        evidence = f"it has {has}; this CPU also runs {', '.join(facts.engine.modules)}"
+        yield Finding("advice", title, evidence, "Set engine.cpu_module to auto.")
         return
     for level in ("problem", "warning", "advice"):
         names = [name for name, its in missing.items() if its == level]
@@ -275,15 +272,6 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
             yield Finding(level, f"The engine was built without {', '.join(names)}", evidence, _REBUILD)
     if not missing and not foreign:
         yield Finding("ok", "engine built for this CPU", has)
-
-
-def _module(engine: EngineInfo, has: str) -> Finding:
-    """Report the CPU module in use, whose instructions are a choice, and one that is slower than others here."""
-    if engine.module in engine.modules:
-        return Finding("ok", f"CPU module {engine.module} of the engine's wheel", has)
-    title = f"The CPU module {engine.module} leaves out instructions of this CPU"
-    evidence = f"it has {has}; this CPU also runs {', '.join(engine.modules)}"
-    return Finding("advice", title, evidence, "Set engine.cpu_module to auto.")
 
 
 def counters(facts: DiagnosticFacts) -> Iterator[Finding]:
@@ -323,7 +311,9 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     wanted = sum(core.kind != "efficient" for core in facts.topology.cores)
     # A part of the machine has a part of the links to memory.
     whole = not facts.topology.virtual and facts.topology.quota is None and len(facts.peak.cpus) >= wanted
-    links = _links(facts)
+    links, group = None, facts.survey.l3_group if facts.survey is not None else None
+    if group is not None and facts.topology.vendor == "AuthenticAMD":
+        links = group.bytes_per_s * len(facts.topology.fabric_links)
     if whole and share < _GOOD_SHARE and links is not None and measured >= _GOOD_LINK_SHARE * links:
         n = len(facts.topology.fabric_links)
         words = f"the {n} fabric links of its L3 groups carry" if n > 1 else "the fabric link of its L3 group carries"
@@ -336,14 +326,6 @@ def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
         yield Finding("advice", "The read bandwidth exceeds the theoretical peak", evidence, fix)
     else:
         yield Finding("ok", "read bandwidth", evidence)
-
-
-def _links(facts: DiagnosticFacts) -> float | None:
-    """Return the bytes per second of all fabric links together; None if not measured, or without such links."""
-    one = facts.survey.l3_group if facts.survey is not None else None
-    if one is None or facts.topology.vendor != "AuthenticAMD":
-        return None
-    return one.bytes_per_s * len(facts.topology.fabric_links)
 
 
 def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:

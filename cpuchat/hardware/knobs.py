@@ -2,8 +2,7 @@
 they are worth, with the source.
 
 Reads, and changes nothing; no setting survives a reboot. Files: Documentation/admin-guide/pm/{cpufreq,intel_pstate,
-amd-pstate}.rst, admin-guide/mm/transhuge.rst, admin-guide/sysctl/kernel.rst, filesystems/resctrl.rst. Prefetchers:
-Intel's "Disclosure of Hardware Prefetcher Control"; AMD's PPR of Zen 4 and Zen 5, PREFETCH_CONTROL.
+amd-pstate}.rst, admin-guide/mm/transhuge.rst, admin-guide/sysctl/kernel.rst.
 """
 
 from __future__ import annotations
@@ -11,24 +10,19 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.sysfs import entries, read_text
+from cpuchat.hardware.sysfs import read_text
 from cpuchat.hardware.topology import Topology
 
 CPUS = "/sys/devices/system/cpu"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 BALANCING = "/proc/sys/kernel/numa_balancing"
 _SMT = f"{CPUS}/smt/control"
-_RESCTRL = "/sys/fs/resctrl"
-_GROUP = f"{_RESCTRL}/cpuchat"
-_NOT_GROUPS = ("info", "mon_groups", "mon_data", "cpuchat")
-_L3_SHARE = 4  # the target keeps one way out of so many
-_INTEL_PREFETCH, _AMD_PREFETCH = 0x1A4, 0xC0000108
 _DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """Drivers whose "powersave" governor scales with the load instead of holding the lowest frequency
 (pm/intel_pstate.rst).
@@ -40,8 +34,7 @@ class Knob:
     """One setting. `state` is "" where it does not exist; `change` the shell line that sets what is good for inference,
     `back` the one that restores the present state, both "" where there is nothing to do. `worth`: what it brings, as
     `source` says. `level`: how much its state matters ("": it does not, or is not known). `why_not`: why it cannot be
-    changed from here.
-    """
+    changed from here."""
 
     name: str
     state: str
@@ -53,20 +46,16 @@ class Knob:
     why_not: str = ""
 
 
-def read_knobs(topology: Topology, root: Path, target_cpus: Sequence[int] = ()) -> tuple[Knob, ...]:
-    """Return all knobs. `target_cpus`: CPUs of the target while the draft model has cores of its own, else ()."""
+def read_knobs(topology: Topology, root: Path) -> tuple[Knob, ...]:
     hardware, kernel = fixed(topology, root), fixed(topology, root, of_kernel=True)
-    of_hardware = (_governor(topology, root), _boost(root), _smt(root), _prefetchers(topology))
-    of_kernel = (_huge_pages(root), _balancing(topology, root))
-    found = [(knob, hardware) for knob in of_hardware] + [(knob, kernel) for knob in of_kernel]
-    found.append((_l3(topology, root, target_cpus), hardware))
+    found = [(knob, hardware) for knob in (_governor(topology, root), _boost(root), _smt(root))]
+    found += [(knob, kernel) for knob in (_huge_pages(root), _balancing(topology, root))]
     return tuple(_refused(knob, why) if why else knob for knob, why in found)
 
 
 def value_of(root: Path, path: str) -> str:
     """Return the value of the file at the absolute `path`; of a choice such as `always [madvise] never`, the selected
-    word; "" when unreadable.
-    """
+    word; "" when unreadable."""
     text = read_text(_below(root, path))
     _, opening, rest = text.partition("[")
     word, closing, _ = rest.partition("]")
@@ -80,12 +69,16 @@ def huge_pages(root: Path) -> str:
 
 def fixed(topology: Topology, root: Path, *, of_kernel: bool = False) -> str:
     """Return why no setting can be changed from here; "" when it can. `of_kernel`: a setting of the kernel alone, which
-    a virtual machine has for itself.
-    """
+    a virtual machine has for itself."""
     if place := container(root):
         return f"this is a container ({place}) that shares the host's kernel"
-    if limit := _limited(topology):
-        return limit
+    if topology.quota is not None:
+        return f"cgroup CPU quota: {topology.quota:g}"
+    if len(topology.allowed) < len(topology.online):
+        allowed, online = format_cpu_list(topology.allowed), format_cpu_list(topology.online)
+        return f"this process is limited to CPUs {allowed} of {online}"
+    if topology.memory_limit is not None:
+        return f"cgroup memory limit: {topology.memory_limit / 1e9:.1f} GB"
     return f"virtual machine ({topology.virtual})" if topology.virtual and not of_kernel else ""
 
 
@@ -96,18 +89,6 @@ def container(root: Path) -> str:
             return f"/{name}"
     match = re.search(r"docker|kubepods|containerd|libpod|lxc", read_text(root / "proc/self/cgroup"))
     return f"{match[0]} in /proc/self/cgroup" if match else ""
-
-
-def _limited(topology: Topology) -> str:
-    """Return what limits this process to a part of the machine; "" when nothing does."""
-    if topology.quota is not None:
-        return f"cgroup CPU quota: {topology.quota:g}"
-    if len(topology.allowed) < len(topology.online):
-        allowed, online = format_cpu_list(topology.allowed), format_cpu_list(topology.online)
-        return f"this process is limited to CPUs {allowed} of {online}"
-    if topology.memory_limit is not None:
-        return f"cgroup memory limit: {topology.memory_limit / 1e9:.1f} GB"
-    return ""
 
 
 def _below(root: Path, path: str) -> Path:
@@ -136,8 +117,7 @@ def _write_per_cpu(values: Mapping[int, str], file: str) -> str:
 
 def _governor(topology: Topology, root: Path) -> Knob:
     """The performance governor sets the energy preference too, and not every driver puts that back by itself: the way
-    back writes it after the governor, under which the kernel would refuse it.
-    """
+    back writes it after the governor, under which the kernel would refuse it."""
     values = _per_cpu(topology, root, "scaling_governor")
     counts_of = Counter(values.values())
     counts = counts_of.most_common()
@@ -183,28 +163,6 @@ def _smt(root: Path) -> Knob:
     return _changed(knob, _write(other, _SMT), _write(knob.state, _SMT))
 
 
-def _prefetchers(topology: Topology) -> Knob:
-    """A set bit of the register turns one prefetcher off. Its value is known to root only."""
-    worth = "Leave them on: weights are read in order, which is what they are made for"
-    register = _prefetch_register(topology)
-    read = f"sudo rdmsr -a {register:#x}"
-    state = f"n/a: `{read}` (msr-tools) prints it, 0 = all on" if register else ""
-    knob = Knob("prefetchers", state, worth, "Intel: neutral or positive for most programs; no gain from off published")
-    if not register:
-        return _refused(knob, "the firmware setup has them on this CPU")
-    back = f"sudo wrmsr -a {register:#x} VALUE  # what rdmsr printed before"
-    return _changed(knob, f"sudo modprobe msr && {read} && sudo wrmsr -a {register:#x} 0", back)
-
-
-def _prefetch_register(topology: Topology) -> int:
-    """Return the documented register of this CPU's prefetchers; 0 if there is none."""
-    if topology.vendor == "GenuineIntel":
-        return _INTEL_PREFETCH
-    family = topology.family or 0
-    zen_4 = family >= 0x1A or (family == 0x19 and "avx512f" in topology.flags)
-    return _AMD_PREFETCH if topology.vendor == "AuthenticAMD" and zen_4 else 0
-
-
 def _huge_pages(root: Path) -> Knob:
     """Mapped weights get none; copied ones (repacked, or load-mode read) do."""
     worth = "0 to 12 % of decoding, for copied weights (repacked, or load-mode read) only"
@@ -226,42 +184,6 @@ def _balancing(topology: Topology, root: Path) -> Knob:
     if value == "0":
         return replace(knob, level="ok")
     return _changed(replace(knob, level="warning"), f"{line}0", f"{line}{value}")
-
-
-def _l3(topology: Topology, root: Path, target_cpus: Sequence[int]) -> Knob:
-    """Confine the target to a quarter of the ways of each L3, so that what it streams cannot push out what a draft
-    model on other cores keeps in the rest. Only `L3:` is written: `MB:` limits bandwidth.
-    """
-    folder = _below(root, _RESCTRL)
-    masks = _l3_masks(read_text(folder / "schemata"))
-    others = [one.name for one in entries(folder) if one.is_dir() and one.name not in _NOT_GROUPS]
-    is_full = all(mask & (mask + 1) == 0 for mask in masks.values())
-    state = "not partitioned" if masks and is_full else ""
-    worth = "About none: weights stream through the cache. It can help a draft model on cores of its own"
-    knob = Knob("L3 plan", f"partitioned by {', '.join(others)}" if others else state, worth, "not measured")
-    if "cat_l3" not in topology.flags or not folder.is_dir():
-        return _refused(knob, "this CPU or its kernel cannot partition the L3 cache (cat_l3, resctrl)")
-    if _below(root, _GROUP).is_dir():
-        return _changed(replace(knob, state="target confined"), "", f"sudo rmdir {_GROUP}")
-    if not masks:
-        mount = f"sudo mount -t resctrl resctrl {_RESCTRL}"
-        return _changed(knob, f"{mount} && cpuchat doctor", f"sudo umount {_RESCTRL}")
-    if others or not is_full:
-        return _refused(knob, "the cache is partitioned already")
-    if not target_cpus:
-        return _refused(knob, "the draft model has no cores of its own (speculation.draft_cores)")
-    kept = max(min(mask.bit_count() for mask in masks.values()) // _L3_SHARE, 1)
-    line = "L3:" + ";".join(f"{number}={(1 << kept) - 1:x}" for number in sorted(masks))
-    cpus = format_cpu_list(target_cpus)
-    lines = (f"sudo mkdir {_GROUP}", _write(line, f"{_GROUP}/schemata"), _write(cpus, f"{_GROUP}/cpus_list"))
-    return _changed(knob, " && ".join(lines), f"sudo rmdir {_GROUP}")
-
-
-def _l3_masks(schemata: str) -> dict[int, int]:
-    """Parse `L3:0=ffff;1=ffff` of a schemata file: cache id to bit mask of ways; {} without such a line."""
-    match = re.search(r"^\s*L3:(.*)$", schemata, re.MULTILINE)
-    pairs = re.findall(r"(?:^|;)\s*([0-9]{1,9})=([0-9a-fA-F]{1,16})\s*(?=;|$)", match[1] if match else "")
-    return {int(number): int(mask, 16) for number, mask in pairs}
 
 
 def _refused(knob: Knob, why: str) -> Knob:

@@ -282,7 +282,7 @@ def _knobs(knobs: Iterable[Knob], wrap: Callable[..., list[str]]) -> list[str]:
             fixed.setdefault(knob.why_not, []).append(f"{knob.name} ({knob.state})" if knob.state else knob.name)
             continue
         set_already = "" if knob.change or knob.back else ", as recommended"
-        lines += wrap(f"{knob.name}: {knob.state or 'not mounted'}{set_already}. {knob.worth} [{knob.source}]")
+        lines += wrap(f"{knob.name}: {knob.state}{set_already}. {knob.worth} [{knob.source}]")
         lines += [f"  {arrow} {clean_line(line)}" for arrow, line in (("→", knob.change), ("←", knob.back)) if line]
     if lines:
         lines = [*wrap("Only root can change these, until the next boot. → changes one, ← takes it back:"), *lines]

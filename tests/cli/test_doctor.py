@@ -83,7 +83,6 @@ def test_each_knob_has_its_state_its_worth_and_whole_lines(tmp_path: Path) -> No
     at = lines.index("  → sudo sysctl kernel.numa_balancing=0")
     assert lines[at + 1] == "  ← sudo sysctl kernel.numa_balancing=1"
     assert "  → echo off | sudo tee /sys/devices/system/cpu/smt/control" in lines
-    assert "prefetchers: not changeable, the firmware setup has them on this CPU" in text
     found = page_json(facts, examine(facts))["knobs"]
     assert [one["name"] for one in found][:3] == ["governor", "boost", "SMT"]
     assert found[2]["back"] == "echo on | sudo tee /sys/devices/system/cpu/smt/control"
@@ -96,7 +95,7 @@ def test_arrows_are_explained_only_where_there_are_any(tmp_path: Path) -> None:
     fixed = [replace(knob, why_not="this is a container") for knob in facts.knobs]
     lines = page(replace(facts, knobs=tuple(fixed)), [])
     assert legend not in " ".join(" ".join(lines).split())
-    assert any("not changeable, this is a container" in line for line in lines)
+    assert "not changeable, this is a container" in " ".join(" ".join(lines).split())
 
 
 def test_this_machine_as_a_user_asks() -> None:

@@ -1,7 +1,7 @@
 """A simulated server below a temporary root, whose files the shell lines of the knobs really change.
 
 The kernel's part is played after each line: files that hold a choice show all words again with the chosen one in
-brackets, and `mkdir` and `rmdir` below resctrl make and remove a group with its files, as that file system does.
+brackets.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from cpuchat.hardware.sysfs import Node
 from cpuchat.hardware.topology import Core, L3Group, Topology
 
 CPUFREQ = "sys/devices/system/cpu/cpu{}/cpufreq"
-CHOICES = {
-    "sys/kernel/mm/transparent_hugepage/enabled": "always madvise never",
-}
+CHOICES = {"sys/kernel/mm/transparent_hugepage/enabled": "always madvise never"}
 HANG_GUARD = 180
 
 TOPOLOGY = Topology(
@@ -72,19 +70,6 @@ def server(root: Path) -> Path:
     return write(root, files)
 
 
-def resctrl(root: Path, mask: str = "ffff") -> Path:
-    """Mount resctrl with an unpartitioned L3."""
-    return write(root, {
-        "sys/fs/resctrl/schemata": f"    MB:0=2048;1=2048\n    L3:0={mask};1={mask}",
-        "sys/fs/resctrl/cpus_list": "0-7",
-        "sys/fs/resctrl/info/L3/cbm_mask": "ffff",
-        "sys/fs/resctrl/info/L3/min_cbm_bits": "1",
-        "sys/fs/resctrl/info/L3/num_closids": "16",
-        "sys/fs/resctrl/info/last_cmd_status": "ok",
-        "sys/fs/resctrl/mon_groups/.keep": "",
-    })  # fmt: skip
-
-
 def snapshot(root: Path) -> dict[str, bytes]:
     """Return every file below `root`, with its bytes."""
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
@@ -96,8 +81,6 @@ def run(line: str, root: Path) -> subprocess.CompletedProcess[str]:
     tools.mkdir(exist_ok=True)
     for name, body in {
         "sudo": 'exec "$@"',
-        "mkdir": '/bin/mkdir "$1" && : > "$1/schemata" && : > "$1/cpus_list" && : > "$1/tasks"',
-        "rmdir": 'rm "$1/schemata" "$1/cpus_list" "$1/tasks" && /bin/rmdir "$1"',
         "sysctl": f'echo "${{1#*=}}" > "{root}/proc/sys/kernel/numa_balancing"',
     }.items():
         (tools / name).write_text(f"#!/bin/sh\n{body}\n")

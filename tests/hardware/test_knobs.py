@@ -9,11 +9,9 @@ import pytest
 
 from cpuchat.hardware.knobs import Knob, read_knobs
 from cpuchat.hardware.topology import Topology
-from tests.hardware.knob_files import CPUFREQ, TOPOLOGY, VIRTUAL, resctrl, run, server, snapshot, write
+from tests.hardware.knob_files import CPUFREQ, TOPOLOGY, VIRTUAL, run, server, snapshot, write
 
-HALF_OF_EACH = (0, 1, 4, 5)
-"""Cores of the target beside a draft model, in both L3 groups."""
-NAMES = ["governor", "boost", "SMT", "prefetchers", "huge pages", "NUMA balancing", "L3 plan"]
+NAMES = ["governor", "boost", "SMT", "huge pages", "NUMA balancing"]
 
 
 @pytest.fixture
@@ -21,31 +19,27 @@ def root(tmp_path: Path) -> Path:
     return server(tmp_path / "machine")
 
 
-def knob(name: str, root: Path, topology: Topology = TOPOLOGY, cpus: tuple[int, ...] = HALF_OF_EACH) -> Knob:
-    [found] = [one for one in read_knobs(topology, root, cpus) if one.name == name]
+def knob(name: str, root: Path, topology: Topology = TOPOLOGY) -> Knob:
+    [found] = [one for one in read_knobs(topology, root) if one.name == name]
     return found
 
 
 def test_every_knob_tells_its_state_and_its_worth(root: Path) -> None:
-    resctrl(root)
     before = snapshot(root)
-    knobs = read_knobs(TOPOLOGY, root, HALF_OF_EACH)
+    knobs = read_knobs(TOPOLOGY, root)
     assert [(one.name, one.state) for one in knobs] == [
         ("governor", "powersave"),
         ("boost", "off"),
         ("SMT", "on"),
-        ("prefetchers", "n/a: `sudo rdmsr -a 0xc0000108` (msr-tools) prints it, 0 = all on"),
         ("huge pages", "madvise"),
         ("NUMA balancing", "on"),
-        ("L3 plan", "not partitioned"),
     ]
     assert all(one.worth and one.source and one.change and one.back and not one.why_not for one in knobs)
     assert snapshot(root) == before
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "prefetchers"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_lines_change_it_and_take_it_back(root: Path, name: str) -> None:
-    resctrl(root)
     write(root, {f"{CPUFREQ.format(3)}/scaling_governor": "schedutil"})
     write(root, {f"{CPUFREQ.format(3)}/scaling_available_governors": "performance powersave schedutil"})
     write(root, {f"{CPUFREQ.format(3)}/energy_performance_preference": "power"})
@@ -74,15 +68,14 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
     topology = replace(TOPOLOGY, vendor="HygonGenuine")
-    why = {one.name: one.why_not for one in read_knobs(topology, bare, HALF_OF_EACH)}
+    why = {one.name: one.why_not for one in read_knobs(topology, bare)}
     assert [*why] == NAMES
     assert all(why.values())
     assert why["governor"] == "no frequency driver: enable CPPC or P-states in the firmware setup"
 
 
 def test_a_virtual_machine_has_a_kernel_of_its_own_but_not_its_hardware(root: Path) -> None:
-    resctrl(root)
-    for found in read_knobs(VIRTUAL, root, HALF_OF_EACH):
+    for found in read_knobs(VIRTUAL, root):
         if found.name in ("huge pages", "NUMA balancing"):
             assert found.change
         else:
@@ -93,7 +86,7 @@ def test_a_virtual_machine_has_a_kernel_of_its_own_but_not_its_hardware(root: Pa
 @pytest.mark.parametrize(("name", "text"), [("run/.containerenv", ""), ("proc/self/cgroup", "0::/kubepods/pod0a/0b")])
 def test_a_container_is_refused_everything(root: Path, name: str, text: str) -> None:
     write(root, {name: text})
-    for found in read_knobs(TOPOLOGY, root, HALF_OF_EACH):
+    for found in read_knobs(TOPOLOGY, root):
         assert "this is a container" in found.why_not
         assert (found.change, found.back) == ("", "")
 
@@ -110,34 +103,10 @@ def test_who_has_a_part_of_the_machine_changes_nothing_of_it(root: Path, topolog
     assert knob("huge pages", root, topology).why_not == why
 
 
-def test_prefetchers_are_known_to_root(root: Path) -> None:
-    assert "VALUE" in knob("prefetchers", root).back
-    intel = knob("prefetchers", root, replace(TOPOLOGY, vendor="GenuineIntel"))
-    assert intel.change.endswith("sudo wrmsr -a 0x1a4 0")
-    assert "firmware setup" in knob("prefetchers", root, replace(TOPOLOGY, family=0x17)).why_not
-
-
-def test_the_cache_is_divided_by_a_quarter_of_the_ways(root: Path) -> None:
-    resctrl(root)
-    group = "/sys/fs/resctrl/cpuchat"
-    assert knob("L3 plan", root).change == (
-        f"sudo mkdir {group} && echo 'L3:0=f;1=f' | sudo tee {group}/schemata && "
-        f"echo 0-1,4-5 | sudo tee {group}/cpus_list"
-    )
-    assert "the draft model has no cores of its own" in knob("L3 plan", root, cpus=()).why_not
-    assert "cat_l3" in knob("L3 plan", root, replace(TOPOLOGY, flags=frozenset())).why_not
-    write(root, {"sys/fs/resctrl/database/schemata": "L3:0=ff"})
-    assert knob("L3 plan", root).state == "partitioned by database"
-    assert "partitioned already" in knob("L3 plan", root).why_not
-    write(root, {"sys/fs/resctrl/schemata": ""})
-    assert knob("L3 plan", root).change.startswith("sudo mount -t resctrl resctrl /sys/fs/resctrl")
-
-
 def test_unreadable_files_break_nothing(root: Path) -> None:
     folder = root / CPUFREQ.format(0) / "scaling_governor"
     folder.unlink()
     folder.mkdir()
     (root / "proc/sys/kernel/numa_balancing").write_bytes(b"\xff\x00\xfe\n")
-    (root / "sys/fs").symlink_to("nowhere")
     assert knob("governor", root).state == "powersave"
     assert "no NUMA balancing" in knob("NUMA balancing", root).why_not
