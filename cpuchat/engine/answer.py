@@ -11,16 +11,16 @@ import numpy as np
 
 from cpuchat.base.errors import ContextFull, Interrupted, UsageError
 from cpuchat.base.text import common_prefix
-from cpuchat.engine.decoding.decode import DecodeResult, Prefill, PrefillChunking, SpeculativeDecoder, decode, prefill
+from cpuchat.engine.decoding.decode import Decoder, DecodeResult, Prefill, PrefillChunking, prefill
 from cpuchat.engine.decoding.guided import AnswerGrammar, CallGuide, Grammar, ReasoningLimit, call_markers
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.sequence import Aborted, Sequence
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
 from cpuchat.engine.llama.vocab import MARK
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain_completion
-from cpuchat.engine.prompt.prompt_builder import PromptBuilder, TrimResult
+from cpuchat.engine.prompt.prompt_builder import PromptBuilder
 from cpuchat.engine.states.prompt import RenderedPrompt
 from cpuchat.engine.states.store import EvaluationStart, Live, StateStore
 from cpuchat.engine.text.reasoning import ReasoningSplitter, Unsplit
@@ -42,11 +42,7 @@ from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
 
 @dataclass
 class LoadedModel:
-    """A model with everything that answers need.
-
-    Attributes:
-        template: None: the model has none.
-    """
+    """A model with everything that answers need. `template`: None: the model has none."""
 
     model: Model
     template: ChatTemplate | None
@@ -67,12 +63,8 @@ LOOK_SECONDS = 1.0
 
 
 class AnswerRun:
-    """Answers one request.
-
-    Args:
-        arrived: `perf_counter()` when the request reached this process.
-        emit: takes every event.
-    """
+    """Answers one request. `arrived`: `perf_counter()` when the request reached this process. `emit`: takes every
+    event."""
 
     def __init__(
         self,
@@ -87,12 +79,23 @@ class AnswerRun:
         self._command = command
         self._arrived = arrived
         self._emit = emit
-        self._vocab = loaded.model.vocab
+        self._vocab = vocab = loaded.model.vocab
         self._sequence = loaded.model.sequence
-        self._guide = None
+        if command.grammar and (command.stop or command.ignore_eos):
+            raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
+        self._guide = grammar = None
         if command.tools and command.calling.mode != "none":
-            self._guide = CallGuide(self._vocab, self._call_format, command.tools, command.calling)
-        self._sampler = self._make_sampler()
+            self._guide = CallGuide(vocab, self._call_format, command.tools, command.calling)
+            grammar = self._guide.from_start(command.grammar)
+        elif command.grammar:
+            grammar = Grammar(vocab, command.grammar)
+        budget = 0 if command.reasoning is False else command.reasoning_budget
+        self.reasoning = ReasoningLimit(vocab, budget, is_required=grammar is not None)
+        self._grammar = AnswerGrammar(vocab, grammar, self._guide, self.reasoning)
+        banned = vocab.eog_tokens if command.ignore_eos else ()
+        if command.tools and self._guide is None:
+            banned = (*banned, *call_markers(vocab, self._call_format))
+        self._sampler = Sampler(command.sampling, vocab.n_tokens, banned, (self.reasoning, self._grammar))
         self._speculation: SpeculationFigures | None = None
         self._text: TextStream | None = None
         self._reuse: Reuse | None = None
@@ -108,32 +111,13 @@ class AnswerRun:
         template = self._loaded.template
         return template.call_format if template is not None else GENERIC
 
-    def _make_sampler(self) -> Sampler:
-        command, vocab = self._command, self._vocab
-        if command.grammar and (command.stop or command.ignore_eos):
-            raise UsageError("An answer that must match a grammar ends by the grammar.", "Leave the stop strings out.")
-        grammar = None
-        if self._guide is not None:
-            grammar = self._guide.from_start(command.grammar)
-        elif command.grammar:
-            grammar = Grammar(vocab, command.grammar)
-        budget = 0 if command.reasoning is False else command.reasoning_budget
-        self.reasoning = ReasoningLimit(vocab, budget, is_required=grammar is not None)
-        self._grammar = AnswerGrammar(vocab, grammar, self._guide, self.reasoning)
-        banned = vocab.eog_tokens if command.ignore_eos else ()
-        if command.tools and self._guide is None:
-            banned = (*banned, *call_markers(vocab, self._call_format))
-        return Sampler(command.sampling, vocab.n_tokens, banned, (self.reasoning, self._grammar))
-
     def run(self) -> None:
         """Answer. Raises CpuchatError when the request cannot be answered."""
-        command, loaded, store = self._command, self._loaded, self._loaded.states
+        loaded, store = self._loaded, self._loaded.states
         loaded.model.pool.begin_answer(perf_counter())
-        histories = store.histories(command.state.owner)
-        builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
         try:
-            prompt = self._build_prompt(builder)
-            start = store.begin(prompt, command.state)
+            prompt = self._build_prompt()
+            start = store.begin(prompt, self._command.state)
         except Aborted:
             self._finish("cancelled", Timings())
             return
@@ -159,26 +143,33 @@ class AnswerRun:
 
     def count_prompt(self) -> int:
         """Return the tokens of the prompt. Raises CpuchatError."""
+        return self._prompt_builder().count(self._command.messages)
+
+    def _prompt_builder(self) -> PromptBuilder:
         histories = self._loaded.states.histories(self._command.state.owner)
-        builder = PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._check)
-        return builder.count(self._command.messages)
+        return PromptBuilder(self._vocab, self._render, histories, self._sequence.n_ctx, self._sequence.abort)
 
-    def _check(self) -> None:
-        """Raise Aborted once the request is cancelled."""
-        if self._sequence.abort.is_set():
-            raise Aborted
-
-    def _build_prompt(self, builder: PromptBuilder) -> RenderedPrompt:
-        command = self._command
+    def _build_prompt(self) -> RenderedPrompt:
+        command, builder = self._command, self._prompt_builder()
         if command.prompt is not None:
             return builder.from_text(command.prompt)
         if not command.messages:
             raise UsageError("There is no message to answer.", "Write one first.")
-        if command.when_full in ("drop", "drop_least"):
-            in_steps = command.when_full == "drop"
-            return builder.from_messages(command.messages, command.max_tokens, self._on_trimmed, in_steps=in_steps)
-        room = command.max_tokens if command.when_full == "refuse_early" else None
-        return builder.from_all_messages(command.messages, room)
+        if command.when_full not in ("drop", "drop_least"):
+            room = command.max_tokens if command.when_full == "refuse_early" else None
+            return builder.from_all_messages(command.messages, room)
+        in_steps = command.when_full == "drop"
+        prompt, trimmed = builder.from_messages(command.messages, command.max_tokens, in_steps=in_steps)
+        if prompt.is_trimmed:
+            self._emit(
+                ContextTrimmed(
+                    request_id=command.request_id,
+                    dropped_messages=trimmed.dropped_messages,
+                    dropped_tokens=trimmed.dropped_tokens,
+                    n_ctx=self._sequence.n_ctx,
+                )
+            )
+        return prompt
 
     def _render(self, messages: list[Message]) -> str:
         template, tools = self._loaded.template, [self._vocab.mark_tool(tool) for tool in self._command.tools]
@@ -192,16 +183,6 @@ class AnswerRun:
             written = self._new_splitter(text).written(last.reasoning, last.content)
             self._continued = written.encode("utf-8", "replace").decode()
         return text + self._continued
-
-    def _on_trimmed(self, trimmed: TrimResult) -> None:
-        self._emit(
-            ContextTrimmed(
-                request_id=self._command.request_id,
-                dropped_messages=trimmed.dropped_messages,
-                dropped_tokens=trimmed.dropped_tokens,
-                n_ctx=self._sequence.n_ctx,
-            )
-        )
 
     def _prefill(self, prompt: RenderedPrompt, start: EvaluationStart) -> Prefill | None:
         """Evaluate the prompt; returns None when cancelled, after emitting the last event."""
@@ -229,44 +210,35 @@ class AnswerRun:
             return None
 
     def _decode(self, prompt: RenderedPrompt, prefilled: Prefill) -> DecodeResult:
-        command, speculator, sequence = self._command, self._loaded.speculator, self._sequence
-        stream, is_eog = self._stream(prompt.text), self._vocab.is_eog
+        command, speculator, is_eog = self._command, self._loaded.speculator, self._vocab.is_eog
+        stream = self._stream(prompt.text)
         self.reasoning.begin(self._splitter(prompt.text))
-        sampler = self._sampler
-        if speculator.begin_answer(command.speculation, prompt.tokens):
-            decoder = SpeculativeDecoder(
-                sequence, sampler, stream, is_eog, command.max_tokens, speculator, self._on_speculation
-            )
-            result = decoder.run(prefilled.row)
-            self._speculation = speculator.figures()
-            return result
-        if speculator.disabled is not None:
+        is_drafting = speculator.begin_answer(command.speculation, prompt.tokens)
+        if not is_drafting and speculator.disabled is not None:
             self._speculation = speculator.figures()
             self._on_speculation(0, self._speculation)
-        return decode(sequence, prefilled.row, sampler, stream, is_eog, command.max_tokens)
+        drafting, told = speculator if is_drafting else None, self._on_speculation
+        decoder = Decoder(self._sequence, self._sampler, stream, is_eog, command.max_tokens, drafting, told)
+        result = decoder.run(prefilled.row)
+        if is_drafting:
+            self._speculation = speculator.figures()
+        return result
 
     def _stream(self, text: bytes) -> TextStream | ThreadedStream:
         """Return the stream for the answer's text. With stop strings it runs on this thread, because a stop string ends
-        the answer with the token that completes it.
-        """
-        stops = self._command.stop
-        ends_itself = self._command.ignore_eos or self._command.grammar
-        if self._loaded.template is None and self._command.prompt is None and not ends_itself:
+        the answer with the token that completes it."""
+        command, stops = self._command, self._command.stop
+        ends_itself = command.ignore_eos or command.grammar
+        if self._loaded.template is None and command.prompt is None and not ends_itself:
             stops = (*stops, *PLAIN_STOPS)  # without a template only the next speaker's name shows the end
-        splitter = Unsplit() if self._command.output.unsplit else self._splitter(text)
+        splitter, piece = Unsplit() if command.output.unsplit else self._splitter(text), self._vocab.piece
         if self._guide is not None:
-            command = self._command
+            piece = self._guide.piece
             splitter = self._calls = CallSplitter(
                 splitter, self._call_format, command.tools, command.calling, streams=command.output.streams_calls
             )
         self._text = TextStream(
-            self._command.request_id,
-            self._emit,
-            self._vocab.piece if self._guide is None else self._guide.piece,
-            splitter,
-            stops,
-            self._arrived,
-            self._command.output.frame_seconds,
+            command.request_id, self._emit, piece, splitter, stops, self._arrived, command.output.frame_seconds
         )
         return self._text if stops else ThreadedStream(self._output_thread, self._text)
 
@@ -341,13 +313,8 @@ def measure(loaded: LoadedModel, command: Measure) -> tuple[float, float | None]
     """Return the seconds of one run, and the share of them for which the threads waited for a core (None: not known).
 
     Saves and leaves the chat in memory. The `depth` tokens are the same each time, so that they are evaluated once for
-    all runs that follow each other.
-
-    Raises:
-        Interrupted: cancelled.
-        UsageError: the tokens do not fit the context.
-        GenerationFailed: llama.cpp rejected a batch.
-    """
+    all runs that follow each other. Raises Interrupted: cancelled; UsageError: the tokens do not fit the context;
+    GenerationFailed: llama.cpp rejected a batch."""
     model, sequence = loaded.model, loaded.model.sequence
     needed = command.depth + command.n_prompt + command.n_gen
     if needed > sequence.n_ctx:
@@ -357,9 +324,11 @@ def measure(loaded: LoadedModel, command: Measure) -> tuple[float, float | None]
     loaded.states.leave()
     loaded.states.live = Live()
     try:
-        _fill(sequence, _random_tokens(model, command.depth, seed=0))
-        prompt = _random_tokens(model, command.n_prompt, seed=1)
-        tokens = _random_tokens(model, command.n_gen, seed=2)
+        sizes = (command.depth, command.n_prompt, command.n_gen)
+        before, prompt, tokens = (_random_tokens(model, count, seed) for seed, count in enumerate(sizes))
+        sequence.truncate(common_prefix(sequence.tokens, before))
+        for at in range(len(sequence), len(before), sequence.n_batch):
+            sequence.extend(before[at : at + sequence.n_batch])
         waited, start = cpu_wait_seconds(), perf_counter()
         for at in range(0, len(prompt), sequence.n_batch):
             sequence.extend(prompt[at : at + sequence.n_batch], n_outputs=1)
@@ -371,14 +340,7 @@ def measure(loaded: LoadedModel, command: Measure) -> tuple[float, float | None]
         raise Interrupted("The measurement was cancelled.") from None
 
 
-def _fill(sequence: Sequence, tokens: list[int]) -> None:
-    """Make the sequence hold exactly these tokens."""
-    sequence.truncate(common_prefix(sequence.tokens, tokens))
-    for at in range(len(sequence), len(tokens), sequence.n_batch):
-        sequence.extend(tokens[at : at + sequence.n_batch])
-
-
-def _random_tokens(model: Model, count: int, *, seed: int) -> list[int]:
+def _random_tokens(model: Model, count: int, seed: int) -> list[int]:
     """Return random tokens; the first is the model's begin token if it has one, as in llama-bench."""
     tokens: list[int] = np.random.default_rng(seed).integers(model.vocab.n_tokens, size=count).tolist()
     if tokens and model.vocab.bos >= 0:

@@ -46,12 +46,8 @@ class Engine:
     """Loads one model at a time and answers with it, until it is closed.
 
     All methods but the three around `cancel` belong to one thread, which also computes. Expected failures become
-    `Failed` events; the model then stays loaded, unless the load failed.
-
-    Args:
-        emit: takes every event; called on the engine's thread, and for text on the output thread.
-        budget: how much of saved chats may be written to disk.
-    """
+    `Failed` events; the model then stays loaded, unless the load failed. `emit`: takes every event; called on the
+    engine's thread, and for text on the output thread. `budget`: how much of saved chats may be written to disk."""
 
     def __init__(self, emit: Callable[[Event], None], budget: WriteBudget | None = None) -> None:
         bindings.start()
@@ -120,7 +116,12 @@ class Engine:
         if setup.draft is not None:
             left -= setup.draft.plan.need.min_bytes
         template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)
-        states = self._make_store(command, model, setup.draft, left)
+        files, draft = None, setup.draft
+        if command.state_dir:
+            files = StateFiles(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
+        limit = min(command.state_limit, max(left, 0) // 2)
+        of_draft = (None, "") if draft is None else (draft.sequence, draft.state_key())
+        states = StateStore(model.sequence, model.vocab.raw_piece, limit, files, self._budget, *of_draft)
         partial = model.sequence.partial_bytes
         model.info = msgspec.structs.replace(
             model.info,
@@ -130,15 +131,6 @@ class Engine:
         )
         self._loaded = LoadedModel(model, template, states, setup.speculator, PrefillChunking.of(model))
         return model.info
-
-    def _make_store(self, command: LoadModel, model: Model, draft: Model | None, left: int) -> StateStore:
-        """Return the store of a model which leaves so many bytes of memory."""
-        files = None
-        if command.state_dir:
-            files = StateFiles(Path(command.state_dir), command.state_limit, model.state_key(), self._writer)
-        limit = min(command.state_limit, max(left, 0) // 2)
-        of_draft = (None, "") if draft is None else (draft.sequence, draft.state_key())
-        return StateStore(model.sequence, model.vocab.raw_piece, limit, files, self._budget, *of_draft)
 
     def _start_template(self, header: GGUFHeader) -> None:
         if header.chat_template:
@@ -155,18 +147,14 @@ class Engine:
             answer.reasoning.end()
 
     def generate(self, command: Generate, arrived: float | None = None) -> None:
-        """Answer a request. Ends with `GenerationFinished` or `Failed`.
-
-        Args:
-            arrived: when the request reached this process, by `perf_counter`; None: now.
-        """
+        """Answer a request. Ends with `GenerationFinished` or `Failed`. `arrived`: when the request reached this
+        process, by `perf_counter`; None: now."""
         arrived = perf_counter() if arrived is None else arrived
         with self._answering(command.request_id):
             self._answer = AnswerRun(self._ready(), command, arrived, self._emit, self._output_thread)
             self._answer.run()
 
     def measure(self, command: Measure) -> None:
-        """Time random tokens. Ends with `Measured` or `Failed`."""
         with self._answering(command.request_id):
             seconds, cpu_wait = measure(self._ready(), command)
             self._emit(Measured(request_id=command.request_id, seconds=seconds, cpu_wait=cpu_wait))
@@ -244,7 +232,6 @@ class Engine:
             self._loaded.states.save()
 
     def close(self) -> None:
-        """Save and free everything."""
         self._free()
         self._output_thread.close()
         self._writer.close()

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -46,11 +46,8 @@ _CANNOT_WRITE = "iostream"  # std::ofstream is used for nothing but the output
 
 
 class LogParser:
-    """Parses llama.cpp's log: the current tensor, its target type, and errors.
-
-    Args:
-        output: where each tensor that is begun is reported; None: nowhere.
-    """
+    """Parses llama.cpp's log: the current tensor, its target type, and errors. Each tensor that is begun is reported to
+    `output`."""
 
     def __init__(self, llama: Any, output: LineOutput | None = None) -> None:
         self.types: dict[str, str] = {}
@@ -82,93 +79,59 @@ class LogParser:
         return QuantizeFailed(f"llama.cpp failed to quantize the model: {reason.strip().rstrip('!.')}.")
 
 
-class Quantizer:
-    """Runs requests with llama.cpp."""
+def run(request: Request, output: LineOutput) -> ForecastResult | QuantizeFinished:
+    """Run one request with llama.cpp. Raises EngineMismatch, QuantizeFailed, DiskFull."""
+    from cpuchat.engine.llama import bindings
 
-    def __init__(self, output: LineOutput) -> None:
-        """Load llama.cpp. Raises EngineMismatch."""
-        from cpuchat.engine.llama import bindings
-
-        bindings.start()
-        self._bindings, self._llama = bindings, bindings.llama
-        self._output = output
-
-    def forecast(self, request: ForecastRequest) -> ForecastResult:
-        params = self._params(request.number)
-        params.dry_run = True
-        params.allow_requantize = True
-        log = LogParser(self._llama)
-        self._run(request.source, "", params, log)
-        return ForecastResult(types=log.types)
-
-    def quantize(self, request: QuantizeRequest) -> None:
-        params = self._params(request.number)
+    bindings.start()
+    params = bindings.llama.llama_model_quantize_default_params()
+    params.ftype = request.number
+    params.max_buf_size = SLAB_BYTES
+    if isinstance(request, ForecastRequest):
+        params.dry_run = params.allow_requantize = True
+        log, out = LogParser(bindings.llama), ""
+    else:
         params.nthread = request.threads
         params.allow_requantize = request.requantize
-        facts: dict[str, str | int] = {}
         # llama.cpp copies a source's other alignment into the header, but aligns to the usual one.
         if read_header(Path(request.source)).alignment != ALIGNMENT:
-            facts["general.alignment"] = ALIGNMENT
-        params.kv_overrides = self._bindings.kv_overrides(facts)
-        self._run(request.source, request.out, params, LogParser(self._llama, self._output))
-
-    def _params(self, number: int) -> Any:
-        params = self._llama.llama_model_quantize_default_params()
-        params.ftype = number
-        params.max_buf_size = SLAB_BYTES
-        return params
-
-    def _run(self, source: str, out: str, params: Any, log: LogParser) -> None:
-        status = self._llama.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
-        if status:
-            raise log.failure()
-
-
-class Requests:
-    """Queues requests; when the input ends, so does the process, and the unfinished file is deleted.
-
-    That takes a thread, because llama.cpp's call cannot be interrupted.
-    """
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.unfinished: Path | None = None
-        self._stream = stream
-        self._waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self.next = self._waiting.get
-        threading.Thread(target=self._read, name="requests", daemon=True).start()
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            for line in self._stream:
-                self._waiting.put(msgspec.json.decode(line, type=prepared(Request)))
-        if self.unfinished is not None:
-            self.unfinished.unlink(missing_ok=True)
-        os._exit(0)
-
-
-def serve(stream: BinaryIO, output: LineOutput) -> None:
-    """Run requests until the input ends."""
-    requests = Requests(stream)
-    quantizer: Quantizer | None = None
-    while True:
-        request = requests.next()
-        try:
-            quantizer = quantizer or Quantizer(output)
-            if isinstance(request, ForecastRequest):
-                output.send(quantizer.forecast(request))
-            else:
-                requests.unfinished = Path(request.out)
-                quantizer.quantize(request)
-                requests.unfinished = None
-                output.send(QuantizeFinished())
-        except CpuchatError as error:
-            output.refuse(error)
+            overrides = (bindings.llama.llama_model_kv_override * 2)()  # an empty key ends them
+            overrides[0].key, overrides[0].value.val_i64 = b"general.alignment", ALIGNMENT
+            overrides[0].tag = bindings.llama.LLAMA_KV_OVERRIDE_TYPE_INT
+            params.kv_overrides = overrides
+        log, out = LogParser(bindings.llama, output), request.out
+    if bindings.llama.llama_model_quantize(os.fsencode(request.source), os.fsencode(out), ctypes.byref(params)):
+        raise log.failure()
+    return QuantizeFinished() if out else ForecastResult(types=log.types)
 
 
 def main() -> None:
+    """Run requests until the input ends."""
     output = LineOutput.claim()
     os.nice(NICENESS)
-    serve(sys.stdin.buffer, output)
+    requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    unfinished: Path | None = None
+
+    def read() -> None:
+        """Queue requests; end the process with the input, and delete the unfinished file: the call of llama.cpp cannot
+        be interrupted."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            for line in sys.stdin.buffer:
+                requests.put(msgspec.json.decode(line, type=prepared(Request)))
+        if unfinished is not None:
+            unfinished.unlink(missing_ok=True)
+        os._exit(0)
+
+    threading.Thread(target=read, name="requests", daemon=True).start()
+    while True:
+        request = requests.get()
+        try:
+            unfinished = Path(request.out) if isinstance(request, QuantizeRequest) else None
+            answer = run(request, output)
+            unfinished = None
+            output.send(answer)
+        except CpuchatError as error:
+            output.refuse(error)
 
 
 if __name__ == "__main__":

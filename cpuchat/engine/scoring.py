@@ -24,11 +24,8 @@ from cpuchat.quality.messages import RowComparer
 
 
 class Scorer:
-    """Runs the commands of one job. Used and closed on the engine's thread.
-
-    Raises:
-        DoesNotFit: there is not enough memory for its context.
-    """
+    """Runs the commands of one job. Used and closed on the engine's thread. Raises DoesNotFit: there is not enough
+    memory for its context."""
 
     def __init__(self, loaded: LoadedModel, command: Score) -> None:
         self._loaded = loaded
@@ -42,18 +39,13 @@ class Scorer:
         return self._sizes == (command.n_ctx, command.n_rows)
 
     def close(self) -> None:
-        """Free everything."""
         self._model.free_sequence(self._sequence)
         if self._comparer is not None:
             self._comparer.close()
 
     def score(self, command: Score) -> TokensScored:
-        """Run one command.
-
-        Raises:
-            Aborted: cancelled; the scorer must be closed.
-            GenerationFailed: llama.cpp rejected a batch. OSError: the file cannot be used.
-        """
+        """Run one command. Raises Aborted: cancelled; the scorer must be closed; GenerationFailed: llama.cpp rejected a
+        batch. OSError: the file cannot be used."""
         start = perf_counter()
         rows = self._rows(list(command.tokens), command.n, command.n_prompt)
         evaluated = perf_counter()
@@ -78,9 +70,13 @@ class Scorer:
         rows: list[np.ndarray] = []
         held = min(common_prefix(sequence.tokens, tokens), first)
         if not held or sequence.truncate(held) < held:
-            row = self._restore(tokens[:n_prompt])
-            if row is not None and first == n_prompt - 1 and not sequence.can_cut(first):
-                rows.append(row)  # one token less in the pass, which then is shorter than a tile
+            # Copy what the chat's KV cache holds of the prompt.
+            states, source, prompt = self._loaded.states, self._model.sequence, tokens[:n_prompt]
+            start = states.begin(RenderedPrompt(b"".join(map(states.piece, prompt)), prompt), StateKey())
+            sequence.clear()
+            is_copied = start.n > 0 and sequence.set_state(source.tokens, source.state())
+            if is_copied and start.row is not None and first == n_prompt - 1 and not sequence.can_cut(first):
+                rows.append(start.row.copy())  # one token less in the pass, which then is shorter than a tile
             else:
                 sequence.truncate(min(len(sequence), first))
         for at in range(len(sequence), first, sequence.n_ubatch):
@@ -89,16 +85,6 @@ class Scorer:
         if batch:
             sequence.extend(batch, n_outputs=len(batch))
         return rows + [sequence.logits(i) for i in range(len(batch))]
-
-    def _restore(self, prompt: list[int]) -> np.ndarray | None:
-        """Copy what the chat's KV cache holds of a prompt; returns the logits after it where they are kept."""
-        states, source = self._loaded.states, self._model.sequence
-        text = b"".join(map(states.piece, prompt))
-        start = states.begin(RenderedPrompt(text, prompt), StateKey())
-        self._sequence.clear()
-        if not start.n or not self._sequence.set_state(source.tokens, source.state()):
-            return None
-        return start.row.copy() if start.row is not None else None
 
     def _compare(self, command: Score, rows: list[np.ndarray]) -> tuple[ScoredRows, ...]:
         n_vocab, vocab = len(rows[0]), self._model.vocab

@@ -43,7 +43,6 @@ class PassRecord:
 
     @property
     def drafted(self) -> int:
-        """Drafted tokens in the pass."""
         return len(self.buckets)
 
 
@@ -54,8 +53,7 @@ class SpeculationStats:
     """Counts of one answer.
 
     Drafted tokens count as llama-server counts them: all that were in a verify pass, including those after the first
-    rejected one.
-    """
+    rejected one."""
 
     def __init__(self) -> None:
         self._passes = 0

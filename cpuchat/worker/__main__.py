@@ -11,17 +11,10 @@ import os
 import sys
 
 
-def _claim_protocol_output() -> int:
-    """Return a private descriptor of the original stdout; writes to fd 1 go to stderr from here on."""
-    protocol = os.dup(1)
-    os.dup2(2, 1)
-    os.set_inheritable(protocol, False)
-    return protocol
-
-
 def main() -> int:
     gc.disable()  # until the engine is imported, which makes next to no garbage
-    output = _claim_protocol_output()
+    output = os.dup(1)  # not inheritable
+    os.dup2(2, 1)
     # Ctrl+C in the terminal goes to the whole process group; only the UI decides what it means.
     import signal
 

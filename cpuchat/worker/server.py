@@ -12,9 +12,8 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -71,24 +70,9 @@ class _Output:
                 self.closed = True
 
 
-def _read_commands(stream: BinaryIO) -> Iterator[AnyCommand]:
-    """Yield commands until the parent closes the pipe."""
-    while header := stream.read(HEADER_SIZE):
-        if len(header) < HEADER_SIZE:
-            return
-        length = frame_length(header)
-        body = stream.read(length)
-        if len(body) < length:
-            return
-        yield decode_command(body)
-
-
 class _EngineThread(threading.Thread):
-    """Owns the engine: runs one command after the other.
-
-    The process is useless without this thread: no request would be answered. If it ends
-    abnormally, so does the process, which the parent sees.
-    """
+    """Owns the engine: runs one command after the other. If it ends abnormally, so does the process, which the parent
+    sees."""
 
     def __init__(self, output: _Output) -> None:
         super().__init__(name="engine")
@@ -131,21 +115,6 @@ class _EngineThread(threading.Thread):
                 self._engine.cancel_for_good()
         self.submit(Shutdown())
 
-    def _start_request(self, request_id: int) -> None:
-        with self._lock:
-            self._waiting.discard(request_id)
-            self._running = request_id
-            if request_id in self._cancelled and self._engine is not None:
-                self._engine.cancel()
-            self._cancelled.discard(request_id)
-
-    def _end_request(self) -> None:
-        """Clear the cancellation, which applies to one command only."""
-        with self._lock:
-            self._running = 0
-            if self._engine is not None:
-                self._engine.clear_cancel()
-
     def run(self) -> None:
         try:
             self._run()
@@ -186,20 +155,23 @@ class _EngineThread(threading.Thread):
         finally:
             engine.close()
 
-    def _next_command(self, engine: Engine) -> tuple[AnyCommand, float]:
+    def _run_next(self, engine: Engine) -> bool:
+        """Run the next command; False ends the thread."""
         try:
-            return self._commands.get(timeout=IDLE_SECONDS)
+            command, arrived = self._commands.get(timeout=IDLE_SECONDS)
         except queue.Empty:
             try:
                 engine.idle()
             except Exception:  # nothing waits for this, and the next request may succeed
                 traceback.print_exc()
-            return self._commands.get()
-
-    def _run_next(self, engine: Engine) -> bool:
-        """Run the next command; False ends the thread."""
-        command, arrived = self._next_command(engine)
-        self._start_request(_request_id(command))
+            command, arrived = self._commands.get()
+        request_id = _request_id(command)
+        with self._lock:
+            self._waiting.discard(request_id)
+            self._running = request_id
+            if request_id in self._cancelled:
+                engine.cancel()
+            self._cancelled.discard(request_id)
         try:
             match command:
                 case Shutdown():
@@ -223,13 +195,15 @@ class _EngineThread(threading.Thread):
                     code="error",
                     message=f"Internal error in the worker: {type(error).__name__}: {error}.",
                     hint="See the worker's log for details.",
-                    request_id=_request_id(command),
+                    request_id=request_id,
                 )
             )
             if isinstance(command, CountTokens):
                 self._output.emit(TokensCounted(request_id=command.request_id))
         finally:
-            self._end_request()
+            with self._lock:  # a cancellation applies to one command only
+                self._running = 0
+                engine.clear_cancel()
         return not self._output.closed
 
 
@@ -246,7 +220,12 @@ def serve(input_descriptor: int, output_descriptor: int) -> int:
     status = 0
     try:
         with open(input_descriptor, "rb", closefd=False) as stream:
-            for command in _read_commands(stream):
+            # Until the parent closes the pipe.
+            while len(header := stream.read(HEADER_SIZE)) == HEADER_SIZE:
+                length = frame_length(header)
+                if len(body := stream.read(length)) < length:
+                    break
+                command = decode_command(body)
                 if isinstance(command, Cancel):
                     engine.cancel(command.request_id)
                 elif isinstance(command, EndReasoning):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cpuchat.engine.states.files import DiskWriter, StateFiles
 from cpuchat.engine.states.prompt import StateKind
 from cpuchat.protocol.messages import (
     CallDelta,
@@ -51,19 +54,20 @@ class Served(Chat):
 
     def again(self, *, crashed: bool = False) -> None:
         """Start as after a restart, or after a crash, when nothing more was saved."""
-        if crashed:
-            self.engine._writer.finish()
-            assert self.engine._loaded is not None
-            self.engine._loaded.states._files = None
+        self.settle()
+        kept = self.folder.with_name("kept")
+        shutil.copytree(self.folder, kept)
         self.restart()
+        if crashed:
+            shutil.rmtree(self.folder)
+            kept.rename(self.folder)
         self.start()
 
     def heads(self) -> list[Path]:
         """Return the files of what several conversations begin with."""
-        self.engine._writer.finish()
-        assert self.engine._loaded is not None
-        files = self.engine._loaded.states._files
-        assert files is not None
+        self.settle()
+        with contextlib.closing(DiskWriter()) as writer:
+            files = StateFiles(self.folder, 1 << 40, self.loaded.model.state_key(), writer)
         return [file for file, index in files.indexes() if index.parts[0].kind is StateKind.HEAD]
 
     def say(self, *messages: Message, **more: Any) -> Timings:

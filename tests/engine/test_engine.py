@@ -7,12 +7,9 @@ import threading
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import (
     ContextTrimmed,
     LoadCancelled,
@@ -118,23 +115,6 @@ def test_model_without_template(chat: Chat, tiny_model_without_template: Path) -
     assert timings.prompt_n == len("User: Hello\nAssistant:") - 3  # "er", "ll" and "an" are tokens
 
 
-def test_broken_template_fails_the_request_only(chat: Chat, tmp_path: Path) -> None:
-    chat.load(write_tiny_gguf(tmp_path / "m.gguf", template="{{ messages[0]['content'] | no_such_filter }}"))
-    chat.request(messages=(user("Hello"),))
-    assert chat.failure.code == "template"
-    assert chat.ask(prompt="Hello").predicted_n == 24
-
-
-def test_closing_and_another_model(chat: Chat, tiny_model: Path, recurrent_model: Path) -> None:
-    chat.load(tiny_model)
-    chat.restart()
-    chat.request(messages=(user("Hello"),))
-    assert chat.failure.code == "usage"
-    assert chat.load(recurrent_model).architecture == "mamba"
-    chat.load(tiny_model)
-    assert chat.ask(user("Hello")).cache_n == 0
-
-
 def listed_threads(expected: int = 0) -> int:
     """Return the threads in the kernel's list, where an ended one may remain for a moment: with `expected`, read it
     until there are no more than that, or time is up."""
@@ -159,28 +139,6 @@ def test_nothing_is_left_behind(tiny_model: Path) -> None:
     chat.engine.close()
     assert listed_threads(threads) <= threads
     assert threading.active_count() <= python_threads  # one of an earlier test may have ended meanwhile
-
-
-def test_a_demo_model(chat: Chat, tmp_path: Path) -> None:
-    """Several turns; the text depends neither on the cache nor on a restart in between."""
-    path = paths.demo_dir() / DEMO_FILES["demo"]
-    info = chat.load(path, msgspec.structs.replace(OPTIONS, n_ctx=0), state_dir=tmp_path / "kv")
-    assert info.has_template and info.notes == ()
-    turns: list[Message] = []
-    n_past = 0
-    # The first one is long enough for its state to be worth loading again.
-    for question in ("How do I stop an answer? " * 6, "What is the acceptance rate?", "Thank you."):
-        turns.append(user(question))
-        timings = chat.ask(*turns, max_tokens=60, chat_id="demo")
-        assert timings.cache_n == n_past
-        said = chat.text
-        assert chat.ask(*turns, max_tokens=60, chat_id="demo").prompt_n == 0
-        assert chat.text == said
-        assert "<|" not in said
-        turns.append(assistant(said))
-        n_past = timings.n_past
-        if len(turns) == 2:
-            chat.load(path, msgspec.structs.replace(OPTIONS, n_ctx=0), state_dir=tmp_path / "kv")
 
 
 def test_states_take_at_most_half_of_the_memory_that_the_model_leaves(

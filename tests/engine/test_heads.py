@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def written(monkeypatch: pytest.MonkeyPatch) -> Written:
     """The files that states were written to, in turn, and what they hold."""
     files: Written = []
-    write = StateFiles._write
+    write = StateFiles.write
 
     def note(self: StateFiles, stem: str, states: list[State], *args: Any) -> None:
         files.append((states[0].kind, stem))
         write(self, stem, states, *args)
 
-    monkeypatch.setattr(StateFiles, "_write", note)
+    monkeypatch.setattr(StateFiles, "write", note)
     return files
 
 
@@ -74,13 +75,12 @@ class Agent(Served):
         timings = self.ask(*messages, **{**CLIENT, **more})
         for _ in range(2):
             self.engine.idle()
-            self.engine._writer.finish()
+            self.settle()
         return timings
 
     @property
     def store(self) -> StateStore:
-        assert self.engine._loaded is not None
-        return self.engine._loaded.states
+        return self.loaded.states
 
 
 @pytest.fixture(params=["llama", "qwen35"])
@@ -129,17 +129,6 @@ def test_heads_that_come_once_are_not_written(agent: Agent, written: Written) ->
     assert len(written) == 1, "what was said last"
 
 
-def test_turns_of_one_conversation_under_changing_heads_write_no_more_than_the_head(
-    agent: Agent, written: Written
-) -> None:
-    turns: list[Message] = []
-    for number in range(6):
-        turns.append(user(f"{number}: and the next step? " * 8))
-        agent.tell(system(placed(number)), *turns)
-        turns.append(assistant(agent.text))
-    assert [kind for kind, _ in written] == [StateKind.HEAD]
-
-
 def test_variants_of_a_head_that_alternate_are_kept(agent: Agent) -> None:
     heads = [f"{RULES}Channel {name}.\n{RULES}" for name in ("one", "two", "three")]
     for number in range(2):
@@ -162,7 +151,7 @@ def test_each_user_of_an_agent_has_files_of_their_own(agent: Agent, written: Wri
 
 def test_many_heads_leave_a_real_conversation(agent: Agent) -> None:
     store = agent.store
-    store._files = None  # nothing comes back from the disk
+    shutil.rmtree(agent.folder)  # nothing comes back from the disk
     turns = [user("Tell me. " * 40)]
     agent.tell(*turns)
     turns += [assistant(agent.text), user("And more?")]

@@ -35,13 +35,9 @@ class SavingChat(Chat):
         self._known: set[tuple[str, int, int]] = set()
         self.load(model, WIDE, state_dir=folder)
 
-    @property
-    def writer(self) -> DiskWriter:
-        return self.engine._writer
-
     def settle(self) -> list[Path]:
         """Return the files once everything is written."""
-        self.writer.finish()
+        super().settle()
         files = sorted(self.folder.iterdir())
         for file in files:
             info = file.stat()
@@ -97,23 +93,6 @@ def test_nothing_is_written_while_a_message_is_answered(saving: SavingChat) -> N
     assert len(saving.settle()) == 1
 
 
-def test_a_chat_that_is_not_written_yet_comes_back_from_memory(
-    saving: SavingChat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = saving.ask(user(LONG), chat_id="one")
-    turns = (user(LONG), assistant(saving.text), user("And then?"))
-    with monkeypatch.context() as held:
-        held.setattr(saving.writer, "resume", lambda: None)
-        assert saving.ask(user("Something else entirely " * 5), chat_id="two").cache_n < 30
-        assert saving.ask(*turns, chat_id="one").cache_n == one.n_past
-        assert not list(saving.folder.glob("*.kv"))
-    again = saving.text
-    saving.settle()
-    saving.ask(user("Something else entirely " * 5), chat_id="two")
-    assert saving.ask(*turns, chat_id="one").cache_n >= one.n_past
-    assert saving.text == again
-
-
 def test_a_growing_chat_is_not_written_again_with_every_answer(saving: SavingChat, tiny_model: Path) -> None:
     """However often it rests, and it is all there after the end."""
     turns: list[Message] = []
@@ -124,7 +103,7 @@ def test_a_growing_chat_is_not_written_again_with_every_answer(saving: SavingCha
         turns.append(assistant(saving.text))
         saving.engine.idle()
         saving.settle()
-    state = saving.engine._loaded.model.sequence.state_size()  # type: ignore[union-attr]
+    state = saving.loaded.model.sequence.state_size()
     assert n_past > 1000
     assert saving.written < 5 * state  # written every time it would be ten
     saving.engine.close()
@@ -140,7 +119,7 @@ def test_an_hour_of_changing_chats_stays_within_what_may_be_written(tiny_model: 
     largest = 0
     for number in range(60):
         chat.ask(user(f"{number} {LONG}"), chat_id=f"chat {number}", max_tokens=4)
-        largest = max(largest, chat.engine._loaded.model.sequence.state_size())  # type: ignore[union-attr]
+        largest = max(largest, chat.loaded.model.sequence.state_size())
         chat.settle()
         clock.now += HOUR / 60
     assert 60 * largest > 3 * per_hour  # there was more to be written

@@ -48,9 +48,7 @@ def score(chat: Chat, prompt: tuple[int, ...], answer: tuple[int, ...], n: int, 
 
 def plain_rows(chat: Chat, tokens: list[int], n: int) -> np.ndarray:
     """The rows after which the last `n` follow, evaluated token by token."""
-    loaded = chat.engine._loaded
-    assert loaded is not None
-    sequence = loaded.model.sequence
+    sequence = chat.loaded.model.sequence
     sequence.clear()
     rows = [sequence.step(token).copy() for token in tokens[:-1]]
     return np.stack(rows[-n:])
@@ -71,7 +69,7 @@ def test_rows_are_those_of_a_plain_evaluation_also_after_going_back(
         score(chat, prompt, text, n, file)
         written.append(np.fromfile(file, np.float32))
     assert chat.of(TokensScored)
-    n_vocab = chat.engine._loaded.model.vocab.n_tokens  # type: ignore[union-attr]
+    n_vocab = chat.loaded.model.vocab.n_tokens
     rows = np.concatenate(written).reshape(-1, n_vocab)
     expected = [plain_rows(chat, [*prompt, *answer], len(answer)), plain_rows(chat, [*prompt, *other], len(other) - 4)]
     for row, wanted in zip(rows, np.concatenate(expected), strict=True):  # passes of other lengths round otherwise

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cpuchat.engine.answer import LoadedModel
 from cpuchat.engine.engine import Engine
 from cpuchat.engine.states.files import WriteBudget
 from cpuchat.protocol.messages import (
@@ -40,6 +41,16 @@ class Chat:
         self.react: Callable[[Event], None] = lambda _: None
         self.engine = Engine(self._emit, budget)
         self._requests = 0
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """Return the model in use, with its store of states."""
+        assert self.engine._loaded is not None
+        return self.engine._loaded
+
+    def settle(self) -> None:
+        """Wait until what is being saved is on disk."""
+        self.engine._writer.finish()
 
     def restart(self) -> None:
         """Continue with another engine, as a new worker process would."""

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cpuchat.engine.engine import Engine
-from cpuchat.protocol.messages import (
-    Event,
-    Generate,
-    GenerationFinished,
-    LoadModel,
-    LoadProgress,
-    ModelLoaded,
-    Sampling,
-    Speculation,
-    TextDelta,
-)
+from cpuchat.protocol.messages import Event, LoadModel, LoadProgress, ModelLoaded, Sampling, Speculation
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
 from tests.support.cores import ONE_CPU
+from tests.support.engine_chat import Chat
 from tests.support.pairs import OPTIONS
 
 PLAIN = Speculation()
 ALL = Speculation(drafters=("draft", "suffix", "lookup"), depth=4)
 
 
-class PairChat:
+class PairChat(Chat):
     """An engine and what it said."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.react: Callable[[Event], None] = lambda _: None
-        self.engine = Engine(self._emit)
-
-    def _emit(self, event: Event) -> None:
-        self.events.append(event)
-        self.react(event)
 
     def command(self, path: Path, **more: Any) -> Event:
         fields = {name: more.pop(name) for name in ("calibration_file", "draft_cpus") if name in more}
@@ -50,18 +30,15 @@ class PairChat:
         self.engine.clear_cancel()
         return self.events[-1]
 
-    def load(self, path: Path, **more: Any) -> ModelInfo:
+    def load(self, path: Path, **more: Any) -> ModelInfo:  # type: ignore[override]
         loaded = self.command(path, **more)
         assert isinstance(loaded, ModelLoaded), loaded
         return loaded.model
 
-    def ask(self, speculation: Speculation = PLAIN, **more: Any) -> tuple[str, Timings]:
-        self.events.clear()
+    def ask(self, speculation: Speculation = PLAIN, **more: Any) -> tuple[str, Timings]:  # type: ignore[override]
         fields = {"prompt": "a b c d", "sampling": Sampling(temperature=0.0), "max_tokens": 40, **more}
-        self.engine.generate(Generate(request_id=1, speculation=speculation, **fields))
-        finished = self.events[-1]
-        assert isinstance(finished, GenerationFinished), finished
-        return "".join(e.text for e in self.events if isinstance(e, TextDelta)), finished.timings
+        timings = super().ask(speculation=speculation, **fields)
+        return self.text, timings
 
     def phases(self) -> set[str]:
-        return {e.phase for e in self.events if isinstance(e, LoadProgress)}
+        return {e.phase for e in self.of(LoadProgress)}

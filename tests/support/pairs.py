@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 
 from cpuchat.costs.calibrations import PassCosts
-from cpuchat.engine.decoding.decode import DecodeResult, SpeculativeDecoder, decode
+from cpuchat.engine.decoding.decode import Decoder, DecodeResult
 from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
 from cpuchat.engine.drafting.speculator import Speculator
@@ -161,14 +161,10 @@ class Talker:
         sampler.accept_prompt(prompt)
         stream = TextStream(1, emit, target.vocab.piece, ReasoningSplitter(""), stop, perf_counter())
         ends = is_eog or target.vocab.is_eog
-        figures = None
-        if speculation is not None:
-            assert self.speculator.begin_answer(speculation, prompt)
-            decoder = SpeculativeDecoder(target.sequence, sampler, stream, ends, max_tokens, self.speculator, on_update)
-            result = decoder.run(filled.row)
-            figures = self.speculator.figures()
-        else:
-            result = decode(target.sequence, filled.row, sampler, stream, ends, max_tokens)
+        speculator = self.speculator if speculation is not None else None
+        assert speculation is None or self.speculator.begin_answer(speculation, prompt)
+        result = Decoder(target.sequence, sampler, stream, ends, max_tokens, speculator, on_update).run(filled.row)
+        figures = speculator.figures() if speculator is not None else None
         return Said(result, prompt, filled.cache_n, list(target.sequence.tokens), figures, deltas)
 
 

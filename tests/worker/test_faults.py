@@ -74,28 +74,6 @@ async def test_a_file_that_is_cut_while_it_is_loaded_is_named_and_loaded_anew(
     assert (await collect(other.generate(chat("hello")))).finished.stop_reason == "max_tokens"
 
 
-HOSTILE_TEMPLATES = (
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{% for i in range(10**9) %}{{ i }}{% endfor %}",
-    "{{ 'a' * 10**10 }}",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{{ messages[0].content.format_map }}{% if",
-    "{{ raise_exception('no') }}",
-)
-
-
-async def test_hostile_template_is_an_error_not_a_disaster(tmp_path: Path, other: LocalBackend) -> None:
-    process = None
-    for number, template in enumerate(HOSTILE_TEMPLATES):
-        model = write_tiny_gguf(tmp_path / f"hostile-{number}.gguf", template=template)
-        events = (await collect(other.load(model, LoadOptions(n_ctx=512), ON_ONE_CPU))).events
-        if getattr(events[-1], "code", "") != "template":
-            failed = (await collect(other.generate(chat("hello")))).failed
-            assert failed.code == "template", template
-        process = process or other.pid
-        assert process is not None and other.pid == process, template
-
-
 @contextlib.asynccontextmanager
 async def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> AsyncIterator[LocalBackend]:
     """Yield a worker with a fault that no input causes: Python runs this file in every process that it starts."""

@@ -15,12 +15,10 @@ from cpuchat.protocol.messages import (
     ContextTrimmed,
     Generate,
     GenerationFinished,
-    LoadCancelled,
     LoadOptions,
     LoadProgress,
     Message,
     ModelLoaded,
-    PrefillProgress,
     Sampling,
     StateKey,
     TextDelta,
@@ -63,23 +61,6 @@ async def test_saved_cache_survives_a_restart_and_a_deleted_chat_leaves_nothing_
             await backend.forget(chat_id)
         assert not list(tmp_path.glob("*.kv"))
     assert not list(tmp_path.glob("*.kv"))
-
-
-async def test_cancel_in_prefill_stops_it_and_keeps_the_part(tiny_model: Path, other: LocalBackend) -> None:
-    await load(other, tiny_model, n_batch=16, n_ubatch=16)
-    request = chat(LONG)
-    events = []
-    async for event in other.generate(request):
-        events.append(event)
-        if isinstance(event, PrefillProgress) and event.processed > 0:
-            await other.cancel()
-    finished = events[-1]
-    assert isinstance(finished, GenerationFinished)
-    assert finished.stop_reason == "cancelled"
-    assert finished.timings.predicted_n == 0
-    again = await collect(other.generate(request))
-    assert again.timings.cache_n > 0
-    assert again.timings.cache_n + again.timings.prompt_n > finished.timings.prompt_n
 
 
 async def test_cancel_while_writing_keeps_what_was_said(shared: LocalBackend) -> None:
@@ -142,18 +123,6 @@ async def test_plain_completion_uses_no_template(tiny_model: Path) -> None:
 async def test_tokens_are_not_counted_during_an_answer(shared: LocalBackend) -> None:
     async for _ in shared.generate(chat("hello", max_tokens=5)):
         assert await shared.count_tokens("abc") is None
-
-
-async def test_cancelled_load_leaves_a_usable_worker(tiny_model: Path, other: LocalBackend) -> None:
-    kinds = []
-    async for event in other.load(tiny_model, LoadOptions(n_ctx=512)):
-        if isinstance(event, LoadProgress) and not kinds:
-            await other.cancel()
-        kinds.append(type(event))
-    # A load this short may be through before the word arrives; either end is orderly.
-    assert kinds[-1] in (LoadCancelled, ModelLoaded)
-    await load(other, tiny_model)
-    assert (await collect(other.generate(chat("hello")))).timings.predicted_n > 0
 
 
 async def test_the_reasoning_ends_when_the_user_wants_the_answer(tmp_path: Path, other: LocalBackend) -> None:

@@ -17,15 +17,6 @@ DEMO = demo_dir() / "cpuchat-demo-8m-q8_0.gguf"
 DEMO_DRAFT = demo_dir() / "cpuchat-demo-draft-1m-q8_0.gguf"
 
 
-async def test_a_run_takes_time_and_the_chat_goes_on_after_it(tiny_model: Path, other: LocalBackend) -> None:
-    await load(other, tiny_model)
-    before = await collect(other.generate(chat("hello")))
-    for request in (Measure(n_prompt=64), Measure(n_gen=16), Measure(n_prompt=16, n_gen=4, depth=100)):
-        found = await other.measure(request)
-        assert isinstance(found, Measured) and found.seconds > 0
-    assert (await collect(other.generate(chat("hello")))).text == before.text
-
-
 async def test_tokens_that_do_not_fit_and_a_missing_model_are_told(tiny_model: Path) -> None:
     async with worker() as backend:
         found = await backend.measure(Measure(n_gen=4))

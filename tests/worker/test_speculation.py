@@ -8,20 +8,11 @@ from pathlib import Path
 import pytest
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.base import paths
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol.messages import (
-    Generate,
-    LoadOptions,
-    LoadProgress,
-    ModelLoaded,
-    Speculation,
-    SpeculationUpdate,
-    TextDelta,
-)
+from cpuchat.protocol.messages import Generate, LoadOptions, ModelLoaded, Speculation, SpeculationUpdate, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures
-from tests.support.chatting import GREEDY, Answer, collect, worker
+from tests.support.chatting import GREEDY, Answer, collect
 from tests.support.pairs import pair_files
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -101,71 +92,3 @@ async def test_spans_of_drafters_are_the_text(files: tuple[Path, Path], other: L
         assert counts == sorted(counts) and all(d.n_tokens >= 0 for d in deltas)
         assert sum(d.n_tokens for d in deltas if d.drafter == "draft") == figures.draft_n_accepted
         assert {d.drafter for d in deltas} == {"", "draft"}
-
-
-async def test_switched_for_each_request(files: tuple[Path, Path], other: LocalBackend) -> None:
-    """No reload, and the KV cache goes on being used whoever drafts."""
-    await load(other, *files)
-    pid, text, held = other.pid, "a b c d e f g h", 0
-    for drafters in ((), ("draft",), ("suffix",), (), ALL, ()):
-        answer = await collect(other.generate(say(text, Speculation(drafters=drafters, depth=3), max_tokens=16)))
-        assert not answer.of(LoadProgress) and answer.finished.stop_reason == "max_tokens"
-        figures = answer.timings.speculation
-        assert (figures is not None) is bool(drafters)
-        if figures is not None:
-            assert_consistent(figures)
-            assert {d.name for d in figures.by_drafter} <= set(drafters)
-        assert answer.timings.cache_n == held
-        held = answer.timings.n_past
-        text += answer.text
-    assert other.pid == pid
-
-
-async def test_drafters_without_a_draft_model(files: tuple[Path, Path], other: LocalBackend) -> None:
-    info, _ = await load(other, files[0])
-    assert info.draft == "" and info.notes == ()
-    text = " the one and the two" * 6
-    plain = await collect(other.generate(say(text)))
-    answer = await collect(other.generate(say(text, Speculation(drafters=ALL, depth=4))))
-    assert answer.text == plain.text and answer.timings.speculation is not None
-    assert_consistent(answer.timings.speculation)
-    alone = await collect(other.generate(say(text, DRAFT)))
-    assert alone.text == plain.text and alone.timings.speculation is None  # there is nothing to draft with
-
-
-async def test_calibration_is_shown_and_kept(files: tuple[Path, Path]) -> None:
-    async with worker() as backend:
-        first, answer = await load(backend, *files, calibrate=True)
-        measured = [e for e in answer.of(LoadProgress) if e.phase == "calibrating"]
-        assert measured[-1].done == measured[-1].total > 1
-        assert [e.done for e in measured] == sorted(e.done for e in measured)
-    # A busy machine may disturb the measurement: it is not kept then, or counts only until the cores are idle.
-    quiet, kept = bool(first.pass_ms), paths.calibration_file().exists()
-    assert len(first.pass_ms) == (32 if quiet else 0)
-    assert kept or not quiet
-    async with worker() as backend:  # another process
-        again, answer = await load(backend, *files, calibrate=True)
-        measured_again = any(e.phase == "calibrating" for e in answer.of(LoadProgress))
-        assert measured_again != kept or not quiet
-        assert not quiet or again.pass_ms == first.pass_ms
-        plain = await collect(backend.generate(say("a b c")))
-        adaptive = await collect(backend.generate(say("a b c", Speculation(drafters=ALL))))
-        assert adaptive.text == plain.text
-        figures = adaptive.timings.speculation
-        assert figures is not None and (figures.plain_ms or figures.disturbed or not again.pass_ms)
-        if figures.plain_ms:
-            assert (adaptive.timings.speed_up is not None) == (adaptive.timings.draft_n > 0)
-
-
-async def test_cancel_while_it_drafts(files: tuple[Path, Path], other: LocalBackend) -> None:
-    await load(other, *files)
-    events = []
-    async for event in other.generate(say("a b c", DRAFT, max_tokens=0)):
-        events.append(event)
-        if isinstance(event, TextDelta):
-            await other.cancel()
-    answer = Answer(events)
-    assert answer.finished.stop_reason in ("cancelled", "context")
-    assert sum(d.n_tokens for d in answer.of(TextDelta)) == answer.timings.predicted_n
-    whole = await collect(other.generate(say("a b c", max_tokens=0)))
-    assert whole.text.startswith(answer.text)

@@ -130,15 +130,9 @@ def prefill(
     chunking: PrefillChunking,
     on_progress: Callable[[int], None],
 ) -> Prefill:
-    """Evaluate `prompt` from where the store has begun, and keep checkpoints for later prompts.
-
-    Args:
-        on_progress: called with the tokens processed before the first batch and after each.
-
-    Raises:
-        Aborted: stopped; the sequence holds the finished part, which a next call reuses.
-        GenerationFailed: llama.cpp rejected a batch.
-    """
+    """Evaluate `prompt` from where the store has begun, and keep checkpoints for later prompts. `on_progress`: called
+    with the tokens processed before the first batch and after each. Raises Aborted: stopped; the sequence holds the
+    finished part, which a next call reuses; GenerationFailed: llama.cpp rejected a batch."""
     sequence, tokens, row, at = store.sequence, prompt.tokens, start.row, start.n
     before = now = perf_counter()
     on_progress(at)
@@ -166,74 +160,17 @@ def prefill(
     return Prefill(row=row, cache_n=start.n, prompt_n=len(tokens) - start.n, seconds=perf_counter() - before)
 
 
-def token_limit(sequence: Sequence, max_tokens: int) -> tuple[int, StopReason]:
-    """Return how many tokens an answer may have, and why it stops there."""
-    room = sequence.n_ctx - len(sequence) + 1  # one more: the last token needs no cell of the KV cache
-    return (max_tokens, "max_tokens") if 0 < max_tokens <= room else (room, "context")
-
-
-def decode(
-    sequence: Sequence,
-    row: np.ndarray,
-    sampler: Sampler,
-    stream: TextStream | ThreadedStream,
-    is_eog: Callable[[int], bool],
-    max_tokens: int,
-) -> DecodeResult:
-    """Decode until the model ends the answer, a stop string, `max_tokens` (0 = no limit), a full context or a cancel.
-
-    All text has been emitted when this returns. The last token is part of the answer but not of the sequence.
-
-    Args:
-        row: logits after the prompt, float32 of shape (n_vocab,).
-
-    Raises:
-        GenerationFailed: llama.cpp rejected a batch, or the logits are NaN or infinite; the text so far was emitted.
-    """
-    result = DecodeResult()
-    append, sample, accept = result.tokens.append, sampler.sample, sampler.accept
-    step, feed = sequence.step, stream.feed
-    limit, reason = token_limit(sequence, max_tokens)
-    sequence.decode_seconds = 0.0
-    start = now = perf_counter()
-    try:
-        if sequence.abort.is_set():
-            reason, limit = "cancelled", 0
-        for n in range(limit):
-            token = sample(row)
-            if is_eog(token):
-                reason = "end"
-                break
-            accept(token)
-            append(token)
-            now = perf_counter()
-            if n == 0:
-                result.first = now
-            if feed(token, now):
-                reason = "stop_string"
-                break
-            if n + 1 < limit:
-                row = step(token)
-    except Aborted:
-        reason = "cancelled"
-    finally:
-        result.last = now
-        result.stop_reason = reason
-        result.overhead_seconds = perf_counter() - start - sequence.decode_seconds
-        stream.finish(perf_counter(), stopped=reason == "stop_string")
-    return result
-
-
 UPDATE_SECONDS: Final = 0.25
 """Seconds between two reports of the speculation figures."""
 
 
-class SpeculativeDecoder:
-    """Decodes one answer with drafts. A stop inside a draft ends the answer there; the rest of the draft is dropped.
+class Decoder:
+    """Decodes one answer, until the model ends it, a stop string, `max_tokens` (0 = no limit), a full context or a
+    cancel: token by token, or with the drafts of a `speculator`, which has begun the answer with the prompt. A stop
+    inside a draft ends the answer there; the rest of the draft is dropped.
 
     Args:
-        speculator: has begun the answer with the prompt.
-        on_update: called with (tokens written, figures) a few times a second.
+        on_update: called with (tokens written, figures) a few times a second, where there is a speculator.
     """
 
     def __init__(
@@ -243,8 +180,8 @@ class SpeculativeDecoder:
         stream: TextStream | ThreadedStream,
         is_eog: Callable[[int], bool],
         max_tokens: int,
-        speculator: Speculator,
-        on_update: Callable[[int, SpeculationFigures], None],
+        speculator: Speculator | None = None,
+        on_update: Callable[[int, SpeculationFigures], None] = lambda n, figures: None,
     ) -> None:
         self._sequence = sequence
         self._sampler = sampler
@@ -253,36 +190,53 @@ class SpeculativeDecoder:
         self._speculator = speculator
         self._on_update = on_update
         self._next_update = 0.0
-        self._at_limit: StopReason
-        self._limit, self._at_limit = token_limit(sequence, max_tokens)
+        room = sequence.n_ctx - len(sequence) + 1  # one more: the last token needs no cell of the KV cache
+        self._limit = max_tokens if 0 < max_tokens <= room else room
+        self._at_limit: StopReason = "max_tokens" if self._limit == max_tokens else "context"
         self._result = DecodeResult()
         self._tokens = self._result.tokens
 
     def run(self, row: np.ndarray) -> DecodeResult:
-        """Decode as `decode.decode`, starting from `row`, the logits after the prompt.
-
-        Raises:
-            GenerationFailed: llama.cpp rejected a batch, or the logits are NaN or infinite; the text so far was
-                emitted.
-        """
-        sequence, speculator, result = self._sequence, self._speculator, self._result
-        n_prompt = len(sequence)
+        """Decode, starting from `row`, the logits after the prompt, float32 of shape (n_vocab,). All text has been
+        emitted when this returns. The last token is part of the answer but not of the sequence. Raises
+        GenerationFailed: llama.cpp rejected a batch, or the logits are NaN or infinite; the text so far was emitted."""
+        sequence, speculator, result, tokens = self._sequence, self._speculator, self._result, self._tokens
+        sample, take, n_prompt = self._sampler.sample, self._take, len(sequence)
         sequence.decode_seconds = 0.0
         start = perf_counter()
         reason: StopReason | None = None
         try:
-            reason = "cancelled" if sequence.abort.is_set() else self._take(self._sampler.sample(row), "")
-            while reason is None:
-                reason = self._next_pass()
+            reason = "cancelled" if sequence.abort.is_set() else take(sample(row), "")
+            while reason is None and speculator is None:
+                reason = take(sample(sequence.step(tokens[-1])), "")
+            while reason is None and speculator is not None:
+                reason = self._next_pass(speculator)
         except Aborted:
             reason = "cancelled"
-            sequence.truncate(n_prompt + len(self._tokens))  # an aborted pass may have left a part of its draft
+            sequence.truncate(n_prompt + len(tokens))  # an aborted pass may have left a part of its draft
         finally:
-            speculator.end_answer()
             result.stop_reason = reason or "cancelled"
-            result.overhead_seconds = perf_counter() - start - sequence.decode_seconds - speculator.seconds
+            result.overhead_seconds = perf_counter() - start - sequence.decode_seconds
+            if speculator is not None:
+                speculator.end_answer()
+                result.overhead_seconds -= speculator.seconds
             self._finish(perf_counter(), stopped=reason == "stop_string")
         return result
+
+    def _next_pass(self, speculator: Speculator) -> StopReason | None:
+        tokens = self._tokens
+        proposal = speculator.propose(tokens, self._limit - len(tokens) - 1)
+        start = perf_counter()
+        if start >= self._next_update:
+            self._on_update(len(tokens), speculator.figures())
+            start = perf_counter()
+            self._next_update = start + UPDATE_SECONDS
+        if proposal is not None:
+            return self._verify_pass(speculator, proposal, start)
+        reason = self._take(self._sampler.sample(self._sequence.step(tokens[-1])), "")
+        if reason != "end":  # that pass has written nothing, and comes after the time of the last token
+            speculator.record_plain(perf_counter() - start)
+        return reason
 
     def _take(self, token: int, drafter: str) -> StopReason | None:
         """Add the next token of the answer; returns why it is the last one, if it is."""
@@ -298,29 +252,12 @@ class SpeculativeDecoder:
             return "stop_string"
         return self._at_limit if len(self._tokens) >= self._limit else None
 
-    def _next_pass(self) -> StopReason | None:
-        tokens = self._tokens
-        proposal = self._speculator.propose(tokens, self._limit - len(tokens) - 1)
-        start = perf_counter()
-        if start >= self._next_update:
-            self._on_update(len(tokens), self._speculator.figures())
-            start = perf_counter()
-            self._next_update = start + UPDATE_SECONDS
-        return self._plain_pass(start) if proposal is None else self._verify_pass(proposal, start)
-
-    def _plain_pass(self, start: float) -> StopReason | None:
-        row = self._sequence.step(self._tokens[-1])
-        reason = self._take(self._sampler.sample(row), "")
-        if reason != "end":  # that pass has written nothing, and comes after the time of the last token
-            self._speculator.record_plain(perf_counter() - start)
-        return reason
-
-    def _verify_pass(self, proposal: Proposal, start: float) -> StopReason | None:
+    def _verify_pass(self, speculator: Speculator, proposal: Proposal, start: float) -> StopReason | None:
         sequence, sampler, tokens = self._sequence, self._sampler, self._tokens
         drafted, n = proposal.tokens, len(proposal)
         n_held, n_written = len(sequence), len(tokens)
         sequence.checkpoint()
-        self._speculator.start_verify(proposal)
+        speculator.start_verify(proposal)
         sequence.extend([tokens[-1], *drafted], n_outputs=n + 1, whole=True)
         reason: StopReason | None = None
         accepted = compared = 0
@@ -340,5 +277,5 @@ class SpeculativeDecoder:
             rolled_back = perf_counter() - verified
             if reason is not None:  # the rollback comes after the time of the last token
                 again, rolled_back = 0, 0.0
-            self._speculator.record_verify(proposal, accepted, compared, verified - start, rolled_back, again)
+            speculator.record_verify(proposal, accepted, compared, verified - start, rolled_back, again)
         return reason

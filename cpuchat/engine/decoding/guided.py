@@ -73,10 +73,7 @@ class Grammar:
 
     def mask(self, row: Row) -> NDArray[np.bool_]:
         """Return which tokens may come next; where the search for all takes too long, of the most likely in `row` only.
-
-        Raises:
-            GrammarUnmet: the text can be read in so many ways that each search takes too long.
-        """
+        Raises GrammarUnmet: the text can be read in so many ways that each search takes too long."""
         allowed = np.zeros(self._vocab.n_tokens, np.bool_)
         trial = self._matcher.deep_copy()  # which an error ends
         bits = b"" if trial.is_stopped() else trial.compute_bitmask()
@@ -105,7 +102,6 @@ class Grammar:
             )
 
     def is_complete(self) -> bool:
-        """Return whether the text may end here."""
         return bool(self._vocab.eog_tokens) and self._matcher.is_accepting()
 
 
@@ -122,11 +118,9 @@ class EitherGrammar:
         self._open = list(grammars)
 
     def allows(self, token: int) -> bool:
-        """Return whether `token` may come next."""
         return any(one.allows(token) for one in self._open)
 
     def mask(self, row: Row) -> NDArray[np.bool_]:
-        """Return which tokens may come next, as `Grammar`."""
         return np.logical_or.reduce([one.mask(row) for one in self._open])
 
     def accept(self, token: int) -> None:
@@ -136,15 +130,13 @@ class EitherGrammar:
             one.accept(token)
 
     def is_complete(self) -> bool:
-        """Return whether the text may end here."""
         return any(one.is_complete() for one in self._open)
 
 
 class CallGuide:
     """Follows the text of an answer until calls begin. The grammar is made only then: most answers call nothing.
 
-    `is_over`: they have begun, or cannot any more.
-    """
+    `is_over`: they have begun, or cannot any more."""
 
     def __init__(self, vocab: Vocab, form: CallFormat, tools: Sequence[Tool], rule: CallRule = ANY_CALL) -> None:
         self._vocab = vocab
@@ -166,11 +158,7 @@ class CallGuide:
 
     def from_start(self, answer: str = "") -> Grammar | EitherGrammar | None:
         """Return the grammar of an answer that must be calls, or that is calls or matches the grammar `answer`; None:
-        it may be anything.
-
-        Raises:
-            UsageError: no grammar can hold the calls to what the strict tools take.
-        """
+        it may be anything. Raises UsageError: no grammar can hold the calls to what the strict tools take."""
         if self._rule.mode != "required" and not answer:
             return None
         self.is_over = True
@@ -188,41 +176,34 @@ class CallGuide:
         return None if self.is_over else self.follow_text(self._decoder.decode(self.piece(token)))
 
     def follow_text(self, text: str) -> Grammar | None:
-        """Add a text, as `follow`."""
         if self.is_over:
             return None
-        self._text += text
-        at = self._begin()
-        if at is None:
+        self._text = text = self._text + text
+        if self._form.only_at_start:
+            written = self._calls_at_start(text)
+        elif (at := text.find(self._trigger)) >= 0:
+            written = text[at:]
+        else:
+            written, self._text = "", text[-len(self._trigger) :]
+        if not written:
             return None
         self.is_over = True
         try:
-            return self._grammar(self._text[at:])
+            return self._grammar(written)
         except CpuchatError:  # llguidance takes no such grammar, or the vocabulary not these texts
             return None
 
-    def _begin(self) -> int | None:
-        """Return where calls begin for certain; None when they do not yet."""
-        text = self._text
-        if self._form.only_at_start:
-            return self._begin_of_answer(text)
-        at = text.find(self._trigger)
-        if at < 0:
-            self._text = text[-len(self._trigger) :]
-            return None
-        return at
-
-    def _begin_of_answer(self, text: str) -> int | None:
-        """Return where calls begin whose trigger may begin any text: once the name of a tool follows."""
+    def _calls_at_start(self, text: str) -> str:
+        """Return what is written of calls whose trigger may begin any text: once the name of a tool follows."""
         start = text.lstrip()
         before = r"\{\s*" + re.escape(f'"{self._form.name_key}"') + r"\s*:\s*\"" if self._form.shape == "object" else ""
         before = before or re.escape(f"{self._form.section}{self._form.opening}".lstrip())
         names = "|".join(re.escape(tool.name) for tool in self._tools)
         if re.match(rf"{before}(?:{names})\W", start) is not None:
-            return len(text) - len(start)
+            return start
         longest = len(before) + max(len(tool.name) for tool in self._tools)
         self.is_over = not self._trigger.startswith(start[: len(self._trigger)]) or len(start) > longest
-        return None
+        return ""
 
     def _grammar(self, written: str) -> Grammar | None:
         """Return the grammar with what is written of the calls accepted; None if that does not match it."""
@@ -262,11 +243,8 @@ def call_markers(vocab: Vocab, form: CallFormat) -> tuple[int, ...]:
 class ReasoningLimit(Constraint):
     """Follows the reasoning that an answer may begin with, and ends it when its budget is used up, when the user wants
     the answer, or where the model would end without one that is required: the tokens that close it follow then.
-
-    Args:
-        budget: most tokens of reasoning; None: no limit.
-        is_required: an answer in a form follows, whose text is told apart from the markers around reasoning.
-    """
+    `budget`: most tokens of reasoning; None: no limit. `is_required`: an answer in a form follows, whose text is told
+    apart from the markers around reasoning."""
 
     def __init__(self, vocab: Vocab, budget: int | None = None, *, is_required: bool = False) -> None:
         self._vocab = vocab
@@ -290,7 +268,6 @@ class ReasoningLimit(Constraint):
 
     @property
     def is_open(self) -> bool:
-        """Whether the model is at its reasoning."""
         return self._splitter is not None and self._splitter.in_reasoning
 
     @property

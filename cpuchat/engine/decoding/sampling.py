@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -36,10 +37,9 @@ _N_UNIFORMS = 64
 def largest(row: Row, k: int) -> Ids:
     """Return the ids of the `k` largest entries, descending, equal ones by lower id. Exact; no NaN allowed.
 
-    The row is folded into `rows` x `width` and the maximum of each column is taken. The k-th largest of those
-    maxima is at most the k-th largest entry (k different entries reach it), so all the winners are in the columns
-    whose maximum reaches it: two cheap passes instead of a partition of the whole vocabulary.
-    """
+    The row is folded into `rows` x `width` and the maximum of each column is taken. The k-th largest of those maxima is
+    at most the k-th largest entry (k different entries reach it), so all the winners are in the columns whose maximum
+    reaches it: two cheap passes instead of a partition of the whole vocabulary."""
     n = row.size
     rows = min(_MAX_STACK, n // (4 * k))
     if k >= n:
@@ -67,8 +67,7 @@ class _Shortlist:
     That are the entries within a margin of the peak, as a rule: the others of the `k` have so little weight that they
     change nothing (`Sampler._cut` decides). Where they might, the row is searched for all of the `k`, and the margin
     widened. The rest uses Python numbers: after a decode the caches hold none of numpy's code, and calling another of
-    its functions costs more than the few numbers that it works on.
-    """
+    its functions costs more than the few numbers that it works on."""
 
     def __init__(self, k: int, n_vocab: int) -> None:
         self.k = k
@@ -77,8 +76,7 @@ class _Shortlist:
 
     def near(self, row: Row, peak: float) -> tuple[list[int], list[float], float] | None:
         """Return ids and logits of the entries near the peak, descending, equal logits by lower id, and the logit that
-        no other entry reaches. None: they are too many.
-        """
+        no other entry reaches. None: they are too many."""
         limit = peak - self._margin
         np.greater_equal(row, limit, out=self._mask)
         found = self._mask.nonzero()[0]
@@ -104,47 +102,34 @@ class _Shortlist:
 
 
 class _Window:
-    """Multiset of the last `size` tokens, in arrays so that nothing is rebuilt per token."""
+    """Counts of the last `size` tokens, in arrays so that nothing is rebuilt per token."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._tokens: deque[int] = deque()
         self._slot: dict[int, int] = {}
-        self._ids = np.zeros(16, np.intp)
-        self._counts = np.zeros(16, np.float32)
-
-    @property
-    def ids(self) -> Ids:
-        return self._ids[: len(self._slot)]
-
-    @property
-    def counts(self) -> Row:
-        return self._counts[: len(self._slot)]
+        self._ids, self._counts = array("q"), array("f")
 
     def add(self, token: int) -> None:
+        ids, counts = self._ids, self._counts
+        slot = self._slot.setdefault(token, len(ids))
+        if slot == len(ids):
+            ids.append(token)
+            counts.append(0)
+        counts[slot] += 1
         self._tokens.append(token)
-        slot = self._slot.get(token)
-        if slot is None:
-            slot = len(self._slot)
-            if slot == self._ids.size:
-                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
-                self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
-            self._slot[token] = slot
-            self._ids[slot], self._counts[slot] = token, 0
-        self._counts[slot] += 1
         if len(self._tokens) > self._size:
-            self._remove(self._tokens.popleft())
+            slot = self._slot[self._tokens[0]]
+            counts[slot] -= 1
+            if not counts[slot]:  # the last one moves to its place
+                self._slot[ids[-1]] = slot
+                ids[slot], counts[slot] = ids[-1], counts[-1]
+                del ids[-1], counts[-1], self._slot[self._tokens[0]]
+            self._tokens.popleft()
 
-    def _remove(self, token: int) -> None:
-        slot = self._slot[token]
-        self._counts[slot] -= 1
-        if self._counts[slot] == 0:
-            del self._slot[token]
-            last = len(self._slot)
-            if slot != last:
-                moved = int(self._ids[last])
-                self._ids[slot], self._counts[slot] = moved, self._counts[last]
-                self._slot[moved] = slot
+    def counts(self) -> tuple[Ids, Row]:
+        """Return the different tokens, and how often each is there."""
+        return np.array(self._ids), np.array(self._counts)
 
 
 Mask = Callable[[Row], NDArray[np.bool_]]
@@ -197,11 +182,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        sampling: Sampling,
-        n_vocab: int,
-        banned: Sequence[int] = (),
-        constraints: Sequence[Constraint] = (),
+        self, sampling: Sampling, n_vocab: int, banned: Sequence[int] = (), constraints: Sequence[Constraint] = ()
     ) -> None:
         _check(sampling)
         self._constraints = list(constraints)
@@ -220,12 +201,8 @@ class Sampler:
         self._min_p_logit = math.log(min(sampling.min_p, 1.0)) if sampling.min_p > 0 else -math.inf
 
     def accept(self, token: int) -> None:
-        """Add `token` to the text that penalties and constraints apply to.
-
-        Raises:
-            ValueError: no such token.
-            GrammarUnmet: the text cannot go on under a constraint.
-        """
+        """Add `token` to the text that penalties and constraints apply to. Raises ValueError: no such token;
+        GrammarUnmet: the text cannot go on under a constraint."""
         if self._window is not None:
             if not 0 <= token < self._n_vocab:
                 raise ValueError(f"token {token} of {self._n_vocab}")
@@ -279,33 +256,26 @@ class Sampler:
         """Return the tokens that `sample` chooses from, and their weights exp((logit - max) / temperature): only those
         of `mask`, if that is given.
 
-        Args, Raises: as `sample`.
-        """
+        Args, Raises: as `sample`."""
         if row.shape != (self._n_vocab,):
             raise ValueError(f"row of shape {row.shape} for a vocabulary of {self._n_vocab}")
         if self._banned is not None:
             row = row if row.flags.writeable else row.copy()
             row[self._banned] = -np.inf
-        window = self._window
-        if window is None or not window.ids.size:
+        if self._window is None:
             return self._filtered(row, mask)
-        if not row.flags.writeable:
-            row = row.copy()
-        ids = window.ids
+        row = row if row.flags.writeable else row.copy()
+        s, penalty = self._sampling, np.float32(self._sampling.repeat_penalty)
+        ids, counts = self._window.counts()
         before = row[ids]
-        row[ids] = self._penalized(before, window.counts)
+        # Dividing alone would make a token with a negative logit more likely.
+        logits = np.where(before <= 0, before * penalty, before / penalty)
+        less = counts * np.float32(s.frequency_penalty) + np.float32(s.presence_penalty)
+        row[ids] = (logits - less).astype(np.float32, copy=False)
         try:
             return self._filtered(row, mask)
         finally:
             row[ids] = before
-
-    def _penalized(self, logits: Row, counts: Row) -> Row:
-        s = self._sampling
-        penalty = np.float32(s.repeat_penalty)
-        # Dividing alone would make a token with a negative logit more likely.
-        logits = np.where(logits <= 0, logits * penalty, logits / penalty)
-        less = counts * np.float32(s.frequency_penalty) + np.float32(s.presence_penalty)
-        return (logits - less).astype(np.float32, copy=False)
 
     def _filtered(self, row: Row, mask: Mask | None) -> Candidates:
         if mask is not None:
@@ -338,8 +308,7 @@ class Sampler:
     ) -> tuple[list[int], list[float]] | None:
         """Apply top-p, min-p and temperature to the largest entries, in Python numbers.
 
-        None when others of the top-k, which are all below `limit`, could change the result.
-        """
+        None when others of the top-k, which are all below `limit`, could change the result."""
         s, exp = self._sampling, math.exp
         n = keep = len(ids)
         others = max(s.top_k - n, 0) * exp(limit - peak)  # their share of the peak's weight, at most
@@ -384,25 +353,18 @@ class Sampler:
             if s.top_p < 1:
                 ids = ids[: _top_p(row[ids], peak, s.top_p, float(np.exp(row - peak).sum()))]
         else:
-            ids = _top_p_of_all(row, peak, s.top_p)
+            total, k = float(np.exp(row - peak).sum()), 64
+            ids = largest(row, min(k, row.size))
+            while (keep := _top_p(row[ids], peak, s.top_p, total)) == ids.size < row.size:
+                k *= 8
+                ids = largest(row, min(k, row.size))
+            ids = ids[:keep]
         return ids, np.exp((row[ids].astype(np.float64) - float(peak)) / self._temperature)
-
-
-def _top_p_of_all(row: Row, peak: np.float32, top_p: float) -> Ids:
-    total = float(np.exp(row - peak).sum())
-    k = 64
-    while True:
-        ids = largest(row, min(k, row.size))
-        keep = _top_p(row[ids], peak, top_p, total)
-        if keep < ids.size or ids.size == row.size:
-            return ids[:keep]
-        k *= 8
 
 
 def _top_p(logits: Row, peak: np.float32, top_p: float, total: float | None) -> int:
     """Return how many of `logits` (descending) reach the share `top_p` of `total` (None: of their own sum), at least
-    one.
-    """
+    one."""
     cumulative = np.exp(logits.astype(np.float64) - float(peak)).cumsum()
     target = top_p * (cumulative[-1] if total is None else total)
     return min(int(cumulative.searchsorted(target)) + 1, cumulative.size)

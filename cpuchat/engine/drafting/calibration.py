@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -20,14 +20,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from cpuchat.base.errors import GenerationFailed, Interrupted
-from cpuchat.costs.calibrations import (
-    Calibration,
-    Calibrations,
-    OverlapCosts,
-    implausible,
-    interpolate,
-    is_plausible,
-)
+from cpuchat.costs.calibrations import Calibration, Calibrations, OverlapCosts, implausible, interpolate, is_plausible
 from cpuchat.costs.measured_on import MeasuredOn, decode_options
 from cpuchat.engine.drafting.draft_model import DraftThread
 from cpuchat.engine.llama import bindings
@@ -114,12 +107,7 @@ def measure(
 
 
 def _overlapped(
-    target: Model,
-    draft: Sequence,
-    thread: DraftThread,
-    points: list[int],
-    tell: Callable[[int], None],
-    budget: float,
+    target: Model, draft: Sequence, thread: DraftThread, points: list[int], tell: Callable[[int], None], budget: float
 ) -> tuple[OverlapCosts, bool]:
     """Time the target's passes while the draft model drafts without a pause; also returns whether nothing disturbed
     them."""
@@ -169,9 +157,8 @@ class _Waits:
 class Curve:
     """Measures T(n) of a target: the best of at least two passes for each n that fits into the budget.
 
-    The best, because disturbances only make a pass slower, and by much: threads wait for each other. Where even that
-    is implausible, it is retried.
-    """
+    The best, because disturbances only make a pass slower, and by much: threads wait for each other. Where even that is
+    implausible, it is retried."""
 
     def __init__(self, sequence: Sequence, n_threads: int, points: list[int], budget: float) -> None:
         self._sequence = sequence
@@ -188,7 +175,9 @@ class Curve:
         started, done = perf_counter(), 0
         unbuilt = {n for n in self._points if n <= 8}  # the first pass of a size builds its graph
         self._sequence.clear()
-        _extend(self._sequence, self._tokens[:_N_PAST])
+        size = min(self._sequence.n_batch, self._sequence.n_ubatch)
+        for i in range(0, _N_PAST, size):
+            self._sequence.extend(self._tokens[i : min(i + size, _N_PAST)])
         waits = _Waits(self._n_threads)
         for round_ in range(_ROUNDS):
             # The order alternates so that drifts cancel out.
@@ -224,8 +213,7 @@ class Curve:
 
     def costs(self) -> Calibration:
         """Return the costs of the target alone. They are steady where the best two passes of most sizes took about the
-        same time; a rollback after a rejected token takes the median.
-        """
+        same time; a rollback after a rejected token takes the median."""
         rollbacks = [rollback for n, values in self._samples.items() if n > 1 for _, _, rollback in values]
         rollback_ms = statistics.median(rollbacks) if rollbacks else 0.0
         pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
@@ -239,9 +227,8 @@ class Curve:
         return max(waits[1], statistics.median(waits.values())) > MAX_CPU_WAIT
 
     def timed_pass(self, n: int) -> tuple[float, float]:
-        """Return the ms of one verify pass over `n` tokens, with an argmax of each row, and of the rollback after it
-        (0 for one token).
-        """
+        """Return the ms of one verify pass over `n` tokens, with an argmax of each row, and of the rollback after it (0
+        for one token)."""
         sequence, rollback = self._sequence, 0.0
         sequence.checkpoint()
         if n == 1:
@@ -262,12 +249,6 @@ class Curve:
             rollback = perf_counter() - start
         sequence.roll_back_to(_N_PAST)
         return 1e3 * took, 1e3 * rollback
-
-
-def _extend(sequence: Sequence, tokens: list[int]) -> None:
-    size = min(sequence.n_batch, sequence.n_ubatch)
-    for i in range(0, len(tokens), size):
-        sequence.extend(tokens[i : i + size])
 
 
 def _draft_costs(sequence: Sequence) -> tuple[float, float]:
@@ -308,11 +289,8 @@ def calibrated_costs(
 ) -> tuple[Calibration | None, DraftsOff | None]:
     """Return the costs from the cache, or measure them; None with the reason why drafting stays off.
 
-    Cancelling skips the measurement. What the user should know is added to `notes`.
-
-    Raises:
-        Interrupted: cancelled for good.
-    """
+    Cancelling skips the measurement. What the user should know is added to `notes`. Raises Interrupted: cancelled for
+    good."""
     calibrations = Calibrations(Path(command.calibration_file) if command.calibration_file else None)
     on = conditions(target)
     key = target_key = on.key()
@@ -322,9 +300,13 @@ def calibrated_costs(
     earlier, of_target = calibrations.get(key), calibrations.get(target_key)
     if not calibrate:
         return earlier, None if earlier else UNCALIBRATED
-    costs, of_target = (None if one is None or one.is_due else one for one in (earlier, of_target))
-    if any(one is not None and one.disturbed for one in (costs, of_target)) and _cores_idle(target.pool.cpus):
-        costs, of_target = (one if one is not None and not one.disturbed else None for one in (costs, of_target))
+    costs, of_target = (one if one is not None and not one.is_due else None for one in (earlier, of_target))
+    if any(one is not None and one.disturbed for one in (costs, of_target)):
+        busy = BusyCores()
+        busy.since_last(target.pool.cpus)
+        time.sleep(LOOK_SECONDS)
+        if (busy.since_last(target.pool.cpus) or 0.0) < MAX_BUSY_CORES:  # other programs leave these cores alone
+            costs, of_target = (one if one is not None and not one.disturbed else None for one in (costs, of_target))
     if costs is not None:
         return costs, None
     tell = partial(on_progress, "calibrating")
@@ -341,9 +323,8 @@ def calibrated_costs(
         notes.append(f"Calibration failed, so adaptive drafting stays off: {error.message}")
         return None, UNCALIBRATED
     if implausible(dict(enumerate(costs.verify_ms, 1))):
-        return earlier, DraftsOff(
-            "calibration disturbed"
-        )  # drafts say so where they are off; the next load calibrates again
+        # Drafts say so where they are off; the next load calibrates again.
+        return earlier, DraftsOff("calibration disturbed")
     if costs.disturbed and earlier is not None and not earlier.disturbed:
         costs = replace(earlier, steady=False)  # not for long, but better than these
     files = {"target": target.info.fingerprint, "draft": draft.info.fingerprint if draft is not None else ""}
@@ -351,14 +332,6 @@ def calibrated_costs(
     if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
         calibrations.save(target_key, replace(costs, draft="", draft_ms=0.0, read_ms=0.0, overlap=None))
     return costs, None
-
-
-def _cores_idle(cpus: Collection[int]) -> bool:
-    """Return whether other programs leave these cores alone, after a moment."""
-    busy = BusyCores()
-    busy.since_last(cpus)
-    time.sleep(LOOK_SECONDS)
-    return (busy.since_last(cpus) or 0.0) < MAX_BUSY_CORES
 
 
 def conditions(target: Model, draft: Model | None = None, draft_cpus: tuple[int, ...] = ()) -> MeasuredOn:

@@ -59,7 +59,6 @@ class DraftModel(Drafter):
 
     @property
     def n_unread(self) -> int:
-        """Return the number of unread tokens of the text."""
         return len(self._text) - self._start - self._synced
 
     @property
@@ -101,15 +100,17 @@ class DraftModel(Drafter):
         self._start = max(len(self._text) - max(n, 1), 0)
 
     def propose(self, max_n: int) -> Proposal:
-        """Implement `Drafter.propose`; reads first what is unread.
-
-        Raises:
-            Aborted, GenerationFailed: as `Sequence.extend`.
-        """
+        """Implement `Drafter.propose`; reads first what is unread. Raises Aborted, GenerationFailed: as
+        `Sequence.extend`."""
         proposal = Proposal("draft")
         if max_n <= 0 or not self._text:
             return proposal
-        row = self._catch_up(max_n)
+        self._synced = min(self._synced, len(self._text) - self._start - 1)  # the last token gives the logits
+        self._drop_rejected(max_n)
+        pending = self._text[self._start + self._synced :]
+        row = self._step(pending[0]) if len(pending) == 1 else self._extend(pending, n_outputs=1)
+        assert row is not None
+        self._synced = len(self._sequence)
         while True:
             token = int(row[: self._n_vocab].argmax())
             proposal.tokens.append(token)
@@ -122,11 +123,8 @@ class DraftModel(Drafter):
         """Continue after a draft that is not verified yet: at most `n` tokens, fewer when `is_over`.
 
         The first one is a guess of what the target will add, the others are a draft as from `propose`. The text stays
-        as it is; `append` finds out how much of this was accepted.
-
-        Raises:
-            Aborted, GenerationFailed: as `Sequence.extend`.
-        """
+        as it is; `append` finds out how much of this was accepted. Raises Aborted, GenerationFailed: as
+        `Sequence.extend`."""
         sequence, tokens = self._sequence, []
         at = len(self._text) - self._start + len(drafted) - 1  # place of the last drafted token
         if not drafted or at + n > sequence.n_ctx:
@@ -142,10 +140,7 @@ class DraftModel(Drafter):
         """Read the next `n` tokens of the text in large batches; returns how many that were.
 
         The newest token is left for `propose`, and of a text that is longer than the context only the end is read.
-
-        Raises:
-            Aborted, GenerationFailed: as `Sequence.extend`.
-        """
+        Raises Aborted, GenerationFailed: as `Sequence.extend`."""
         self._drop_rejected(0)
         before = self._synced
         at = self._start + before
@@ -159,11 +154,8 @@ class DraftModel(Drafter):
         """Read the next `n` tokens; returns for each whether the one after it would have been drafted.
 
         One pass scores all of them: the acceptance that it would have had, without having drafted anything. The newest
-        token of the text has no successor yet and is left for `propose`.
-
-        Raises:
-            Aborted, GenerationFailed: as `Sequence.extend`.
-        """
+        token of the text has no successor yet and is left for `propose`. Raises Aborted, GenerationFailed: as
+        `Sequence.extend`."""
         accepted: list[bool] = []
         try:
             self._drop_rejected(0)
@@ -190,19 +182,7 @@ class DraftModel(Drafter):
         if len(sequence) > self._synced:
             self._synced = sequence.truncate(self._synced)
 
-    def _catch_up(self, max_n: int) -> np.ndarray:
-        """Read the rest of the text; returns the logits after it."""
-        sequence = self._sequence
-        self._synced = min(self._synced, len(self._text) - self._start - 1)  # the last token gives the logits
-        self._drop_rejected(max_n)
-        pending = self._text[self._start + self._synced :]
-        row = self._step(pending[0]) if len(pending) == 1 else self._extend(pending, n_outputs=1)
-        assert row is not None
-        self._synced = len(sequence)
-        return row
-
     def _step(self, token: int) -> np.ndarray:
-        """Evaluate one token; returns the logits after it."""
         self.passes += 1
         return self._sequence.step(token)
 
@@ -224,8 +204,7 @@ T = TypeVar("T")
 class DraftThread:
     """A thread with its own cores for the draft model, which computes beside the target there.
 
-    Create it on the engine's thread. Raises GenerationFailed when its threads cannot be started.
-    """
+    Create it on the engine's thread. Raises GenerationFailed when its threads cannot be started."""
 
     def __init__(self, target: Model, draft: Model, drafter: DraftModel, cpus: tuple[int, ...]) -> None:
         self._draft = draft
@@ -235,11 +214,12 @@ class DraftThread:
         self._ahead: Future[list[int]] | None = None
         self._stop = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="draft")
+        self._pool: ThreadPool | None = None
         try:
             self._pool = self._executor.submit(ThreadPool, cpus, target.options.poll).result()
             self._executor.submit(self._pool.attach, draft.sequence).result()
         except BaseException:
-            self._executor.shutdown()
+            self.close()
             raise
 
     def run(self, work: Callable[[], T]) -> T:
@@ -258,11 +238,8 @@ class DraftThread:
         self._ahead = self._executor.submit(self._drafter.draft_ahead, drafted, n + 1, self._stop.is_set)
 
     def take(self, is_accepted: bool) -> list[int]:
-        """End the drafting ahead and return its tokens; none, and at once, if the block was not fully accepted.
-
-        Raises:
-            Aborted, GenerationFailed: as `DraftModel.propose`.
-        """
+        """End the drafting ahead and return its tokens; none, and at once, if the block was not fully accepted. Raises
+        Aborted, GenerationFailed: as `DraftModel.propose`."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return []
@@ -272,17 +249,18 @@ class DraftThread:
         return tokens if is_accepted else []
 
     def drop(self) -> None:
-        """End the drafting ahead and drop its tokens."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._stop.set()
             ahead.exception()
 
     def close(self) -> None:
-        """End the thread; the draft model, which must still be there, computes on the target's cores from then on."""
+        """End the thread and free its pool, to be called before the draft model is freed: its context must not be left
+        attached to a freed pool, so it is attached to the target's."""
         self.drop()
-        self._shared.attach(self._draft.sequence)
-        self._executor.submit(self._pool.free).result()
+        if self._pool is not None:
+            self._shared.attach(self._draft.sequence)
+            self._executor.submit(self._pool.free).result()
         self._executor.shutdown()
 
 
@@ -324,20 +302,16 @@ class ModelDrafting:
 
     @property
     def passes(self) -> int:
-        """Return the passes of the draft model in this answer."""
         return self._draft.passes - self._passes_before
 
     def begin_answer(self, text: Tokens[int]) -> None:
-        """Begin an answer to `text`."""
         self._begin()
         self._draft.begin_answer(text)
 
     def forget(self) -> None:
-        """Forget the text of the last answer."""
         self._draft.begin_answer(())
 
     def append(self, tokens: Tokens[int]) -> None:
-        """Append generated tokens."""
         block, self._ahead_of = self._ahead_of, None
         ahead: list[int] = []
         if block is not None and (thread := self._thread) is not None:
@@ -353,22 +327,26 @@ class ModelDrafting:
             self._thread.draft_ahead(drafted, self.controller.plan.depth)
 
     def end_answer(self) -> None:
-        """End the answer, and drop what is drafted ahead."""
         self._ahead_of, self._ready = None, []
         if self._thread is not None:
             self._thread.drop()
 
     def propose(self, room: int, *, fixed_depth: bool) -> Proposal | None:
-        """Return a draft of at most `room` tokens; None: no draft now.
-
-        Raises:
-            Aborted, GenerationFailed: the draft model was stopped, or failed.
-        """
-        draft = self._draft
+        """Return a draft of at most `room` tokens; None: no draft now. Raises Aborted, GenerationFailed: the draft
+        model was stopped, or failed."""
+        draft, from_start = self._draft, self._draft.n_unread_from_start
         if self._rest_steps:
             self._rest_steps -= 1
             return None
-        plan = self._plan(room)
+        plan = DraftPlan()
+        if from_start is not None:  # it has followed only the end of the text; once it is worth it, it reads all
+            self.unread = from_start
+            plan = self.controller.plan_draft(room, from_start)
+            if plan.depth:
+                draft.restart(from_start)
+        if not plan.depth:
+            self.unread = draft.n_unread
+            plan = self.controller.plan_draft(room, self.unread)
         self.overlap = self._thread is not None and (plan.overlap or fixed_depth)
         if plan.depth < 1:
             if not self._shadow_score():
@@ -382,19 +360,7 @@ class ModelDrafting:
         proposal = self._run(lambda: draft.propose(plan.depth))
         return proposal if proposal.tokens else None
 
-    def _plan(self, room: int) -> DraftPlan:
-        draft, from_start = self._draft, self._draft.n_unread_from_start
-        if from_start is not None:  # it has followed only the end of the text; once it is worth it, it reads all
-            self.unread = from_start
-            plan = self.controller.plan_draft(room, from_start)
-            if plan.depth:
-                draft.restart(from_start)
-                return plan
-        self.unread = draft.n_unread
-        return self.controller.plan_draft(room, self.unread)
-
     def _run(self, work: Callable[[], T]) -> T:
-        """Run work of the draft model on the thread that owns its cores."""
         thread = self._thread
         return self._timed(work if thread is None else lambda: thread.run(work))
 
@@ -409,8 +375,7 @@ class ModelDrafting:
 
     def take_wait_ms(self) -> float:
         """Return the ms that the target has waited since the last pass: a cost of the next pass, whether accepted or
-        not.
-        """
+        not."""
         waited, self._wait_ms = self._wait_ms, 0.0
         return waited
 

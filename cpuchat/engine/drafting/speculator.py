@@ -83,7 +83,6 @@ class Speculator:
         self._unasked_ms, self._n_unasked = 0.0, 0  # plain steps without a lookup
 
     def forget(self) -> None:
-        """Forget the text of the last answer."""
         self._index.set_text(())
         if self._draft is not None:
             self._draft.forget()
@@ -94,10 +93,12 @@ class Speculator:
         named = {drafter.name: drafter for drafter in self._free}
         free = [named[name] for name in options.drafters if name in named]
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
+        self.disabled = None
         if self._model is None and not free:
-            self.disabled = None
             return False
-        self.disabled = self._why_off(options)
+        self.disabled, plain = self._permanently_disabled, self._plain_ms
+        if self.disabled is None and not options.depth and plain is not None and plain < self.min_plain_ms:
+            self.disabled = DraftsOff("too fast", plain_ms=plain)
         if self.disabled is not None:
             self._model = None
             return False
@@ -108,27 +109,14 @@ class Speculator:
             self._model.begin_answer(text)
         return True
 
-    def _why_off(self, options: Speculation) -> DraftsOff | None:
-        """Return why nothing is drafted: it cannot be, or the model is too fast and the depth adaptive. Else None."""
-        plain, disabled = self._plain_ms, self._permanently_disabled
-        if disabled is not None or options.depth or plain is None or plain >= self.min_plain_ms:
-            return disabled
-        return DraftsOff("too fast", plain_ms=plain)
-
     @property
     def seconds(self) -> float:
         """Return the seconds in this answer that the target waited for the draft model."""
         return self._model.seconds if self._model is not None else 0.0
 
     def propose(self, written: list[int], room: int) -> Proposal | None:
-        """Return a draft to verify now; None: decode the next token without one.
-
-        Args:
-            written: all tokens of the answer so far.
-            room: most tokens of the draft.
-
-        Raises:
-            Aborted, GenerationFailed: the draft model was stopped, or failed.
+        """Return a draft to verify now; None: decode the next token without one. `written`: all tokens of the answer so
+        far. `room`: most tokens of the draft. Raises Aborted, GenerationFailed: the draft model was stopped, or failed.
         """
         self._was_asked = self._lookup_debt <= 0
         if not self._was_asked:
@@ -141,16 +129,13 @@ class Speculator:
                 self._controller.record_scores(drafter, buckets, accepted)
         if self._model is not None:
             self._model.append(tokens)
-        proposal = self._find(min(room, self._max_depth))
+        room, proposal = min(room, self._max_depth), None
+        if room > 0 and self._cascade is not None:
+            proposal = self._cascade.propose(room)
+        if room > 0 and not proposal and self._model is not None:
+            proposal = self._model.propose(room, fixed_depth=bool(self._options.depth))
         self._lookup_seconds = perf_counter() - start - (self.seconds - waited)
-        return proposal
-
-    def _find(self, room: int) -> Proposal | None:
-        if room < 1:
-            return None
-        if self._cascade is not None and (proposal := self._cascade.propose(room)):
-            return proposal
-        return self._model.propose(room, fixed_depth=bool(self._options.depth)) if self._model is not None else None
+        return proposal or None
 
     def start_verify(self, proposal: Proposal) -> None:
         """Note that the target verifies `proposal` now."""
@@ -168,11 +153,9 @@ class Speculator:
         else:
             if self._n_unasked:  # undisturbed steps tell better what plain decoding costs than the one after a lookup
                 ms, self._unasked_ms, self._n_unasked = self._unasked_ms / self._n_unasked, 0.0, 0
-            record = PassRecord(ms)
-            if self._model is not None and (waited := self._model.take_wait_ms()):  # it proposed nothing
-                record = PassRecord(
-                    ms, "draft", draft_ms=waited, unread=self._model.unread, overlap=self._model.overlap
-                )
+            record, model = PassRecord(ms), self._model
+            if model is not None and (waited := model.take_wait_ms()):  # it proposed nothing
+                record = PassRecord(ms, "draft", draft_ms=waited, unread=model.unread, overlap=model.overlap)
             self._record(record)
             if not self._options.depth:  # only as far as looking pays
                 spent = self._lookup_seconds + perf_counter() - start
@@ -184,11 +167,9 @@ class Speculator:
     ) -> None:
         """Learn from a verify pass: of `compared` drafted tokens the first `accepted` were the target's too.
 
-        After its `seconds` the rejected tokens were rolled back in `rollback` seconds, with `again` further passes.
-        """
+        After its `seconds` the rejected tokens were rolled back in `rollback` seconds, with `again` further passes."""
         draft_ms = self._model.take_wait_ms() if self._model is not None else 0.0
-        by_model = proposal.drafter == "draft"
-        overlap = self._model is not None and by_model and self._model.overlap
+        model = self._model if proposal.drafter == "draft" else None
         self._record(
             PassRecord(
                 1e3 * (self._lookup_seconds + seconds),
@@ -197,8 +178,8 @@ class Speculator:
                 accepted,
                 compared,
                 draft_ms,
-                self._model.unread if self._model is not None and by_model else 0,
-                overlap,
+                model.unread if model is not None else 0,
+                model is not None and model.overlap,
                 1e3 * rollback,
                 again,
             )
@@ -214,12 +195,10 @@ class Speculator:
         return self._learned if self._learned != before else None
 
     def end_answer(self) -> None:
-        """End the answer and drop what is drafted ahead."""
         if self._draft is not None:
             self._draft.end_answer()
 
     def figures(self) -> SpeculationFigures:
-        """Return this answer's figures so far."""
         controller, model = self._controller, self._model
         return self._stats.figures(
             depth=controller.depth,
@@ -235,8 +214,7 @@ class Speculator:
 class SpeculationSetup:
     """The speculator of a loaded model, and its draft model if any. Free it before the target.
 
-    `calibrations` keeps what was learned about the pair with these `costs`; None: nothing is kept.
-    """
+    `calibrations` keeps what was learned about the pair with these `costs`; None: nothing is kept."""
 
     speculator: Speculator
     draft: Model | None = None
@@ -265,14 +243,8 @@ def set_up_speculation(
     """Load the draft model that `command` names, and determine the cost of drafting.
 
     A failure of either does not prevent using the target and is added to `target.info.notes`. Cancelling a calibration
-    skips it.
-
-    Args:
-        available: bytes of memory that the draft model may take.
-
-    Raises:
-        Interrupted: the load of the draft model was cancelled.
-    """
+    skips it. `available`: bytes of memory that the draft model may take. Raises Interrupted: the load of the draft
+    model was cancelled."""
     notes: list[str] = []
     draft = _load_draft(target, command, available, on_progress, abort, notes)
     drafter = thread = None
@@ -333,11 +305,7 @@ def _load_draft(
             notes.append(f"No draft model: {verdict.reason} {verdict.hint}".strip())
             return None
         trained = header.n_ctx_train or target.sequence.n_ctx
-        options = msgspec.structs.replace(
-            command.options,
-            n_ctx=min(target.sequence.n_ctx, trained),
-            draft_path="",
-        )
+        options = msgspec.structs.replace(command.options, n_ctx=min(target.sequence.n_ctx, trained), draft_path="")
         draft = Model.load(
             path, options, target.pool, on_progress=on_progress, abort=abort, available=max(available, 0)
         )

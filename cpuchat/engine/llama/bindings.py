@@ -35,8 +35,7 @@ _LOG_ERROR, _LOG_CONT = 4, 5  # ggml_log_level
 def _load_low_level() -> Any:
     """Import `llama_cpp.llama_cpp` without the package's `__init__`.
 
-    That imports its high-level classes (0.4 s) and installs a log callback that prints.
-    """
+    That imports its high-level classes (0.4 s) and installs a log callback that prints."""
     name = "llama_cpp.llama_cpp"
     if name in sys.modules:
         return sys.modules[name]
@@ -74,8 +73,7 @@ def _function(name: str, restype: Any, *argtypes: Any, library: Any = None) -> A
 class LogTail:
     """Keeps the last lines of llama.cpp's log, for error messages and for what a load did (a dozen lines per layer).
 
-    llama.cpp logs from any thread, also in the middle of a decode: adding must stay one `append`.
-    """
+    llama.cpp logs from any thread, also in the middle of a decode: adding must stay one `append`."""
 
     def __init__(self) -> None:
         self._parts: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=8000)
@@ -263,19 +261,6 @@ def lock_copies(model: Any) -> bool:
     return not any([lock(_buffer_base(one), _buffer_size(one)) for one in copies])
 
 
-def kv_overrides(values: dict[str, str | int]) -> Any:
-    """Return metadata overrides as llama.cpp takes them: an array terminated by an empty key."""
-    overrides = (llama.llama_model_kv_override * (len(values) + 1))()
-    for override, (key, value) in zip(overrides, values.items(), strict=False):
-        override.key = key.encode()
-        if isinstance(value, int):
-            override.tag, override.value.val_i64 = llama.LLAMA_KV_OVERRIDE_TYPE_INT, value
-        else:
-            override.tag = llama.LLAMA_KV_OVERRIDE_TYPE_STR
-            override.value.val_str = value.encode("utf-8", "replace")[:127]
-    return overrides
-
-
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 def _write_abort(message: bytes) -> None:
     # The last thing before abort(): one write of the assertion's text, without the build folder.
@@ -287,8 +272,7 @@ class AbortFlag:
     """Stops a running decode from another thread, within one graph node.
 
     llama.cpp calls a callback after each node. The callback is libc's `strlen` over a two-byte buffer: it needs no GIL,
-    costs nothing, and is non-zero ("abort") once the first byte is set. One flag may serve several contexts.
-    """
+    costs nothing, and is non-zero ("abort") once the first byte is set. One flag may serve several contexts."""
 
     def __init__(self) -> None:
         self._is_final = False
@@ -312,12 +296,6 @@ class AbortFlag:
         return self._buffer[0] != b"\x00"
 
 
-# The pinned version's (bytes, last field, its offset) of each struct passed by value.
-_STRUCTS: Final = {
-    "llama_model_params": (80, "load_mtp", 77),
-    "llama_context_params": (160, "ctx_other", 152),
-    "llama_batch": (56, "logits", 48),
-}
 _MODEL_DEFAULTS: Final = {"n_gpu_layers": -1, "load_mode": -1, "lazy_mode": 1, "use_extra_bufts": True}
 _CONTEXT_DEFAULTS: Final = {
     "n_ctx": 512,
@@ -336,27 +314,15 @@ _POOL_DEFAULTS: Final = {"n_threads": 3, "prio": 0, "poll": 50, "strict_cpu": Fa
 
 
 def check_layout() -> None:
-    """Compare struct sizes and default parameters with the pinned ones: a shifted field would silently corrupt memory.
-
-    Raises:
-        EngineMismatch: names the first difference.
-    """
+    """Compare the version, whose source has the structs, and the library's defaults with the pinned ones: a shifted
+    field would silently corrupt memory. Raises EngineMismatch: names the first difference."""
 
     def differs(what: str, got: object, wanted: object) -> EngineMismatch:
-        return EngineMismatch(
-            f"Unsupported llama.cpp version: {what} is {got}, expected {wanted}.",
-            _REINSTALL,
-        )
+        return EngineMismatch(f"Unsupported llama.cpp version: {what} is {got}, expected {wanted}.", _REINSTALL)
 
     version = installed_version()
     if version != PINNED_VERSION:
         raise differs("llama-cpp-python", version, PINNED_VERSION)
-    for name, (size, field, offset) in _STRUCTS.items():
-        struct = getattr(llama, name)
-        if ctypes.sizeof(struct) != size:
-            raise differs(f"the size of {name}", ctypes.sizeof(struct), size)
-        if getattr(struct, field).offset != offset:
-            raise differs(f"the offset of {name}.{field}", getattr(struct, field).offset, offset)
     for name, params, defaults in (
         ("llama_model_params", llama.llama_model_default_params(), _MODEL_DEFAULTS),
         ("llama_context_params", llama.llama_context_default_params(), _CONTEXT_DEFAULTS),
@@ -378,11 +344,8 @@ _started = False
 
 
 def start() -> None:
-    """Initialize llama.cpp: checks, log, abort hook, backend. Calling it again does nothing.
-
-    Raises:
-        EngineMismatch: as `check_layout`.
-    """
+    """Initialize llama.cpp: checks, log, abort hook, backend. Calling it again does nothing. Raises EngineMismatch: as
+    `check_layout`."""
     global _started
     log.install()
     if _started:
@@ -394,11 +357,8 @@ def start() -> None:
 
 
 def engine_info() -> EngineInfo:
-    """Return version, commit, CPU features and kernels of the engine; needs no model.
-
-    Raises:
-        EngineMismatch: as `check_layout`.
-    """
+    """Return version, commit, CPU features and kernels of the engine; needs no model. Raises EngineMismatch: as
+    `check_layout`."""
     start()
     printed = (llama.llama_print_system_info() or b"").decode("ascii", "replace")
     features = [f.rpartition(":")[2].split("=")[0].strip() for f in printed.split("|") if f.strip().endswith("= 1")]

@@ -50,11 +50,8 @@ def refusal() -> str:
 
 def prepare(cpus: Sequence[int], n_threads: int, is_mapped: bool) -> None:
     """Tell them before a load which CPUs will compute, so that each of the threads lays out, and first touches, the
-    weights that it will read; and whether the weights come from a mapped file, whose pages are then given back.
-
-    Args:
-        cpus: one for each thread, or more among which threads may move.
-    """
+    weights that it will read; and whether the weights come from a mapped file, whose pages are then given back. `cpus`:
+    one for each thread, or more among which threads may move."""
     if bindings.kernels_library is not None:
         numbers = (ctypes.c_int * len(cpus))(*cpus)
         bindings.kernels_library.cpuchat_kernels_prepare(numbers, len(cpus), n_threads, is_mapped)
@@ -70,8 +67,7 @@ def choose(
     """Return the tensor types that a load of a model should use cpuchat's kernels for, and notes for the user.
 
     What the model has much of is measured on these threads unless that was done before, in up to a second a type;
-    `tell` gets the number of types that are measured, and of all.
-    """
+    `tell` gets the number of types that are measured, and of all."""
     is_wanted = options.kernels == "auto" and options.use_repack
     if bindings.kernels_library is None or not is_wanted:
         return frozenset(), []
@@ -120,11 +116,8 @@ def measure(
     kind: str, pool: ThreadPool, tokens: Sequence[int] = TOKENS, seconds: float = _SECONDS
 ) -> MeasuredProducts | None:
     """Time the products of a tensor type with both kernels in turn, for about `seconds` (0: only compare them), and
-    compare the results. None where cpuchat has no kernels for it, or memory is short.
-
-    Args:
-        tokens: of the passes, rising. Passes read matrices that caches do not hold.
-    """
+    compare the results. None where cpuchat has no kernels for it, or memory is short. `tokens`: of the passes, rising.
+    Passes read matrices that caches do not hold."""
     if bindings.kernels_library is None or kind not in TYPES:
         return None
     select(TYPES)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import resource
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -83,13 +84,9 @@ class LoadPlan:
 
 
 def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_outputs: int = N_OUTPUTS_MAX) -> LoadPlan:
-    """Check `options` against the model, the machine and `available` bytes of memory.
-
-    Raises:
-        UsageError: an option is out of range or two contradict each other; the message names them.
-        ModelUnsupported: the file is no language model.
-        DoesNotFit: not enough memory; the message holds the arithmetic.
-    """
+    """Check `options` against the model, the machine and `available` bytes of memory. Raises UsageError: an option is
+    out of range or two contradict each other; the message names them; ModelUnsupported: the file is no language model;
+    DoesNotFit: not enough memory; the message holds the arithmetic."""
     if header.other:
         raise ModelUnsupported(
             f"{header.path.name} is {header.other}, not a language model.", "Choose the main GGUF file beside it."
@@ -113,21 +110,19 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
 
 def check_numbers(options: LoadOptions) -> None:
     """Check ranges. Raises UsageError for a number out of range."""
-
-    def within(name: str, value: int, minimum: int, maximum: int, also: str = "") -> None:
+    for name, value, minimum, maximum, hint in (
+        ("The context size", options.n_ctx or MIN_CTX, MIN_CTX, _MAX_CTX, "Use 0 to choose it automatically."),
+        ("The batch size", options.n_batch, 1, _MAX_BATCH, ""),
+        ("The physical batch size (ubatch)", options.n_ubatch, 1, _MAX_BATCH, ""),
+        ("poll", options.poll, 0, 100, ""),
+    ):
         if not minimum <= value <= maximum:
-            raise UsageError(f"{name} must be between {minimum} and {maximum}, not {value}.", also)
-
-    if options.n_ctx:
-        within("The context size", options.n_ctx, MIN_CTX, _MAX_CTX, "Use 0 to choose it automatically.")
-    within("The batch size", options.n_batch, 1, _MAX_BATCH)
-    within("The physical batch size (ubatch)", options.n_ubatch, 1, _MAX_BATCH)
+            raise UsageError(f"{name} must be between {minimum} and {maximum}, not {value}.", hint)
     if options.n_ubatch > options.n_batch:
         raise UsageError(
             f"The physical batch size (ubatch) {options.n_ubatch} is larger than the batch size {options.n_batch}.",
             "Use at most the batch size.",
         )
-    within("poll", options.poll, 0, 100)
 
 
 def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
@@ -143,10 +138,7 @@ def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
             f"A quantized V cache ({options.type_v}) needs flash attention, which is off.",
             "Set flash attention to auto, or the V cache type to f16.",
         )
-    for name, wanted, head in (
-        ("K", options.type_k, header.key_length),
-        ("V", options.type_v, header.value_length),
-    ):
+    for name, wanted, head in (("K", options.type_k, header.key_length), ("V", options.type_v, header.value_length)):
         block = bindings.blck_size(_CACHE_TYPES[wanted])
         if head and head % block:
             raise UsageError(
@@ -163,10 +155,6 @@ def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
 
 def _check_lock(size: int) -> None:
     """Check the limit on locked memory. Raises UsageError when `size` bytes exceed it."""
-    try:
-        import resource
-    except ImportError:  # no such limit on this system
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
@@ -197,16 +185,6 @@ _SPREAD: Final = "No memory policy is in force here, so {n} readers, one per NUM
 _PROGRESS_SECONDS: Final = 0.05
 
 
-def place_pages(header: GGUFHeader) -> list[str]:
-    """Re-read file pages that are on other NUMA nodes than this process's policy wants; returns notes for the user."""
-    policy = current()
-    if policy is None or not policy.places:
-        return []
-    topology = read_topology()
-    parts = model_files(header.path)
-    return list(dict.fromkeys(note for part in parts if (note := prepare_file(part, policy, topology))))
-
-
 def read_ahead(
     header: GGUFHeader, on_progress: Progress, abort: AbortFlag, readers: Collection[tuple[int, ...]] = ((),)
 ) -> bool:
@@ -214,9 +192,8 @@ def read_ahead(
     were any.
 
     llama.cpp would do the same inside one mmap call that neither reports progress nor can be cancelled. A page goes to
-    the NUMA node of the CPU that reads it: with a set of CPUs per node in `readers`, they read
-    interleaved chunks, so that all nodes get the same share however fast they read.
-    """
+    the NUMA node of the CPU that reads it: with a set of CPUs per node in `readers`, they read interleaved chunks, so
+    that all nodes get the same share however fast they read."""
     parts = model_files(header.path)
     total, n_readers = header.file_size, len(readers)
     try:
@@ -255,18 +232,17 @@ def read_ahead(
     return bool(chunks)
 
 
-def throttled(on_progress: Progress) -> Progress:
-    """Limit the calls to one in `_PROGRESS_SECONDS`, and always pass on the last one."""
-    last = 0.0
-
-    def pass_on(phase: str, done: int, total: int) -> None:
-        nonlocal last
-        now = perf_counter()
-        if now - last >= _PROGRESS_SECONDS or done >= total:
-            last = now
-            on_progress(phase, done, total)
-
-    return pass_on
+def bring_in(header: GGUFHeader, cpus: Collection[int], on_progress: Progress, abort: AbortFlag) -> list[str]:
+    """Read a file that will be mapped into the page cache, on the NUMA nodes where this process's policy, or else the
+    `cpus` that compute, want it; returns notes for the user."""
+    topology, policy, parts = read_topology(), current(), model_files(header.path)
+    notes: list[str] = []
+    if policy is not None and policy.places:
+        notes += dict.fromkeys(note for part in parts if (note := prepare_file(part, policy, topology)))
+    readers = reader_cpus(topology, cpus, policy, in_effect()[1])
+    if read_ahead(header, on_progress, abort, readers) and len(readers) > 1:
+        notes.append(_SPREAD.format(n=len(readers)))
+    return notes
 
 
 _NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory", "Cannot allocate memory", "bad_alloc")
@@ -275,12 +251,9 @@ _NO_MEMORY: Final = ("failed to allocate", "unable to allocate", "out of memory"
 class Model:
     """A loaded model with its context and the one sequence that chats use.
 
-    Made, used and freed on one thread. `load` is the way to get one.
-
-    Attributes:
-        pool: the threads that it computes on; its own, unless it was loaded onto those of another model.
-        kernel_types: the tensor types that cpuchat's kernels multiply, as far as shapes allow.
-    """
+    Made, used and freed on one thread. `load` is the way to get one. `pool`: the threads that it computes on; its own,
+    unless it was loaded onto those of another model. `kernel_types`: the tensor types that cpuchat's kernels multiply,
+    as far as shapes allow."""
 
     def __init__(self, header: GGUFHeader, plan: LoadPlan, abort: AbortFlag) -> None:
         self.header = header
@@ -322,9 +295,7 @@ class Model:
             n_outputs: rows of logits that one batch may ask for; each takes 4 * n_vocab bytes.
             on_header: called before the weights are read, while the calling thread is not pinned yet.
 
-        Raises:
-            Interrupted: `abort` was set.
-            ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit, UsageError: as their names say.
+        Raises Interrupted where `abort` was set; ModelNotFound, ModelDamaged, ModelUnsupported, DoesNotFit, UsageError.
         """
         bindings.start()
         started = perf_counter()
@@ -339,7 +310,9 @@ class Model:
             tell = functools.partial(on_progress, "measuring")
             model.kernel_types, notes = kernels.choose(header, plan.options, threads, tell, abort)
             model._notes += notes
-            model._bring_in(cpus, on_progress)
+            bindings.log.clear()
+            if options.load_mode == "mmap":
+                model._notes += bring_in(header, cpus, on_progress, abort)
             with ThreadPoolExecutor(1) as beside:  # llama.cpp loads on this thread, which leaves a core
                 facts = beside.submit(
                     lambda: (spm_coverage(header), special_types(header), file_fingerprint(header.path))
@@ -358,23 +331,17 @@ class Model:
             raise
         return model
 
-    def _bring_in(self, cpus: tuple[int, ...], on_progress: Progress) -> None:
-        """Read a file that is mapped into the page cache, on the nodes where it is wanted."""
-        header = self.header
-        bindings.log.clear()
-        if self.options.load_mode == "mmap":
-            self._notes += place_pages(header)
-            readers = reader_cpus(read_topology(), cpus, current(), in_effect()[1])
-            if read_ahead(header, on_progress, self._abort, readers) and len(readers) > 1:
-                self._notes.append(_SPREAD.format(n=len(readers)))
-
     def _load_weights(self, on_progress: Progress) -> None:
         options = self.options
         phase = "preparing" if options.load_mode == "mmap" else "reading"
-        total, on_progress = self.header.file_size, throttled(on_progress)
+        total, last = self.header.file_size, 0.0
 
         def progress(share: float, _: Any) -> bool:
-            on_progress(phase, int(share * total), total)
+            nonlocal last
+            now, done = perf_counter(), int(share * total)
+            if now - last >= _PROGRESS_SECONDS or done >= total:
+                last = now
+                on_progress(phase, done, total)
             return not self._abort.is_set()
 
         params = llama.llama_model_default_params()
@@ -390,11 +357,17 @@ class Model:
         if self._abort.is_set():
             raise Aborted
         if not self._model:
-            raise _load_error(self.header.path)
+            reason, path = _reason(), self.header.path
+            if any(sign in reason for sign in _NO_MEMORY):
+                raise DoesNotFit(f"Not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
+            raise load_refusal(path, reason)
 
     def _make_context(
         self, threads: tuple[int, ...] | ThreadPool, roams: tuple[int, ...], on_progress: Progress
     ) -> None:
+        """Make context, threads and sequence. A token is evaluated, to fault in remaining pages and to check the
+        weights, and with a recurrent state some more, to find out how it can be rolled back. Raises ModelDamaged: the
+        logits are NaN or infinite."""
         on_progress("warming", 0, 1)
         n_threads = threads.n_threads if isinstance(threads, ThreadPool) else len(threads)
         self._context = self._new_context(n_threads, self.options.n_ctx, self.plan.n_outputs)
@@ -402,16 +375,22 @@ class Model:
             self.pool = threads
         else:
             self.pool = self._own_pool = ThreadPool(threads, self.options.poll, roams)
-        self.sequence = self._new_sequence(self._context)
-        self._warm_up()
+        sequence = self.sequence = self._new_sequence(self._context)
+        row = sequence.step(max(self.vocab.bos, 0))
+        if not np.isfinite(row).all():
+            raise ModelDamaged(
+                f"{self.header.path.name} produces NaN or infinite logits.",
+                "Compare it with its checksum (`cpuchat models verify`); if it is intact, choose another quantization.",
+            )
+        sequence.find_divisions()
+        sequence.clear()
+        if sequence.is_recurrent:
+            sequence.rollback = detect_rollback(sequence)
 
     def sequence_beside(self, n_ctx: int, n_outputs: int) -> Sequence:
         """Return an empty sequence for `n_ctx` tokens in a context of its own, which computes on the same threads and
-        gives `n_outputs` rows of logits for a batch. Free it with `free_sequence`, before this model.
-
-        Raises:
-            DoesNotFit: there is not enough memory.
-        """
+        gives `n_outputs` rows of logits for a batch. Free it with `free_sequence`, before this model. Raises
+        DoesNotFit: there is not enough memory."""
         n_ctx = self.sequence.n_ctx if self._is_long(self.sequence.n_ctx) else min(n_ctx, self.sequence.n_ctx)
         # The rows in llama.cpp's output buffer, and in the graph's.
         need = 8 * n_outputs * self.vocab.n_tokens + self.plan.need.kv * n_ctx // self.sequence.n_ctx
@@ -422,7 +401,6 @@ class Model:
 
     @staticmethod
     def free_sequence(sequence: Sequence) -> None:
-        """Free a sequence and its context."""
         bindings.detach_threadpool(sequence.context)
         sequence.free()
         llama.llama_free(sequence.context)
@@ -445,12 +423,16 @@ class Model:
             request_rollback(params, self.plan.n_rs_seq)
         context = llama.llama_init_from_model(self._model, params)
         if not context:
-            raise _context_error(n_ctx)
+            reason = _reason()
+            if any(sign in reason for sign in _NO_MEMORY):
+                message = f"Not enough memory for a context of {n_ctx:,} tokens: {reason}."
+                raise DoesNotFit(message, "Use a smaller --ctx.")
+            message = f"llama.cpp rejected the context options: {reason}."
+            raise GenerationFailed(message, "Check cache types, flash attention and batch sizes.")
         if not llama.llama_get_memory(context):
             llama.llama_free(context)
             raise ModelUnsupported(
-                f"{self.header.path.name} is not a chat model: it has no KV cache.",
-                "Choose a text generation model.",
+                f"{self.header.path.name} is not a chat model: it has no KV cache.", "Choose a text generation model."
             )
         return context
 
@@ -464,27 +446,6 @@ class Model:
         )
         self.pool.attach(sequence)
         return sequence
-
-    def _warm_up(self) -> None:
-        """Evaluate a token, to fault in remaining pages and to check the weights.
-
-        For models with a recurrent state some more, to find out how it can be rolled back.
-
-        Raises:
-            ModelDamaged: the logits are NaN or infinite.
-        """
-        sequence = self.sequence
-        token = self.vocab.bos if self.vocab.bos >= 0 else 0
-        row = sequence.step(token)
-        if not np.isfinite(row).all():
-            raise ModelDamaged(
-                f"{self.header.path.name} produces NaN or infinite logits.",
-                "Compare it with its checksum (`cpuchat models verify`); if it is intact, choose another quantization.",
-            )
-        sequence.find_divisions()
-        sequence.clear()
-        if sequence.is_recurrent:
-            sequence.rollback = detect_rollback(sequence)
 
     def _describe(self, fingerprint: str, load_ms: float) -> None:
         header, plan = self.header, self.plan
@@ -565,27 +526,10 @@ def _reason() -> str:
     return "; ".join(dict.fromkeys(texts[-3:])) or "llama.cpp gave no reason"
 
 
-def _load_error(path: Path) -> Exception:
-    reason = _reason()
-    if any(sign in reason for sign in _NO_MEMORY):
-        return DoesNotFit(f"Not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
-    return load_refusal(path, reason)
-
-
-def _context_error(n_ctx: int) -> Exception:
-    reason = _reason()
-    if any(sign in reason for sign in _NO_MEMORY):
-        return DoesNotFit(f"Not enough memory for a context of {n_ctx:,} tokens: {reason}.", "Use a smaller --ctx.")
-    return GenerationFailed(
-        f"llama.cpp rejected the context options: {reason}.", "Check cache types, flash attention and batch sizes."
-    )
-
-
 def available_for_model() -> int:
     """Return the bytes available for a model: at most the free memory of the nodes that this process is bound to.
 
-    The OOM killer ends a process that needs more than its nodes have, however much there is on others.
-    """
+    The OOM killer ends a process that needs more than its nodes have, however much there is on others."""
     policy = current()
     return available_within((policy.bound if policy is not None else ()) or allowed_nodes())
 
@@ -594,11 +538,7 @@ def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) 
     """Return the model's info with the read bandwidth of its cores and its draft model's.
 
     Call it after the draft model is loaded, which may have its own cores. The bandwidth is looked up, or measured if
-    the options ask for it (phase "probing", about 2 seconds).
-
-    Raises:
-        Interrupted: `abort` was set meanwhile.
-    """
+    the options ask for it (phase "probing", about 2 seconds). Raises Interrupted: `abort` was set meanwhile."""
     info, notes = model.info, []
     cpus = info.compute_cpus
     peak = known_peak(cpus)

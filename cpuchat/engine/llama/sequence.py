@@ -44,12 +44,8 @@ _SHORT = 8
 
 
 class Rollback:
-    """Rolls back one context by dropping any number of the newest tokens, as attention can.
-
-    Attributes:
-        max_draft: longest draft that can be rolled back; 0 = none.
-        note: one plain sentence for the user when this limits speculation, else "".
-    """
+    """Rolls back one context by dropping any number of the newest tokens, as attention can. `max_draft`: longest draft
+    that can be rolled back; 0 = none. `note`: one plain sentence for the user when this limits speculation, else ""."""
 
     kind: RollbackKind = "exact"
     note = ""
@@ -140,8 +136,7 @@ def request_rollback(params: Any, n_rs_seq: int) -> None:
     """Set in llama_context_params what rolling back needs; only for a model that `has_recurrent_state`.
 
     `n_rs_seq` snapshots, or a second sequence when that is 0. Both cost memory: a state each (`fit.rollback_bytes`).
-    Fewer snapshots are requested when a ubatch is too short for them.
-    """
+    Fewer snapshots are requested when a ubatch is too short for them."""
     n_rs_seq = min(n_rs_seq, max_snapshots(params.n_ubatch))
     if n_rs_seq > 0:
         params.n_rs_seq = n_rs_seq
@@ -229,15 +224,9 @@ class Sequence:
         return len(self.tokens)
 
     def extend(self, tokens: Tokens[int], *, n_outputs: int = 0, whole: bool = False) -> None:
-        """Evaluate at most `n_batch` tokens; the last `n_outputs` of them get a row of logits.
-
-        Args:
-            whole: a recurrent model does not stop within the batch, which would cost its state.
-
-        Raises:
-            Aborted: the flag was set; the sequence may hold a leading part of `tokens`.
-            GenerationFailed: llama.cpp rejected the batch.
-        """
+        """Evaluate at most `n_batch` tokens; the last `n_outputs` of them get a row of logits. `whole`: a recurrent
+        model does not stop within the batch, which would cost its state. Raises Aborted: the flag was set; the sequence
+        may hold a leading part of `tokens`; GenerationFailed: llama.cpp rejected the batch."""
         n, past = len(tokens), len(self.tokens)
         self._is_stepping = False
         self._token[:n] = tokens
@@ -266,7 +255,12 @@ class Sequence:
     def evaluate(self, tokens: Tokens[int], whole: bool) -> None:
         """Evaluate the batch, which holds these tokens. Raises as `extend`."""
         if self.is_recurrent:
-            self._stop_within(not whole)
+            if self.abort.is_set():
+                raise Aborted
+            if whole == self._is_stoppable:  # the flag stops the batch only before it from now on, or within it, too
+                self._is_stoppable = not whole
+                flag = self._never if whole else self.abort
+                llama.llama_set_abort_callback(self.context, flag.callback, flag.data)
         start = perf_counter()
         if self.pool is not None:
             self.pool.prepare(self, start)
@@ -276,7 +270,13 @@ class Sequence:
             self.tokens.extend(tokens)
             self._passes += 1
             return
-        self._resync(tokens)
+        if self.is_recurrent:
+            self.is_broken = True
+        else:  # llama.cpp keeps those of an unfinished batch's ubatches that did finish
+            held = int(llama.llama_memory_seq_pos_max(self._kv_cache, 0)) + 1
+            past = len(self.tokens)
+            self.tokens.extend(tokens[: max(held - past, 0)])
+            self.truncate(min(held, past + len(tokens)))
         if status == _ABORTED:
             raise Aborted
         if status == _NO_SLOT:
@@ -284,33 +284,9 @@ class Sequence:
         reason = " ".join(bindings.log.lines(errors_only=True)[-2:]) or f"code {status}"
         raise GenerationFailed(f"llama.cpp failed to evaluate a batch: {reason}.", "Retry, or reload the model.")
 
-    def _stop_within(self, stoppable: bool) -> None:
-        """Let the abort flag stop the next batch within it, or only before it. Raises Aborted if the flag is set."""
-        if self.abort.is_set():
-            raise Aborted
-        if stoppable != self._is_stoppable:
-            self._is_stoppable = stoppable
-            flag = self.abort if stoppable else self._never
-            llama.llama_set_abort_callback(self.context, flag.callback, flag.data)
-
-    def _resync(self, tokens: Tokens[int]) -> None:
-        """Find out what an unfinished batch has left: llama.cpp keeps those of its ubatches that did finish."""
-        if self.is_recurrent:
-            self.is_broken = True
-            return
-        held = int(llama.llama_memory_seq_pos_max(self._kv_cache, 0)) + 1
-        past = len(self.tokens)
-        self.tokens.extend(tokens[: max(held - past, 0)])
-        self.truncate(min(held, past + len(tokens)))
-
     def logits(self, index: int) -> np.ndarray:
-        """Return the logits of the token at `index` of the last batch.
-
-        float32 of shape (n_vocab,), a view that is valid until the next batch.
-
-        Raises:
-            GenerationFailed: that token has no logits.
-        """
+        """Return the logits of the token at `index` of the last batch: float32 of shape (n_vocab,), a view that is
+        valid until the next batch. Raises GenerationFailed: that token has no logits."""
         address = bindings.logits_address(self.context, index)
         row = self._rows.get(address)
         if row is None:
@@ -362,11 +338,8 @@ class Sequence:
         return min(self.rollback.max_draft, self.n_ubatch - 1)
 
     def checkpoint(self) -> None:
-        """Mark the point that `roll_back_to` may return to. Costs next to nothing.
-
-        Raises:
-            ValueError: this context cannot roll back (`max_draft` is 0).
-        """
+        """Mark the point that `roll_back_to` may return to. Costs next to nothing. Raises ValueError: this context
+        cannot roll back (`max_draft` is 0)."""
         self.rollback.checkpoint()
         self._n_checkpoint, self._passes = len(self.tokens), 0
 
@@ -399,7 +372,6 @@ class Sequence:
         return len(starts)
 
     def clear(self) -> None:
-        """Drop all tokens."""
         llama.llama_memory_clear(self._kv_cache, False)
         self.tokens.clear()
         self._n_checkpoint, self.is_broken = 0, False
@@ -409,7 +381,6 @@ class Sequence:
         return max(self.first_held(), len(self.tokens) - self._n_window) if self._n_window else 0
 
     def state_size(self, *, partial: bool = False) -> int:
-        """Return the bytes of `state`."""
         return int(llama.llama_state_seq_get_size_ext(self.context, 0, int(partial)))
 
     def state(self, *, partial: bool = False) -> np.ndarray:
@@ -422,11 +393,8 @@ class Sequence:
         """Replace the KV cache by what `state` gave for `tokens` with the same model and cache types.
 
         llama.cpp checks shapes and little else, and asserts on some: the caller vouches for the content. Returns False,
-        with an empty sequence, when it was rejected.
-
-        Args:
-            partial: go back to `tokens`, with which the KV cache begins, by their partial state.
-        """
+        with an empty sequence, when it was rejected. `partial`: go back to `tokens`, with which the KV cache begins, by
+        their partial state."""
         if not partial:
             self.clear()
         self.rollback.forget()
@@ -453,11 +421,8 @@ _PROBE: Final = (100, 200, 300, 400)
 def detect_rollback(sequence: Sequence) -> Rollback:
     """Return how this context rolls back. The sequence is emptied.
 
-    Costs 4 small passes, 8 when the first way turns out not to work. Needs a context with 3 rows of logits.
-
-    Raises:
-        Aborted: as `Sequence.extend`.
-    """
+    Costs 4 small passes, 8 when the first way turns out not to work. Needs a context with 3 rows of logits. Raises
+    Aborted: as `Sequence.extend`."""
     context, kv_cache = sequence.context, llama.llama_get_memory(sequence.context)
     if sequence.n_batch <= len(_PROBE):
         return NoRollback(kv_cache)  # such batches are of no use for drafts anyway
@@ -473,8 +438,7 @@ def can_roll_back(sequence: Sequence, way: Rollback) -> bool:
     """Reject two of three tokens, go on with the first of them, and see whether the logits know of the rejected ones.
 
     They may differ from those of a text without them by rounding, because passes of other lengths gave them. So what
-    counts is that they are nearer to those than to the ones of a text in which nothing was rolled back.
-    """
+    counts is that they are nearer to those than to the ones of a text in which nothing was rolled back."""
     first, kept, *rejected = (token % sequence.n_vocab for token in _PROBE)
     sequence.clear()
     try:

@@ -36,18 +36,15 @@ _TASKS: Final = Path("/proc/self/task")
 
 
 def cpu_wait_seconds() -> float | None:
-    """Return how long all threads of this process have waited for a core while ready to run.
-
-    None where the kernel does not tell (schedstat, Documentation/scheduler/sched-stats.rst).
-    """
+    """Return how long all threads of this process have waited for a core while ready to run; None where the kernel does
+    not tell."""
     times = dict(_thread_times(_thread_ids()))
     return 1e-9 * sum(waited for _, waited in times.values()) if times else None
 
 
 def cpu_wait_share(before: float | None, seconds: float, n_threads: int) -> float | None:
     """Return the share of the last `seconds` for which `n_threads` threads waited, since `cpu_wait_seconds` was
-    `before`; None where that is not known.
-    """
+    `before`; None where that is not known."""
     after = cpu_wait_seconds()
     if before is None or after is None or seconds <= 0:
         return None
@@ -169,9 +166,13 @@ class ThreadPool:
     def _left_to_others(self, now: float, max_threads: int) -> int:
         """Return how many cores to leave to other programs.
 
-        One of them on a core slows all threads down to half, so leaving up to half of the cores to them is no loss.
-        """
-        waits = self._wait_shares()
+        One of them on a core slows all threads down to half, so leaving up to half of the cores to them is no loss."""
+        before, self._times = self._times, dict(_thread_times(self._threads.ids))
+        waits: list[float] = []  # share of its time that each thread waited for a CPU since the last call
+        for thread, (ran, waited) in self._times.items():
+            ran_before, waited_before = before.get(thread, (ran, waited))
+            if (total := ran - ran_before + waited - waited_before) >= _MIN_SAMPLE:
+                waits.append(min((waited - waited_before) / total, 0.95))
         if self._left:
             if now < self._retry and max(waits, default=0.0) < _MAX_WAIT:
                 return self._left
@@ -183,16 +184,6 @@ class ThreadPool:
             return 0
         self._retry = now + _RETRY_SECONDS
         return others
-
-    def _wait_shares(self) -> list[float]:
-        """Return for each thread the share of its time that it waited for a CPU, since the last call."""
-        before, self._times = self._times, dict(_thread_times(self._threads.ids))
-        shares: list[float] = []
-        for thread, (ran, waited) in self._times.items():
-            ran_before, waited_before = before.get(thread, (ran, waited))
-            if (total := ran - ran_before + waited - waited_before) >= _MIN_SAMPLE:
-                shares.append(min((waited - waited_before) / total, 0.95))
-        return shares
 
     def _allowed(self) -> set[int]:
         """Return the CPUs that this process may use; those of the pool where that cannot be told."""
@@ -249,8 +240,7 @@ _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(plat
 def _shorten_slice(thread: int) -> None:
     """Let a thread that wakes at a barrier preempt other programs while they have had more than their share.
 
-    It asks for short slices of the same share (sched_setattr(2), since Linux 6.12; before, nothing happens).
-    """
+    It asks for short slices of the same share (sched_setattr(2), since Linux 6.12; before, nothing happens)."""
     if sys.platform == "linux" and _SCHED_SETATTR is not None and os.sched_getscheduler(thread) == os.SCHED_OTHER:
         nice = os.getpriority(os.PRIO_PROCESS, thread)
         # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period.

@@ -21,6 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -60,11 +61,6 @@ class SpecialToken(msgspec.Struct, frozen=True):
     text: bytes
     attr: int
     is_control: bool
-
-    @property
-    def is_always_parsed(self) -> bool:
-        """llama.cpp matches this token even where control tokens are not parsed."""
-        return bool(self.attr & _ATTR_USER_DEFINED)
 
     @classmethod
     def of(cls, token: int, text: bytes, attr: int, file_type: int) -> SpecialToken | None:
@@ -128,8 +124,7 @@ class ControlText:
         """Yield a prompt in parts whose tokens are those of the whole: each but the first begins with a control token.
 
         In one call, llama.cpp's time grows with the square of the number of control tokens: from each, it searches the
-        rest of the text for every other.
-        """
+        rest of the text for every other."""
         at = 0
         while self._cuts is not None and len(prompt) - at > BLOCK:
             found = self._cuts.finditer(prompt, at + BLOCK)
@@ -152,16 +147,18 @@ class ControlText:
 
     def split(self, prompt: bytes) -> Iterator[int | bytes]:
         """Yield control tokens that the template wrote, and the text between them, which has none."""
-        text, marks = _without_marks(prompt)
+        *before, _ = parts = prompt.split(MARK_BYTES)
+        text, marks = b"".join(parts), list(accumulate(map(len, before)))
         known = frozenset(self._tokens)
         found = [(start, self._tokens[word]) for start, word in self._occurrences(text, self._all_starts, known)]
         taken: list[tuple[int, SpecialToken]] = []  # not overlapping, by place
         cuts: list[int] = []
         for start, token in sorted(found, key=lambda one: (-len(one[1].text), one[0])):
             end = start + len(token.text)
-            if token.is_control and (mark := _first_within(marks, start, end)):
-                if token.is_always_parsed:
-                    cuts.append(mark)
+            i = bisect_right(marks, start)
+            if token.is_control and i < len(marks) and marks[i] <= end:  # content: a character of it is marked
+                if token.attr & _ATTR_USER_DEFINED:  # matched by llama.cpp even where control tokens are not
+                    cuts.append(marks[i])
                 continue
             i = bisect_left(taken, start, key=lambda one: one[0])
             is_free = (i == 0 or taken[i - 1][0] + len(taken[i - 1][1].text) <= start) and (
@@ -205,23 +202,6 @@ def _is_inner_prefix(texts: Sequence[bytes], beginning: bytes) -> bool:
     """Return whether one of the sorted `texts` begins with `beginning` and is longer."""
     i = bisect_right(texts, beginning)
     return i < len(texts) and texts[i].startswith(beginning)
-
-
-def _without_marks(prompt: bytes) -> tuple[bytes, list[int]]:
-    """Return the text, and the places in it where marks were."""
-    parts = prompt.split(MARK_BYTES)
-    marks: list[int] = []
-    at = 0
-    for part in parts[:-1]:
-        at += len(part)
-        marks.append(at)
-    return b"".join(parts), marks
-
-
-def _first_within(marks: list[int], start: int, end: int) -> int:
-    """Return the first mark after one of the characters from `start` to `end`; 0 if there is none."""
-    i = bisect_right(marks, start)
-    return marks[i] if i < len(marks) and marks[i] <= end else 0
 
 
 def _pieces(text: bytes, offset: int, cuts: list[int]) -> Iterator[bytes]:
@@ -331,7 +311,14 @@ class Vocab:
             if token is not None:
                 self._visible[token] = self.raw_piece(token)
         self.markers = frozenset(self._visible)
-        self._special = self._special_tokens(special_types)
+        self._special: list[SpecialToken] = []
+        names = CONTROL_NAMES if self.has_tokenizer else ()
+        by_name = {token: 0 for name in names if (token := self._token_of(name)) is not None}
+        for token, kind in (by_name | dict(special_types)).items():
+            if self.has_tokenizer and token < self.n_tokens:
+                text = llama.llama_vocab_get_text(self.handle, token) or b""
+                one = SpecialToken.of(token, text, llama.llama_vocab_get_attr(self.handle, token), kind)
+                self._special += (one,) if one else ()
         self._control_text = ControlText(self._special)
 
     @cached_property
@@ -357,18 +344,6 @@ class Vocab:
         tokens = self.tokenize(text.encode(), add_special=False)
         return tokens[0] if len(tokens) == 1 else None
 
-    def _special_tokens(self, types: Mapping[int, int]) -> list[SpecialToken]:
-        if not self.has_tokenizer:
-            return []
-        by_name = {token: 0 for name in CONTROL_NAMES if (token := self._token_of(name)) is not None}
-        found: list[SpecialToken] = []
-        for token, kind in (by_name | dict(types)).items():
-            if token < self.n_tokens:
-                text = llama.llama_vocab_get_text(self.handle, token) or b""
-                one = SpecialToken.of(token, text, llama.llama_vocab_get_attr(self.handle, token), kind)
-                found += (one,) if one else ()
-        return found
-
     def _text(self, token: int) -> str:
         if not 0 <= token < self.n_tokens:
             return ""
@@ -388,7 +363,6 @@ class Vocab:
         return msgspec.structs.replace(one, **{field: self._marked(getattr(one, field)) for field in fields})
 
     def _marked(self, value: Any) -> Any:
-        """Return a value of JSON with its texts marked."""
         match value:
             case str():
                 return self._control_text.mark(value)
@@ -400,30 +374,20 @@ class Vocab:
 
     def tokenize(self, text: bytes, *, add_special: bool, check: Check = lambda n_tokens, n_bytes: None) -> list[int]:
         """Return token ids; markers such as `<|im_end|>` become control tokens, except in marked content.
-
-        Args:
-            add_special: prepends the model's begin token if it wants one. An end token is never appended.
-            check: called after each block with the tokens and bytes so far; what it raises ends the call.
-
-        Raises:
-            GenerationFailed: the vocabulary does not cover the text.
-        """
+        `add_special`: prepends the model's begin token if it wants one. An end token is never appended. `check`: called
+        after each block with the tokens and bytes so far; what it raises ends the call. Raises GenerationFailed: the
+        vocabulary does not cover the text."""
         if not self.has_tokenizer:
             return [b % self.n_tokens for b in text.replace(MARK_BYTES, b"")]
         tokens: list[int] = []
         at = 0
         for block in self._control_text.blocks(text):
-            tokens += self._tokenize_block(block, add_special and at == 0)
+            is_marked, is_first = MARK_BYTES in block, at == 0
+            tokens += self._tokenize(b"" if is_marked else block, add_special and is_first, True)
+            for part in self._control_text.split(block) if is_marked else ():
+                tokens += (part,) if isinstance(part, int) else self._tokenize(part, False, False)
             at += len(block)
             check(len(tokens), at)
-        return tokens
-
-    def _tokenize_block(self, text: bytes, add_special: bool) -> list[int]:
-        if MARK_BYTES not in text:
-            return self._tokenize(text, add_special, True)
-        tokens = self._tokenize(b"", add_special, True)
-        for part in self._control_text.split(text):
-            tokens += (part,) if isinstance(part, int) else self._tokenize(part, False, False)
         return tokens
 
     def _tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
@@ -446,11 +410,7 @@ class Vocab:
 
     def spell(self, text: bytes) -> list[int]:
         """Return tokens whose texts together are `text`, which goes on from another one: no space is put before it, as
-        SentencePiece does (llm_tokenizer_spm).
-
-        Raises:
-            GenerationFailed: the vocabulary does not cover the text.
-        """
+        SentencePiece does (llm_tokenizer_spm). Raises GenerationFailed: the vocabulary does not cover the text."""
         for ahead in (b"", b"\n", b"|"):
             tokens = self.tokenize(ahead + text, add_special=False)
             while (extra := sum(map(len, map(self.raw_piece, tokens))) - len(text)) > 0:
@@ -492,7 +452,6 @@ class Vocab:
         return tuple(token for token in range(self.n_tokens) if self.is_eog(token))
 
     def is_eog(self, token: int) -> bool:
-        """Return whether this token ends the answer."""
         if (ends := self._eog.get(token)) is None:
             ends = self._eog[token] = self.has_tokenizer and bool(llama.llama_vocab_is_eog(self.handle, token))
         return ends

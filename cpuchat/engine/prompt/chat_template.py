@@ -36,8 +36,7 @@ class TemplateHelper:
     """Renders one template in a process with limits on memory and CPU time.
 
     It is started early, because its imports take a tenth of a second, and kept; a rendering costs well under a
-    millisecond more than in the same process. When a template kills it, the next rendering starts a new one.
-    """
+    millisecond more than in the same process. When a template kills it, the next rendering starts a new one."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -49,20 +48,15 @@ class TemplateHelper:
             self._start()
 
     def warm_up(self) -> None:
-        """Compile the template in the background."""
-        threading.Thread(target=self._warm_up, name="template", daemon=True).start()
+        def compile_it() -> None:
+            with contextlib.suppress(TemplateError), self._lock:  # raised again when a chat is rendered
+                self._ask(None)
 
-    def _warm_up(self) -> None:
-        with contextlib.suppress(TemplateError), self._lock:  # raised again when a chat is rendered
-            self._ask(None)
+        threading.Thread(target=compile_it, name="template", daemon=True).start()
 
     def render(self, variables: dict[str, Any]) -> str:
-        """Return the rendered text.
-
-        Raises:
-            TemplateRejection: the template raised an error with these variables.
-            TemplateError: it is invalid, or exceeded a limit.
-        """
+        """Return the rendered text. Raises TemplateRejection: the template raised an error with these variables;
+        TemplateError: it is invalid, or exceeded a limit."""
         with self._lock:
             reply = self._ask(variables)
         if "error" in reply:
@@ -91,7 +85,11 @@ class TemplateHelper:
                 self._is_compiled = True
             return {} if variables is None else _exchange(process, variables)
         except (EOFError, OSError, ValueError):
-            raise TemplateError(f"The model's chat template {self._exit_reason(timed_out.is_set())}.", _HINT) from None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+            self._end()
+            what = "time" if timed_out.is_set() or process.returncode == -signal.SIGXCPU else "memory or output"
+            raise TemplateError(f"The model's chat template exceeded its {what} limit.", _HINT) from None
         finally:
             timer.cancel()
 
@@ -118,16 +116,6 @@ class TemplateHelper:
         self._reaper = weakref.finalize(self, _reap, self._process)
         return self._process
 
-    def _exit_reason(self, timed_out: bool) -> str:
-        process = self._process
-        if process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1)
-        self._end()
-        if timed_out or (process is not None and process.returncode == -getattr(signal, "SIGXCPU", 0)):
-            return "exceeded its time limit"
-        return "exceeded its memory or output limit"
-
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout):
@@ -139,12 +127,8 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], message: Any) -> dict[str, Any]:
-    """Send one request and return the reply.
-
-    Raises:
-        EOFError, OSError: the process ended, maybe in the middle of its reply.
-        ValueError: the reply is malformed.
-    """
+    """Send one request and return the reply. Raises EOFError, OSError: the process ended, maybe in the middle of its
+    reply; ValueError: the reply is malformed."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(message).encode() + b"\n")
     process.stdin.flush()
@@ -196,13 +180,8 @@ class ChatTemplate:
     """A model's own Jinja chat template, rendered in a helper process.
 
     What templates disagree about is found out with probes: some want the content as a list of parts, some a list of
-    tools even when there are none, and `turns` tells what they make of messages.
-
-    Args:
-        helper: renders the template; its owner closes it.
-        bos_token, eos_token: texts that the template may place. After a template that writes the BOS token itself,
-            tokenizing must not add another one.
-    """
+    tools even when there are none, and `turns` tells what they make of messages. `helper`: renders the template; its
+    owner closes it. `bos_token`, `eos_token`: texts that the template may place."""
 
     def __init__(self, helper: TemplateHelper, bos_token: str, eos_token: str) -> None:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
@@ -213,11 +192,7 @@ class ChatTemplate:
         self._call_format: CallFormat | None = None
 
     def render(
-        self,
-        messages: Sequence[Message],
-        reasoning: bool | None = None,
-        tools: Sequence[Tool] = (),
-        effort: str = "",
+        self, messages: Sequence[Message], reasoning: bool | None = None, tools: Sequence[Tool] = (), effort: str = ""
     ) -> str:
         """Return the prompt for `messages`, ending where the model continues.
 
@@ -262,8 +237,15 @@ class ChatTemplate:
         return self._efforts.get(effort, {})
 
     def _chosen_style(self) -> _Style:
+        """Return the first style in which the text of a message gets into the prompt."""
         if self._style is None:
-            self._style = next((style for style in _STYLES if self._renders_in(style)), _STYLES[0])
+            for style in _STYLES:
+                with contextlib.suppress(TemplateRejection):
+                    if _SENTINEL in self._render([_HELLO], style):
+                        break
+            else:
+                style = _STYLES[0]
+            self._style = style
         return self._style
 
     def _render(
@@ -298,13 +280,6 @@ class ChatTemplate:
         if style.content_in_parts:
             messages = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
         return self._helper.render({"messages": messages, "add_generation_prompt": add_generation_prompt, **variables})
-
-    def _renders_in(self, style: _Style) -> bool:
-        """Return whether the text of a message gets into the prompt."""
-        try:
-            return _SENTINEL in self._render([_HELLO], style)
-        except TemplateRejection:
-            return False
 
     def _accepts(self, messages: Sequence[Message]) -> bool:
         """Return whether the prompt has all of these messages, with tools too if the template takes tools at all."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from cpuchat.base.errors import ContextFull, UsageError
+from cpuchat.engine.llama.bindings import AbortFlag
+from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.states.prompt import RenderedPrompt, TokenHistory
 from cpuchat.protocol.messages import ANSWER_SHARE, Message
@@ -99,7 +101,7 @@ class PromptBuilder:
         render: a prompt from messages. Raises TemplateError.
         histories: texts whose tokens are known; the one that shares most with the prompt is used.
         n_ctx: tokens of the context.
-        check: called again and again; what it raises ends the work.
+        abort: ends the work once it is set; what is under way then raises Aborted.
     """
 
     def __init__(
@@ -108,9 +110,9 @@ class PromptBuilder:
         render: Callable[[list[Message]], str],
         histories: Iterable[TokenHistory],
         n_ctx: int,
-        check: Callable[[], None],
+        abort: AbortFlag,
     ) -> None:
-        self._check = check
+        self._abort = abort
         self._vocab = vocab
         self._render_text = render
         self._histories = tuple(histories)
@@ -119,12 +121,7 @@ class PromptBuilder:
         self._encoded: tuple[bytes, list[int]] = (b"", [])
 
     def from_text(self, prompt: str) -> RenderedPrompt:
-        """Return a raw prompt.
-
-        Raises:
-            ContextFull: it is too long.
-            UsageError: it has no tokens.
-        """
+        """Return a raw prompt. Raises ContextFull: it is too long; UsageError: it has no tokens."""
         return self._checked(prompt.encode("utf-8", "replace"))
 
     def count(self, messages: Iterable[Message]) -> int:
@@ -132,19 +129,13 @@ class PromptBuilder:
         return self._count(self._marked(messages))
 
     def from_messages(
-        self,
-        messages: Iterable[Message],
-        max_tokens: int,
-        on_trimmed: Callable[[TrimResult], None],
-        *,
-        in_steps: bool = True,
-    ) -> RenderedPrompt:
-        """Return the rendered prompt; oldest messages are left out where the context is too small.
+        self, messages: Iterable[Message], max_tokens: int, *, in_steps: bool = True
+    ) -> tuple[RenderedPrompt, TrimResult]:
+        """Return the rendered prompt, and what of the oldest messages was left out where the context is too small.
 
         Args:
             max_tokens: of the answer, 0 = no limit; up to a quarter of the context is reserved for it, an eighth if
                 the last message needs more than is left.
-            on_trimmed: called with what was dropped.
             in_steps: as of `trim_messages`.
 
         Raises:
@@ -155,21 +146,13 @@ class PromptBuilder:
         budget = self._n_ctx - self._reserve(max_tokens, _TRIMMED_SHARE)
         limit = self._n_ctx - self._reserve(max_tokens, ANSWER_SHARE)
         trimmed = trim_messages(self._count, marked, budget, in_steps, limit)
-        if trimmed.dropped_messages:
-            on_trimmed(trimmed)
-        return self._checked(self._render(trimmed.messages), trimmed.messages, trimmed.dropped_messages > 0)
+        text = self._render(trimmed.messages)
+        return self._checked(text, trimmed.messages, trimmed.dropped_messages > 0), trimmed
 
     def from_all_messages(self, messages: Iterable[Message], max_tokens: int | None = None) -> RenderedPrompt:
-        """Return the rendered prompt; nothing is left out.
-
-        Args:
-            max_tokens: of the answer, 0 = no limit; up to an eighth of the context is reserved for it. None: no room
-                is left for an answer.
-
-        Raises:
-            ContextFull: it is too long.
-            TemplateError: the model's template failed.
-        """
+        """Return the rendered prompt; nothing is left out. `max_tokens`: of the answer, 0 = no limit; up to an eighth
+        of the context is reserved for it. None: no room is left for an answer. Raises ContextFull: it is too long;
+        TemplateError: the model's template failed."""
         marked = self._marked(messages)
         reserve = 0 if max_tokens is None else self._reserve(max_tokens, ANSWER_SHARE)
         if reserve and (n_tokens := self._count(marked)) > self._n_ctx - reserve:
@@ -185,9 +168,13 @@ class PromptBuilder:
     def _marked(self, messages: Iterable[Message]) -> list[Message]:
         marked: list[Message] = []
         for message in messages:
-            self._check()
+            self._stop_if_aborted()
             marked.append(self._vocab.mark_content(message))
         return marked
+
+    def _stop_if_aborted(self) -> None:
+        if self._abort.is_set():
+            raise Aborted
 
     def _reserve(self, max_tokens: int, share: int) -> int:
         """Return the tokens that are kept for the answer: one in `share` of the context at most."""
@@ -220,7 +207,7 @@ class PromptBuilder:
 
         def tokenize(part: bytes, at_start: bool) -> list[int]:
             def check(n_tokens: int, n_bytes: int) -> None:
-                self._check()
+                self._stop_if_aborted()
                 if max_n_tokens is not None and n_tokens >= max_n_tokens and n_bytes < len(part):
                     raise self._too_long(n_tokens * len(part) // n_bytes, "about ")
 

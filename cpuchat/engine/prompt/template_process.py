@@ -10,9 +10,11 @@ one holds the template, each later one the variables of a rendering. Replies are
 """
 
 import codecs
+import contextlib
 import datetime
 import json
 import re
+import resource
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -22,11 +24,6 @@ import jinja2.debug
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
-
-try:
-    import resource
-except ImportError:  # not on Windows: there only the time limit of the parent holds
-    resource = None
 
 MAX_MEMORY = 512 << 20
 MAX_CPU_SECONDS = 2
@@ -72,10 +69,6 @@ def _raise(message: object = "") -> None:
     raise Raised(str(message))
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -93,7 +86,10 @@ def compile_template(source: str) -> jinja2.Template:
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals.pop("lipsum")
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+    }
     return environment.from_string(source)
 
 
@@ -124,32 +120,8 @@ def answer(request: bytes, template: jinja2.Template) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"[:500], "raised": False}
 
 
-def _warm_up() -> None:
-    """Import everything that a template may need: later no file can be opened."""
-    for name in ("ascii", "latin-1", "unicode_escape", "raw_unicode_escape", "utf-16", "utf-8"):
-        codecs.lookup(name)
-    for source in (
-        "{% for m in messages %}{{ '\\n' ~ m | tojson }}{{ strftime_now('%B') }}{% endfor %}",
-        "{{ 1 / 0 }}",
-    ):
-        answer(b'{"messages": [{}]}', compile_template(source))
-
-
-def _limit_everything() -> None:
-    if resource is None:
-        return
-    limits = ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0))
-    for what, maximum in limits:
-        try:
-            resource.setrlimit(what, (maximum, maximum))
-        except (ValueError, OSError):  # a lower limit is set already, or the system has no such limit
-            continue
-
-
 def _allow_cpu_time() -> None:
     """Raise the limit for each rendering: it counts the whole life of the process."""
-    if resource is None:
-        return
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = int(used.ru_utime + used.ru_stime) + 1 + MAX_CPU_SECONDS
@@ -162,11 +134,19 @@ def _write(reply: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    _warm_up()
+    # Import everything that a template may need: later no file can be opened.
+    for name in ("ascii", "latin-1", "unicode_escape", "raw_unicode_escape", "utf-16", "utf-8"):
+        codecs.lookup(name)
+    used = "{% for m in messages %}{{ '\\n' ~ m | tojson }}{{ strftime_now('%B') }}{% endfor %}"
+    for source in (used, "{{ 1 / 0 }}"):
+        answer(b'{"messages": [{}]}', compile_template(source))
     source = sys.stdin.buffer.readline()
     if not source:
         return
-    _limit_everything()
+    limits = ((resource.RLIMIT_AS, MAX_MEMORY), (resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_FSIZE, 0))
+    for what, maximum in limits:
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is set already, or the system has no such limit
+            resource.setrlimit(what, (maximum, maximum))
     _allow_cpu_time()
     try:
         template = compile_template(json.loads(source))

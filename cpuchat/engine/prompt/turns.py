@@ -20,11 +20,8 @@ Fold = Callable[[Sequence[Message]], Iterator[Message]]
 
 
 class TurnFitter:
-    """Writes messages as one template can express them.
-
-    Args:
-        accepts: returns whether the template renders messages with all their texts and calls, the texts in their order.
-    """
+    """Writes messages as one template can express them. `accepts`: returns whether the template renders messages with
+    all their texts and calls, the texts in their order."""
 
     def __init__(self, accepts: Callable[[Sequence[Message]], bool]) -> None:
         self._accepts = accepts

@@ -42,8 +42,7 @@ class WriteBudget:
     """Bytes that may be written: `per_hour`, saved up for one hour at most.
 
     A write is allowed while something is left and may overdraw the budget, so that a state larger than the budget is
-    written too, and is paid for afterwards: any hour sees at most two budgets and one state.
-    """
+    written too, and is paid for afterwards: any hour sees at most two budgets and one state."""
 
     def __init__(self, per_hour: int = BYTES_PER_HOUR, clock: Callable[[], float] = monotonic) -> None:
         self._per_hour = per_hour
@@ -68,20 +67,18 @@ class DiskWriter:
     """Runs one job at a time, which waits between slices of work while the engine computes.
 
     Create it before the engine's thread is pinned: its thread inherits the CPUs of the creating one. All methods but
-    `wait_until_idle` belong to the engine's thread.
-    """
+    `wait_until_idle` belong to the engine's thread."""
 
     def __init__(self) -> None:
         self._engine_idle = threading.Event()
         self._engine_idle.set()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="disk", initializer=_lower_priority)
-        self._executor.submit(lambda: None)  # starts the thread now
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self._executor.submit(_lower_priority)  # starts the thread now
         self._job: Future[None] = Future()
         self._job.set_result(None)
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a job is running."""
         return not self._job.done()
 
     def start(self, job: Callable[[], None]) -> None:
@@ -158,12 +155,8 @@ class StateFiles:
     """Files of one model in `folder`; those of all models together stay under `limit` bytes, least recently used go
     first.
 
-    No method raises for a disk that is full, read-only or gone: nothing is kept then.
-
-    Args:
-        key: everything that makes a state unusable when it differs: the model's fingerprint, cache types, flash
-            attention, the engine's commit.
-    """
+    No method raises for a disk that is full, read-only or gone: nothing is kept then. `key`: everything that makes a
+    state unusable when it differs: the model's fingerprint, cache types, flash attention, the engine's commit."""
 
     def __init__(self, folder: Path, limit: int, key: str, writer: DiskWriter) -> None:
         self._folder = folder
@@ -231,11 +224,8 @@ class StateFiles:
     def read(self, file: Path, part: SavedPart, is_cancelled: Callable[[], bool]) -> np.ndarray | None:
         """Read a state of a file that is in `indexes`; None when it is gone, or damaged: then it is deleted.
 
-        The checksum is compared: llama.cpp checks little of a state and aborts on some contradictions.
-
-        Raises:
-            Aborted: `is_cancelled`, which is asked before each slice.
-        """
+        The checksum is compared: llama.cpp checks little of a state and aborts on some contradictions. Raises Aborted:
+        `is_cancelled`, which is asked before each slice."""
         state = np.empty(part.nbytes, np.uint8)
         view, checksum, at = state.data, 0, 0
         try:
@@ -257,15 +247,13 @@ class StateFiles:
         return None
 
     def touch(self, file: Path) -> None:
-        """Count a file as used now."""
         with contextlib.suppress(OSError):
             os.utime(file)
 
     def write(self, stem: str, states: Sequence[State], draft_key: str) -> None:
         """Begin to write the states of one conversation, the whole one first, in place of what was saved of it.
 
-        Their `file` and `part` are set once they are written.
-        """
+        Their `file` and `part` are set once they are written."""
         with self._lock:
             self._dropped.discard(stem)
         self.writer.start(lambda: self._write(stem, states, draft_key))
@@ -313,7 +301,6 @@ class StateFiles:
             self._dropped.add(stem)
 
     def forget(self, stem: str) -> None:
-        """Delete what is saved of a conversation."""
         self.drop(stem)
         _delete(self._file(stem))
 

@@ -69,11 +69,8 @@ class RenderedPrompt:
         """Return after how many tokens, more than `start`, later prompts are likely to differ from this one.
 
         At the content of users' messages, which may be edited, and before the marker of reasoning that the template
-        opens for the answer, since a later prompt often has the answer without its reasoning.
-
-        Args:
-            piece: returns the text of one token, control tokens included.
-        """
+        opens for the answer, since a later prompt often has the answer without its reasoning. `piece`: returns the text
+        of one token, control tokens included."""
         text = self.text.replace(MARK_BYTES, b"")
         contents = self._contents(text)
         opening = text[contents[-1][1] :] if contents else b""
@@ -98,8 +95,7 @@ class RenderedPrompt:
 
     def head(self, piece: Callable[[int], bytes]) -> int:
         """Return how many tokens come before the content of the first message that is not the system's: what prompts of
-        one agent begin with.
-        """
+        one agent begin with."""
         contents = self._contents(self.text.replace(MARK_BYTES, b""))
         end = next((at for one, (at, _) in zip(self.messages, contents, strict=True) if one.role != "system"), 0)
         ends = accumulate(len(piece(token)) for token in self.tokens)
@@ -133,8 +129,7 @@ class TokenHistory(msgspec.Struct):
     """Text and tokens of one conversation.
 
     `cut_bytes` and `cut_tokens` are parallel and ascending: the first `cut_tokens[i]` tokens are exactly the first
-    `cut_bytes[i]` bytes of `text`. The empty prefix is always a cut.
-    """
+    `cut_bytes[i]` bytes of `text`. The empty prefix is always a cut."""
 
     text: bytes = b""
     tokens: list[int] = msgspec.field(default_factory=list)
@@ -142,7 +137,6 @@ class TokenHistory(msgspec.Struct):
     cut_tokens: list[int] = msgspec.field(default_factory=lambda: [0])
 
     def copy(self) -> TokenHistory:
-        """Return an independent copy."""
         return TokenHistory(self.text, list(self.tokens), list(self.cut_bytes), list(self.cut_tokens))
 
     def check(self) -> None:
@@ -168,14 +162,10 @@ class TokenHistory(msgspec.Struct):
     def encode(
         self, text: bytes, tokenize: Callable[[bytes, bool], list[int]], piece: Callable[[int], bytes]
     ) -> list[int]:
-        """Return the tokens of a whole prompt, reused as far as they are known.
-
-        Args:
-            text: the prompt, with its marks: content never reuses control tokens.
-            tokenize: (text, at_start) -> tokens. If the tokenizer adds a leading space to the rest, the whole prompt is
-                tokenized again.
-            piece: returns the text of one token, control tokens included.
-        """
+        """Return the tokens of a whole prompt, reused as far as they are known. `text`: the prompt, with its marks:
+        content never reuses control tokens. `tokenize`: (text, at_start) -> tokens. If the tokenizer adds a leading
+        space to the rest, the whole prompt is tokenized again. `piece`: returns the text of one token, control tokens
+        included."""
         i = self._cut(text)
         n_bytes, n_tokens = self.cut_bytes[i], self.cut_tokens[i]
         if n_tokens == 0:
@@ -282,7 +272,6 @@ class State:
 
     @property
     def restored_bytes(self) -> int:
-        """Return the bytes that restoring it copies."""
         own = self.data.nbytes if self.data is not None else self.part.nbytes if self.part is not None else 0
         return own + (self.draft.restored_bytes if self.draft is not None else 0)
 
@@ -299,5 +288,4 @@ class State:
             self.draft.data = None
 
     def list(self) -> list[int]:
-        """Return the tokens."""
         return np.frombuffer(self.tokens, np.int32).tolist()

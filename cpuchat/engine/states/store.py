@@ -135,7 +135,6 @@ class StateStore:
         self.live = Live()
 
     def histories(self, owner: str) -> tuple[TokenHistory, ...]:
-        """Return the texts whose tokens are known."""
         owner = _hashed(owner)
         live = self.live.history if owner == self.live.key.owner else TokenHistory()
         self._find_saved()
@@ -162,10 +161,7 @@ class StateStore:
 
     def begin(self, prompt: RenderedPrompt, key: StateKey) -> EvaluationStart:
         """Go to where `prompt` is evaluated soonest. What the KV cache loses of another conversation by that is kept.
-
-        Raises:
-            Aborted: stopped while a state was read from disk; nothing has changed.
-        """
+        Raises Aborted: stopped while a state was read from disk; nothing has changed."""
         self._requests += 1
         owner = _hashed(key.owner)
         named = StateKey(owner=owner, chat=kv_stem(key.chat), on_disk=True) if key.chat else None
@@ -315,11 +311,7 @@ class StateStore:
 
     def _go(self, plan: Plan) -> Literal["", "memory", "disk"] | None:
         """Take the KV cache to the end of a plan; returns where its states were. None: one could not be used, and is
-        dropped.
-
-        Raises:
-            Aborted: stopped while a state was read; nothing has changed.
-        """
+        dropped. Raises Aborted: stopped while a state was read; nothing has changed."""
         sequence, base = self.sequence, plan.base
         states = [one for one in (base, plan.partial) if one is not None]
         source = "" if not states else "disk" if any(one.data is None for one in states) else "memory"
@@ -346,11 +338,8 @@ class StateStore:
         self._states = [one for one in self._states if one is not state]
 
     def _loaded(self, state: State) -> np.ndarray | None:
-        """Return the data of a state; what was read from disk is kept if there is room. None: it is gone.
-
-        Raises:
-            Aborted: stopped.
-        """
+        """Return the data of a state; what was read from disk is kept if there is room. None: it is gone. Raises
+        Aborted: stopped."""
         if state.data is not None or state.file is None or state.part is None or self._files is None:
             return state.data
         if state.part.nbytes > available_bytes() // 2:
@@ -469,11 +458,8 @@ class StateStore:
         """Begin to write the conversation in the KV cache if enough of it would be lost.
 
         It is written whole, so a long one is written again only when it has grown by a third: in all, at most four
-        times what was added, whatever its length. What is lost meanwhile costs its prefill.
-
-        Args:
-            at_end: this is the last opportunity: it is saved if it is worth restoring.
-        """
+        times what was added, whatever its length. What is lost meanwhile costs its prefill. `at_end`: this is the last
+        opportunity: it is saved if it is worth restoring."""
         files, sequence = self._files, self.sequence
         self._write_heads()
         if files is None or not self.live.key.on_disk or files.writer.is_busy:
@@ -521,28 +507,23 @@ class StateStore:
 
     def close(self, is_cancelled: Callable[[], bool]) -> None:
         """Save what the KV cache holds, unless `is_cancelled` meanwhile."""
-        if self._files is not None:
-            self._files.writer.finish(is_cancelled)
+        if (files := self._files) is not None:
+            files.writer.finish(is_cancelled)
             while self._unwritten and self._budget.allows() and not is_cancelled():
                 self._write_heads()
-                self._files.writer.finish(is_cancelled)
-            self.save(at_end=True)
-            self._files.writer.finish(is_cancelled)
-            self._files.drop(self.live.key.chat)
-            self._save_left(self._files, is_cancelled)
-
-    def _save_left(self, files: StateFiles, is_cancelled: Callable[[], bool]) -> None:
-        """Write what is kept of conversations that others came after, but not saved."""
-        kept = [one for one in self._states if one.kind is StateKind.WHOLE and one.history is not None]
-        newest = {one.key: one for one in sorted(kept, key=lambda one: (one.used, len(one)))}
-        for one in sorted(newest.values(), key=lambda one: -one.used)[:_SAVED_LEFT]:
-            is_saved = one.file is not None or one.key == self.live.key
-            if is_saved or one.is_once or not one.key.on_disk:
-                continue
-            if self._budget.allows() and not is_cancelled():
-                files.write(one.key.chat, [one], self._draft_key)
-                self._budget.spend(one.restored_bytes)
                 files.writer.finish(is_cancelled)
+            self.save(at_end=True)
+            files.writer.finish(is_cancelled)
+            files.drop(self.live.key.chat)
+            # And conversations that others came after.
+            kept = [one for one in self._states if one.kind is StateKind.WHOLE and one.history is not None]
+            newest = {one.key: one for one in sorted(kept, key=lambda one: (one.used, len(one)))}
+            for one in sorted(newest.values(), key=lambda one: -one.used)[:_SAVED_LEFT]:
+                is_due = one.file is None and one.key != self.live.key and one.key.on_disk and not one.is_once
+                if is_due and self._budget.allows() and not is_cancelled():
+                    files.write(one.key.chat, [one], self._draft_key)
+                    self._budget.spend(one.restored_bytes)
+                    files.writer.finish(is_cancelled)
 
     @property
     def n_bytes(self) -> int:

@@ -40,8 +40,7 @@ class StopMatcher:
     """Finds the first complete stop string, however the text is split into pieces.
 
     Text that could be the beginning of a stop string is held back until the next piece. The stop string itself, and
-    what follows it, is never returned. When two stop strings end at the same place the longer one counts.
-    """
+    what follows it, is never returned. When two stop strings end at the same place the longer one counts."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(dict.fromkeys(stop for stop in stops if stop))
@@ -64,7 +63,6 @@ class StopMatcher:
         return text[:cut], False
 
     def flush(self) -> str:
-        """Return the text held back, when nothing more comes."""
         rest, self._held = self._held, ""
         return rest
 
@@ -75,8 +73,7 @@ class Format:
 
     `reopening` leads from the answer back to a place where an opening marker may stand. `hint`: the markers are
     ordinary prose, so they count only for a model whose chat template contains this text, or when the prompt ends with
-    an opening.
-    """
+    an opening."""
 
     openings: tuple[str, ...]
     closings: tuple[str, ...]
@@ -152,7 +149,6 @@ class Unsplit:
         return [("answer", text)] if text else []
 
     def flush(self) -> list[tuple[Channel, str]]:
-        """Return nothing: no text waits."""
         return []
 
 
@@ -160,13 +156,8 @@ class ReasoningSplitter:
     """Splits streamed text into ("reasoning" | "answer", text); markers are in neither.
 
     The result does not depend on how the text is split into pieces. Only markers, the blank lines next to them, and
-    white space on a marker's own line are removed.
-
-    Args:
-        prompt_tail: the end of the rendered prompt. When it ends with an opening marker the answer starts inside
-            reasoning.
-        template: source of the model's chat template.
-    """
+    white space on a marker's own line are removed. `prompt_tail`: the end of the rendered prompt. When it ends with an
+    opening marker the answer starts inside reasoning. `template`: source of the model's chat template."""
 
     def __init__(self, prompt_tail: str = "", template: str = "") -> None:
         self._template = template
@@ -220,10 +211,7 @@ class ReasoningSplitter:
 
     def awaits(self, text: str, *, is_marker: bool) -> bool:
         """Return whether `text`, coming next, still precedes the answer: part of a marker, or white space after one.
-
-        Args:
-            is_marker: `text` is a token of its own for markers; text that only looks like one begins no marker.
-        """
+        `is_marker`: `text` is a token of its own for markers; text that only looks like one begins no marker."""
         ahead = (self._held + text).lstrip()
         if self._state != _START or not ahead:
             return self._state == _START and self._after_marker
@@ -234,7 +222,8 @@ class ReasoningSplitter:
         """Return the pieces that are decided; text that could still become a marker waits."""
         self._held += text
         pieces: list[tuple[Channel, str]] = []
-        while self._step(pieces):
+        decide = {_START: self._step_start, _REASONING: self._step_reasoning, _ANSWER: self._step_answer}
+        while self._held and decide[self._state](pieces):  # what is held begins with something that is decided
             pass
         return pieces
 
@@ -251,16 +240,6 @@ class ReasoningSplitter:
             rest = "" if rest.strip() in self._start_markers() else rest
         return [("answer", rest)] if rest else []
 
-    def _step(self, pieces: list[tuple[Channel, str]]) -> bool:
-        """Decide the beginning of what is held; returns False when more text is needed."""
-        if not self._held:
-            return False
-        if self._state == _START:
-            return self._step_start()
-        if self._state == _REASONING:
-            return self._step_reasoning(pieces)
-        return self._step_answer(pieces)
-
     def _start_markers(self) -> dict[str, tuple[Format, int]]:
         """Return marker -> its format and the state after it."""
         markers: dict[str, tuple[Format, int]] = {}
@@ -274,7 +253,7 @@ class ReasoningSplitter:
                 markers[marker] = (kind, _REASONING)
         return markers
 
-    def _step_start(self) -> bool:
+    def _step_start(self, _pieces: list[tuple[Channel, str]]) -> bool:
         text = self._held.lstrip()
         if not text:
             return False

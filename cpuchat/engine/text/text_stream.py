@@ -12,6 +12,7 @@ import codecs
 import re
 import threading
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from queue import SimpleQueue
 
 from cpuchat.engine.text.reasoning import ReasoningSplitter, StopMatcher, Unsplit, held_back
@@ -36,12 +37,8 @@ _CHANNEL = re.compile(r"(?:\s*<\|[^<>|]*\|>\w*)*\s*(?:<(?:\|[^<>|]*\|?)?)?$")  #
 class CallSplitter:
     """Splits text as `splitter` does, without the calls in the answer; these are in `calls` after `flush`.
 
-    From where calls begin nothing is passed on before the end. Text that turns out to be no call is, then.
-
-    Args:
-        rule: what may be called.
-        streams: calls are in `pieces` as they are written, too.
-    """
+    From where calls begin nothing is passed on before the end. Text that turns out to be no call is, then. `rule`: what
+    may be called. `streams`: calls are in `pieces` as they are written, too."""
 
     def __init__(
         self,
@@ -72,9 +69,8 @@ class CallSplitter:
         return self._without_calls(self._splitter.feed(text))
 
     def flush(self) -> list[tuple[Channel, str]]:
-        """Return the rest, without calls."""
-        rest = self._rest()
-        calls = self.calls[:1] if self._rule.single else self.calls
+        rest, calls = self._rest()
+        calls = tuple(calls)[:1] if self._rule.single else tuple(calls)
         if self._reader is not None:
             calls, begun = self._reader.finish(calls)
             self.pieces += self._reader.take()
@@ -83,30 +79,35 @@ class CallSplitter:
         self.calls = calls
         return rest
 
-    def _rest(self) -> list[tuple[Channel, str]]:
+    def _rest(self) -> tuple[list[tuple[Channel, str]], Sequence[ToolCall]]:
         pieces = self._without_calls(self._splitter.flush())
+        calls: Sequence[ToolCall] = ()
         thought, self._thought = self._thought, ""
+        rest, self._held = self._held, ""
         if thought and isinstance(self._splitter, ReasoningSplitter) and self._splitter.in_reasoning:
-            rest, calls = parse_calls(self._form, thought, self._tools)
+            said, calls = parse_calls(self._form, thought, self._tools)
             if calls:  # they end the reasoning, which nothing else ended
-                self.calls = tuple(calls)
-                return [*pieces, ("answer", rest)] if rest else pieces
+                return [*pieces, ("answer", said)] if said else pieces, calls
         if thought:
             pieces.append(("reasoning", thought))
-        rest, self._held = self._held, ""
         if self._calling:
             rest, calls = parse_calls(self._form, self._calling, self._tools, at_start=not self._has_said)
-            self.calls, self._calling = tuple(calls), ""
+            self._calling = ""
         elif not self._has_said:
             rest, calls = unmarked_calls(rest, self._tools)
-            self.calls = tuple(calls)
-        return [*pieces, ("answer", rest)] if rest else pieces
+        return [*pieces, ("answer", rest)] if rest else pieces, calls
 
     def _without_calls(self, pieces: list[tuple[Channel, str]]) -> list[tuple[Channel, str]]:
         found = list[tuple[Channel, str]]()
         for channel, text in pieces:
-            if channel == "reasoning":
-                passed = self._reasoned(text)
+            if channel == "reasoning" and self._thought.startswith(self._triggers):
+                self._thought += text
+                continue
+            if channel == "reasoning":  # from what looks like a call on it is held
+                text = self._thought + text
+                at = min((at for one in self._triggers if (at := text.find(one)) >= 0), default=len(text))
+                at = min(at, len(text) - held_back(text, self._triggers))
+                passed, self._thought = text[:at], text[at:]
             else:
                 if self._thought:
                     found.append(("reasoning", self._thought))
@@ -115,17 +116,6 @@ class CallSplitter:
             if passed:
                 found.append((channel, passed))
         return found
-
-    def _reasoned(self, text: str) -> str:
-        """Return what of the next text of the reasoning is no call; from what looks like one on it is held."""
-        if self._thought.startswith(self._triggers):
-            self._thought += text
-            return ""
-        text, self._thought = self._thought + text, ""
-        at = min((at for one in self._triggers if (at := text.find(one)) >= 0), default=len(text))
-        at = min(at, len(text) - held_back(text, self._triggers))
-        text, self._thought = text[:at], text[at:]
-        return text
 
     def _said(self, text: str) -> str:
         """Return what of the next text of the answer is said; the rest is held."""
@@ -199,11 +189,10 @@ class TextStream:
         self._lengths: list[int] = []  # of the tokens that `_text` came from
         self._n_held = 0  # tokens whose text is held back
         self._n_emitted = 0
-        self._next_frame = 0.0
+        self._next_frame = 0.0  # nothing was emitted yet
 
     @property
     def has_emitted(self) -> bool:
-        """Return whether something was emitted."""
         return self._next_frame > 0.0
 
     @property
@@ -214,8 +203,7 @@ class TextStream:
     def feed(self, token: int, now: float, drafter: str = "") -> bool:
         """Add one token generated at `now`; returns True when a stop string is complete.
 
-        `drafter` proposed it, "" = none. Text that only later tokens complete is attributed to them.
-        """
+        `drafter` proposed it, "" = none. Text that only later tokens complete is attributed to them."""
         self._now = now
         hit = self._take(token, drafter)
         if now >= self._next_frame:
@@ -282,7 +270,6 @@ class TextStream:
         self._lengths.clear()
 
     def flush(self, now: float) -> None:
-        """Emit the text that is complete."""
         self._close_span()
         pieces = self._calls.pieces if self._calls is not None else []
         if not self._deltas and not pieces:
@@ -290,26 +277,21 @@ class TextStream:
         for delta in self._deltas:
             self._emit(delta)
         self._deltas.clear()
-        while pieces:
-            self._emit_call(pieces)
-        self._next_frame = now + self.frame_seconds
-
-    def _emit_call(self, pieces: list[CallPiece]) -> None:
-        """Emit the first of the pieces, with those of the same call."""
-        first = pieces[0]
-        same = [one for one in pieces if one.index == first.index]
-        del pieces[: len(same)]
-        self._emit(
-            CallDelta(
-                request_id=self._request_id,
-                index=first.index,
-                name=first.name,
-                id=first.id,
-                arguments="".join(one.text for one in same),
-                predicted_n=self._n_emitted + self._n_held,
-                at_ms=1e3 * (self._now - self._arrived),
+        for _, call in groupby(pieces, lambda piece: piece.index):
+            first, *others = call
+            self._emit(
+                CallDelta(
+                    request_id=self._request_id,
+                    index=first.index,
+                    name=first.name,
+                    id=first.id,
+                    arguments="".join(one.text for one in (first, *others)),
+                    predicted_n=self._n_emitted + self._n_held,
+                    at_ms=1e3 * (self._now - self._arrived),
+                )
             )
-        )
+        pieces.clear()
+        self._next_frame = now + self.frame_seconds
 
     def finish(self, now: float, *, stopped: bool) -> None:
         """Emit the rest. After a stop string (`stopped`) what was held back is not part of the text."""

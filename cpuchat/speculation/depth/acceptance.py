@@ -83,8 +83,7 @@ def rates(rate: float, costs: CurrentCosts, max_depth: int) -> tuple[list[float]
     """Return tokens per ms by depth, 0 (plain decoding) first: sequential, and concurrent if that was measured.
 
     `rate` is the acceptance. Concurrent: the next block is drafted while this one is verified, in vain unless all of
-    this one is accepted and the token after it was guessed too (PEARL, arXiv 2408.11850).
-    """
+    this one is accepted and the token after it was guessed too (PEARL, arXiv 2408.11850)."""
     times, draft, beside = costs.times.ms, costs.draft.ms[0], costs.overlap_draft.ms[0]
     sequential, concurrent = [1.0 / times[0]], [0.0]
     total = full = 1.0

@@ -18,13 +18,7 @@ from cpuchat.costs.calibrations import PassCosts
 from cpuchat.costs.model import tokens_per_pass
 from cpuchat.protocol.drafters import DRAFTERS, DrafterName
 from cpuchat.protocol.reasons import UNCALIBRATED, WORTHWHILE_GAIN, DraftsOff, no_gain
-from cpuchat.speculation.depth.acceptance import (
-    Acceptance,
-    DraftPlan,
-    best_plan,
-    limit_gain,
-    rates,
-)
+from cpuchat.speculation.depth.acceptance import Acceptance, DraftPlan, best_plan, limit_gain, rates
 from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.costs import CurrentCosts, Following
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
@@ -95,7 +89,6 @@ class DepthController:
             acceptance.fade(CONSTANTS.max_tokens_kept)
 
     def record(self, record: PassRecord) -> None:
-        """Learn from a pass."""
         n, costs, plain = record.drafted, self._costs, self.plain_ms or record.verify_ms
         ms, gained = record.verify_ms + record.draft_ms + record.rollback_ms, 0.0
         if record.drafter is not None:
@@ -133,9 +126,7 @@ class DepthController:
         self._was_plain = n == 0
         self._passes_since_draft = 0 if n else self._passes_since_draft + 1
         self._last_depth = n or self._last_depth
-        self._count(record.accepted + 1, ms, gained, plain)
-
-    def _count(self, tokens: int, ms: float, gained: float, plain: float) -> None:
+        tokens = record.accepted + 1
         self._n_written += tokens
         self._unread += tokens
         self._scorable += tokens
@@ -239,8 +230,7 @@ class DepthController:
     def shadow_budget(self, lag: int) -> int:
         """Return how many of the newest tokens the draft model, while it is off, may read now only to be scored.
 
-        `lag` tokens of the text are unread.
-        """
+        `lag` tokens of the text are unread."""
         costs = self._costs
         if costs is None or not self._has_draft or self._fixed or self.plan.depth:
             return 0
@@ -273,9 +263,7 @@ class DepthController:
 
     @property
     def depth(self) -> int:
-        """Return the current draft depth: as planned for the draft model, or that of the last draft while it is
-        recent.
-        """
+        """Return the draft depth now: as planned for the draft model, or that of the last draft while it is recent."""
         return self.plan.depth or (self._last_depth if self._passes_since_draft <= CONSTANTS.recent_passes else 0)
 
     @property

@@ -14,11 +14,8 @@ _MIN_MS: Final = 1e-6
 
 
 class Following:
-    """Times that follow what is observed: of passes over n tokens the `calibrated` ones, times one factor.
-
-    Attributes:
-        ms: `ms[n - 1]` is the expected time of a pass over n tokens now; 0: not known, the first one is taken.
-    """
+    """Times that follow what is observed: of passes over n tokens the `calibrated` ones, times one factor. `ms`: `ms[n
+    - 1]` is the expected time of a pass over n tokens now; 0: not known, the first one is taken."""
 
     def __init__(self, calibrated: Sequence[float]) -> None:
         self.ms = list(calibrated)
@@ -62,14 +59,12 @@ class CurrentCosts:
 
     @property
     def plain_ms(self) -> float:
-        """Return the ms of a plain pass."""
         return self.times.ms[0]
 
     def record_verify(self, record: PassRecord) -> float:
         """Learn from a pass for which a drafter was asked.
 
-        Returns its ms, drafting and rollback included, the pass without a pause of the machine.
-        """
+        Returns its ms, drafting and rollback included, the pass without a pause of the machine."""
         n, ms = record.drafted, record.verify_ms
         if record.overlap and self.overlap_times is not None:
             ms = self.overlap_times.observe(ms, 1 + n)

@@ -49,8 +49,7 @@ class Cascade:
         """Return the first proposal that is worth a pass, cut to what is; empty: none is.
 
         The caller verifies it, so its drafter is not scored on it here. (The longest of all worthwhile ones is no
-        better choice: simulated over edited code it was up to 7 % slower, since the preferred drafter knows more.)
-        """
+        better choice: simulated over edited code it was up to 7 % slower, since the preferred drafter knows more.)"""
         for drafter in self._drafters:
             self._asked.add(drafter.name)
             proposal = drafter.propose(max_n)

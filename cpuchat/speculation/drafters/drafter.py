@@ -21,8 +21,7 @@ N_BUCKETS: Final = len(_BUCKET_LIMITS) + 2
 def confidence_bucket(probability: float) -> int:
     """Return the bucket of a drafter's own estimate: 1 (unsure) to `N_BUCKETS` - 1 (sure).
 
-    The acceptance rate of each bucket is learned.
-    """
+    The acceptance rate of each bucket is learned."""
     return 1 + bisect_right(_BUCKET_LIMITS, probability)
 
 
@@ -38,15 +37,13 @@ class Proposal:
         return len(self.tokens)
 
     def cut(self, n: int) -> Proposal:
-        """Return the first `n` tokens."""
         return self if n >= len(self.tokens) else Proposal(self.drafter, self.tokens[:n], self.buckets[:n])
 
 
 class Drafter(ABC):
     """Proposes the next tokens of a text. It always knows the whole text, including the newest token.
 
-    `name` is that of its row in `protocol.drafters`.
-    """
+    `name` is that of its row in `protocol.drafters`."""
 
     name: ClassVar[DrafterName]
 

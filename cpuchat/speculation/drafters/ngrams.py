@@ -66,7 +66,6 @@ class NgramIndex:
         self.extend(new[shared:])
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append `tokens`."""
         text, first = self.text, len(self.text)
         text.extend(tokens)
         for end in range(first, len(text)):
@@ -96,21 +95,17 @@ class NgramIndex:
     def _resume(self, end: int, known: int, at: int, run: int) -> tuple[int, int]:
         """Return source and run of a token that differs from that at `at`, where it would have been copied from."""
         first = at + run  # behind the last token that was the same
-        if known >= 0:
-            return self._nearest(known, first), SIZES[0]
+        if known >= 0:  # the first place from there on where the longest n-gram ends too; else `known`
+            nearest, previous = known, self.previous[0]
+            for _ in range(MAX_CANDIDATES):
+                if known < first:
+                    break
+                nearest, known = known, previous[known]
+            return nearest, SIZES[0]
         try:
             return self.text.index(self.text[end], first, min(first + _WINDOW, end)), 1
         except ValueError:
             return (at, run - 1) if run > -_REACH else (NOWHERE, 0)
-
-    def _nearest(self, end: int, after: int) -> int:
-        """Return the first place from `after` on where the longest n-gram that ends at `end` ends too; else `end`."""
-        nearest, previous = end, self.previous[0]
-        for _ in range(MAX_CANDIDATES):
-            if end < after:
-                break
-            nearest, end = end, previous[end]
-        return nearest
 
     def _note_change(self, end: int, at: int) -> None:
         """Remember what was replaced before `end`, from where on the text is the same as the source from `at` on."""
@@ -168,8 +163,7 @@ class PromptLookup(Drafter):
     After Saxena, "Prompt Lookup Decoding", which searches the whole text each time and finds the oldest occurrence.
     Past the end of the text the copy continues with itself, so periodic text keeps its period. A token's bucket comes
     from the length of the match that it continues, including the drafted tokens before it: it only counts if they are
-    accepted.
-    """
+    accepted."""
 
     name = "lookup"
 
@@ -177,7 +171,6 @@ class PromptLookup(Drafter):
         self._index = index
 
     def propose(self, max_n: int) -> Proposal:
-        """Implement `Drafter.propose`."""
         n, text = min(max_n, MAX_DEPTH), self._index.text
         for match, previous in zip(SIZES, self._index.previous, strict=True):
             if n < 1 or not previous or (end := previous[-1]) < 0:

@@ -6,13 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-import pytest
-
-from cpuchat.engine.decoding.decode import DecodeResult, PrefillChunking, decode
+from cpuchat.engine.decoding.decode import Decoder, DecodeResult, PrefillChunking
 from cpuchat.engine.decoding.sampling import Sampler
-from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.states.store import StateStore
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import TextStream
@@ -43,14 +39,9 @@ class Answer:
         self.on_event = on_event
         self.prefill = prefilled(model, prompt, store, lambda *p: self.progress.append(p))
         stream = TextStream(7, self._emit, model.vocab.piece, ReasoningSplitter(tail), stop, perf_counter())
-        self.result: DecodeResult = decode(
-            model.sequence,
-            self.prefill.row,
-            Sampler(sampling, model.vocab.n_tokens),
-            stream,
-            model.vocab.is_eog,
-            max_tokens,
-        )
+        sampler = Sampler(sampling, model.vocab.n_tokens)
+        decoder = Decoder(model.sequence, sampler, stream, model.vocab.is_eog, max_tokens)
+        self.result: DecodeResult = decoder.run(self.prefill.row)
 
     def _emit(self, event: Event) -> None:
         assert isinstance(event, TextDelta) and event.request_id == 7
@@ -136,43 +127,6 @@ def test_end_of_generation(load: Callable[..., Model], tmp_path: Path) -> None:
     assert answer.result.stop_reason == "end"
     assert not any(map(model.vocab.is_eog, answer.result.tokens))
     assert "<|im_end|>" not in answer.text
-
-
-def test_full_context(model: Model) -> None:
-    answer = Answer(model, max_tokens=0)
-    assert answer.result.stop_reason == "context"
-    assert len(PROMPT) + len(answer.result.tokens) == model.sequence.n_ctx + 1
-    assert len(model.sequence) == model.sequence.n_ctx
-    answer = Answer(model, max_tokens=10_000)
-    assert answer.result.stop_reason == "context"
-
-
-def test_cancel_in_the_answer_keeps_what_was_said(model: Model, abort: AbortFlag) -> None:
-    def on_event(event: Event) -> None:
-        assert isinstance(event, TextDelta)
-        abort.set()
-
-    answer = Answer(model, max_tokens=0, on_event=on_event)
-    assert answer.result.stop_reason == "cancelled"
-    n = len(answer.result.tokens)
-    assert 1 <= n < 400
-    assert answer.text == b"".join(map(model.vocab.piece, answer.result.tokens)).decode()
-    assert model.sequence.tokens == PROMPT + answer.result.tokens[:-1]
-
-
-def test_cancelled_prefill_is_taken_over(model: Model, abort: AbortFlag) -> None:
-    prompt = [65 + i % 26 for i in range(200)]
-
-    def stop_at_half(processed: int, cache_n: int) -> None:
-        if processed >= 96:
-            abort.set()
-
-    with pytest.raises(Aborted):
-        prefilled(model, prompt, on_progress=stop_at_half)
-    assert model.sequence.tokens == prompt[:96]
-    abort.clear()
-    result = prefilled(model, prompt)
-    assert (result.cache_n, result.prompt_n) == (96, 104)
 
 
 def test_batches_shrink_with_the_context() -> None:

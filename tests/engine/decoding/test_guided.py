@@ -13,7 +13,6 @@ import pytest
 from cpuchat.base import paths
 from cpuchat.base.errors import GrammarUnmet, UsageError
 from cpuchat.engine.decoding.guided import CallGuide
-from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.vocab import Vocab
 from cpuchat.engine.text.reasoning import MARKER_TOKENS, ReasoningSplitter
@@ -97,11 +96,7 @@ def test_drafts_do_not_change_the_answer(load: Load) -> None:
     assert_person(plain.text)
     for seed in range(2):
         drafted = talker.decide(Wandering(seed)).say(
-            prompt,
-            Speculation(drafters=("draft", "suffix")),
-            sampling=sampling,
-            max_tokens=90,
-            grammar=PERSON,
+            prompt, Speculation(drafters=("draft", "suffix")), sampling=sampling, max_tokens=90, grammar=PERSON
         )
         assert drafted.tokens == plain.tokens and drafted.reason == plain.reason and drafted.held == plain.held
         assert drafted.figures is not None and drafted.figures.draft_n
@@ -232,37 +227,6 @@ def test_the_answer_may_begin_in_the_token_that_ends_the_reasoning(vocab: Vocab)
     assert not one.grammar.is_met
     one.accept(*vocab.spell(b"x"))
     assert one.grammar.is_met
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(seed=1),
-        Sampling(seed=1, top_k=5, top_p=0.7, min_p=0.0, temperature=1.3),
-        Sampling(seed=1, top_k=20, top_p=1.0, min_p=0.2),
-        Sampling(seed=1, top_k=0, min_p=0.1),
-        Sampling(seed=1, top_k=0, top_p=1.0, min_p=0.0),
-        Sampling(seed=1, repeat_penalty=1.5, frequency_penalty=0.4),
-    ],
-)
-def test_sampling_filters_what_the_grammar_allows(sampler: Callable[..., Guided], sampling: Sampling) -> None:
-    """The candidates after a rejected token are those of a row in which nothing else is likely at all."""
-    rng = np.random.default_rng(2)
-    allowed = [i for i, text in enumerate(vocabulary()) if text.isascii() and text.isalpha() and text.islower()]
-    for spread in (0.5, 2.0, 6.0):
-        one, plain = sampler("root ::= [a-z]+", sampling), Sampler(sampling, len(vocabulary()))
-        for token in b"abca":
-            one.accept(token)
-            plain.accept(token)
-        logits = (rng.standard_normal(len(vocabulary())) * spread).astype(np.float32)
-        logits[ord("A")] = 30.0  # rejected, whatever is drawn
-        masked = np.full_like(logits, -np.inf)
-        masked[[*allowed, *ENDS]] = logits[[*allowed, *ENDS]]
-        ids, weights = plain.candidates(masked)
-        got, got_weights = one.candidates(logits.copy(), one.grammar.mask)
-        kept = {int(i): w for i, w in zip(ids, weights, strict=True) if w > 0}
-        assert {int(i): w for i, w in zip(got, got_weights, strict=True) if w > 0} == pytest.approx(kept)
-        assert one.sample(logits.copy()) in kept
 
 
 CLOSING = [ord("\n"), THOUGHT, ord("\n"), ord("\n")]

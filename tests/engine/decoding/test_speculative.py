@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
-from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 from tests.support.pair_files import draft_token_table, next_token_table
-from tests.support.pairs import FLAT, GREEDY, N_VOCAB, OPTIONS, Said, Talker, Wandering, assert_same, pair_files
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.pairs import FLAT, N_VOCAB, OPTIONS, Said, Talker, Wandering, assert_same, pair_files
 
 Load = Callable[..., Model]
 
@@ -186,40 +184,20 @@ def test_penalties_see_only_what_was_accepted(load: Load, tiny_model: Path, echo
         assert said.figures is not None and said.figures.draft_n_accepted < said.figures.draft_n
 
 
-def test_max_tokens_inside_a_draft(pair: Callable[..., Talker], plain: Talker) -> None:
-    drafted = pair(1.0)
-    for limit in (1, 2, 8, 9, 10):
-        one = plain.say(PROMPT, max_tokens=limit)
-        other = drafted.say(PROMPT, drafts(8), max_tokens=limit)
-        assert (other.tokens, other.text, other.reason) == (one.tokens, one.text, "max_tokens")
-        assert len(other.tokens) == limit
-        assert_goes_on(plain, drafted, one, other)
-
-
-def test_end_of_answer_inside_a_draft(pair: Callable[..., Talker], plain: Talker) -> None:
-    drafted = pair(1.0)
-    said = chain(PROMPT[-1], 20)
-    for at in (0, 1, 5, 9, 10):
-        ends = said[at].__eq__
-        one = plain.say(PROMPT, is_eog=ends)
-        other = drafted.say(PROMPT, drafts(8), is_eog=ends)
-        assert one.tokens == other.tokens == said[:at]
-        assert one.reason == other.reason == "end"
-        assert one.text == other.text
-        assert_goes_on(plain, drafted, one, other)
-
-
-def test_stop_string_completed_inside_a_draft(pair: Callable[..., Talker], plain: Talker) -> None:
-    drafted = pair(1.0)
-    whole = plain.say(PROMPT, max_tokens=20)
-    pieces = [plain.target.vocab.piece(token).decode() for token in whole.tokens]
+@pytest.mark.parametrize("end", ["max_tokens", "end", "stop_string"])
+def test_an_end_inside_a_draft(pair: Callable[..., Talker], plain: Talker, end: str) -> None:
+    drafted, said = pair(1.0), chain(PROMPT[-1], 20)
+    pieces = [plain.target.vocab.piece(token).decode() for token in said]
     for at in (1, 4, 8, 9):
-        stop = pieces[at][-2:] + pieces[at + 1][:2]  # completed in the middle of a token
-        one = plain.say(PROMPT, stop=(stop,))
-        other = drafted.say(PROMPT, drafts(8), stop=(stop,))
-        assert one.reason == other.reason == "stop_string"
-        assert other.text == one.text == "".join(pieces)[: "".join(pieces).index(stop)]
-        assert other.tokens == one.tokens
+        ends: dict[str, dict[str, Any]] = {
+            "max_tokens": {"max_tokens": at},
+            "end": {"is_eog": said[at].__eq__},
+            "stop_string": {"stop": (pieces[at][-2:] + pieces[at + 1][:2],)},  # completed in the middle of a token
+        }
+        one, other = plain.say(PROMPT, **ends[end]), drafted.say(PROMPT, drafts(8), **ends[end])
+        assert one.reason == other.reason == end
+        assert (other.tokens, other.text) == (one.tokens, one.text)
+        assert len(one.tokens) == at or end == "stop_string"
         assert_goes_on(plain, drafted, one, other)
 
 
@@ -264,34 +242,3 @@ def test_stop_in_a_long_answer(pair: Callable[..., Talker], plain: Talker, abort
     after = drafted.say(prompt, drafts(6))
     assert after.cache_n == len(said.held)
     assert after.tokens == plain.say(prompt).tokens
-
-
-def test_end_that_is_sampled(load: Load, tmp_path: Path) -> None:
-    """A model that may end anywhere; the end may be what its draft proposed or not."""
-    file = write_tiny_gguf(tmp_path / "ending.gguf", eos_bias=1.0)
-    plain, target = Talker(load(file, OPTIONS)), load(file, OPTIONS)
-    drafted = Talker(target, load(file, OPTIONS, threads=target.pool))
-    reasons = set()
-    for seed in range(8):
-        sampling = Sampling(seed=seed, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-        one = plain.say(list(b"Once upon"), sampling=sampling, max_tokens=120)
-        other = drafted.say(list(b"Once upon"), drafts(6), sampling=sampling, max_tokens=120)
-        assert_same(plain.target, one, other, sampling)
-        reasons.add(one.reason)
-    assert "end" in reasons
-
-
-def test_demo_pair(load: Load) -> None:
-    """Quantised weights, real text, an end that the model writes itself."""
-    options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
-    file = paths.demo_dir() / DEMO_FILES["demo"]
-    plain, target = Talker(load(file, options)), load(file, options)
-    drafted = Talker(target, load(paths.demo_dir() / DEMO_FILES["demo-draft"], options, threads=target.pool))
-    for question, sampling in (("What is a draft model?", GREEDY), ("Tell me a story about a fox.", Sampling(seed=3))):
-        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        prompt = target.vocab.tokenize_prompt(text.encode())
-        one = plain.say(prompt, sampling=sampling, max_tokens=45)
-        for speculation in (drafts(3), drafts(7, "draft", "suffix")):
-            other = drafted.say(prompt, speculation, sampling=sampling, max_tokens=45)
-            assert_same(plain.target, one, other, sampling)
-            assert other.figures is not None and other.figures.draft_n_accepted

@@ -64,26 +64,6 @@ def test_what_is_saved_is_loaded(file: Path) -> None:
     assert kept(file, key[:-1] + "0") is None
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda raw: b"",
-        lambda raw: raw[: len(raw) // 2],
-        lambda raw: raw.replace(b"30.5", b"-1.0"),
-        lambda raw: raw.replace(b"30.5,", b""),
-        lambda raw: raw.replace(b'"version":2', b'"version":0'),
-        lambda raw: b"\xff\xfe\x00" + raw,
-    ],
-    ids=["empty", "cut", "negative", "short", "old", "binary"],
-)
-def test_a_damaged_file_counts_as_none(file: Path, damage: Callable[[bytes], bytes]) -> None:
-    Calibrations(file).save("k" * 64, COSTS)
-    raw = damage(file.read_bytes())
-    assert raw != file.read_bytes()
-    file.write_bytes(raw)
-    assert kept(file, "k" * 64) is None
-
-
 def test_what_was_learned_about_a_pair_is_kept_beside_its_costs(file: Path) -> None:
     record = Calibrations(file)
     record.save_acceptance(PAIR, 30.0, 100.0)

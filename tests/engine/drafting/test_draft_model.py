@@ -134,19 +134,6 @@ def test_a_text_longer_than_its_context(draft: DraftModel, small: Model, decoded
     assert taken(decoded) < 120 * (8 + 2) + 8 * 128  # the window is filled anew now and then, not each time
 
 
-def test_restart_reads_only_the_end(draft: DraftModel, small: Model, decoded: Counter[str]) -> None:
-    draft.begin_answer(TEXT)
-    draft.restart(5)
-    assert draft.n_unread == 5 and draft.n_unread_from_start is not None
-    assert draft.propose(2).tokens == chain(TEXT[-1], 2)
-    assert taken(decoded) == 5 + 1
-    assert small.sequence.tokens[:5] == TEXT[-5:]
-    draft.append([*chain(TEXT[-1], 2), 600])
-    assert draft.n_unread == 2
-    draft.restart(1000)
-    assert draft.n_unread_from_start is None and draft.n_unread == 43
-
-
 def test_score_is_what_it_would_have_drafted(load: Load, tiny_model: Path) -> None:
     """Held against `propose` at every place, with a model whose opinion depends on the whole text."""
     asked, told = (DraftModel(load(tiny_model).sequence, 272) for _ in range(2))
@@ -167,14 +154,6 @@ def test_score_is_what_it_would_have_drafted(load: Load, tiny_model: Path) -> No
     assert told.n_unread == len(text) - 10
     assert told.score(1000) == opinions[10:]
     assert told.n_unread == 1 and told.score(5) == []
-
-
-def test_read_leaves_the_newest_token(draft: DraftModel, decoded: Counter[str]) -> None:
-    draft.begin_answer(TEXT)
-    assert draft.read(15) == 15 == taken(decoded) and draft.n_unread == 25
-    assert draft.read(100) == 24 == taken(decoded) and draft.n_unread == 1
-    assert draft.read(1) == 0
-    assert draft.propose(1).tokens == chain(TEXT[-1], 1) and taken(decoded) == 1
 
 
 def test_never_drafts_what_the_target_does_not_know(load: Load, tiny_model: Path) -> None:
@@ -221,16 +200,6 @@ def test_drafting_ahead_goes_on_where_the_draft_ends(load: Load, tiny_model: Pat
     assert draft.propose(5).tokens == other.propose(5).tokens
 
 
-def test_drafting_ahead_ends_when_told_and_at_the_end_of_the_context(draft: DraftModel, small: Model) -> None:
-    draft.begin_answer(TEXT)
-    drafted = draft.propose(3).tokens
-    answers = iter([False, False, True])
-    assert draft.draft_ahead(drafted, 8, lambda: next(answers)) == chain(drafted[-1], 2)
-    assert draft.draft_ahead(drafted, 300, lambda: False) == []
-    assert draft.draft_ahead([], 3, lambda: False) == []
-    assert len(small.sequence) <= small.sequence.n_ctx
-
-
 def test_a_stop_leaves_it_usable(draft: DraftModel, abort: AbortFlag, decoded: Counter[str]) -> None:
     draft.begin_answer(TEXT)
     for work in (lambda: draft.propose(4), lambda: draft.read(20), lambda: draft.score(20)):
@@ -248,14 +217,3 @@ def test_a_stop_leaves_it_usable(draft: DraftModel, abort: AbortFlag, decoded: C
     taken(decoded)
     assert draft.propose(4).tokens == chain(702, 4)
     assert taken(decoded) <= 3 + 3
-
-
-def test_a_text_with_tokens_that_only_the_target_knows(draft: DraftModel, decoded: Counter[str]) -> None:
-    draft.begin_answer([*TEXT[:20], N_VOCAB, N_VOCAB + 50, *TEXT[20:]])
-    drafted = draft.propose(3).tokens
-    assert drafted == chain(TEXT[-1], 3)
-    taken(decoded)
-    draft.append([*drafted, N_VOCAB + 7])
-    assert len(draft.propose(2)) == 2 and taken(decoded) == 2 + 1
-    draft.append([N_VOCAB + 8, 900])
-    assert draft.propose(2).tokens == chain(900, 2) and taken(decoded) == 2 + 1

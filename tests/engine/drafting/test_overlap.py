@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 
@@ -118,17 +117,8 @@ def test_plans_may_change_within_an_answer(apart: Callable[[float], Talker]) -> 
 @pytest.mark.parametrize("end", ["max_tokens", "cancelled", "stop_string"])
 def test_nothing_runs_on_after_the_answer(apart: Callable[[float], Talker], abort: AbortFlag, end: str) -> None:
     talker = apart(1.0).decide(Always(8, overlap=True))
-    thread = talker.thread
-    assert thread is not None
-    running: list[Future[list[int]]] = []
-    ahead = thread.draft_ahead
-
-    def draft_ahead(drafted: list[int], n: int) -> None:
-        ahead(drafted, n)
-        assert thread._ahead is not None
-        running.append(thread._ahead)
-
-    thread.draft_ahead = draft_ahead  # type: ignore[method-assign]
+    assert talker.thread is not None and talker.drafter is not None
+    passes = talker.drafter.passes
     pieces = [talker.target.vocab.piece(token).decode() for token in chain(PROMPT[-1], 12)]
     said = talker.say(
         PROMPT,
@@ -139,8 +129,8 @@ def test_nothing_runs_on_after_the_answer(apart: Callable[[float], Talker], abor
     )
     abort.clear()
     assert said.reason == end
-    assert running
-    assert all(future.done() for future in running) and thread._ahead is None
+    ended = talker.drafter.passes
+    assert talker.thread.start(lambda: talker.drafter.passes).result() == ended > passes, "the thread waits for work"
     assert said.tokens == chain(PROMPT[-1], len(said.tokens))
     after = talker.say([*PROMPT, *said.tokens, 400], DRAFTS, max_tokens=20)
     assert after.tokens == chain(400, 20) and after.cache_n == len(said.held)
@@ -166,28 +156,6 @@ def test_cores_are_apart_while_both_compute_and_free_when_closed(
     draft.free()
     target.free()
     assert cpus_of(os.getpid()) == before
-
-
-def test_waiting_for_what_is_drafted_ahead_is_booked_once(
-    apart: Callable[[float], Talker], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a clock that only moves while the target waits, for a second each time."""
-    talker = apart(1.0)
-    assert talker.thread is not None
-    clock, take = [0.0], talker.thread.take
-
-    def wait(is_right: bool) -> list[int]:
-        clock[0] += 1.0
-        return take(is_right)
-
-    monkeypatch.setattr(talker.thread, "take", wait)
-    for module in ("decoding.decode", "drafting.speculator", "drafting.draft_model"):
-        monkeypatch.setattr(f"cpuchat.engine.{module}.perf_counter", lambda: clock[0])
-    booked: list[tuple[float, float]] = []
-    controller = Always(4, overlap=True)
-    monkeypatch.setattr(controller, "record", lambda one: booked.append((one.verify_ms, one.draft_ms)))
-    talker.decide(controller).say(PROMPT, DRAFTS, max_tokens=21)
-    assert booked == [(0.0, 0.0), *[(0.0, 1000.0)] * 3]
 
 
 def test_a_failure_of_the_draft_thread_reaches_the_answer(apart: Callable[[float], Talker]) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from cpuchat.base.errors import GenerationFailed
 from cpuchat.engine import engine
 from cpuchat.engine.drafting.speculator import set_up_speculation
-from cpuchat.engine.llama import bindings, model
+from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.protocol.messages import Event, LoadCancelled, LoadModel, LoadProgress, Speculation
-from cpuchat.telemetry.machine import Peak
+from cpuchat.protocol.messages import Event, LoadCancelled, LoadModel, LoadProgress
 from tests.support.cores import ONE_CPU
 from tests.support.pair_chat import ALL, PairChat
 from tests.support.pair_files import write_pair
 from tests.support.pairs import N_VOCAB, OPTIONS
-from tests.support.tiny_gguf import write_tiny_gguf
 
 Load = Callable[..., Model]
 
@@ -45,14 +45,6 @@ def test_a_pair(chat: PairChat, files: tuple[Path, Path]) -> None:
     plain, _ = chat.ask()
     drafted, timings = chat.ask(ALL)
     assert drafted == plain and timings.draft_n_accepted
-
-
-def test_threads_of_the_target_serve_both(chat: PairChat, files: tuple[Path, Path]) -> None:
-    """The engine's thread is pinned when the draft model is loaded."""
-    cpus = own_cpus()[:2]
-    for _ in range(2):
-        info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus)
-        assert info.notes == () and info.draft and info.draft_cpus == info.cpus == cpus
 
 
 def test_draft_of_another_vocabulary(
@@ -147,42 +139,29 @@ def test_cores_of_its_own(chat: PairChat, files: tuple[Path, Path]) -> None:
     assert chat.load(files[0], cpus=cpus).cpus == cpus
 
 
+@pytest.mark.parametrize("failing", ["threadpool_new", "attach_threadpool"])
 def test_without_threads_for_the_draft_the_target_answers_alone(
-    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     cpus = own_cpus()[:2]
     if len(cpus) < 2:
         pytest.skip("one core cannot do two things at once")
-    make, pools = bindings.threadpool_new, list[object]()
+    works, free, freed = getattr(bindings, failing), bindings.threadpool_free, list[object]()
 
-    def threadpool_new(params: object) -> object:
-        pools.append(params)
-        return None if len(pools) == 2 else make(params)
+    def fails(*arguments: object) -> object:
+        if not threading.current_thread().name.startswith("draft"):
+            return works(*arguments)
+        if failing == "attach_threadpool":
+            raise GenerationFailed("Cannot start the threads.", "")
+        return None
 
-    monkeypatch.setattr(bindings, "threadpool_new", threadpool_new)
+    monkeypatch.setattr(bindings, failing, fails)
+    monkeypatch.setattr(bindings, "threadpool_free", lambda pool: (freed.append(pool), free(pool)))
     info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus[:1], draft_cpus=cpus[1:])
     assert info.draft == "" and info.draft_cpus == () and info.cpus == cpus[:1]
     assert [note for note in info.notes if "No draft model: Cannot start" in note]
+    assert len(freed) == (failing == "attach_threadpool"), "its threads end"
     assert_answers(chat)
-
-
-def test_utilization_is_of_what_the_cores_of_both_models_read(
-    chat: PairChat, files: tuple[Path, Path], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def known(cpus: tuple[int, ...], disturbed: bool = True) -> Peak:
-        return Peak(1e9 * len(cpus), "measured", cpus)
-
-    monkeypatch.setattr(model, "known_peak", known)
-    monkeypatch.setattr(model, "should_measure", lambda _: False)
-    cpus = own_cpus()
-    if len(cpus) > 1:
-        its = cpus[-1:]
-        info = chat.load(files[0], draft_path=str(files[1]), cpus=cpus[:1], draft_cpus=its)
-        assert (info.peak_read, info.compute_cpus) == (2e9, (cpus[0], cpus[-1]))
-        # A draft model that cannot be used does not compute.
-        info = chat.load(files[0], draft_path=str(tiny_model), cpus=cpus[:1], draft_cpus=its)
-        assert (info.draft, info.peak_read, info.compute_cpus) == ("", 1e9, cpus[:1])
-    assert chat.load(files[0]).peak_read == 1e9
 
 
 def test_a_fault_at_the_end_of_a_load_leaves_nothing_half_loaded(
@@ -216,13 +195,3 @@ def test_a_stop_while_the_draft_is_read_stops_the_load(chat: PairChat, files: tu
     chat.react = lambda _: None
     chat.load(files[0])
     assert chat.ask()[0]
-
-
-def test_no_template_needed(chat: PairChat, tmp_path: Path) -> None:
-    """Random weights of a format that knows the plain stops: these are looked for inside drafts too."""
-    file = write_tiny_gguf(tmp_path / "plain.gguf", with_template=False)
-    info = chat.load(file)
-    assert not info.has_template
-    plain, _ = chat.ask(stop=("e",), max_tokens=100)
-    drafted, _ = chat.ask(Speculation(drafters=("suffix",), depth=5), stop=("e",), max_tokens=100)
-    assert drafted == plain

@@ -43,10 +43,7 @@ from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(not HERE, reason="cpuchat's kernels are for x86 with AVX2"),
-]
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not HERE, reason="cpuchat's kernels are for x86 with AVX2")]
 WIDEST_FIRST = ("AVX-512 VNNI, AMX", "AVX-512 VNNI", "AVX-VNNI", "AVX2")
 F32, I32 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.I32
 pointer = ctypes.c_void_p

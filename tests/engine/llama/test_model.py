@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 
 from cpuchat.base.errors import DoesNotFit, Interrupted, ModelDamaged, ModelUnsupported, UsageError
 from cpuchat.engine.llama import model as engine_options
-from cpuchat.engine.llama.bindings import ABORT_PREFIX, AbortFlag
+from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model, read_ahead
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.hardware.numa.residency import evict, missing_ranges
@@ -45,11 +43,7 @@ def test_info(load: Load, tiny_model: Path) -> None:
 @pytest.mark.parametrize("mode", ["mmap", "read"])
 def test_progress_moves_and_arrives(load: Load, tiny_model: Path, mode: str) -> None:
     seen: list[tuple[str, int, int]] = []
-    load(
-        tiny_model,
-        msgspec.structs.replace(OPTIONS, load_mode=mode),
-        on_progress=lambda *event: seen.append(event),
-    )
+    load(tiny_model, msgspec.structs.replace(OPTIONS, load_mode=mode), on_progress=lambda *event: seen.append(event))
     size = tiny_model.stat().st_size
     assert seen[-1] == ("warming", 0, 1)
     assert {total for _, _, total in seen[:-1]} == {size}
@@ -61,8 +55,7 @@ def test_progress_moves_and_arrives(load: Load, tiny_model: Path, mode: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("mode", "at"),
-    [("mmap", "start"), ("mmap", "reading"), ("mmap", "preparing"), ("read", "reading")],
+    ("mode", "at"), [("mmap", "start"), ("mmap", "reading"), ("mmap", "preparing"), ("read", "reading")]
 )
 def test_load_can_be_cancelled(load: Load, tiny_model: Path, abort: AbortFlag, mode: str, at: str) -> None:
     if at == "start":
@@ -124,20 +117,6 @@ def test_affinity_is_restored(tiny_model: Path, abort: AbortFlag) -> None:
     model.free()
     model.free()
     assert os.sched_getaffinity(0) == before
-
-
-def test_threads_have_a_cpu_each(load: Load, tiny_model: Path) -> None:
-    cpus = sorted(os.sched_getaffinity(0))[:2]
-    if len(cpus) < 2:
-        pytest.skip("one CPU only")
-    model = load(tiny_model, threads=tuple(cpus))
-    model.sequence.step(65)
-    masks = []
-    for task in Path("/proc/self/task").iterdir():
-        status = (task / "status").read_text()
-        masks.append(next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list")))
-    assert str(cpus[0]) in masks and str(cpus[1]) in masks
-    assert model.info.cpus == tuple(cpus)
 
 
 def test_threads_that_roam_may_use_any_of_the_cpus(tiny_model: Path, abort: AbortFlag) -> None:
@@ -215,52 +194,6 @@ def test_truncated_file(load: Load, tiny_model: Path, tmp_path: Path, share: flo
         load(path)
 
 
-_FLIPS = """
-import os, sys
-from pathlib import Path
-import numpy as np
-from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model, read_ahead
-from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.base.errors import CpuchatError
-from tests.support.cores import ONE_CPU
-from tests.engine.conftest import OPTIONS
-
-source, path = Path(sys.argv[1]), Path(sys.argv[2])
-rng = np.random.default_rng(1)
-for at in [*range(0, 24, 2), *rng.integers(24, 9000, 12)]:
-    damaged = bytearray(source.read_bytes())
-    damaged[at] ^= 1 << int(rng.integers(8))
-    path.write_bytes(damaged)
-    child = os.fork()
-    if child == 0:
-        try:
-            Model.load(path, OPTIONS, ONE_CPU, on_progress=lambda *_: None, abort=AbortFlag()).free()
-        except CpuchatError as error:
-            os._exit(2 if error.message else 3)
-        except BaseException:
-            os._exit(3)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_flipped_header_bytes(tiny_model: Path, tmp_path: Path) -> None:
-    """Each loads, fails with a typed error, or ends in an assertion of llama.cpp; nothing else happens."""
-    result = subprocess.run(
-        [sys.executable, "-c", _FLIPS, str(tiny_model), str(tmp_path / "flipped.gguf")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=Path(__file__).parents[3],
-    )
-    assert result.returncode == 0, result.stderr
-    outcomes = [int(line) for line in result.stdout.split()]
-    assert len(outcomes) == 24 and set(outcomes) <= {0, 2, -signal.SIGABRT}
-    assert outcomes.count(2) > 4
-    assert result.stderr.count(ABORT_PREFIX) == outcomes.count(-signal.SIGABRT)
-
-
 @pytest.mark.parametrize(
     ("arch", "kind", "words"),
     [("clip", "mmproj", "multimodal projector"), ("llama", "adapter", "adapter"), ("llama", "imatrix", "importance")],
@@ -276,13 +209,3 @@ def test_what_goes_with_a_model_is_none(load: Load, tmp_path: Path, arch: str, k
     writer.close()
     with pytest.raises(ModelUnsupported, match=f"part.gguf is an? .*{words}.*, not a language model"):
         load(path)
-
-
-def test_vocabulary(load: Load, tiny_model: Path) -> None:
-    vocab = load(tiny_model, visible_markers=("<think>", "[THINK]")).vocab
-    tokens = vocab.tokenize(b"<|im_start|>the <think>x\xc3\xa9", add_special=False)
-    assert b"".join(map(vocab.raw_piece, tokens)) == b"<|im_start|>the <think>x\xc3\xa9"
-    assert b"".join(map(vocab.piece, tokens)) == b"the <think>x\xc3\xa9"
-    assert len(tokens) == 1 + 1 + 1 + 1 + 1 + 2
-    assert vocab.is_eog(vocab.eos) and not vocab.is_eog(tokens[1])
-    assert vocab.eos_text == "<|im_end|>"

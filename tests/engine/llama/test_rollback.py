@@ -215,21 +215,6 @@ def test_the_longest_draft_is_cut_at_both_ends_and_inside(any_model: Model) -> N
         np.testing.assert_allclose(sequence.step(97), expected, atol=TOLERANCE)
 
 
-def test_several_passes_after_a_mark(any_model: Model) -> None:
-    """What a draft model does; snapshots only go back within one pass, so there the text is read again."""
-    sequence = any_model.sequence
-    sequence.extend(PROMPT)
-    sequence.checkpoint()
-    for token in (65, 66, 67, 68):
-        sequence.step(token)
-    sequence.roll_back_to(len(PROMPT) + 2)
-    assert sequence.tokens == [*PROMPT, 65, 66]
-    after = sequence.step(97).copy()
-    sequence.clear()
-    sequence.extend([*PROMPT, 65, 66])
-    np.testing.assert_allclose(sequence.step(97), after, atol=TOLERANCE)
-
-
 def test_stale_snapshots_are_not_used_for_an_edit(bounded: Sequence) -> None:
     """llama.cpp would go back by a few tokens here, to a state of some earlier pass."""
     bounded.extend(PROMPT)
@@ -238,28 +223,6 @@ def test_stale_snapshots_are_not_used_for_an_edit(bounded: Sequence) -> None:
     assert not bounded.can_cut(len(PROMPT))
     assert bounded.truncate(len(PROMPT)) == 0
     assert bounded.tokens == []
-
-
-def test_saved_state_is_the_one_gone_back_to(
-    any_model: Model, files: dict[str, Path], reuse: Callable[..., Model]
-) -> None:
-    sequence = any_model.sequence
-    sequence.extend(PROMPT)
-    sequence.checkpoint()
-    sequence.extend([65, 66, 67])
-    sequence.roll_back_to(len(PROMPT) + 1)
-    state = sequence.state()
-    expected = sequence.step(97).copy()
-    other = reuse(files[any_model.header.architecture], OPTIONS).sequence
-    other.extend(list(b"something else"))
-    other.checkpoint()
-    assert other.set_state(sequence.tokens[:-1], state)
-    assert other.tokens == [*PROMPT, 65]
-    np.testing.assert_array_equal(other.step(97), expected)
-    other.checkpoint()
-    other.extend([1, 2])
-    other.roll_back_to(len(PROMPT) + 3)
-    other.step(98)
 
 
 def test_stop_in_a_drafted_pass_leaves_a_sound_sequence(any_model: Model, abort: AbortFlag) -> None:
@@ -349,20 +312,6 @@ def test_window_sized_cache_loses_nothing_by_rollbacks(contexts: Callable[..., S
         np.testing.assert_allclose(rows[0], rows[1], atol=LOST_CELL)
     pos_min = [llama.llama_memory_seq_pos_min(llama.llama_get_memory(one.context), 0) for one in (small, full)]
     assert pos_min[0] > 2 * WINDOW and pos_min[1] == 0
-
-
-@pytest.mark.parametrize("n_back", [33, 34])
-def test_rollback_of_several_passes_in_a_window_sized_cache(contexts: Callable[..., Sequence], n_back: int) -> None:
-    """It loses nothing as long as the oldest token that the next one can see is held."""
-    sequence = contexts("gemma3", None, n_ctx=2048)
-    text, rows = plain_text(sequence, 3 * WINDOW + n_back)
-    n, kv_cache = len(sequence) - n_back, llama.llama_get_memory(sequence.context)
-    is_held = llama.llama_memory_seq_pos_min(kv_cache, 0) <= n + 1 - WINDOW
-    assert is_held == (n_back == 33)
-    assert sequence.truncate(n) == n
-    at = n - len(PROMPT)
-    difference = np.abs(sequence.step(text[at]) - rows[at + 1])[32:127].max()
-    assert (difference < LOST_CELL) == is_held
 
 
 class _Stays(Rollback):

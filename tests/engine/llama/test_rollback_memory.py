@@ -49,29 +49,6 @@ def test_memory_is_what_llama_cpp_says(
     assert compute <= estimate <= 1.4 * compute
 
 
-def test_snapshots_take_a_share_of_the_weights_at_most(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    header = read_model(files["qwen35"])
-    assert fit.snapshots(header, LoadOptions()) == 31
-    assert fit.snapshots(header, LoadOptions(n_ubatch=16)) == 14
-    assert fit.snapshots(header, LoadOptions(n_ubatch=1, n_batch=1)) == 0
-    state = fit.rollback_bytes(header, 1)[0]
-    monkeypatch.setattr(fit, "SNAPSHOT_BYTES", 3 * state + 1)
-    monkeypatch.setattr(fit, "SNAPSHOT_SHARE", 0.0)
-    assert fit.snapshots(header, LoadOptions()) == 3
-    monkeypatch.setattr(fit, "SNAPSHOT_SHARE", 0.5)
-    assert 3 < fit.snapshots(header, LoadOptions()) == min(31, header.size // 2 // state)
-    assert fit.snapshots(read_model(files["jamba"]), LoadOptions()) == 0
-
-
-def test_snapshots_must_not_slow_down_plain_passes(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    delta_net, mamba2 = read_model(files["qwen35"]), read_model(files["nemotron_h"])
-    one = 3.5 * 2 * 4 * 3 * 3 * 64 / (delta_net.size - 272 * 64 * 4)  # 2 layers; 3 past inputs of Q, K and V each
-    for share, n in ((5.01 * one, 5), (2.01 * one, 2), (1.99 * one, 0)):
-        monkeypatch.setattr(fit, "COPY_SHARE", share)
-        assert fit.snapshots(delta_net, LoadOptions()) == n
-        assert fit.snapshots(mamba2, LoadOptions()) == 31
-
-
 def test_snapshots_give_way_when_memory_is_short(files: dict[str, Path], abort: AbortFlag) -> None:
     options = LoadOptions(n_ctx=512, n_batch=64, n_ubatch=64)
     header = read_model(files["nemotron_h"])

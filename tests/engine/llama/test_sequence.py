@@ -20,30 +20,6 @@ def held(model: Model) -> int:
     return int(llama.llama_memory_seq_pos_max(llama.llama_get_memory(model.sequence.context), 0)) + 1
 
 
-def test_step_by_step_agrees_with_one_batch(model: Model) -> None:
-    sequence, tokens = model.sequence, list(b"Hello there, engine")
-    sequence.extend(tokens, n_outputs=1)
-    together = sequence.logits(len(tokens) - 1).copy()
-    sequence.clear()
-    for token in tokens:
-        row = sequence.step(token)
-    assert sequence.tokens == tokens
-    assert held(model) == len(tokens)
-    np.testing.assert_allclose(row, together, atol=2e-3)
-
-
-def test_truncate_and_go_on(model: Model) -> None:
-    sequence = model.sequence
-    first = list(b"The quick brown fox")
-    sequence.extend(first)
-    assert sequence.truncate(4) == 4
-    assert sequence.tokens == first[:4] and held(model) == 4
-    after = sequence.step(65).copy()
-    sequence.clear()
-    sequence.extend([*first[:4], 65], n_outputs=1)
-    np.testing.assert_allclose(sequence.logits(4), after, atol=2e-3)
-
-
 def test_state_goes_into_another_context(load: Callable[..., Model], tiny_model: Path) -> None:
     sequence = load(tiny_model).sequence
     tokens = list(b"something to remember")

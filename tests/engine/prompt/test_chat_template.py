@@ -221,31 +221,6 @@ def test_warming_up_hides_no_error():
             ChatTemplate(helper, "", "").render([user("Hi")])
 
 
-_CUT_SHORT = """
-import os, sys
-sys.stdin.readline()
-print('{"text": ""}', flush=True)
-sys.stdin.readline()
-os.write(1, REPLY)
-"""
-
-
-@pytest.mark.parametrize("reply", ["b'{\"text\"'", "b'no json\\n'"])
-def test_a_reply_that_is_cut_short_is_an_error_and_the_next_one_whole(
-    reply: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "template_process.py").write_text(_CUT_SHORT.replace("REPLY", reply))
-
-    with monkeypatch.context() as cut:
-        cut.setattr(chat_template, "__file__", str(tmp_path / "template_helper.py"))
-        helper = TemplateHelper("{{ messages[0].content }}")
-        template = ChatTemplate(helper, "", "")
-        with pytest.raises(TemplateError):
-            template.render([Message(role="user", content="Hello")])
-    assert "Hello" in template.render([Message(role="user", content="Hello")])
-    helper.close()
-
-
 WITH_TOOLS = """\
 {%- if tools %}{{- '<tools>' + tools | tojson + '</tools>' }}{%- endif %}
 {%- for message in messages %}

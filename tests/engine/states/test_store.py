@@ -14,9 +14,18 @@ from cpuchat.base import paths
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.protocol.messages import GenerationFinished, Message, PrefillProgress, Sampling, Speculation, TextDelta
+from cpuchat.protocol.messages import (
+    GenerationFinished,
+    LoadModel,
+    Message,
+    PrefillProgress,
+    Sampling,
+    Speculation,
+    TextDelta,
+)
 from cpuchat.protocol.timings import Timings
 from tests.engine.conftest import OPTIONS
+from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import LONG, Chat, assistant, user
 from tests.support.tiny_gguf import CHATML, Architecture, write_tiny_gguf
 
@@ -193,7 +202,7 @@ def test_after_a_restart_it_goes_on(talk: Talk) -> None:
 def test_a_spoilt_state_is_mended_by_a_checkpoint(talk: Talk) -> None:
     """A stop within a batch of a recurrent model costs what came after the last checkpoint, not the chat."""
     n_past = talk.grow().n_past
-    sequence = talk.engine._loaded.model.sequence  # type: ignore[union-attr]
+    sequence = talk.loaded.model.sequence
     sequence.is_broken = sequence.is_recurrent
     asked = [*talk.turns, user("And?")]
     assert talk.tell(*asked).cache_n >= n_past - 24
@@ -207,7 +216,7 @@ def test_states_stay_within_their_limit_and_the_chat_is_still_answered(
     files: dict[str, Path], fresh: dict[Path, Chat]
 ) -> None:
     talk = Talk(files["jamba"], None, fresh)
-    store = talk.engine._loaded.states  # type: ignore[union-attr]
+    store = talk.loaded.states
     store.limit = 150_000  # some checkpoints of 20 kB, and no whole state of a long chat
     for number in range(4):
         talk.turns.clear()
@@ -224,8 +233,11 @@ def test_states_stay_within_their_limit_and_the_chat_is_still_answered(
 
 
 def test_what_is_too_large_to_be_saved_is_said_once(files: dict[str, Path], tmp_path: Path) -> None:
-    talk = Talk(files["llama"], tmp_path / "kv", {})
-    talk.engine._loaded.states._files.limit = 1000  # type: ignore[union-attr]
+    talk = Talk(files["llama"], None, {})
+    limited = LoadModel(
+        path=str(talk.file), cpus=ONE_CPU, options=WIDE, state_dir=str(tmp_path / "kv"), state_limit=1000
+    )
+    talk.engine.load(limited)
     notes = [timings.reuse.note for timings in (talk.grow(1), talk.grow(1)) if timings.reuse is not None]
     assert "engine.saved_kv_gb" in notes[0] and notes[1] == ""
     talk.engine.close()

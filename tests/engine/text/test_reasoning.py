@@ -71,7 +71,6 @@ def chunks(text: str, cuts: list[int]) -> list[str]:
 )
 def test_formats(text, reasoning, answer):
     assert run([text]) == (reasoning, answer)
-    assert run(list(text)) == (reasoning, answer)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,6 @@ def test_formats(text, reasoning, answer):
 )
 def test_text_about_markers_stays_text(text):
     assert run([text]) == ("", text)
-    assert run(list(text)) == ("", text)
 
 
 def test_quoted_markers_of_a_thinking_model_stay_text():
@@ -121,7 +119,6 @@ def test_quoted_markers_of_a_thinking_model_stay_text():
 )
 def test_the_prompt_decides_where_the_answer_starts(tail, text, reasoning, answer):
     assert run([text], tail) == (reasoning, answer)
-    assert run(list(text), tail) == (reasoning, answer)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +134,6 @@ def test_the_prompt_decides_where_the_answer_starts(tail, text, reasoning, answe
 )
 def test_prose_is_a_marker_only_for_models_whose_template_has_it(template, text, reasoning, answer):
     assert run([text], template=template) == (reasoning, answer)
-    assert run(list(text), template=template) == (reasoning, answer)
 
 
 def test_plain_text_is_passed_on_at_once():

@@ -18,13 +18,6 @@ def feed(acceptance: Acceptance, rate: float, n: int, seed: int = 0, bucket: int
         acceptance.observe(bucket, rng.random() < rate)
 
 
-def test_before_anything_was_seen_the_priors_hold():
-    acceptance = make()
-    for bucket, prior in enumerate(PRIORS):
-        assert acceptance.rate(bucket) == pytest.approx(prior)
-    assert acceptance.n_observed == 0
-
-
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 0.9, 0.99])
 def test_a_rate_is_found(rate):
     acceptance = make()
@@ -39,15 +32,6 @@ def test_grades_are_told_apart():
         acceptance.observe(2, rng.random() < 0.3)
         acceptance.observe(6, rng.random() < 0.95)
     assert acceptance.rate(2) < 0.5 < 0.8 < acceptance.rate(6)
-
-
-def test_an_earlier_text_counts_less():
-    acceptance = make()
-    feed(acceptance, 0.9, 600)
-    mean = acceptance.mean
-    acceptance.fade(40.0)
-    assert acceptance.n_observed == pytest.approx(40.0)
-    assert acceptance.mean == pytest.approx(mean, abs=0.05)
 
 
 def test_what_earlier_texts_were_like_is_expected_of_the_next():

@@ -98,17 +98,6 @@ def test_fixed_depth_is_kept_whatever_happens(costs):
     assert controller.plan_draft(MAX_DEPTH, 1).depth == 12
 
 
-def test_a_draft_model_that_is_too_slow_is_not_even_read():
-    costs = PassCosts(interpolate({1: 20.0, 8: 110.0, 16: 160.0}), draft_ms=18.0, read_ms=3.0)
-    controller = DepthController(costs, has_draft_model=True)
-    controller.begin_answer()
-    for _ in range(300):
-        assert controller.plan_draft(MAX_DEPTH, 1).depth == 0
-        controller.record(PassRecord(20.0))
-        assert controller.shadow_budget(64) == 0
-    assert controller.off == DraftsOff("slow draft model", plain_ms=pytest.approx(20), draft_ms=pytest.approx(18))
-
-
 def test_a_long_text_is_not_read_for_a_small_gain():
     costs = true_costs("Q8_0", "0.5B")
     controller = DepthController(costs, has_draft_model=True)
@@ -191,17 +180,6 @@ def test_drafting_at_once_where_it_is_clearly_faster():
     plan = controller.plan_draft(MAX_DEPTH, 1)
     assert plan.depth > 0
     assert not plan.overlap
-
-
-def test_a_pass_that_takes_back_tokens_at_a_price_is_planned_for():
-    free = DepthController(true_costs("F16", "0.05B"), has_draft_model=True)
-    base = true_costs("F16", "0.05B")
-    dear = DepthController(PassCosts(base.verify_ms, 1.5, 0.4, rollback_ms=150.0), has_draft_model=True)
-    for controller in (free, dear):
-        controller.begin_answer()
-        learn(controller, 0.6, costs=base)
-    assert free.plan_draft(MAX_DEPTH, 1).depth > 0
-    assert dear.plan_draft(MAX_DEPTH, 1).depth == 0
 
 
 def test_a_rollback_costs_what_it_takes_and_counts_once():

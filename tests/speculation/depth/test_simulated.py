@@ -99,29 +99,6 @@ def test_after_a_restart_a_good_pair_drafts_at_once_and_a_hopeless_one_hardly_co
     assert speeds[0.2] > 0.99
 
 
-@pytest.mark.parametrize(("draft", "target"), [("0.05B", "Q8_0"), ("0.5B", "F16")])
-def test_a_text_that_changes_is_followed(target, draft):
-    costs = true_costs(target, draft)
-    ms = fixed = oracle = 0.0
-    for seed in range(4):
-        rng = random.Random(seed)
-        controller = DepthController(costs, has_draft_model=True)
-        adaptive_answer(controller, costs, text(rng, 0.9, N))
-        parts = [text(rng, rate, N) for rate in (0.9, 0.2, 0.9)]
-        whole = [right for part in parts for right in part]
-        answer = adaptive_answer(controller, costs, whole)
-        ms += answer.ms
-        fixed += best_fixed(costs, [whole])[0]
-        oracle += sum(best_fixed(costs, [part])[0] for part in parts)
-        off = [depth for at, depth in answer.plans if N + 80 <= at < 2 * N]
-        assert sum(depth == 0 for depth in off) > 0.8 * len(off)
-        if draft == "0.05B":  # the dear one may be read so rarely that this takes longer than the text
-            on = [depth for at, depth in answer.plans if at >= 2 * N + 64]
-            assert sum(depth > 0 for depth in on) > 0.6 * len(on)
-    assert fixed / ms > 1.02, "no fixed depth is good for all of it"
-    assert oracle / ms > (0.92 if draft == "0.05B" else 0.85), "against knowing each part's best depth beforehand"
-
-
 def copying(at: int) -> bool:
     return (at // 128) % 2 == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from hypothesis import given
@@ -11,8 +10,7 @@ from hypothesis import strategies as st
 from cpuchat.protocol.timings import DrafterName
 from cpuchat.speculation.drafters.cascade import SHADOW_TOKENS, Cascade
 from cpuchat.speculation.drafters.drafter import Proposal
-from cpuchat.speculation.drafters.ngrams import NgramIndex, PromptLookup
-from cpuchat.speculation.drafters.suffix import SuffixDecoding
+from cpuchat.speculation.drafters.ngrams import NgramIndex
 
 
 class Scripted:
@@ -43,11 +41,6 @@ def begun(drafters: list[Scripted], worth=all_of_it) -> Cascade:
     return Cascade(index, drafters, worth)
 
 
-def real(index: NgramIndex, text: Sequence[int]) -> Cascade:
-    index.set_text(text)
-    return Cascade(index, [SuffixDecoding(index), PromptLookup(index)], nothing)
-
-
 def test_the_first_drafter_worth_a_pass_is_taken():
     suffix, lookup = Scripted("suffix", {0: [1, 2]}), Scripted("lookup", {0: [3, 4, 5], 1: [6]})
     cascade = begun([suffix, lookup])
@@ -56,12 +49,6 @@ def test_the_first_drafter_worth_a_pass_is_taken():
     assert cascade.propose(8) == Proposal("lookup", [6], [1])
     cascade.append([1])
     assert not cascade.propose(8)
-
-
-def test_a_proposal_is_cut_to_what_is_worth_verifying():
-    cascade = begun([Scripted("suffix", {0: [1, 2, 3, 4]})], worth=lambda proposal: 3)
-    assert cascade.propose(8).tokens == [1, 2, 3]
-    assert cascade.propose(2).tokens == [1, 2]
 
 
 def test_the_next_one_is_taken_when_the_first_is_worth_nothing():
@@ -114,14 +101,3 @@ def test_scores_are_what_verifying_each_prediction_would_tell(script, pieces, as
         position += len(piece)
     scored = [pair for _, buckets, rights in cascade.take_scores() for pair in zip(buckets, rights, strict=True)]
     assert scored == expected
-
-
-def test_real_drafters_are_right_about_periodic_text():
-    period = [4, 8, 15, 16, 23, 42]
-    cascade = real(NgramIndex(), period * 10)
-    for token in period * 5:
-        cascade.append([token])
-    scores = cascade.take_scores()
-    assert {name for name, _, _ in scores} == {"suffix", "lookup"}
-    assert all(all(rights) for _, _, rights in scores)
-    assert sum(len(rights) for _, _, rights in scores) == 2 * len(period * 5)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS
-from cpuchat.speculation.drafters.ngrams import MAX_MATCH, SIZES, NgramIndex, PromptLookup
+from cpuchat.speculation.drafters.ngrams import SIZES, NgramIndex, PromptLookup
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 
@@ -42,12 +42,3 @@ def test_as_many_grades_as_tokens_and_no_more_than_asked_for(text, n):
     assert len(proposal.buckets) == len(proposal.tokens) <= min(n, MAX_DEPTH)
     assert all(1 <= bucket < N_BUCKETS for bucket in proposal.buckets)
     assert proposal.buckets == sorted(proposal.buckets), "the match that a token continues only gets longer"
-
-
-def test_a_longer_match_has_a_higher_grade():
-    text = list(range(100, 160))
-    buckets = [lookup([*text, 7, *text[10 : 10 + match]]).propose(1).buckets[0] for match in range(2, 45)]
-    assert buckets == sorted(buckets)
-    assert buckets[0] == 1
-    assert buckets[MAX_MATCH - 2] == buckets[-1] == N_BUCKETS - 1
-    assert set(buckets) == set(range(1, N_BUCKETS))

@@ -77,15 +77,6 @@ def test_a_copy_ends_when_its_source_is_left():
     assert index.source[-1] == NOWHERE
 
 
-def test_the_shared_part_is_not_indexed_again():
-    shared = list(range(2000))
-    index = indexed([*shared, 1, 2, 3])
-    before = index.previous[-1]
-    index.set_text([*shared, 4, 5])
-    assert index.previous[-1] is before, "the index was made anew"
-    assert index.text.tolist() == [*shared, 4, 5]
-
-
 @given(few.filter(lambda text: len(text) > 1), st.data(), st.integers(0, 40))
 def test_what_follows_goes_round_past_the_end(text, data, n):
     end = data.draw(st.integers(0, len(text) - 2))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS, confidence_bucket
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, N_BUCKETS
 from cpuchat.speculation.drafters.ngrams import MAX_CANDIDATES, NOWHERE, SIZES, NgramIndex
-from cpuchat.speculation.drafters.suffix import SuffixDecoding, escape
+from cpuchat.speculation.drafters.suffix import SuffixDecoding
 
 texts = st.lists(st.integers(0, 3), max_size=80)
 
@@ -122,9 +122,3 @@ JUST_NOW = [5, 6, 7, 8, 0, 1, 2, 3]
 )
 def test_which_match_decides(text, expected):
     assert suffix(text).propose(1).tokens == [expected]
-
-
-def test_probability_counts_what_was_seen():
-    seen = [[1, 2, 3]] * 6 + [[1, 2, 4]] * 2
-    drafter = suffix([*(token for i, part in enumerate(seen) for token in [*part, 10 + i]), 9, 1, 2])
-    assert drafter.propose(1).buckets == [confidence_bucket(6 / (8 + escape(2, 8)))]
