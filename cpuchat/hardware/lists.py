@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from itertools import groupby
 
 _MAX = 65_535  # far above the kernel's NR_CPUS; a range is spelled out, so nonsense must not fill the memory
 
@@ -23,13 +24,8 @@ def _is_number(text: str) -> bool:
 
 def format_cpu_list(numbers: Collection[int]) -> str:
     """Return the shortest way to write `numbers`: "0-3,8"; "" for none."""
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in _runs(numbers))
-
-
-def _runs(numbers: Collection[int]) -> Iterator[tuple[int, int]]:
-    ordered = sorted(set(numbers))
-    start = 0
-    for place in range(1, len(ordered) + 1):
-        if place == len(ordered) or ordered[place] != ordered[place - 1] + 1:
-            yield ordered[start], ordered[place - 1]
-            start = place
+    parts: list[str] = []
+    for _, run in groupby(enumerate(sorted(set(numbers))), lambda one: one[1] - one[0]):
+        (_, first), *others = run
+        parts.append(f"{first}-{others[-1][1]}" if others else str(first))
+    return ",".join(parts)

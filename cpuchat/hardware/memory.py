@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import Cgroups, read_number, read_text
+from cpuchat.hardware.sysfs import cgroup_folders, read_number, read_text
 
 ROOT = Path("/")
 _ON_NODE = re.compile(r"^Node [0-9]+ (MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): *([0-9]{1,15}) kB", re.M)
@@ -31,12 +31,11 @@ def meminfo(root: Path = ROOT) -> dict[str, int]:
 def _limits(root: Path) -> list[tuple[int, int]]:
     """(limit, used without reclaimable cache) in bytes of every group that has a limit."""
     limits: list[tuple[int, int]] = []
-    groups = Cgroups(root)
-    for folder in groups.v2():
+    for folder in cgroup_folders(root):
         limit, used = read_number(folder / "memory.max"), read_number(folder / "memory.current")
         if limit is not None and used is not None:
             limits.append((limit, max(used - _stat(folder, "inactive_file", "active_file", "slab_reclaimable"), 0)))
-    for folder in groups.v1("memory"):
+    for folder in cgroup_folders(root, "memory"):
         limit = read_number(folder / "memory.limit_in_bytes")
         used = read_number(folder / "memory.usage_in_bytes")
         if limit is not None and used is not None:
@@ -67,8 +66,7 @@ def total_bytes(root: Path = ROOT) -> int:
 def available_on(nodes: Collection[int], root: Path = ROOT) -> int | None:
     """Return the memory available on these NUMA nodes, in bytes: free, and page cache that would be dropped.
 
-    None where `nodes` are all that have memory (then `available_bytes` knows better), or it cannot be read.
-    """
+    None where `nodes` are all that have memory (then `available_bytes` knows better), or it cannot be read."""
     folders = root / "sys/devices/system/node"
     there = parse_cpu_list(read_text(folders / "has_memory")) or parse_cpu_list(read_text(folders / "online"))
     if not nodes or set(there) <= set(nodes):
@@ -85,9 +83,8 @@ def available_on(nodes: Collection[int], root: Path = ROOT) -> int | None:
 def available_bytes(root: Path = ROOT) -> int:
     """Return the memory available without swapping, in bytes.
 
-    The smallest of MemAvailable and, for every control group above this process, its limit less its usage, where
-    page cache does not count as used: the system drops it when memory is needed.
-    """
+    The smallest of MemAvailable and, for every control group above this process, its limit less its usage, where page
+    cache does not count as used: the system drops it when memory is needed."""
     available = meminfo(root).get("MemAvailable")
     if available is None:
         import psutil

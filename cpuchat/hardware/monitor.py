@@ -44,16 +44,15 @@ UNTRIED = CounterState("", "not opened yet")
 
 def counter_states(topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> tuple[CounterState, ...]:
     """Try the counters of memory traffic and of power; each is closed again. Never raises."""
-    return tuple(_tried(lambda opener=opener: opener(topology, root, kernel)) for opener in (open_traffic, open_power))
-
-
-def _tried(opener: Callable[[], Counter]) -> CounterState:
-    try:
-        counter = opener()
-    except Exception as error:
-        return CounterState("", *_why(error))
-    counter.close()
-    return CounterState(counter.name)
+    found: list[CounterState] = []
+    for opener in (open_traffic, open_power):
+        try:
+            counter = opener(topology, root, kernel)
+            counter.close()
+            found.append(CounterState(counter.name))
+        except Exception as error:
+            found.append(CounterState("", *_why(error)))
+    return tuple(found)
 
 
 def _why(error: Exception) -> tuple[str, str]:
@@ -64,10 +63,9 @@ def _why(error: Exception) -> tuple[str, str]:
 
 
 class _Watched(Generic[V]):
-    """One counter: open, or to be opened again later, with its last figure, or `why` there is none. Whatever it
-    raises, figures never end an answer. `figure`: computes the figure from the counter's name, seconds and amounts;
-    None: it is impossible.
-    """
+    """One counter: open, or to be opened again later, with its last figure, or `why` there is none. Whatever it raises,
+    figures never end an answer. `figure`: computes the figure from the counter's name, seconds and amounts; None: it is
+    impossible."""
 
     def __init__(
         self, opener: Callable[[], Counter], figure: Callable[[str, float, tuple[float, ...]], V | None]
@@ -87,29 +85,23 @@ class _Watched(Generic[V]):
 
     def sample(self, now: float) -> V | None:
         try:
-            if self._counter is None:
-                self._open(now)
+            if (counter := self._counter) is None:
+                if self._tried_at is None or not 0 <= now - self._tried_at < RETRY_SECONDS:
+                    self._tried_at = now
+                    self._counter = self._opener()
+                    self._counter.growth()  # what it counted until now is of no interval
+                    self._read_at, self.why = now, f"{self.name} needs a second sample"
             elif not 0 <= now - self._read_at < MIN_SECONDS:
-                self._read(now, self._counter)
+                seconds, self._read_at = now - self._read_at, now
+                amounts = tuple(amount for amount in counter.growth() if amount is not None)
+                is_known = seconds > 0 and len(amounts) == len(counter.groups)
+                self._value = self._figure(counter.name, seconds, amounts) if is_known else None
+                self.why = "" if self._value is not None else f"{counter.name} has no reading at the moment"
         except Exception as error:
             why, how = _why(error)
             self._release()
             self.why = f"{why}; {how}" if how else why
         return self._value
-
-    def _open(self, now: float) -> None:
-        if self._tried_at is None or not 0 <= now - self._tried_at < RETRY_SECONDS:
-            self._tried_at = now
-            self._counter = self._opener()
-            self._counter.growth()  # what it counted until now is of no interval
-            self._read_at, self.why = now, f"{self.name} needs a second sample"
-
-    def _read(self, now: float, counter: Counter) -> None:
-        seconds, self._read_at = now - self._read_at, now
-        amounts = tuple(amount for amount in counter.growth() if amount is not None)
-        is_known = seconds > 0 and len(amounts) == len(counter.groups)
-        self._value = self._figure(counter.name, seconds, amounts) if is_known else None
-        self.why = "" if self._value is not None else f"{counter.name} has no reading at the moment"
 
     def close(self) -> None:
         self._release()
@@ -123,9 +115,8 @@ class _Watched(Generic[V]):
 
 class Monitor:
     """Samples the machine's counters. `sample` may be called at any rate. Counters are opened at the first sample.
-    `root`: replaces `/` in tests. `theoretical`: bytes per second that all memory can carry; None: found out from
-    the machine.
-    """
+    `root`: replaces `/` in tests. `theoretical`: bytes per second that all memory can carry; None: found out from the
+    machine."""
 
     def __init__(
         self, topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None, theoretical: float | None = None
@@ -164,15 +155,11 @@ class Monitor:
 
     def sample(self, now: float | None = None) -> MachineSample:
         """Return the newest figures. Never raises. `now`: monotonic seconds, of the same clock in every call; None:
-        time.monotonic().
-        """
+        time.monotonic()."""
         when = time.monotonic() if now is None else now
         bandwidth, power = self._bandwidth.sample(when), self._power.sample(when)
         return MachineSample(
-            bandwidth=bandwidth,
-            power=power,
-            no_bandwidth=self._bandwidth.why,
-            no_power=self._power.why,
+            bandwidth=bandwidth, power=power, no_bandwidth=self._bandwidth.why, no_power=self._power.why
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,58 +39,40 @@ def entries(folder: Path, pattern: str = "*") -> list[Path]:
         return []
 
 
-class Cgroups:
-    """Folders of this process's groups, innermost first, up to the root of each hierarchy.
+def cgroup_folders(root: Path, controller: str = "") -> list[Path]:
+    """Return the folders of this process's groups, innermost first, up to the root of the hierarchy: the unified one,
+    or that of a version 1 `controller` such as "memory".
 
     In a container /proc/self/cgroup often names the path on the host while /sys/fs/cgroup shows the group itself
     as the root: folders that don't exist are left out, the mount point is always in.
     """
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        self.mount = root / "sys/fs/cgroup"
-        self.entries: list[tuple[list[str], str]] = []
-        for line in read_text(root / "proc/self/cgroup").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, colon, path = rest.partition(":")
-            if colon:
-                self.entries.append((controllers.split(",") if controllers else [], path))
-
-    @staticmethod
-    def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    mount, found = root / "sys/fs/cgroup", list[Path]()
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        names, colon, path = rest.partition(":")
+        if not colon or controller not in names.split(","):  # those of the unified one have no names
+            continue
+        if controller:
+            base = next((mount / name for name in (names, controller) if (mount / name).is_dir()), None)
+        else:  # also when it is mounted beside version 1
+            base = mount if (mount / "cgroup.controllers").exists() else mount / "unified"
         parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-        for length in range(len(parts), -1, -1):
-            folder = mount.joinpath(*parts[:length])
-            if folder.is_dir():
-                yield folder
-
-    def v2(self) -> list[Path]:
-        """Return folders of the unified hierarchy (also when it is mounted beside version 1)."""
-        mount = self.mount if (self.mount / "cgroup.controllers").exists() else self.mount / "unified"
-        return [folder for names, path in self.entries if not names for folder in self._upwards(mount, path)]
-
-    def v1(self, controller: str) -> list[Path]:
-        """Return folders of one version 1 controller, such as "memory"."""
-        folders: list[Path] = []
-        for names, path in self.entries:
-            if controller in names:
-                mount = next((m for n in (",".join(names), controller) if (m := self.mount / n).is_dir()), None)
-                folders += self._upwards(mount, path) if mount else ()
-        return folders
+        folders = [base.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)] if base is not None else []
+        found += [folder for folder in folders if folder.is_dir()]
+    return found
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the cgroup CPU quota in CPUs (2.5 = two and a half); None when unlimited.
 
-    The smallest limit on the way from this process's group to the root: `cpu.max` (v2) or
-    `cpu.cfs_quota_us` / `cpu.cfs_period_us` (v1).
-    """
+    The smallest limit on the way from this process's group to the root: `cpu.max` (v2) or `cpu.cfs_quota_us` /
+    `cpu.cfs_period_us` (v1)."""
     quotas: list[float] = []
-    groups = Cgroups(root)
-    for folder in groups.v2():
+    for folder in cgroup_folders(root):
         quota, _, period = read_text(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit() and len(quota + period) <= 40 and int(period) > 0:
             quotas.append(int(quota) / int(period))
-    for folder in groups.v1("cpu"):
+    for folder in cgroup_folders(root, "cpu"):
         quota_us, period_us = read_number(folder / "cpu.cfs_quota_us"), read_number(folder / "cpu.cfs_period_us")
         if quota_us is not None and quota_us > 0 and period_us is not None and period_us > 0:
             quotas.append(quota_us / period_us)
@@ -119,10 +101,9 @@ class CpuInfo(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """One `cpuN/cache/indexM`: `kind` Data, Instruction or Unified, `size` in bytes, its `id` and `cpus`."""
+    """One `cpuN/cache/indexM`: its `size` in bytes, `id` and `cpus`."""
 
     level: int
-    kind: str
     size: int
     id: int | None
     cpus: tuple[int, ...]
@@ -212,21 +193,12 @@ def caches(root: Path, cpu: int) -> list[Cache]:
     """Return the caches that `cpu` uses, smallest level first."""
     found: list[Cache] = []
     for _, folder in numbered(root / CPUS / f"cpu{cpu}/cache", "index"):
-        level = read_number(folder / "level")
+        level, number = read_number(folder / "level"), read_number(folder / "id")
+        size = re.fullmatch(r"([0-9]{1,12})([KMG]?)", read_text(folder / "size"))
         if level is not None and 1 <= level <= 4:
-            found.append(Cache(
-                level=level,
-                kind=read_text(folder / "type"),
-                size=_size(read_text(folder / "size")),
-                id=read_number(folder / "id"),
-                cpus=tuple(sorted({cpu, *parse_cpu_list(read_text(folder / "shared_cpu_list"))})),
-            ))  # fmt: skip
+            cpus = tuple(sorted({cpu, *parse_cpu_list(read_text(folder / "shared_cpu_list"))}))
+            found.append(Cache(level, int(size[1]) * _UNITS.get(size[2], 1) if size else 0, number, cpus))
     return sorted(found, key=lambda cache: cache.level)
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,12})([KMG]?)", text)
-    return int(match[1]) * _UNITS.get(match[2], 1) if match else 0
 
 
 def nodes(root: Path) -> list[Node]:
@@ -235,43 +207,33 @@ def nodes(root: Path) -> list[Node]:
     listed = parse_cpu_list(read_text(root / NODES / "online"))
     if listed:
         folders = [(number, folder) for number, folder in folders if number in listed]
-    return [Node(number, parse_cpu_list(read_text(folder / "cpulist")), _memory(folder)) for number, folder in folders]
-
-
-def _memory(folder: Path) -> int:
-    """`Node 0 MemTotal:  131072 kB` in bytes."""
-    match = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", read_text(folder / "meminfo"))
-    return int(match[1]) * 1024 if match else 0
+    found: list[Node] = []
+    for number, folder in folders:
+        memory = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", read_text(folder / "meminfo"))
+        cpus = parse_cpu_list(read_text(folder / "cpulist"))
+        found.append(Node(number, cpus, int(memory[1]) * 1024 if memory else 0))
+    return found
 
 
 def efficient_cpus(root: Path, cpus: Collection[int], vendor: str) -> frozenset[int]:
     """Return CPUs of the slower kind of a hybrid; empty where all are of one kind.
 
-    Intel names them (`/sys/devices/cpu_atom`), Arm gives each CPU a capacity, AMD's compact cores show by their
-    highest frequency.
-    """
+    Intel names them (`/sys/devices/cpu_atom`), Arm gives each CPU a capacity, AMD's compact cores show by their highest
+    frequency."""
     atom = frozenset(parse_cpu_list(read_text(root / "sys/devices/cpu_atom/cpus")))
     if atom and parse_cpu_list(read_text(root / "sys/devices/cpu_core/cpus")):
         return atom & frozenset(cpus)
     speeds = {cpu: read_number(root / CPUS / f"cpu{cpu}" / "cpu_capacity") or 0 for cpu in cpus}
     if all(speeds.values()):
-        limit = _fastest_together(list(speeds.values()))
+        # Threads get equal parts of the work and wait for the slowest, so n cores are as fast as n times that.
+        capacities = list(speeds.values())
+        limit = max(capacities, key=lambda low: (low * sum(one >= low for one in capacities), low), default=0)
     elif vendor == "AuthenticAMD":
         speeds = {cpu: read_number(root / CPUS / f"cpu{cpu}" / "cpufreq/cpuinfo_max_freq") or 0 for cpu in cpus}
         limit = _SLOW * max(speeds.values(), default=0)
     else:
         return frozenset()
     return frozenset(cpu for cpu, speed in speeds.items() if 0 < speed < limit)
-
-
-def _fastest_together(capacities: Sequence[int]) -> int:
-    """Return the capacity from which cores are used: threads get equal parts of the work and wait for the slowest, so n
-    cores are as fast as n times the slowest of them."""
-    return max(
-        capacities,
-        key=lambda min_capacity: (min_capacity * sum(one >= min_capacity for one in capacities), min_capacity),
-        default=0,
-    )
 
 
 def allowed_list(root: Path, name: str) -> tuple[int, ...]:

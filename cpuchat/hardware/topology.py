@@ -45,8 +45,7 @@ class L3Group:
     """Cores that share one L3 cache of `size` bytes (0: unknown).
 
     `id` is the cache's (None: unknown), `cores` indexes `Topology.cores`, `fabric_link` indexes
-    `Topology.fabric_links`. `node` is that of its first CPU.
-    """
+    `Topology.fabric_links`. `node` is that of its first CPU."""
 
     index: int
     id: int | None
@@ -66,8 +65,7 @@ class Topology:
     index) behind it. `online` are all running CPUs, `allowed` those of this process, `allowed_nodes` the nodes that it
     may take memory from. `quota`: the cgroup's CPU quota in CPUs (None: unlimited). `memory_total` is the machine's,
     `memory_limit` the cgroup's (None: unlimited), in bytes. `virtual` is the evidence for a virtual machine, "" for
-    bare metal. `notes` say what is not known.
-    """
+    bare metal. `notes` say what is not known."""
 
     model: str = ""
     vendor: str = ""
@@ -132,7 +130,6 @@ class Topology:
 
     @property
     def cpu_nodes(self) -> tuple[Node, ...]:
-        """Return the nodes that have CPUs."""
         return tuple(node for node in self.nodes if node.cpus)
 
     @property
@@ -149,8 +146,7 @@ class Topology:
     @property
     def nps_words(self) -> str:
         """Return how memory is divided: "NPS1" on AMD servers (nodes per socket, a firmware setting; NPS4 is the most),
-        else "2 NUMA nodes".
-        """
+        else "2 NUMA nodes"."""
         n, sockets = len(self.cpu_nodes), len(self.packages)
         if "EPYC" not in self.model or self.virtual:
             return plural(n, "NUMA node")
@@ -180,8 +176,7 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     """Read the topology of the machine below `root`; never raises.
 
     `allowed` are the CPUs that may be used (default: those of this process; below another root, those that
-    /proc/self/status names there).
-    """
+    /proc/self/status names there)."""
     info = sysfs.read_cpuinfo(root)
     if not (root / sysfs.CPUS).is_dir():
         return _without_sysfs(root, info, allowed)
@@ -197,7 +192,10 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
     virtual = sysfs.hypervisor(root, info.flags)
     if virtual:
         notes.append(f"Virtual machine ({virtual}): L3 groups and NUMA nodes may differ from the host's.")
-    nodes = _nodes(root, online)
+    running = set(online)
+    nodes = tuple(node._replace(cpus=tuple(cpu for cpu in node.cpus if cpu in running)) for node in sysfs.nodes(root))
+    if not any(node.cpus for node in nodes):  # the kernel knows of none
+        nodes = (Node(0, online, meminfo(root).get("MemTotal", 0)),)
     cores = _cores(root, online, nodes, info.vendor)
     cores, groups = _l3_groups(root, cores, notes)
     groups, links = _fabric_links(groups, info, virtual)
@@ -220,15 +218,6 @@ def read_topology(root: Path = ROOT, *, allowed: Collection[int] | None = None) 
         smt=any(len(core.cpus) > 1 for core in cores),
         notes=tuple(notes),
     )
-
-
-def _nodes(root: Path, online: tuple[int, ...]) -> tuple[Node, ...]:
-    """Return the nodes with their online CPUs; one for everything where the kernel knows of none."""
-    running = set(online)
-    nodes = [node._replace(cpus=tuple(cpu for cpu in node.cpus if cpu in running)) for node in sysfs.nodes(root)]
-    if not any(node.cpus for node in nodes):
-        nodes = [Node(0, online, meminfo(root).get("MemTotal", 0))]
-    return tuple(nodes)
 
 
 def _cores(root: Path, online: tuple[int, ...], nodes: tuple[Node, ...], vendor: str) -> tuple[Core, ...]:

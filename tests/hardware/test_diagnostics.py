@@ -220,10 +220,3 @@ def test_every_machine_can_be_examined_and_the_worst_comes_first(tmp_path: Path,
     for finding in findings:
         assert finding.evidence
         assert bool(finding.fix) == (finding.level != "ok")
-
-
-def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
-    (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
-    facts = facts_of(tmp_path, None)
-    assert [finding.level for finding in examine(facts) if finding.level in ("problem", "warning")] == []
-    assert facts.load is None

@@ -14,7 +14,7 @@ from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
 from cpuchat.hardware.sysfs import Node, efficient_cpus
 from cpuchat.hardware.topology import L3Group, Topology, read_topology
 from tests.hardware.knob_files import TOPOLOGY
-from tests.hardware.trees import CPUS, GIB, NAMES, NODES, make_tree, write
+from tests.hardware.trees import CPUS, GIB, NAMES, make_tree, write
 
 MIB = 1 << 20
 Machine = Callable[[str], Topology]
@@ -71,15 +71,6 @@ def test_two_l3_groups_share_a_link_on_compact_cores_only(machine: Machine) -> N
     assert compact.fabric_links == tuple((n, n + 1) for n in range(0, 16, 2))
     assert compact.l3_groups[5].fabric_link == 2
     assert machine("epyc-9654").fabric_links == tuple((n,) for n in range(12))
-
-
-def test_pairs_are_told_by_the_cache_id_when_one_group_of_a_die_is_missing(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9754")
-    # Cores 8-15 (cache id 1) are not offered: group 0 is alone on its die then.
-    gone = {*range(8, 16), *range(136, 144)}
-    write(root, {f"{CPUS}/online": format_cpu_list(set(range(256)) - gone)})
-    topology = read_topology(root)
-    assert topology.fabric_links[:2] == ((0,), (1, 2)) and [g.id for g in topology.l3_groups[:3]] == [0, 2, 3]
 
 
 def test_hybrid(machine: Machine) -> None:
@@ -149,18 +140,6 @@ def test_garbage_is_no_reason_to_fail(machine: Machine) -> None:
     assert topology.memory_total == psutil.virtual_memory().total
 
 
-def test_memory_without_cpus_is_a_node(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9334")
-    write(root, {
-        f"{NODES}/online": "0-1", f"{NODES}/node1/cpulist": "",
-        f"{NODES}/node1/meminfo": f"Node 1 MemTotal: {GIB >> 10} kB",
-    })  # fmt: skip
-    topology = read_topology(root)
-    assert [(node.number, node.cpus, node.memory) for node in topology.nodes[1:]] == [(1, (), GIB)]
-    assert [node.number for node in topology.cpu_nodes] == [0] and topology.nps_words == "NPS1"
-    assert topology.allowed_nodes == (0,), "Mems_allowed_list names node 0 only"
-
-
 @pytest.mark.parametrize(
     ("topology", "words"),
     [
@@ -188,15 +167,6 @@ def test_without_sysfs_psutil_counts(tmp_path: Path) -> None:
     assert topology.allowed == tuple(range(8)) and topology.l3_groups == ()
     assert topology.memory_total == psutil.virtual_memory().total
     assert "only the number of cores is known" in topology.notes[0]
-
-
-def test_this_machine() -> None:
-    topology = read_topology()
-    check_consistent(topology)
-    assert topology.allowed == tuple(sorted(os.sched_getaffinity(0)))
-    assert topology.memory_total == psutil.virtual_memory().total
-    assert len(topology.online) == psutil.cpu_count(logical=True)
-    assert topology.architecture in ("x86_64", "aarch64")
 
 
 def test_affinity_counts(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import errno
 import math
 import os
 import platform
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,8 +57,7 @@ def perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
 class Kernel:
     """Calls into the system; every one raises OSError when refused.
 
-    `perf_event_open(attr, pid, cpu, flags)` returns a file descriptor.
-    """
+    `perf_event_open(attr, pid, cpu, flags)` returns a file descriptor."""
 
     perf_event_open: Callable[[bytes, int, int, int], int] = perf_event_open
     read: Callable[[int, int], bytes] = os.read
@@ -71,8 +71,7 @@ _TIMES_ENABLED_AND_RUNNING = 0b11
 
 def attributes(type_: int, configs: tuple[int, int, int]) -> bytes:
     """`struct perf_event_attr` of a counting event. `type_`: PERF_TYPE_*, or the number in the PMU's `type` file.
-    `configs`: config, config1, config2.
-    """
+    `configs`: config, config1, config2."""
     attr = bytearray(_ATTR_BYTES)
     struct.pack_into("=IIQ", attr, 0, type_, _ATTR_BYTES, configs[0])
     struct.pack_into("=Q", attr, 32, _TIMES_ENABLED_AND_RUNNING)
@@ -81,7 +80,7 @@ def attributes(type_: int, configs: tuple[int, int, int]) -> bytes:
 
 
 class PerfEvent:
-    """One open event, which counts from its opening; release it with `close`."""
+    """One open event, which counts from its opening."""
 
     def __init__(self, fd: int, kernel: Kernel) -> None:
         self._fd = fd
@@ -90,8 +89,7 @@ class PerfEvent:
 
     def growth(self) -> float | None:
         """Return the count since the last call (at first: since the start), extrapolated where events take turns on the
-        hardware counter. None: the event was never scheduled, or the count went back. Raises OSError: it is gone.
-        """
+        hardware counter. None: the event was never scheduled, or the count went back. Raises OSError: it is gone."""
         data = self._kernel.read(self._fd, 24)
         if len(data) != 24:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -111,8 +109,7 @@ class PerfEvent:
 
 class Counter:
     """Open events of a `name`, in `groups` whose amounts belong together: bytes read and written, bytes of both, or
-    joules. Each event comes with the amount that one count stands for.
-    """
+    joules. Each event comes with the amount that one count stands for."""
 
     def __init__(self, name: str, n_groups: int, kernel: Kernel) -> None:
         self.name = name
@@ -181,7 +178,6 @@ class Pmu:
     formats: dict[str, Fields]
 
     def has(self, field: str, bits: int) -> bool:
-        """Return whether `field` has at least that many bits."""
         _, ranges = self.formats.get(field, (0, ()))
         return sum(last - first + 1 for first, last in ranges) >= bits
 
@@ -199,14 +195,12 @@ class Pmu:
         return configs[0], configs[1], configs[2]
 
     def event_names(self) -> list[str]:
-        """Return the names of the named events."""
         names = [entry.name for entry in entries(self.folder / "events")]
         return [name for name in names if not name.endswith((".scale", ".unit", ".snapshot", ".per-pkg"))]
 
     def named(self, event: str) -> tuple[tuple[int, int, int], float, str]:
         """(configs, scale, unit) of a named event: `count * scale` is in `unit` ("MiB", "Joules"). Raises CannotCount:
-        its description cannot be read.
-        """
+        its description cannot be read."""
         values: dict[str, int] = {}
         try:
             for term in read_text(self.folder / "events" / event).split(","):
@@ -220,26 +214,17 @@ class Pmu:
         return self.configs(**values), scale, read_text(self.folder / "events" / f"{event}.unit")
 
 
-def _format(text: str) -> Fields | None:
-    name, _, bits = text.partition(":")
-    which = {"config": 0, "config1": 1, "config2": 2}.get(name)
-    ranges: list[tuple[int, int]] = []
-    for part in bits.split(","):
-        first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            return None
-        ranges.append((int(first), int(last or first)))
-    return (which, tuple(ranges)) if which is not None else None
-
-
 def read_pmu(name: str, root: Path = ROOT) -> Pmu | None:
     """Return the PMU of that name; None where the kernel has none."""
     folder = root / _PMUS / name
     type_ = read_number(folder / "type")
     if type_ is None:
         return None
-    files = entries(folder / "format")
-    formats = {file.name: parsed for file in files if (parsed := _format(read_text(file))) is not None}
+    formats: dict[str, Fields] = {}
+    for file in entries(folder / "format"):
+        if match := re.fullmatch(r"config([12]?):([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)", read_text(file)):
+            ranges = ((int(first), int(last or first)) for first, last in re.findall(r"(\d+)(?:-(\d+))?", match[2]))
+            formats[file.name] = int(match[1] or 0), tuple(ranges)
     return Pmu(name, folder, type_, parse_cpu_list(read_text(folder / "cpumask")) or (0,), formats)
 
 

@@ -92,8 +92,7 @@ def _amd_fabric(topology: Topology, root: Path, kernel: Kernel) -> Counter:
     """Count traffic of the eight memory channels at the fabric, reads and writes together. EPYC of Zen 2 and Zen 3.
 
     Four counters take turns for eight channels, so it is an estimate; with more than one NUMA node per socket the
-    counters are known to be wrong (likwid's notes on Zen 3).
-    """
+    counters are known to be wrong (likwid's notes on Zen 3)."""
     pmu = read_pmu("amd_df", root)
     if pmu is None:
         raise _absent("the kernel has no counters of the data fabric", "`sudo modprobe amd_uncore`", topology)
@@ -109,8 +108,7 @@ def _amd_fabric(topology: Topology, root: Path, kernel: Kernel) -> Counter:
 
 def _intel(topology: Topology, root: Path, kernel: Kernel) -> Counter:
     """Count reads and writes of every channel of `uncore_imc_*`; of free-running PMUs only if there are no others,
-    because they see the same traffic.
-    """
+    because they see the same traffic."""
     single = read_pmu("uncore_imc", root)
     counting = [pmu for pmu in [*read_pmus("uncore_imc_", root), *([single] if single else [])] if _chosen(pmu, _READS)]
     controllers = counting or read_pmus("uncore_imc_free_running_", root)
@@ -129,8 +127,7 @@ def _intel(topology: Topology, root: Path, kernel: Kernel) -> Counter:
 
 def _chosen(pmu: Pmu, wanted: tuple[str, ...]) -> list[str]:
     """Return the PMU's events for one direction, by the first name that matches ("cas_count_read", on newer servers
-    "cas_count_read_sch0" and "..._sch1"; "data_read" or "data_reads" on clients).
-    """
+    "cas_count_read_sch0" and "..._sch1"; "data_read" or "data_reads" on clients)."""
     names = pmu.event_names()
     for word in wanted:
         found = [name for name in names if name in (word, f"{word}s") or name.startswith(f"{word}_sch")]

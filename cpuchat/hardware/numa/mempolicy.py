@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, MutableMapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cpuchat.base.errors import CpuchatError, UsageError
@@ -62,8 +62,7 @@ class Policy(NamedTuple):
     """Where memory is placed. `nodes` empty: all that this process may use (interleave only).
 
     local: on the node of the CPU that touches it first. interleave: page by page over `nodes` in turn. bind: only on
-    `nodes`. preferred: on `nodes` while they have room.
-    """
+    `nodes`. preferred: on `nodes` while they have room."""
 
     mode: Mode
     nodes: tuple[int, ...] = ()
@@ -85,8 +84,7 @@ class Policy(NamedTuple):
 
 class LinuxCalls:
     """The two system calls of the running kernel; both raise OSError. The C library has no wrappers for them (libnuma
-    has). Tests put simulated kernels in its place.
-    """
+    has). Tests put simulated kernels in its place."""
 
     def __init__(self) -> None:
         import ctypes
@@ -141,8 +139,7 @@ def parse_list(text: str) -> tuple[int, ...]:
 
 def parse_policy(text: str) -> Policy:
     """Parse a policy such as "interleave", "interleave:0-1" or "bind:0" ("auto" is handled by `choose_policy`). Raises
-    UsageError: unknown words, nodes where none belong or none where they are needed.
-    """
+    UsageError: unknown words, nodes where none belong or none where they are needed."""
     mode, colon, nodes = text.strip().partition(":")
     match mode:
         case "local" if not colon:
@@ -160,22 +157,19 @@ def choose_policy(topology: Topology, words: str = "auto", cpus: Collection[int]
     `cpus` are the logical CPUs that will compute (empty: all that are allowed). "auto": nothing on one node; near
     `cpus` when they all sit on one of several; else interleaved over the nodes of `cpus`, so that every core reads all
     memory controllers. Raises UsageError: unknown words, or nodes that are not there, have no memory or are not
-    allowed.
-    """
+    allowed."""
     allowed = topology.allowed_nodes or [node.number for node in topology.nodes]
     usable = tuple(node.number for node in topology.nodes if node.memory and node.number in allowed)
     wanted = None if words == "auto" else parse_policy(words)
-    if wanted is not None:
-        _check_nodes(wanted.nodes, usable or (0,))
+    if wanted is not None and (missing := [node for node in wanted.nodes if node not in (usable or (0,))]):
+        what = f"Node {missing[0]} has" if len(missing) == 1 else f"Nodes {format_cpu_list(missing)} have"
+        hint = f"Available nodes: {format_cpu_list(usable or (0,))}."
+        raise UsageError(f"{what} no memory available to this process.", hint)
     if len(usable) <= 1:
         return Policy("local"), "one NUMA node, nothing to place"
-    if wanted is None:
-        return _automatic(topology, usable, cpus)
-    nodes = wanted.nodes or (usable if wanted.mode == "interleave" else ())
-    return Policy(wanted.mode, nodes), "set in the settings"
-
-
-def _automatic(topology: Topology, usable: tuple[int, ...], cpus: Collection[int]) -> tuple[Policy, str]:
+    if wanted is not None:
+        nodes = wanted.nodes or (usable if wanted.mode == "interleave" else ())
+        return Policy(wanted.mode, nodes), "set in the settings"
     near = sorted({node for cpu in cpus or topology.allowed if (node := topology.node_of(cpu)) is not None})
     nodes = tuple(node for node in near if node in usable)
     if len(near) == 1 and nodes:
@@ -183,27 +177,19 @@ def _automatic(topology: Topology, usable: tuple[int, ...], cpus: Collection[int
         return Policy("preferred", nodes), f"all cores in use are on node {nodes[0]}"
     if len(nodes) < 2:
         return Policy("interleave", usable), "the nodes of the cores in use have no memory of their own"
-    return Policy(
-        "interleave", nodes
-    ), f"cores of {len(nodes)} nodes read the weights, so they are spread over all of them"
-
-
-def _check_nodes(nodes: tuple[int, ...], usable: tuple[int, ...]) -> None:
-    missing = [node for node in nodes if node not in usable]
-    if missing:
-        what = f"Node {missing[0]} has" if len(missing) == 1 else f"Nodes {format_cpu_list(missing)} have"
-        raise UsageError(f"{what} no memory available to this process.", f"Available nodes: {format_cpu_list(usable)}.")
+    reason = f"cores of {len(nodes)} nodes read the weights, so they are spread over all of them"
+    return Policy("interleave", nodes), reason
 
 
 def apply(policy: Policy, calls: LinuxCalls | None = None) -> None:
     """Set the calling thread's policy, all of it or nothing; programs it starts and threads made later inherit it.
     Raises PolicyRefused: the kernel, a container or the platform does not allow it, or a node is not there. The message
-    says which.
-    """
+    says which."""
     try:
         calls = calls or LinuxCalls()
         nodes = policy.nodes or (allowed_nodes(calls) if policy.mode == "interleave" else ())
-        calls.set(_number(policy), nodes)
+        number = next(number for number, mode in _MODES.items() if mode == policy.mode)
+        calls.set(_PREFERRED_MANY if policy.mode == "preferred" and len(nodes) > 1 else number, nodes)
         # The kernel refuses nodes that don't exist only when it is left with none; else it drops them silently.
         kept = calls.get()[1]
         if set(nodes) - set(kept):
@@ -230,12 +216,6 @@ def allowed_nodes(calls: LinuxCalls | None = None) -> tuple[int, ...]:
         return (calls or LinuxCalls()).get(_MEMS_ALLOWED)[1]
     except OSError:
         return ()
-
-
-def _number(policy: Policy) -> int:
-    if policy.mode == "preferred" and len(policy.nodes) > 1:
-        return _PREFERRED_MANY
-    return next(number for number, mode in _MODES.items() if mode == policy.mode)
 
 
 def _no_such_node(missing: list[int], there: Collection[int]) -> PolicyRefused:
@@ -266,58 +246,39 @@ def _refusal(policy: Policy, error: OSError) -> PolicyRefused:
 
 MEMORY = "CPUCHAT_MEMORY"
 MEMORY_REFUSED = "CPUCHAT_MEMORY_REFUSED"
-_USAGE = "python -m cpuchat.hardware.numa.mempolicy --memory POLICY -- PROGRAM [ARGUMENT...]"
 
 
 def launch_command(words: str, argv: Sequence[str]) -> list[str]:
     """Return the command to run `argv` under the policy `words`, if it needs one. Raises UsageError: unknown words."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not (policy := parse_policy(words)).places:
         return list(argv)
-    policy = parse_policy(words)
-    if not policy.places:
-        return list(argv)
-
     return python_command("-m", "cpuchat.hardware.numa.mempolicy", "--memory", policy.words, "--", *argv)
 
 
 def in_effect() -> tuple[str, str]:
     """Return the policy that this process runs under, in words, and why it is not the one asked for.
 
-    "" for the policy where the kernel does not tell, "" for the reason when nothing was refused.
-    """
+    "" for the policy where the kernel does not tell, "" for the reason when nothing was refused."""
     policy = current()
     return policy.words if policy else os.environ.get(MEMORY, ""), os.environ.get(MEMORY_REFUSED, "")
 
 
-def prepare(memory: str, environ: MutableMapping[str, str], *, calls: LinuxCalls | None = None) -> None:
-    """Set this process's policy; write into `environ` which it has, or why not. Raises UsageError: no policy."""
-    policy = parse_policy(memory)
-    environ.pop(MEMORY_REFUSED, None)
+def main(arguments: Sequence[str]) -> int:
+    """Set the policy and become the program, whose environment tells which it has, or why not. Returns only where the
+    program cannot be started: 126 or 127, as a shell would."""
+    _, words, _, *program = arguments
+    os.environ.pop(MEMORY_REFUSED, None)
     try:
-        apply(policy, calls)
-    except CpuchatError as refused:
-        environ[MEMORY_REFUSED] = str(refused)
-    now = current(calls)
-    environ[MEMORY] = now.words if now else ""
-
-
-def main(arguments: Sequence[str], execute: Callable[[str, list[str]], object] = os.execvp) -> int:
-    """Exec the program; returns only on failure: 2 for wrong arguments, 126 or 127 as a shell would."""
-    if len(arguments) < 4 or arguments[0] != "--memory" or arguments[2] != "--":
-        print(f"usage: {_USAGE}", file=sys.stderr)
-        return 2
+        apply(parse_policy(words))
+    except PolicyRefused as refused:
+        os.environ[MEMORY_REFUSED] = str(refused)
+    now = current()
+    os.environ[MEMORY] = now.words if now else ""
     try:
-        prepare(arguments[1], os.environ)
-    except UsageError as error:
-        print(f"{error}\nusage: {_USAGE}", file=sys.stderr)
-        return 2
-    program = list(arguments[3:])
-    try:
-        execute(program[0], program)
+        os.execvp(program[0], program)
     except OSError as error:
         print(f"{program[0]}: {error.strerror}", file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
-    return 0
 
 
 if __name__ == "__main__":

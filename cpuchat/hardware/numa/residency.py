@@ -91,9 +91,8 @@ _MISSING = re.compile(b"\0+")
 def resident_bytes(path: Path) -> int | None:
     """Return bytes of the file in the page cache; None where that is not known.
 
-    mincore(2). About files that the caller neither owns nor may write the kernel answers "everything" (since Linux
-    5.2, against spying on others): of those nothing is known.
-    """
+    mincore(2). About files that the caller neither owns nor may write the kernel answers "everything" (since Linux 5.2,
+    against spying on others): of those nothing is known."""
     try:
         with _mapped(path) as (_, size, resident):
             return min(sum(resident) * _PAGE, size)
@@ -113,13 +112,17 @@ def missing_ranges(path: Path) -> list[tuple[int, int]] | None:
 def resident_nodes(path: Path, root: Path = ROOT) -> dict[int, int] | None:
     """Return bytes of the file in the page cache by node; None where that is not known.
 
-    Some thousand pages that are in memory are touched through a mapping (which reads nothing in), and what
-    numa_maps says of those is taken for all.
-    """
+    Some thousand pages that are in memory are touched through a mapping (which reads nothing in), and what numa_maps
+    says of those is taken for all."""
     try:
         with _mapped(path) as (address, size, resident):
-            for page in _spread(resident):  # into this process's page table
-                _ = ctypes.c_char.from_address(address + page * _PAGE).value
+            # Into this process's page table, at uneven steps, which do not alias with interleaving.
+            count = min(_SAMPLES, len(resident))
+            for number in range(count):
+                first, end = number * len(resident) // count, (number + 1) * len(resident) // count
+                page = first + number * 2_654_435_761 % (end - first)
+                if resident[page]:
+                    _ = ctypes.c_char.from_address(address + page * _PAGE).value
             name = os.path.realpath(path)
             with (root / "proc/self/numa_maps").open(encoding="utf-8", errors="surrogateescape") as lines:
                 found = Counter[int]()
@@ -161,23 +164,12 @@ def mapped_by(path: Path, root: Path = ROOT) -> list[str]:
     return names
 
 
-def _spread(resident: bytes) -> Iterator[int]:
-    """Yield indexes of resident pages, spread over the file at uneven steps, which do not alias with interleaving."""
-    count = min(_SAMPLES, len(resident))
-    for number in range(count):
-        first, end = number * len(resident) // count, (number + 1) * len(resident) // count
-        page = first + number * 2_654_435_761 % (end - first)
-        if resident[page]:
-            yield page
-
-
 @contextlib.contextmanager
 def _mapped(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Map a file for reading; yield its address, its size, and a byte for each of its pages: 1 when it is in memory.
     Raises OSError where the kernel can't or won't tell about it.
 
-    Python's mmap does not give the address of a read-only mapping, which mincore needs.
-    """
+    Python's mmap does not give the address of a read-only mapping, which mincore needs."""
     if sys.platform != "linux":
         raise OSError("supported on Linux only")
     with path.open("rb") as file:
@@ -187,7 +179,12 @@ def _mapped(path: Path) -> Iterator[tuple[int, int, bytes]]:
         if not (size := status.st_size):
             yield 0, 0, b""
             return
-        library = _libc()
+        library = ctypes.CDLL(None, use_errno=True)
+        library.mmap.restype = ctypes.c_void_p
+        library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
+        library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
         address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -200,16 +197,6 @@ def _mapped(path: Path) -> Iterator[tuple[int, int, bytes]]:
         yield address, size, pages.raw.translate(_LOWEST_BIT)
     finally:
         library.munmap(address, size)
-
-
-def _libc() -> ctypes.CDLL:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
-    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    return library
 
 
 LARGE = 64 << 20
@@ -275,8 +262,11 @@ def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = RO
     found = resident_nodes(path, root)
     if found is None:
         return "The NUMA placement of the file is not known: it belongs to another user."
-    size = path.stat().st_size
-    if sum(found.values()) < _LITTLE * size or _matches(policy, wanted, shares(found)):
+    size, found_shares = path.stat().st_size, shares(found)
+    is_elsewhere = sum(part for node, part in found_shares.items() if node not in wanted) > _TOLERANCE
+    is_uneven = any(abs(found_shares.get(node, 0.0) - part) > _TOLERANCE for node, part in wanted.items())
+    is_placed = not is_elsewhere and (policy.mode in ("bind", "preferred") or not is_uneven)
+    if sum(found.values()) < _LITTLE * size or is_placed:
         return ""
     if policy.mode == "preferred" and size > sum(usable.get(node, 0) for node in wanted):
         return ""  # the preferred nodes can't hold it: what went elsewhere would go there again
@@ -294,19 +284,10 @@ def reader_cpus(
     """Return the CPUs on which to read a file into memory, a set for each NUMA node of the `cpus` that compute.
 
     Without a `policy` that places pages (None: the kernel does not tell), because it was `refused` as in most
-    containers, one reader would put the whole file on its own node. [()], a reader anywhere, is enough otherwise.
-    """
+    containers, one reader would put the whole file on its own node. [()], a reader anywhere, is enough otherwise."""
     if not refused and policy is not None:
         return [()]
     by_node: dict[int | None, list[int]] = {}
     for cpu in cpus:
         by_node.setdefault(topology.node_of(cpu), []).append(cpu)
     return [tuple(one) for one in by_node.values()] if len(by_node) > 1 and None not in by_node else [()]
-
-
-def _matches(policy: Policy, wanted: Mapping[int, float], found: Mapping[int, float]) -> bool:
-    if sum(part for node, part in found.items() if node not in wanted) > _TOLERANCE:
-        return False
-    if policy.mode in ("bind", "preferred"):
-        return True
-    return all(abs(found.get(node, 0.0) - part) <= _TOLERANCE for node, part in wanted.items())

@@ -56,8 +56,7 @@ def choose_cores(
 
     `without` are CPUs of the draft model, which computes at the same time: their whole cores are left alone where
     others remain, and their time counts against the control group's. Raises UsageError: `spec` names nothing here, or
-    there are fewer cores than threads; it says what is possible.
-    """
+    there are fewer cores than threads; it says what is possible."""
     named = _without(topology, _named(topology, spec), without)
     max_threads = len(named.cpus) + len(named.spare)
     # Threads wait for each other: one that is throttled stops all, so a part of a CPU is no CPU.
@@ -107,8 +106,7 @@ def allowed_part(topology: Topology, spec: str) -> str:
 
 def check_thread_count(n: int, topology: Topology) -> int:
     """Return `n` threads for work that is not pinned to cores, or one for each physical core if `n` is 0. Raises
-    UsageError: negative, or more than the CPUs or the cgroup quota allow (threads that wait spin).
-    """
+    UsageError: negative, or more than the CPUs or the cgroup quota allow (threads that wait spin)."""
     cpus, cores = len(topology.allowed), len(topology.allowed_cores)
     if n == 0:
         return cores
@@ -146,12 +144,23 @@ def _share(places: Sequence[tuple[tuple[int, ...], int]], n: int, depth: int) ->
 
 
 def _named(topology: Topology, spec: str) -> _Named:
+    fast = [core for core in topology.allowed_cores if core.kind != "efficient"]
+    slow = [core for core in topology.allowed_cores if core.kind == "efficient"]
+    if spec == "auto" and fast and slow:
+        would = "the efficient one would" if len(slow) == 1 else f"the {len(slow)} efficient ones would"
+        what, why = plural(len(fast), "performance core"), f"{would} slow them down"
+        return _Named(_firsts(topology, fast), what, why, spare=_firsts(topology, slow))
     if spec in ("auto", "all"):
-        return _auto(topology) if spec == "auto" else _all(topology)
+        return _all(topology)
     if match := re.fullmatch(r"([0-9]{1,4})/l3", spec):
         return _of_each_l3(topology, int(match[1]))
     if re.fullmatch(_LIST, spec):
-        return _listed(topology, spec)
+        cpus = _numbers(spec, spec)
+        wrong = [cpu for cpu in cpus if cpu not in topology.allowed]
+        if wrong:
+            why = "is not allowed for this process" if wrong[0] in topology.online else "does not exist or is offline"
+            raise UsageError(f"CPU {wrong[0]} {why}.", f"Choose from {format_cpu_list(topology.allowed)}.")
+        return _Named(cpus, f"{plural(len(cpus), 'CPU')} in the list {spec}")
     match = re.fullmatch(rf"(l3|node|socket):({_LIST})", spec)
     if match is None:
         raise UsageError(f"{spec!r} does not name any cores.", f"Use {WORDS}.")
@@ -171,18 +180,6 @@ def _firsts(topology: Topology, cores: Iterable[Core]) -> tuple[int, ...]:
     return tuple(min(allowed.intersection(core.cpus)) for core in cores)
 
 
-def _auto(topology: Topology) -> _Named:
-    fast = [core for core in topology.allowed_cores if core.kind != "efficient"]
-    slow = [core for core in topology.allowed_cores if core.kind == "efficient"]
-    if not fast or not slow:
-        return _all(topology)
-    would = "the efficient one would" if len(slow) == 1 else f"the {len(slow)} efficient ones would"
-    return _Named(
-        _firsts(topology, fast), plural(len(fast), "performance core"), f"{would} slow them down",
-        spare=_firsts(topology, slow),
-    )  # fmt: skip
-
-
 def _all(topology: Topology) -> _Named:
     cores = topology.allowed_cores
     why = "SMT siblings do not speed up decoding" if any(len(core.cpus) > 1 for core in cores) else ""
@@ -190,15 +187,6 @@ def _all(topology: Topology) -> _Named:
     if len(cores) < len(topology.cores):
         what += f" that this process may use (the machine has {len(topology.cores)})"
     return _Named(_firsts(topology, cores), what, why)
-
-
-def _listed(topology: Topology, spec: str) -> _Named:
-    cpus = _numbers(spec, spec)
-    wrong = [cpu for cpu in cpus if cpu not in topology.allowed]
-    if wrong:
-        why = "is not allowed for this process" if wrong[0] in topology.online else "does not exist or is offline"
-        raise UsageError(f"CPU {wrong[0]} {why}.", f"Choose from {format_cpu_list(topology.allowed)}.")
-    return _Named(cpus, f"{plural(len(cpus), 'CPU')} in the list {spec}")
 
 
 def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:
@@ -325,32 +313,18 @@ class BusyCores:
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
-        self._last: dict[int, tuple[float, float]] = {}
+        self._last: dict[int, tuple[float, float]] = {}  # (busy, all) of each logical CPU since the system started
 
     def since_last(self, cpus: Collection[int]) -> float | None:
         """Return how many of `cpus` were busy since the last call; None at first, 0 where the system does not tell."""
-        last, self._last = self._last, self._times()
-        shares = [_busy_share(last[cpu], now) for cpu, now in self._last.items() if cpu in cpus and cpu in last]
-        return None if self._last and not last else sum(shares)
-
-    def _times(self) -> dict[int, tuple[float, float]]:
-        """Return (busy, all) of each logical CPU, in units of time since the system started."""
-        found: dict[int, tuple[float, float]] = {}
+        last, self._last, busy = self._last, {}, 0.0
         for line in read_text(self._root / "proc/stat").splitlines():
             name, *numbers = line.split()
             if name.startswith("cpu") and name[3:].isdecimal():
                 times = [int(number) for number in numbers[:_N_TIMES]]
-                found[int(name[3:])] = (sum(times) - sum(times[n] for n in _IDLE if n < len(times)), sum(times))
-        return found or _times_elsewhere()
-
-
-def _times_elsewhere() -> dict[int, tuple[float, float]]:
-    import psutil
-
-    times = psutil.cpu_times(percpu=True)
-    return {cpu: (sum(one) - one.idle, sum(one)) for cpu, one in enumerate(times)}
-
-
-def _busy_share(last: tuple[float, float], now: tuple[float, float]) -> float:
-    busy, total = now[0] - last[0], now[1] - last[1]
-    return busy / total if total > 0 else 0.0
+                idle = sum(times[n] for n in _IDLE if n < len(times))
+                self._last[int(name[3:])] = sum(times) - idle, sum(times)
+        for cpu in last.keys() & self._last.keys() & set(cpus):
+            busy_more, all_more = (now - before for now, before in zip(self._last[cpu], last[cpu], strict=True))
+            busy += busy_more / all_more if all_more > 0 else 0.0
+        return None if self._last and not last else busy

@@ -34,9 +34,8 @@ class PlacementSpec:
 
     `cores` and `threads` are of the target (`placement.cores` has the words; 0: one thread for each core).
     `draft_cores`: "auto" and "shared" are the target's cores, sequentially; cores in the same words are the draft
-    model's own, concurrently. `memory_policy` is the NUMA policy (`numa.mempolicy` has the words). `is_saved`: it
-    may have been written for another machine or container, and what is not allowed here is left out.
-    """
+    model's own, concurrently. `memory_policy` is the NUMA policy (`numa.mempolicy` has the words). `is_saved`: it may
+    have been written for another machine or container, and what is not allowed here is left out."""
 
     cores: str = "auto"
     draft_cores: str = "auto"
@@ -52,18 +51,15 @@ class PlacementSpec:
 
     @property
     def names_draft_cores(self) -> bool:
-        """Return whether the draft model has cores of its own."""
         return self.draft_cores not in _SHARED
 
     def changes(self) -> Changes:
-        """Return the settings as `settings.update` takes them."""
         return {
             "engine": {"cores": self.cores, "memory_policy": self.memory_policy, "threads": self.threads},
             "speculation": {"draft_cores": self.draft_cores},
         }
 
     def applied_to(self, settings: Settings) -> Settings:
-        """Return a copy of `settings` with this placement."""
         return with_changes(settings, self.changes())
 
 
@@ -74,8 +70,7 @@ class Placement:
     `cpus`: one logical CPU for each thread of the target, ascending. `draft_cpus`: () when the draft model computes on
     `cpus`, sequentially; other CPUs when it computes concurrently. `memory_policy` is the NUMA policy with its nodes
     spelled out. `reason` and `policy_reason` are one sentence each, `notes` are for the user. `roams`: the target's
-    threads may move among these CPUs; () pins each to its own.
-    """
+    threads may move among these CPUs; () pins each to its own."""
 
     cpus: tuple[int, ...]
     draft_cpus: tuple[int, ...]
@@ -87,7 +82,6 @@ class Placement:
 
     @property
     def is_split(self) -> bool:
-        """Return whether the draft model has cores of its own."""
         return bool(self.draft_cpus)
 
 
@@ -106,9 +100,17 @@ def place(
     """Decide which CPUs compute and where memory is allocated. `with_draft`: a draft model is loaded too; without,
     `spec.draft_cores` counts for nothing. `inherits_policy`: this process was started under a memory policy, which
     "auto" keeps. Raises PlacementError: the spec names what is not there, leaves the target no core, or could not be
-    saved; UsageError: llama.cpp can use none of the CPUs of this process.
-    """
-    whole, topology = topology, _usable(topology)
+    saved; UsageError: llama.cpp can use none of the CPUs of this process."""
+    whole = topology
+    usable = tuple(cpu for cpu in topology.allowed if cpu < MAX_CPUS)
+    if not usable:
+        raise UsageError(
+            f"This process may only use CPUs {format_cpu_list(topology.allowed)}, and llama.cpp can use only those "
+            f"below {MAX_CPUS}.",
+            "Start it on others, for example with `taskset -c 0-31 cpuchat`.",
+        )
+    if usable != topology.allowed:
+        topology = replace(topology, allowed=usable)
     spec, left_out = narrowed(topology, spec) if spec.is_saved else (spec, ())
     problems: dict[str, UsageError] = {}
     draft: tuple[int, ...] = ()
@@ -125,7 +127,9 @@ def place(
         problems["threads" if spec.threads and _names_cores(topology, spec.cores) else "cores"] = error
     if not problems and draft:
         try:
-            choice = _beside(topology, spec, draft)
+            choice = choose_cores(topology, spec.cores, without=draft)
+            if 0 < spec.threads < len(choice.cpus):
+                choice = choose_cores(topology, spec.cores, spec.threads, without=draft)
         except UsageError:
             problems["draft_cores"] = UsageError(
                 f"The draft cores {spec.draft_cores} leave no core for the target model.", "Choose fewer, or `shared`."
@@ -140,26 +144,6 @@ def place(
     notes = (*left_out, *choice.notes, *_left_out(whole, topology))
     roams = choice.roams if not draft else ()
     return Placement(choice.cpus, draft, policy, choice.reason, policy_reason, notes, roams)
-
-
-def _beside(topology: Topology, spec: PlacementSpec, draft: tuple[int, ...]) -> CoreChoice:
-    """Return the target's cores without those of `draft`; no more threads than these are."""
-    every = choose_cores(topology, spec.cores, without=draft)
-    if not 0 < spec.threads < len(every.cpus):
-        return every
-    return choose_cores(topology, spec.cores, spec.threads, without=draft)
-
-
-def _usable(topology: Topology) -> Topology:
-    """Return the machine with those CPUs as allowed ones that ggml can pin threads to."""
-    cpus = tuple(cpu for cpu in topology.allowed if cpu < MAX_CPUS)
-    if not cpus:
-        raise UsageError(
-            f"This process may only use CPUs {format_cpu_list(topology.allowed)}, and llama.cpp can use only those "
-            f"below {MAX_CPUS}.",
-            "Start it on others, for example with `taskset -c 0-31 cpuchat`.",
-        )
-    return topology if cpus == topology.allowed else replace(topology, allowed=cpus)
 
 
 def _left_out(topology: Topology, usable: Topology) -> tuple[str, ...]:
@@ -232,10 +216,20 @@ class PlacementCandidate:
 
 def candidates(topology: Topology) -> list[PlacementCandidate]:
     """Return the placements that this machine allows; the recommended one, to begin with, comes first."""
-    found = [_shared(topology)]
+    spec = PlacementSpec(draft_cores="shared")
+    placement = place(topology, spec)
+    found = [PlacementCandidate(SHARED, spec, placement, _why_shared(topology, placement.cpus))]
     groups = sorted({core.l3 for core in topology.allowed_cores if core.l3 is not None})
     if len(groups) > 1:
-        found += _with_own_l3(topology, groups[-1])
+        group = topology.l3_groups[groups[-1]]
+        size = f" of {group.size >> 20} MB" if group.size else ""
+        found += _candidate(
+            topology,
+            OWN_L3,
+            PlacementSpec(draft_cores=f"l3:{groups[-1]}"),
+            f"Pays off only while drafting and verifying overlap: a draft model does not fit the L3{size}, and one "
+            "link carries a fraction of the memory bandwidth.",
+        )
         found += _few_of_each(topology, groups)
     sockets = sorted({core.package for core in topology.allowed_cores})
     if len(sockets) > 1:
@@ -257,12 +251,6 @@ def _candidate(topology: Topology, name: str, spec: PlacementSpec, reason: str) 
         return []
 
 
-def _shared(topology: Topology) -> PlacementCandidate:
-    spec = PlacementSpec(draft_cores="shared")
-    placement = place(topology, spec)
-    return PlacementCandidate(SHARED, spec, placement, _why_shared(topology, placement.cpus))
-
-
 def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
     n, all_cores = len(cpus), len(topology.allowed_cores)
     nodes = {node for cpu in cpus if (node := topology.node_of(cpu)) is not None}
@@ -280,18 +268,6 @@ def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
     return (
         f"{who}: an L3 group of its own would give the draft model a part of the links to memory, and take it from the "
         "target."
-    )
-
-
-def _with_own_l3(topology: Topology, last: int) -> list[PlacementCandidate]:
-    group = topology.l3_groups[last]
-    size = f" of {group.size >> 20} MB" if group.size else ""
-    return _candidate(
-        topology,
-        OWN_L3,
-        PlacementSpec(draft_cores=f"l3:{last}"),
-        f"Pays off only while drafting and verifying overlap: a draft model does not fit the L3{size}, and one link "
-        "carries a fraction of the memory bandwidth.",
     )
 
 
@@ -340,8 +316,7 @@ class ReadRates(NamedTuple):
         """Return the bytes per second that `cpus` can read together.
 
         Each link carries what its cores ask for, at most that of one L3 group; all links together at most the part of
-        the peak that belongs to the sockets of `cpus`, and to the nodes that the policy `memory` binds to.
-        """
+        the peak that belongs to the sockets of `cpus`, and to the nodes that the policy `memory` binds to."""
         sockets = {core.package for cpu in cpus if (core := topology.core_of(cpu)) is not None}
         share = max(len(sockets), 1) / max(len(topology.packages), 1)
         if memory.startswith("bind:"):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.hardware.bandwidth import read_bandwidth
 from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, measure
 from cpuchat.hardware.sysfs import own_cpus
@@ -103,21 +102,6 @@ def test_policies_count_only_where_there_are_nodes(
     assert read_bandwidth.known_peak((0, 1), "local", root=one)
     assert read_bandwidth.known_peak((0, 1), "interleave:0-1", root=two)
     assert read_bandwidth.known_peak((0, 1), "local", root=two) is None
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"\xff\xfe", b'{"version": 1, "entries": 7}', b"[" * 5000],
-)
-def test_a_damaged_file_counts_as_empty_and_is_replaced(
-    small: Path, measured: list[tuple[int, ...]], content: bytes
-) -> None:
-    file = paths.bandwidth_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)
-    assert read_bandwidth.known_peak((0,), root=small) is None
-    peak = read_bandwidth.peak_of((0,), root=small)
-    assert peak is not None and read_bandwidth.known_peak((0,), root=small) == peak
 
 
 def test_no_peak_has_its_reason(tmp_path: Path, small: Path) -> None:

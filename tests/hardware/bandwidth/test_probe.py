@@ -140,11 +140,6 @@ def no_stacks() -> None:
     resource.setrlimit(resource.RLIMIT_STACK, (1 << 47, resource.RLIM_INFINITY))
 
 
-def test_no_core() -> None:
-    with pytest.raises(ProbeFailed, match="No cores"):
-        measure(())
-
-
 def test_little_memory_says_so_and_measures_nothing(tmp_path: Path) -> None:
     root = write(tmp_path, {"proc/meminfo": "MemTotal: 2000000 kB\nMemAvailable: 100000 kB"})
     with pytest.raises(ProbeFailed, match=r"needs 0.3 GB of free memory, 0.1 GB are free.*Close"):
@@ -188,11 +183,7 @@ def test_the_policy_reaches_the_launcher_and_a_refused_one_is_no_failure(
 
 @pytest.mark.parametrize(
     ("name", "cpus", "times"),
-    [
-        ("epyc-9354", (0,), 8),
-        ("epyc-9354", tuple(range(32)), 8),
-        ("2x-epyc-7543", tuple(range(64)), 7),
-    ],
+    [("epyc-9354", (0,), 8), ("epyc-9354", tuple(range(32)), 8), ("2x-epyc-7543", tuple(range(64)), 7)],
 )
 def test_no_cache_holds_what_is_read(tree: Callable[[str], Path], name: str, cpus: tuple[int, ...], times: int) -> None:
     root = tree(name)

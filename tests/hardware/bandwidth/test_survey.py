@@ -56,12 +56,6 @@ def test_a_survey_of_another_policy_is_not_shown(tree: Callable[[str], Path], me
     assert MachineReader(root).facts(PlacementSpec(memory_policy="bind:7")).survey is None
 
 
-def test_only_chosen_cores_are_measured(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
-    found, _ = surveyed(tree("epyc-9354"), cpus=(9, 8))
-    assert {cpu for cpus in measured for cpu in cpus} == {8, 9}
-    assert found.all_cores.cpus == (8, 9)
-
-
 @pytest.mark.parametrize("name", ["vm-without-caches", "garbage", "hybrid-desktop"])
 def test_every_machine_can_be_surveyed(tree: Callable[[str], Path], measured: list[tuple[int, ...]], name: str) -> None:
     found, _ = surveyed(tree(name))

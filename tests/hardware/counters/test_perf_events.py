@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.counters.perf_events import (
-    CannotCount,
-    Kernel,
-    PerfEvent,
-    attributes,
-    open_failure,
-    read_pmu,
-    read_pmus,
-)
+from cpuchat.hardware.counters.perf_events import CannotCount, Kernel, PerfEvent, attributes, open_failure, read_pmu
 from tests.hardware.counters.simulated import Simulated, new_fabric, pmu, refused
 from tests.hardware.trees import write
 
@@ -43,17 +35,6 @@ def test_the_kernel_counts_the_time_of_this_thread() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
     assert first is not None and second is not None
     assert second > 1000  # nanoseconds: 200 000 additions take more
-
-
-def test_the_attributes_byte_for_byte() -> None:
-    attr = attributes(4, (0x4844, 0x11, 0x22))
-    assert len(attr) == 128
-    assert attr[:16] == bytes.fromhex("04000000 80000000 4448000000000000")  # type, size, config
-    assert attr[16:32] == bytes(16)  # no sampling
-    assert attr[32:40] == bytes.fromhex("0300000000000000")  # read_format: enabled and running
-    assert attr[40:56] == bytes(16)  # nothing is excluded, which uncore PMUs cannot do; not disabled, no inherit
-    assert attr[56:72] == bytes.fromhex("1100000000000000 2200000000000000")
-    assert attr[72:] == bytes(56)
 
 
 def test_what_an_event_counted() -> None:
@@ -127,12 +108,3 @@ def test_named_events_with_scale_and_unit(tmp_path: Path) -> None:
     assert unit == "MiB"
     with pytest.raises(CannotCount, match="unknown format"):
         controller.named("bad")
-
-
-def test_pmus_are_found_by_number(tmp_path: Path) -> None:
-    for number in (10, 2, 0):
-        pmu(tmp_path, f"amd_umc_{number}", number, "0", {})
-    pmu(tmp_path, "amd_umc_x", 99, "0", {})
-    assert [found.name for found in read_pmus("amd_umc_", tmp_path)] == ["amd_umc_0", "amd_umc_2", "amd_umc_10"]
-    assert read_pmus("amd_umc_", tmp_path / "nowhere") == []
-    assert read_pmu("amd_df", tmp_path) is None

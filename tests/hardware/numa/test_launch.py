@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection
 
 import pytest
 
@@ -98,26 +96,3 @@ def test_nothing_is_added_where_nothing_is_placed(monkeypatch: pytest.MonkeyPatc
         mempolicy.launch_command("nonsense", ["prog"])
     monkeypatch.setattr(sys, "platform", "darwin")
     assert mempolicy.launch_command("interleave", ["prog", "x"]) == ["prog", "x"]
-
-
-class Forbidden(mempolicy.LinuxCalls):
-    """A kernel that tells the policy but lets nobody set one."""
-
-    def set(self, mode: int, nodes: Collection[int]) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    def get(self, flags: int = 0) -> tuple[int, tuple[int, ...]]:
-        return 0, (0, 1) if flags else ()
-
-
-def test_what_earlier_launches_left_in_the_environment_is_replaced() -> None:
-    environ = {"CPUCHAT_MEMORY": "bind:7", "CPUCHAT_MEMORY_REFUSED": "old", "X": "y"}
-    mempolicy.prepare("interleave", environ, calls=Forbidden())
-    assert environ.pop("CPUCHAT_MEMORY_REFUSED").startswith("Setting a memory policy is not permitted")
-    assert environ == {"CPUCHAT_MEMORY": "local", "X": "y"}
-
-
-def test_a_program_that_was_not_launched_knows_its_policy_too() -> None:
-    policy = mempolicy.current()
-    assert policy is not None
-    assert mempolicy.in_effect()[0] == policy.words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -152,20 +151,6 @@ def test_nodes_that_the_kernel_drops_are_a_refusal_that_leaves_nothing_behind() 
     assert kernel.policy == (0, ())
 
 
-def test_old_kernels_and_flags_in_the_mode() -> None:
-    kernel = Kernel()
-    kernel.policy = (PREFERRED, ())
-    assert mempolicy.current(kernel) == Policy("local")
-    kernel.policy = (BIND | 1 << 15, (1,))
-    assert mempolicy.current(kernel) == Policy("bind", (1,))
-    kernel.policy = (WEIGHTED, (0, 1))  # by numactl
-    assert mempolicy.current(kernel) == Policy("interleave", (0, 1))
-    kernel.policy = (99, ())
-    assert mempolicy.current(kernel) is None
-    assert mempolicy.current(Kernel(cannot_ask=errno.EPERM)) is None
-    assert mempolicy.allowed_nodes(Kernel(cannot_ask=errno.EPERM)) == ()
-
-
 @pytest.mark.parametrize("mode", ["bind", "interleave", "preferred"])
 def test_this_kernel_takes_and_tells_a_policy(mode: mempolicy.Mode) -> None:
     node = mempolicy.allowed_nodes()[0]
@@ -176,31 +161,3 @@ def test_this_kernel_takes_and_tells_a_policy(mode: mempolicy.Mode) -> None:
 
     assert in_thread(work) == Policy(mode, (node,))
     assert mempolicy.current() == in_thread(mempolicy.current)
-
-
-def test_this_kernel_refuses_a_node_that_is_not_there() -> None:
-    absent = max(mempolicy.allowed_nodes()) + 700
-
-    def work(policy: Policy) -> tuple[str, Policy | None]:
-        try:
-            mempolicy.apply(policy)
-        except PolicyRefused as refused:
-            return str(refused), mempolicy.current()
-        return "", None
-
-    message, left = in_thread(lambda: work(Policy("bind", (absent,))))
-    assert f"node {absent} is missing" in message
-    assert left == in_thread(mempolicy.current)
-    message, left = in_thread(lambda: work(Policy("interleave", (*mempolicy.allowed_nodes(), absent))))
-    assert f"node {absent} is missing" in message
-    assert left == Policy("local")
-
-
-def test_an_unknown_processor_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mempolicy, "SYSTEM_CALLS", {})
-    assert mempolicy.current() is None
-    with pytest.raises(PolicyRefused, match="no memory policies"):
-        mempolicy.apply(Policy("bind", (0,)))
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(PolicyRefused, match="on Linux only"):
-        mempolicy.apply(Policy("bind", (0,)))

@@ -97,11 +97,6 @@ def stayed(path: Path) -> bool:
     return resident > SIZE // 2
 
 
-def test_nonsense_is_left_out() -> None:
-    lines = ["", "7f00", "7f00 default", "7f00 default N0=x N=3 Nn=1 N0=1=1", "7f00 default N1=2 kernelpagesize_kB=big"]
-    assert [region.nodes for region in parse_numa_maps(lines)] == [{1: 8192}]
-
-
 def test_a_recorded_process(tmp_path: Path) -> None:
     root = write(tmp_path, {"proc/7/numa_maps": RECORDED.strip()})
     odd = Path("/odd name=\t1.gguf")

@@ -157,13 +157,6 @@ def test_more_threads_than_fast_cores_take_efficient_ones(machine: Machine) -> N
     assert choose_cores(replace(topology, allowed=(16, 17, 18))).cpus == (16, 17, 18)
 
 
-def test_a_group_with_fewer_cores_gives_what_it_has(machine: Machine) -> None:
-    topology = replace(machine("epyc-9334"), allowed=(0, 1, 2, 3, 8, 16, 17))
-    choice = choose_cores(topology, "2/l3")
-    assert choice.cpus == (0, 1, 8, 16, 17)
-    assert choice.notes == ("L3 group 1 has only 1 core that this process may use.",)
-
-
 def test_whole_cores_are_left_to_the_draft_model(machine: Machine) -> None:
     topology = machine("epyc-9354")
     # Named by their second threads, they are just as busy.

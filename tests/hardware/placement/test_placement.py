@@ -12,13 +12,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.lists import format_cpu_list
-from cpuchat.hardware.placement.placement import (
-    Placement,
-    PlacementError,
-    PlacementSpec,
-    check_given,
-    place,
-)
+from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, check_given, place
 from cpuchat.hardware.sysfs import Node
 from cpuchat.hardware.topology import Core, Topology, read_topology
 from tests.hardware.trees import make_tree
@@ -53,13 +47,6 @@ def test_cores_of_the_draft_model(topology: Topology) -> None:
     assert place(topology, PlacementSpec(), with_draft=True) == shared
 
 
-def test_threads_are_no_more_than_the_draft_model_leaves(topology: Topology) -> None:
-    spec = PlacementSpec(cores="l3:6-7", draft_cores="l3:7", threads=8)
-    assert cpus(place(topology, spec, with_draft=True)) == (tuple(range(24, 28)), tuple(range(28, 32)))
-    few = place(topology, replace(spec, threads=2), with_draft=True)
-    assert len(few.cpus) == 2 and set(few.cpus) < set(range(24, 28))
-
-
 @pytest.mark.parametrize(
     ("spec", "part", "says"),
     [
@@ -76,28 +63,6 @@ def test_what_is_wrong_is_told_by_its_part(topology: Topology, spec: PlacementSp
         place(topology, spec, with_draft=True)
     ((name, problem),) = caught.value.problems.items()
     assert name == part and says in problem and str(caught.value) == problem
-
-
-def test_everything_that_is_wrong_is_told_at_once(topology: Topology) -> None:
-    with pytest.raises(PlacementError) as caught:
-        place(topology, PlacementSpec(cores="l3:9", draft_cores="l3:9", memory_policy="bind:9"), with_draft=True)
-    assert set(caught.value.problems) == {"cores", "draft_cores", "memory_policy"}
-
-
-def test_memory_is_placed_for_the_cores_of_both_models(tmp_path: Path) -> None:
-    topology = read_topology(make_tree(tmp_path, "2x-epyc-7543"))
-    for cores, draft_cores, policy, alone in (
-        ("socket:0", "auto", "preferred:0", "preferred:0"),
-        ("socket:0", "socket:1", "interleave:0-1", "preferred:0"),
-        ("l3:0", "l3:1", "preferred:0", "preferred:0"),
-        ("auto", "l3:15", "interleave:0-1", "interleave:0-1"),
-    ):
-        spec = PlacementSpec(cores, draft_cores)
-        assert place(topology, spec, with_draft=True).memory_policy.words == policy
-        assert place(topology, spec).memory_policy.words == alone
-    # The policy that this process was started under stays, unless another one is asked for.
-    assert place(topology, PlacementSpec(), inherits_policy=True).memory_policy.words == "local"
-    assert place(topology, PlacementSpec(memory_policy="bind:1"), inherits_policy=True).memory_policy.words == "bind:1"
 
 
 def many_cores(allowed: range) -> Topology:
