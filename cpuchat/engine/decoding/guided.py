@@ -180,7 +180,15 @@ class CallGuide:
             return None
         self._text = text = self._text + text
         if self._form.only_at_start:
-            written = self._calls_at_start(text)
+            # The trigger may begin any text: calls have begun once the name of a tool follows.
+            start, opening = text.lstrip(), f"{self._form.section}{self._form.opening}".lstrip()
+            name_key = re.escape(f'"{self._form.name_key}"')
+            before = rf"\{{\s*{name_key}\s*:\s*\"" if self._form.shape == "object" else re.escape(opening)
+            names = "|".join(re.escape(tool.name) for tool in self._tools)
+            written = start if re.match(rf"{before}(?:{names})\W", start) is not None else ""
+            longest = len(before) + max(len(tool.name) for tool in self._tools)
+            is_other = not self._trigger.startswith(start[: len(self._trigger)]) or len(start) > longest
+            self.is_over = is_other and not written
         elif (at := text.find(self._trigger)) >= 0:
             written = text[at:]
         else:
@@ -192,18 +200,6 @@ class CallGuide:
             return self._grammar(written)
         except CpuchatError:  # llguidance takes no such grammar, or the vocabulary not these texts
             return None
-
-    def _calls_at_start(self, text: str) -> str:
-        """Return what is written of calls whose trigger may begin any text: once the name of a tool follows."""
-        start = text.lstrip()
-        before = r"\{\s*" + re.escape(f'"{self._form.name_key}"') + r"\s*:\s*\"" if self._form.shape == "object" else ""
-        before = before or re.escape(f"{self._form.section}{self._form.opening}".lstrip())
-        names = "|".join(re.escape(tool.name) for tool in self._tools)
-        if re.match(rf"{before}(?:{names})\W", start) is not None:
-            return start
-        longest = len(before) + max(len(tool.name) for tool in self._tools)
-        self.is_over = not self._trigger.startswith(start[: len(self._trigger)]) or len(start) > longest
-        return ""
 
     def _grammar(self, written: str) -> Grammar | None:
         """Return the grammar with what is written of the calls accepted; None if that does not match it."""

@@ -349,8 +349,15 @@ class ModelDrafting:
             plan = self.controller.plan_draft(room, self.unread)
         self.overlap = self._thread is not None and (plan.overlap or fixed_depth)
         if plan.depth < 1:
-            if not self._shadow_score():
+            n = self.controller.shadow_budget(draft.n_unread)
+            if n <= 0:
                 self._rest_steps = _REST
+                return None
+            if n < draft.n_unread - 1:
+                draft.restart(n + 1)
+            waited = self._wait_ms
+            self._read(n, is_shadow=True)
+            self._wait_ms = waited  # this has its own budget
             return None
         ready, self._ready = self._ready[: plan.depth], []
         if ready:
@@ -378,19 +385,6 @@ class ModelDrafting:
         not."""
         waited, self._wait_ms = self._wait_ms, 0.0
         return waited
-
-    def _shadow_score(self) -> bool:
-        """Occasionally score the draft model while it is off. Returns whether it did."""
-        draft = self._draft
-        n = self.controller.shadow_budget(draft.n_unread)
-        if n <= 0:
-            return False
-        if n < draft.n_unread - 1:
-            draft.restart(n + 1)
-        waited = self._wait_ms
-        self._read(n, is_shadow=True)
-        self._wait_ms = waited  # this has its own budget
-        return True
 
     def _read(self, n: int, *, is_shadow: bool) -> None:
         """Let the draft model read `n` tokens and score what it would have drafted after the newest of them."""

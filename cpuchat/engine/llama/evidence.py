@@ -36,16 +36,16 @@ def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
         weights=found,
         scalar_types=scalar_types({one.type for one in found if not one.is_repacked}),
         thread_ids=tuple(thread_ids),
-        **from_log(bindings.log.lines()),
+        **_from_log(),
     )
 
 
-def from_log(lines: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of `LoadEvidence` that the log of a load tells; of several graphs the last one's attention."""
+def _from_log() -> dict[str, Any]:
+    """Return the fields that the log of a load tells; of several graphs the last one's attention."""
     found: dict[str, Any] = {}
     nodes = {"FLASH_ATTN_EXT": 0, "SOFT_MAX": 0}
     kv_mib, in_graph = 0.0, False
-    for line in lines:
+    for line in bindings.log.lines():
         if match := _LOAD_MODE.search(line):
             found["load_mode"] = match[1]
         elif match := _KV_SIZE.match(line):

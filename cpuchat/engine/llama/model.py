@@ -91,14 +91,20 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
         raise ModelUnsupported(
             f"{header.path.name} is {header.other}, not a language model.", "Choose the main GGUF file beside it."
         )
-    check_numbers(options)
-    check_cache_types(header, options)
+    check_options(header, options)
     notes: list[str] = []
     need, n_rs_seq = plan_memory(header, options, available, n_outputs)
     n_ctx, n_batch = need.n_ctx, min(options.n_batch, need.n_ctx)
     check_fit(need, available, header, options)
     if options.mlock:
-        _check_lock(need.weights + need.repack)
+        size, (soft, hard) = need.weights + need.repack, resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
+        if hard not in (resource.RLIM_INFINITY, -1) and hard < size and not may_lock_all():
+            raise UsageError(
+                f"Memory locking (mlock) needs {size / 1e9:.1f} GB, but the limit is {hard / 1e9:.3f} GB.",
+                "Raise the limit (`ulimit -l unlimited`) or turn memory locking off.",
+            )
     if header.n_ctx_train and n_ctx > header.n_ctx_train:
         notes.append(
             f"The context of {n_ctx:,} tokens is longer than the {header.n_ctx_train:,} that this model was trained "
@@ -108,8 +114,9 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
     return LoadPlan(options, need, n_outputs, n_rs_seq, tuple(notes))
 
 
-def check_numbers(options: LoadOptions) -> None:
-    """Check ranges. Raises UsageError for a number out of range."""
+def check_options(header: GGUFHeader, options: LoadOptions) -> None:
+    """Raise UsageError for a number out of range, and for a KV cache type that this model or the flash attention
+    setting forbids."""
     for name, value, minimum, maximum, hint in (
         ("The context size", options.n_ctx or MIN_CTX, MIN_CTX, _MAX_CTX, "Use 0 to choose it automatically."),
         ("The batch size", options.n_batch, 1, _MAX_BATCH, ""),
@@ -123,10 +130,6 @@ def check_numbers(options: LoadOptions) -> None:
             f"The physical batch size (ubatch) {options.n_ubatch} is larger than the batch size {options.n_batch}.",
             "Use at most the batch size.",
         )
-
-
-def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
-    """Check KV cache types. Raises UsageError for those that this model or the flash attention setting forbids."""
     for name, wanted in (("K", options.type_k), ("V", options.type_v)):
         if wanted not in _CACHE_TYPES:
             raise UsageError(f"Unknown {name} cache type {wanted}.", f"Choose one of {', '.join(_CACHE_TYPES)}.")
@@ -151,20 +154,6 @@ def check_cache_types(header: GGUFHeader, options: LoadOptions) -> None:
             f"This model needs the same type for K and V, not {options.type_k} and {options.type_v}.",
             "Set both cache types to the same one.",
         )
-
-
-def _check_lock(size: int) -> None:
-    """Check the limit on locked memory. Raises UsageError when `size` bytes exceed it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-        soft = hard
-    if soft in (resource.RLIM_INFINITY, -1) or soft >= size or may_lock_all():
-        return
-    raise UsageError(
-        f"Memory locking (mlock) needs {size / 1e9:.1f} GB, but the limit is {soft / 1e9:.3f} GB.",
-        "Raise the limit (`ulimit -l unlimited`) or turn memory locking off.",
-    )
 
 
 def may_lock_all() -> bool:

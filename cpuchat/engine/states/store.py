@@ -181,7 +181,11 @@ class StateStore:
         self._changed = max(plan.shared, shared_tokens(token_bytes(self.sequence.tokens), self._prompt))
         kept = named or (base.key if is_same and base.key.chat else None)
         kept = kept or StateKey(owner=owner, chat=uuid.uuid4().hex[:20], on_disk=key.on_disk)
-        self._keep_lost(plan, kept)
+        # What the KV cache loses is kept and saved, as far as that is worth it.
+        spared = [one for one in (plan.base, plan.partial) if one is not None]
+        lost = len(self.sequence) - (plan.n if plan.base is None else 0)
+        is_kept = lost >= MIN_TOKENS and lost * _KEEP_SHARE >= len(self.sequence)
+        self.leave(spared, keep=is_kept, save=kept != self.live.key or plan.base is not None)
         while (source := self._go(plan)) is None:
             plan = self._best(max_tokens)
         changed, message = "", 0
@@ -229,7 +233,7 @@ class StateStore:
         places = set[int]()
         if self.sequence.partial_bytes and at < len(prompt.tokens):
             places = {prompt.line_start(self._changed, self.piece), *prompt.checkpoints(at, self.piece)}
-        self._due = self._heads_due(prompt, at)
+        self._due = self._heads_due(prompt, at) if self._head >= _MIN_HEAD else set()
         self.keep_head()
         return sorted(place for place in places | self._due if place > at)
 
@@ -237,8 +241,6 @@ class StateStore:
         """Return after how many tokens, `at` or more, what other conversations may begin with as well is to be kept:
         the head, and what it has in common with earlier ones. Heads that are kept count as used."""
         owner, head, due = self.live.key.owner, self._prompt[: self._head * TOKEN_BYTES], set[int]()
-        if self._head < _MIN_HEAD:
-            return due
         kept = self._own(StateKind.HEAD)
         before = (*(tokens for other, tokens in self._heads if other == owner), *(one.tokens for one in kept))
         common = max((shared_tokens(head, tokens) for tokens in before), default=0)
@@ -348,13 +350,6 @@ class StateStore:
         if data is not None and self._make_room(data.nbytes, (state,)):
             state.data = data
         return data
-
-    def _keep_lost(self, plan: Plan, key: StateKey) -> None:
-        """Keep and save what the KV cache loses by a plan, as far as that is worth it."""
-        held = plan.n if plan.base is None else 0
-        lost, spared = len(self.sequence) - held, [one for one in (plan.base, plan.partial) if one is not None]
-        is_kept = lost >= MIN_TOKENS and lost * _KEEP_SHARE >= len(self.sequence)
-        self.leave(spared, keep=is_kept, save=key != self.live.key or plan.base is not None)
 
     def leave(self, spared: Collection[State] = (), *, keep: bool = True, save: bool = True) -> None:
         """Keep what the KV cache holds before it is used for something else: in memory, on disk if there is much

@@ -151,7 +151,12 @@ def _named(topology: Topology, spec: str) -> _Named:
         what, why = plural(len(fast), "performance core"), f"{would} slow them down"
         return _Named(_firsts(topology, fast), what, why, spare=_firsts(topology, slow))
     if spec in ("auto", "all"):
-        return _all(topology)
+        cores = topology.allowed_cores
+        why = "SMT siblings do not speed up decoding" if any(len(core.cpus) > 1 for core in cores) else ""
+        what = plural(len(cores), "physical core")
+        if len(cores) < len(topology.cores):
+            what += f" that this process may use (the machine has {len(topology.cores)})"
+        return _Named(_firsts(topology, cores), what, why)
     if match := re.fullmatch(r"([0-9]{1,4})/l3", spec):
         return _of_each_l3(topology, int(match[1]))
     if re.fullmatch(_LIST, spec):
@@ -178,15 +183,6 @@ def _numbers(spec: str, text: str) -> tuple[int, ...]:
 def _firsts(topology: Topology, cores: Iterable[Core]) -> tuple[int, ...]:
     allowed = set(topology.allowed)
     return tuple(min(allowed.intersection(core.cpus)) for core in cores)
-
-
-def _all(topology: Topology) -> _Named:
-    cores = topology.allowed_cores
-    why = "SMT siblings do not speed up decoding" if any(len(core.cpus) > 1 for core in cores) else ""
-    what = plural(len(cores), "physical core")
-    if len(cores) < len(topology.cores):
-        what += f" that this process may use (the machine has {len(topology.cores)})"
-    return _Named(_firsts(topology, cores), what, why)
 
 
 def _placed(topology: Topology, kind: str, numbers: tuple[int, ...]) -> _Named:

@@ -230,7 +230,17 @@ def candidates(topology: Topology) -> list[PlacementCandidate]:
             f"Pays off only while drafting and verifying overlap: a draft model does not fit the L3{size}, and one "
             "link carries a fraction of the memory bandwidth.",
         )
-        found += _few_of_each(topology, groups)
+        sizes = [sum(core.l3 == group for core in topology.allowed_cores) for group in groups]
+        if min(sizes) > (n := 4 if min(sizes) > 4 else 2):
+            few = _candidate(
+                topology,
+                f"{n} cores per L3 group",
+                PlacementSpec(f"{n}/l3", "shared"),
+                f"{n} cores nearly saturate a group's memory link while decoding, with less synchronization; prefill "
+                "has fewer cores to compute on.",
+            )
+            # A cgroup quota may grant fewer.
+            found += [one for one in few if len(one.placement.cpus) == n * len(sizes)]
     sockets = sorted({core.package for core in topology.allowed_cores})
     if len(sockets) > 1:
         found += _candidate(
@@ -239,7 +249,18 @@ def candidates(topology: Topology) -> list[PlacementCandidate]:
             PlacementSpec(f"socket:{sockets[0]}", f"socket:{sockets[-1]}"),
             "Pays off only while drafting and verifying overlap; the target gets the cores of one socket.",
         )
-    found += _one_node(topology)
+    nodes = sorted({core.node for core in topology.allowed_cores})
+    mine = [node for node in topology.nodes if node.number in nodes and node.number in topology.allowed_nodes]
+    if len(nodes) > 1 and mine:
+        node = max(mine, key=lambda node: (node.memory, -node.number))
+        room = f"{node.memory / 1e9:.0f} GB of its memory" if node.memory else "its memory"
+        found += _candidate(
+            topology,
+            ONE_NODE,
+            PlacementSpec(f"node:{node.number}", "shared", f"bind:{node.number}"),
+            f"No cross-node reads, but the bandwidth of the other {'node' if len(nodes) == 2 else 'nodes'} is unused, "
+            f"and the model must fit the {room}.",
+        )
     return found
 
 
@@ -268,39 +289,6 @@ def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
     return (
         f"{who}: an L3 group of its own would give the draft model a part of the links to memory, and take it from the "
         "target."
-    )
-
-
-def _few_of_each(topology: Topology, groups: Collection[int]) -> list[PlacementCandidate]:
-    """Four cores of each L3 group, or two where it has no more than four."""
-    sizes = [sum(core.l3 == group for core in topology.allowed_cores) for group in groups]
-    n = 4 if min(sizes) > 4 else 2
-    if min(sizes) <= n:
-        return []
-    found = _candidate(
-        topology,
-        f"{n} cores per L3 group",
-        PlacementSpec(f"{n}/l3", "shared"),
-        f"{n} cores nearly saturate a group's memory link while decoding, with less synchronization; prefill has fewer "
-        "cores to compute on.",
-    )
-    # A cgroup quota may grant fewer.
-    return [one for one in found if len(one.placement.cpus) == n * len(sizes)]
-
-
-def _one_node(topology: Topology) -> list[PlacementCandidate]:
-    nodes = sorted({core.node for core in topology.allowed_cores})
-    mine = [node for node in topology.nodes if node.number in nodes and node.number in topology.allowed_nodes]
-    if len(nodes) < 2 or not mine:
-        return []
-    node = max(mine, key=lambda node: (node.memory, -node.number))
-    room = f"{node.memory / 1e9:.0f} GB of its memory" if node.memory else "its memory"
-    return _candidate(
-        topology,
-        ONE_NODE,
-        PlacementSpec(f"node:{node.number}", "shared", f"bind:{node.number}"),
-        f"No cross-node reads, but the bandwidth of the other {'node' if len(nodes) == 2 else 'nodes'} is "
-        f"unused, and the model must fit the {room}.",
     )
 
 
