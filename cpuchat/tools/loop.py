@@ -88,9 +88,7 @@ CALL_SECONDS = 60.0
 START_SECONDS = 30.0
 """The first start of a server may download it (npx, uvx)."""
 LONGEST_MESSAGE = 4_000_000
-MAX_BYTES = 64_000_000
-MAX_MESSAGES = 10_000
-"""A server that writes more bytes in one message, or more bytes or messages during a call, is ended."""
+"""A server that writes more bytes in one message is ended."""
 MAX_TOOLS = 128
 """They are in every prompt. Those that come after are not offered."""
 MAX_ROUNDS = 20
