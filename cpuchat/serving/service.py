@@ -87,8 +87,6 @@ class InferenceService:
         self.limit = limit
         self.closing = False
         self.started = int(time.time())
-        self.running: ReplyProgress | None = None
-        """The answer that the engine works on."""
         self._conversation = conversation
         self._aliases = aliases
         self._strict = strict
@@ -229,7 +227,6 @@ class InferenceService:
         try:
             async with self._turn(record):
                 self.metrics.count_queued(record.queued_s)
-                self.running = progress
                 try:
                     async with contextlib.aclosing(self._events(parsed.request, progress)) as events:
                         async for event in events:
@@ -239,7 +236,6 @@ class InferenceService:
                                 raise _closing()
                             yield event
                 finally:
-                    self.running = None
                     if progress.prompt is not None:
                         ttft_s = progress.first_at - arrived if progress.first_at is not None else None
                         self.metrics.count_answer(progress.timings, ttft_s)
@@ -262,12 +258,6 @@ class InferenceService:
             raise Refusal(400, message, "chat_template_failed")
         record.result = "ok"
         return n_tokens
-
-    async def end_reasoning(self, id: str) -> bool:
-        """Let the running answer of that id end its reasoning and answer now; False when it is not reasoning."""
-        if self.running is None or self.running.id != id:
-            return False
-        return await self._conversation.backend.end_reasoning()
 
     async def close(self) -> None:
         """End the running answer and those that wait; each gets an error."""

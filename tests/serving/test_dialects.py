@@ -12,12 +12,12 @@ import pytest
 from cpuchat.config.settings import Settings
 from cpuchat.protocol.messages import EFFORTS, CallDelta, GenerationFinished, Message, Speculation, TextDelta
 from cpuchat.protocol.timings import Timings
-from cpuchat.serving.app import _DIALECTS  # pyright: ignore[reportPrivateUsage]
+from cpuchat.serving.app import DIALECTS
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.requests import ParsedRequest, RequestReader
 from tests.support.scripted_backend import WITH_DRAFT
 
-READERS = {path: (read, reply) for path, read, reply in _DIALECTS.values()}
+READERS = {path: (read, reply) for path, read, reply in DIALECTS.values()}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TEXT = {"type": "string"}
 
@@ -208,7 +208,6 @@ CODEX: list[dict[str, Any]] = [
     {"type": "web_search"}, {"type": "image_generation"}, {"type": "mcp", "server_label": "x"},
     {"type": "custom", "name": "edit", "description": "Edits.",
      "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}},
-    {"type": "local_shell"},
     {"type": "namespace", "name": "mcp__files__", "tools": [{"type": "function", "name": "read"}, {"type": "mcp"}]},
 ]  # fmt: skip
 
@@ -217,7 +216,7 @@ def test_tools_of_codex_are_offered_or_left_out_and_noted() -> None:
     notes: list[str] = []
     parsed = read(RESPONSES, {**asked(RESPONSES), "tools": CODEX}, notes)
     tools = {one.name: one for one in parsed.request.tools}
-    assert list(tools) == ["now", "edit", "local_shell", "mcp__files__read"]
+    assert list(tools) == ["now", "edit", "mcp__files__read"]
     assert tools["edit"].parameters["properties"] == {"input": TEXT} and "start: X" in tools["edit"].description
     assert sum("run elsewhere" in one for one in notes) == 4
 
@@ -251,7 +250,6 @@ def test_tools_that_run_at_anthropic_are_left_out(kind: str) -> None:
         ({"type": "function", "name": "now"}, "required", ("now",)),
         ({"type": "custom", "name": "edit"}, "required", ("edit",)),
         ({"type": "function", "name": "read", "namespace": "mcp__files__"}, "required", ("mcp__files__read",)),
-        ({"type": "local_shell"}, "required", ("local_shell",)),
     ],
 )
 def test_a_choice_of_tools_by_type(choice: dict[str, Any], mode: str, names: tuple[str, ...]) -> None:
@@ -270,8 +268,6 @@ def test_a_choice_of_what_is_left_out_is_refused_with_the_reason() -> None:
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("now", "{}", {"type": "function_call", "name": "now", "arguments": "{}"}),
     ("edit", '{"input": "a\\n\\"b\\""}', {"type": "custom_tool_call", "name": "edit", "input": 'a\n"b"'}),
-    ("local_shell", '{"command": ["ls"]}', {"type": "local_shell_call",
-     "action": {"type": "exec", "env": {}, "command": ["ls"]}}),
     ("mcp__files__read", "{}", {"type": "function_call", "name": "read", "namespace": "mcp__files__",
      "arguments": "{}"}),
 ]  # fmt: skip
@@ -430,7 +426,7 @@ def test_a_response_repeats_what_was_used() -> None:
     )
     assert {name: told[name] for name in names} == {name: body[name] for name in names}
     assert told["text"]["format"] == form and told["reasoning"]["effort"] == "low"
-    assert [one["type"] for one in told["tools"]] == ["function", "custom", "local_shell", "function"]
+    assert [one["type"] for one in told["tools"]] == ["function", "custom", "function"]
 
 
 # a form and tools

@@ -163,7 +163,7 @@ async def test_reading_ends_when_the_client_leaves_and_makes_room_for_others() -
     reading, queue, left = Reading(), Queue(), asyncio.Event()
     endpoint = AnswerEndpoint(queue, "chat", reading, None)  # type: ignore[arg-type]
     sent = asyncio.Queue[dict]()
-    tasks = [exchange(queue, stream=True, sent=sent, left=left, endpoint=endpoint) for _ in range(app._MAX_PARSED)]
+    tasks = [exchange(queue, stream=True, sent=sent, left=left, endpoint=endpoint) for _ in range(app.MAX_PARSED)]
     waiting = asyncio.gather(*tasks)
     await reading.begins(len(tasks))
     left.set()
