@@ -101,7 +101,7 @@ def tool_loop(
             terminal.warn(f"cpuchat: {server}")
         else:
             sources.append(ToolServer(name, server))
-    return ToolLoop(Toolbox(sources), Approvals(paths.approvals_file()), ask)
+    return ToolLoop(Toolbox(sources), Approvals(), ask)
 
 
 def servers_wanted(names: Sequence[str]) -> dict[str, ToolServerConfig | SettingsError]:

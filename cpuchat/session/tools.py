@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.session.conversation import Conversation
 from cpuchat.tools.config import ToolServerConfig
@@ -23,6 +22,7 @@ class ChatTools:
         self.servers: dict[str, ToolServer] = {}
         """The MCP servers that are offered, by name."""
         self.box = Toolbox(())
+        self.approvals = Approvals()
         self._conversation = conversation
         self._ask = ask
         self._folder: Folder | None = None
@@ -31,11 +31,6 @@ class ChatTools:
     def folder(self) -> Path | None:
         """Return the folder in which the model may read files."""
         return self._folder.path if self._folder is not None else None
-
-    @cached_property
-    def approvals(self) -> Approvals:
-        """Return what was approved in this run, and for good."""
-        return Approvals(paths.approvals_file())
 
     @cached_property
     def _loop(self) -> ToolLoop:

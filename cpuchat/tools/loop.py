@@ -12,13 +12,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean, clean_line
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -35,50 +33,27 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Timings
 from cpuchat.tools.folder import TOOLS, Folder
 
-Choice = Literal["once", "chat", "always", "refuse"]
-_MAX_APPROVED = 500
-
-
-class _Approved(msgspec.Struct):
-    """For the user who looks into the file."""
-
-    source: str
-    name: str
+Choice = Literal["once", "chat", "refuse"]
 
 
 class Approvals:
-    """Remembers approvals: for a chat in memory, for good in `file`.
+    """Remembers which tools a chat may call without asking. One that changes in any way is another one."""
 
-    One for good is only for a tool that reads, by its source's own word, and ends when the tool changes in any way: a
-    server that was harmless when it was approved may not stay so.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._cache = JsonCache(file, _Approved, version=1, max_entries=_MAX_APPROVED)
-        self._in_chat: set[tuple[str, str]] = set()
-
-    @staticmethod
-    def choices(tool: Tool) -> tuple[Choice, ...]:
-        """Return what may be chosen for a call of this tool."""
-        return ("once", "chat", "always", "refuse") if tool.read_only else ("once", "chat", "refuse")
+    def __init__(self) -> None:
+        self._approved: set[tuple[str, str]] = set()
 
     def is_approved(self, tool: Tool, chat_id: str) -> bool:
         """Return whether the tool may be called in this chat without asking."""
-        if (chat_id, tool.fingerprint) in self._in_chat:
-            return True
-        return tool.read_only and tool.fingerprint in self._cache.read()
+        return (chat_id, tool.fingerprint) in self._approved
 
     def remember(self, tool: Tool, chat_id: str, choice: Choice) -> None:
         """Keep what the user chose for a call."""
         if choice == "chat":
-            self._in_chat.add((chat_id, tool.fingerprint))
-        elif choice == "always" and tool.read_only:
-            self._cache.put(tool.fingerprint, _Approved(tool.source, tool.name))
+            self._approved.add((chat_id, tool.fingerprint))
 
     def forget_all(self) -> None:
         """Ask again before every call."""
-        self._in_chat.clear()
-        self._cache.update(lambda approved: approved.clear())
+        self._approved.clear()
 
 
 Count = Callable[[str], Awaitable[int | None]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,8 +13,7 @@ from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools.config import ToolServerConfig, load_servers
 from cpuchat.tools.loop import MAX_ROUNDS, Approvals, CallLimits, Count, shortened
 
-READ = Tool(name="read", source="files", read_only=True)
-WRITE = Tool(name="write", source="files")
+TOOL = Tool(name="read", source="files")
 
 
 def configure(text: str) -> None:
@@ -125,20 +123,14 @@ def test_a_call_that_cannot_be_sent_has_no_arguments(value: object) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ToolCall) == call
 
 
-def test_approvals_are_for_a_chat_or_for_good(tmp_path: Path) -> None:
-    file = tmp_path / "approvals.json"
-    approvals = Approvals(file)
-    assert "always" in approvals.choices(READ) and "always" not in approvals.choices(WRITE)
-    approvals.remember(READ, "one", "once")
-    approvals.remember(READ, "one", "refuse")
-    assert not approvals.is_approved(READ, "one")
-    approvals.remember(WRITE, "one", "chat")
-    assert approvals.is_approved(WRITE, "one") and not approvals.is_approved(WRITE, "two")
-    approvals.remember(WRITE, "one", "always")  # cannot be chosen
-    approvals.remember(READ, "one", "always")
-    again = Approvals(file)
-    assert again.is_approved(READ, "two") and not again.is_approved(WRITE, "one")
-    for changed in ({"description": "Deletes."}, {"source": "other"}, {"origin": "x"}, {"read_only": False}):
-        assert not again.is_approved(msgspec.structs.replace(READ, **changed), "two")
-    again.forget_all()
-    assert not Approvals(file).is_approved(READ, "two")
+def test_an_approval_is_for_a_chat_and_for_the_tool_as_it_is() -> None:
+    approvals = Approvals()
+    approvals.remember(TOOL, "one", "once")
+    approvals.remember(TOOL, "one", "refuse")
+    assert not approvals.is_approved(TOOL, "one")
+    approvals.remember(TOOL, "one", "chat")
+    assert approvals.is_approved(TOOL, "one") and not approvals.is_approved(TOOL, "two")
+    for changed in ({"description": "Deletes."}, {"source": "other"}, {"origin": "x"}, {"read_only": True}):
+        assert not approvals.is_approved(msgspec.structs.replace(TOOL, **changed), "one")
+    approvals.forget_all()
+    assert not approvals.is_approved(TOOL, "one")

@@ -18,7 +18,7 @@ from cpuchat.present.tools import server_state
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools import servers as tool_servers
 from cpuchat.tools.config import ToolServerConfig
-from cpuchat.tools.loop import Approvals, Toolbox
+from cpuchat.tools.loop import Toolbox
 from cpuchat.tools.servers import ToolServer
 
 SUPPORT = Path(__file__).parent.parent / "support"
@@ -166,17 +166,15 @@ async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_
         assert server.state != "running"
 
 
-async def test_an_approval_for_good_holds_for_the_same_variables_only(tmp_path: Path) -> None:
-    approvals, asked = Approvals(tmp_path / "approvals.json"), list[bool]()
+async def test_another_variable_makes_another_tool(tmp_path: Path) -> None:
+    fingerprints = set[str]()
     for value in ("https://one.example", "https://other.example", "https://one.example"):
         arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), "noise", str(tmp_path / "started"))
         server = ToolServer("noise", ToolServerConfig(command=sys.executable, args=arguments, env={"API": value}))
         await server.ready()
-        asked.append(not approvals.is_approved(server.tools[0], "chat"))
-        if len(asked) == 1:
-            approvals.remember(server.tools[0], "chat", "always")
+        fingerprints.add(server.tools[0].fingerprint)
         await server.close()
-    assert asked == [True, True, False]
+    assert len(fingerprints) == 2
 
 
 async def test_a_tool_that_changes_is_another_one(tmp_path: Path) -> None:
