@@ -168,8 +168,7 @@ def test_wrong_calls_are_told(folder: Folder) -> None:
     assert all(tool.read_only for tool in TOOLS)
 
 
-def test_a_folder_that_is_none_is_refused(root: Path) -> None:
+@pytest.mark.parametrize("name", ["notes.md", "gone"])
+def test_a_folder_that_is_none_is_refused(root: Path, name: str) -> None:
     with pytest.raises(UsageError, match="Cannot open the folder"):
-        Folder(root / "notes.md")
-    with pytest.raises(UsageError, match="Cannot open the folder"):
-        Folder(root / "gone")
+        Folder(root / name)

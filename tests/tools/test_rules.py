@@ -94,15 +94,6 @@ async def test_long_results_are_cut_in_the_middle() -> None:
     assert (await shortened(text, 100_000, counted))[1] == len(text)
 
 
-def test_calls_that_repeat_are_refused() -> None:
-    limits = CallLimits()
-    call = ToolCall(name="read", arguments={"a": 1, "b": 2})
-    assert [limits.refusal(call) for _ in range(2)] == [None, None]
-    refused = limits.refusal(ToolCall(name="read", arguments={"b": 2, "a": 1}))
-    assert refused is not None and refused.failed
-    assert limits.refusal(ToolCall(name="read", arguments={"a": 2})) is None
-
-
 def test_calls_end_when_they_bring_nothing_new() -> None:
     one, other = ToolCall(name="read"), ToolCall(name="list")
     first, second = ToolResult(text="1"), ToolResult(text="2")
@@ -114,6 +105,8 @@ def test_calls_end_when_they_bring_nothing_new() -> None:
     limits = CallLimits()
     said = [limits.reached([one], [ToolResult(text=str(at))]) for at in range(MAX_ROUNDS)]
     assert said[-1] == "it had called tools 20 times" and not any(said[:-1])
+    refusals = [limits.refusal(ToolCall(name="read", arguments={"b": at // 3, "a": 1})) for at in range(4)]
+    assert [one is not None and one.failed for one in refusals] == [False, False, True, False]
 
 
 @pytest.mark.parametrize("value", [1 << 64, "\ud83d"])
