@@ -311,29 +311,24 @@ def read_tools(reader: RequestReader, given: Iterable[Any], dialect: Dialect) ->
             if kind is None:
                 left_out |= {function["type"], function["name"]}
                 reader.note(f"Tools of the type {quoted(function['type'])} run elsewhere and are left out.")
-            else:
-                tool = _tool(function, where, tools)
-                tools[tool.name], kinds[tool.name] = tool, kind
+                continue
+            name, about, strict = function.get("name"), function.get("description"), bool(function.get("strict"))
+            schema = function.get("parameters", function.get("input_schema"))
+            schema = {"type": "object", "properties": {}} if schema is None else schema
+            if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+                raise field_error(f"{where}.name", "must be 1 to 128 letters, digits, `_`, `-`, `.` or `:`")
+            if name in tools:
+                raise field_error(f"{where}.name", f"`{quoted(name)}` is there twice")
+            if len(tools) >= _MAX_TOOLS:
+                raise field_error("tools", f"more than {_MAX_TOOLS} are not supported", "unsupported")
+            if not isinstance(schema, dict) or is_deep(schema):
+                reason = f"must be a JSON schema of at most {_DEEPEST} levels, with 64-bit integers"
+                raise field_error(f"{where}.parameters", reason)
+            if strict:
+                answer_grammar(f"{where}.parameters", schema)
+            about = about if isinstance(about, str) else ""
+            tools[name], kinds[name] = Tool(name=name, description=about, parameters=schema, strict=strict), kind
     return Offered(tuple(tools.values()), kinds, frozenset(left_out))
-
-
-def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
-    name, about = given.get("name"), given.get("description")
-    schema = given.get("parameters", given.get("input_schema"))
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise field_error(f"{where}.name", "must be 1 to 128 letters, digits, `_`, `-`, `.` or `:`")
-    if name in known:
-        raise field_error(f"{where}.name", f"`{quoted(name)}` is there twice")
-    if len(known) >= _MAX_TOOLS:
-        raise field_error("tools", f"more than {_MAX_TOOLS} are not supported", "unsupported")
-    schema = {"type": "object", "properties": {}} if schema is None else schema
-    if not isinstance(schema, dict) or is_deep(schema):
-        raise field_error(
-            f"{where}.parameters", f"must be a JSON schema of at most {_DEEPEST} levels, with 64-bit integers"
-        )
-    if strict := bool(given.get("strict")):
-        answer_grammar(f"{where}.parameters", schema)
-    return Tool(name=name, description=about if isinstance(about, str) else "", parameters=schema, strict=strict)
 
 
 def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:
