@@ -25,7 +25,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Timings
 from cpuchat.tools import loop as limits
 from cpuchat.tools.folder import Folder
-from cpuchat.tools.loop import Approvals, Choice, FolderSource, Toolbox, ToolLoop
+from cpuchat.tools.loop import Choice, FolderSource, Toolbox, ToolLoop
 
 LOOK = ToolCall(name="look", arguments={"at": "it"})
 MORE = ToolCall(name="look", arguments={"at": "more"})
@@ -40,7 +40,7 @@ class Scripted:
         self.timeout = 60.0
         self.requests: list[Generate] = []
         self.ran: list[ToolCall] = []
-        self._calls = list(calls)
+        self.calls = list(calls)
         self._result = result
 
     async def ready(self) -> None: ...
@@ -55,7 +55,7 @@ class Scripted:
 
     async def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self.requests.append(request)
-        calls = self._calls.pop(0) if self._calls else ()
+        calls = self.calls.pop(0) if self.calls else ()
         text = "" if calls or calls is None else "Done."
         if text:
             yield TextDelta(request_id=1, text=text, predicted_n=1, at_ms=0.0)
@@ -83,7 +83,7 @@ async def uncounted(_: str) -> None:
 
 
 async def answer(model: Scripted, user: User) -> list[object]:
-    loop = ToolLoop(Toolbox([model]), Approvals(), user.ask)
+    loop = ToolLoop(Toolbox([model]), user.ask)
     request = Generate(messages=(Message(role="user", content="What is it?"),), state=StateKey(chat="one"))
     return [event async for event in loop.answer(model.generate, request, uncounted)]
 
@@ -118,6 +118,27 @@ async def test_what_the_user_chooses_holds(choices: tuple[Choice, ...], n_asked:
     assert sum("refused" in text for text in told(events)) == 2 - n_ran
 
 
+async def test_an_approval_is_for_a_chat_and_for_the_tool_as_it_is() -> None:
+    choices: list[Choice] = ["chat"] * 9
+    model, user = Scripted(*[[LOOK]] * 9), User(*choices)
+    loop = ToolLoop(Toolbox([model]), user.ask)
+
+    async def asked(chat_id: str) -> int:
+        before = len(user.asked)
+        request = Generate(messages=(Message(role="user", content="What?"),), state=StateKey(chat=chat_id))
+        async for event in loop.answer(model.generate, request, uncounted):
+            if isinstance(event, CallDone):
+                model.calls.insert(0, ())
+        return len(user.asked) - before
+
+    assert [await asked(chat_id) for chat_id in ("one", "one", "two")] == [1, 0, 1]
+    for changed in ({"description": "Deletes."}, {"source": "other"}, {"origin": "x"}):
+        model.tools = [msgspec.structs.replace(model.tools[0], **changed)]
+        assert await asked("one") == 1
+    loop.forget_approvals()
+    assert await asked("one") == 1
+
+
 async def test_calls_that_cannot_be_made_are_told_and_not_asked_about() -> None:
     wrong = [ToolCall(name="gone"), ToolCall(name="look", problem="No object."), ToolCall(name="look")]
     user = User()
@@ -136,7 +157,7 @@ async def test_a_tool_that_hangs_is_stopped_and_one_that_floods_is_cut() -> None
 
 async def test_a_call_is_stopped_by_the_user() -> None:
     model = Scripted([LOOK], result="hang")
-    loop = ToolLoop(Toolbox([model]), Approvals(), User("once").ask)
+    loop = ToolLoop(Toolbox([model]), User("once").ask)
     events = loop.answer(model.generate, Generate(messages=(Message(role="user", content="What?"),)), uncounted)
     assert isinstance(await anext(events), GenerationFinished)
     assert isinstance(await anext(events), CallsMade)
@@ -148,7 +169,7 @@ async def test_a_call_is_stopped_by_the_user() -> None:
     assert isinstance(event, CallDone) and event.result.text == "The user stopped this call."
     await events.aclose()
     user, model = User(), Scripted([LOOK, LOOK])  # between two steps
-    loop = ToolLoop(Toolbox([model]), Approvals(), user.ask)
+    loop = ToolLoop(Toolbox([model]), user.ask)
     events = loop.answer(model.generate, Generate(messages=(Message(role="user", content="What?"),)), uncounted)
     for _ in range(2):
         await anext(events)
@@ -166,11 +187,9 @@ async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run() -> None:
         box.collect()
         return "chat"
 
-    approvals = Approvals()
     request = Generate(messages=(Message(role="user", content="What?"),), state=StateKey(chat="one"))
-    (text,) = told([event async for event in ToolLoop(box, approvals, ask).answer(model.generate, request, uncounted)])
+    (text,) = told([event async for event in ToolLoop(box, ask).answer(model.generate, request, uncounted)])
     assert text.startswith("Not run: the tool changed") and not model.ran
-    assert not approvals.is_approved(box.tools[0], "one")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +217,7 @@ async def test_a_model_that_only_calls_answers_without_tools(
 
 async def test_a_small_model_is_told_what_to_do_after_results() -> None:
     model = Scripted([LOOK, MORE], [ToolCall(name="gone")], result="a cat")
-    loop = ToolLoop(Toolbox([model]), Approvals(), User("chat").ask)
+    loop = ToolLoop(Toolbox([model]), User("chat").ask)
     request = Generate(messages=(Message(role="user", content="What is it?"),), state=StateKey(chat="one"))
     events = [event async for event in loop.answer(model.generate, request, uncounted, guided=True)]
     assert told(events)[:2] == ["a cat", "a cat"]

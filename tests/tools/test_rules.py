@@ -1,4 +1,4 @@
-"""Tests configuration, limits and approvals of tools."""
+"""Tests configuration and limits of tools."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError
-from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
+from cpuchat.protocol.messages import ToolCall, ToolResult
 from cpuchat.tools.config import ToolServerConfig, load_servers
-from cpuchat.tools.loop import MAX_ROUNDS, Approvals, CallLimits, Count, shortened
-
-TOOL = Tool(name="read", source="files")
+from cpuchat.tools.loop import MAX_ROUNDS, CallLimits, Count, shortened
 
 
 def configure(text: str) -> None:
@@ -114,16 +112,3 @@ def test_a_call_that_cannot_be_sent_has_no_arguments(value: object) -> None:
     call = ToolCall(name="read\ud83d", arguments={"at": [value]})
     assert call.problem and call.arguments == {} and call.name == "read?"
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(call), type=ToolCall) == call
-
-
-def test_an_approval_is_for_a_chat_and_for_the_tool_as_it_is() -> None:
-    approvals = Approvals()
-    approvals.remember(TOOL, "one", "once")
-    approvals.remember(TOOL, "one", "refuse")
-    assert not approvals.is_approved(TOOL, "one")
-    approvals.remember(TOOL, "one", "chat")
-    assert approvals.is_approved(TOOL, "one") and not approvals.is_approved(TOOL, "two")
-    for changed in ({"description": "Deletes."}, {"source": "other"}, {"origin": "x"}, {"read_only": True}):
-        assert not approvals.is_approved(msgspec.structs.replace(TOOL, **changed), "one")
-    approvals.forget_all()
-    assert not approvals.is_approved(TOOL, "one")
