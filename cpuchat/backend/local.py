@@ -48,7 +48,6 @@ from cpuchat.protocol.messages import (
 
 _FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, TokensScored, Failed)
 _E = TypeVar("_E", Measured, TokensScored)
-ANSWER_BYTES = 1 << 30  # that an answer may take beside its KV, and the KV that is kept of others
 
 
 class LocalBackend(ModelBackend[WorkerProcess]):
@@ -255,10 +254,9 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         self._running = exchange = _Exchange(worker, command.request_id)
         watching = None
         if isinstance(command, Generate) and self._model is not None:
-            growth = 2 * self._model.kv_size + self._state_limit + ANSWER_BYTES
             longest = max(self._model.pass_ms, default=0.0) / 1e3
             is_cancelled = lambda: self._cancelled.is_set() or exchange.cancelled  # noqa: E731
-            watching = asyncio.create_task(watch_over(worker, is_cancelled, growth, longest))
+            watching = asyncio.create_task(watch_over(worker, is_cancelled, longest))
         try:
             yield exchange
         finally:

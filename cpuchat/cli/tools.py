@@ -84,7 +84,7 @@ def tool_loop(
     if folder is None and not names:
         return None
     from cpuchat.tools.folder import Folder
-    from cpuchat.tools.loop import Approvals, FolderSource, Toolbox, ToolLoop
+    from cpuchat.tools.loop import FolderSource, Toolbox, ToolLoop
     from cpuchat.tools.servers import ToolServer
 
     async def ask(tool: Tool, call: ToolCall) -> Choice:
@@ -101,7 +101,7 @@ def tool_loop(
             terminal.warn(f"cpuchat: {server}")
         else:
             sources.append(ToolServer(name, server))
-    return ToolLoop(Toolbox(sources), Approvals(paths.approvals_file()), ask)
+    return ToolLoop(Toolbox(sources), ask)
 
 
 def servers_wanted(names: Sequence[str]) -> dict[str, ToolServerConfig | SettingsError]:

@@ -20,7 +20,6 @@ CHOICES: dict[Choice, str] = {
     "refuse": "Refuse",
     "once": "Run once",
     "chat": "Always in this chat",
-    "always": "Always run",
 }
 LONGEST_NAME = 64  # characters
 _LONGEST = 44  # characters of the arguments in a title

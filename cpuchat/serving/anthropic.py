@@ -10,29 +10,19 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpuchat.protocol.messages import (
-    AnyEvent,
-    CallDelta,
-    CallRule,
-    GenerationFinished,
-    PrefillProgress,
-    TextDelta,
-    ToolCall,
-)
+from cpuchat.protocol.messages import Generate, ToolCall
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.offered import Offered
-from cpuchat.serving.replies import Reply, sent_event
+from cpuchat.serving.replies import BlockReply, sent_event
 from cpuchat.serving.requests import (
-    Asked,
     ParsedRequest,
     RequestBody,
     RequestMessages,
     RequestReader,
     Unsupported,
-    answer_grammar,
     field_error,
     quoted,
     read_call,
+    read_form,
     read_rule,
     read_text,
     read_tools,
@@ -40,7 +30,6 @@ from cpuchat.serving.requests import (
 
 _ELSEWHERE = ("thinking", "redacted_thinking", "server_tool_use", "mcp_tool_use", "container_upload")
 """Blocks of earlier answers that are left out, with their results: they ran elsewhere, or cannot be read."""
-_MODES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class InputMessage(msgspec.Struct):
@@ -70,19 +59,25 @@ def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
     transcript = _messages(body)
     default, effort = reader.reasoning((body.output_config or {}).get("effort"), "output_config.effort")
     reasoning, budget = _thinking(body.thinking, default)
-    asked = Asked(
+    given = body.tool_choice or {"type": "auto"}
+    mode, single = str(given.get("type")), bool(given.get("disable_parallel_tool_use"))
+    named = (str(given.get("name")),) if mode == "tool" else ()
+    asked = Generate(
         messages=tuple(transcript.messages),
         continues=transcript.continues,
-        offered=offered,
-        calling=_rule(body.tool_choice, offered),
-        max_tokens=body.max_tokens,
-        stop=body.stop_sequences,
-        grammar=_grammar(body),
+        tools=offered.tools,
+        calling=read_rule("required" if named else mode, named, offered, single=single),
+        grammar=read_form(
+            body.output_format or (body.output_config or {}).get("format"),
+            "output_config.format",
+            also="stop_sequences" if body.stop_sequences else "",
+        ),
         reasoning=reasoning,
         effort=effort,
-        reasoning_budget=budget,
     )
-    return reader.parsed(body, asked)
+    return reader.parsed(
+        body, asked, offered=offered, max_tokens=body.max_tokens, stop=body.stop_sequences, reasoning_budget=budget
+    )
 
 
 def _thinking(given: dict[str, Any] | None, default: bool | None) -> tuple[bool | None, int | None]:
@@ -96,25 +91,6 @@ def _thinking(given: dict[str, Any] | None, default: bool | None) -> tuple[bool 
         case {"type": "disabled"}:
             return False, None
     raise field_error("thinking", "must be enabled, adaptive or disabled")
-
-
-def _grammar(body: MessagesBody) -> str:
-    form = body.output_format or (body.output_config or {}).get("format")
-    match form:
-        case None:
-            return ""
-        case {"type": "json_schema", "schema": dict(schema)}:
-            also = "stop_sequences" if body.stop_sequences else ""
-            return answer_grammar("output_config.format", schema, also=also)
-    raise field_error("output_config.format", "only json_schema is supported", "unsupported")
-
-
-def _rule(choice: dict[str, Any] | None, offered: Offered) -> CallRule:
-    given = choice or {"type": "auto"}
-    single, kind = bool(given.get("disable_parallel_tool_use")), given.get("type")
-    if kind == "tool":
-        return read_rule("required", (str(given.get("name")),), offered, single=single)
-    return read_rule(_MODES.get(str(kind), str(kind)), (), offered, single=single)
 
 
 def _messages(body: MessagesBody) -> RequestMessages:
@@ -167,17 +143,12 @@ def _add_question(content: str | list[dict[str, Any]], found: RequestMessages, w
         found.add("user", "\n".join(texts))
 
 
-class MessagesReply(Reply):
+class MessagesReply(BlockReply):
     """An answer of /v1/messages: blocks of thinking, text and calls."""
 
     id_prefix = "msg_"
     ping = sent_event({"type": "ping"}, "ping")
-
-    def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
-        super().__init__(model, fingerprint, parsed)
-        self._has_begun = False
-        self._n_blocks = 0
-        self._block: str | int = ""  # the kind of the open one, or the number of its call
+    _n_blocks = 0
 
     def whole(self) -> bytes:
         progress = self.progress
@@ -194,54 +165,39 @@ class MessagesReply(Reply):
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
         return msgspec.json.encode(self._message(content, self._stop_reason))
 
-    def rendered(self, event: AnyEvent) -> bytes | None:
-        match event:
-            case PrefillProgress():
-                return self._begin()
-            case TextDelta(text=""):
-                return self._begin()
-            case TextDelta(channel="reasoning"):
-                delta = {"type": "thinking_delta", "thinking": event.text}
-                return self._in_block("thinking", {"thinking": "", "signature": ""}, delta)
-            case TextDelta():
-                return self._in_block("text", {"text": ""}, {"type": "text_delta", "text": event.text})
-            case CallDelta():
-                call = self.progress.calls[event.index]
-                delta = {"type": "input_json_delta", "partial_json": event.arguments}
-                return self._in_block(event.index, {"id": call.id, "name": call.name, "input": {}}, delta)
-            case GenerationFinished():
-                delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-                end = sent_event({"type": "message_delta", "delta": delta, "usage": self._usage()}, "message_delta")
-                return self._begin() + self._end_block() + end
-        return None
-
     def end(self) -> bytes:
-        return sent_event({"type": "message_stop"}, "message_stop")
+        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
+        end = sent_event({"type": "message_delta", "delta": delta, "usage": self._usage()}, "message_delta")
+        return end + sent_event({"type": "message_stop"}, "message_stop")
 
     def failed(self, refusal: Refusal) -> bytes:
         return sent_event(refusal.anthropic(), "error")
 
-    def _begin(self) -> bytes:
-        if self._has_begun:
-            return b""
-        self._has_begun = True
+    def _begun(self) -> bytes:
         return sent_event({"type": "message_start", "message": self._message([], None)}, "message_start")
 
-    def _in_block(self, kind: str | int, start: dict[str, Any], delta: dict[str, Any]) -> bytes:
-        """Return a delta, after the end of another block and the start of its own."""
-        sent = self._begin()
-        if kind != self._block:
-            sent += self._end_block()
-            self._block = kind
-            block = {"type": kind if isinstance(kind, str) else "tool_use", **start}
-            sent += self._of_block("content_block_start", content_block=block)
-        return sent + self._of_block("content_block_delta", delta=delta)
+    def _started(self, kind: str | int) -> bytes:
+        if isinstance(kind, int):
+            call = self.progress.calls[kind]
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        elif kind == "reasoning":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        else:
+            block = {"type": "text", "text": ""}
+        return self._of_block("content_block_start", content_block=block)
 
-    def _end_block(self) -> bytes:
-        if self._block == "":
-            return b""
+    def _added(self, kind: str | int, text: str) -> bytes:
+        if isinstance(kind, int):
+            delta = {"type": "input_json_delta", "partial_json": text}
+        elif kind == "reasoning":
+            delta = {"type": "thinking_delta", "thinking": text}
+        else:
+            delta = {"type": "text_delta", "text": text}
+        return self._of_block("content_block_delta", delta=delta)
+
+    def _closed(self, kind: str | int) -> bytes:
         sent = self._of_block("content_block_stop")
-        self._block, self._n_blocks = "", self._n_blocks + 1
+        self._n_blocks += 1
         return sent
 
     def _of_block(self, kind: str, **more: Any) -> bytes:

@@ -25,7 +25,7 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.protocol.messages import GenerationFinished
 from cpuchat.serving.anthropic import MessagesReply, read_messages
 from cpuchat.serving.errors import ANTHROPIC_PATH, Refusal
-from cpuchat.serving.openai_chat import ChatReply, CompletionReply, read_chat, read_completion, read_control
+from cpuchat.serving.openai_chat import ChatReply, CompletionReply, read_chat, read_completion
 from cpuchat.serving.replies import Reply
 from cpuchat.serving.requests import ParsedRequest, RequestReader, quoted
 from cpuchat.serving.responses import ResponsesReply, read_response
@@ -42,17 +42,16 @@ PING_SECONDS = 10.0
 """Of silence in a stream, after which a comment keeps the connection open."""
 STALLED_SECONDS = 60.0
 """A client that reads nothing for so long is gone."""
-_DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest], type[Reply]]] = {
+DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest], type[Reply]]] = {
     "chat": ("/v1/chat/completions", read_chat, ChatReply),
     "completions": ("/v1/completions", read_completion, CompletionReply),
     "responses": ("/v1/responses", read_response, ResponsesReply),
     "messages": (ANTHROPIC_PATH, read_messages, MessagesReply),
 }
 """Paths, and who reads the requests and writes the answers."""
-ENDPOINTS = (*_DIALECTS, "count")
+ENDPOINTS = (*DIALECTS, "count")
 
-_MAX_CONTROL = 4096
-_MAX_PARSED = 4  # requests at a time
+MAX_PARSED = 4  # requests at a time
 _JSON = "application/json"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -84,7 +83,7 @@ class AnswerEndpoint:
         self._name = name
         self._parse = parse
         self._make_reply = make_reply
-        self._parsing = asyncio.Semaphore(_MAX_PARSED)
+        self._parsing = asyncio.Semaphore(MAX_PARSED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; when its client leaves, whatever is done for it ends."""
@@ -104,23 +103,19 @@ class AnswerEndpoint:
                 answering.result()
 
     async def _answer(self, body: bytes, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
-        parsed = await self._parsed(body)
+        async with self._parsing:
+            try:  # in a thread, which ends with this: grammars can take too long
+                async with asyncio.timeout(PARSE_SECONDS):
+                    parsed = await run_in_daemon_thread(lambda: self._parse(body), interrupts=True)
+            except TimeoutError:
+                message = f"Reading the request took longer than {PARSE_SECONDS:.0f} seconds. Send smaller schemas."
+                raise Refusal(400, message, "unsupported") from None
         parsed = parsed.of_client(f"{record.client} {await asyncio.to_thread(local_user, scope)}")
         if self._make_reply is not None:
             await _Exchange(self._service, parsed, record, self._make_reply(parsed)).run(send)
             return
         n_tokens = await self._service.count(parsed, record)
         await _json({"input_tokens": n_tokens})(scope, receive, send)
-
-    async def _parsed(self, body: bytes) -> ParsedRequest:
-        """Parse in a thread, which ends with this. Raises Refusal: also when it takes too long, as grammars can."""
-        async with self._parsing:
-            try:
-                async with asyncio.timeout(PARSE_SECONDS):
-                    return await run_in_daemon_thread(lambda: self._parse(body), interrupts=True)
-            except TimeoutError:
-                message = f"Reading the request took longer than {PARSE_SECONDS:.0f} seconds. Send smaller schemas."
-                raise Refusal(400, message, "unsupported") from None
 
 
 class _Exchange:
@@ -165,14 +160,19 @@ class _Exchange:
             parts.put_nowait(_internal_error())
 
     async def _send(self, send: Send) -> None:
-        """Send the parts. Raises Refusal before anything was sent, and _Gone.
+        """Send the parts, and after a silence what keeps a stream open. Raises Refusal before anything was sent, and
+        _Gone.
 
         A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not
         for as long as a stream may wait.
         """
         started, more = False, True
         while more:
-            part = await self._next_part(started)
+            try:
+                async with asyncio.timeout(PING_SECONDS if started else QUEUED_SECONDS if self._is_stream else None):
+                    part = await self._parts.get()  # `wait_for` can lose a cancellation
+            except TimeoutError:
+                part = self._reply.ping
             more = not isinstance(part, Refusal | None)
             if isinstance(part, Refusal):
                 if not started:
@@ -184,15 +184,6 @@ class _Exchange:
                 headers = _STREAM_HEADERS if self._is_stream else [(b"content-type", _JSON.encode()), length]
                 await _send_message(send, {"type": "http.response.start", "status": 200, "headers": headers})
             await _send_message(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
-
-    async def _next_part(self, started: bool) -> bytes | Refusal | None:
-        """Return what is to be sent next; after a silence, what keeps a stream open."""
-        seconds = PING_SECONDS if started else QUEUED_SECONDS if self._is_stream else None
-        try:
-            async with asyncio.timeout(seconds):  # `wait_for` can lose a cancellation
-                return await self._parts.get()
-        except TimeoutError:
-            return self._reply.ping
 
 
 async def _send_message(send: Send, message: dict[str, Any]) -> None:
@@ -283,18 +274,8 @@ class Pages:
             },
         }
 
-    async def control(self, request: Request) -> Response:
-        """Control the running answer, as llama-server does: `reasoning_end` lets it answer now."""
-        wanted = read_control(await _body(request, _MAX_CONTROL))
-        return _json({"success": await self._service.end_reasoning(wanted.id)})
-
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics_page(ENDPOINTS), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-
-def _build(service: InferenceService) -> str:
-    engine = service.engine
-    return f"cpuchat-{__version__}" + (f"-llama.cpp-{engine.llama_commit or engine.version}" if engine else "")
 
 
 def _json(value: object) -> Response:
@@ -335,17 +316,20 @@ def make_app(
     """Return the ASGI app; see `Guard` for the arguments."""
     pages = Pages(service)
 
+    def build() -> str:
+        engine = service.engine
+        return f"cpuchat-{__version__}" + (f"-llama.cpp-{engine.llama_commit or engine.version}" if engine else "")
+
     def endpoint(name: str, read: Callable[[RequestReader, bytes], ParsedRequest], kind: type[Reply] | None) -> Any:
-        make = None if kind is None else lambda parsed: kind(service.name, _build(service), parsed)
+        make = None if kind is None else lambda parsed: kind(service.name, build(), parsed)
         return AnswerEndpoint(service, name, lambda data: read(service.reader, data), make)
 
     routes = [
         Route("/v1/health", pages.health),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
-        *(Route(path, endpoint(name, read, kind), methods=["POST"]) for name, (path, read, kind) in _DIALECTS.items()),
+        *(Route(path, endpoint(name, read, kind), methods=["POST"]) for name, (path, read, kind) in DIALECTS.items()),
         Route(f"{ANTHROPIC_PATH}/count_tokens", endpoint("count", read_messages, None), methods=["POST"]),
-        Route("/v1/chat/completions/control", pages.control, methods=["POST"]),
         Route("/v1/metrics", pages.metrics),
     ]
     middleware = [Middleware(Addresses), Middleware(Guard, token=token, local=local, origins=origins)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,10 +28,11 @@ _BY_CODE = {
 }
 
 
+@dataclass(eq=False)
 class Refusal(Exception):
     """Raised when a request is refused or fails.
 
-    Args:
+    Attributes:
         status: of HTTP.
         message: what happened, and what to do.
         code: a stable word for programs ("context_length_exceeded").
@@ -40,25 +42,16 @@ class Refusal(Exception):
         hint: for whoever runs the server; it is not sent.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str = "invalid_request",
-        *,
-        param: str | None = None,
-        retry_after: int = 0,
-        more: dict[str, Any] | None = None,
-        hint: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.retry_after = retry_after
-        self.hint = hint
-        self._more = more or {}
+    status: int
+    message: str
+    code: str = "invalid_request"
+    param: str | None = field(default=None, kw_only=True)
+    retry_after: int = field(default=0, kw_only=True)
+    more: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+    hint: str = field(default="", kw_only=True)
+
+    def __str__(self) -> str:
+        return self.message
 
     @classmethod
     def of(cls, failed: Failed, n_ctx: int) -> Refusal:
@@ -80,8 +73,8 @@ class Refusal(Exception):
     def anthropic(self) -> dict[str, Any]:
         """Return the error object in Anthropic's form."""
         message = self.message
-        if self.code == "context_length_exceeded" and "n_prompt_tokens" in self._more:  # words that agents look for
-            message = f"prompt is too long: {self._more['n_prompt_tokens']} tokens > {self._more['n_ctx']} maximum"
+        if self.code == "context_length_exceeded" and "n_prompt_tokens" in self.more:  # words that agents look for
+            message = f"prompt is too long: {self.more['n_prompt_tokens']} tokens > {self.more['n_ctx']} maximum"
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message, "param": self.param, "code": self.code}}
 
@@ -91,7 +84,7 @@ class Refusal(Exception):
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         if self.code == "context_length_exceeded":
             kind = "exceed_context_size_error"  # as llama-server; the code is OpenAI's
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self._more}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **self.more}
         return msgspec.json.encode({"error": error})
 
     def response(self, headers: Mapping[str, str] | None = None, path: str = "") -> Response:

@@ -22,26 +22,17 @@ Dialect = Literal["chat", "responses", "messages"]
 
 
 class Kind(NamedTuple):
-    """What a tool is to its client: a "function", "custom" with one text, or "local_shell", whose calls have their
-    arguments in the object `field`. `name` and `namespace` are the client's.
-    """
+    """What a tool is to its client: "custom" has one text. `name` and `namespace` are the client's."""
 
-    type: str = "function"
-    field: str = ""
+    type: Literal["function", "custom"] = "function"
     name: str = ""
     namespace: str = ""
 
     def item(self, arguments: str) -> dict[str, Any]:
         """Return what an item of a call has beside its ids, with arguments as JSON that may be cut."""
-        if self.type == "function":
-            return {
-                "name": self.name,
-                **({"namespace": self.namespace} if self.namespace else {}),
-                "arguments": arguments,
-            }
         if self.type == "custom":
             return {"name": self.name, "input": str(_object(arguments).get("input", ""))}
-        return {self.field: {"type": "exec", "env": {}, **_object(arguments)}}
+        return {"name": self.name, **({"namespace": self.namespace} if self.namespace else {}), "arguments": arguments}
 
 
 def _object(arguments: str) -> dict[str, Any]:
@@ -75,14 +66,8 @@ def _schema(required: str, **properties: dict[str, Any]) -> dict[str, Any]:
 
 
 _RUN_BY_CLIENT: Final = {
-    "local_shell": (
-        "action",
-        "Runs a command, a list of its words.",
-        _schema("command", command={"type": "array", "items": _TEXT}, working_directory=_TEXT, timeout_ms=_INTEGER),
-    ),
-    "bash": ("", "Runs a command in a shell that stays open.", _schema("command", restart={"type": "boolean"})),
+    "bash": ("Runs a command in a shell that stays open.", _schema("command", restart={"type": "boolean"})),
     "text_editor": (
-        "",
         "Views and changes files: command is view, create, str_replace or insert.",
         _schema(
             "command", path=_TEXT, file_text=_TEXT, old_str=_TEXT, new_str=_TEXT, insert_line=_INTEGER,
@@ -90,7 +75,7 @@ _RUN_BY_CLIENT: Final = {
         ),
     ),
 }  # fmt: skip
-"""By type, without its date: the field of calls that has the arguments, what the tool does, its schema."""
+"""By type, without its date: what the tool does, its schema."""
 
 
 def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[str, Any], str, Kind | None]]:
@@ -107,7 +92,14 @@ def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[
     elif kind == "function" or (kind == "custom" and dialect == "responses"):
         # Some clients mix the forms of both of OpenAI's dialects, and that of Anthropic's.
         inner, at = (one[kind], f"{where}.{kind}") if isinstance(one.get(kind), dict) else (one, where)
-        yield (_freeform(inner) if kind == "custom" else inner), at, Kind(kind, name=str(inner.get("name")))
+        found = Kind(kind, name=str(inner.get("name")))
+        if kind == "custom":  # it takes a text
+            form, about = inner.get("format"), [str(inner.get("description") or "")]
+            if isinstance(form, dict) and "definition" in form:
+                about.append(f"The input must match this grammar ({form.get('syntax')}):\n{form['definition']}")
+            about = "\n\n".join(filter(None, about))
+            inner = {"name": inner.get("name"), "description": about, "parameters": _schema("input")}
+        yield inner, at, found
     elif kind == "namespace" and dialect == "responses" and isinstance(one.get("tools"), list):
         inside = (inner for inner in one["tools"] if not (isinstance(inner, dict) and inner.get("type") == kind))
         for number, inner in enumerate(inside):
@@ -116,9 +108,8 @@ def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[
                     function = {**function, "name": namespaced(name, found.name)}
                 yield function, at, found and found._replace(namespace=name)
     elif plain in _RUN_BY_CLIENT:
-        holder, about, schema = _RUN_BY_CLIENT[plain]
-        tool = {"name": name, "description": about, "parameters": schema}
-        yield tool, where, Kind(plain, holder, name) if holder and dialect == "responses" else Kind(name=name)
+        about, schema = _RUN_BY_CLIENT[plain]
+        yield {"name": name, "description": about, "parameters": schema}, where, Kind(name=name)
     elif isinstance(kind, str) and kind:
         yield {"type": kind, "name": name}, where, None
     else:
@@ -128,12 +119,3 @@ def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[
 def namespaced(namespace: str, name: str) -> str:
     """Return the name under which the model sees a tool of a namespace."""
     return f"{namespace.rstrip('_')}__{name}" if namespace else name
-
-
-def _freeform(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a custom tool, which takes a text, as a function."""
-    form, rule = tool.get("format"), ""
-    if isinstance(form, dict) and "definition" in form:
-        rule = f"The input must match this grammar ({form.get('syntax')}):\n{form['definition']}"
-    about = "\n\n".join(filter(None, (str(tool.get("description") or ""), rule)))
-    return {"name": tool.get("name"), "description": about, "parameters": _schema("input")}

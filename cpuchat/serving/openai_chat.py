@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from cpuchat.protocol.messages import (
     AnyEvent,
     CallDelta,
+    Generate,
     GenerationFinished,
     PrefillProgress,
     Role,
@@ -22,18 +22,17 @@ from cpuchat.protocol.messages import (
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import Reply, ReplyProgress, sent_event, timings_fields
 from cpuchat.serving.requests import (
-    Asked,
     ParsedRequest,
     RequestBody,
     RequestMessages,
     RequestReader,
     Unsupported,
     answer_grammar,
-    decoded,
     field_error,
     quoted,
     read_call,
     read_choice,
+    read_form,
     read_text,
     read_tools,
 )
@@ -98,18 +97,6 @@ class CompletionBody(_Completion, kw_only=True):
     suffix: Annotated[str | None, Unsupported("a suffix is not supported", ("",))] = None
 
 
-class ControlBody(msgspec.Struct):
-    """A command to a running answer."""
-
-    id: str
-    action: Literal["reasoning_end"]
-
-
-def read_control(data: bytes) -> ControlBody:
-    """Read a command to a running answer. Raises Refusal."""
-    return decoded(data, ControlBody)
-
-
 def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
     """Read the body of a chat completion. Raises Refusal."""
     body = reader.body(data, ChatBody)
@@ -117,18 +104,16 @@ def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
     offered = read_tools(reader, body.tools or [], "chat")
     transcript = read_messages(body.messages)
     reasoning, effort = _reasoning(reader, body)
-    asked = Asked(
+    asked = Generate(
         messages=tuple(transcript.messages),
         continues=transcript.continues,
-        offered=offered,
+        tools=offered.tools,
         calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
-        max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
-        grammar=_grammar(body),
         reasoning=reasoning,
         effort=effort,
-        **_shared(body),
     )
-    return reader.parsed(body, asked)
+    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    return _parsed(reader, body, asked, "messages", max_tokens=most, offered=offered)
 
 
 def read_completion(reader: RequestReader, data: bytes) -> ParsedRequest:
@@ -137,19 +122,29 @@ def read_completion(reader: RequestReader, data: bytes) -> ParsedRequest:
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(prompts) != 1 or not isinstance(prompts[0], str):
         raise Refusal(400, "`prompt` must be a single string; arrays and token ids are not supported.", param="prompt")
-    asked = Asked(prompt=prompts[0], max_tokens=body.max_tokens, grammar=_grammar(body), **_shared(body))
-    return reader.parsed(body, asked, "prompt")
+    return _parsed(reader, body, Generate(prompt=prompts[0]), "prompt", max_tokens=body.max_tokens)
 
 
-def _shared(body: _Completion) -> dict[str, Any]:
-    return {
-        "stop": body.stop,
-        "ignore_eos": bool(body.ignore_eos),
-        "reasoning_budget": body.reasoning_budget_tokens,
-        "with_usage": bool(body.stream_options and body.stream_options.include_usage),
-        "with_timings": bool(body.timings_per_token),
-        "with_progress": bool(body.return_progress),
-    }
+def _parsed(reader: RequestReader, body: _Completion, asked: Generate, param: str, **more: Any) -> ParsedRequest:
+    """Return the request, with the fields that both kinds share."""
+    also = "stop" if body.stop else "ignore_eos" if body.ignore_eos else ""
+    if body.grammar:
+        grammar = answer_grammar("grammar", None, body.grammar, also=also)
+    elif body.json_schema is not None:
+        grammar = answer_grammar("json_schema", body.json_schema, also=also)
+    else:
+        grammar = read_form(body.response_format, "response_format", also=also)
+    return reader.parsed(
+        body,
+        msgspec.structs.replace(asked, grammar=grammar, ignore_eos=bool(body.ignore_eos)),
+        param,
+        stop=body.stop,
+        reasoning_budget=body.reasoning_budget_tokens,
+        with_usage=bool(body.stream_options and body.stream_options.include_usage),
+        with_timings=bool(body.timings_per_token),
+        with_progress=bool(body.return_progress),
+        **more,
+    )
 
 
 def read_messages(given: list[ChatMessage]) -> RequestMessages:
@@ -169,53 +164,20 @@ def read_messages(given: list[ChatMessage]) -> RequestMessages:
         if role == "tool":
             found.add_result(message.tool_call_id, content)
         elif role == "assistant":
-            calls = _calls(message.tool_calls or [], f"{where}.tool_calls")
+            calls = list[ToolCall | str]()
+            for index, one in enumerate(message.tool_calls or ()):
+                at, function = f"{where}.tool_calls[{index}]", one.get("function") if isinstance(one, dict) else None
+                if not isinstance(function, dict):
+                    raise field_error(at, "only calls of functions are supported", "unsupported")
+                calls.append(read_call(one.get("id"), function.get("name"), function.get("arguments") or "", at))
             found.add_answer(
                 content,
                 message.reasoning_content or (message.reasoning if isinstance(message.reasoning, str) else ""),
-                tuple(calls),
+                calls,
             )
         else:
             found.add(role, content)
     return found
-
-
-def _calls(given: list[Any], where: str) -> Iterator[ToolCall | str]:
-    for number, one in enumerate(given):
-        at = f"{where}[{number}]"
-        function = one.get("function") if isinstance(one, dict) else None
-        if not isinstance(function, dict):
-            raise field_error(at, "only calls of functions are supported", "unsupported")
-        yield read_call(one.get("id"), function.get("name"), function.get("arguments") or "", at)
-
-
-def _grammar(body: _Completion) -> str:
-    """Return the grammar that the answer must match, "" for any answer. Raises Refusal."""
-    param, schema = "response_format", _format_schema(body.response_format)
-    if body.json_schema is not None:
-        param, schema = "json_schema", body.json_schema
-    if body.grammar:
-        param, schema = "grammar", None
-    elif schema is None:
-        return ""
-    also = "stop" if body.stop else "ignore_eos" if body.ignore_eos else ""
-    return answer_grammar(param, schema, body.grammar or "", also=also)
-
-
-def _format_schema(form: dict[str, Any] | None) -> Any:
-    """Return the JSON schema of a `response_format`, None for text. Raises Refusal."""
-    match (form or {}).get("type", "text"), form:
-        case "text", _:
-            return None
-        case "json_object", {"schema": dict(schema)}:  # llama-server's
-            return schema
-        case "json_object", _:
-            return {"type": "object"}
-        case "json_schema", {"json_schema": {"schema": dict(schema)}} | {"schema": dict(schema)}:
-            return schema
-        case "json_schema", _:
-            raise field_error("response_format", "`json_schema.schema` is missing")
-    raise field_error("response_format", "only text, json_object and json_schema are supported", "unsupported")
 
 
 def _reasoning(reader: RequestReader, body: ChatBody) -> tuple[bool | None, str]:
@@ -257,15 +219,14 @@ class ChatReply(Reply):
         return msgspec.json.encode(body)
 
     def rendered(self, event: AnyEvent) -> bytes | None:
-        asked = self.parsed.asked
-        timings = self._timings() if asked.with_timings else {}
+        timings = self._timings() if self.parsed.with_timings else {}
         match event:
             case TextDelta() | CallDelta():
                 return self._event([self._choice(event)], timings)
             case GenerationFinished():
                 ending = {**self._choice(event), "finish_reason": _finish_reason(self.progress)}
-                return self._event([ending], {} if asked.with_usage else self._timings())
-            case PrefillProgress() if asked.with_progress:
+                return self._event([ending], {} if self.parsed.with_usage else self._timings())
+            case PrefillProgress() if self.parsed.with_progress:
                 fields = {
                     "total": event.total,
                     "cache": event.cache_n,
@@ -278,7 +239,7 @@ class ChatReply(Reply):
         return None
 
     def end(self) -> bytes:
-        if not self.parsed.asked.with_usage:
+        if not self.parsed.with_usage:
             return DONE
         return self._event([], {"usage": self._usage(), **self._timings()}) + DONE
 

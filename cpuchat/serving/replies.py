@@ -147,7 +147,7 @@ class Reply(ABC):
 
     @abstractmethod
     def whole(self) -> bytes:
-        """Return the answer as one object."""
+        """Return the answer as one object, in JSON."""
 
     @abstractmethod
     def rendered(self, event: AnyEvent) -> bytes | None:
@@ -162,6 +162,63 @@ class Reply(ABC):
     @abstractmethod
     def failed(self, refusal: Refusal) -> bytes:
         """Return an error in the middle of a stream."""
+
+
+class BlockReply(Reply):
+    """An answer in blocks: reasoning, text and calls, each of which begins where another one ends.
+
+    The kind of a block is its channel, or the number of its call.
+    """
+
+    def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
+        super().__init__(model, fingerprint, parsed)
+        self._has_begun = False
+        self._block: str | int | None = None
+
+    def rendered(self, event: AnyEvent) -> bytes | None:
+        if not isinstance(event, PrefillProgress | TextDelta | CallDelta | GenerationFinished):
+            return None
+        sent = b"" if self._has_begun else self._begun()
+        self._has_begun = True
+        match event:
+            case TextDelta(text=text) if text:
+                sent += self._in_block(event.channel, text)
+            case CallDelta():
+                sent += self._in_block(event.index, event.arguments)
+            case GenerationFinished():
+                sent += self._ended()
+        return sent
+
+    def _in_block(self, kind: str | int, text: str) -> bytes:
+        """Return more of a block, after the end of another one and its own start."""
+        sent = b""
+        if kind != self._block:
+            sent = self._ended()
+            self._block = kind
+            sent += self._started(kind)
+        return sent + self._added(kind, text)
+
+    def _ended(self) -> bytes:
+        """Return the end of the open block; nothing where none is open."""
+        sent = self._closed(self._block) if self._block is not None else b""
+        self._block = None
+        return sent
+
+    @abstractmethod
+    def _begun(self) -> bytes:
+        """Return what comes before the first block."""
+
+    @abstractmethod
+    def _started(self, kind: str | int) -> bytes:
+        """Return the start of a block."""
+
+    @abstractmethod
+    def _added(self, kind: str | int, text: str) -> bytes:
+        """Return more of the open block: text, or a piece of arguments."""
+
+    @abstractmethod
+    def _closed(self, kind: str | int) -> bytes:
+        """Return the end of a block."""
 
 
 def sent_event(data: Any, name: str = "") -> bytes:

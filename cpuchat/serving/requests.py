@@ -1,6 +1,6 @@
 """One request, whatever dialect it came in: checked, and turned into what the engine understands.
 
-The dialects (`openai_chat`, `responses`, `anthropic`) decode their bodies and say by `Asked` what they ask for.
+The dialects (`openai_chat`, `responses`, `anthropic`) decode their bodies and make a `Generate` of what they ask for.
 
 Fields that are not known are ignored, as compatible servers do: programs send many that change nothing here. What would
 change the answer and is not supported is refused, never ignored. `cache_salt` is vLLM's: requests reuse nothing of
@@ -27,7 +27,6 @@ from cpuchat.grammar.gbnf import check_grammar
 from cpuchat.grammar.limits import LONGEST_FORM
 from cpuchat.grammar.schema import schema_grammar
 from cpuchat.protocol.messages import (
-    ANY_CALL,
     EFFORTS,
     CallRule,
     Generate,
@@ -92,37 +91,18 @@ T = TypeVar("T", bound=RequestBody)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a request asks for beside its sampling; None: the settings decide. `with_timings` in every chunk; of a
-    stream `with_progress` of the prompt. `offered` has more about the tools; `echoed` are fields of the request that
-    the answer repeats.
+class ParsedRequest:
+    """A request that can be answered: `offered` has more about its tools. A stream has timings `with_timings` in every
+    chunk, and `with_progress` of the prompt; `echoed` are fields of the request that the answer repeats.
     """
 
-    messages: tuple[Message, ...] = ()
-    prompt: str | None = None
-    continues: bool = False
+    request: Generate
+    stream: bool = False
     offered: Offered = NO_TOOLS
-    calling: CallRule = ANY_CALL
-    max_tokens: int | None = None
-    stop: str | Sequence[str] | None = None
-    grammar: str = ""
-    ignore_eos: bool = False
-    reasoning: bool | None = None
-    effort: str = ""
-    reasoning_budget: int | None = None
     with_usage: bool = False
     with_timings: bool = False
     with_progress: bool = False
     echoed: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParsedRequest:
-    """A request that can be answered, as it was `asked`."""
-
-    request: Generate
-    stream: bool
-    asked: Asked
 
     def of_client(self, client: str) -> ParsedRequest:
         """Return it as a request of `client`, which reuses nothing of what was evaluated for others."""
@@ -197,43 +177,58 @@ class RequestReader:
         message = f"The prompt has {size}, but the context holds only {self.n_ctx:,} tokens."
         return Refusal(400, message, "context_length_exceeded", param=param, more={"n_ctx": self.n_ctx})
 
-    def parsed(self, body: RequestBody, asked: Asked, param: str = "messages") -> ParsedRequest:
-        """Return the request. `param` has its text. Raises Refusal."""
-        asked = replace(asked, messages=_without_billing(asked.messages))
-        texts = [asked.prompt or "", *(text for one in asked.messages for text in _texts(one))]
-        tools = asked.offered.tools
-        self.check_number(asked.messages, param)
+    def parsed(
+        self,
+        body: RequestBody,
+        asked: Generate,
+        param: str = "messages",
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        reasoning_budget: int | None = None,
+        **more: Any,
+    ) -> ParsedRequest:
+        """Return the request with what the settings decide, None: all. `param` has its text, `more` is as of
+        `ParsedRequest`. Raises Refusal.
+        """
+        messages = _without_billing(asked.messages)
+        texts = [asked.prompt or ""]
+        for one in messages:
+            texts += (one.content, one.reasoning, *(encoded(call.arguments, "messages") for call in one.calls))
+        self.check_number(messages, param)
         self.check_length(param, texts)
-        self.check_length("tools", [encoded(tool.declaration(), "tools") for tool in tools])
+        self.check_length("tools", [encoded(tool.declaration(), "tools") for tool in asked.tools])
         if self._model.engine and (asked.calling.mode != "auto" or asked.calling.names):
             reason = f"not supported while {self._model.engine} answers (a draft head)"
             raise field_error("tool_choice", reason, "unsupported")
-        stream = bool(body.stream)
-        request = Generate(
-            messages=asked.messages,
-            prompt=asked.prompt,
-            continues=asked.continues,
-            tools=tools,
-            calling=asked.calling,
+        budget = self.settings.chat.request_options()["reasoning_budget"]
+        if reasoning_budget is not None:
+            if reasoning_budget < -1:
+                raise field_error("reasoning_budget_tokens", f"must be -1 or more, not {reasoning_budget}")
+            budget = None if reasoning_budget == -1 else min(reasoning_budget, self.n_ctx)  # -1: "no limit", as there
+        limit = self.settings.chat.max_tokens
+        if max_tokens is not None:
+            if max_tokens < 1 and max_tokens != -1:
+                raise field_error("max_tokens", f"must be at least 1, not {max_tokens}")
+            limit = max(min(max_tokens, self.n_ctx), 0)
+        request = msgspec.structs.replace(
+            asked,
+            messages=messages,
             sampling=self._sampling(body),
-            max_tokens=self._limit(asked.max_tokens),
-            stop=_stops(asked.stop),
+            max_tokens=limit,
+            stop=_stops(stop),
             speculation=self._speculation,
             when_full="refuse",
-            ignore_eos=asked.ignore_eos,
-            grammar=asked.grammar,
-            reasoning=asked.reasoning,
-            effort=asked.effort,
-            reasoning_budget=self._budget(asked.reasoning_budget),
+            reasoning_budget=budget,
             output=Output(
-                frame_seconds=STREAM_SECONDS if stream else WHOLE_SECONDS,
+                frame_seconds=STREAM_SECONDS if body.stream else WHOLE_SECONDS,
                 unsplit=asked.prompt is not None,
-                streams_calls=bool(tools),
+                streams_calls=bool(asked.tools),
             ),
             # A salt is for one session, often.
             state=StateKey(owner=body.cache_salt or "", on_disk=not body.cache_salt),
         )
-        return ParsedRequest(request=request, stream=stream, asked=asked)
+        return ParsedRequest(request=request, stream=bool(body.stream), **more)
 
     def reasoning(self, effort: Any, param: str) -> tuple[bool | None, str]:
         """Return `Generate.reasoning` and `Generate.effort` for an effort, None for none given. Raises Refusal."""
@@ -257,31 +252,6 @@ class RequestReader:
                 values[name] = max(min(values[name], _INT32), 0)  # -1 is "off" in other servers
         return SamplingSection(**values).sampling()
 
-    def _budget(self, given: int | None) -> int | None:
-        """Return `Generate.reasoning_budget`; -1 means "no limit" in llama-server."""
-        if given is None:
-            return self.settings.chat.request_options()["reasoning_budget"]
-        if given < -1:
-            raise field_error("reasoning_budget_tokens", f"must be -1 or more, not {given}")
-        return None if given == -1 else min(given, self.n_ctx)
-
-    def _limit(self, given: int | None) -> int:
-        """Return `Generate.max_tokens`; -1 means "no limit" in llama-server."""
-        if given is None:
-            return self.settings.chat.max_tokens
-        if given == -1:
-            return 0
-        if given < 1:
-            raise Refusal(400, f"`max_tokens` must be at least 1, not {given}.", param="max_tokens")
-        return min(given, self.n_ctx)
-
-
-def _texts(message: Message) -> Iterable[str]:
-    yield message.content
-    yield message.reasoning
-    for call in message.calls:
-        yield encoded(call.arguments, "messages")
-
 
 def _without_billing(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return messages without the line that Claude Code bills by: it differs in each request, which would end all
@@ -290,6 +260,25 @@ def _without_billing(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     head = [msgspec.structs.replace(one, content=_BILLING.sub("", one.content)) for one in messages[:n_system]]
     kept = (new for new, old in zip(head, messages, strict=False) if new.content or not old.content)
     return (*kept, *messages[n_system:]) or messages
+
+
+def read_form(form: dict[str, Any] | None, param: str, *, also: str = "") -> str:
+    """Return the grammar of a form as all dialects declare it, "" for any text. Raises Refusal."""
+    match form or {"type": "text"}:
+        case {"type": "text"}:
+            return ""
+        case {"type": "json_object", "schema": dict(schema)}:  # llama-server's
+            return answer_grammar(param, schema, also=also)
+        case {"type": "json_object"}:
+            return answer_grammar(param, {"type": "object"}, also=also)
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}} | {
+            "type": "json_schema",
+            "schema": dict(schema),
+        }:
+            return answer_grammar(param, schema, also=also)
+        case {"type": "json_schema"}:
+            raise field_error(param, "its `schema` is missing")
+    raise field_error(param, "only text, json_object and json_schema are supported", "unsupported")
 
 
 def answer_grammar(param: str, schema: Any, grammar: str = "", *, also: str = "") -> str:
@@ -322,29 +311,24 @@ def read_tools(reader: RequestReader, given: Iterable[Any], dialect: Dialect) ->
             if kind is None:
                 left_out |= {function["type"], function["name"]}
                 reader.note(f"Tools of the type {quoted(function['type'])} run elsewhere and are left out.")
-            else:
-                tool = _tool(function, where, tools)
-                tools[tool.name], kinds[tool.name] = tool, kind
+                continue
+            name, about, strict = function.get("name"), function.get("description"), bool(function.get("strict"))
+            schema = function.get("parameters", function.get("input_schema"))
+            schema = {"type": "object", "properties": {}} if schema is None else schema
+            if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+                raise field_error(f"{where}.name", "must be 1 to 128 letters, digits, `_`, `-`, `.` or `:`")
+            if name in tools:
+                raise field_error(f"{where}.name", f"`{quoted(name)}` is there twice")
+            if len(tools) >= _MAX_TOOLS:
+                raise field_error("tools", f"more than {_MAX_TOOLS} are not supported", "unsupported")
+            if not isinstance(schema, dict) or is_deep(schema):
+                reason = f"must be a JSON schema of at most {_DEEPEST} levels, with 64-bit integers"
+                raise field_error(f"{where}.parameters", reason)
+            if strict:
+                answer_grammar(f"{where}.parameters", schema)
+            about = about if isinstance(about, str) else ""
+            tools[name], kinds[name] = Tool(name=name, description=about, parameters=schema, strict=strict), kind
     return Offered(tuple(tools.values()), kinds, frozenset(left_out))
-
-
-def _tool(given: dict[str, Any], where: str, known: Collection[str]) -> Tool:
-    name, about = given.get("name"), given.get("description")
-    schema = given.get("parameters", given.get("input_schema"))
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise field_error(f"{where}.name", "must be 1 to 128 letters, digits, `_`, `-`, `.` or `:`")
-    if name in known:
-        raise field_error(f"{where}.name", f"`{quoted(name)}` is there twice")
-    if len(known) >= _MAX_TOOLS:
-        raise field_error("tools", f"more than {_MAX_TOOLS} are not supported", "unsupported")
-    schema = {"type": "object", "properties": {}} if schema is None else schema
-    if not isinstance(schema, dict) or is_deep(schema):
-        raise field_error(
-            f"{where}.parameters", f"must be a JSON schema of at most {_DEEPEST} levels, with 64-bit integers"
-        )
-    if strict := bool(given.get("strict")):
-        answer_grammar(f"{where}.parameters", schema)
-    return Tool(name=name, description=about if isinstance(about, str) else "", parameters=schema, strict=strict)
 
 
 def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:

@@ -6,31 +6,22 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cpuchat.protocol.messages import (
-    AnyEvent,
-    CallDelta,
-    GenerationFinished,
-    PrefillProgress,
-    Role,
-    TextDelta,
-    ToolCall,
-)
+from cpuchat.protocol.messages import Generate, Role, ToolCall
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.offered import Kind, namespaced
-from cpuchat.serving.replies import Reply, WrittenCall, sent_event
+from cpuchat.serving.replies import BlockReply, WrittenCall, sent_event
 from cpuchat.serving.requests import (
-    Asked,
     ParsedRequest,
     RequestBody,
     RequestMessages,
     RequestReader,
     Unsupported,
-    answer_grammar,
     encoded,
     field_error,
     quoted,
     read_call,
     read_choice,
+    read_form,
     read_text,
     read_tools,
 )
@@ -66,42 +57,25 @@ def read_response(reader: RequestReader, data: bytes) -> ParsedRequest:
     offered = read_tools(reader, body.tools or [], "responses")
     transcript = _Items(body.instructions or "").read(body.input)
     reasoning, effort = reader.reasoning((body.reasoning or {}).get("effort"), "reasoning.effort")
-    asked = Asked(
-        messages=tuple(transcript.messages),
-        continues=transcript.continues,
-        offered=offered,
-        calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
-        max_tokens=body.max_output_tokens,
-        grammar=_grammar(body.text),
-        reasoning=reasoning,
-        effort=effort,
-        echoed=_echoed(body, effort),
-    )
-    return reader.parsed(body, asked, "input")
-
-
-def _echoed(body: ResponsesBody, effort: str) -> dict[str, Any]:
-    """Return the fields that a response repeats as they were given, and took effect."""
     form = (body.text or {}).get("format") or {"type": "text"}
     encoded([form, body.metadata, body.tool_choice], "metadata")
-    return {
+    asked = Generate(
+        messages=tuple(transcript.messages),
+        continues=transcript.continues,
+        tools=offered.tools,
+        calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
+        grammar=read_form(form, "text.format"),
+        reasoning=reasoning,
+        effort=effort,
+    )
+    echoed = {
         "instructions": body.instructions,
         "metadata": body.metadata or {},
         "reasoning": {"effort": effort or None, "summary": None},
         "text": {"format": form},
         "tool_choice": body.tool_choice or "auto",
     }
-
-
-def _grammar(text: dict[str, Any] | None) -> str:
-    match (text or {}).get("format"):
-        case None | {"type": "text"}:
-            return ""
-        case {"type": "json_object"}:
-            return answer_grammar("text.format", {"type": "object"})
-        case {"type": "json_schema", "schema": dict(schema)}:
-            return answer_grammar("text.format", schema)
-    raise field_error("text.format", "only text, json_object and json_schema are supported", "unsupported")
+    return reader.parsed(body, asked, "input", offered=offered, max_tokens=body.max_output_tokens, echoed=echoed)
 
 
 class _Items:
@@ -149,7 +123,10 @@ class _Items:
             text = read_text(output or "", where, between="", of_tool=True) if plain else encoded(output, where)
             self._found.add_result(item.get("call_id") or item.get("id"), text)
         elif kind in _CALLS:
-            self._extend(call=_read_call(item, kind, where))
+            arguments = item.get(_CALLS[kind])
+            arguments = {"input": arguments} if kind == "custom_tool_call" else arguments or ""
+            name = namespaced(str(item.get("namespace") or ""), str(item.get("name") or ""))
+            self._extend(call=read_call(item.get("call_id") or item.get("id"), name, arguments, where))
         elif not kind.endswith(("_call", "_output")) and not kind.startswith("mcp_"):  # what ran elsewhere is left out
             reason = _NOT_STORED if kind == "item_reference" else f"`{quoted(kind)}` is not supported"
             raise field_error(f"{where}.type", reason, "unsupported")
@@ -169,19 +146,11 @@ class _Items:
 
 
 _TEXT_OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Calls that a client runs, and the field that has their arguments."""
 
 
-def _read_call(item: dict[str, Any], kind: str, where: str) -> ToolCall | str:
-    given = item.get(_CALLS[kind])
-    if kind == "custom_tool_call":
-        given = {"input": given}
-    name = namespaced(str(item.get("namespace") or ""), str(item.get("name") or kind.removesuffix("_call")))
-    return read_call(item.get("call_id") or item.get("id"), name, given or "", where)
-
-
-class ResponsesReply(Reply):
+class ResponsesReply(BlockReply):
     """An answer of /v1/responses: items of reasoning, text and calls."""
 
     id_prefix = "resp_"
@@ -189,43 +158,17 @@ class ResponsesReply(Reply):
     def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
         super().__init__(model, fingerprint, parsed)
         self._sequence = 0
-        self._has_begun = False
         self._items: list[dict[str, Any]] = []
-        self._n_input: dict[int, int] = {}  # characters sent of the inputs of custom tools
-        self._open: str | int = ""  # the kind of the last item, or the number of its call, while it is written
-
-    def _kind_of(self, call: WrittenCall) -> Kind:
-        """Return what the tool of a call is to the client."""
-        return self.parsed.asked.offered.kinds.get(call.name, Kind(name=call.name))
-
-    def _new_input(self, index: int) -> str:
-        """Return what is new of the input of a call of a custom tool."""
-        call = self.progress.calls[index]
-        text = str(self._kind_of(call).item(call.arguments)["input"])
-        sent = self._n_input.get(index, 0)
-        self._n_input[index] = max(sent, len(text))
-        return text[sent:]
 
     def whole(self) -> bytes:
         progress = self.progress
-        if progress.reasoning:
-            self._extend(TextDelta(request_id=0, text=progress.reasoning, channel="reasoning"))
-        if progress.text:
-            self._extend(TextDelta(request_id=0, text=progress.text))
+        for channel, text in (("reasoning", progress.reasoning), ("answer", progress.text)):
+            if text:
+                self._in_block(channel, text)
         for index, call in enumerate(progress.calls):
-            self._extend(CallDelta(request_id=0, index=index, name=call.name, arguments=call.arguments))
-        self._close()
+            self._in_block(index, call.arguments)
+        self._ended()
         return msgspec.json.encode(self._response(self._status))
-
-    def rendered(self, event: AnyEvent) -> bytes | None:
-        match event:
-            case PrefillProgress() | TextDelta(text=""):
-                return self._begin()
-            case TextDelta() | CallDelta():
-                return self._begin() + self._extend(event)
-            case GenerationFinished():
-                return self._begin() + self._close()
-        return None
 
     def end(self) -> bytes:
         status = self._status
@@ -234,75 +177,60 @@ class ResponsesReply(Reply):
     def failed(self, refusal: Refusal) -> bytes:
         return self._event("error", message=refusal.message, code=refusal.code, param=refusal.param)
 
-    def _begin(self) -> bytes:
-        if self._has_begun:
-            return b""
-        self._has_begun = True
+    def _begun(self) -> bytes:
         response = self._response("in_progress")
         created = self._event("response.created", response=response)
         return created + self._event("response.in_progress", response=response)
-
-    def _extend(self, event: TextDelta | CallDelta) -> bytes:
-        """Add to the item that an event belongs to, which begins where another one ends."""
-        kind = (
-            event.index if isinstance(event, CallDelta) else "reasoning" if event.channel == "reasoning" else "message"
-        )
-        sent = b""
-        if kind != self._open:
-            sent = self._close() + self._start(kind)
-        item, at = self._items[-1], self._at
-        if isinstance(event, CallDelta):
-            call = self.progress.calls[event.index]
-            item |= self._kind_of(call).item(call.arguments)
-            if item["type"] == "custom_tool_call":
-                return sent + self._event(f"{_CUSTOM}.delta", **at, delta=self._new_input(event.index))
-            if item["type"] == "function_call":
-                sent += self._event("response.function_call_arguments.delta", **at, delta=event.arguments)
-            return sent
-        part = item["content"][0]
-        part["text"] += event.text
-        where = {**at, "content_index": 0, "delta": event.text}
-        if kind == "reasoning":
-            return sent + self._event("response.reasoning_text.delta", **where)
-        return sent + self._event("response.output_text.delta", **where, logprobs=[])
 
     @property
     def _at(self) -> dict[str, Any]:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
-    def _start(self, kind: str | int) -> bytes:
-        self._open = kind
+    def _started(self, kind: str | int) -> bytes:
         number = f"{self.progress.id.removeprefix(self.id_prefix)}{len(self._items)}"
+        part: dict[str, Any] | None = None
         if isinstance(kind, int):
             call = self.progress.calls[kind]
             of = self._kind_of(call)
-            named = "custom_tool_call" if of.type == "custom" else f"{of.type}_call"
+            named = "custom_tool_call" if of.type == "custom" else "function_call"
             item = {"type": named, "id": f"fc_{number}", "call_id": call.id, **of.item("")}
-            self._items.append({**item, "status": "in_progress"})
-            return self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._items[-1])
-        if kind == "reasoning":
-            item, part = {"type": "reasoning", "id": f"rs_{number}", "summary": []}, _part("reasoning_text")
+        elif kind == "reasoning":
+            item = {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": []}
+            part = {"type": "reasoning_text", "text": ""}
         else:
-            item = {"type": "message", "id": f"msg_{number}", "role": "assistant"}
-            part = {**_part("output_text"), "annotations": [], "logprobs": []}
-        self._items.append({**item, "status": "in_progress", "content": []})
+            item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": []}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._items.append({**item, "status": "in_progress"})
         added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=self._items[-1])
+        if part is None:
+            return added
         self._items[-1]["content"].append(part)
         return added + self._event("response.content_part.added", **self._at, content_index=0, part=part)
 
-    def _close(self) -> bytes:
-        """End the open item."""
-        if self._open == "":
-            return b""
-        item, at, kind = self._items[-1], self._at, self._open
+    def _added(self, kind: str | int, text: str) -> bytes:
+        item, at = self._items[-1], self._at
+        if isinstance(kind, int):
+            call, before = self.progress.calls[kind], item.get("input", "")
+            item |= self._kind_of(call).item(call.arguments)
+            if item["type"] == "custom_tool_call":
+                item["input"] = max(before, item["input"], key=len)  # less can be read while an escape is cut
+                return self._event(f"{_CUSTOM}.delta", **at, delta=item["input"][len(before) :])
+            return self._event("response.function_call_arguments.delta", **at, delta=text)
+        item["content"][0]["text"] += text
+        where = {**at, "content_index": 0, "delta": text}
+        if kind == "reasoning":
+            return self._event("response.reasoning_text.delta", **where)
+        return self._event("response.output_text.delta", **where, logprobs=[])
+
+    def _closed(self, kind: str | int) -> bytes:
+        item, at = self._items[-1], self._at
         is_cut = self.progress.finished is not None and not self.progress.is_whole
         item["status"] = "incomplete" if is_cut else "completed"
-        self._open = ""
-        if item["type"] == "function_call":
+        if item["type"] == "custom_tool_call":
+            sent = self._event(f"{_CUSTOM}.done", **at, input=item["input"])
+        elif item["type"] == "function_call":
             done = {**at, "name": item["name"], "arguments": item["arguments"]}
             sent = self._event("response.function_call_arguments.done", **done)
-        elif isinstance(kind, int):
-            sent = self._event(f"{_CUSTOM}.done", **at, input=item["input"]) if "input" in item else b""
         else:
             part, at = item["content"][0], {**at, "content_index": 0}
             if kind == "reasoning":
@@ -311,6 +239,10 @@ class ResponsesReply(Reply):
                 sent = self._event("response.output_text.done", **at, text=part["text"], logprobs=[])
             sent += self._event("response.content_part.done", **at, part=part)
         return sent + self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _kind_of(self, call: WrittenCall) -> Kind:
+        """Return what the tool of a call is to the client."""
+        return self.parsed.offered.kinds.get(call.name, Kind(name=call.name))
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         sent = sent_event({"type": kind, "sequence_number": self._sequence, **fields}, kind)
@@ -322,14 +254,21 @@ class ResponsesReply(Reply):
         return "completed" if self.progress.is_whole else "incomplete"
 
     def _response(self, status: str) -> dict[str, Any]:
-        request, kinds = self.parsed.request, self.parsed.asked.offered.kinds
+        request, timings, is_over = self.parsed.request, self.progress.timings, status != "in_progress"
         tools = [
-            {"type": "function", **one.declaration()["function"], "strict": one.strict}
-            if kinds[one.name].type == "function"
-            else {"type": kinds[one.name].type, **({"name": one.name} if kinds[one.name].type == "custom" else {})}
+            {"type": "custom", "name": one.name}
+            if self.parsed.offered.kinds[one.name].type == "custom"
+            else {"type": "function", **one.declaration()["function"], "strict": one.strict}
             for one in request.tools
         ]
-        is_over = status != "in_progress"
+        n_input = timings.cache_n + timings.prompt_n
+        usage = {
+            "input_tokens": n_input,
+            "input_tokens_details": {"cached_tokens": timings.cache_n},
+            "output_tokens": timings.predicted_n,
+            "output_tokens_details": {"reasoning_tokens": self.progress.n_reasoning},
+            "total_tokens": n_input + timings.predicted_n,
+        }
         return {
             "id": self.progress.id,
             "object": "response",
@@ -347,21 +286,6 @@ class ResponsesReply(Reply):
             "tools": tools,
             "top_p": request.sampling.top_p,
             "truncation": "disabled",
-            "usage": self._usage() if is_over else None,
-            **self.parsed.asked.echoed,
+            "usage": usage if is_over else None,
+            **self.parsed.echoed,
         }
-
-    def _usage(self) -> dict[str, Any]:
-        timings = self.progress.timings
-        n_input = timings.cache_n + timings.prompt_n
-        return {
-            "input_tokens": n_input,
-            "input_tokens_details": {"cached_tokens": timings.cache_n},
-            "output_tokens": timings.predicted_n,
-            "output_tokens_details": {"reasoning_tokens": self.progress.n_reasoning},
-            "total_tokens": n_input + timings.predicted_n,
-        }
-
-
-def _part(kind: str) -> dict[str, Any]:
-    return {"type": kind, "text": ""}

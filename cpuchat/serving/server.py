@@ -178,16 +178,15 @@ class Guard:
             return Refusal(403, message, "origin_not_allowed")
         if self._local and not self._digest and not is_loopback(_host_name(headers.get("host", ""))):
             return Refusal(403, "Use localhost or 127.0.0.1 as the server's name.", "host_not_allowed")
+        if not self._digest or path == OPEN_PATH:
+            return None
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"  # the latter of Anthropic's
-        if self._digest and path != OPEN_PATH and not self._matches(given):
-            return Refusal(401, "Missing or invalid bearer token. Send `Authorization: Bearer …`.", "invalid_api_key")
-        return None
-
-    def _matches(self, authorization: str) -> bool:
-        """Compare in constant time; digests, so that not even the length shows."""
-        scheme, _, given = authorization.partition(" ")
-        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
-        return hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer"
+        scheme, _, token = given.partition(" ")
+        # In constant time; digests, so that not even the length shows.
+        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
+        if hmac.compare_digest(digest, self._digest) and scheme.lower() == "bearer":
+            return None
+        return Refusal(401, "Missing or invalid bearer token. Send `Authorization: Bearer …`.", "invalid_api_key")
 
 
 def local_user(scope: Scope) -> str:

@@ -19,7 +19,6 @@ from cpuchat.serving.metrics import Result, ServingMetrics
 from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest, RequestReader
 from cpuchat.session.conversation import Conversation
-from cpuchat.telemetry.meter import ChatFigures
 
 _MAX_NOTES = 100
 """Clients choose some of the words in them."""
@@ -87,14 +86,13 @@ class InferenceService:
         self.limit = limit
         self.closing = False
         self.started = int(time.time())
-        self.running: ReplyProgress | None = None
-        """The answer that the engine works on."""
         self._conversation = conversation
         self._aliases = aliases
         self._strict = strict
         self._on_done = on_done
         self._on_note = on_note
-        self._notes: dict[str, bool] = {}  # whether it was told
+        self._notes = set[str]()
+        self._untold: list[str] = []
         self._clock = clock
         self._engine = asyncio.Lock()  # first come, first served
         self._waiting: set[RequestRecord] = set()
@@ -136,14 +134,11 @@ class InferenceService:
         return self._reader
 
     def _note(self, text: str) -> None:
-        """Keep what the log should say; called from any thread."""
-        if len(self._notes) < _MAX_NOTES:
-            self._notes.setdefault(text.encode("utf-8", "replace").decode(), False)
-
-    def _tell_notes(self) -> None:
-        for text in [one for one, is_told in self._notes.items() if not is_told]:
-            self._notes[text] = True
-            self._on_note(text)
+        """Keep what the log should say with the next answer; called from any thread."""
+        text = text.encode("utf-8", "replace").decode()
+        if len(self._notes) < _MAX_NOTES and text not in self._notes:
+            self._notes.add(text)
+            self._untold.append(text)
 
     @property
     def busy(self) -> bool:
@@ -153,11 +148,6 @@ class InferenceService:
     def waiting(self) -> int:
         """Return the number of requests in the queue, those whose body is still being read among them."""
         return len(self._waiting)
-
-    @property
-    def figures(self) -> ChatFigures:
-        """Return the figures of the running answer, else of the last one."""
-        return self._conversation.meter.figures(self._clock())
 
     def check_health(self) -> None:
         """Check that the model is there, or can be reloaded with the next request. Raises Refusal."""
@@ -178,7 +168,12 @@ class InferenceService:
         """
         record = RequestRecord(endpoint, client)
         try:
-            self._check_room()
+            if self.closing:
+                raise _closing()
+            _ = self.model
+            if self.waiting >= self.limit + (not self.busy):
+                message = f"The queue is full ({self.waiting} requests). Retry later."
+                raise Refusal(503, message, "queue_full", retry_after=_RETRY_SECONDS)
             self._waiting.add(record)
             yield record
         except Refusal as refusal:
@@ -194,14 +189,6 @@ class InferenceService:
             record.is_over = True
             self.metrics.count_request(record.endpoint, record.result)
             self._on_done(record)
-
-    def _check_room(self) -> None:
-        if self.closing:
-            raise _closing()
-        _ = self.model
-        if self.waiting >= self.limit + (not self.busy):
-            message = f"The queue is full ({self.waiting} requests). Retry later."
-            raise Refusal(503, message, "queue_full", retry_after=_RETRY_SECONDS)
 
     @contextlib.asynccontextmanager
     async def _turn(self, record: RequestRecord) -> AsyncIterator[None]:
@@ -223,13 +210,13 @@ class InferenceService:
         Raises:
             Refusal: the engine refused the request, or it failed; the server is closing.
         """
-        self._tell_notes()
+        while self._untold:
+            self._on_note(self._untold.pop(0))
         record.progress = progress
         arrived = self._clock()
         try:
             async with self._turn(record):
                 self.metrics.count_queued(record.queued_s)
-                self.running = progress
                 try:
                     async with contextlib.aclosing(self._events(parsed.request, progress)) as events:
                         async for event in events:
@@ -239,7 +226,6 @@ class InferenceService:
                                 raise _closing()
                             yield event
                 finally:
-                    self.running = None
                     if progress.prompt is not None:
                         ttft_s = progress.first_at - arrived if progress.first_at is not None else None
                         self.metrics.count_answer(progress.timings, ttft_s)
@@ -262,12 +248,6 @@ class InferenceService:
             raise Refusal(400, message, "chat_template_failed")
         record.result = "ok"
         return n_tokens
-
-    async def end_reasoning(self, id: str) -> bool:
-        """Let the running answer of that id end its reasoning and answer now; False when it is not reasoning."""
-        if self.running is None or self.running.id != id:
-            return False
-        return await self._conversation.backend.end_reasoning()
 
     async def close(self) -> None:
         """End the running answer and those that wait; each gets an error."""
@@ -297,7 +277,7 @@ class InferenceService:
     def metrics_page(self, endpoints: tuple[str, ...]) -> bytes:
         """Return the page for Prometheus."""
         state = {"running": int(self.busy), "waiting": self.waiting, "limit": self.limit}
-        return self.metrics.page(endpoints, state, self._info, self.figures)
+        return self.metrics.page(endpoints, state, self._info, self._conversation.meter.figures(self._clock()))
 
 
 def _untold(event: AnyEvent, progress: ReplyProgress) -> Iterator[CallDelta]:

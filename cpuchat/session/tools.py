@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError
 from cpuchat.session.conversation import Conversation
 from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.folder import Folder
-from cpuchat.tools.loop import Approvals, Ask, FolderSource, Toolbox, ToolLoop, ToolSource
+from cpuchat.tools.loop import Ask, FolderSource, Toolbox, ToolLoop, ToolSource
 from cpuchat.tools.servers import ToolServer
 
 
@@ -24,23 +22,14 @@ class ChatTools:
         """The MCP servers that are offered, by name."""
         self.box = Toolbox(())
         self._conversation = conversation
-        self._ask = ask
+        self.loop = ToolLoop(self.box, ask)
+        """The only one: the answer that runs may have it."""
         self._folder: Folder | None = None
 
     @property
     def folder(self) -> Path | None:
         """Return the folder in which the model may read files."""
         return self._folder.path if self._folder is not None else None
-
-    @cached_property
-    def approvals(self) -> Approvals:
-        """Return what was approved in this run, and for good."""
-        return Approvals(paths.approvals_file())
-
-    @cached_property
-    def _loop(self) -> ToolLoop:
-        """Return the only loop: the answer that runs may have it."""
-        return ToolLoop(self.box, self.approvals, self._ask)
 
     def offer_folder(self, path: Path | None) -> None:
         """Let the model read files in a folder, none if None. Raises UsageError."""
@@ -80,4 +69,4 @@ class ChatTools:
         sources: list[ToolSource] = [FolderSource(self._folder)] if self._folder is not None else []
         self.box.sources = (*sources, *self.servers.values())
         self.box.collect()
-        self._conversation.tools = self._loop if self.box.sources else None
+        self._conversation.tools = self.loop if self.box.sources else None

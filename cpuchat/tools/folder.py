@@ -42,7 +42,6 @@ _SKIPPED = {"node_modules", "__pycache__"}  # in a search, beside hidden ones
 _MAX_BYTES = 4_000_000  # of a file
 _MAX_LINES = 2_000
 _MAX_NAMES = 500
-_MAX_OFFERED = 30  # names, where one does not exist
 MAX_HITS = 200
 _MAX_FILES = 20_000
 _LONGEST_LINE = 300
@@ -229,8 +228,8 @@ class Folder:
             try:
                 inner = self._opened(part, handle)
             except OSError as error:
-                names = _names_in(handle) if error.errno == errno.ENOENT else ""
-                raise UsageError(f"Cannot read {clean_line(str(path))}: {_reason(error)}.{names}") from None
+                reason = "links are not followed" if error.errno == errno.ELOOP else error.strerror or error
+                raise UsageError(f"Cannot read {clean_line(str(path))}: {reason}.") from None
             finally:
                 os.close(handle)
             handle = inner
@@ -276,24 +275,6 @@ def _private() -> set[tuple[int, int]]:
             status = paths.expanded(place).stat()
             found.add((status.st_dev, status.st_ino))
     return found
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.ELOOP:
-        return "links are not followed"
-    return error.strerror or str(error)
-
-
-def _names_in(folder: int) -> str:
-    """Return ` There is: a, b/.` of an open folder, so that a model that guessed a name need not ask for them."""
-    try:
-        with os.scandir(folder) as entries:
-            shown = [one for one in entries if not (one.name.startswith(".") or _is_secret(one.name))]
-            names = sorted(f"{clean_line(one.name)}{'/' * one.is_dir(follow_symlinks=False)}" for one in shown)
-    except OSError:
-        return ""
-    more = f" and {len(names) - _MAX_OFFERED:,} more" if len(names) > _MAX_OFFERED else ""
-    return f" There is: {', '.join(names[:_MAX_OFFERED])}{more}." if names else ""
 
 
 def _line(entry: os.DirEntry[str]) -> str:

@@ -1,7 +1,7 @@
 """From a question to its answer with calls of tools in between.
 
-Here are the tools that are offered to a model, whoever has them, which of their calls the user has approved beforehand,
-and the limits on what they return and how often they are called.
+Here are the tools that are offered to a model, whoever has them, and the limits on what they return and how often they
+are called.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean, clean_line
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -35,50 +33,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Timings
 from cpuchat.tools.folder import TOOLS, Folder
 
-Choice = Literal["once", "chat", "always", "refuse"]
-_MAX_APPROVED = 500
-
-
-class _Approved(msgspec.Struct):
-    """For the user who looks into the file."""
-
-    source: str
-    name: str
-
-
-class Approvals:
-    """Remembers approvals: for a chat in memory, for good in `file`.
-
-    One for good is only for a tool that reads, by its source's own word, and ends when the tool changes in any way: a
-    server that was harmless when it was approved may not stay so.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._cache = JsonCache(file, _Approved, version=1, max_entries=_MAX_APPROVED)
-        self._in_chat: set[tuple[str, str]] = set()
-
-    @staticmethod
-    def choices(tool: Tool) -> tuple[Choice, ...]:
-        """Return what may be chosen for a call of this tool."""
-        return ("once", "chat", "always", "refuse") if tool.read_only else ("once", "chat", "refuse")
-
-    def is_approved(self, tool: Tool, chat_id: str) -> bool:
-        """Return whether the tool may be called in this chat without asking."""
-        if (chat_id, tool.fingerprint) in self._in_chat:
-            return True
-        return tool.read_only and tool.fingerprint in self._cache.read()
-
-    def remember(self, tool: Tool, chat_id: str, choice: Choice) -> None:
-        """Keep what the user chose for a call."""
-        if choice == "chat":
-            self._in_chat.add((chat_id, tool.fingerprint))
-        elif choice == "always" and tool.read_only:
-            self._cache.put(tool.fingerprint, _Approved(tool.source, tool.name))
-
-    def forget_all(self) -> None:
-        """Ask again before every call."""
-        self._in_chat.clear()
-        self._cache.update(lambda approved: approved.clear())
+Choice = Literal["once", "chat", "refuse"]
 
 
 Count = Callable[[str], Awaitable[int | None]]
@@ -88,9 +43,7 @@ CALL_SECONDS = 60.0
 START_SECONDS = 30.0
 """The first start of a server may download it (npx, uvx)."""
 LONGEST_MESSAGE = 4_000_000
-MAX_BYTES = 64_000_000
-MAX_MESSAGES = 10_000
-"""A server that writes more bytes in one message, or more bytes or messages during a call, is ended."""
+"""A server that writes more bytes in one message is ended."""
 MAX_TOOLS = 128
 """They are in every prompt. Those that come after are not offered."""
 MAX_ROUNDS = 20
@@ -115,7 +68,10 @@ async def shortened(text: str, free_tokens: int | None, count: Count) -> tuple[s
     text = clean(text)
     kept = min(len(text), max(max_tokens * _LONGEST_TOKEN, _MIN_KEPT))
     while True:
-        shown = text if kept >= len(text) else _beginning_and_end(text, kept)
+        shown = text
+        if kept < len(text):
+            note = f"\n[… {len(text) - kept:,} of {len(text):,} characters left out …]\n"
+            shown = text[: kept - kept // 4] + note + text[-(kept // 4) :]
         if (n_bytes := len(shown.encode())) <= min(_SHORT, max_tokens):  # a token has one at least
             return shown, n_bytes // 3  # not worth asking
         counted = await count(shown)
@@ -123,13 +79,6 @@ async def shortened(text: str, free_tokens: int | None, count: Count) -> tuple[s
         if tokens <= max_tokens or kept <= _MIN_KEPT:
             return shown, tokens
         kept = max(_MIN_KEPT, min(int(0.95 * kept * max_tokens / tokens), kept - 100))
-
-
-def _beginning_and_end(text: str, n_characters: int) -> str:
-    tail = n_characters // 4
-    head = n_characters - tail
-    left_out = len(text) - n_characters
-    return f"{text[:head]}\n[… {left_out:,} of {len(text):,} characters left out …]\n{text[-tail:]}"
 
 
 class CallLimits:
@@ -306,11 +255,14 @@ _CHANGED = ToolResult(text="Not run: the tool changed after the user was asked. 
 
 
 class ToolLoop:
-    """Answers with tools of `toolbox`, which it owns. `ask` is called before a call that is not approved yet."""
+    """Answers with tools of `toolbox`, which it owns. `ask` is called before a call that is not approved yet.
 
-    def __init__(self, toolbox: Toolbox, approvals: Approvals, ask: Ask) -> None:
+    An approval may hold for a chat, and for the tool as it is: one that changes in any way is another one.
+    """
+
+    def __init__(self, toolbox: Toolbox, ask: Ask) -> None:
         self.toolbox = toolbox
-        self._approvals = approvals
+        self._approved: set[tuple[str, str]] = set()
         self._ask = ask
         self._running: asyncio.Future[Any] | None = None
         self._stopped = False
@@ -320,6 +272,10 @@ class ToolLoop:
         self._stopped = True
         if self._running is not None:
             self._running.cancel()
+
+    def forget_approvals(self) -> None:
+        """Ask again before every call."""
+        self._approved.clear()
 
     async def answer(
         self,
@@ -351,7 +307,8 @@ class ToolLoop:
                         reasoning += event.text if event.channel == "reasoning" else ""
                     last = event
                     if isinstance(event, GenerationFinished):
-                        if made and not why and not self._stopped and _is_empty(event, said):
+                        is_empty = event.stop_reason == "end" and not event.calls and not said.strip()
+                        if is_empty and made and not why and not self._stopped:
                             empty = event.timings
                             continue
                         last = event = _after(event, why, empty)
@@ -399,13 +356,14 @@ class ToolLoop:
             return tool or _STOPPED
         if (refusal := limits.refusal(call)) is not None:
             return refusal
-        if not self._approvals.is_approved(tool, chat_id):
+        if (chat_id, tool.fingerprint) not in self._approved:
             choice = await self._until_stopped(self._ask(tool, call))
             if choice is None or choice == "refuse":
                 return _STOPPED if choice is None else _REFUSED
             if not self.toolbox.has(call, tool):
                 return _CHANGED
-            self._approvals.remember(tool, chat_id, choice)
+            if choice == "chat":
+                self._approved.add((chat_id, tool.fingerprint))
         return await self._until_stopped(self.toolbox.run(call)) or _STOPPED
 
     async def _until_stopped(self, work: Awaitable[T]) -> T | None:
@@ -418,10 +376,6 @@ class ToolLoop:
             self._running = None
             running.cancel()  # if the answer is
         return None if running.cancelled() else running.result()
-
-
-def _is_empty(event: GenerationFinished, said: str) -> bool:
-    return event.stop_reason == "end" and not event.calls and not said.strip()
 
 
 def _after(event: GenerationFinished, why: str, empty: Timings | None) -> GenerationFinished:

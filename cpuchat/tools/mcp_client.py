@@ -1,4 +1,7 @@
-"""Speaks MCP with a server process, through the package `mcp`. Only the first server that is started imports this."""
+"""Runs an MCP server and speaks with it, through the package `mcp`. Only the first server that is started imports this.
+
+A server is in a process group of its own, read in lines of limited length, and ended with its group.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import re
+import signal
+import sys
+from asyncio.subprocess import SubprocessStreamProtocol
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import anyio
 import mcp_types as types
@@ -20,14 +28,20 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from cpuchat import __version__
+from cpuchat.base.errors import ToolServerFailed
+from cpuchat.base.processes import exit_reason, kill_group, last_output
 from cpuchat.base.text import clean, clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import size
-from cpuchat.tools.loop import MAX_TOOLS
-from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ToolServerProcess
+from cpuchat.tools.config import ToolServerConfig
+from cpuchat.tools.loop import LONGEST_MESSAGE, MAX_TOOLS
 
 _LONGEST_DESCRIPTION = 4_000
 _LONGEST_NAME = 128  # characters: modelcontextprotocol.io, specification, server/tools
+_CLOSING_SECONDS = 0.5
+"""Seconds that a server gets to exit when its standard input is closed, as the protocol has it."""
+_ENDING_SECONDS = 1.0
+"""Seconds between SIGTERM and SIGKILL."""
 _FIRST_KEY = re.compile(rb'[\xef\xbb\xbf\s]*[\[{][\s{]*"(?:jsonrpc|id|result)"')
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
@@ -35,48 +49,78 @@ for _name in ("mcp", "client"):  # which would write to the terminal
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
+class _Pipes(SubprocessStreamProtocol):
+    """The pipes of a server; what it has left behind ends with it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(LONGEST_MESSAGE, loop)
+        self.exited = asyncio.Event()
+        self.pid = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.pid = cast("asyncio.SubprocessTransport", transport).get_pid()
+
+    def process_exited(self) -> None:
+        kill_group(self.pid)
+        super().process_exited()
+        self.exited.set()
+
+
 class McpSession:
-    """An open session, as `open` makes one.
+    """A running server, as `start` makes one, and the session with it after `connect`. Use it from one event loop only.
 
     `changed`: the server says that its tools are others than those read. `has_more`: it has some beyond them.
     """
 
-    def __init__(self, process: ToolServerProcess) -> None:
+    def __init__(self, transport: asyncio.SubprocessTransport, pipes: _Pipes, log: BinaryIO) -> None:
         self.changed = False
         self.has_more = False
-        self._process = process
+        self._transport, self._pipes, self._log = transport, pipes, log
+        self._fault = ""  # the rule that it broke, for which it was ended
+        self._over = False  # nothing more comes from it
+        self._ending: asyncio.Task[None] | None = None
         self._client: Client
-        self._task: asyncio.Task[None]
-        self._over = False
+        self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, process: ToolServerProcess, *, legacy: bool) -> McpSession:
-        """Agree on a version of the protocol. Cancelling this leaves no task behind. `legacy`: do not ask for its
-        versions first, for which some servers end. Raises ServerEnded, ServerInvalid.
+    async def start(cls, server: ToolServerConfig, log: Path) -> McpSession:
+        """Start a server; its standard error goes to `log`. Raises OSError: there is no such command or folder;
+        ValueError: an argument has a NUL.
         """
-        self = cls(process)
+        file = _opened(log)
+        loop = asyncio.get_running_loop()
+        try:
+            transport, pipes = await loop.subprocess_exec(
+                lambda: _Pipes(loop), server.command, *server.args, stderr=file,
+                env=server.environment(), cwd=server.cwd or None, start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            file.close()
+            raise
+        return cls(transport, pipes, file)
+
+    async def connect(self) -> None:
+        """Agree on a version of the protocol. Raises ToolServerFailed."""
         opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._hold(opened, "legacy" if legacy else "auto"))
+        self._task = asyncio.create_task(self._hold(opened))
         try:
             self._client = await opened
         except Exception as error:
-            raise self._failure(error) from None
-        finally:
-            if not opened.done() or opened.cancelled() or opened.exception() is not None:
-                await self.close()
-        return self
+            raise await self._failure(error) from None
 
     @property
     def alive(self) -> bool:
-        return not self._over and self._process.alive
+        return not self._over and self._ending is None and not self._pipes.exited.is_set()
 
-    async def close(self) -> None:
-        """End the session; the process goes on."""
-        self._task.cancel()
-        await asyncio.wait({self._task})
+    def end(self, *, now: bool = False) -> asyncio.Task[None]:
+        """End it and its group; `now`: in the middle of a call. Returns what to wait for."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end(now))
+        return self._ending
 
     async def tools(self, source: str, origin: str) -> tuple[Tool, ...]:
-        """Return the server's tools; `source` is its name, `origin` as in `Tool`. Raises ServerEnded, ServerInvalid."""
+        """Return the server's tools; `source` is its name, `origin` as in `Tool`. Raises ToolServerFailed."""
         self.changed = False
         found: dict[str, Tool] = {}
         cursor: str | None = None
@@ -92,12 +136,12 @@ class McpSession:
                 if not cursor:
                     break
         except Exception as error:
-            raise self._failure(error) from None
+            raise await self._failure(error) from None
         self.has_more = bool(cursor)
         return tuple(found.values())
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run a call; what the server finds wrong with it is in the result. Raises ServerEnded.
+        """Run a call; what the server finds wrong with it is in the result. Raises ToolServerFailed: it has ended.
 
         The result is not compared with the schema that the tool has for it: a pattern in there may take forever.
         """
@@ -105,32 +149,33 @@ class McpSession:
         try:
             result = await self._client.session.send_request(types.CallToolRequest(params=params), types.CallToolResult)
         except Exception as error:
-            failure = self._failure(error)
-            if isinstance(failure, ServerEnded):
-                raise failure from None
-            return ToolResult(text=str(failure), failed=True)
+            if not self.alive:
+                raise await self._failure(error) from None
+            return ToolResult(text=_words(error), failed=True)
         return ToolResult(text=_text(result), failed=result.is_error)
 
-    def _failure(self, error: Exception) -> Exception:
-        if not self.alive:
-            return ServerEnded()
-        if isinstance(error, MCPError):
-            return ServerInvalid(f"{clean_line(error.message)[:_LONGEST_DESCRIPTION]} (error {error.code})")
-        if isinstance(error, ValidationError):
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            return ServerInvalid(f"it sent an invalid answer: {where}: {first['msg']}")
-        return ServerInvalid(clean_line(str(error)))
+    async def _failure(self, error: Exception) -> ToolServerFailed:
+        """Return why the server cannot be used, or why it has ended, once it has."""
+        if self.alive:
+            return ToolServerFailed(f"cannot be used: {_words(error).rstrip('.')}")
+        reason = self._fault or "it closed its output"
+        if await self._exits_within(_CLOSING_SECONDS) and not self._fault:
+            said = ""
+            with contextlib.suppress(OSError, ValueError):
+                said = last_output(self._log).rpartition("\n")[2].strip().rstrip(".")
+            reason = exit_reason(self._transport.get_returncode() or 0, "", said)
+        await asyncio.wait({self.end()})
+        return ToolServerFailed(f"ended: {reason}")
 
-    async def _hold(self, opened: asyncio.Future[Client], mode: str) -> None:
-        """Keep the session open until `close`; one task has to enter and leave it."""
+    async def _hold(self, opened: asyncio.Future[Client]) -> None:
+        """Keep the session open until the end; one task has to enter and leave it."""
         info = types.Implementation(name="cpuchat", version=__version__)
         try:
+            # The handshake that all servers have: some end when they are asked for their versions first.
             async with Client(
-                self._streams(), mode=mode, cache=None, client_info=info, message_handler=self._notice
+                self._streams(), mode="legacy", cache=None, client_info=info, message_handler=self._notice
             ) as client:
-                if not opened.done():
-                    opened.set_result(client)
+                opened.set_result(client)
                 await asyncio.Event().wait()
         except Exception as error:
             if not opened.done():
@@ -157,21 +202,79 @@ class McpSession:
                 stream.close()
 
     async def _receive(self, incoming: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        assert self._pipes.stdout is not None
         with incoming, contextlib.suppress(*_GONE):
-            async for line in self._process.lines():
-                try:
-                    message = _parsed(line)
-                except (ValueError, RecursionError):
-                    self._process.log(line + b"\n")
-                    if is_message(line):  # others are prints to the standard output by mistake
-                        self._process.fail("it sent a message that is no valid JSON-RPC")
-                else:
-                    await incoming.send(SessionMessage(message))
+            try:
+                while (line := await self._pipes.stdout.readline()) and not self._fault:
+                    try:
+                        message = _parsed(line)
+                    except (ValueError, RecursionError):
+                        with contextlib.suppress(OSError):
+                            self._log.write(line)
+                        if is_message(line):  # others are prints to the standard output by mistake
+                            self._fail("it sent a message that is no valid JSON-RPC")
+                    else:
+                        await incoming.send(SessionMessage(message))
+            except ValueError:  # of `readline`
+                self._fail(f"it wrote more than {size(LONGEST_MESSAGE)} in one message")
             self._over = True
 
     async def _send(self, outgoing: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        assert self._pipes.stdin is not None
         async for item in outgoing:
-            self._process.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
+            if not self._pipes.stdin.is_closing():
+                line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+                self._pipes.stdin.write(line.encode() + b"\n")
+
+    def _fail(self, fault: str) -> None:
+        """End it for a rule that it broke."""
+        self._fault = fault
+        self.end(now=True)
+
+    async def _end(self, now: bool) -> None:
+        if self._pipes.stdin is not None:
+            self._pipes.stdin.close()
+        if now or not await self._exits_within(_CLOSING_SECONDS):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if sys.platform == "win32":
+                    self._transport.kill()
+                else:
+                    os.killpg(self._pipes.pid, signal.SIGTERM)
+            await self._exits_within(_ENDING_SECONDS)
+        if not self._pipes.exited.is_set():  # its number may be that of another group by then
+            kill_group(self._pipes.pid)
+            await self._exits_within(_ENDING_SECONDS)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._transport.close()
+        self._log.close()
+
+    async def _exits_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._pipes.exited.wait()
+        return self._pipes.exited.is_set()
+
+
+def _opened(log: Path) -> BinaryIO:
+    """Return a new log, or a place where all is lost. One that another instance writes is left to it."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log.unlink(missing_ok=True)
+        return log.open("a+b", buffering=0)
+    except OSError:
+        return Path(os.devnull).open("a+b", buffering=0)
+
+
+def _words(error: Exception) -> str:
+    """Return an error of the session in words."""
+    if isinstance(error, MCPError):
+        return f"{clean_line(error.message)[:_LONGEST_DESCRIPTION]} (error {error.code})"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"it sent an invalid answer: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return clean_line(str(error))
 
 
 def _parsed(line: bytes) -> types.JSONRPCMessage:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import importlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -16,7 +16,6 @@ from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.loop import START_SECONDS
-from cpuchat.tools.server_process import ServerEnded, ServerInvalid, ToolServerProcess
 
 if TYPE_CHECKING:
     from cpuchat.tools.mcp_client import McpSession
@@ -26,7 +25,7 @@ _LONGEST_REASON = 300
 
 
 class ToolServer:
-    """One server; see `toolbox.Source`. Use it from one event loop.
+    """One server; see `loop.ToolSource`. Use it from one event loop.
 
     `tools` are those that it offered when it ran last. `problem` is why it does not run; None when nothing is wrong.
     """
@@ -40,14 +39,13 @@ class ToolServer:
         self._server = server
         told = msgspec.json.encode([server.command, server.args, server.cwd, server.env], order="sorted")
         self._origin = hashlib.sha256(told).hexdigest()[:16]
-        self._process: ToolServerProcess | None = None
-        self._connection: McpSession | None = None
+        self._session: McpSession | None = None
         self._busy = asyncio.Lock()  # starting, or closing
         self._closed = False
 
     @property
     def state(self) -> State:
-        if self._connection is not None and self._connection.alive:
+        if self._session is not None and self._session.alive:
             return "running"
         if self._busy.locked():
             return "starting"
@@ -56,7 +54,7 @@ class ToolServer:
     @property
     def has_more(self) -> bool:
         """Return whether it has tools beyond `tools`: reading ends where there are enough to offer."""
-        return self._connection is not None and self._connection.has_more
+        return self._session is not None and self._session.has_more
 
     async def ready(self) -> None:
         """Start the server unless it runs, and read its tools if they have changed. Raises ToolServerFailed: it cannot
@@ -73,96 +71,77 @@ class ToolServer:
             self.problem = None
 
     async def run(self, call: ToolCall) -> ToolResult:
-        process, connection = self._process, self._connection
-        if process is None or connection is None:
-            return self._ended("it was not started")
-        process.begin_call()
+        session = self._session
+        if session is None:
+            return ToolResult(text=f"The MCP server {self.name} was not started.", failed=True)
         try:
-            return await connection.call(call)
-        except ServerEnded:
-            reason = await process.failure()
-            self.problem = self._failure(f"ended: {reason}")
-            return self._ended(reason)
+            return await session.call(call)
+        except ToolServerFailed as error:
+            self.problem = self._failure(error.reason)
+            return ToolResult(text=f"{self.problem.message} The next call restarts it.", failed=True)
         except asyncio.CancelledError:  # it may go on with the call
-            process.end(now=True)
+            session.end(now=True)
             raise
 
     async def close(self) -> None:
         """End the server for good."""
         self._closed = True
-        if self._process is not None:
-            self._process.end()  # so that a start ends, too
+        if self._session is not None:
+            self._session.end()  # so that a start ends, too
         async with self._busy:
             await self._end()
 
     async def _is_running(self) -> bool:
         """Return whether it runs; reads its tools again if they have changed."""
-        connection = self._connection
-        if connection is None or not connection.alive:
+        session = self._session
+        if session is None or not session.alive:
             return False
-        if connection.changed:
+        if session.changed:
             try:
                 async with asyncio.timeout(START_SECONDS):
-                    self.tools = await connection.tools(self.name, self._origin)
-            except (ServerEnded, ServerInvalid, TimeoutError):
+                    self.tools = await session.tools(self.name, self._origin)
+            except (ToolServerFailed, TimeoutError):
                 return False
         return True
 
     async def _start(self) -> None:
-        """Connect, or connect again. Some servers end when they are asked for their versions: those are not asked."""
-        client, reason = await _mcp_client(), "was closed"
-        for legacy in (False, True):
-            await self._end()
-            if self._closed:
-                break
-            self._process = process = await self._spawn()
-            if self._closed:  # meanwhile
-                break
-            try:
-                async with asyncio.timeout(START_SECONDS):
-                    connection: McpSession = await client.McpSession.open(process, legacy=legacy)
-                    self._connection = connection
-                    self.tools = await connection.tools(self.name, self._origin)
-                return
-            except ServerEnded:
-                reason = f"ended: {await process.failure()}"
-                if process.n_messages or process.fault:
-                    break
-            except ServerInvalid as error:
-                reason = f"cannot be used: {str(error).rstrip('.')}"
-                break
-            except TimeoutError:
-                reason = f"gave no answer within {START_SECONDS:.0f} s"
-                break
-            except BaseException:
-                process.end(now=True)
-                raise
+        """Connect, or connect again. Raises ToolServerFailed: with the reason alone."""
+        try:  # the first import takes a second
+            client = await asyncio.to_thread(importlib.import_module, "cpuchat.tools.mcp_client")
+        except ImportError as error:
+            raise ToolServerFailed(
+                f"MCP servers need the extra `tools` ({error}).",
+                'Run `uv tool install ".[tools]"` in the checkout of cpuchat.',
+            ) from None
         await self._end()
-        raise self._failure(reason)
-
-    async def _spawn(self) -> ToolServerProcess:
         try:
-            return await ToolServerProcess.start(self._server, self.log)
-        except OSError as error:
-            what = clean_line(error.filename or self._server.command)
-            raise self._failure(f"cannot be started: {what}: {error.strerror}") from None
-        except ValueError as error:
-            raise self._failure(f"cannot be started: {error}") from None
+            self._session = session = await client.McpSession.start(self._server, self.log)
+            async with asyncio.timeout(START_SECONDS):
+                if not self._closed:
+                    await session.connect()
+                    self.tools = await session.tools(self.name, self._origin)
+                    return
+            problem = "was closed"
+        except TimeoutError:
+            problem = f"gave no answer within {START_SECONDS:.0f} s"
+        except ToolServerFailed as error:
+            problem = error.reason
+        except (OSError, ValueError) as error:
+            what = (
+                f"{error.filename or self._server.command}: {error.strerror}" if isinstance(error, OSError) else error
+            )
+            problem = f"cannot be started: {what}"
+        except BaseException:
+            if self._session is not None:
+                self._session.end(now=True)
+            raise
+        await self._end()
+        raise self._failure(problem)
 
     async def _end(self) -> None:
-        connection, self._connection = self._connection, None
-        process, self._process = self._process, None
-        with contextlib.ExitStack() as stack:
-            if process is not None:
-                stack.callback(process.end)  # also when this is cancelled
-            if connection is not None:
-                await connection.close()
-        if process is not None:
-            await asyncio.wait({process.end()})
-
-    def _ended(self, reason: str) -> ToolResult:
-        text = f"The MCP server {self.name} ended: {clean_line(reason)[:_LONGEST_REASON]}. The next call restarts it."
-        return ToolResult(text=text, failed=True)
+        session, self._session = self._session, None
+        if session is not None:
+            await asyncio.wait({session.end()})
 
     def _failure(self, what: str) -> ToolServerFailed:
         reason = f"{clean_line(what)[:_LONGEST_REASON]}."
@@ -172,14 +151,3 @@ class ToolServer:
                 places.append(self.log)
         hint = f"See {' and '.join(map(paths.shown, places))}."
         return ToolServerFailed(f"The MCP server {self.name} {reason}", hint, reason)
-
-
-async def _mcp_client() -> Any:
-    """Return the module that speaks MCP; the first import takes a second. Raises ToolServerFailed."""
-    try:
-        return await asyncio.to_thread(importlib.import_module, "cpuchat.tools.mcp_client")
-    except ImportError as error:
-        raise ToolServerFailed(
-            f"MCP servers need the extra `tools` ({error}).",
-            'Run `uv tool install ".[tools]"` in the checkout of cpuchat.',
-        ) from None

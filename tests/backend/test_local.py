@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,49 +41,29 @@ asyncio.run(main())
 """
 
 
-async def run(*command: str) -> str:
-    import asyncio
-
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    return output.decode()
-
-
-async def test_a_worker_runs_under_the_policy_that_it_was_started_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "used"), [("bind:0", "bind:0"), ("bind:999", "local")])
+async def test_a_worker_runs_under_its_policy_or_tells_that_it_was_refused(
+    tmp_path: Path, policy: str, used: str
+) -> None:
     spawner = Spawner()
-    worker = await WorkerProcess.start(spawner, tmp_path, Launch("bind:0"))
+    worker = await WorkerProcess.start(spawner, tmp_path, Launch(policy))
     try:
         ready = await worker.events.get()
-        assert isinstance(ready, WorkerReady)
-        assert ready.engine.memory_policy == "bind:0"
-        assert not ready.engine.policy_refused
-        assert ready.engine.pid == worker.pid
+        assert isinstance(ready, WorkerReady) and ready.engine.pid == worker.pid
+        assert ready.engine.memory_policy == used and ("999" in ready.engine.policy_refused) == (used != policy)
     finally:
         await worker.close()
         spawner.close()
 
 
-async def test_a_policy_that_is_refused_is_told_and_the_worker_runs(tmp_path: Path) -> None:
-    spawner = Spawner()
-    worker = await WorkerProcess.start(spawner, tmp_path, Launch("bind:999"))
-    try:
-        ready = await worker.events.get()
-        assert isinstance(ready, WorkerReady)
-        assert ready.engine.memory_policy == "local"
-        assert "999" in ready.engine.policy_refused
-    finally:
-        await worker.close()
-        spawner.close()
+def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
+    """Place as asked: on one node every policy is resolved to none, and here they shall differ."""
+    return Placement(own_cpus()[:1], (), parse_policy(spec.memory_policy), "", "")
 
 
 async def test_another_policy_starts_the_worker_again_and_the_chat_goes_on(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On one node every policy is resolved to none; here they shall differ.
-    def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
-        return Placement(own_cpus()[:1], (), parse_policy(spec.memory_policy), "", "")
-
     monkeypatch.setattr(local, "place_here", placed)
     backend = LocalBackend(state_dir=tmp_path / "kv")
     request = chat("hello there, this is a chat that has some text in it", state=StateKey(chat="one"))
@@ -115,31 +96,19 @@ async def test_a_policy_that_makes_no_sense_here_is_a_failed_load(tiny_model: Pa
         await backend.close()
 
 
-async def test_a_prepared_worker_loads_the_model(tiny_model: Path, tmp_path: Path) -> None:
-    backend = LocalBackend(log_dir=tmp_path)
-    backend.prepare(PlacementSpec())
-    try:
-        loaded = await collect(backend.load(tiny_model, LoadOptions(n_ctx=512)))
-        assert isinstance(loaded.events[-1], ModelLoaded)
-        assert len(list(tmp_path.glob("worker-*.log"))) == 1
-    finally:
-        await backend.close()
-
-
-async def test_a_prepared_worker_under_another_policy_is_replaced(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("wanted", ["local", "bind:0"])
+async def test_a_prepared_worker_loads_the_model_unless_its_policy_is_another_one(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
 ) -> None:
-    def placed(spec: PlacementSpec, with_draft: bool) -> Placement:
-        return Placement(own_cpus()[:1], (), parse_policy(spec.memory_policy), "", "")
-
     monkeypatch.setattr(local, "place_here", placed)
     before = children()
     backend = LocalBackend(log_dir=tmp_path)
     backend.prepare(PlacementSpec(memory_policy="local"))
     try:
-        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy="bind:0")))
-        assert backend.engine is not None and backend.engine.memory_policy == "bind:0"
+        await collect(backend.load(tiny_model, LoadOptions(n_ctx=512), PlacementSpec(memory_policy=wanted)))
+        assert backend.engine is not None and backend.engine.memory_policy == wanted
         assert children() - before == {backend.pid}
+        assert len(list(tmp_path.glob("worker-*.log"))) == (1 if wanted == "local" else 2)
     finally:
         await backend.close()
 
@@ -154,8 +123,9 @@ async def test_a_prepared_worker_that_nobody_needs_is_ended(tmp_path: Path, memo
     assert children() <= before
 
 
-async def test_workers_are_not_as_nice_as_their_parent_became(tmp_path: Path) -> None:
-    before, first, second = (await run(sys.executable, "-c", _NICE, str(tmp_path))).split()
+def test_workers_are_not_as_nice_as_their_parent_became(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _NICE, str(tmp_path)], capture_output=True, text=True, check=True)
+    before, first, second = done.stdout.split()
     assert before == first == second
 
 

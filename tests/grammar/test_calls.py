@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from cpuchat.engine.prompt.chat_template import ChatTemplate
 from cpuchat.tools.call_grammar import call_grammar
 from cpuchat.tools.call_parser import parse_calls
 from tests.grammar.conftest import matcher
-from tests.tools.llama_calls import RecordedHelper, recording
+from tests.tools.llama_calls import learned, recording
 
 CASES = ("two calls", "nested", "no arguments")
 
@@ -16,7 +15,7 @@ def test_calls_in_the_forms_of_real_templates_are_allowed() -> None:
     refused = list[tuple[str, str, str]]()
     compared = set[tuple[str, str]]()  # some templates are of one form
     for name, recorded in recording().templates.items():
-        form = ChatTemplate(RecordedHelper(recorded), "", "").call_format
+        form = learned(name)
         grammar = call_grammar(form, tools)
         for output in (one for one in recorded.outputs if one.name in CASES):
             text = output.text[max(0, form.find(output.text, [tool.name for tool in tools])) :].strip()

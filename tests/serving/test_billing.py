@@ -51,11 +51,8 @@ def test_the_line_that_claude_code_bills_by_ends_no_reuse(read_as: Any) -> None:
 
 
 def test_text_right_after_the_line_stays() -> None:
-    """As where a proxy joins blocks without anything between them."""
+    """As where a proxy joins blocks without anything between them; and what only speaks of it."""
     assert chat(LINE + RULES) == chat(RULES)
-
-
-def test_what_only_speaks_of_it_stays() -> None:
     for text in (f"What does this mean?\n{LINE}", "x-anthropic-billing-header: is what I ask about."):
         assert chat(text)[0].content == text
     assert [one.role for one in chat(LINE)] == ["user"], "nothing else is in that message"

@@ -67,18 +67,6 @@ def test_a_stream_that_is_cut_stops_the_engine(endless: Server) -> None:
     assert endless.worker.pid == worker
 
 
-def test_the_reasoning_of_a_running_answer_is_ended(endless: Server) -> None:
-    thinking = {**forever(), "chat_template_kwargs": {"enable_thinking": True}}
-    with endless.http.stream("POST", CHAT, json=thinking) as response:
-        lines = response.iter_lines()
-        control = {"id": json.loads(next(lines)[6:])["id"], "action": "reasoning_end"}
-        assert first_text(lines, "reasoning_content")
-        assert endless.post({**control, "id": "another"}, f"{CHAT}/control").json() == {"success": False}
-        assert endless.post(control, f"{CHAT}/control").json() == {"success": True}
-        assert first_text(lines)
-        assert endless.post(control, f"{CHAT}/control").json() == {"success": False}  # it reasons no more
-
-
 def sent(endless: Server, body: dict) -> socket.socket:
     """Send a request without waiting for its answer; returns the connection."""
     url, data = httpx.URL(endless.url), json.dumps(body).encode()

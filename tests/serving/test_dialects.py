@@ -11,20 +11,23 @@ import pytest
 
 from cpuchat.config.settings import Settings
 from cpuchat.protocol.messages import EFFORTS, CallDelta, GenerationFinished, Message, Speculation, TextDelta
+from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.serving.app import _DIALECTS  # pyright: ignore[reportPrivateUsage]
+from cpuchat.serving.app import DIALECTS
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.requests import ParsedRequest, RequestReader
 from tests.support.scripted_backend import WITH_DRAFT
 
-READERS = {path: (read, reply) for path, read, reply in _DIALECTS.values()}
+READERS = {path: (read, reply) for path, read, reply in DIALECTS.values()}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 TEXT = {"type": "string"}
 
 
-def read(path: str, body: dict[str, Any], notes: list[str] | None = None, **options: Any) -> ParsedRequest:
+def read(
+    path: str, body: dict[str, Any], notes: list[str] | None = None, model: ModelInfo = WITH_DRAFT, **options: Any
+) -> ParsedRequest:
     note = (lambda text: None) if notes is None else notes.append
-    reader = RequestReader(("tiny",), WITH_DRAFT, Settings(), Speculation(), note=note, **options)
+    reader = RequestReader(("tiny",), model, Settings(), Speculation(), note=note, **options)
     return READERS[path][0](reader, json.dumps(body).encode())
 
 
@@ -55,8 +58,6 @@ def calling(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
 def returned(id: str | None, text: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": text}
 
-
-# effort
 
 EFFORT_FIELDS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "reasoning_effort": (CHAT, lambda word: {"reasoning_effort": word}),
@@ -90,12 +91,8 @@ def test_what_else_tells_whether_to_reason_wins() -> None:
 def test_an_effort_that_the_template_does_not_take_is_noted() -> None:
     notes: list[str] = []
     model = msgspec.structs.replace(WITH_DRAFT, takes_effort=False)
-    reader = RequestReader(("tiny",), model, Settings(), Speculation(), note=notes.append)
-    READERS[CHAT][0](reader, json.dumps({**asked(CHAT), "reasoning_effort": "high"}).encode())
-    assert ["no effort of reasoning" in one for one in notes] == [True]
-
-
-# models
+    read(CHAT, {**asked(CHAT), "reasoning_effort": "high"}, notes, model=model)
+    assert len(notes) == 1 and "no effort of reasoning" in notes[0]
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -106,9 +103,6 @@ def test_any_model_is_answered_unless_it_must_be_this_one(path: str) -> None:
     assert len(notes) == 1 and notes[0].startswith("tiny answers")
     assert refused(path, body, strict=True).code == "model_not_found"
     read(path, {**body, "model": "tiny"}, strict=True)
-
-
-# messages
 
 
 def test_a_result_belongs_to_the_latest_call_with_its_id_that_has_none() -> None:
@@ -201,14 +195,11 @@ def test_what_ran_elsewhere_is_left_out_of_the_messages() -> None:
     assert len(read(RESPONSES, {"input": [*items, {"role": "user", "content": "!"}]}).request.messages) == 2
 
 
-# tools
-
 CODEX: list[dict[str, Any]] = [
     {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}},
     {"type": "web_search"}, {"type": "image_generation"}, {"type": "mcp", "server_label": "x"},
     {"type": "custom", "name": "edit", "description": "Edits.",
      "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}},
-    {"type": "local_shell"},
     {"type": "namespace", "name": "mcp__files__", "tools": [{"type": "function", "name": "read"}, {"type": "mcp"}]},
 ]  # fmt: skip
 
@@ -217,7 +208,7 @@ def test_tools_of_codex_are_offered_or_left_out_and_noted() -> None:
     notes: list[str] = []
     parsed = read(RESPONSES, {**asked(RESPONSES), "tools": CODEX}, notes)
     tools = {one.name: one for one in parsed.request.tools}
-    assert list(tools) == ["now", "edit", "local_shell", "mcp__files__read"]
+    assert list(tools) == ["now", "edit", "mcp__files__read"]
     assert tools["edit"].parameters["properties"] == {"input": TEXT} and "start: X" in tools["edit"].description
     assert sum("run elsewhere" in one for one in notes) == 4
 
@@ -235,14 +226,21 @@ def test_tools_that_clients_of_anthropic_run_are_offered_with_their_schemas(kind
 
 
 @pytest.mark.parametrize("kind", ["web_search_20250305", "computer_20250124", "new_20300101"])
-def test_tools_that_run_at_anthropic_are_left_out(kind: str) -> None:
+def test_tools_that_run_at_a_vendor_are_left_out_and_cannot_be_chosen(kind: str) -> None:
     own = {"name": "look", "input_schema": {"type": "object"}, "eager_input_streaming": True}
     notes: list[str] = []
     body = {**asked(MESSAGES), "tools": [own, {"type": kind, "name": "theirs"}]}
-    assert [one.name for one in read(MESSAGES, body, notes).request.tools] == ["look"]
-    assert kind in notes[0]
-    refusal = refused(MESSAGES, {**body, "tool_choice": {"type": "tool", "name": "theirs"}})
-    assert refusal.param == "tool_choice" and "runs elsewhere" in refusal.message
+    assert [one.name for one in read(MESSAGES, body, notes).request.tools] == ["look"] and kind in notes[0]
+    codex = {**asked(RESPONSES), "tools": CODEX}
+    for path, wrong in (
+        (MESSAGES, {**body, "tool_choice": {"type": "tool", "name": "theirs"}}),
+        (RESPONSES, {**codex, "tool_choice": {"type": "web_search"}}),
+        (RESPONSES, {**codex, "tool_choice": {"type": "mcp", "server_label": "x"}}),
+    ):
+        refusal = refused(path, wrong)
+        assert refusal.param == "tool_choice" and "runs elsewhere" in refusal.message
+    only = {**asked(RESPONSES), "tools": [{"type": "web_search"}], "tool_choice": "required"}
+    assert "run elsewhere" in refused(RESPONSES, only).message
 
 
 @pytest.mark.parametrize(
@@ -251,7 +249,6 @@ def test_tools_that_run_at_anthropic_are_left_out(kind: str) -> None:
         ({"type": "function", "name": "now"}, "required", ("now",)),
         ({"type": "custom", "name": "edit"}, "required", ("edit",)),
         ({"type": "function", "name": "read", "namespace": "mcp__files__"}, "required", ("mcp__files__read",)),
-        ({"type": "local_shell"}, "required", ("local_shell",)),
     ],
 )
 def test_a_choice_of_tools_by_type(choice: dict[str, Any], mode: str, names: tuple[str, ...]) -> None:
@@ -259,19 +256,9 @@ def test_a_choice_of_tools_by_type(choice: dict[str, Any], mode: str, names: tup
     assert (calling.mode, calling.names) == (mode, names)
 
 
-def test_a_choice_of_what_is_left_out_is_refused_with_the_reason() -> None:
-    for choice in ({"type": "web_search"}, {"type": "mcp", "server_label": "x"}):
-        refusal = refused(RESPONSES, {**asked(RESPONSES), "tools": CODEX, "tool_choice": choice})
-        assert refusal.param == "tool_choice" and "runs elsewhere" in refusal.message
-    only = {**asked(RESPONSES), "tools": [{"type": "web_search"}], "tool_choice": "required"}
-    assert "run elsewhere" in refused(RESPONSES, only).message
-
-
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("now", "{}", {"type": "function_call", "name": "now", "arguments": "{}"}),
     ("edit", '{"input": "a\\n\\"b\\""}', {"type": "custom_tool_call", "name": "edit", "input": 'a\n"b"'}),
-    ("local_shell", '{"command": ["ls"]}', {"type": "local_shell_call",
-     "action": {"type": "exec", "env": {}, "command": ["ls"]}}),
     ("mcp__files__read", "{}", {"type": "function_call", "name": "read", "namespace": "mcp__files__",
      "arguments": "{}"}),
 ]  # fmt: skip
@@ -281,23 +268,17 @@ def answered(
     parsed: ParsedRequest, path: str, name: str, arguments: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the whole answer with a call that comes in pieces, and the events of its stream."""
-    wholes: list[dict[str, Any]] = []
-    events: list[dict[str, Any]] = []
-    for is_stream in (False, True):
-        reply = READERS[path][1]("tiny", "print", parsed)  # type: ignore[call-arg]
-        sent = b""
-        pieces = [arguments[at : at + 3] for at in range(0, len(arguments), 3)]
-        told: list[Any] = [CallDelta(request_id=1, index=0, name=name, id="c1", arguments=one) for one in pieces]
-        told.append(GenerationFinished(request_id=1, stop_reason="end", timings=Timings()))
-        for event in told:
-            reply.progress.follow(event, 0.0)
-            sent += (reply.rendered(event) or b"") if is_stream else b""
-        if is_stream:
-            lines = (sent + reply.end()).decode().splitlines()
-            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        else:
-            wholes.append(json.loads(reply.whole()))
-    return wholes[0], events
+    pieces = [arguments[at : at + 3] for at in range(0, len(arguments), 3)]
+    told: list[Any] = [CallDelta(request_id=1, index=0, name=name, id="c1", arguments=one) for one in pieces]
+    told.append(GenerationFinished(request_id=1, stop_reason="end", timings=Timings()))
+    whole, stream = (READERS[path][1]("tiny", "print", parsed) for _ in range(2))  # type: ignore[call-arg]
+    sent = b""
+    for event in told:
+        whole.progress.follow(event, 0.0)
+        stream.progress.follow(event, 0.0)
+        sent += stream.rendered(event) or b""
+    lines = (sent + stream.end()).decode().splitlines()
+    return json.loads(whole.whole()), [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
 @pytest.mark.parametrize(("name", "arguments", "item"), CALLS, ids=[one[0] for one in CALLS])
@@ -395,6 +376,8 @@ def test_items_of_tools_that_run_elsewhere_are_left_out(item: dict[str, Any]) ->
 def test_a_reference_to_an_item_is_refused_because_nothing_is_stored() -> None:
     refusal = refused(RESPONSES, {"input": [{"type": "item_reference", "id": "rs_1"}]})
     assert refusal.param == "input[0].type" and "nothing is stored here" in refusal.message
+    for field, value in {"previous_response_id": "r", "store": True, "background": True, "truncation": "auto"}.items():
+        assert refused(RESPONSES, {**asked(RESPONSES), field: value}).param == field
 
 
 @pytest.mark.parametrize(("output", "text"), [(None, ""), ({"a": 1}, '{"a":1}'), ("x", "x")])
@@ -407,9 +390,6 @@ def test_outputs_and_answers_of_a_response_without_text_are_read(output: Any, te
     assert [one.content for one in messages] == ["Go", "", text]
 
 
-# what a response repeats
-
-
 def test_a_response_repeats_what_was_used() -> None:
     form = {"type": "json_schema", "name": "x", "schema": {"type": "object", "properties": {"a": TEXT}}}
     body = {
@@ -419,28 +399,14 @@ def test_a_response_repeats_what_was_used() -> None:
     }  # fmt: skip
     told, events = answered(read(RESPONSES, body), RESPONSES, "now", "{}")
     assert events[0]["response"]["reasoning"]["effort"] == "low"
-    names = (
-        "instructions",
-        "metadata",
-        "temperature",
-        "top_p",
-        "max_output_tokens",
-        "tool_choice",
-        "parallel_tool_calls",
-    )
-    assert {name: told[name] for name in names} == {name: body[name] for name in names}
+    same = set(body) - {"input", "tools", "text", "reasoning"}
+    assert {name: told[name] for name in same} == {name: body[name] for name in same}
     assert told["text"]["format"] == form and told["reasoning"]["effort"] == "low"
-    assert [one["type"] for one in told["tools"]] == ["function", "custom", "local_shell", "function"]
-
-
-# a form and tools
+    assert [one["type"] for one in told["tools"]] == ["function", "custom", "function"]
 
 
 def test_a_form_and_tools_go_together() -> None:
-    form = {
-        "type": "json_schema",
-        "json_schema": {"name": "w", "schema": {"type": "object", "properties": {"a": TEXT}}},
-    }
+    form = {"type": "json_schema", "json_schema": {"name": "w", "schema": {"type": "object"}}}
     tools = [{"type": "function", "function": {"name": "go"}}]
     for choice in ("auto", "required", "none"):
         request = read(CHAT, {**asked(CHAT), "tools": tools, "tool_choice": choice, "response_format": form}).request

@@ -100,16 +100,6 @@ def test_a_body_that_is_no_plain_json_is_refused_with_the_reason(
         assert "Send it as plain JSON" in error(response, 415)["message"]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [["Content-Length: 5", "Content-Length: 6"], ["Transfer-Encoding: gzip"], ["X-Long: " + "x" * 100_000]],
-)
-def test_a_head_that_is_no_http_ends_its_connection_only(tiny: Server, headers: list[str]) -> None:
-    assert 400 <= answered(tiny, request(*headers, body=b""))[0] < 600
-    assert tiny.http.get("/health").status_code == 200
-    assert "Traceback" not in (tiny.folder / "stderr.txt").read_text()
-
-
 @pytest.mark.parametrize(("method", "status"), [("HEAD /health", 200), ("HEAD /v1/models", 200), ("HEAD /none", 404)])
 def test_a_probe_gets_a_status_without_a_body(tiny: Server, method: str, status: int) -> None:
     found, came = answered(tiny, request(body=b"", method=method))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.cli.program import HANG_GUARD, run
+from tests.cli.program import HANG_GUARD
 from tests.support.serving import Server, chat
 
 PARTS = ("n", "ms", "per_token_ms", "per_second")
@@ -61,14 +60,10 @@ def test_a_stream_gives_the_same_text_with_usage_and_timings_at_its_end(tiny: Se
     assert set((last.model_extra or {})["timings"]) == TIMINGS
 
 
-def test_without_being_asked_a_stream_tells_no_usage(tiny: Server) -> None:
-    told = events(tiny, chat("Hello"))
-    assert not any("usage" in event for event in told)
-    assert "timings" in told[-1]
-    assert not any("timings" in event for event in told[:-1])
-
-
 def test_every_chunk_has_timings_and_progress_when_asked(tiny: Server) -> None:
+    plain = events(tiny, chat("Hello"))
+    assert ["timings" in event for event in plain] == [*[False] * (len(plain) - 1), True]
+    assert not any("usage" in event for event in plain)
     told = events(tiny, chat("Tell me more " * 100, timings_per_token=True, return_progress=True))
     progress = [event["prompt_progress"] for event in told if "prompt_progress" in event]
     assert progress[-1]["processed"] == progress[-1]["total"] > 100
@@ -121,16 +116,6 @@ def test_an_answer_has_the_form_that_is_asked_for(tiny: Server) -> None:
     assert tiny.post(grammar, "/v1/completions").json()["choices"][0]["text"] in ("left", "right")
 
 
-def test_ask_takes_its_form_from_the_server(tiny: Server, tmp_path: Path) -> None:
-    file = tmp_path / "schema.json"
-    file.write_text('{"enum": ["yes", "no"]}')
-    done = run("ask", "--server", tiny.url, "--json-schema", str(file), "--json", "Hi")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["text"] in ('"yes"', '"no"')
-    assert found["valid"] is None and "cpuchat" in found["server"]  # the server checks, and its word is not ours
-
-
 def test_conversations_in_turn_keep_their_prefix_caches(tiny: Server) -> None:
     talks = [[{"role": "user", "content": f"{number} is my number. " * 30}] for number in ("One", "Two", "Three")]
     lengths = []
@@ -173,13 +158,8 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left_out(tiny: Server) -> N
     assert isinstance(body, dict)
     assert body["type"] == "exceed_context_size_error"  # as llama-server tells
     assert body["n_prompt_tokens"] > body["n_ctx"] == 4096
+    assert tiny.post(chat("word " * 9000, stream=True)).json()["error"]["code"] == "context_length_exceeded"
     assert tiny.post(chat("Hello")).status_code == 200
-
-
-def test_a_stream_that_does_not_fit_has_a_status_too(tiny: Server) -> None:
-    response = tiny.post(chat("word " * 9000, stream=True))
-    assert response.status_code == 400
-    assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_metrics_count_requests_tokens_and_speed(tiny: Server) -> None:

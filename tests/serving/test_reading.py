@@ -129,7 +129,7 @@ def changed(body: dict[str, Any], at: tuple[Any, ...], value: Any) -> dict[str, 
 def read(dialect: str, data: bytes) -> str:
     """Return what becomes of a body: "read", so that it can be sent to the worker, or the code of its refusal."""
     try:
-        assert msgspec.msgpack.encode(app._DIALECTS[dialect][1](READER, data).request)
+        assert msgspec.msgpack.encode(app.DIALECTS[dialect][1](READER, data).request)
     except Refusal as refusal:
         assert 400 <= refusal.status < 500
         assert refusal.response(path="/v1/messages").body and json.loads(refusal.body)["error"]["message"]
@@ -157,7 +157,7 @@ def test_a_field_of_any_type_is_read_or_refused(dialect: str) -> None:
 def test_an_item_of_reasoning_that_is_no_text_is_refused_with_its_place(field: str, value: Any) -> None:
     items = [{"type": "message", "role": "user", "content": "Hi"}, {"type": "reasoning", field: value}]
     with pytest.raises(Refusal) as raised:
-        app._DIALECTS["responses"][1](READER, json.dumps({"input": items}).encode())
+        app.DIALECTS["responses"][1](READER, json.dumps({"input": items}).encode())
     assert raised.value.param == f"input[1].{field}"
 
 
@@ -166,7 +166,7 @@ def test_too_many_messages_are_refused_before_any_is_read(dialect: str) -> None:
     name = "input" if dialect == "responses" else "messages"
     body = json.dumps({name: [{"role": "wizard", "content": "Hi"}] * 4097}).encode()
     with pytest.raises(Refusal, match="4,097 messages") as raised:
-        app._DIALECTS[dialect][1](READER, body)
+        app.DIALECTS[dialect][1](READER, body)
     assert (raised.value.code, raised.value.param) == ("context_length_exceeded", name)
 
 
@@ -203,7 +203,7 @@ def n_lines(dialect: str, body: dict[str, Any]) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        app._DIALECTS[dialect][1](patient, data)
+        app.DIALECTS[dialect][1](patient, data)
     finally:
         sys.settrace(before)
     return counted
@@ -226,5 +226,5 @@ def test_an_integer_of_more_than_64_bits_in_a_schema_is_refused_with_its_place()
     tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
     body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "tools": tools}).encode()
     with pytest.raises(Refusal, match="64-bit integers") as raised:
-        app._DIALECTS["chat"][1](READER, body)
+        app.DIALECTS["chat"][1](READER, body)
     assert raised.value.param == "tools[0].function.parameters"

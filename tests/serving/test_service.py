@@ -21,7 +21,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import ReplyProgress
-from cpuchat.serving.requests import Asked, ParsedRequest
+from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import InferenceService, RequestRecord
 from cpuchat.telemetry.meter import Meter
 from tests.serving.test_metrics import samples
@@ -61,7 +61,7 @@ def served(engine: Engine, **options: Any) -> InferenceService:
 
 
 def parsed(prompt: str = "Hello", *, stream: bool = True) -> ParsedRequest:
-    return ParsedRequest(request=Generate(prompt=prompt), stream=stream, asked=Asked())
+    return ParsedRequest(request=Generate(prompt=prompt), stream=stream)
 
 
 async def ask(service: InferenceService, prompt: str = "Hello") -> None:

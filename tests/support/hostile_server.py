@@ -4,7 +4,6 @@ It writes its PID and that of a child of its own to FILE, a line for each start.
 
 hang       a call is never answered
 shout      a call is answered in a line of 5 MB
-flood      a call is followed by messages without end
 die        a call ends it
 garbled    a call is answered in JSON that is cut off
 cut        a call is answered in a text that ends with half of an emoji, as programs in JavaScript cut it
@@ -78,9 +77,6 @@ def answer(request: dict[str, object]) -> None:
         sys.stdout.flush()
     elif way == "garbled":
         print('{"jsonrpc": "2.0", "id": 3, "result": {"content": [', flush=True)
-    elif way == "flood":
-        while True:
-            send(method="notifications/progress", params={"progressToken": 1, "progress": 1})
     elif way == "die":
         sys.exit("no memory left")
     elif way != "hang":

@@ -52,11 +52,6 @@ def llama_server(
             process.stdout.close()
 
 
-def slots(url: str) -> list[dict[str, Any]]:
-    """Return the server's slots."""
-    return json.loads(_get(f"{url}/slots"))
-
-
 def metrics(url: str) -> dict[str, float]:
     """Return the server's counters that have no labels."""
     lines = [line.split() for line in _get(f"{url}/metrics").splitlines() if not line.startswith("#")]

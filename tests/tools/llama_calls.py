@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.engine.prompt.chat_template import TemplateHelper, TemplateRejection
+from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper, TemplateRejection
 from cpuchat.engine.text.reasoning import ReasoningSplitter
 from cpuchat.engine.text.text_stream import CallSplitter
 from cpuchat.protocol.messages import Tool
@@ -66,6 +66,12 @@ class Recording(msgspec.Struct):
 @cache
 def recording() -> Recording:
     return msgspec.json.decode(gzip.decompress(FILE.read_bytes()), type=Recording)
+
+
+@cache
+def learned(name: str) -> CallFormat:
+    """Return the form of calls of a recorded template."""
+    return ChatTemplate(RecordedHelper(recording().templates[name]), "", "").call_format
 
 
 class RecordedHelper(TemplateHelper):

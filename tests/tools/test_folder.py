@@ -168,17 +168,7 @@ def test_wrong_calls_are_told(folder: Folder) -> None:
     assert all(tool.read_only for tool in TOOLS)
 
 
-def test_a_folder_that_is_none_is_refused(root: Path) -> None:
+@pytest.mark.parametrize("name", ["notes.md", "gone"])
+def test_a_folder_that_is_none_is_refused(root: Path, name: str) -> None:
     with pytest.raises(UsageError, match="Cannot open the folder"):
-        Folder(root / "notes.md")
-    with pytest.raises(UsageError, match="Cannot open the folder"):
-        Folder(root / "gone")
-
-
-def test_a_name_that_does_not_exist_is_answered_with_those_that_do(folder: Folder, root: Path) -> None:
-    text = told(folder, "read_file", failed=True, path="gone.md")
-    assert text.endswith("No such file or directory. There is: away, file-away, inside, notes.md, pipe, src/.")
-    assert told(folder, "list_folder", failed=True, path="src/gone").endswith("There is: deep/, main.py.")
-    for at in range(40):
-        (root / "src" / "deep" / f"{at:02}").touch()
-    assert told(folder, "read_file", failed=True, path="src/deep/gone").endswith("28, 29 and 11 more.")
+        Folder(root / name)

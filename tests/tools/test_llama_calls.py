@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.engine.prompt.chat_template import ChatTemplate
 from cpuchat.tools.call_format import GENERIC
 from cpuchat.tools.call_parser import parse_calls
-from tests.tools.llama_calls import RecordedHelper, read, recording, same
+from tests.tools.llama_calls import learned, read, recording, same
 
 OTHERWISE = {"muse-glimmer": 1}
 """How many answers of a template are read otherwise. Muse Glimmer: a call in a second message, behind text."""
@@ -18,7 +17,7 @@ NO_CALLS = ('Like {"a": {"b": 1}}, or <b>[x](y="z")</b>: f(x=1).', '{"answer": {
 @pytest.mark.parametrize("name", recording().templates)
 def test_calls_are_read_as_llama_cpp_reads_them(name: str) -> None:
     recorded = recording().templates[name]
-    form = ChatTemplate(RecordedHelper(recorded), "", "").call_format
+    form = learned(name)
     assert form is not GENERIC
     for text in NO_CALLS:
         assert parse_calls(form, text) == (text, [])
@@ -34,6 +33,6 @@ def test_the_recording_is_of_many_templates_and_whole_calls() -> None:
 
 
 def test_values_in_values_without_end_are_no_call() -> None:
-    form = ChatTemplate(RecordedHelper(recording().templates["MiniMax-M3"]), "", "").call_format
+    form = learned("MiniMax-M3")
     text = f"{form.section}{form.opening}f{form.middle}{'[<a>]<]minimax[>' * 10_000}"
     assert parse_calls(form, text) == (text, [])

@@ -25,7 +25,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Timings
 from cpuchat.tools import loop as limits
 from cpuchat.tools.folder import Folder
-from cpuchat.tools.loop import Approvals, Choice, FolderSource, Toolbox, ToolLoop
+from cpuchat.tools.loop import Choice, FolderSource, Toolbox, ToolLoop
 
 LOOK = ToolCall(name="look", arguments={"at": "it"})
 MORE = ToolCall(name="look", arguments={"at": "more"})
@@ -34,13 +34,13 @@ MORE = ToolCall(name="look", arguments={"at": "more"})
 class Scripted:
     """A source whose tool returns `result`; a model that calls it as `calls` says, then answers: nothing for None."""
 
-    def __init__(self, *calls: Sequence[ToolCall] | None, result: str = "seen", read_only: bool = False) -> None:
+    def __init__(self, *calls: Sequence[ToolCall] | None, result: str = "seen") -> None:
         parameters = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at", {}]}
-        self.tools = [Tool(name="look", parameters=parameters, source="eyes", read_only=read_only)]
+        self.tools = [Tool(name="look", parameters=parameters, source="eyes")]
         self.timeout = 60.0
         self.requests: list[Generate] = []
         self.ran: list[ToolCall] = []
-        self._calls = list(calls)
+        self.calls = list(calls)
         self._result = result
 
     async def ready(self) -> None: ...
@@ -55,7 +55,7 @@ class Scripted:
 
     async def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         self.requests.append(request)
-        calls = self._calls.pop(0) if self._calls else ()
+        calls = self.calls.pop(0) if self.calls else ()
         text = "" if calls or calls is None else "Done."
         if text:
             yield TextDelta(request_id=1, text=text, predicted_n=1, at_ms=0.0)
@@ -82,9 +82,9 @@ async def uncounted(_: str) -> None:
     """Count as a server does: not at all."""
 
 
-async def answer(model: Scripted, user: User, file: Path, chat_id: str = "one") -> list[object]:
-    loop = ToolLoop(Toolbox([model]), Approvals(file), user.ask)
-    request = Generate(messages=(Message(role="user", content="What is it?"),), state=StateKey(chat=chat_id))
+async def answer(model: Scripted, user: User) -> list[object]:
+    loop = ToolLoop(Toolbox([model]), user.ask)
+    request = Generate(messages=(Message(role="user", content="What is it?"),), state=StateKey(chat="one"))
     return [event async for event in loop.answer(model.generate, request, uncounted)]
 
 
@@ -92,9 +92,9 @@ def told(events: Sequence[object]) -> list[str]:
     return [event.result.text for event in events if isinstance(event, CallDone)]
 
 
-async def test_a_call_is_approved_run_and_answered(tmp_path: Path) -> None:
+async def test_a_call_is_approved_run_and_answered() -> None:
     model, user = Scripted([LOOK]), User("once")
-    events = await answer(model, user, tmp_path / "a.json")
+    events = await answer(model, user)
     assert [type(event) for event in events] == [
         GenerationFinished, CallsMade, CallDone, TextDelta, GenerationFinished,
     ]  # fmt: skip
@@ -109,45 +109,55 @@ async def test_a_call_is_approved_run_and_answered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("choices", "n_asked", "n_ran"),
-    [(("refuse", "refuse"), 2, 0), (("once", "refuse"), 2, 1), (("chat",), 1, 2), (("always",), 1, 2)],
+    [(("refuse", "refuse"), 2, 0), (("once", "refuse"), 2, 1), (("chat",), 1, 2)],
 )
-async def test_what_the_user_chooses_holds(
-    tmp_path: Path, choices: tuple[Choice, ...], n_asked: int, n_ran: int
-) -> None:
-    model = Scripted([LOOK], [ToolCall(name="look", arguments={"at": "more"})], read_only=True)
-    user = User(*choices)
-    events = await answer(model, user, tmp_path / "a.json")
+async def test_what_the_user_chooses_holds(choices: tuple[Choice, ...], n_asked: int, n_ran: int) -> None:
+    model, user = Scripted([LOOK], [MORE]), User(*choices)
+    events = await answer(model, user)
     assert (len(user.asked), len(model.ran)) == (n_asked, n_ran)
     assert sum("refused" in text for text in told(events)) == 2 - n_ran
-    again = Scripted([LOOK], read_only=True)
-    assert bool(choices == ("always",)) is await _runs_unasked(again, tmp_path / "a.json")
 
 
-async def _runs_unasked(model: Scripted, file: Path) -> bool:
-    user = User("refuse")
-    await answer(model, user, file, "another")
-    return not user.asked
+async def test_an_approval_is_for_a_chat_and_for_the_tool_as_it_is() -> None:
+    choices: list[Choice] = ["chat"] * 9
+    model, user = Scripted(*[[LOOK]] * 9), User(*choices)
+    loop = ToolLoop(Toolbox([model]), user.ask)
+
+    async def asked(chat_id: str) -> int:
+        before = len(user.asked)
+        request = Generate(messages=(Message(role="user", content="What?"),), state=StateKey(chat=chat_id))
+        async for event in loop.answer(model.generate, request, uncounted):
+            if isinstance(event, CallDone):
+                model.calls.insert(0, ())
+        return len(user.asked) - before
+
+    assert [await asked(chat_id) for chat_id in ("one", "one", "two")] == [1, 0, 1]
+    for changed in ({"description": "Deletes."}, {"source": "other"}, {"origin": "x"}):
+        model.tools = [msgspec.structs.replace(model.tools[0], **changed)]
+        assert await asked("one") == 1
+    loop.forget_approvals()
+    assert await asked("one") == 1
 
 
-async def test_calls_that_cannot_be_made_are_told_and_not_asked_about(tmp_path: Path) -> None:
+async def test_calls_that_cannot_be_made_are_told_and_not_asked_about() -> None:
     wrong = [ToolCall(name="gone"), ToolCall(name="look", problem="No object."), ToolCall(name="look")]
     user = User()
-    events = await answer(Scripted(wrong), user, tmp_path / "a.json")
+    events = await answer(Scripted(wrong), user)
     assert told(events) == ["There is no tool gone, only look.", "No object.", "Missing arguments: at."]
 
 
-async def test_a_tool_that_hangs_is_stopped_and_one_that_floods_is_cut(tmp_path: Path) -> None:
+async def test_a_tool_that_hangs_is_stopped_and_one_that_floods_is_cut() -> None:
     model = Scripted([LOOK], result="hang")
     model.timeout = 0.01
-    events = await answer(model, User("once"), tmp_path / "a.json")
+    events = await answer(model, User("once"))
     assert told(events) == ["The tool was stopped: no result after 0 s."]
-    (text,) = told(await answer(Scripted([LOOK], result="x" * 50_000), User("once"), tmp_path / "a.json"))
+    (text,) = told(await answer(Scripted([LOOK], result="x" * 50_000), User("once")))
     assert 2_500 < len(text) < 3_200 and "characters left out" in text
 
 
-async def test_a_call_is_stopped_by_the_user(tmp_path: Path) -> None:
+async def test_a_call_is_stopped_by_the_user() -> None:
     model = Scripted([LOOK], result="hang")
-    loop = ToolLoop(Toolbox([model]), Approvals(tmp_path / "a.json"), User("once").ask)
+    loop = ToolLoop(Toolbox([model]), User("once").ask)
     events = loop.answer(model.generate, Generate(messages=(Message(role="user", content="What?"),)), uncounted)
     assert isinstance(await anext(events), GenerationFinished)
     assert isinstance(await anext(events), CallsMade)
@@ -158,21 +168,17 @@ async def test_a_call_is_stopped_by_the_user(tmp_path: Path) -> None:
     event = await done
     assert isinstance(event, CallDone) and event.result.text == "The user stopped this call."
     await events.aclose()
-
-
-async def test_a_stop_between_two_steps_is_not_lost(tmp_path: Path) -> None:
-    model, user = Scripted([LOOK, LOOK]), User()
-    loop = ToolLoop(Toolbox([model]), Approvals(tmp_path / "a.json"), user.ask)
+    user, model = User(), Scripted([LOOK, LOOK])  # between two steps
+    loop = ToolLoop(Toolbox([model]), user.ask)
     events = loop.answer(model.generate, Generate(messages=(Message(role="user", content="What?"),)), uncounted)
-    await anext(events)
-    await anext(events)
+    for _ in range(2):
+        await anext(events)
     loop.stop()
     (event,) = [event async for event in events]
-    assert isinstance(event, CallDone) and event.result.ended == "stopped"
-    assert not user.asked and not model.ran
+    assert isinstance(event, CallDone) and event.result.ended == "stopped" and not user.asked and not model.ran
 
 
-async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run(tmp_path: Path) -> None:
+async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run() -> None:
     model = Scripted([LOOK])
     box = Toolbox([model])
 
@@ -181,11 +187,9 @@ async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run(tmp_path: 
         box.collect()
         return "chat"
 
-    approvals = Approvals(tmp_path / "a.json")
     request = Generate(messages=(Message(role="user", content="What?"),), state=StateKey(chat="one"))
-    (text,) = told([event async for event in ToolLoop(box, approvals, ask).answer(model.generate, request, uncounted)])
+    (text,) = told([event async for event in ToolLoop(box, ask).answer(model.generate, request, uncounted)])
     assert text.startswith("Not run: the tool changed") and not model.ran
-    assert not approvals.is_approved(box.tools[0], "one")
 
 
 @pytest.mark.parametrize(
@@ -198,11 +202,11 @@ async def test_a_tool_that_changes_while_it_is_asked_about_is_not_run(tmp_path: 
     ],
 )  # fmt: skip
 async def test_a_model_that_only_calls_answers_without_tools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[ToolCall], n_rounds: int, note: str
+    monkeypatch: pytest.MonkeyPatch, calls: list[ToolCall], n_rounds: int, note: str
 ) -> None:
     monkeypatch.setattr(limits, "MAX_ROUNDS", 6)
     model = Scripted(*([call] for call in calls[:n_rounds]), result="a cat")
-    events = await answer(model, User("chat"), tmp_path / "a.json")
+    events = await answer(model, User("chat"))
     assert isinstance(events[-1], GenerationFinished) and events[-1].note == note
     assert len(model.requests) == n_rounds + 1 and len(told(events)) == n_rounds
     last = model.requests[-1]
@@ -211,9 +215,9 @@ async def test_a_model_that_only_calls_answers_without_tools(
     assert question.content.count('look {"at": "it"} returned:\n\na cat') == (1 if calls[0] == LOOK else 0)
 
 
-async def test_a_small_model_is_told_what_to_do_after_results(tmp_path: Path) -> None:
+async def test_a_small_model_is_told_what_to_do_after_results() -> None:
     model = Scripted([LOOK, MORE], [ToolCall(name="gone")], result="a cat")
-    loop = ToolLoop(Toolbox([model]), Approvals(tmp_path / "a.json"), User("chat").ask)
+    loop = ToolLoop(Toolbox([model]), User("chat").ask)
     request = Generate(messages=(Message(role="user", content="What is it?"),), state=StateKey(chat="one"))
     events = [event async for event in loop.answer(model.generate, request, uncounted, guided=True)]
     assert told(events)[:2] == ["a cat", "a cat"]
@@ -222,15 +226,15 @@ async def test_a_small_model_is_told_what_to_do_after_results(tmp_path: Path) ->
     assert third.startswith("There is no tool gone") and "[" not in third
 
 
-async def test_a_model_that_writes_nothing_after_its_calls_is_asked_again_without_tools(tmp_path: Path) -> None:
+async def test_a_model_that_writes_nothing_after_its_calls_is_asked_again_without_tools() -> None:
     model = Scripted([LOOK], None, result="a cat")
-    events = await answer(model, User("once"), tmp_path / "a.json")
+    events = await answer(model, User("once"))
     first, last = (event for event in events if isinstance(event, GenerationFinished))
     assert first.calls and last.note == "answered without tools: it wrote nothing after its calls"
     assert last.timings.prompt_n == 20  # of both
     assert not model.requests[-1].tools and "a cat" in model.requests[-1].messages[-1].content
     quiet = Scripted(None)
-    (only,) = await answer(quiet, User(), tmp_path / "a.json")
+    (only,) = await answer(quiet, User())
     assert isinstance(only, GenerationFinished) and len(quiet.requests) == 1
 
 

@@ -18,7 +18,7 @@ from cpuchat.present.tools import server_state
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.tools import servers as tool_servers
 from cpuchat.tools.config import ToolServerConfig
-from cpuchat.tools.loop import Approvals, Toolbox
+from cpuchat.tools.loop import Toolbox
 from cpuchat.tools.servers import ToolServer
 
 SUPPORT = Path(__file__).parent.parent / "support"
@@ -67,32 +67,30 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
         assert add.description.startswith("Add two numbers.") and add.parameters["required"] == ["first", "second"]
         assert [tool.name for tool in others] == ["environment", "draw", "find", "count", "refuse", "halves", "fail"]
         assert not others[0].read_only
-        _, result = await call(box, ToolCall(name="add", arguments={"first": 20, "second": 22}))
-        assert result == ToolResult(text="42")
-        _, result = await call(box, ToolCall(name="add", arguments={"first": "x", "second": 1}))
-        assert result is not None and result.failed and "first" in result.text
+        for name, arguments, text in (
+            ("add", {"first": 20, "second": 22}, "42"),
+            ("draw", {}, "[image/png, 1.2 kB, not shown]"),
+            ("count", {"words": "a b"}, '2 words\n{"words": ["a", "b"]}'),
+            ("halves", {"number": 5}, "2\n3"),
+            (
+                "find",
+                {},
+                "[link, reports://2026/q3 now, q3, Third quarter, Revenue, application/pdf, 1.2 kB]\n"
+                "[link, https://host/x, bare]\n[notes://one, text/markdown]\n# One\n"
+                "[file:///a.bin, binary data, 300 B, not shown]",
+            ),
+        ):
+            assert (await call(box, ToolCall(name=name, arguments=arguments)))[1] == ToolResult(text=text)
+        for name, arguments, text in (
+            ("refuse", {"words": True}, 'Not now.\n{"code": 7}'),
+            ("refuse", {"words": False}, '{"code": 7}'),
+            ("add", {"first": "x", "second": 1}, "first"),
+            ("fail", {}, "fail"),
+        ):
+            _, result = await call(box, ToolCall(name=name, arguments=arguments))
+            assert result is not None and result.failed and text in result.text
         _, result = await call(box, ToolCall(name="environment"))
         assert result is not None and "GIVEN=1" in result.text and "SECRET_TOKEN" not in result.text
-        _, result = await call(box, ToolCall(name="draw"))
-        assert result == ToolResult(text="[image/png, 1.2 kB, not shown]")
-        _, result = await call(box, ToolCall(name="count", arguments={"words": "a b"}))
-        assert result == ToolResult(text='2 words\n{"words": ["a", "b"]}')
-        _, result = await call(box, ToolCall(name="refuse", arguments={"words": True}))
-        assert result == ToolResult(text='Not now.\n{"code": 7}', failed=True)
-        _, result = await call(box, ToolCall(name="refuse", arguments={"words": False}))
-        assert result == ToolResult(text='{"code": 7}', failed=True)
-        _, result = await call(box, ToolCall(name="halves", arguments={"number": 5}))
-        assert result == ToolResult(text="2\n3")
-        _, result = await call(box, ToolCall(name="find"))
-        assert result is not None and result.text.split("\n") == [
-            "[link, reports://2026/q3 now, q3, Third quarter, Revenue, application/pdf, 1.2 kB]",
-            "[link, https://host/x, bare]",
-            "[notes://one, text/markdown]",
-            "# One",
-            "[file:///a.bin, binary data, 300 B, not shown]",
-        ]
-        _, result = await call(box, ToolCall(name="fail"))
-        assert result is not None and result.failed and "fail" in result.text
     finally:
         await box.close()
     assert server.state == "stopped"
@@ -111,7 +109,6 @@ async def test_a_server_of_the_package_is_used(monkeypatch: pytest.MonkeyPatch) 
             "garbled",
             "The MCP server garbled ended: it sent a message that is no valid JSON-RPC. The next call restarts it.",
         ),
-        ("flood", "The MCP server flood ended: it sent more than 10,000 messages. The next call restarts it."),
     ],
 )
 async def test_what_a_server_does_is_told_and_it_is_restarted(way: str, told: str, tmp_path: Path) -> None:
@@ -122,7 +119,7 @@ async def test_what_a_server_does_is_told_and_it_is_restarted(way: str, told: st
             _, result = await call(box)
             assert result == ToolResult(text=told, failed=not told.startswith("seen"))
         n_starts = len((tmp_path / "started").read_text().splitlines())
-        assert n_starts == (1 if way in ("noise", "lie", "cut") else 2)
+        assert n_starts == (1 if told.startswith("seen") else 2)
         assert (server.state == "running") == told.startswith("seen") == (server.problem is None)
         log = paths.log_dir() / f"tools-{way}.log"
         assert ("DEBUG: sending" in log.read_text()) == (way == "noise")
@@ -131,17 +128,11 @@ async def test_what_a_server_does_is_told_and_it_is_restarted(way: str, told: st
 @pytest.mark.parametrize(
     ("line", "is_one"),
     [
-        ('{"jsonrpc": "2.0", "id": 3, "result": {"content": [', True),
         ('\ufeff{"id": 3, "jsonrpc": "2.0", "result"', True),
-        ('{"jsonrpc": "2.0", "id": 3, "result": {"text": "\\ud800"}}', True),
         ('{"jsonrpc": "2.0", "id": 3, "result": ' + "[" * 9_000 + "]" * 9_000 + "}", True),
         ('[{"jsonrpc": "2.0", "id": 3, "result": {}}]', True),
-        ('{"id": 3, "result": {}}', True),
-        ('{"level": "info", "sent": {"jsonrpc": "2.0", "id": 3}}', False),
         ('{"level": "info", "sent": "cut off', False),
         ('DEBUG: {"jsonrpc": "2.0"}', False),
-        ('{"id": 3,', False),
-        ("[]", False),
     ],
 )
 def test_a_broken_message_is_told_from_a_print(line: str, is_one: bool) -> None:
@@ -167,17 +158,15 @@ async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_
         assert server.state != "running"
 
 
-async def test_an_approval_for_good_holds_for_the_same_variables_only(tmp_path: Path) -> None:
-    approvals, asked = Approvals(tmp_path / "approvals.json"), list[bool]()
+async def test_another_variable_makes_another_tool(tmp_path: Path) -> None:
+    fingerprints = set[str]()
     for value in ("https://one.example", "https://other.example", "https://one.example"):
         arguments = ("-I", "-S", str(SUPPORT / "hostile_server.py"), "noise", str(tmp_path / "started"))
         server = ToolServer("noise", ToolServerConfig(command=sys.executable, args=arguments, env={"API": value}))
         await server.ready()
-        asked.append(not approvals.is_approved(server.tools[0], "chat"))
-        if len(asked) == 1:
-            approvals.remember(server.tools[0], "chat", "always")
+        fingerprints.add(server.tools[0].fingerprint)
         await server.close()
-    assert asked == [True, True, False]
+    assert len(fingerprints) == 2
 
 
 async def test_a_tool_that_changes_is_another_one(tmp_path: Path) -> None:
@@ -265,5 +254,5 @@ async def test_a_start_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
         while not (tmp_path / "started").exists():
             await asyncio.sleep(0.01)
         starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
+        await asyncio.wait({starting})
+        assert starting.cancelled()

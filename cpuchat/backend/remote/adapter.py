@@ -113,6 +113,7 @@ KINDS: Final = {
     "llamacpp": _LLAMA_SERVER,
     "cpuchat": _LLAMA_SERVER._replace(
         name="cpuchat serve",
+        sends=dict.fromkeys(("timings_per_token", "return_progress"), True),
         continuing=None,
         unreported={"acceptance": "no drafts yet: start it with --drafters auto"},
     ),
@@ -357,7 +358,7 @@ class Adapter:
 
     async def end_reasoning(self, answer_id: str) -> bool:
         """Ask the server to end the reasoning and to answer now; False when it cannot."""
-        if "reasoning_budget" not in self.kind.takes:
+        if "reasoning_control" not in self.kind.sends:
             return False
         wanted = {"id": answer_id, "action": "reasoning_end"}
         return (await self.connection.post("/v1/chat/completions/control", wanted)).get("success") is True

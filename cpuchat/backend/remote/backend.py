@@ -74,7 +74,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
         try:
             while not self._cancelled.is_set():
                 try:
-                    found = await self._until_cancelled(_described(connection, source.name))
+                    found = await self._until_cancelled(identify(connection))
                 except (Status, httpx.HTTPError) as error:
                     attempt, wait = retries.next(error)
                     if not attempt and not waits:
@@ -83,8 +83,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
                     await self._until_cancelled(asyncio.sleep(wait))
                     continue
                 if found is not None:
-                    self._adapter, self._model = found
-                    self._lost = False
+                    self._model, self._adapter, self._lost = found.describe(source.name), found, False
                     yield ModelLoaded(model=self._model)
                     return
             yield LoadCancelled()
@@ -124,15 +123,8 @@ class RemoteBackend(ModelBackend[ChildProcess]):
         adapter, model = self._adapter, self._model
         if adapter is None or model is None or self._cancelled.is_set():
             return
-        problem = ""
-        if request.grammar and not (adapter.kind.grammar or request.json_schema):
-            problem, hint = "takes no grammars", "Give a JSON schema"
-        elif request.continues and adapter.kind.continuing is None:
-            problem, hint = "cannot continue an answer", "Regenerate it"
-        if problem:
-            message = f"{adapter.kind.name} at {adapter.place} {problem}."
-            hint = f"{hint}, or use a llama-server, a vLLM or a model on this machine."
-            yield Failed(request_id=request.request_id, code=UsageError.code, message=message, hint=hint)
+        if (refused := _unsupported(adapter, request)) is not None:
+            yield refused
             return
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
         tally = StreamTally(request.request_id, self._arrived, model.n_ctx)
@@ -141,13 +133,21 @@ class RemoteBackend(ModelBackend[ChildProcess]):
         items = exchange.items()
         # The next item is awaited while events are taken: a loop that ends can close what waits, not what is suspended.
         arriving = asyncio.ensure_future(anext(items, None))
+        stopping = asyncio.ensure_future(self._cancelled.wait())
         try:
-            while (item := await self._until_cancelled(arriving)) is not None:
-                arriving = asyncio.ensure_future(anext(items, None))
+            while True:
+                # Text does not wait for the next part of the answer, which may be long in coming.
+                due = max(sent + request.output.frame_seconds - time.monotonic(), 0.0) if tally.has_text else None
+                await asyncio.wait({arriving, stopping}, timeout=due, return_when=asyncio.FIRST_COMPLETED)
+                if self._cancelled.is_set() or (arriving.done() and arriving.result() is None):
+                    break
                 now = time.monotonic()
-                for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:
-                    yield event
-                self._answer_id = tally.id
+                if arriving.done():
+                    item = arriving.result()
+                    arriving = asyncio.ensure_future(anext(items, None))
+                    for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:
+                        yield event
+                    self._answer_id = tally.id
                 if now - sent >= request.output.frame_seconds:
                     for event in tally.deltas(now):
                         sent = now
@@ -155,6 +155,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
         except Exception as error:  # whatever a stranger's server brings about becomes a message
             failed = Failed.of(adapter.connection.translate(error), request.request_id)
         finally:
+            stopping.cancel()
             await ended(arriving)
             await items.aclose()
         self._lost, self._answer_id = exchange.reconnected, ""
@@ -218,6 +219,14 @@ class RemoteBackend(ModelBackend[ChildProcess]):
             await adapter.connection.close()
 
 
-async def _described(connection: ServerConnection, name: str) -> tuple[Adapter, ModelInfo]:
-    adapter = await identify(connection)
-    return adapter, adapter.describe(name)
+def _unsupported(adapter: Adapter, request: Generate) -> Failed | None:
+    """Return why the server cannot answer a request; None: it can."""
+    if request.grammar and not (adapter.kind.grammar or request.json_schema):
+        problem, hint = "takes no grammars", "Give a JSON schema"
+    elif request.continues and adapter.kind.continuing is None:
+        problem, hint = "cannot continue an answer", "Regenerate it"
+    else:
+        return None
+    message = f"{adapter.kind.name} at {adapter.place} {problem}."
+    hint = f"{hint}, or use a llama-server, a vLLM or a model on this machine."
+    return Failed(request_id=request.request_id, code=UsageError.code, message=message, hint=hint)

@@ -37,6 +37,11 @@ class StreamTally:
         self._prefilled = False
         self._updated = float("-inf")
 
+    @property
+    def has_text(self) -> bool:
+        """Return whether text waits for `deltas`."""
+        return bool(self._pending)
+
     def _count(self, name: str) -> int:
         return int(self._figures.get(name, 0))
 

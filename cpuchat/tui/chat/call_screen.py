@@ -17,7 +17,7 @@ from textual.widgets import Button, Label
 from cpuchat.present import tools as words
 from cpuchat.protocol.messages import Tool, ToolCall
 from cpuchat.telemetry.units import plural
-from cpuchat.tools.loop import Approvals, Choice
+from cpuchat.tools.loop import Choice
 from cpuchat.tui.widgets.dialogs import Dialog
 
 _OTHER_ROWS = 12  # of the terminal, that are not for arguments
@@ -57,7 +57,6 @@ class CallScreen(Dialog[Choice], keys="dialog"):
     def __init__(self, tool: Tool, call: ToolCall) -> None:
         title = f"The model calls {words.shown_name(tool.name)}"
         super().__init__(title, words.owner(tool), "Esc refuses · Ctrl+C stops")
-        self._tool = tool
         self._call = call
 
     def compose_answers(self) -> ComposeResult:
@@ -65,10 +64,8 @@ class CallScreen(Dialog[Choice], keys="dialog"):
             yield Arguments(self._call)
         yield Label(id="more", markup=False)
         with Horizontal(id="buttons"):
-            choices = Approvals.choices(self._tool)
             for choice, label in words.CHOICES.items():
-                if choice in choices:
-                    yield Button(label, id=choice, compact=True, disabled=choice != "refuse")
+                yield Button(label, id=choice, compact=True, disabled=choice != "refuse")
 
     def on_mount(self) -> None:
         def count() -> None:

@@ -348,7 +348,7 @@ class ChatCommands:
 
     @_in_worker("tools")
     async def forget_approvals(self) -> None:
-        await asyncio.to_thread(self._session.tools.approvals.forget_all)
+        self._session.tools.loop.forget_approvals()
         self._session.tell("Every tool call needs your approval again.")
 
     @_in_worker(waits="change the tools")

@@ -244,13 +244,6 @@ async def test_a_server_that_ignores_tools_is_noticed_once(
     assert notes == ["tools ignored by the server: its prompt is shorter than their descriptions" if noted else "", ""]
 
 
-async def test_an_address_with_its_own_path_is_found() -> None:
-    async with remote_server(pages={"/v1/models": None, "/openai/models": {"data": [{"id": "m"}]}}) as server:
-        backend = RemoteBackend()
-        kind, models = await backend.models(f"{server.url}/openai")
-        assert [model.name for model in models] == ["m"] and kind
-
-
 @pytest.mark.parametrize(
     "page",
     [
@@ -262,9 +255,10 @@ async def test_an_address_with_its_own_path_is_found() -> None:
     ids=["list alone", "models", "name", "texts"],
 )
 async def test_lists_of_models_are_read_in_other_forms(page: object) -> None:
-    async with remote_server(pages={"/v1/models": page}) as server:
-        _, models = await RemoteBackend().models(server.url)
-        assert [model.name for model in models] == ["m"]
+    async with remote_server(pages={"/v1/models": page, "/openai/v1/models": None, "/openai/models": page}) as server:
+        for address in (server.url, f"{server.url}/openai"):
+            _, models = await RemoteBackend().models(address)
+            assert [model.name for model in models] == ["m"]
 
 
 async def test_an_option_that_strict_servers_forbid_is_left_out() -> None:
@@ -272,13 +266,18 @@ async def test_an_option_that_strict_servers_forbid_is_left_out() -> None:
         if "stream_options" in reply.asked.body:
             detail = [{"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "not permitted"}]
             await reply.json({"object": "Error", "message": detail, "detail": detail, "code": 3001}, 422)
+        elif "max_tokens" in reply.asked.body:
+            error = {"message": "Use 'max_completion_tokens' instead.", "param": "max_tokens"}
+            await reply.json({"error": error}, 400)
         else:
             await reply.head()
             await reply.text("Hello")
             await reply.finish()
 
-    async with connected(answer) as (_, backend):
-        assert (await collect(backend.generate(chat("Hi")))).text == "Hello"
+    async with connected(answer) as (server, backend):
+        for _ in range(2):
+            assert (await collect(backend.generate(chat("Hi", max_tokens=5)))).text == "Hello"
+        assert len(server.chats()) == 4 and server.chats()[-1].body["max_completion_tokens"] == 5
 
 
 async def test_a_server_that_loads_its_model_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

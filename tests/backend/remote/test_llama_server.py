@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 
@@ -18,11 +17,10 @@ from cpuchat.protocol.messages import (
     LoadOptions,
     ModelLoaded,
     PrefillProgress,
-    TextDelta,
 )
 from cpuchat.telemetry.meter import Meter
 from tests.support.chatting import GREEDY, Answer, chat, collect, load
-from tests.support.llama_server import llama_server, metrics, slots
+from tests.support.llama_server import llama_server, metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_machine")]
 DEMO, DRAFT = (paths.demo_dir() / DEMO_FILES[name] for name in ("demo", "demo-draft"))
@@ -96,20 +94,6 @@ async def test_figures_are_the_servers(demo: str) -> None:
     await backend.close()
 
 
-async def test_stopping_frees_the_slot_and_keeps_the_text(demo: str) -> None:
-    backend = await connected(demo)
-    events = []
-    async for event in backend.generate(chat("Tell me a story", max_tokens=0, ignore_eos=True)):
-        events.append(event)
-        if isinstance(event, TextDelta):
-            await backend.cancel()
-    got = Answer(events)
-    assert got.finished.stop_reason == "cancelled" and got.text and got.finished.note == ""
-    while any(slot["is_processing"] for slot in slots(demo)):
-        await asyncio.sleep(0.05)
-    await backend.close()
-
-
 async def test_acceptance_is_what_the_server_counts(drafting: str) -> None:
     before = metrics(drafting)
     backend = await connected(drafting)
@@ -134,13 +118,4 @@ async def test_a_chat_that_outgrows_the_context_is_trimmed(demo: str) -> None:
     assert got.timings.predicted_n == 5
     too_long = await collect(backend.generate(chat("word " * 5000)))
     assert too_long.failed.code == "context_full" and too_long.failed.alone
-    await backend.close()
-
-
-async def test_an_answer_matches_its_grammar(demo: str) -> None:
-    backend = await connected(demo)
-    got = await collect(backend.generate(chat("Hello", grammar='root ::= "yes" | "no"')))
-    assert got.text in ("yes", "no") and got.finished.matches_grammar is None  # by its word
-    cut = await collect(backend.generate(chat("Hello", grammar="root ::= [a-z]+ [0-9]", max_tokens=1)))
-    assert cut.finished.matches_grammar is False
     await backend.close()

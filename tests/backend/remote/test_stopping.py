@@ -58,3 +58,22 @@ async def test_a_load_that_does_not_end_can_be_cancelled() -> None:
             await backend.cancel()
         assert events == ["LoadProgress", "LoadCancelled"]
         await backend.close()
+
+
+async def test_text_does_not_wait_for_the_next_part_of_the_answer() -> None:
+    shown = asyncio.Event()
+
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        for word in ("Hello", " there"):
+            await reply.text(word)
+        await shown.wait()
+        await reply.finish()
+
+    async with connected(answer) as (_, backend):
+        events = []
+        async for event in backend.generate(chat("Hello")):
+            events.append(event)
+            if Answer(events).text == "Hello there":
+                shown.set()
+        assert Answer(events).finished.stop_reason == "end"

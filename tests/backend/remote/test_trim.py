@@ -50,20 +50,17 @@ VLLM = [
 
 
 @pytest.mark.parametrize("words", VLLM)
-async def test_max_tokens_against_vllm_are_no_long_prompt(words: str) -> None:
+async def test_a_prompt_that_is_too_long_for_vllm_is_told_from_max_tokens_and_trimmed_by_its_own_length(
+    words: str,
+) -> None:
     async with remote_server(answer=rejecting(1_024, words), owner="vllm") as server:
         got = await asked(server, "one", "two", "three", max_tokens=2_000)
         assert got.text == "Fine." and not got.of(ContextTrimmed)
-        assert len(server.chats()[-1].body["messages"]) == len(server.chats()[0].body["messages"])
-        assert "max_completion_tokens" not in server.chats()[-1].body
-
-
-@pytest.mark.parametrize("words", VLLM)
-async def test_a_long_prompt_of_vllm_is_trimmed_by_its_own_length(words: str) -> None:
-    async with remote_server(answer=rejecting(1_024, words), owner="vllm") as server:
-        got = await asked(server, *(f"message {n}" for n in range(15)), max_tokens=50)
+        first, last = (server.chats()[at].body for at in (0, -1))
+        assert len(last["messages"]) == len(first["messages"]) and "max_completion_tokens" not in last
+        long = [f"message {n}" for n in range(15)]
+        got = await asked(server, *long, max_tokens=50)
         [trimmed] = got.of(ContextTrimmed)
-        assert got.text == "Fine." and trimmed.n_ctx == 1_024
-        assert server.chats()[-1].body["max_tokens"] == 50
-        whole = await asked(server, *(f"message {n}" for n in range(15)), when_full="refuse")
+        assert got.text == "Fine." and trimmed.n_ctx == 1_024 and server.chats()[-1].body["max_tokens"] == 50
+        whole = await asked(server, *long, when_full="refuse")
         assert whole.failed.code == "context_full" and not whole.failed.alone

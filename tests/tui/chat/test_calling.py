@@ -49,7 +49,7 @@ async def test_calls_are_asked_for_shown_folded_and_kept(tmp_path: Path) -> None
 
         await app.send("What is in it?", wait=False)
         shown = await asked(app)
-        assert "The model calls read_file" in shown and "path: notes.md" in shown and "Always run" in shown
+        assert "The model calls read_file" in shown and "path: notes.md" in shown and "Always in this chat" in shown
         await app.until(lambda: "notes.md) · waiting for your approval" in calls())
         assert "running…" not in calls()
         await app.press("right", "enter")
@@ -88,10 +88,8 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
         await app.press("ctrl+c")
         await app.until(lambda: not app.chat.busy and app.app.screen is app.chat)
         assert app.transcript.messages[-1].note.endswith("stopped") and len(backend.requests) == 1
-        app.chat.session.tools.approvals.remember(TOOLS[0], "any", "always")
         app.chat.commands.forget_approvals()
         await app.until(lambda: any("approval again" in notice for notice in app.notices))
-        assert not app.chat.session.tools.approvals.is_approved(TOOLS[0], "any")
         app.chat.commands.tools()
         await app.opens(AskTextScreen)
         await app.press("ctrl+u", *"off", "enter")
@@ -150,7 +148,7 @@ async def test_arguments_are_shown_exactly_and_a_call_runs_only_once_its_last_ro
             assert "2 arguments: content, path" in shown and "path: ~/.profile" in shown
             await app.until(lambda: " more rows: " in app.screen_text)
             run = [button for button in dialog.query(Button) if button.id != "refuse"]
-            assert len(run) == 3 and all(button.disabled for button in run)
+            assert len(run) == 2 and all(button.disabled for button in run)
             await app.press("down", "right", "left")
             assert app.app.focused is dialog.query_one("#refuse") and all(button.disabled for button in run)
             await app.press("end")
