@@ -22,7 +22,6 @@ from cpuchat.hardware.topology import Topology
 CPUS = "/sys/devices/system/cpu"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 BALANCING = "/proc/sys/kernel/numa_balancing"
-_SMT = f"{CPUS}/smt/control"
 _DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """Drivers whose "powersave" governor scales with the load instead of holding the lowest frequency
 (pm/intel_pstate.rst).
@@ -48,7 +47,7 @@ class Knob:
 
 def read_knobs(topology: Topology, root: Path) -> tuple[Knob, ...]:
     hardware, kernel = fixed(topology, root), fixed(topology, root, of_kernel=True)
-    found = [(knob, hardware) for knob in (_governor(topology, root), _boost(root), _smt(root))]
+    found = [(knob, hardware) for knob in (_governor(topology, root), _boost(root))]
     found += [(knob, kernel) for knob in (_huge_pages(root), _balancing(topology, root))]
     return tuple(_refused(knob, why) if why else knob for knob, why in found)
 
@@ -139,7 +138,7 @@ def _governor(topology: Topology, root: Path) -> Knob:
     back = _write_per_cpu(values, "scaling_governor")
     if preferences:
         back += f" && {_write_per_cpu(preferences, 'energy_performance_preference')}"
-    return _changed(knob, _write_per_cpu(dict.fromkeys(values, "performance"), "scaling_governor"), back)
+    return replace(knob, change=_write_per_cpu(dict.fromkeys(values, "performance"), "scaling_governor"), back=back)
 
 
 def _boost(root: Path) -> Knob:
@@ -148,19 +147,9 @@ def _boost(root: Path) -> Knob:
         if (value := value_of(root, path)) in ("0", "1"):
             if value == on:
                 return Knob("boost", "on", worth, "not measured", level="ok")
-            knob = Knob("boost", "off", worth, "not measured", level="advice")
-            return _changed(knob, _write(on, path), _write(value, path))
+            return Knob("boost", "off", worth, "not measured", _write(on, path), _write(value, path), "advice")
     why = "the frequency driver does not provide it: check the firmware setup"
     return Knob("boost", "", worth, "not measured", why_not=why)
-
-
-def _smt(root: Path) -> Knob:
-    worth = "None: one thread per core computes. With two, an EPYC 9655 decoded half as fast"
-    knob = Knob("SMT", value_of(root, _SMT), worth, "docs/claims.md")
-    if knob.state not in ("on", "off"):
-        return _refused(knob, "this CPU, the firmware or the kernel does not let it be changed")
-    other = "off" if knob.state == "on" else "on"
-    return _changed(knob, _write(other, _SMT), _write(knob.state, _SMT))
 
 
 def _huge_pages(root: Path) -> Knob:
@@ -169,8 +158,10 @@ def _huge_pages(root: Path) -> Knob:
     knob = Knob("huge pages", huge_pages(root), worth, "ik_llama.cpp #278: +12 %; llama.cpp #22022: neutral")
     if knob.state not in ("always", "madvise", "never"):
         return _refused(knob, "the kernel has no transparent huge pages")
-    knob = replace(knob, level="advice" if knob.state == "never" else "ok")
-    return knob if knob.state == "always" else _changed(knob, _write("always", _THP), _write(knob.state, _THP))
+    if knob.state == "always":
+        return replace(knob, level="ok")
+    level = "advice" if knob.state == "never" else "ok"
+    return replace(knob, change=_write("always", _THP), back=_write(knob.state, _THP), level=level)
 
 
 def _balancing(topology: Topology, root: Path) -> Knob:
@@ -183,12 +174,8 @@ def _balancing(topology: Topology, root: Path) -> Knob:
     line = "sudo sysctl kernel.numa_balancing="
     if value == "0":
         return replace(knob, level="ok")
-    return _changed(replace(knob, level="warning"), f"{line}0", f"{line}{value}")
+    return replace(knob, change=f"{line}0", back=f"{line}{value}", level="warning")
 
 
 def _refused(knob: Knob, why: str) -> Knob:
     return replace(knob, change="", back="", why_not=why)
-
-
-def _changed(knob: Knob, change: str, back: str) -> Knob:
-    return replace(knob, change=change, back=back)

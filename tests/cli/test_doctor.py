@@ -76,16 +76,15 @@ def test_a_page_with_everything_wrong_begins_with_the_worst(tmp_path: Path) -> N
 
 def test_each_knob_has_its_state_its_worth_and_whole_lines(tmp_path: Path) -> None:
     root = make_tree(tmp_path, "2x-epyc-7543")
-    write(root, {"proc/sys/kernel/numa_balancing": "1", "sys/devices/system/cpu/smt/control": "on"})
+    write(root, {"proc/sys/kernel/numa_balancing": "1"})
     lines = page(facts := facts_of(root), examine(facts))
     text = " ".join(" ".join(lines).split())
     assert "NUMA balancing: on. Fewer page faults and migrations while several nodes are read" in text
     at = lines.index("  → sudo sysctl kernel.numa_balancing=0")
     assert lines[at + 1] == "  ← sudo sysctl kernel.numa_balancing=1"
-    assert "  → echo off | sudo tee /sys/devices/system/cpu/smt/control" in lines
     found = page_json(facts, examine(facts))["knobs"]
-    assert [one["name"] for one in found][:3] == ["governor", "boost", "SMT"]
-    assert found[2]["back"] == "echo on | sudo tee /sys/devices/system/cpu/smt/control"
+    assert [one["name"] for one in found] == ["governor", "boost", "huge pages", "NUMA balancing"]
+    assert found[3]["back"] == "sudo sysctl kernel.numa_balancing=1"
 
 
 def test_arrows_are_explained_only_where_there_are_any(tmp_path: Path) -> None:

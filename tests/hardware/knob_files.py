@@ -52,11 +52,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 def server(root: Path) -> Path:
     """Write the files of `TOPOLOGY` as a distribution leaves them: set to save power."""
-    files = {
-        "sys/devices/system/cpu/cpufreq/boost": "0",
-        "sys/devices/system/cpu/smt/control": "on",
-        "proc/sys/kernel/numa_balancing": "1",
-    }
+    files = {"sys/devices/system/cpu/cpufreq/boost": "0", "proc/sys/kernel/numa_balancing": "1"}
     for name, words in CHOICES.items():
         files[name] = words.replace(" madvise ", " [madvise] ")
     for cpu in TOPOLOGY.online:

@@ -11,7 +11,7 @@ from cpuchat.hardware.knobs import Knob, read_knobs
 from cpuchat.hardware.topology import Topology
 from tests.hardware.knob_files import CPUFREQ, TOPOLOGY, VIRTUAL, run, server, snapshot, write
 
-NAMES = ["governor", "boost", "SMT", "huge pages", "NUMA balancing"]
+NAMES = ["governor", "boost", "huge pages", "NUMA balancing"]
 
 
 @pytest.fixture
@@ -30,7 +30,6 @@ def test_every_knob_tells_its_state_and_its_worth(root: Path) -> None:
     assert [(one.name, one.state) for one in knobs] == [
         ("governor", "powersave"),
         ("boost", "off"),
-        ("SMT", "on"),
         ("huge pages", "madvise"),
         ("NUMA balancing", "on"),
     ]
@@ -48,7 +47,7 @@ def test_the_lines_change_it_and_take_it_back(root: Path, name: str) -> None:
     run(found.change, root)
     changed = knob(name, root)
     assert changed.state != found.state
-    assert changed.change == "" or name == "SMT"  # which may be either
+    assert changed.change == ""
     run(found.back, root)
     assert snapshot(root) == before
 

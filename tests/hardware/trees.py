@@ -156,9 +156,7 @@ def status(cpus: tuple[int, ...] | range, mems: tuple[int, ...] | range = (0,)) 
     return f"Name:\tpython3\nCpus_allowed_list:\t{numbers(cpus)}\nMems_allowed_list:\t{numbers(mems)}"
 
 
-def system_files(
-    memory: int, cpus: tuple[int, ...] | range, smt: bool, mems: tuple[int, ...] | range = (0,)
-) -> dict[str, str]:
+def system_files(memory: int, cpus: tuple[int, ...] | range, mems: tuple[int, ...] | range = (0,)) -> dict[str, str]:
     """Return the files of every tree besides CPUs, caches and nodes."""
     return {
         "proc/meminfo": meminfo(memory),
@@ -170,8 +168,6 @@ def system_files(
         f"{CPUS}/online": numbers(cpus),
         f"{CPUS}/present": numbers(cpus),
         f"{CPUS}/possible": numbers(cpus),
-        f"{CPUS}/smt/control": "on" if smt else "notsupported",
-        f"{CPUS}/smt/active": "1" if smt else "0",
         f"{CPUS}/cpufreq/boost": "1",
         "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
     }
@@ -182,7 +178,7 @@ def server(root: Path, machine: Machine) -> Path:
     n = machine.n_cores
     all_cpus = range(n * (2 if machine.smt else 1))
     n_nodes = machine.sockets * machine.nodes
-    files = system_files(machine.memory, all_cpus, machine.smt, range(n_nodes))
+    files = system_files(machine.memory, all_cpus, range(n_nodes))
     files["proc/cpuinfo"] = cpuinfo(
         machine.model, machine.vendor, machine.family, machine.number, machine.flags, all_cpus
     )
@@ -210,7 +206,7 @@ def server(root: Path, machine: Machine) -> Path:
 def hybrid_desktop(root: Path) -> Path:
     """Write a Core i7-12700K: eight cores with two threads each, four efficient ones; one L3 for all."""
     cpus = range(20)
-    files = system_files(32 * GIB, cpus, True)
+    files = system_files(32 * GIB, cpus)
     files["proc/cpuinfo"] = cpuinfo(
         "12th Gen Intel(R) Core(TM) i7-12700K", "GenuineIntel", 6, 151, "fpu avx avx2 fma avx_vnni", cpus
     )
@@ -255,7 +251,7 @@ def virtual_machine(root: Path) -> Path:
 def no_caches(root: Path) -> Path:
     """Write a virtual machine that reports its CPUs but neither caches nor nodes."""
     cpus = range(4)
-    files = system_files(16 * GIB, cpus, False)
+    files = system_files(16 * GIB, cpus)
     files["proc/cpuinfo"] = cpuinfo(
         "Intel Xeon Processor (Icelake)", "GenuineIntel", 6, 106, "fpu avx2 hypervisor", cpus
     )
@@ -282,8 +278,7 @@ def offline(root: Path) -> Path:
             f"{CPUS}/cpu{cpu}/cache/index3/shared_cpu_list": numbers(group),
         })  # fmt: skip
     return write(root, {
-        f"{CPUS}/online": "0-27", f"{CPUS}/smt/control": "off", f"{CPUS}/smt/active": "0",
-        "proc/self/status": status(range(64)), f"{NODES}/node0/cpulist": "0-27",
+        f"{CPUS}/online": "0-27", "proc/self/status": status(range(64)), f"{NODES}/node0/cpulist": "0-27",
     })  # fmt: skip
 
 
