@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ import numpy as np
 from cpuchat.engine.llama import bindings, kernels
 from cpuchat.hardware.sysfs import own_cpus
 
-_F32 = 0
+_F32, _I32 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.I32
 _IS_HADAMARD = 1
 _FIRST_BYTES = 1 << 24
 
@@ -36,8 +37,14 @@ def _cpuchat_buffer_type() -> int:
     return ctypes.c_void_p.from_address(ctypes.c_void_p.from_address(vector).value or 0).value or 0
 
 
+def _tensor(context: int, kind: int, shape: tuple[int, ...]) -> int:
+    """Return a new tensor of one to three dimensions; the last axis is ggml's first."""
+    sizes = map(ctypes.c_int64, (*shape[::-1], 1, 1)[:3])
+    return _call("ggml_new_tensor_3d", context, ctypes.c_int(kind), *sizes)
+
+
 class Graph:
-    """Matrices of two dimensions; numbers are addresses of tensors."""
+    """Numbers are addresses of tensors."""
 
     def __init__(self) -> None:
         self._here, self._elsewhere = (
@@ -46,11 +53,9 @@ class Graph:
         self._buffers: list[int] = []
 
     def weights(self, kind: str, raw: np.ndarray, n_values: int) -> int:
-        """Return a matrix of quantized rows, laid out for cpuchat's kernels."""
+        """Return a matrix of quantized rows, or several of one size, laid out for cpuchat's kernels."""
         kernels.prepare(own_cpus()[:1], 1, is_mapped=False)  # a load before it may have been of a file, whose pages go
-        number = ctypes.c_int(gguf.GGMLQuantizationType[kind])
-        size = ctypes.c_int64(n_values), ctypes.c_int64(len(raw))
-        tensor = _call("ggml_new_tensor_2d", self._elsewhere, number, *size)
+        tensor = _tensor(self._elsewhere, gguf.GGMLQuantizationType[kind], (*raw.shape[:-1], n_values))
         kinds = _cpuchat_buffer_type()
         n_bytes = ctypes.c_size_t(_call("ggml_backend_buft_get_alloc_size", kinds, tensor))
         self._buffers.append(buffer := _call("ggml_backend_buft_alloc_buffer", kinds, n_bytes))
@@ -59,10 +64,10 @@ class Graph:
         return tensor
 
     def floats(self, values: np.ndarray) -> int:
-        n_rows, n_values = values.shape
-        size = ctypes.c_int64(n_values), ctypes.c_int64(n_rows)
-        tensor = _call("ggml_new_tensor_2d", self._here, ctypes.c_int(_F32), *size)
-        values = np.ascontiguousarray(values, np.float32)
+        return self._numbers(np.ascontiguousarray(values, np.float32), _F32)
+
+    def _numbers(self, values: np.ndarray, kind: int) -> int:
+        tensor = _tensor(self._here, kind, values.shape)
         ctypes.memmove(_call("ggml_get_data", tensor), values.ctypes.data, values.nbytes)
         return tensor
 
@@ -78,6 +83,11 @@ class Graph:
             _call("ggml_mul_mat_set_hint", tensor, ctypes.c_int(_IS_HADAMARD))
         return tensor
 
+    def product_of_experts(self, weights: int, x: int, experts: np.ndarray) -> int:
+        """Return a row for each of the `experts` (tokens, experts of one), of `x` (tokens, one or as many, values)."""
+        numbers = self._numbers(np.ascontiguousarray(experts, np.int32), _I32)
+        return _call("ggml_mul_mat_id", self._here, weights, x, numbers)
+
     def compute(self, result: int, n_threads: int = 1) -> None:
         graph, backend = _call("ggml_new_graph", self._here), _call("ggml_backend_cpu_init")
         _call("ggml_backend_cpu_set_n_threads", backend, ctypes.c_int(n_threads))
@@ -86,8 +96,8 @@ class Graph:
         _call("ggml_backend_free", backend)
         assert not failed
 
-    def values(self, tensor: int, shape: tuple[int, int]) -> np.ndarray:
-        memory = (ctypes.c_float * (shape[0] * shape[1])).from_address(_call("ggml_get_data", tensor))
+    def values(self, tensor: int, shape: tuple[int, ...]) -> np.ndarray:
+        memory = (ctypes.c_float * math.prod(shape)).from_address(_call("ggml_get_data", tensor))
         return np.array(memory, np.float32).reshape(shape)
 
     def free(self) -> None:

@@ -1,5 +1,5 @@
 """Tests what people reported of other programs with kernels, layouts and loads of their own (docs/reliability.md), in
-ggml's own graphs, with models of several architectures, and where the system refuses threads or memory.
+ggml's graphs, with models of several architectures, and where the system refuses threads or memory.
 """
 
 from __future__ import annotations
@@ -41,79 +41,11 @@ from tests.engine.llama.test_kernels import (
 from tests.engine.llama.test_kernels import products as measured
 from tests.support.cores import ONE_CPU
 from tests.support.engine_chat import OPTIONS
+from tests.support.ggml_graph import ggml_graph
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not HERE, reason="cpuchat's kernels are for x86 with AVX2")]
 WIDEST_FIRST = ("AVX-512 VNNI, AMX", "AVX-512 VNNI", "AVX-VNNI", "AVX2")
-F32, I32 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.I32
-pointer = ctypes.c_void_p
-
-
-class _Init(ctypes.Structure):
-    """struct ggml_init_params."""
-
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", pointer), ("no_alloc", ctypes.c_bool))
-
-
-def _ggml(name: str, restype: object, *types: object) -> Callable[..., int]:
-    return bindings._function(name, restype, *types, library=bindings._cpu if "graph_compute" in name else None)
-
-
-_new = _ggml("ggml_new_tensor_3d", pointer, pointer, ctypes.c_int, *[ctypes.c_int64] * 3)
-_data = _ggml("ggml_get_data", pointer, pointer)
-
-
-def _tensor(context: int, values: np.ndarray, kind: int) -> int:
-    """Return a tensor of numbers, whose last axis is ggml's first."""
-    shape = (1,) * (3 - values.ndim) + values.shape
-    tensor = _new(context, kind, *shape[::-1])
-    ctypes.memmove(_data(tensor), values.tobytes(), values.nbytes)
-    return tensor
-
-
-def _buffer_type() -> int:
-    begin, _ = bindings._function(
-        "_Z39ggml_backend_cpu_get_extra_buffer_typesv", ctypes.POINTER(ctypes.c_size_t * 2), library=bindings._cpu
-    )().contents
-    return ctypes.c_size_t.from_address(begin).value
-
-
-def in_a_graph(
-    kind: str, raw: np.ndarray, n_values: int, x: np.ndarray, experts: np.ndarray | None = None, n_threads: int = 1
-) -> np.ndarray:
-    """Return the products of ggml's MUL_MAT with matrices that lie as cpuchat's kernels have them; with `experts`, a
-    row for each token, of MUL_MAT_ID.
-
-    Args:
-        raw: (matrices, rows, bytes of a row).
-        x: (..., values); with experts (tokens, one or as many as experts of a token, values).
-    """
-    selected.select(kernels.TYPES)
-    selected.prepare(ONE_CPU, 1, is_mapped=False)
-    init, free = _ggml("ggml_init", pointer, _Init), _ggml("ggml_free", None, pointer)
-    of_weights, context = init(_Init(1 << 20, None, True)), init(_Init(64 << 20, None, False))
-    weights = _new(of_weights, gguf.GGMLQuantizationType[kind], n_values, raw.shape[1], raw.shape[0])
-    size = _ggml("ggml_backend_buft_get_alloc_size", ctypes.c_size_t, pointer, pointer)(_buffer_type(), weights)
-    buffer = _ggml("ggml_backend_buft_alloc_buffer", pointer, pointer, ctypes.c_size_t)(_buffer_type(), size)
-    base = _ggml("ggml_backend_buffer_get_base", pointer, pointer)(buffer)
-    assert _ggml("ggml_backend_tensor_alloc", ctypes.c_int, *[pointer] * 3)(buffer, weights, base) == 0
-    copy = _ggml("ggml_backend_tensor_set", None, pointer, pointer, ctypes.c_size_t, ctypes.c_size_t)
-    copy(weights, raw.ctypes.data, 0, raw.nbytes)
-    operands = [weights, _tensor(context, x, F32)]
-    if experts is not None:
-        operands.append(_tensor(context, experts.astype(np.int32), I32))
-    name = "ggml_mul_mat" if experts is None else "ggml_mul_mat_id"
-    op = _ggml(name, pointer, *[pointer] * (1 + len(operands)))(context, *operands)
-    graph = _ggml("ggml_new_graph", pointer, pointer)(context)
-    _ggml("ggml_build_forward_expand", None, pointer, pointer)(graph, op)
-    compute = _ggml("ggml_graph_compute_with_ctx", ctypes.c_int, pointer, pointer, ctypes.c_int)
-    assert compute(context, graph, n_threads) == 0
-    shape = (*x.shape[:-1], raw.shape[1]) if experts is None else (*experts.shape, raw.shape[1])
-    found = np.frombuffer(ctypes.string_at(_data(op), 4 * int(np.prod(shape))), np.float32).reshape(shape)
-    _ggml("ggml_backend_buffer_free", None, pointer)(buffer)
-    free(context)
-    free(of_weights)
-    return found
 
 
 def bits(values: np.ndarray) -> np.ndarray:
@@ -128,7 +60,10 @@ def test_activations_of_several_batches_are_multiplied_whole(kind: str) -> None:
     rng = np.random.default_rng(1)
     raw = rows_of_blocks(rng, kind, 40, 512)
     x = rng.standard_normal((3, 5, 512)).astype(np.float32)
-    found = in_a_graph(kind, raw[None], 512, x, n_threads=2)
+    with ggml_graph() as graph:
+        product = graph.product(graph.weights(kind, raw, 512), graph.floats(x))
+        graph.compute(product, 2)
+        found = graph.values(product, (3, 5, 40))
     assert np.array_equal(bits(found), bits(multiplied(kind, raw, x.reshape(15, 512)).reshape(3, 5, 40)))
 
 
@@ -138,7 +73,7 @@ def test_far_more_threads_than_rows_compute_each_row_once(n_tokens: int, n_rows:
     raw = rows_of_blocks(rng, "Q4_K", n_rows, 256)
     x = rng.standard_normal((n_tokens, 256)).astype(np.float32)
     expected = multiplied("Q4_K", raw, x)
-    assert np.array_equal(bits(in_a_graph("Q4_K", raw[None], 256, x, n_threads=61)), bits(expected))
+    assert np.array_equal(bits(multiplied("Q4_K", raw, x, 61)), bits(expected))
 
 
 @pytest.mark.parametrize("shares_input", [True, False])
@@ -147,7 +82,10 @@ def test_an_expert_that_a_token_names_twice_computes_both(shares_input: bool) ->
     raw = np.stack([rows_of_blocks(rng, "Q4_K", 24, 256) for _ in range(4)])
     experts = np.array([[3, 3, 0], [3, 3, 3], [1, 0, 1], [3, 2, 3]] * 5)
     x = rng.standard_normal((len(experts), 1 if shares_input else 3, 256)).astype(np.float32)
-    found = in_a_graph("Q4_K", raw, 256, x, experts, n_threads=3)
+    with ggml_graph() as graph:
+        product = graph.product_of_experts(graph.weights("Q4_K", raw, 256), graph.floats(x), experts)
+        graph.compute(product, 3)
+        found = graph.values(product, (*experts.shape, 24))
     for token, row in enumerate(experts):
         for slot, expert in enumerate(row):
             alone = x[token, 0 if shares_input else slot][None]
