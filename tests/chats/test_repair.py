@@ -125,6 +125,12 @@ def test_what_can_be_made_again_is(path, statements):
     store.close()
 
 
+def test_the_search_index_of_a_version_before_goes_though_all_else_is_as_it_should_be(path):
+    change(path, "CREATE VIRTUAL TABLE messages_fts USING fts5 (content)")
+    ChatStore(path).close()
+    assert sqlite3.connect(path).execute("SELECT 1 FROM sqlite_master WHERE name = 'messages_fts'").fetchone() is None
+
+
 @pytest.mark.parametrize(
     ("statements", "left"),
     [
@@ -156,7 +162,7 @@ def test_from_tables_and_keys_that_are_not_ours_any_more_the_rows_are_taken(path
     assert texts(store) == sorted(left)
     (notice,) = store.take_notices()
     (aside,) = path.parent.glob("chats.db.damaged-*[0-9]")
-    assert str(aside) in notice
+    assert str(aside) in notice and ("without 2 messages of an unknown role" in notice) == ("bot" in statements[0])
     assert aside.read_bytes() == before
     store.close()
     store = ChatStore(path)

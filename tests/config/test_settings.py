@@ -9,7 +9,7 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError
-from cpuchat.cli.options import given_options
+from cpuchat.cli.options import given_options, laid_over
 from cpuchat.config import settings
 from cpuchat.config.settings import SettingSources, parse
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -78,12 +78,23 @@ def test_wrong_cores_are_named(key: str, cores: str) -> None:
         ("depth = -1", "speculation.depth"),
         ('drafters = "psychic"', "speculation.drafters"),
         ("draft_model = 5", "speculation.draft_model"),
-        ("dept = 1", "speculation"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(line: str, key: str) -> None:
     with pytest.raises(SettingsError, match=key):
         parse(f"[speculation]\n{line}")
+
+
+def test_an_unknown_key_is_left_out_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    file = paths.settings_file()
+    file.parent.mkdir(parents=True)
+    text = '[speculation]\ndept = 1\ndepth = 3\n\n[racing]\nside = "left"\n'
+    file.write_text(text)
+    assert settings.load().speculation.depth == laid_over({}).speculation.depth == 3
+    assert settings.unknown_keys() == ["racing", "speculation.dept"]
+    assert "racing, speculation.dept" in capsys.readouterr().err
+    assert settings.update({"speculation": {"depth": 4}}).speculation.depth == 4
+    assert file.read_text() == text.replace("3", "4")
 
 
 def test_a_change_keeps_the_users_comments_and_is_refused_when_it_is_wrong(tmp_path: Path) -> None:
