@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from cpuchat import __version__
 from cpuchat.base import paths
 from cpuchat.base.errors import AccessDenied, HubError, HubOffline, ModelDamaged, TooSlow, UsageError
-from cpuchat.base.files import read_small, write_atomically
+from cpuchat.base.files import delete_oldest, read_small, write_atomically
 from cpuchat.base.text import clean_line
 from cpuchat.models.gguf.header import GGUFHeader, header_from, join_parts
 from cpuchat.models.gguf.parse import MAX_HEADER
@@ -210,8 +210,8 @@ def parse_address(text: str) -> Address:
 
 
 _SUFFIX = ".header"
-_LIMIT = 256_000_000
-"""Bytes of all headers together; the least recently used go first."""
+_MAX_HEADERS = 100
+"""That are kept; the least recently used go first."""
 
 
 class HeaderCache:
@@ -220,18 +220,15 @@ class HeaderCache:
     Disk errors are ignored; an etag that is not a hash raises HubError.
     """
 
-    def __init__(self, folder: Path | None = None, limit: int = _LIMIT) -> None:
+    def __init__(self, folder: Path | None = None, keep: int = _MAX_HEADERS) -> None:
         self._folder = folder or paths.headers_dir()
-        self._limit = limit
+        self._keep = keep
 
     def get(self, etag: str) -> bytes | None:
         """Return the first bytes of a file; None when they are not cached, or damaged."""
-        file = self._file(etag)
+        file = self._folder / f"{checked_etag(etag)}{_SUFFIX}"
         try:
-            unpacker = zlib.decompressobj()
-            content = unpacker.decompress(read_small(file, MAX_HEADER), MAX_HEADER)
-            if not unpacker.eof:
-                return None
+            content = zlib.decompress(read_small(file, MAX_HEADER))
             os.utime(file)
         except (OSError, zlib.error):
             return None
@@ -239,25 +236,8 @@ class HeaderCache:
 
     def put(self, etag: str, content: bytes) -> None:
         with contextlib.suppress(OSError):
-            write_atomically(self._file(etag), zlib.compress(content, level=1))
-            self._trim()
-
-    def remove(self, etag: str) -> None:
-        with contextlib.suppress(OSError):
-            self._file(etag).unlink(missing_ok=True)
-
-    def _file(self, etag: str) -> Path:
-        return self._folder / f"{checked_etag(etag)}{_SUFFIX}"
-
-    def _trim(self) -> None:
-        files = [(file.stat(), file) for file in self._folder.iterdir()]
-        files.sort(key=lambda entry: entry[0].st_mtime_ns)
-        excess = sum(status.st_size for status, _ in files) - self._limit
-        for status, file in files:
-            if excess <= 0:
-                return
-            file.unlink(missing_ok=True)
-            excess -= status.st_size
+            write_atomically(self._folder / f"{checked_etag(etag)}{_SUFFIX}", zlib.compress(content, level=1))
+            delete_oldest(self._folder, f"*{_SUFFIX}", self._keep)
 
 
 _MORE = 1 << 20
@@ -275,10 +255,8 @@ def read_remote_header(repo: str, revision: str, file: HubFile, cache: HeaderCac
     label = Path(file.path)
     content = cache.get(file.etag)
     if content is not None:
-        try:
+        with contextlib.suppress(ModelDamaged):  # it is read, and kept, again
             return header_from(_Cached(file, content), label)
-        except ModelDamaged:
-            cache.remove(file.etag)
     source = _Remote(repo, revision, file)
     header = header_from(source, label)
     cache.put(file.etag, bytes(source.content[: header.data_offset]))

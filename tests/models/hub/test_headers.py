@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -82,18 +83,15 @@ def test_a_kept_header_that_is_damaged_is_read_again(
 
 
 def test_the_headers_used_longest_ago_make_room_for_new_ones(tmp_path: Path) -> None:
-    import os
-
     a, b, c = (letter * 64 for letter in "abc")
-    noise = {etag: os.urandom(40_000) for etag in (a, b, c)}
-    kept = HeaderCache(tmp_path, limit=100_000)
+    kept = HeaderCache(tmp_path, keep=2)
     for age, etag in enumerate((a, b)):
-        kept.put(etag, noise[etag])
+        kept.put(etag, etag.encode())
         file = next(path for path in tmp_path.iterdir() if path.name.startswith(etag))
         os.utime(file, ns=(age, age))
-    assert kept.get(a) == noise[a]  # used now, so b is the oldest
-    kept.put(c, noise[c])
-    assert [etag for etag in (a, b, c) if kept.get(etag) == noise[etag]] == [a, c]
+    assert kept.get(a) == a.encode()  # used now, so b is the oldest
+    kept.put(c, c.encode())
+    assert [etag for etag in (a, b, c) if kept.get(etag) is not None] == [a, c]
 
 
 def test_a_split_model_has_the_tensors_of_all_parts(hub_server: HubServer, tmp_path: Path) -> None:
