@@ -22,7 +22,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
 from cpuchat.costs.calibrations import MAX_TOKENS, MIN_COMPARED, MIN_PLAIN_MS, Calibrations, TargetCosts
 from cpuchat.costs.model import ALIKE, pair_costs
-from cpuchat.models.catalog import Catalog, CatalogModel, match_local
+from cpuchat.models.catalog import Catalog, match_local
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
@@ -152,16 +152,14 @@ def expectation(
     kinds = known or SAME_MODEL if same_model else (*known, *TYPICAL)
     gains = tuple(gain(pass_ms, draft_ms, rate, kind) for kind, rate in kinds)
     best = max(one.acceptance for one in gains)
-    no_gain = "" if any(one.depth for one in gains) else _why_none(pass_ms, draft_ms, best)
-    return Expectation(gains, basis, draft_ms, no_gain)
-
-
-def _why_none(pass_ms: Sequence[float], draft_ms: float, best: float) -> str:
+    no_gain = ""
     if pass_ms[0] < MIN_PLAIN_MS:
-        return f"decoding takes {pass_ms[0]:.2g} ms per token, and handling drafts takes as long"
-    if not gain(pass_ms, 0.0, best).depth:
-        return "batch verification costs as much as token-by-token decoding"
-    return f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
+        no_gain = f"decoding takes {pass_ms[0]:.2g} ms per token, and handling drafts takes as long"
+    elif not gain(pass_ms, 0.0, best).depth:
+        no_gain = "batch verification costs as much as token-by-token decoding"
+    elif not any(one.depth for one in gains):
+        no_gain = f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
+    return Expectation(gains, basis, draft_ms, no_gain)
 
 
 def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
@@ -314,8 +312,20 @@ def candidates(
     there = {candidate.entry for candidate in listed}
     limit = max_read(target)
     for draft in wanted:
-        if draft.id not in there:
-            listed.append(judged.on_hub(draft, limit))
+        if draft.id in there:
+            continue
+        # Its least quantized file of at most that many bytes, else the smallest.
+        sizes = {name: round(1e9 * size) for name, size in draft.sizes.items()}
+        fitting = ((name, sizes[name]) for name in _DRAFT_QUANTIZATIONS if sizes.get(name, limit + 1) <= limit)
+        smallest = min(sizes.items(), key=lambda one: one[1], default=("", 0))
+        quantization, size = next(fitting, smallest)
+        work = typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)
+        listed.append(
+            DraftCandidate(
+                name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size,
+                entry=draft.id, named=True, expected=judged.expected(work),
+            )
+        )  # fmt: skip
     order = {model.id: number for number, model in enumerate(wanted)}
 
     def place(one: DraftCandidate) -> tuple[int, int, int]:
@@ -325,13 +335,6 @@ def candidates(
     return sorted(listed, key=place)
 
 
-def _file(model: CatalogModel, limit: float) -> tuple[str, int]:
-    """Return the least quantized file of at most `limit` bytes, else the smallest, and its size."""
-    sizes = {name: round(1e9 * size) for name, size in model.sizes.items()}
-    fitting = ((name, sizes[name]) for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit)
-    return next(fitting, None) or min(sizes.items(), key=lambda one: one[1], default=("", 0))
-
-
 class _Target(NamedTuple):
     """What draft models are compared for: a target's work and measured costs, on a machine."""
 
@@ -339,15 +342,6 @@ class _Target(NamedTuple):
     work: ModelWork
     costs: TargetCosts
     machine: Machine | None
-
-    def on_hub(self, draft: CatalogModel, limit: float) -> DraftCandidate:
-        """Return a model of the catalog in its least quantized file of at most `limit` bytes."""
-        quantization, size = _file(draft, limit)
-        work = typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)
-        return DraftCandidate(
-            name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size, entry=draft.id,
-            named=True, expected=self.expected(work),
-        )  # fmt: skip
 
     def expected(
         self,

@@ -162,31 +162,21 @@ def safe_path(path: str) -> str:
         HubError: it is unsafe: absolute, `..`, a drive, backslashes, control or invisible characters, device names, too
             long. The message says which.
     """
-    fault = _path_fault(path)
-    if fault:
+    parts, encoded = path.split("/"), path.encode("utf-8", "replace")
+    faults = {
+        "control or invisible characters": not path.isprintable(),
+        "a backslash or colon": "\\" in path or ":" in path,
+        "an absolute path": path.startswith("/"),
+        "outside its folder": any(part in ("", ".", "..") for part in parts),
+        "a name reserved by Windows": any(part != part.rstrip(" .") or _DEVICE.match(part) for part in parts),
+        "too long": len(encoded) > _MAX_PATH or any(len(part) > _MAX_PART for part in encoded.split(b"/")),
+    }
+    if fault := next((fault for fault, is_found in faults.items() if is_found), ""):
         raise HubError(
             f"The repository contains a file with an unsafe name ({fault}): {clean_line(path)[:100]!r}.",
             "Don't trust this repository; choose another one.",
         )
     return path
-
-
-def _path_fault(path: str) -> str:
-    """Return what is wrong with it; "" when it is safe."""
-    parts = path.split("/")
-    if not path.isprintable():
-        return "control or invisible characters"
-    if "\\" in path or ":" in path:
-        return "a backslash or colon"
-    if path.startswith("/"):
-        return "an absolute path"
-    if any(part in ("", ".", "..") for part in parts):
-        return "outside its folder"
-    if any(part != part.rstrip(" .") or _DEVICE.match(part) for part in parts):
-        return "a name reserved by Windows"
-    if len(path.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_PART for part in parts):
-        return "too long"
-    return ""
 
 
 KINDS = {"head": "a draft head", "projector": "a multimodal projector", "imatrix": "an importance matrix"}

@@ -303,27 +303,19 @@ async def forecast_type(process: QuantizeProcess, source: GGUFHeader, kind: Quan
     if not isinstance(answer, ForecastResult) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
         raise QuantizeFailed(f"llama.cpp reads other tensors from {source.path.name} than its header lists.")
     changed = {t.type for t in source.tensors if answer.types[t.name] != t.type}
-    return Forecast(
-        type=kind,
-        header=_header(source, kind, answer.types),
-        lossy=tuple(sorted(changed - PRECISE)),
-    )
-
-
-def _header(source: GGUFHeader, kind: QuantType, types: dict[str, str]) -> GGUFHeader:
-    """Return the header of one file with all tensors in their new types."""
     tensors: list[TensorInfo] = []
     at = 0
     for tensor in source.tensors:
-        new = BY_NAME[types[tensor.name]]
+        new = BY_NAME[answer.types[tensor.name]]
         nbytes = tensor.n_elements // new.block * new.nbytes
         tensors.append(msgspec.structs.replace(tensor, type=new.name, offset=at, nbytes=nbytes))
         at += -(-nbytes // ALIGNMENT) * ALIGNMENT
     metadata = {key: value for key, value in source.metadata.items() if not key.startswith("split.")}
-    return msgspec.structs.replace(
+    header = msgspec.structs.replace(
         source,
         metadata=metadata | {"general.file_type": kind.number},
         tensors=tensors,
         file_size=source.data_offset + at,
         alignment=ALIGNMENT,
     )
+    return Forecast(kind, header, tuple(sorted(changed - PRECISE)))
