@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.base.text import Cleaner, clean, clean_line, expand_tabs, is_safe
+from cpuchat.base.text import Cleaner, clean, is_safe
 
 HOSTILE = st.text(
     st.one_of(
@@ -69,11 +69,3 @@ def test_any_cutting_gives_the_same(text: str, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts = [cleaner.feed(text[a:b]) for a, b in itertools.pairwise(edges)]
     assert "".join(parts) + cleaner.flush() == clean(text)
-
-
-def test_titles_are_one_line() -> None:
-    assert clean_line("a\n\tb\x1b") == "a b␛"
-
-
-def test_tabs_become_spaces_at_stops() -> None:
-    assert expand_tabs("\tx\ty") == "    x   y"

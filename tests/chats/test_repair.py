@@ -357,21 +357,6 @@ def test_what_is_deleted_beside_a_reader_is_overwritten_when_it_has_gone(path):
     store.close()
 
 
-def test_tables_that_were_altered_step_by_step_are_ours(path):
-    """A file that came to this layout by ALTER TABLE has other statements, and the same columns."""
-    change(
-        path,
-        "PRAGMA legacy_alter_table = ON",
-        "CREATE TABLE d (chat_id TEXT REFERENCES chats (id) ON DELETE CASCADE, window TEXT, name TEXT)",
-        "DROP TABLE drafts",
-        "ALTER TABLE d ADD COLUMN text TEXT",
-        "ALTER TABLE d RENAME TO drafts",
-    )
-    store = ChatStore(path)
-    assert texts(store) == ALL and store.take_notices() == []
-    store.close()
-
-
 def test_unsent_texts_survive_a_salvage(path):
     store = ChatStore(path)
     chat = store.chats()[0]

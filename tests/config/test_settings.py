@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -136,14 +135,6 @@ def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
     assert settings.load(file).engine.threads == 3
     settings.update({"engine": {"threads": 4}}, file)
     assert settings.load(file).engine.threads == 4
-
-
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(pipe := tmp_path / "config.toml")
-    with pytest.raises(SettingsError, match="not a regular file"):
-        settings.load(pipe)
-    with pytest.raises(SettingsError, match="not a regular file"):
-        settings.load(tmp_path)
 
 
 def test_the_home_of_an_unknown_user_is_a_name_like_others() -> None:
