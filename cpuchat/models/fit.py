@@ -582,11 +582,8 @@ def check_fit(
     options: LoadOptions | None = None,
     draft: MemoryNeed | None = None,
 ) -> None:
-    """Refuse a model that cannot fit. With `header` and `options` the hint names a context that would.
-
-    Raises:
-        DoesNotFit: `need.min_bytes`, with that of a `draft`, is more than `available_bytes`; the message holds the sum.
-    """
+    """Refuse a model that cannot fit. With `header` and `options` the hint names a context that would. Raises
+    DoesNotFit: `need.min_bytes`, with that of a `draft`, is more than `available_bytes`; the message holds the sum."""
     total, in_all = need.min_bytes + (draft.min_bytes if draft is not None else 0), available_bytes
     if total <= available_bytes:
         return

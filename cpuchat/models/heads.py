@@ -99,12 +99,9 @@ def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch
 
 
 def require_head(target: Path, draft: Path) -> HeadKind | None:
-    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model.
-
-    Raises:
-        DraftMismatch: a head that does not fit `target`.
-        ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be read.
-    """
+    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model. Raises
+    DraftMismatch: a head that does not fit `target`; ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be
+    read."""
     head = read_model(draft)
     if os.path.realpath(target) == os.path.realpath(draft):
         return "mtp" if included_layers(head) else None

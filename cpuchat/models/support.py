@@ -122,11 +122,7 @@ def _unsupported(path: Path, why: str, hint: str) -> ModelUnsupported:
 
 
 def check_supported(header: GGUFHeader) -> None:
-    """Refuse a model that the engine cannot run.
-
-    Raises:
-        ModelUnsupported: the message says why.
-    """
+    """Refuse a model that the engine cannot run. Raises ModelUnsupported: the message says why."""
     why, hint = _refusal(header)
     if why:
         raise _unsupported(header.path, why, hint)

@@ -68,12 +68,9 @@ class WrongResponse(BrokenResponse):
 
 
 def with_retries(act: Callable[[], T], progress: DownloadProgress) -> T:
-    """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report.
-
-    Raises:
-        DownloadFailed: too many attempts in a row without progress, or a few with the same wrong response.
-        CpuchatError: a permanent fault (see `errors.translate`), or a server that asks to wait for too long.
-    """
+    """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report. Raises
+    DownloadFailed: too many attempts in a row without progress, or a few with the same wrong response; CpuchatError: a
+    permanent fault (see `errors.translate`), or a server that asks to wait for too long."""
     order, failures, wrong = progress.order, 0, 0
     policy, total = order.retry_policy, order.model.size
     while True:
@@ -215,12 +212,8 @@ def _client() -> httpx.Client:
 
 
 def _first_byte(response: httpx.Response, file: HubFile, offset: int) -> int:
-    """Return at which byte of the file the body starts: `offset` or 0.
-
-    Raises:
-        BrokenResponse: a web page.
-        WrongResponse: not this file, or not the requested range.
-    """
+    """Return at which byte of the file the body starts: `offset` or 0. Raises BrokenResponse: a web page;
+    WrongResponse: not this file, or not the requested range."""
     if response.status_code not in (200, 206):
         raise WrongResponse(f"{host()} sent no file (status {response.status_code}).")
     if response.headers.get("content-type", "").startswith("text/html"):
@@ -241,11 +234,8 @@ def _first_byte(response: httpx.Response, file: HubFile, offset: int) -> int:
 
 
 def fetch_model(progress: DownloadProgress) -> Path:
-    """Download and check all files of the order. Returns the first one, by its name in the cache.
-
-    Raises:
-        CpuchatError: that failed; whatever arrived intact is kept.
-    """
+    """Download and check all files of the order. Returns the first one, by its name in the cache. Raises CpuchatError:
+    that failed; whatever arrived intact is kept."""
     order = progress.order
     files, cache = order.model.files, Path(order.cache)
     check_names(order.repo, order.revision, files)
@@ -263,11 +253,8 @@ def fetch_model(progress: DownloadProgress) -> Path:
 
 
 def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
-    """Download one file, unless it is here and correct; returns its name in the snapshot.
-
-    Raises:
-        ChecksumMismatch: it is wrong a second time.
-    """
+    """Download one file, unless it is here and correct; returns its name in the snapshot. Raises ChecksumMismatch: it
+    is wrong a second time."""
     order = progress.order
     cached = CachedFile(Path(order.cache), order.repo, file)
     was_verified = file.etag in progress.verified

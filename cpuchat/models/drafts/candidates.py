@@ -424,11 +424,8 @@ def check(candidate: DraftCandidate, target: GGUFHeader, hub: Hub | None = None)
 
 
 def header_of(candidate: DraftCandidate, hub: Hub | None) -> GGUFHeader | None:
-    """Return the header of a candidate; None for one on the hub without `hub`.
-
-    Raises:
-        HubError, ModelDamaged, ModelNotFound: it cannot be read.
-    """
+    """Return the header of a candidate; None for one on the hub without `hub`. Raises HubError, ModelDamaged,
+    ModelNotFound: it cannot be read."""
     if candidate.path is not None:
         return read_model(candidate.path)
     if hub is None:

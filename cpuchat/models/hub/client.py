@@ -45,12 +45,8 @@ _setting_up = threading.Lock()
 
 
 def token() -> str:
-    """Return the user's token, from `HF_TOKEN` or `hf auth login`; "" when there is none.
-
-    Raises:
-        HubError: it cannot be read.
-        AccessDenied: it contains characters that no token has.
-    """
+    """Return the user's token, from `HF_TOKEN` or `hf auth login`; "" when there is none. Raises HubError: it cannot be
+    read; AccessDenied: it contains characters that no token has."""
     from huggingface_hub.utils import get_token_to_send
 
     try:
@@ -79,11 +75,8 @@ def headers() -> dict[str, str]:
 
 
 def ask(question: Callable[[HfApi], T], repo: str = "") -> T:
-    """Call the hub's API. `question` must read the response to its end; `repo` is for messages.
-
-    Raises:
-        HubError and its kinds: offline, refused, not found, connection lost, invalid response.
-    """
+    """Call the hub's API. `question` must read the response to its end; `repo` is for messages. Raises HubError and its
+    kinds: offline, refused, not found, connection lost, invalid response."""
     _set_up()
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -246,12 +239,8 @@ _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)$")
 
 
 def read_remote_header(repo: str, revision: str, file: HubFile, cache: HeaderCache) -> GGUFHeader:
-    """Read the header of one file from the cache, else from the hub.
-
-    Raises:
-        HubError and its kinds: it could not be read.
-        ModelDamaged: not a GGUF file, or a contradictory header.
-    """
+    """Read the header of one file from the cache, else from the hub. Raises HubError and its kinds: it could not be
+    read; ModelDamaged: not a GGUF file, or a contradictory header."""
     label = Path(file.path)
     content = cache.get(file.etag)
     if content is not None:
@@ -354,22 +343,16 @@ class Hub:
         )
 
     def repository(self, repo_id: str, revision: str = MAIN) -> Repository:
-        """Return its models at `revision`: a branch, a tag or a commit.
-
-        Raises:
-            UsageError: `repo_id` is not "owner/name".
-        """
+        """Return its models at `revision`: a branch, a tag or a commit. Raises UsageError: `repo_id` is not
+        "owner/name"."""
         repo, asked = parse_address(repo_id).repo, time.time()
         info = ask(lambda api: api.model_info(repo, revision=revision, files_metadata=True), repo)
         return responses.repository(info, asked if revision == MAIN else 0.0)
 
     def header(self, repo: Repository, model: RepoModel) -> GGUFHeader:
         """Return the header of a model, with the tensors of all parts of a split one; fetches and caches some MB.
-
-        Raises:
-            ModelDamaged: not a GGUF file, a contradictory header, or missing parts.
-            TooSlow: too many parts, or too slow a connection.
-        """
+        Raises ModelDamaged: not a GGUF file, a contradictory header, or missing parts; TooSlow: too many parts, or too
+        slow a connection."""
         headers, until = [], time.monotonic() + MAX_SECONDS
         for file in model.files:
             if time.monotonic() > until:

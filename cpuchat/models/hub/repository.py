@@ -125,11 +125,7 @@ def is_size(value: object) -> bool:
 
 
 def checked_etag(etag: str) -> str:
-    """Return `etag` if it is a hash.
-
-    Raises:
-        HubError: it is not, so it must not become a file name.
-    """
+    """Return `etag` if it is a hash. Raises HubError: it is not, so it must not become a file name."""
     if not (is_sha1(etag) or is_sha256(etag)):
         raise HubError(
             "Hugging Face publishes no hash for this file.", "Try again later, or choose another repository."
@@ -138,12 +134,8 @@ def checked_etag(etag: str) -> str:
 
 
 def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
-    """Check everything that becomes the name of a file or a folder.
-
-    Raises:
-        UsageError: the repository or the revision is malformed.
-        HubError: a file has an unsafe name, no hash, or no size.
-    """
+    """Check everything that becomes the name of a file or a folder. Raises UsageError: the repository or the revision
+    is malformed; HubError: a file has an unsafe name, no hash, or no size."""
     if not is_repo(repo):
         raise UsageError(f"{repo!r} is not a repository name.", "Write it as OWNER/NAME.")
     if not is_sha1(revision):

@@ -44,11 +44,7 @@ _FRAGMENT = re.compile(r"\.gguf\.?(part\d+of\d+|-?split-[a-z])$", re.IGNORECASE)
 
 
 def listed_repositories(infos: Iterable[ModelInfo]) -> list[FoundRepository]:
-    """Return the hits of a search that have a valid id.
-
-    Raises:
-        HubError: none has.
-    """
+    """Return the hits of a search that have a valid id. Raises HubError: none has."""
     hits = list(infos)
     valid = [info for info in hits if is_repo(info.id)]
     if hits and not valid:
@@ -72,11 +68,7 @@ def listed_repositories(infos: Iterable[ModelInfo]) -> list[FoundRepository]:
 
 
 def repository(info: ModelInfo, newest_at: float = 0.0) -> Repository:
-    """Return a repository with its models. `newest_at` see `Repository`.
-
-    Raises:
-        HubError: its id or commit is invalid.
-    """
+    """Return a repository with its models; `newest_at` see there. Raises HubError: its id or commit is invalid."""
     if not is_repo(info.id) or not is_sha1(info.sha):
         raise invalid_response()
     files, problems = _files(info.siblings or [])

@@ -121,12 +121,8 @@ def plan_deletion(model: LocalModel, root: Path | None, in_use: Collection[Path]
 
 
 def delete(deletion: Deletion) -> int:
-    """Carry out a plan; returns the bytes that were freed.
-
-    Raises:
-        CpuchatError: it is refused, the files are no longer those of the plan, or the system refuses; what was deleted
-            before that stays deleted.
-    """
+    """Carry out a plan; returns the bytes that were freed. Raises CpuchatError: it is refused, the files are no longer
+    those of the plan, or the system refuses; what was deleted before that stays deleted."""
     now = deletion if deletion.refused else _plan(deletion.model, deletion.root, deletion.in_use)
     if now.refused:
         raise CpuchatError(f"{deletion.model.name} was not deleted. {now.refused}")
@@ -253,11 +249,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["verified", "damaged", "unchecked"], str]:
-    """Read all of a model's files and compare their hashes: about 1 GB/s where the disk is that fast.
-
-    Raises:
-        ModelDamaged: a file is missing or cannot be read.
-    """
+    """Read all of a model's files and compare their hashes: about 1 GB/s where the disk is that fast. Raises
+    ModelDamaged: a file is missing or cannot be read."""
     try:
         announced = [_announced(part) for part in parts]
         total = sum(part.stat().st_size for part in parts)

@@ -75,11 +75,8 @@ class Library:
 
     def resolve(self, spec: str) -> Path:
         """Return the file that `spec` names: a path; "demo", "demo-q4" or "demo-draft"; "owner/name" or
-        "owner/name:QUANT" of the Hugging Face cache; or the name of a model file that the library knows.
-
-        Raises:
-            ModelNotFound: nothing matches; the hint names what is close and what to do.
-        """
+        "owner/name:QUANT" of the Hugging Face cache; or the name of a model file that the library knows. Raises
+        ModelNotFound: nothing matches; the hint names what is close and what to do."""
         spec = spec.strip()
         if spec in DEMO_FILES:
             path = paths.demo_dir() / DEMO_FILES[spec]

@@ -149,11 +149,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def linked(link: Path) -> Path:
-    """Return the entry that a link leads to, which may be a link itself.
-
-    Raises:
-        OSError: it is not a link.
-    """
+    """Return the entry that a link leads to, which may be a link itself. Raises OSError: it is not a link."""
     return entry(link.parent / link.readlink())
 
 

@@ -142,11 +142,7 @@ async def _follow(
 
 
 def _check_result(part: Path, forecast: Forecast) -> None:
-    """Read the header back and sync the file.
-
-    Raises:
-        QuantizeFailed: it differs from the forecast.
-    """
+    """Read the header back and sync the file. Raises QuantizeFailed: it differs from the forecast."""
     try:
         header = read_header(part)
         with part.open("rb") as file:

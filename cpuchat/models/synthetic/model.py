@@ -93,11 +93,8 @@ _FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6
 
 
 def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
-    """Return the shape of that name, with another number of layers if given.
-
-    Raises:
-        UsageError: no such name, or no layers.
-    """
+    """Return the shape of that name, with another number of layers if given. Raises UsageError: no such name, or no
+    layers."""
     if isinstance(shape, str):
         found = SHAPES.get(shape.lower())
         if found is None:
@@ -111,11 +108,7 @@ def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
 
 
 def _file_type(quant: str) -> int:
-    """Return `general.file_type` of a quantization, by its usual name in any case.
-
-    Raises:
-        UsageError: an unknown name.
-    """
+    """Return `general.file_type` of a quantization, named in any case. Raises UsageError: an unknown name."""
     name = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S"}.get(quant.upper(), quant.upper())
     if name not in FILE_TYPE_BY_NAME:
         raise UsageError(f"Unknown quantization {quant!r}.", "Examples: F16, Q8_0, Q4_K_M.")
@@ -517,11 +510,8 @@ def write_model(
 
 
 def header_of(shape: str | Shape, quant: str = "Q8_0", *, layers: int | None = None) -> GGUFHeader:
-    """Return the header of the file that `write_model` would write, without a tokenizer.
-
-    Raises:
-        UsageError: unknown shape or quantization.
-    """
+    """Return the header of the file that `write_model` would write, without a tokenizer. Raises UsageError: unknown
+    shape or quantization."""
     shape = shape_of(shape, layers)
     _check(shape, quant)
     name = f"synthetic {shape.name} {quant.upper()}"
