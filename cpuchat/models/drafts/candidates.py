@@ -22,7 +22,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
 from cpuchat.costs.calibrations import MAX_TOKENS, MIN_COMPARED, MIN_PLAIN_MS, Calibrations, TargetCosts
 from cpuchat.costs.model import ALIKE, pair_costs
-from cpuchat.models.catalog import Catalog, match_local
+from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
@@ -312,20 +312,8 @@ def candidates(
     there = {candidate.entry for candidate in listed}
     limit = max_read(target)
     for draft in wanted:
-        if draft.id in there:
-            continue
-        # Its least quantized file of at most that many bytes, else the smallest.
-        sizes = {name: round(1e9 * size) for name, size in draft.sizes.items()}
-        fitting = ((name, sizes[name]) for name in _DRAFT_QUANTIZATIONS if sizes.get(name, limit + 1) <= limit)
-        smallest = min(sizes.items(), key=lambda one: one[1], default=("", 0))
-        quantization, size = next(fitting, smallest)
-        work = typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)
-        listed.append(
-            DraftCandidate(
-                name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size,
-                entry=draft.id, named=True, expected=judged.expected(work),
-            )
-        )  # fmt: skip
+        if draft.id not in there:
+            listed.append(_on_hub(draft, judged, limit))
     order = {model.id: number for number, model in enumerate(wanted)}
 
     def place(one: DraftCandidate) -> tuple[int, int, int]:
@@ -333,6 +321,19 @@ def candidates(
         return order.get(one.entry, len(order) + (not one.same_model)), better, one.size
 
     return sorted(listed, key=place)
+
+
+def _on_hub(draft: CatalogModel, judged: _Target, limit: float) -> DraftCandidate:
+    """Return a model of the catalog in its least quantized file of at most `limit` bytes, else the smallest."""
+    sizes = {name: round(1e9 * size) for name, size in draft.sizes.items()}
+    fitting = ((name, sizes[name]) for name in _DRAFT_QUANTIZATIONS if sizes.get(name, limit + 1) <= limit)
+    smallest = min(sizes.items(), key=lambda one: one[1], default=("", 0))
+    quantization, size = next(fitting, smallest)
+    work = typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)
+    return DraftCandidate(
+        name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size, entry=draft.id,
+        named=True, expected=judged.expected(work),
+    )  # fmt: skip
 
 
 class _Target(NamedTuple):
