@@ -52,11 +52,6 @@ def test_no_control_character_is_left(text: str) -> None:
     assert is_safe([shown])
 
 
-@given(HOSTILE)
-def test_cleaning_twice_changes_nothing(text: str) -> None:
-    assert clean(clean(text)) == clean(text)
-
-
 @given(st.text())
 def test_printable_text_is_kept(text: str) -> None:
     printable = "".join(char for char in text if unicodedata.category(char)[0] not in "CZ")

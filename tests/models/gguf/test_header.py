@@ -110,18 +110,6 @@ def test_every_truncation_is_noticed(sound: Path, tmp_path: Path) -> None:
     assert read_header(copy).tensors == header.tensors
 
 
-def test_bit_flips_of_the_counts_are_noticed(sound: Path, tmp_path: Path) -> None:
-    data = sound.read_bytes()
-    for at in range(24):  # magic, version, numbers of tensors and settings
-        for bit in range(8):
-            byte = data[at] ^ 1 << bit
-            # Version 3 turned into 2 has the same layout; with fewer tensors it is another model, sound in itself.
-            if (at == 4 and byte == 2) or (at == 8 and byte < data[at]):
-                continue
-            with pytest.raises((ModelDamaged, ModelUnsupported)):
-                read_header(patched(sound, at, bytes([byte]), tmp_path))
-
-
 @pytest.mark.parametrize(
     ("number", "what", "hint"),
     [
