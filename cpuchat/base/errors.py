@@ -111,10 +111,6 @@ class DraftMismatch(CpuchatError, code="draft_mismatch", exit_code=12):
     """The draft model does not fit the target; the message names the first difference."""
 
 
-class CatalogError(UsageError, code="catalog"):
-    """A catalog of models holds a wrong key or value; the message names the file and the key."""
-
-
 class HubError(CpuchatError, code="hub", exit_code=18):
     """Hugging Face sent an unexpected response."""
 

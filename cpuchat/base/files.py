@@ -166,22 +166,17 @@ def walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
         except OSError:
             continue
         for one in found:
-            if (key := _folder_key(one)) is None:
+            key = None  # what identifies a folder by whatever path
+            with contextlib.suppress(OSError):
+                if one.is_dir():
+                    key = (status := one.stat()).st_dev, status.st_ino
+            if key is None:
                 names.append(one.name)
             elif not one.name.startswith(".") and key not in seen and depth < _MAX_DEPTH and len(seen) < _MAX_FOLDERS:
                 seen.add(key)
                 below.append((folder / one.name, depth + 1))
         yield folder, names
         left += reversed(below)
-
-
-def _folder_key(one: os.DirEntry[str]) -> tuple[int, int] | None:
-    """Return what identifies a folder by whatever path; None for everything else."""
-    with contextlib.suppress(OSError):
-        if one.is_dir():
-            status = one.stat()
-            return status.st_dev, status.st_ino
-    return None
 
 
 class _Content(msgspec.Struct, Generic[T]):

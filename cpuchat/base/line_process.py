@@ -135,14 +135,12 @@ class LineProcess(Generic[A]):
         except ValueError as error:  # too long or malformed
             raise self._failure(f"The {self._name} sent an invalid answer: {error}.") from None
         if answer is None:
-            raise self._failure(f"The {self._name} ended: {await self._exit_failure()}.")
+            # llama.cpp's assertion if there is one, else the signal or the last line of its log.
+            assert self._errors is not None
+            status = await self._process.wait()
+            said = last_output(self._errors)
+            reason = exit_reason(status, said, said.splitlines()[-1] if said and status != -signal.SIGKILL else "")
+            raise self._failure(f"The {self._name} ended: {reason}.")
         if isinstance(answer, Refused):
             raise from_code(answer.code, answer.message, answer.hint)
         return answer
-
-    async def _exit_failure(self) -> str:
-        """Return why it ended: llama.cpp's assertion if there is one, else the signal or the last line of its log."""
-        assert self._process is not None and self._errors is not None
-        status = await self._process.wait()
-        said = last_output(self._errors)
-        return exit_reason(status, said, said.splitlines()[-1] if said and status != -signal.SIGKILL else "")

@@ -129,8 +129,6 @@ bandwidth_file = _inside(cache_dir, "bandwidth.json")
 """Measured memory bandwidths."""
 costs_file = _inside(cache_dir, "costs.json")
 """Measured passes, of the probe and of chats."""
-headers_dir = _inside(cache_dir, "headers")
-"""Cached headers of remote models."""
 log_dir = _inside(cache_dir, "logs")
 """Worker logs, one each; the newest few are kept."""
 

@@ -39,14 +39,12 @@ def child_environment(**more: str) -> dict[str, str]:
     These children read strangers' files, so they get the variables of system libraries, Python, llama.cpp and this
     package, and no tokens. Downloads, which need a token and proxies, get the whole environment instead.
     """
-    kept = {name: value for name, value in os.environ.items() if _is_needed(name.upper())}
+    kept = {
+        name: value for name, value in os.environ.items()
+        if (upper := name.upper()) in _NAMES
+        or (upper.startswith(_PREFIXES) and not any(word in upper for word in _SECRET))
+    }  # fmt: skip
     return {**kept, **more}
-
-
-def _is_needed(name: str) -> bool:
-    if name in _NAMES:
-        return True
-    return name.startswith(_PREFIXES) and not any(word in name for word in _SECRET)
 
 
 def kill_group(pid: int) -> None:

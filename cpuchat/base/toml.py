@@ -84,12 +84,6 @@ def change(file: Path, edit: Callable[[Any], object], check: Callable[[str], T])
         edit(document)
         after = tomlkit.dumps(document)
         checked = check(after)
-        write_atomically(file, after, mode=_mode(file))
+        mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o600
+        write_atomically(file, after, mode=mode)
     return checked
-
-
-def _mode(file: Path) -> int:
-    try:
-        return stat.S_IMODE(file.stat().st_mode)
-    except OSError:
-        return 0o600

@@ -106,7 +106,15 @@ def salvage(path: Path, inode: int) -> str:
             _lock_out(damaged, path)
             cleanup.callback(new.unlink, missing_ok=True)
             rows = _readable(path, damaged, cleanup)
-            n_chats, n_messages = _salvage_into(new, rows)
+            new.unlink(missing_ok=True)
+            os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
+                schema.make_tables(db)
+                with schema.transaction(db):
+                    n_lost = _put_rows(db, rows)
+                n_chats, n_messages = (
+                    db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in ("chats", "messages")
+                )
             for side in SIDES:
                 if (file := path.with_name(path.name + side)).exists():
                     file.rename(aside.with_name(aside.name + side))
@@ -119,7 +127,8 @@ def salvage(path: Path, inode: int) -> str:
         ) from None
     counts = f"{plural(n_chats, 'chat')} with {plural(n_messages, 'message')}"
     found = f"Recovered {counts}" if n_chats else "Nothing could be recovered"
-    return f"The chat database was damaged. {found}; the damaged file is kept as {aside}."
+    lost = f", without {plural(n_lost, 'message')} of an unknown role" if n_lost else ""
+    return f"The chat database was damaged. {found}{lost}; the damaged file is kept as {aside}."
 
 
 def _lock_out(damaged: BinaryIO, path: Path) -> None:
@@ -137,22 +146,11 @@ def _lock_out(damaged: BinaryIO, path: Path) -> None:
         pass
 
 
-def _salvage_into(new: Path, rows: dict[str, list[Numbered]]) -> tuple[int, int]:
-    new.unlink(missing_ok=True)
-    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
-        schema.make_tables(db)
-        with schema.transaction(db):
-            _put_rows(db, rows)
-        n_chats, n_messages = (
-            db.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in ("chats", "messages")
-        )
-        return n_chats, n_messages
-
-
-def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> None:
-    """Write rows, repaired where needed. Messages whose chat is lost get another one, unsent texts go to a new one."""
+def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> int:
+    """Write rows, repaired where needed. Messages whose chat is lost get another one, unsent texts go to a new one.
+    Returns how many messages were left out: their role is unknown."""
     new_ids: dict[object, str] = {}
+    n_lost = 0
 
     def put_chat(row: Row, **more: object) -> None:
         repaired = repaired_chat(row)
@@ -166,6 +164,7 @@ def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> None:
     for rowid, row in rows["messages"]:
         repaired = repaired_message(row)
         if repaired is None:
+            n_lost += 1
             continue
         if row["chat_id"] not in new_ids:
             times = dict.fromkeys(("created", "updated"), row["created"])
@@ -174,6 +173,7 @@ def _put_rows(db: sqlite3.Connection, rows: dict[str, list[Numbered]]) -> None:
     for _, row in rows["drafts"]:
         if all(isinstance(row[name], str) for name in ("window", "name", "text")):
             _insert(db, "drafts", {**row, "chat_id": new_ids.get(row["chat_id"])})
+    return n_lost
 
 
 def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
@@ -181,9 +181,7 @@ def _insert(db: sqlite3.Connection, table: str, row: Row) -> None:
     db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
 
 
-def _rows(
-    db: sqlite3.Connection, table: str, low: int = _LOWEST, high: int = _HIGHEST, down: bool = False
-) -> Iterator[Numbered]:
+def _rows(db: sqlite3.Connection, table: str, low: int, high: int, down: bool = False) -> Iterator[Numbered]:
     """Yield the rows with rowids in [low, high]; missing columns get their defaults."""
     present = schema.column_names(db, table)
     columns = [name for name in _DEFAULTS[table] if name in present]
@@ -197,7 +195,17 @@ def _rows(
 
 def _readable(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> dict[str, list[Numbered]]:
     """Read the rows of each table of a damaged file as far as SQLite can."""
-    db = _open_copy(path, damaged, cleanup)
+    copy = path.with_name(f"{path.name}.copy-{os.getpid()}")
+    for side in ("", *SIDES):
+        cleanup.callback(copy.with_name(copy.name + side).unlink, missing_ok=True)
+    with os.fdopen(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        shutil.copyfileobj(damaged, file)
+    if (log := path.with_name(path.name + SIDES[0])).exists():
+        shutil.copyfile(log, copy.with_name(copy.name + SIDES[0]))
+    db = sqlite3.connect(copy, isolation_level=None)
+    cleanup.callback(db.close)
+    db.text_factory = decoded
+    db.execute("PRAGMA writable_schema = ON")  # read a schema that is invalid in places all the same
     found: dict[str, list[Numbered]] = {}
     for table in _DEFAULTS:
         rows: dict[int, Row] = {}
@@ -231,22 +239,6 @@ def _read_around_damage(db: sqlite3.Connection, table: str, rows: dict[int, Row]
         if low < high:
             middle = (low + high) // 2
             spans += [(low, middle), (middle + 1, high)]
-
-
-def _open_copy(path: Path, damaged: BinaryIO, cleanup: contextlib.ExitStack) -> sqlite3.Connection:
-    """Open a copy of a damaged file for reading."""
-    copy = path.with_name(f"{path.name}.copy-{os.getpid()}")
-    for side in ("", *SIDES):
-        cleanup.callback(copy.with_name(copy.name + side).unlink, missing_ok=True)
-    with os.fdopen(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        shutil.copyfileobj(damaged, file)
-    if (log := path.with_name(path.name + SIDES[0])).exists():
-        shutil.copyfile(log, copy.with_name(copy.name + SIDES[0]))
-    db = sqlite3.connect(copy, isolation_level=None)
-    cleanup.callback(db.close)
-    db.text_factory = decoded
-    db.execute("PRAGMA writable_schema = ON")  # read a schema that is invalid in places all the same
-    return db
 
 
 _BUSY_MS = 5000

@@ -62,7 +62,11 @@ class DraftSaver:
                 unsaved, self._unsaved, self._timer = self._unsaved, {}, None
             if self._store is None or not unsaved:
                 return
-            parts = {(id, name): part for id, draft in unsaved.items() for name, part in _parts(*draft).items()}
+            parts: dict[tuple[str | None, str], str] = {}
+            for id, (text, pasted) in unsaved.items():
+                text = storable(text)
+                parts |= {(id, f"{at:09}"): text[at : at + _PART] for at in range(0, len(text), _PART)}
+                parts |= {(id, mark): one for mark, one in pasted.items()}
             before = {part: text for part, text in self._saved.items() if part[0] in unsaved}
             changed = [(*part, parts.get(part)) for part in before | parts if parts.get(part) != before.get(part)]
             if not changed and not self._ended:
@@ -112,8 +116,3 @@ def _is_open(window: str) -> bool:
 def joined(*texts: str) -> str:
     """Return the texts that are not empty, each on a line of its own."""
     return "\n".join(filter(None, texts))
-
-
-def _parts(text: str, pasted: Mapping[str, str]) -> dict[str, str]:
-    text = storable(text)
-    return {f"{at:09}": text[at : at + _PART] for at in range(0, len(text), _PART)} | dict(pasted)

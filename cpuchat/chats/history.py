@@ -9,7 +9,7 @@ import contextlib
 import re
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,33 +63,26 @@ def request_messages(system: str, messages: Sequence[StoredMessage]) -> tuple[Me
         if turns and turn.role == turns[-1].role == "user":
             # The answer between them was stopped before its first word; templates want turns to alternate.
             turn = Message(role="user", content=f"{turns.pop().content}\n\n{turn.content}")
-        turns += [*_steps(message), turn]
+        for step in message.steps:
+            calls = step.calls[: len(step.results)]  # the others were not made
+            if calls:
+                turns.append(Message(role="assistant", content=step.said, reasoning=step.reasoning, calls=calls))
+            for call, result in zip(calls, step.results, strict=False):
+                turns.append(Message(role="tool", content=result.text, call_id=call.id, tool=call.name))
+        turns.append(turn)
     return tuple(turns)
-
-
-def _steps(answer: StoredMessage) -> Iterator[Message]:
-    """Yield what comes before an answer with calls of tools; calls that have no result were not made."""
-    for step in answer.steps:
-        calls = step.calls[: len(step.results)]
-        if calls:
-            yield Message(role="assistant", content=step.said, reasoning=step.reasoning, calls=calls)
-        for call, result in zip(calls, step.results, strict=False):
-            yield Message(role="tool", content=result.text, call_id=call.id, tool=call.name)
 
 
 def sent_text(content: str, attachments: Iterable[Attachment]) -> str:
     """Return the attachments, each with its title and fenced, then the message itself."""
-    return "\n\n".join([*map(_section, attachments), *filter(None, [content])])
+    sections = [f"{one.title}:\n{fenced(one.text)}" for one in attachments]
+    return "\n\n".join([*sections, *filter(None, [content])])
 
 
 def fenced(text: str) -> str:
     """Return `text` as a code block of Markdown, whatever is in it."""
     fence = "`" * (max((len(run) for run in _BACKTICKS.findall(text)), default=2) + 1)
     return f"{fence}\n{text.rstrip(chr(10))}\n{fence}"
-
-
-def _section(attachment: Attachment) -> str:
-    return f"{attachment.title}:\n{fenced(attachment.text)}"
 
 
 class ChatHistory:

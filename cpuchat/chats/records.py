@@ -125,15 +125,15 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
         if preset is not None:
             given |= {"preset": preset.name, "system_prompt": preset.system_prompt or ""}
         found = cls(**given, **known, default_sampling=default_sampling)
-        return found if model is None or not model.server else found._at_server(request.unset, model.ignored)
-
-    def _at_server(self, unset: tuple[str, ...], ignored: tuple[str, ...]) -> AnswerSettings:
-        """Return what a server got: not this machine's drafters, no option that is unset, nothing it does not take."""
-        default = AnswerSettings()
-        unsent = tuple(name for name in Sampling.__struct_fields__ if name in unset or name in ignored)
-        others = {name: getattr(default, name) for name in ignored if name in self.__struct_fields__}
-        sampling = msgspec.structs.replace(self.sampling, **{name: getattr(default.sampling, name) for name in unsent})
-        return msgspec.structs.replace(self, **others, sampling=sampling, unset=unsent, speculation=default.speculation)
+        if model is None or not model.server:
+            return found
+        # A server got not this machine's drafters, no option that is unset, nothing that it does not take.
+        default, ignored = cls(), model.ignored
+        unsent = tuple(name for name in Sampling.__struct_fields__ if name in request.unset or name in ignored)
+        others = {name: getattr(default, name) for name in ignored if name in cls.__struct_fields__}
+        sampling = msgspec.structs.replace(found.sampling, **{name: getattr(default.sampling, name) for name in unsent})
+        speculation = default.speculation
+        return msgspec.structs.replace(found, **others, sampling=sampling, unset=unsent, speculation=speculation)
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,15 +347,11 @@ def title_of(text: str, attachments: Sequence[Attachment] = ()) -> str:
     message that is nothing but pasted text, that text's first line.
     """
     pasted = (one.text for one in attachments if one.mark == text.strip() and not one.mark.startswith("@"))
-    line = _first_line(next(pasted, text))
+    first = next((part for part in next(pasted, text).splitlines() if part.strip()), "")
+    line = " ".join(_MARKDOWN_MARKS.sub("", first).split())
     if len(line) <= TITLE_LENGTH:
         return line or "New chat"
     return line[: TITLE_LENGTH + 1].rsplit(" ", 1)[0][:TITLE_LENGTH] + "…"
-
-
-def _first_line(text: str) -> str:
-    line = next((part for part in text.splitlines() if part.strip()), "")
-    return " ".join(_MARKDOWN_MARKS.sub("", line).split())
 
 
 class Tree:

@@ -174,12 +174,12 @@ class AnswerSaver:
         return max(0.0, self._not_before - asyncio.get_running_loop().time())
 
     def _schedule(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._start)
+        def start() -> None:
+            self._timer = None
+            self._task = asyncio.ensure_future(self.save())
 
-    def _start(self) -> None:
-        self._timer = None
-        self._task = asyncio.ensure_future(self.save())
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, start)
 
     def _unschedule(self) -> None:
         if self._timer is not None:

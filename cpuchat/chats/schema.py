@@ -99,9 +99,25 @@ def make_tables(db: sqlite3.Connection) -> None:
     if _version(db) == VERSION and _is_ours(db):
         return
     with transaction(db):
-        if not _has_tables(db):  # now that nobody else can change it
+        # Now that nobody else can change it.
+        version = _version(db)
+        names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
+        names = {name for name in names if not name.startswith(_ANYBODYS)}
+        if names and not any(len(columns & column_names(db, table)) > 2 for table, columns in _OUR_COLUMNS.items()):
+            shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+            raise ChatsForeign(
+                f"The chat database belongs to another program (tables: {shown}).",
+                "Move the file away, then restart; nothing was changed.",
+            )
+        if VERSION < version <= VERSION + _BELIEVABLE:
+            raise ChatsTooNew(
+                "The chat database was written by a newer version of cpuchat.", "Update cpuchat; nothing was changed."
+            )
+        if not names and not column_names(db, "drafts"):
             for statement in _TABLES.values():
                 db.execute(statement)
+        elif not _is_ours(db):
+            raise UnexpectedLayout("unknown table layout")
         db.execute(f"PRAGMA user_version = {VERSION}")
 
 
@@ -116,22 +132,6 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
-
-
-def _has_tables(db: sqlite3.Connection) -> bool:
-    version = _version(db)
-    names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
-    names = {name for name in names if not name.startswith(_ANYBODYS)}
-    if names and not any(len(columns & column_names(db, table)) > 2 for table, columns in _OUR_COLUMNS.items()):
-        raise _foreign(names)
-    if VERSION < version <= VERSION + _BELIEVABLE:
-        raise ChatsTooNew(
-            "The chat database was written by a newer version of cpuchat.", "Update cpuchat; nothing was changed."
-        )
-    has_tables = bool(names) or bool(column_names(db, "drafts"))
-    if has_tables and not _is_ours(db):
-        raise UnexpectedLayout("unknown table layout")
-    return has_tables
 
 
 def _is_ours(db: sqlite3.Connection) -> bool:
@@ -176,27 +176,20 @@ def _columns(db: sqlite3.Connection, table: str) -> list[tuple[object, ...]]:
         return []
 
 
-def _foreign(names: set[str]) -> ChatsForeign:
-    shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
-    return ChatsForeign(
-        f"The chat database belongs to another program (tables: {shown}).",
-        "Move the file away, then restart; nothing was changed.",
-    )
-
-
 def make_derived(db: sqlite3.Connection) -> None:
-    """Create missing or altered indexes; drop unknown ones, and triggers, which are not this version's."""
+    """Create missing or altered indexes; drop unknown ones, and triggers and a search index, which are not this
+    version's."""
     where = "type = 'trigger' OR type = 'index' AND tbl_name IN ('chats', 'messages') AND sql IS NOT NULL"
-    if dict(db.execute(f"SELECT name, sql FROM sqlite_master WHERE {where}")) == _INDEXES:
-        return
-    with transaction(db):
-        for kind, name in db.execute(f"SELECT type, name FROM sqlite_master WHERE {where}").fetchall():
-            quoted = name.replace('"', '""')
-            db.execute(f'DROP {kind} "{quoted}"')
-        with contextlib.suppress(sqlite3.OperationalError):  # the search index of a version before
-            db.execute("DROP TABLE IF EXISTS messages_fts")
-        for statement in _INDEXES.values():
-            db.execute(statement)
+    if dict(db.execute(f"SELECT name, sql FROM sqlite_master WHERE {where}")) != _INDEXES:
+        with transaction(db):
+            for kind, name in db.execute(f"SELECT type, name FROM sqlite_master WHERE {where}").fetchall():
+                quoted = name.replace('"', '""')
+                db.execute(f'DROP {kind} "{quoted}"')
+            for statement in _INDEXES.values():
+                db.execute(statement)
+    with contextlib.suppress(sqlite3.DatabaseError):  # no full-text search here, or busy: at the next start
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'messages_fts'").fetchone():
+            db.execute("DROP TABLE messages_fts")
 
 
 def mark_interrupted(db: sqlite3.Connection) -> None:

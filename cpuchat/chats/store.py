@@ -15,6 +15,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -75,7 +76,7 @@ def _folded(text: str) -> str:
 
 
 class Matcher:
-    """Finds what was searched for in a text: its words, of which the last may be unfinished; else letter by letter."""
+    """Finds what was searched for in a text: its words, of which the last may be unfinished, else the text itself."""
 
     def __init__(self, text: str) -> None:
         self.letters = _folded(text.strip())
@@ -85,9 +86,12 @@ class Matcher:
         self._each = [re.compile(pattern) for pattern in patterns]
         self._any = re.compile("|".join(patterns))
 
-    def has_words(self, folded: str) -> bool:
-        """Return whether a folded text has all the words."""
-        return all(word in folded for word in self._words) and all(one.search(folded) for one in self._each)
+    def finds(self, text: str) -> bool:
+        """Return whether a text has all the words, or what is more than a word in ASCII as it is."""
+        folded = _folded(text)
+        if all(word in folded for word in self._words) and all(one.search(folded) for one in self._each):
+            return True
+        return self.letters in folded and not (self.letters.isascii() and self.letters.isalnum())
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return where it is found, from character to before character."""
@@ -105,35 +109,21 @@ class Matcher:
 
 
 def find(db: sqlite3.Connection, text: str, limit: int) -> dict[str, tuple[Excerpt, ...]]:
-    """Return the ids of chats that hold `text`, with the first messages that do.
-
-    A message is a hit when it holds all the words of `text`, of which the last may be unfinished. Where the words are
-    found nowhere, `text` is looked for letter by letter, which also finds parts of words and languages that are
-    written without spaces, and so are always attachments, results of tools and what was said before calls of them.
+    """Return the ids of chats that hold `text` in their title or messages, with the first messages that `Matcher.finds`
+    in themselves, in an attachment, in a result of a tool, or in what was said before a call.
     """
     matcher, first = Matcher(text), partial(deque[tuple[int, str]], maxlen=_PER_CHAT)
     titles = db.execute("SELECT id, title FROM chats WHERE typeof(title) = 'text'")
-    by_word = {chat_id: first() for chat_id, title in titles if matcher.letters in _folded(title)}
-    by_letter, beside = dict[str, deque[tuple[int, str]]](), dict[str, deque[tuple[int, str]]]()
+    found = {chat_id: first() for chat_id, title in titles if matcher.letters in _folded(title)}
     rows = db.execute(
         "SELECT id, chat_id, content, attachments, steps FROM messages WHERE typeof(content) = 'text' ORDER BY id DESC"
     )
     for id, chat_id, content, attachments, steps in rows:
-        folded = _folded(content)
-        if matcher.has_words(folded):
-            found = by_word
-        elif matcher.letters in folded:
-            found = by_letter
-        elif (attachments or steps) and any(matcher.letters in _folded(one) for one in _beside(attachments, steps)):
-            found = beside
-        else:
+        if chat_id not in found and len(found) >= limit:
             continue
-        if chat_id in found or len(found) < limit:
+        if any(map(matcher.finds, chain((content,), _beside(attachments, steps)))):
             found.setdefault(chat_id, first()).appendleft((id, content))
-    result = {chat_id: [*hits] for chat_id, hits in (by_word or by_letter).items()}
-    for chat_id, hits in beside.items():
-        result[chat_id] = sorted([*result.get(chat_id, []), *hits])[:_PER_CHAT]
-    return {chat_id: tuple(matcher.excerpt(*hit) for hit in hits) for chat_id, hits in result.items()}
+    return {chat_id: tuple(matcher.excerpt(*hit) for hit in hits) for chat_id, hits in found.items()}
 
 
 def _beside(attachments: object, steps: object) -> Iterator[str]:

@@ -110,19 +110,15 @@ def import_chats(store: ChatStore, chats: Iterable[PortableChat]) -> Imported:
             if id in known:
                 done.known += 1
                 continue
-            known[id] = _add(store, one, id)
-            done.added.append(known[id])
+            chat = Chat(**repaired_chat(msgspec.structs.asdict(one) | {"id": id, "version": 0}))
+            messages = [
+                msgspec.structs.replace(message, created=valid_time(message.created, chat.created), chat_id=id)
+                for message in one.messages
+            ]
+            store.add_copy(chat, messages)
+            known[id] = chat
+            done.added.append(chat)
     return done
-
-
-def _add(store: ChatStore, one: PortableChat, id: str) -> Chat:
-    chat = Chat(**repaired_chat(msgspec.structs.asdict(one) | {"id": id, "version": 0}))
-    messages = [
-        msgspec.structs.replace(message, created=valid_time(message.created, chat.created), chat_id=id)
-        for message in one.messages
-    ]
-    store.add_copy(chat, messages)
-    return chat
 
 
 FILE_BYTES = 256 << 20

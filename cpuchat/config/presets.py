@@ -4,7 +4,7 @@ folder has a table for each; what a table leaves out is as in the settings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -93,14 +93,9 @@ def save_preset(preset: Preset) -> None:
     table.pop("sampling", None)
     if preset.options:
         table["sampling"] = preset.options
-    _change(lambda document: document.update({preset.name: table}))
-
-
-def _change(edit: Callable[[Any], object]) -> None:
-    """Change the file as it is now; the other tables keep their comments."""
     file = paths.presets_file()
     try:
-        toml.change(file, edit, _parse)
+        toml.change(file, lambda document: document.update({preset.name: table}), _parse)
     except OSError as error:
         raise SettingsError(f"Cannot write {file}: {error.strerror}.", "Free space or change its mode.") from None
 

@@ -3,9 +3,10 @@
 A setting is a field of a section. Its type has its bounds and a `Setting` with its words; `DECLARED` has all of them by
 key ("engine.threads"), and the settings form, the command line, the environment and docs/settings.md follow from it.
 
-`config.toml` is checked by msgspec: an unknown key or a wrong value is an error that names it. It is written only for
-what the user chose, and keeps the user's comments. What the app remembers by itself (the last model, which panes are
-shown) is in `state.json` in the data folder. Options and environment variables replace both.
+`config.toml` is checked by msgspec: a wrong value is an error that names it; an unknown key, as of another version, is
+left out (`unknown_keys`). It is written only for what the user chose, and keeps the user's comments. What the app
+remembers by itself (the last model, which panes are shown) is in `state.json` in the data folder. Options and
+environment variables replace both.
 """
 
 from __future__ import annotations
@@ -399,21 +400,16 @@ class DeclaredSetting:
         return next((one.description or "" for one in get_args(self.type)[1:] if isinstance(one, Meta)), "")
 
 
-def _declared() -> dict[str, DeclaredSetting]:
-    found: dict[str, DeclaredSetting] = {}
-    for section, struct in get_type_hints(Settings).items():
-        types = get_type_hints(struct, include_extras=True)
-        for info in msgspec.structs.fields(struct):
-            annotation = types[info.name]
-            words = next((one for one in get_args(annotation) if isinstance(one, Setting)), Setting())
-            value = info.default if info.default is not msgspec.NODEFAULT else info.default_factory()  # type: ignore[operator]
-            setting = DeclaredSetting(section, info.encode_name, info.name, annotation, value, words)
-            found[setting.key] = setting
-    return found
-
-
-DECLARED: Final = _declared()
+DECLARED: Final[dict[str, DeclaredSetting]] = {}
 """All settings by key ("engine.threads"), in the order of the settings form."""
+for _section, _struct in get_type_hints(Settings).items():
+    _types = get_type_hints(_struct, include_extras=True)
+    for _info in msgspec.structs.fields(_struct):
+        _annotation = _types[_info.name]
+        _words = next((one for one in get_args(_annotation) if isinstance(one, Setting)), Setting())
+        _value = _info.default if _info.default is not msgspec.NODEFAULT else _info.default_factory()  # type: ignore[operator]
+        _setting = DeclaredSetting(_section, _info.encode_name, _info.name, _annotation, _value, _words)
+        DECLARED[_setting.key] = _setting
 
 
 def value_of(chosen: Settings, key: str) -> Any:
@@ -470,8 +466,24 @@ def _remembered() -> Changes:
             for section, values in found.items()}  # fmt: skip
 
 
-def _with_environment(chosen: Settings) -> Settings:
-    """Return `chosen` with the values of environment variables; lists have commas. Raises SettingsError (named)."""
+def environment() -> dict[str, str]:
+    """Return the environment variables that set something: `{"engine.threads": "CPUCHAT_ENGINE_THREADS"}`."""
+    found = {}
+    for variable, text in os.environ.items():
+        prefix, _, rest = variable.partition("_")
+        section, _, name = rest.lower().partition("_")
+        if text and prefix == "CPUCHAT" and section in Settings.__struct_fields__ and name:
+            found[f"{section}.{name}"] = variable
+    return found
+
+
+def load(file: Path | None = None) -> Settings:
+    """Read the settings: the file, what the app remembers, and environment variables (lists have commas), each over the
+    one before; a missing file means defaults. `file`: this one alone instead. Raises SettingsError: unreadable file,
+    TOML error, wrong value or unknown variable (named).
+    """
+    if file is not None:
+        return parse(toml.read(file), str(file))
     changes: Changes = {}
     for key, variable in environment().items():
         if key not in DECLARED:
@@ -485,37 +497,35 @@ def _with_environment(chosen: Settings) -> Settings:
         except msgspec.ValidationError as error:
             raise SettingsError(f"{variable}: {explained(error)[1]}.", "Change or unset it.") from None
         changes.setdefault(section, {})[name] = value_of(converted, key)
-    return with_changes(chosen, changes)
-
-
-def environment() -> dict[str, str]:
-    """Return the environment variables that set something: `{"engine.threads": "CPUCHAT_ENGINE_THREADS"}`."""
-    found = {}
-    for variable, text in os.environ.items():
-        prefix, _, rest = variable.partition("_")
-        section, _, name = rest.lower().partition("_")
-        if text and prefix == "CPUCHAT" and section in Settings.__struct_fields__ and name:
-            found[f"{section}.{name}"] = variable
-    return found
-
-
-def load(file: Path | None = None) -> Settings:
-    """Read the settings: the file, what the app remembers, and environment variables, each over the one before; a
-    missing file means defaults. `file`: this one alone instead. Raises SettingsError: unreadable file, TOML error,
-    unknown key or wrong value (named).
-    """
-    if file is not None:
-        return parse(toml.read(file), str(file))
-    return _with_environment(with_changes(load(paths.settings_file()), _remembered()))
+    return with_changes(with_changes(load(paths.settings_file()), _remembered()), changes)
 
 
 def parse(text: str, origin: str = "config.toml") -> Settings:
-    """Parse settings. Raises SettingsError as `load` does."""
+    """Parse settings, without unknown keys. Raises SettingsError as `load` does."""
+    tables = toml.parse(text, origin)
+    for key in _unknown(tables):
+        section, _, name = key.partition(".")
+        del (tables[section] if name else tables)[name or section]
     try:
-        return msgspec.convert(toml.parse(text, origin), prepared(Settings))
+        return msgspec.convert(tables, prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Fix or remove that key.") from None
+
+
+def _unknown(tables: dict[str, Any]) -> list[str]:
+    sections = Settings.__struct_fields__
+    names = [f"{section}.{name}" for section in sections for name in tables.get(section, ())
+             if isinstance(tables[section], dict)]  # fmt: skip
+    return [*(section for section in tables if section not in sections), *(one for one in names if one not in DECLARED)]
+
+
+def unknown_keys() -> list[str]:
+    """Return the keys of config.toml that are no settings, and so are left out; none of a file that is not valid."""
+    try:
+        return _unknown(toml.parse(toml.read(paths.settings_file()), "config.toml"))
+    except SettingsError:
+        return []
 
 
 def explained(error: msgspec.ValidationError) -> tuple[str, str]:
@@ -539,33 +549,22 @@ def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Sett
     """
     if file is not None:
         return _write(changes, file)
-    chosen, by_itself = _divided(changes)
-    _check(by_itself)
-    if chosen:
-        _write(chosen, paths.settings_file())
-    if by_itself:
-        update_state({name: value for values in by_itself.values() for name, value in values.items()})
-    return load()
-
-
-def _divided(changes: Changes) -> tuple[Changes, Changes]:
-    """Divide the changes into those of the user and those that the app remembers."""
     chosen: Changes = {}
     by_itself: Changes = {}
     for section, values in changes.items():
         for name, value in values.items():
             into = by_itself if name in REMEMBERED.get(section, ()) else chosen
             into.setdefault(section, {})[name] = value
-    return chosen, by_itself
-
-
-def _check(changes: Changes) -> None:
-    """Check the changes. Raises SettingsError for invalid values."""
     try:
-        msgspec.convert(changes, prepared(Settings))
+        msgspec.convert(by_itself, prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{key}: {reason}.", "Choose another value.") from None
+    if chosen:
+        _write(chosen, paths.settings_file())
+    if by_itself:
+        update_state({name: value for values in by_itself.values() for name, value in values.items()})
+    return load()
 
 
 def _write(changes: Changes, file: Path) -> Settings:

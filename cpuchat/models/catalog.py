@@ -10,9 +10,10 @@ recommends (header keys are gguf-py's `general.sampling.*`, as llama.cpp reads t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +23,7 @@ import msgspec
 
 from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
-from cpuchat.base.errors import CatalogError, CpuchatError
+from cpuchat.base.errors import CpuchatError
 from cpuchat.config.settings import SamplingSection, Settings, explained, with_changes
 from cpuchat.models.file_names import PREFERRED
 from cpuchat.models.gguf.header import GGUFHeader, read_model
@@ -84,19 +85,6 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
     note: Text = ""
     verified: tuple[Text, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.active_params > self.params:
-            raise ValueError("active_params: must not exceed params")
-        if self.id in self.drafts:
-            raise ValueError("drafts: a model cannot draft for itself")
-        if self.drafts and self.no_draft:
-            raise ValueError("no_draft: conflicts with drafts")
-        if self.no_draft_detail and not self.no_draft:
-            raise ValueError("no_draft_detail: requires no_draft")
-        unknown = set(self.verified) - {"repo", "params", "context", "drafts", *self.sizes}
-        if unknown:
-            raise ValueError(f"verified: {sorted(unknown)[0]!r} is neither a verifiable field nor one of the sizes")
 
     @property
     def is_moe(self) -> bool:
@@ -161,83 +149,47 @@ def load_catalog(user_file: Path | None = None) -> Catalog:
         user_file: replaces `catalog.toml` in the config folder, which need not exist.
     """
     file = user_file or paths.user_catalog()
-    return _load(PACKAGED, file, _state(PACKAGED), _state(file))
-
-
-def _state(file: Path) -> tuple[int, ...]:
-    """Return what changes when a file does; () if it cannot be found."""
     try:
         found = file.stat()
+        state = found.st_ino, found.st_size, found.st_mtime_ns
     except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+        state = None
+    return _load(file, state)
 
 
 @lru_cache(maxsize=2)
-def _load(packaged: Path, file: Path, *_states: tuple[int, ...]) -> Catalog:
-    problems: list[str] = []
-    theirs = _read(file, problems) if file.exists() else {}
-    models = theirs | {model.id: model for model in _read(packaged, problems).values() if model.id not in theirs}
-    problems += [
-        str(_error(file, f"{model.id}, drafts", f"unknown model {draft!r}"))
-        for model in theirs.values()
-        for draft in model.drafts
-        if draft not in models
-    ]
-    return Catalog(tuple(models.values()), tuple(problems))
+def _load(file: Path, state: object) -> Catalog:
+    theirs, problems = _read(file) if state is not None else ({}, [])
+    ours, _ = _read(PACKAGED)
+    return Catalog(
+        tuple((theirs | {id: one for id, one in ours.items() if id not in theirs}).values()), tuple(problems)
+    )
 
 
-def _read(file: Path, problems: list[str]) -> dict[str, CatalogModel]:
-    """Return the models of one file by id. Appends to `problems`."""
+def _read(file: Path) -> tuple[dict[str, CatalogModel], list[str]]:
+    """Return the models of one file by id, and what is wrong with the others."""
     found: dict[str, CatalogModel] = {}
-    try:
-        entries = _entries(file)
-    except CatalogError as error:
-        problems.append(str(error))
-        return found
-    for number, entry in enumerate(entries, 1):
-        try:
-            model = _model(file, entry, f"model {number}")
-            if model.id in found:
-                raise _error(file, f"model {number}, id", f"duplicate id {model.id!r}")
-        except CatalogError as error:
-            problems.append(str(error))
-        else:
-            found[model.id] = model
-    return found
-
-
-def _entries(file: Path) -> list[Any]:
-    """Return the entries of a file. Raises CatalogError."""
+    problems: list[str] = []
+    where = paths.shown(file)
     try:
         tables = toml.loads(paths.read_text(file, MAX_BYTES))
     except OSError as error:
-        raise _error(file, "", f"cannot be read: {error.strerror}") from None
+        return {}, [f"{where} cannot be read: {error.strerror}."]
     except ValueError as error:  # of TOML, or of UTF-8
-        raise _error(file, "", f"not valid TOML: {error}") from None
-    for key in tables:
-        if key != "model":
-            raise _error(file, key, "unknown table; a catalog has only [[model]]")
+        return {}, [f"{where} is not valid TOML: {error}."]
     entries = tables.get("model", [])
-    if not isinstance(entries, list):
-        raise _error(file, "model", "write [[model]] with double brackets")
-    return entries
-
-
-def _model(file: Path, entry: Any, where: str) -> CatalogModel:
-    """Decode an entry. Raises CatalogError that names the entry, by its id or else by `where`, and the key."""
-    named = entry.get("id") if isinstance(entry, dict) else None
-    try:
-        return msgspec.convert(entry, prepared(CatalogModel))
-    except msgspec.ValidationError as error:
-        key, reason = explained(error)
-        label = f"{where} ({named})" if isinstance(named, str) else where
-        raise _error(file, f"{label}, {key}" if key else label, reason) from None
-
-
-def _error(file: Path, key: str, reason: str) -> CatalogError:
-    where = f"{paths.shown(file)}, {key}" if key else paths.shown(file)
-    return CatalogError(f"{where}: {reason}.", "Correct or remove it; the rest of the catalog is used.")
+    if tables.keys() - {"model"} or not isinstance(entries, list):
+        return {}, [f"{where}: a catalog has only [[model]], with double brackets."]
+    for number, entry in enumerate(entries, 1):
+        try:
+            model = msgspec.convert(entry, prepared(CatalogModel))
+        except msgspec.ValidationError as error:
+            key, reason = explained(error)
+            named = f" ({entry['id']})" if isinstance(entry, dict) and isinstance(entry.get("id"), str) else ""
+            problems.append(f"{where}, model {number}{named}, {key or 'entry'}: {reason}.")
+        else:
+            found.setdefault(model.id, model)
+    return found, problems
 
 
 # With a preceding context length, as in names of draft models (`-32k-Q4_0`).
@@ -350,17 +302,13 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
         for model in newest
         if _recommendable(model, predictions.get(model.id)) and (measured or model.size <= _MAX_UNMEASURED_BYTES)
     ]
-    chosen = _by_purpose(possible, predictions, _worth if measured else _worth_unmeasured)
-    purposes = {model.id: purpose for purpose, model in chosen}
-    listed = {*purposes, *(model.id for model in unsuitable)}
-    others = tuple(model for model in newest if model.id not in listed)
-    return Ranked(tuple(model for _, model in chosen), others, unsuitable, purposes)
 
+    def worth(model: CatalogModel) -> tuple[int, bool, float]:
+        """Newer models first, of one year those with a permissive license, then the larger one; without speeds the one
+        of about `_COMMON_BYTES`."""
+        unmeasured = -abs(math.log(max(model.size, 1) / _COMMON_BYTES))
+        return model.year, model.license in _PERMISSIVE, model.params if measured else unmeasured
 
-def _by_purpose(
-    possible: list[CatalogModel], predictions: Mapping[str, Prediction], worth: Callable[[CatalogModel], Any]
-) -> list[tuple[str, CatalogModel]]:
-    """Return the recommended models with their purposes, in the order of the list."""
     by_use = {use: [model for model in possible if model.use == use] for use in ("chat", "reasoning", "code")}
     of_publisher: dict[str, CatalogModel] = {}
     for model in by_use["chat"]:
@@ -378,7 +326,11 @@ def _by_purpose(
         long = [m for m in left if m is not fast and m.context > max(one.context for one in chat)]
         longest = max(long, key=lambda model: (model.context, worth(model)), default=None)
         chosen += [(purpose, one) for purpose, one in (("fast", fast), ("long context", longest)) if one is not None]
-    return chosen + [(use, max(by_use[use], key=worth)) for use in ("reasoning", "code") if by_use[use]]
+    chosen += [(use, max(by_use[use], key=worth)) for use in ("reasoning", "code") if by_use[use]]
+    purposes = {model.id: purpose for purpose, model in chosen}
+    listed = {*purposes, *(model.id for model in unsuitable)}
+    others = tuple(model for model in newest if model.id not in listed)
+    return Ranked(tuple(model for _, model in chosen), others, unsuitable, purposes)
 
 
 def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
@@ -394,16 +346,6 @@ def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
         and prediction.needed <= _MAX_MEMORY * prediction.total_memory
         and pace >= PACE
     )
-
-
-def _worth(model: CatalogModel) -> tuple[int, bool, float]:
-    """Return a sort key: newer models first, of one year those with a permissive license, then the larger one."""
-    return model.year, model.license in _PERMISSIVE, model.params
-
-
-def _worth_unmeasured(model: CatalogModel) -> tuple[int, bool, float]:
-    """As `_worth`, with the size nearest to `_COMMON_BYTES` in the place of the largest."""
-    return model.year, model.license in _PERMISSIVE, -abs(math.log(max(model.size, 1) / _COMMON_BYTES))
 
 
 _KEYS: Final = {
@@ -441,15 +383,6 @@ def recommended(model: Path) -> Recommended:
         header = read_model(model)
     except (CpuchatError, OSError):
         return NO_RECOMMENDATION
-    if found := _of_header(header):
-        return Recommended(sampling=found, source="header")
-    entry = match_local(load_catalog(), header)
-    found = _given(entry.sampling) if entry is not None else {}
-    return Recommended(sampling=found, source="catalog") if found else NO_RECOMMENDATION
-
-
-def _of_header(header: GGUFHeader) -> dict[str, float]:
-    """Return the options of a header; those with invalid values are left out."""
     found: dict[str, float] = {}
     for key, name in _KEYS.items():
         value = header.metadata.get(f"general.sampling.{key}")
@@ -459,11 +392,13 @@ def _of_header(header: GGUFHeader) -> dict[str, float]:
             value = float(f"{value:.6g}")  # 0.6 and not 0.6000000238418579: stored with 32 bits
         elif name == "top_k":
             value = max(value, 0)  # llama.cpp: zero or less is off
-        try:
+        with contextlib.suppress(msgspec.ValidationError):
             found |= _given(msgspec.convert({name: value}, prepared(SamplingSection)))
-        except msgspec.ValidationError:
-            continue
-    return found
+    if found:
+        return Recommended(sampling=found, source="header")
+    entry = match_local(load_catalog(), header)
+    found = _given(entry.sampling) if entry is not None else {}
+    return Recommended(sampling=found, source="catalog") if found else NO_RECOMMENDATION
 
 
 def _given(options: SamplingSection) -> dict[str, Any]:

@@ -126,11 +126,8 @@ def samples(path: Path, head: int = 1 << 20, tail: int = 1 << 16) -> list[bytes]
 
 
 def stat_fingerprint(parts: list[Path], *, with_times: bool = True) -> str:
-    """Identify the files of a model by real path, size and time of change: 32 hex digits, without reading them.
-
-    Raises:
-        OSError: one of them does not exist.
-    """
+    """Identify the files of a model by real path, size and time of change: 32 hex digits, without reading them. Raises
+    OSError: one of them does not exist."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         status = part.stat()

@@ -88,7 +88,9 @@ def _interleaved(kind: str, cpu: Instructions) -> Iterator[RepackFormat]:
     if "AVX2" in features and (
         kind in ("Q4_0", "Q4_K", "IQ4_NL", "MXFP4") or (kind == "Q2_K" and "AVX512" in features)
     ):
-        yield RepackFormat("8×8", 8, _x86_words(features))
+        avx512 = "AVX-512 VNNI" if "AVX512_VNNI" in features else "AVX-512"
+        avx2 = "AVX-VNNI" if "AVX_VNNI" in features else "AVX2"
+        yield RepackFormat("8×8", 8, avx512 if "AVX512" in features else avx2)
     if "NEON" not in features:
         return
     if "MATMUL_INT8" in features:
@@ -105,12 +107,6 @@ def _interleaved(kind: str, cpu: Instructions) -> Iterator[RepackFormat]:
             yield RepackFormat("8×4", 8, "dotprod")
 
 
-def _x86_words(features: frozenset[str]) -> str:
-    if "AVX512" in features:
-        return "AVX-512 VNNI" if "AVX512_VNNI" in features else "AVX-512"
-    return "AVX-VNNI" if "AVX_VNNI" in features else "AVX2"
-
-
 def repacked(
     header: GGUFHeader, cpu: Instructions, ours: Collection[str] = ()
 ) -> Iterator[tuple[TensorInfo, RepackFormat, int]]:
@@ -118,34 +114,27 @@ def repacked(
     group of cpuchat's kernels ends on a cache line). `ours` is that of `format_of`."""
     head = header.output_matrix  # rows of the embedding table are looked up; only as the head it is multiplied with
     for tensor in header.tensors:
-        if tensor.name.startswith("blk.") or tensor.name == head:
-            layout = _layout(tensor, cpu, ours)
-            if layout is not None:
-                yield tensor, layout, _copy_bytes(tensor, layout)
-
-
-def _layout(tensor: TensorInfo, cpu: Instructions, ours: Collection[str]) -> RepackFormat | None:
-    """Return `format_of` for matrices and experts whose shape allows it."""
-    if len(tensor.shape) != (3 if tensor.is_routed else 2):
-        return None
-    values, rows = tensor.shape[:2]
-    if tensor.type in ours and values % BY_NAME[tensor.type].block == 0:
-        return format_of(tensor.type, cpu, ours)
-    in_tiles = _has_amx(cpu) and tensor.type in _AMX and not tensor.is_routed
-    if in_tiles and rows % _AMX_ROWS == 0 and values % _AMX[tensor.type][0] == 0:
-        return format_of(tensor.type, cpu)
-    return next((layout for layout in _interleaved(tensor.type, cpu) if rows % layout.rows == 0), None)
-
-
-def _copy_bytes(tensor: TensorInfo, layout: RepackFormat) -> int:
-    if layout.group:
-        values, rows = tensor.shape[:2]
-        n_matrices = tensor.n_elements // (values * rows)
-        group = _rounded_up(tensor.nbytes // (rows * n_matrices) * layout.group, 64)
-        return n_matrices * -(-rows // layout.group) * group
-    if layout.cpu != "AMX":
-        return tensor.nbytes
-    return tensor.nbytes + tensor.n_elements // BY_NAME[tensor.type].block * _AMX[tensor.type][1]
+        is_product = tensor.name.startswith("blk.") or tensor.name == head
+        if not is_product or len(tensor.shape) != (3 if tensor.is_routed else 2):
+            continue
+        kind, (values, rows) = tensor.type, tensor.shape[:2]
+        in_tiles = _has_amx(cpu) and kind in _AMX and not tensor.is_routed
+        if kind in ours and values % BY_NAME[kind].block == 0:
+            layout = format_of(kind, cpu, ours)
+        elif in_tiles and rows % _AMX_ROWS == 0 and values % _AMX[kind][0] == 0:
+            layout = format_of(kind, cpu)
+        else:
+            layout = next((one for one in _interleaved(kind, cpu) if rows % one.rows == 0), None)
+        if layout is None:
+            continue
+        nbytes = tensor.nbytes
+        if layout.group:
+            n_matrices = tensor.n_elements // (values * rows)
+            group = _rounded_up(nbytes // (rows * n_matrices) * layout.group, 64)
+            nbytes = n_matrices * -(-rows // layout.group) * group
+        elif layout.cpu == "AMX":
+            nbytes += tensor.n_elements // BY_NAME[kind].block * _AMX[kind][1]
+        yield tensor, layout, nbytes
 
 
 def _rounded_up(value: int, unit: int) -> int:
@@ -424,18 +413,13 @@ def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
     budget = max(SNAPSHOT_BYTES, int(SNAPSHOT_SHARE * header.size))
     n = min(max_snapshots(_n_ubatch(options)), budget // max(layers * (convolution + rest), 1))
     if header.architecture in _COPYING_ARCHITECTURES:
-        copied = _COPY_COST * layers * convolution
-        n = min(n, int(COPY_SHARE * _bytes_per_token(header) / max(copied, 1)))
+        # Of a mixture of experts a token reads those that it is sent to.
+        experts = max(header.number("expert_count"), 1)
+        used, head = header.number("expert_used_count") or experts, header.output_matrix
+        weights = (t for t in header.tensors if t.name == head or t.name != "token_embd.weight")
+        read = sum(t.nbytes * used // experts if t.is_routed else t.nbytes for t in weights)
+        n = min(n, int(COPY_SHARE * read / max(_COPY_COST * layers * convolution, 1)))
     return n if n >= _FEWEST_SNAPSHOTS else 0
-
-
-def _bytes_per_token(header: GGUFHeader) -> int:
-    """Return the bytes of the weights that one token uses: of a mixture of experts, those of its experts."""
-    experts = max(header.number("expert_count"), 1)
-    used = header.number("expert_used_count") or experts
-    head = header.output_matrix
-    weights = (t for t in header.tensors if t.name == head or t.name != "token_embd.weight")
-    return sum(t.nbytes * used // experts if t.is_routed else t.nbytes for t in weights)
 
 
 def max_snapshots(n_ubatch: int) -> int:
@@ -489,19 +473,6 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
 _TILES, _PART_CELLS, _TILE_ROWS, _MOST_VALUES = 8, 512, 6, 256
 
 
-def _attention_scratch(header: GGUFHeader, options: LoadOptions, n_ctx: int) -> int:
-    """Return the most bytes that attention of cpuchat's kernels takes beside the graph: attention_bytes in
-    floats.cpp, with as many threads as this process may have. 20 MB with 96 threads at 16,384 tokens.
-
-    Fewer than two tiles for each thread are computed in parts of the cache, and each tile keeps what it found in each.
-    """
-    is_f16 = options.type_k == options.type_v == "f16"
-    if options.flash_attn == "off" or not is_f16 or header.key_length > _MOST_VALUES:
-        return 0
-    tile = 4 * _TILE_ROWS * (header.key_length + 8)
-    return _n_cpus() * max(2 * -(-n_ctx // _PART_CELLS), _TILES + 1) * tile
-
-
 @functools.cache
 def _n_cpus() -> int:
     return len(own_cpus())  # asked once: later a worker's threads are pinned
@@ -531,7 +502,13 @@ def required_memory(
     given_back = 0 if locked else sum(once)
     replaced = sum(tensor.nbytes for tensor, _, _ in copied) - given_back if is_mapped else 0
     copies, graph = rollback_bytes(header, n_rs_seq)
-    graph += _attention_scratch(header, options, n_ctx) if laid_out else 0
+    is_f16 = options.type_k == options.type_v == "f16"
+    if laid_out and options.flash_attn != "off" and is_f16 and header.key_length <= _MOST_VALUES:
+        # The most that attention of cpuchat's kernels takes beside the graph (attention_bytes in floats.cpp): 20 MB
+        # with 96 threads at 16,384 tokens. Fewer than two tiles for each thread are computed in parts of the cache, and
+        # each tile keeps what it found in each.
+        tile = 4 * _TILE_ROWS * (header.key_length + 8)
+        graph += _n_cpus() * max(2 * -(-n_ctx // _PART_CELLS), _TILES + 1) * tile
     return MemoryNeed(
         weights=header.size - given_back,
         repack=repack,
@@ -605,11 +582,8 @@ def check_fit(
     options: LoadOptions | None = None,
     draft: MemoryNeed | None = None,
 ) -> None:
-    """Refuse a model that cannot fit. With `header` and `options` the hint names a context that would.
-
-    Raises:
-        DoesNotFit: `need.min_bytes`, with that of a `draft`, is more than `available_bytes`; the message holds the sum.
-    """
+    """Refuse a model that cannot fit. With `header` and `options` the hint names a context that would. Raises
+    DoesNotFit: `need.min_bytes`, with that of a `draft`, is more than `available_bytes`; the message holds the sum."""
     total, in_all = need.min_bytes + (draft.min_bytes if draft is not None else 0), available_bytes
     if total <= available_bytes:
         return

@@ -68,43 +68,28 @@ def difference(target: GGUFHeader, head: GGUFHeader) -> str:
     kind = kind_of(head)
     if kind is None:
         return "it is not a draft head"
-    reason = _mtp_difference(target, head) if kind == "mtp" else _tap_difference(target, head)
-    return reason or _vocabulary_difference(target, head)
-
-
-def _mtp_difference(target: GGUFHeader, head: GGUFHeader) -> str:
-    """Compare an MTP head, which is the last layers of a model of the same architecture."""
-    ours, theirs = clean_line(target.architecture), clean_line(head.architecture)
-    if theirs == "gemma4-assistant":
-        return "" if ours.startswith("gemma4") else f"it is an MTP head for Gemma 4, the target is {ours}"
-    if ours != theirs:
-        return f"it is an MTP head for {theirs}, the target is {ours}"
-    return _width_difference(target.n_embd, head.n_embd)
-
-
-def _tap_difference(target: GGUFHeader, head: GGUFHeader) -> str:
-    """Compare a head that reads the hidden states of some of the target's layers."""
-    if reason := _width_difference(target.n_embd, head.number("target_hidden_size")):
-        return reason
-    layers = head.value("target_layers")
-    layers = layers.first(_MAX_LAYERS) if isinstance(layers, LazyArray) else []
-    last = max((layer for layer in layers if isinstance(layer, int)), default=0)
-    if last > target.n_layer:
-        return f"it reads layer {last}, the target has {target.n_layer}"
-    return ""
+    if kind == "mtp":  # the last layers of a model of the same architecture
+        ours, theirs = clean_line(target.architecture), clean_line(head.architecture)
+        is_gemma = theirs == "gemma4-assistant"
+        if ours != theirs and not (is_gemma and ours.startswith("gemma4")):
+            return f"it is an MTP head for {'Gemma 4' if is_gemma else theirs}, the target is {ours}"
+        reason = "" if is_gemma else _width_difference(target.n_embd, head.n_embd)
+    else:  # it reads the hidden states of some of the target's layers
+        reason = _width_difference(target.n_embd, head.number("target_hidden_size"))
+        layers = head.value("target_layers")
+        layers = layers.first(_MAX_LAYERS) if isinstance(layers, LazyArray) else []
+        last = max((layer for layer in layers if isinstance(layer, int)), default=0)
+        if not reason and last > target.n_layer:
+            reason = f"it reads layer {last}, the target has {target.n_layer}"
+    tokens = head.metadata.get("tokenizer.ggml.tokens")  # where it has a vocabulary of its own
+    if not reason and isinstance(tokens, LazyArray) and abs(len(tokens) - target.n_vocab) > MAX_SIZE_DIFFERENCE:
+        return f"its vocabulary has {len(tokens):,} tokens against {target.n_vocab:,} of the target"
+    return reason
 
 
 def _width_difference(ours: int, theirs: int) -> str:
     if ours and theirs and ours != theirs:
         return f"it reads hidden states of {theirs:,} values, the target has {ours:,}"
-    return ""
-
-
-def _vocabulary_difference(target: GGUFHeader, head: GGUFHeader) -> str:
-    """Compare the sizes of both vocabularies, where the head has one of its own."""
-    tokens = head.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, LazyArray) and abs(len(tokens) - target.n_vocab) > MAX_SIZE_DIFFERENCE:
-        return f"its vocabulary has {len(tokens):,} tokens against {target.n_vocab:,} of the target"
     return ""
 
 
@@ -114,12 +99,9 @@ def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch
 
 
 def require_head(target: Path, draft: Path) -> HeadKind | None:
-    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model.
-
-    Raises:
-        DraftMismatch: a head that does not fit `target`.
-        ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be read.
-    """
+    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model. Raises
+    DraftMismatch: a head that does not fit `target`; ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be
+    read."""
     head = read_model(draft)
     if os.path.realpath(target) == os.path.realpath(draft):
         return "mtp" if included_layers(head) else None

@@ -113,6 +113,17 @@ def inspect(header: GGUFHeader) -> Inspection:
     """Describe the model of `header` (of all parts, from `read_model`). About 0.1 s for 150k tokens."""
     windows = [window for window in windows_of(header) if window]
     kv_per_token, kv_windowed = fit.kv_growth(header, LoadOptions())
+    experts = None
+    if n_experts := header.number("expert_count"):
+        # Some models give the size of their shared expert but not the number, which is 1 then.
+        has_shared = any("_shexp." in tensor.name for tensor in header.tensors)
+        shared = header.number("expert_shared_count") or int(has_shared)
+        experts = Experts(count=n_experts, used=header.number("expert_used_count"), shared=shared)
+    totals: dict[str, tuple[int, int, int]] = {}
+    for tensor in header.tensors:
+        count, n_params, nbytes = totals.get(tensor.type, (0, 0, 0))
+        totals[tensor.type] = count + 1, n_params + tensor.n_elements, nbytes + tensor.nbytes
+    kinds = [TensorKind(type=name, count=c, n_params=n, nbytes=b) for name, (c, n, b) in totals.items()]
     return Inspection(
         header=header,
         kind=header.other or "model",
@@ -124,8 +135,8 @@ def inspect(header: GGUFHeader) -> Inspection:
         state=fit.state_bytes(header),
         bytes_per_token=round(bytes_per_token(header)),
         tables=table_bytes(header),
-        experts=_experts(header),
-        tensors=_tensors(header),
+        experts=experts,
+        tensors=tuple(sorted(kinds, key=lambda kind: -kind.nbytes)),
         tokenizer=_tokenizer(header),
         templates=_templates(header),
         license=header.text("general.license"),
@@ -134,26 +145,6 @@ def inspect(header: GGUFHeader) -> Inspection:
         problem=why_unsupported(header),
         scalar_types=scalar_types(engine_cpu()),
     )
-
-
-def _experts(header: GGUFHeader) -> Experts | None:
-    count = header.number("expert_count")
-    if not count:
-        return None
-    # Some models give the size of their shared expert but not the number, which is 1 then.
-    has_shared = any("_shexp." in tensor.name for tensor in header.tensors)
-    shared = header.number("expert_shared_count") or int(has_shared)
-    return Experts(count=count, used=header.number("expert_used_count"), shared=shared)
-
-
-def _tensors(header: GGUFHeader) -> tuple[TensorKind, ...]:
-    """Group the tensors by type, most bytes first."""
-    totals: dict[str, tuple[int, int, int]] = {}
-    for tensor in header.tensors:
-        count, n_params, nbytes = totals.get(tensor.type, (0, 0, 0))
-        totals[tensor.type] = count + 1, n_params + tensor.n_elements, nbytes + tensor.nbytes
-    kinds = [TensorKind(type=name, count=c, n_params=n, nbytes=b) for name, (c, n, b) in totals.items()]
-    return tuple(sorted(kinds, key=lambda kind: -kind.nbytes))
 
 
 def _tokenizer(header: GGUFHeader) -> Tokenizer | None:
@@ -176,14 +167,12 @@ def _templates(header: GGUFHeader) -> tuple[Template, ...]:
     """Return the default template (name "") first, then those for special purposes."""
     base = "tokenizer.chat_template"
     names = sorted(key for key in header.metadata if key.startswith(f"{base}.") and header.text(key))
-    keys = [*([base] if header.chat_template else []), *names]
-
-    def template(key: str) -> Template:
+    found: list[Template] = []
+    for key in [*([base] if header.chat_template else []), *names]:
         text = header.text(key)
         features = (name for name, pattern in _FEATURES.items() if pattern.search(text, 0, _MAX_TEMPLATE))
-        return Template(name=key.removeprefix(base).lstrip("."), text=text, features=tuple(features))
-
-    return tuple(map(template, keys))
+        found.append(Template(name=key.removeprefix(base).lstrip("."), text=text, features=tuple(features)))
+    return tuple(found)
 
 
 def _base_models(header: GGUFHeader) -> tuple[str, ...]:

@@ -53,20 +53,30 @@ def why_unsupported(header: GGUFHeader) -> str:
 
 def _refusal(header: GGUFHeader) -> tuple[str, str]:
     """Return why, and what to do about it; "" for both when nothing is known against the model."""
-    checks = (
-        (_why_not_the_model, _OTHER_MODEL),
-        (_why_not_the_file, _OTHER_FILE),
-        (_why_unknown_tokenizer, _OTHER_MODEL),
-    )
-    found = ((check(header), hint) for check, hint in checks if not header.other)
-    return next(((why, hint) for why, hint in found if why), ("", ""))
+    if header.other:
+        return "", ""
+    if why := _why_not_the_model(header):
+        return why, _OTHER_MODEL
+    if why := _why_not_the_file(header):
+        return why, _OTHER_FILE
+    pre = header.text("tokenizer.ggml.pre")
+    if vocabulary(header).kind == "BPE" and pre and not engine_knows(pre) and all(map(engine_knows, _PRE)):
+        why = f"it needs a newer engine: this llama.cpp does not know the pre-tokenizer {clean_line(pre)[:40]!r}"
+        return why, _OTHER_MODEL
+    return "", ""
 
 
 def _why_not_the_model(header: GGUFHeader) -> str:
-    """Return why no file of this model would run."""
+    """Return why no file of this model would run, or chat."""
     if any(key.startswith(_ROTATED) for key in header.metadata):
         return "it would print garbage: its weights are rotated (Bonsai 2), which this llama.cpp does not undo"
-    return why_unknown(header.architecture) or _why_no_text(header)
+    if why := why_unknown(header.architecture):
+        return why
+    if header.number("pooling_type") == _RANK or any(t.name.startswith("cls.") for t in header.tensors):
+        return "it is a reranker or a classifier, which rates texts and writes none"
+    if header.number("pooling_type"):
+        return "it is an embedding model, which turns texts into numbers and writes none"
+    return "it is an encoder: it reads in both directions" if header.value("attention.causal") is False else ""
 
 
 def why_unknown(architecture: str) -> str:
@@ -77,22 +87,6 @@ def why_unknown(architecture: str) -> str:
     if engine_knows(architecture):
         return ""
     return f"it needs a newer engine: this llama.cpp does not know the architecture {clean_line(architecture)[:40]!r}"
-
-
-def _why_no_text(header: GGUFHeader) -> str:
-    """Return why a model of an architecture that can chat is none that does."""
-    if header.number("pooling_type") == _RANK or any(t.name.startswith("cls.") for t in header.tensors):
-        return "it is a reranker or a classifier, which rates texts and writes none"
-    if header.number("pooling_type"):
-        return "it is an embedding model, which turns texts into numbers and writes none"
-    return "it is an encoder: it reads in both directions" if header.value("attention.causal") is False else ""
-
-
-def _why_unknown_tokenizer(header: GGUFHeader) -> str:
-    pre = header.text("tokenizer.ggml.pre")
-    if vocabulary(header).kind == "BPE" and pre and not engine_knows(pre) and all(map(engine_knows, _PRE)):
-        return f"it needs a newer engine: this llama.cpp does not know the pre-tokenizer {clean_line(pre)[:40]!r}"
-    return ""
 
 
 def _why_not_the_file(header: GGUFHeader) -> str:
@@ -128,11 +122,7 @@ def _unsupported(path: Path, why: str, hint: str) -> ModelUnsupported:
 
 
 def check_supported(header: GGUFHeader) -> None:
-    """Refuse a model that the engine cannot run.
-
-    Raises:
-        ModelUnsupported: the message says why.
-    """
+    """Refuse a model that the engine cannot run. Raises ModelUnsupported: the message says why."""
     why, hint = _refusal(header)
     if why:
         raise _unsupported(header.path, why, hint)

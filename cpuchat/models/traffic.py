@@ -57,7 +57,9 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
             continue
         columns, rows, n = (*tensor.shape, 1, 1)[:3]
         if is_table(tensor):
-            row += _rows_read(header, tensor) * tensor.nbytes // max(rows, 1)
+            # One row for a token, of n-grams several (`ple_n_heads` in qwen4exp.cpp).
+            ngrams = (header.number("ple.ngram_size") - 1) * header.number("ple.heads_per_ngram")
+            row += max(ngrams if tensor.name == fit.LAYER_TABLE else 1, 1) * tensor.nbytes // max(rows, 1)
         part = "head" if tensor.name == head else "experts" if n_expert and tensor.is_routed else "dense"
         if part != "dense" or not is_table(tensor):
             parts[part].append(Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n))
@@ -85,13 +87,6 @@ def table_bytes(header: GGUFHeader) -> int:
     """Return the bytes of the tables of which a token reads rows only."""
     head = header.output_matrix
     return sum(tensor.nbytes for tensor in header.tensors if is_table(tensor) and tensor.name != head)
-
-
-def _rows_read(header: GGUFHeader, tensor: TensorInfo) -> int:
-    """Return how many rows of a table a token reads: of n-grams several (`ple_n_heads` in qwen4exp.cpp), else one."""
-    if tensor.name != fit.LAYER_TABLE:
-        return 1
-    return max((header.number("ple.ngram_size") - 1) * header.number("ple.heads_per_ngram"), 1)
 
 
 def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
@@ -201,7 +196,11 @@ def typical_work(
     """
     kind = main_type(quantization)
     params = params or 8 * size / usual_bits(quantization)
-    known = dims or dimensions_of(id) or _nearest(params, mixture=active < 1)
+    known = dims or dimensions_of(id)
+    if known is None:  # that with the nearest number of parameters, on a ratio scale
+        sizes = MIXTURES if active < 1 else SIZES
+        known = dimensions_of(min(sizes, key=lambda one: abs(one[0] / params - params / one[0]))[1])
+        assert known is not None
     per_value = size / params
     tables = min(known.looked_up, 0.9 * params)
     active, params = active * params, params - tables
@@ -247,9 +246,3 @@ def usual_bits(quantization: str) -> float:
     if name in BITS and not name.endswith("_K"):
         return BITS[name]
     return _MIXED * BITS[main_type(name)] if main_type(name) in BITS else _USUAL_BITS
-
-
-def _nearest(params: float, *, mixture: bool) -> Dimensions:
-    """Return the configuration of the known model with the nearest number of parameters, on a ratio scale."""
-    _, name = min(MIXTURES if mixture else SIZES, key=lambda one: abs(one[0] / params - params / one[0]))
-    return next(one for one in dimensions() if any(fnmatch.fnmatch(name, pattern) for pattern in one.ids))

@@ -20,6 +20,7 @@ from textual.widgets import Input, TextArea
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean, clean_line
 from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.settings import unknown_keys
 from cpuchat.models.library.library import Library
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.units import plural
@@ -196,7 +197,10 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         of_themes = [f"{file.name}: {reason}" for file, reason in self._own_themes.problems.items()]
         if (wanted := self.conversation.settings.ui.theme) not in (themes.AUTO, *self.available_themes):
             of_themes.append(f"no theme named “{wanted}”")
-        for title, problems in (("Themes skipped", of_themes), ("Keys skipped", self._own_keys.problems)):
+        of_settings = [f"config.toml: no setting named {key}" for key in unknown_keys()]
+        for title, problems in (
+            ("Themes skipped", of_themes), ("Keys skipped", self._own_keys.problems), ("Settings skipped", of_settings)
+        ):  # fmt: skip
             if problems:
                 self.notify("\n".join(problems), title=title, severity="warning", timeout=10, markup=False)
         self.call_after_refresh(self.services.downloading.restore)

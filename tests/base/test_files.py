@@ -84,19 +84,6 @@ def test_a_damaged_file_counts_as_empty_and_is_replaced(tmp_path: Path, content:
     assert kept.read() == {"a": 1}
 
 
-def test_a_file_that_is_too_large_counts_as_empty(tmp_path: Path) -> None:
-    kept = cache(tmp_path / "k.json")
-    kept.put("a" * 2000, 1)
-    assert kept.read() == {}
-
-
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    kept = cache(tmp_path / "file" / "k.json")
-    kept.put("a", 1)
-    assert kept.read() == {}
-
-
 @pytest.mark.timeout(180)
 def test_a_process_that_hangs_with_the_lock_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpuchat.base.files.LOCK_SECONDS", 0.05)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.base.text import Cleaner, clean, clean_line, expand_tabs, is_safe
+from cpuchat.base.text import Cleaner, clean, is_safe
 
 HOSTILE = st.text(
     st.one_of(
@@ -52,11 +52,6 @@ def test_no_control_character_is_left(text: str) -> None:
     assert is_safe([shown])
 
 
-@given(HOSTILE)
-def test_cleaning_twice_changes_nothing(text: str) -> None:
-    assert clean(clean(text)) == clean(text)
-
-
 @given(st.text())
 def test_printable_text_is_kept(text: str) -> None:
     printable = "".join(char for char in text if unicodedata.category(char)[0] not in "CZ")
@@ -69,11 +64,3 @@ def test_any_cutting_gives_the_same(text: str, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts = [cleaner.feed(text[a:b]) for a, b in itertools.pairwise(edges)]
     assert "".join(parts) + cleaner.flush() == clean(text)
-
-
-def test_titles_are_one_line() -> None:
-    assert clean_line("a\n\tb\x1b") == "a b␛"
-
-
-def test_tabs_become_spaces_at_stops() -> None:
-    assert expand_tabs("\tx\ty") == "    x   y"

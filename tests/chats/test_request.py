@@ -42,16 +42,6 @@ async def test_attachments_are_sent_before_the_message_and_again_with_each_answe
         assert [message.attachments for message in core.messages] == [(FILE,), (), (PASTED,), ()]
 
 
-async def test_an_edit_that_changes_only_attachments_is_a_branch() -> None:
-    async with conversation("One", "Two", "Three") as core:
-        await everything(core.send("Why?", attach=lambda: (FILE,)))
-        await everything(core.edit("Why?", attach=lambda: (FILE,)))
-        assert len(core.history.tree.siblings(core.messages[0].id)) == 1
-        await everything(core.edit("Why?", attach=lambda: (PASTED,)))
-        assert len(core.history.tree.siblings(core.messages[0].id)) == 2
-        assert texts(core) == ["Why?", "Three"]
-
-
 def too_long() -> list[Step]:
     return [Failed(code="context_full", message="The last message needs 9,000 tokens.", hint="Shorten it.", alone=True)]
 

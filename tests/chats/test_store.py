@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -140,7 +141,8 @@ def test_search_finds_what_is_attached(store):
         (hit,) = store.search(words)
         assert [(one.message_id, one.text) for one in hit.excerpts] == [(answer.id, "Done.")]
     assert store.search("elsewhere") == store.search("results") == []
-    store._db.execute("UPDATE messages SET attachments = '[damaged', steps = '[damaged'")
+    with sqlite3.connect(store.path) as other:
+        other.execute("UPDATE messages SET attachments = '[damaged', steps = '[damaged'")
     assert store.search("three") == store.search("four") == []
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 from cpuchat.chats.history import token_counts
@@ -17,7 +19,8 @@ def test_the_tokens_of_all_answers_are_counted_while_the_store_is_open(tmp_path:
         store.add_message(chat.id, "assistant", "hi", timings=Timings(prompt_n=10, predicted_n=5))
         store.add_message(chat.id, "assistant", "stopped")
     assert token_counts(file) == (20, 10)
-    store._db.execute("UPDATE messages SET timings = '{' WHERE id = 2")
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("UPDATE messages SET timings = '{' WHERE id = 2")
     assert token_counts(file) == (10, 5)
     store.close()
     file.write_bytes(b"no database" * 100)

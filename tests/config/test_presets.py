@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,9 +15,9 @@ from cpuchat.cli.options import laid_over, with_preset
 from cpuchat.config.presets import Preset, find_preset, load_presets, save_preset
 from cpuchat.config.settings import SamplingSection, Settings
 from cpuchat.present.chats import markdown
-from cpuchat.protocol.messages import AnyEvent
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.preset import reasoning_of
+from tests.chats.test_branches import everything
 from tests.support.scripted_backend import ScriptedBackend, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")
@@ -49,10 +49,6 @@ async def conversation(n_answers: int) -> AsyncIterator[Conversation]:
         yield core
     finally:
         await core.close()
-
-
-async def everything(stream: AsyncGenerator[AnyEvent, None]) -> list[AnyEvent]:
-    return [event async for event in stream]
 
 
 def limits(core: Conversation) -> tuple[bool | None, int | None]:
@@ -102,14 +98,6 @@ def test_what_is_wrong_in_the_file_is_named_and_nothing_is_written(text: str, sa
     with pytest.raises(SettingsError):
         save_preset(Preset(name="b"))
     assert paths.presets_file().read_text() == text
-
-
-def test_a_folder_that_cannot_be_written_is_an_error_of_the_settings() -> None:
-    folder = paths.presets_file().parent
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.write_text("")  # a file in its place
-    with pytest.raises(SettingsError, match=r"Cannot write .*presets"):
-        save_preset(Preset(name="a"))
 
 
 def test_options_of_the_command_line_count_before_the_preset() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError
-from cpuchat.cli.options import given_options
+from cpuchat.cli.options import given_options, laid_over
 from cpuchat.config import settings
 from cpuchat.config.settings import SettingSources, parse
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -78,12 +77,23 @@ def test_wrong_cores_are_named(key: str, cores: str) -> None:
         ("depth = -1", "speculation.depth"),
         ('drafters = "psychic"', "speculation.drafters"),
         ("draft_model = 5", "speculation.draft_model"),
-        ("dept = 1", "speculation"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(line: str, key: str) -> None:
     with pytest.raises(SettingsError, match=key):
         parse(f"[speculation]\n{line}")
+
+
+def test_an_unknown_key_is_left_out_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    file = paths.settings_file()
+    file.parent.mkdir(parents=True)
+    text = '[speculation]\ndept = 1\ndepth = 3\n\n[racing]\nside = "left"\n'
+    file.write_text(text)
+    assert settings.load().speculation.depth == laid_over({}).speculation.depth == 3
+    assert settings.unknown_keys() == ["racing", "speculation.dept"]
+    assert "racing, speculation.dept" in capsys.readouterr().err
+    assert settings.update({"speculation": {"depth": 4}}).speculation.depth == 4
+    assert file.read_text() == text.replace("3", "4")
 
 
 def test_a_change_keeps_the_users_comments_and_is_refused_when_it_is_wrong(tmp_path: Path) -> None:
@@ -125,14 +135,6 @@ def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
     assert settings.load(file).engine.threads == 3
     settings.update({"engine": {"threads": 4}}, file)
     assert settings.load(file).engine.threads == 4
-
-
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(pipe := tmp_path / "config.toml")
-    with pytest.raises(SettingsError, match="not a regular file"):
-        settings.load(pipe)
-    with pytest.raises(SettingsError, match="not a regular file"):
-        settings.load(tmp_path)
 
 
 def test_the_home_of_an_unknown_user_is_a_name_like_others() -> None:

@@ -16,7 +16,6 @@ from cpuchat.models.gguf.parse import TensorInfo
 from cpuchat.models.synthetic.model import SHAPES, write_model
 from cpuchat.models.synthetic.model import header_of as header_of_shape
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.protocol.options import CacheType
 from tests.models.llama import Llama
 from tests.support.shapes import TINY_LLAMA, TINY_MOE
 
@@ -59,26 +58,9 @@ def test_sizes_agree_with_llama_cpp(models: dict[str, Path], name: str, n_ctx: i
         assert repacked == 0 or need.repack / MIB == pytest.approx(repacked, abs=0.1)
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "bf16"])
-def test_quantised_kv_agrees_with_llama_cpp(models: dict[str, Path], kind: CacheType) -> None:
-    number = {"q8_0": 8, "bf16": 30}[kind]
-    expected = fit.kv_bytes(read_header(models["half"]), 1000, kind, kind)
-    with Llama(models["half"], n_ctx=1000, type_k=number, type_v=number) as llama:
-        assert expected / MIB == pytest.approx(llama.mebibytes("KV buffer size"), abs=0.01)
-
-
 def header_of(metadata: Mapping[str, object], tensors: dict[str, tuple[int, ...]]) -> GGUFHeader:
     listed = [TensorInfo(name, shape, "F16", 0, 2 * shape[0] * shape[1]) for name, shape in tensors.items()]
     return GGUFHeader(3, {"general.architecture": "a", **metadata}, listed, 0, 0, 32, Path("x.gguf"))
-
-
-def test_kv_of_a_known_model() -> None:
-    # Qwen2.5-1.5B: 28 layers, 2 heads of 128 each for K and V, f16: 28 KiB per token.
-    s = SHAPES["1.5b"]
-    tensors = {f"blk.{i}.{n}.weight": (1536, 256) for i in range(s.n_layer) for n in ("attn_k", "attn_v")}
-    header = header_of({"a.block_count": 28, "a.attention.head_count": 12}, tensors)
-    assert fit.kv_bytes(header, 4096) == 112 * MIB
-    assert fit.kv_bytes(header, 4000) == 112 * MIB  # padded to 256
 
 
 def test_recurrent_layers_have_a_state_and_no_kv() -> None:

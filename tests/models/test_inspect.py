@@ -74,17 +74,6 @@ def test_templates(template: str, features: tuple[str, ...], tiny_model: Path, t
     assert (second.name, second.features) == ("tool_use", ("tools",))
 
 
-def test_origin(tiny_model: Path, tmp_path: Path) -> None:
-    changes = {
-        "general.license": "apache-2.0",
-        "general.base_model.count": 3,
-        "general.base_model.0.repo_url": "https://huggingface.co/owner/base",
-        "general.base_model.1.name": "Another",
-    }
-    found = inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes)))
-    assert (found.license, found.base_models) == ("apache-2.0", ("owner/base", "Another"))
-
-
 def test_metadata_in_short(tiny_model: Path, tmp_path: Path) -> None:
     changes = {"general.description": "x" * 500, "llama.rope.freq_base": 1e6}
     settings = dict(inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))).settings)
@@ -105,15 +94,6 @@ def test_sections_hold_nothing_that_steers_a_terminal(tiny_model: Path, tmp_path
     assert [heading for heading, _ in shown] == [
         "Problems", "Model", "Memory", "Tensors", "Tokenizer", "Chat template", "Origin", "Metadata",
     ]  # fmt: skip
-
-
-def test_sections_are_short_however_long_the_texts_are(tiny_model: Path, tmp_path: Path) -> None:
-    long = "x" * 100_000
-    changes = {"general.name": long, "general.license": long, f"general.{long}": long, "tokenizer.ggml.pre": long}
-    shown = sections(inspect(read_header(edited(tiny_model, tmp_path / "m.gguf", changes))))
-    rows = [row for _, rows in shown for row in rows]
-    assert max(len(label) for label, _ in rows) == 60
-    assert max(len(text) for _, text in rows) == 400
 
 
 def test_what_is_no_language_model_is_told_as_such(tiny_model: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from cpuchat.base.errors import DoesNotFit
-from cpuchat.costs.model import Figure, bytes_read
+from cpuchat.costs.model import Figure
 from cpuchat.engine.llama.model import plan_load
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models import fit
@@ -16,9 +16,8 @@ from cpuchat.models.fit import check_fit
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.places import LocalModel, summarize
 from cpuchat.models.machine import Machine
-from cpuchat.models.prediction import N_PAST, Prediction, estimate, estimate_local, predict, predict_like
+from cpuchat.models.prediction import Prediction, estimate, estimate_local, predict, predict_like
 from cpuchat.models.synthetic.model import header_of, write_model
-from cpuchat.models.traffic import model_work
 from cpuchat.planner.plan import PlannedWorkload, make_plan
 from cpuchat.planner.specs import MachineSpec, from_catalog
 from cpuchat.protocol.messages import LoadOptions
@@ -106,16 +105,6 @@ def test_the_sum_is_spelled_out() -> None:
     assert seen.explained.startswith("weights 8.1 + KV")
     assert "KV cache 0.47 (8192 tokens) + draft 0.81 + buffers 0.29 = 9.7 of 20.0 GB" in seen.explained
     assert seen.explained.endswith("of 20.0 GB free: fits")
-
-
-def test_where_only_reading_takes_time_speed_is_bandwidth_by_bytes() -> None:
-    header, options = header_of("1.5b", "Q8_0"), LoadOptions(n_ctx=8192)
-    seen = predict(header, options, MACHINE)
-    read = bytes_read(model_work(header), 1, N_PAST)
-    assert seen.bytes_per_token == round(read)
-    assert seen.tok_s == pytest.approx(35e9 / read)
-    words = f"35 GB/s (probe of 2 cores) ÷ {read / 1e9:.1f} GB per token; reading takes 100 % of a pass"
-    assert seen.basis == words
 
 
 def test_the_catalog_is_predicted_as_it_is_planned() -> None:

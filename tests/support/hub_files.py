@@ -11,30 +11,17 @@ from typing import Any
 
 @dataclass
 class Entry:
-    """A file at one commit, with the hashes that the hub announces."""
+    """A file at one commit, with the hash that the hub announces."""
 
     content: bytes | Path
     size: int
     sha256: str
-    git_sha1: str
-    lfs: bool
-
-    @property
-    def etag(self) -> str:
-        return self.sha256 if self.lfs else self.git_sha1
 
     def sibling(self, name: str, with_blobs: bool) -> dict[str, Any]:
         if not with_blobs:
             return {"rfilename": name}
-        row = {"rfilename": name, "size": self.size, "blobId": self.git_sha1}
-        return {**row, "lfs": self._lfs("sha256")} if self.lfs else row
-
-    def leaf(self, name: str) -> dict[str, Any]:
-        row = {"type": "file", "path": name, "size": self.size, "oid": self.git_sha1}
-        return {**row, "lfs": self._lfs("oid")} if self.lfs else row
-
-    def _lfs(self, key: str) -> dict[str, Any]:
-        return {key: self.sha256, "size": self.size, "pointerSize": 134}
+        large = {"sha256": self.sha256, "size": self.size, "pointerSize": 134}
+        return {"rfilename": name, "size": self.size, "blobId": self.sha256[:40], "lfs": large}
 
 
 @dataclass
@@ -57,15 +44,14 @@ def tags(repo: Repository) -> list[str]:
     return [*(["gguf"] if has_gguf else []), *repo.facts.get("tags", [])]
 
 
-def entry_of(content: bytes | Path, lfs: bool) -> Entry:
+def entry_of(content: bytes | Path) -> Entry:
     """Return the entry of a file. Of content over 1 GiB, only the beginning is hashed: such files only test
     resuming."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    sha256, sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
+    sha256 = hashlib.sha256()
     for piece in pieces(content, 0, min(size, 1 << 26) if size > 1 << 30 else size, 1 << 20):
         sha256.update(piece)
-        sha1.update(piece)
-    return Entry(content, size, sha256.hexdigest(), sha1.hexdigest(), lfs)
+    return Entry(content, size, sha256.hexdigest())
 
 
 def pieces(content: bytes | Path, start: int, stop: int, size: int = 1 << 16) -> Iterator[bytes]:

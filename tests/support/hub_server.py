@@ -86,7 +86,6 @@ class HubServer:
         *,
         gated: bool = False,
         private: bool = False,
-        lfs: bool = True,
         **facts: Any,
     ) -> str:
         """Add a repository, or another commit with these files to an existing one.
@@ -94,8 +93,8 @@ class HubServer:
         `facts` go into what the API tells as they are: downloads, likes, lastModified, cardData, gguf, tags.
         Returns the commit, 40 hex digits.
         """
-        entries = {name: entry_of(content, lfs) for name, content in files.items()}
-        named = "".join(f"{name} {entry.etag}\n" for name, entry in sorted(entries.items()))
+        entries = {name: entry_of(content) for name, content in files.items()}
+        named = "".join(f"{name} {entry.sha256}\n" for name, entry in sorted(entries.items()))
         commit = hashlib.sha1(f"{repo}\n{named}".encode()).hexdigest()
         with self._lock:
             known = self._repositories.setdefault(repo, Repository(repo, gated, private, facts))
@@ -110,7 +109,7 @@ class HubServer:
     def etag(self, repo: str, path: str) -> str:
         """Return the name of a file's content in the cache."""
         known = self._repositories[repo]
-        return known.commits[known.head][path].etag
+        return known.commits[known.head][path].sha256
 
     def fault(self, repo: str, path: str, *faults: Fault) -> None:
         """Queue faults for a file; path "" is the repository's information, repository "" is the search."""
@@ -153,8 +152,6 @@ class HubServer:
             self._serve_content(answer, parts)
         elif parts == ["api", "models"]:
             self._search(answer)
-        elif parts == ["api", "whoami-v2"]:
-            self._who_am_i(answer)
         elif parts[:2] == ["api", "models"] and len(parts) >= 4:
             self._information(answer, "/".join(parts[2:4]), parts[4:])
         elif len(parts) >= 5 and parts[2] == "resolve":
@@ -199,14 +196,8 @@ class HubServer:
         expand = query.get("expand")
         return {key: row[key] for key in ("_id", "id", *expand) if key in row} if expand else row
 
-    def _who_am_i(self, answer: Answer) -> None:
-        if answer.token in (TOKEN, STRANGER):
-            answer.json({"type": "user", "name": "tester", "auth": {"type": "access_token"}, "orgs": []})
-        else:
-            answer.error(401, "", "Invalid credentials in Authorization header")
-
     def _information(self, answer: Answer, repo_id: str, rest: list[str]) -> None:
-        """Answer `/api/models/OWNER/REPO`, with `/revision/REV` or `/tree/REV/FOLDER` behind it."""
+        """Answer `/api/models/OWNER/REPO`, with `/revision/REV` behind it."""
         answer.request.repo = repo_id
         if failed(answer, self._next_fault(repo_id, "", "api")):
             return
@@ -217,9 +208,6 @@ class HubServer:
         files = repo.files(revision)
         if files is None:
             answer.error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        elif rest[:1] == ["tree"]:
-            folder = "".join(f"{part}/" for part in rest[2:])
-            answer.json([entry.leaf(name) for name, entry in files.items() if name.startswith(folder)])
         else:
             with_blobs = answer.request.query.get("blobs", [""])[0].lower() in ("true", "1")
             siblings = [entry.sibling(name, with_blobs) for name, entry in files.items()]
@@ -259,12 +247,9 @@ class HubServer:
         if entry is None:
             answer.error(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
             return
-        facts = {"X-Repo-Commit": commit, "ETag": f'"{entry.etag}"'}
-        if not entry.lfs:
-            self._send_file(answer, repo_id, name, entry, facts)
-            return
+        facts = {"X-Repo-Commit": commit, "ETag": f'"{entry.sha256}"'}
         place = f"{self.content_host}/{quote(repo_id)}/{commit}/{quote(name)}?signature=valid"
-        linked = {"X-Linked-Etag": f'"{entry.etag}"', "X-Linked-Size": str(entry.size), "Location": place}
+        linked = {"X-Linked-Etag": f'"{entry.sha256}"', "X-Linked-Size": str(entry.size), "Location": place}
         answer.send(302, {**facts, **linked, **(fault.headers if fault is not None else {})}, b"")
 
     def _serve_content(self, answer: Answer, parts: list[str]) -> None:
@@ -274,7 +259,7 @@ class HubServer:
         if answer.request.authorized:
             answer.error(400, "", "Only one auth mechanism allowed")
         else:
-            self._send_file(answer, repo_id, name, entry, {"ETag": f'"{entry.etag}"'})
+            self._send_file(answer, repo_id, name, entry, {"ETag": f'"{entry.sha256}"'})
 
     def _send_file(self, answer: Answer, repo_id: str, name: str, entry: Entry, headers: dict[str, str]) -> None:
         fault = None if answer.request.method == "HEAD" else self._next_fault(repo_id, name, "content")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from cpuchat.base import paths, toml
 from cpuchat.base.errors import ServerError
@@ -29,13 +30,19 @@ class KeyRing:
 
     def key(self, server: str) -> str:
         """Return the key, "" when there is none. Raises ServerError: the file cannot be read or others may read it, or
-        the key has characters that no key has.
+        the key is no text or has characters that no key has.
         """
-        key = _read(self._file).get(server, "")
+        stored = _read(self._file).get(server, "")
+        key = stored if isinstance(stored, str) else ""
         if not key and server == self._chosen:
             key = os.environ.get(VARIABLE, "").strip()
         if not key and server in _KNOWN:
             key = os.environ.get(_KNOWN[server], "").strip()
+        if not key and stored:  # a table such as {keyring = true}
+            raise ServerError(
+                f"{paths.shown(self._file)} has no text as the key of {server}; keyrings are not read.",
+                f"Store the key with `cpuchat servers key {server}`.",
+            )
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise ServerError("The API key contains invalid characters.", f"Check {VARIABLE}, or set the key again.")
         return key
@@ -53,18 +60,17 @@ class KeyRing:
         return paths.shown(self._file)
 
 
-def _read(file: Path) -> dict[str, str]:
+def _read(file: Path) -> dict[str, Any]:
     try:
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
             raise ServerError(
                 f"Other users may read {paths.shown(file)}, which holds API keys.",
                 f"Run chmod 600 {paths.shown(file)}.",
             )
-        tables = toml.loads(paths.read_text(file))
+        return toml.loads(paths.read_text(file))
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise ServerError(f"Cannot read {paths.shown(file)}: {error.strerror}.", "Fix or remove it.") from None
     except ValueError:  # without the text that is wrong: it may be a key
         raise ServerError(f"{paths.shown(file)} is not valid TOML.", 'Its lines are "https://HOST" = "KEY".') from None
-    return {name: value for name, value in tables.items() if isinstance(value, str)}

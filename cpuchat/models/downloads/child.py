@@ -56,7 +56,7 @@ _MIN_PROGRESS, _ENOUGH_PROGRESS = 1 << 16, 1 << 24
 """Bytes that an attempt must deliver to count as progress: 1/64 of what is missing, within these limits. So no server
 that ends each response early takes more attempts than a few hundred, or one for each 16 MiB.
 """
-_WRONG_ATTEMPTS, _EARLY_ENDS = 3, 5
+_WRONG_ATTEMPTS = 3
 
 
 class BrokenResponse(Exception):
@@ -68,64 +68,61 @@ class WrongResponse(BrokenResponse):
 
 
 def with_retries(act: Callable[[], T], progress: DownloadProgress) -> T:
-    """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report.
-
-    Raises:
-        DownloadFailed: too many attempts in a row without progress, or a few with the same wrong response or with one
-            that ended early.
-        CpuchatError: a permanent fault (see `errors.translate`), or a server that asks to wait for too long.
-    """
-    import httpx
-
-    policy, failures, wrong, ended_early = progress.order.retry_policy, 0, 0, 0
-    total = progress.order.model.size
+    """Call `act` until it succeeds; between attempts the state is `waiting`, with the fault in the report. Raises
+    DownloadFailed: too many attempts in a row without progress, or a few with the same wrong response; CpuchatError: a
+    permanent fault (see `errors.translate`), or a server that asks to wait for too long."""
+    order, failures, wrong = progress.order, 0, 0
+    policy, total = order.retry_policy, order.model.size
     while True:
         before = progress.done
         try:
             return act()
         except Exception as error:
-            fault = _fault(error, progress)
-            if not _is_transient(error):
+            if isinstance(error, OSError) and error.errno is not None:  # some of huggingface_hub's have no number
+                raise write_error(error, Path(order.cache), total - progress.done) from None
+            is_broken = isinstance(error, BrokenResponse)
+            fault = DownloadFailed(str(error), "Resume, or try again later.") if is_broken else (
+                errors.translate(error, order.repo)
+            )  # fmt: skip
+            refusal = _refusal(error)
+            if not _is_transient(error, refusal):
                 raise fault from None
             if progress.done - before >= max(_MIN_PROGRESS, min((total - before) // 64, _ENOUGH_PROGRESS)):
-                failures = wrong = ended_early = 0
+                failures = wrong = 0
             else:
                 failures += 1
-                ended_early += isinstance(error, BrokenResponse | httpx.RemoteProtocolError)
                 wrong += isinstance(error, WrongResponse)
             if wrong >= _WRONG_ATTEMPTS:
                 raise DownloadFailed(
                     f"{fault.message} Same result in {wrong} attempts.",
                     "The repository may have changed: refresh it. Otherwise try another repository or network.",
                 ) from None
-            if failures >= policy.attempts or ended_early >= _EARLY_ENDS:
+            if failures >= policy.attempts:
                 raise DownloadFailed(
                     f"Failed after {failures} attempts without progress. {fault.message}",
                     "The partial file is kept: resume continues from there.",
                 ) from None
-            refusal = _refusal(error)
             retry_after = errors.seconds_to_wait(refusal.headers) if refusal is not None else None
             if retry_after is not None and retry_after > policy.max_retry_after:
                 raise fault from None
             progress.attempt = failures + 1
             # Exponential, less up to half of it at random, so that clients do not all return at once.
             delay = min(policy.first_wait * 2 ** max(failures - 1, 0), policy.max_wait) * random.uniform(0.5, 1.0)
-            _wait(delay if retry_after is None else retry_after, fault, progress)
+            left = delay if retry_after is None else retry_after
+            until = time.monotonic() + left
+            while True:
+                progress.enter("waiting", error=fault, retry_in=left)
+                time.sleep(min(left, 1.0))
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+            progress.enter("running")
 
 
-def _fault(error: Exception, progress: DownloadProgress) -> CpuchatError:
-    order = progress.order
-    if isinstance(error, OSError) and error.errno is not None:  # some of huggingface_hub's errors are without a number
-        return write_error(error, Path(order.cache), order.model.size - progress.done)
-    if isinstance(error, BrokenResponse):
-        return DownloadFailed(str(error), "Resume, or try again later.")
-    return errors.translate(error, order.repo)
-
-
-def _is_transient(error: Exception) -> bool:
+def _is_transient(error: Exception, refusal: httpx.Response | None) -> bool:
     import httpx
 
-    if (refusal := _refusal(error)) is not None:
+    if refusal is not None:
         return refusal.status_code in _TRANSIENT
     if isinstance(error, httpx.UnsupportedProtocol) or errors.is_certificate(error):
         return False
@@ -138,18 +135,6 @@ def _refusal(error: Exception) -> httpx.Response | None:
     from huggingface_hub.errors import HfHubHTTPError
 
     return error.response if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError) else None
-
-
-def _wait(seconds: float, fault: CpuchatError, progress: DownloadProgress) -> None:
-    until = time.monotonic() + seconds
-    left = seconds
-    while True:
-        progress.enter("waiting", error=fault, retry_in=left)
-        time.sleep(min(left, 1.0))
-        left = until - time.monotonic()
-        if left <= 0:
-            break
-    progress.enter("running")
 
 
 _REFUSED = frozenset({400, 401, 403, 404, 410, 416})
@@ -227,12 +212,8 @@ def _client() -> httpx.Client:
 
 
 def _first_byte(response: httpx.Response, file: HubFile, offset: int) -> int:
-    """Return at which byte of the file the body starts: `offset` or 0.
-
-    Raises:
-        BrokenResponse: a web page.
-        WrongResponse: not this file, or not the requested range.
-    """
+    """Return at which byte of the file the body starts: `offset` or 0. Raises BrokenResponse: a web page;
+    WrongResponse: not this file, or not the requested range."""
     if response.status_code not in (200, 206):
         raise WrongResponse(f"{host()} sent no file (status {response.status_code}).")
     if response.headers.get("content-type", "").startswith("text/html"):
@@ -253,11 +234,8 @@ def _first_byte(response: httpx.Response, file: HubFile, offset: int) -> int:
 
 
 def fetch_model(progress: DownloadProgress) -> Path:
-    """Download and check all files of the order. Returns the first one, by its name in the cache.
-
-    Raises:
-        CpuchatError: that failed; whatever arrived intact is kept.
-    """
+    """Download and check all files of the order. Returns the first one, by its name in the cache. Raises CpuchatError:
+    that failed; whatever arrived intact is kept."""
     order = progress.order
     files, cache = order.model.files, Path(order.cache)
     check_names(order.repo, order.revision, files)
@@ -266,7 +244,7 @@ def fetch_model(progress: DownloadProgress) -> Path:
     here = bytes_here(cache, order.repo, files)
     try:
         check_space(cache, order.model.size - here, order.reserved)
-        named = [_FileFetch(file, progress).run() for file in files]
+        named = [_fetch_file(file, progress) for file in files]
         if order.newest_at:
             update_main(cache, order.repo, order.revision, order.newest_at)
     except OSError as error:
@@ -274,70 +252,60 @@ def fetch_model(progress: DownloadProgress) -> Path:
     return named[0]
 
 
-class _FileFetch:
-    """The download of one file."""
+def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
+    """Download one file, unless it is here and correct; returns its name in the snapshot. Raises ChecksumMismatch: it
+    is wrong a second time."""
+    order = progress.order
+    cached = CachedFile(Path(order.cache), order.repo, file)
+    was_verified = file.etag in progress.verified
 
-    def __init__(self, file: HubFile, progress: DownloadProgress) -> None:
-        self._order, self._file, self._progress = progress.order, file, progress
-        self._cached = CachedFile(Path(progress.order.cache), progress.order.repo, file)
-        self._was_verified = file.etag in progress.verified
+    def on_written(size: int) -> None:
+        progress.here = size
 
-    def run(self) -> Path:
-        """Return the file's name in the snapshot."""
-        order, cached = self._order, self._cached
-        here = cached.here
-        self._progress.begin_file(bytes_here(cached.cache, order.repo, order.model.files) - here, here)
-        with cached.locked(self._progress):
-            named = cached.add_to_snapshot(order.revision, self._checked_copy() or self._receive())
-        if not self._was_verified:
-            self._progress.verified.append(self._file.etag)
-        self._progress.finish_file()
-        return named
+    def on_hashed(count: int) -> None:
+        progress.hashed = count
 
-    def _checked_copy(self) -> Path | None:
-        """Return the whole file if it is here and correct: the program that wrote it may not have checked it."""
-        content = self._cached.content
-        if content is None:
-            return None
-        self._progress.here = self._file.size
-        if content == self._cached.blob and self._was_verified:
-            return content
-        return content if self._retry(partial(self._is_correct, content)) else None
-
-    def _receive(self) -> Path:
-        """Download the file; returns the blob. Raises ChecksumMismatch when it is wrong a second time."""
-        part = self._cached.part
-        for _ in range(2):
-            self._progress.begin_file(self._progress.others, size_of(part))
-            self._progress.enter("running")
-            self._retry(self._transfer)
-            if self._retry(partial(self._is_correct, part)):
-                self._retry(self._cached.move_to_blob)
-                return self._cached.blob
-            self._retry(part.unlink)
-        raise ChecksumMismatch(
-            f"{Path(self._file.path).name} failed its checksum twice and was discarded.",
-            "Try again later, without a proxy if there is one, or choose another repository.",
-        )
-
-    def _transfer(self) -> None:
-        def on_written(size: int) -> None:
-            self._progress.here = size
-
-        order, timeout = self._order, self._order.retry_policy.idle_timeout
-        transfer(order.repo, order.revision, self._file, self._cached.part, idle_timeout=timeout, on_written=on_written)
-
-    def _retry(self, act: Callable[[], T]) -> T:
-        return with_retries(act, self._progress)
-
-    def _is_correct(self, path: Path) -> bool:
+    def is_correct(path: Path) -> bool:
         """Hash the whole file, as it is on the disk. Raises OSError when it cannot be read."""
+        progress.enter("checking")
+        return file_digest(path, file.etag, on_hashed) == file.etag
 
-        def on_hashed(count: int) -> None:
-            self._progress.hashed = count
+    def receive() -> None:
+        transfer(
+            order.repo, order.revision, file, cached.part,
+            idle_timeout=order.retry_policy.idle_timeout, on_written=on_written,
+        )  # fmt: skip
 
-        self._progress.enter("checking")
-        return file_digest(path, self._file.etag, on_hashed) == self._file.etag
+    here = cached.here
+    progress.begin_file(bytes_here(cached.cache, order.repo, order.model.files) - here, here)
+    with cached.locked(progress):
+        content = cached.content
+        if content is not None:
+            progress.here = file.size
+            # The program that wrote it may not have checked it.
+            if not (content == cached.blob and was_verified) and not with_retries(
+                partial(is_correct, content), progress
+            ):
+                content = None
+        for _ in range(0 if content else 2):
+            progress.begin_file(progress.others, size_of(cached.part))
+            progress.enter("running")
+            with_retries(receive, progress)
+            if with_retries(partial(is_correct, cached.part), progress):
+                with_retries(cached.move_to_blob, progress)
+                content = cached.blob
+                break
+            with_retries(cached.part.unlink, progress)
+        if content is None:
+            raise ChecksumMismatch(
+                f"{Path(file.path).name} failed its checksum twice and was discarded.",
+                "Try again later, without a proxy if there is one, or choose another repository.",
+            )
+        named = cached.add_to_snapshot(order.revision, content)
+    if not was_verified:
+        progress.verified.append(file.etag)
+    progress.finish_file()
+    return named
 
 
 _NICENESS = 10  # decoding goes first
@@ -353,7 +321,14 @@ def main() -> None:
     progress: DownloadProgress | None = None
     try:
         progress = DownloadProgress(msgspec.json.decode(sys.stdin.buffer.readline(), type=prepared(Download)), _send)
-        threading.Thread(target=_watch_input, name="input", daemon=True).start()
+        main_thread = threading.get_ident()
+
+        def watch_input() -> None:
+            while os.read(sys.stdin.fileno(), 1):
+                pass
+            signal.pthread_kill(main_thread, signal.SIGTERM)  # to that thread: it may be waiting for the network
+
+        threading.Thread(target=watch_input, name="input", daemon=True).start()
         threading.Thread(target=progress.report_by_clock, name="clock", daemon=True).start()
         try:
             path = fetch_model(progress)
@@ -373,14 +348,6 @@ def main() -> None:
 def _stop(_signal: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
     raise _Stopped
-
-
-def _watch_input() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    main_thread = threading.main_thread().ident
-    assert main_thread is not None
-    signal.pthread_kill(main_thread, signal.SIGTERM)  # to that thread: it may be waiting for the network
 
 
 def _send(report: Download) -> None:

@@ -176,11 +176,18 @@ class CachedFile:
         named.parent.mkdir(parents=True, exist_ok=True)
         fresh = named.parent / f".{self.file.etag}.{os.getpid()}"  # renamed in one step: others may read the cache
         fresh.unlink(missing_ok=True)
-        is_blob = content == self.blob
+        is_blob, is_linked = content == self.blob, False
         try:
-            if not (is_blob and _link(content, fresh)):
-                if is_blob and not self.links():
-                    return content.replace(named)
+            if is_blob and not is_set("HF_HUB_DISABLE_SYMLINKS"):
+                try:
+                    fresh.symlink_to(os.path.relpath(content, fresh.parent))
+                    is_linked = True
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+            if is_blob and not is_linked and not self.links():
+                return content.replace(named)
+            if not is_linked:
                 shutil.copyfile(content, fresh)
             return fresh.replace(named)
         finally:
@@ -192,19 +199,6 @@ class CachedFile:
             return []
         content = self.blob.resolve()
         return [path for path in self.snapshots.rglob("*") if path.is_symlink() and path.resolve() == content]
-
-
-def _link(blob: Path, link: Path) -> bool:
-    """Create a relative link; False where that is impossible or not wanted."""
-    if is_set("HF_HUB_DISABLE_SYMLINKS"):
-        return False
-    try:
-        link.symlink_to(os.path.relpath(blob, link.parent))
-    except OSError as error:
-        if error.errno in _NO_LINKS:
-            return False
-        raise
-    return True
 
 
 def update_main(cache: Path, repo: str, revision: str, newest_at: float) -> None:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -42,7 +42,15 @@ class DownloadProcess:
     @classmethod
     async def start(cls, download: Download) -> DownloadProcess:
         """Start the process. Raises OSError."""
-        with _open_log() as log:
+        file = log_file()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if file.exists() and file.stat().st_size > _MAX_LOG:
+                file.unlink()
+            log = file.open("ab")
+        except OSError:  # a cache folder that cannot be written does not prevent downloads
+            log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
+        with log:
             process = await asyncio.create_subprocess_exec(
                 *python_command("-m", "cpuchat.models.downloads.child"),
                 stdin=asyncio.subprocess.PIPE,
@@ -77,28 +85,18 @@ class DownloadProcess:
         """Send SIGTERM, and SIGKILL after a few seconds."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
-        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._kill)
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if self._process.returncode is None:
-                self._process.kill()
+        def kill() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                if self._process.returncode is None:
+                    self._process.kill()
+
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, kill)
 
 
 def log_file() -> Path:
     """Return where unexpected errors of all downloads are logged."""
     return paths.log_dir() / "downloads.log"
-
-
-def _open_log() -> BinaryIO:
-    file = log_file()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if file.exists() and file.stat().st_size > _MAX_LOG:
-            file.unlink()
-        return file.open("ab")
-    except OSError:  # a cache folder that cannot be written does not prevent downloads
-        return Path(os.devnull).open("wb")
 
 
 _TICK = 1.0
@@ -204,9 +202,23 @@ class Downloads:
 
     def restore(self) -> None:
         """Restore the downloads of earlier runs: running ones continue, paused and failed ones stay so."""
-        for id, download in self._journal.read().items():
-            if id not in self._entries and self._is_valid(id, download):
-                self._restore(download)
+        for id, last in self._journal.read().items():
+            order = last.order
+            try:  # anybody may have written it
+                check_names(order.repo, order.revision, order.model.files)
+            except (UsageError, HubError):
+                continue
+            if id in self._entries or order.id != id or last.state == "done":
+                continue
+            done = self._bytes_here(order)
+            download = replace(last, done=done, checked=0, speed=0.0, seconds_left=None, retry_in=0.0)
+            entry = self._entries[id] = _Entry(download)
+            if last.state in RUNNING:
+                self._queue(entry)
+            else:
+                entry.wanted = "pause"
+                entry.settled.set()
+                self._changed(entry.download)
         self._launch()
 
     async def wait(self, id: str) -> Download:
@@ -232,15 +244,6 @@ class Downloads:
         except KeyError:
             raise UsageError(f"There is no download {id}.", "It may have been cancelled.") from None
 
-    def _is_valid(self, id: str, download: Download) -> bool:
-        """Check an entry of the journal: anybody may have written it."""
-        order = download.order
-        try:
-            check_names(order.repo, order.revision, order.model.files)
-        except (UsageError, HubError):
-            return False
-        return order.id == id and download.state != "done"
-
     def _bytes_here(self, order: Order) -> int:
         return bytes_here(self._cache, order.repo, order.model.files)
 
@@ -251,17 +254,6 @@ class Downloads:
             self._journal.remove(download.id)
         else:
             self._journal.update(lambda entries: entries.update({download.id: download}))
-
-    def _restore(self, last: Download) -> None:
-        done = self._bytes_here(last.order)
-        download = replace(last, done=done, checked=0, speed=0.0, seconds_left=None, retry_in=0.0)
-        entry = self._entries[last.id] = _Entry(download)
-        if last.state in RUNNING:
-            self._queue(entry)
-        else:
-            entry.wanted = "pause"
-            entry.settled.set()
-            self._changed(entry.download)
 
     def _run_again(self, entry: _Entry) -> None:
         """Queue it unless it runs; one that is being stopped starts again when it has ended."""
@@ -304,8 +296,14 @@ class Downloads:
     async def _download(self, entry: _Entry) -> None:
         entry.stopping = False
         entry.rate.clear()  # else the pause would count
+        others = (other.download for other in self._entries.values() if other is not entry and other.task is not None)
+        reserved = sum(max(other.total - other.done, 0) for other in others)
+        # What this manager decides, whatever the journal says.
+        order = replace(
+            entry.download.order, cache=str(self._cache), reserved=reserved, retry_policy=self._retry_policy
+        )
         try:
-            entry.process = await DownloadProcess.start(replace(entry.download, order=self._order(entry)))
+            entry.process = await DownloadProcess.start(replace(entry.download, order=order))
         except OSError as error:
             self._fail(entry, f"Cannot start the download process: {error.strerror}.")
             return
@@ -313,7 +311,11 @@ class Downloads:
             entry.stop()
         async for report in entry.process.reports(_TICK):
             if report is not None:
-                self._apply(entry, report)
+                verified, entry.download = entry.download.verified, report
+                if report.state in RUNNING:  # the last report is passed on when the process has ended
+                    self._update_speed(entry)
+                if report.verified != verified and entry.wanted != "cancel":
+                    self._write_journal(entry)
             elif entry.download.state == "running":
                 self._update_speed(entry)
         entry.process = None
@@ -321,19 +323,6 @@ class Downloads:
             entry.wanted = "pause"  # another process stopped it
         elif not entry.stopping and entry.download.state in RUNNING:
             self._fail(entry, "The download process ended unexpectedly.")
-
-    def _order(self, entry: _Entry) -> Order:
-        """Return the order with what this manager decides, whatever the journal says."""
-        others = (other.download for other in self._entries.values() if other is not entry and other.task is not None)
-        reserved = sum(max(other.total - other.done, 0) for other in others)
-        return replace(entry.download.order, cache=str(self._cache), reserved=reserved, retry_policy=self._retry_policy)
-
-    def _apply(self, entry: _Entry, report: Download) -> None:
-        verified, entry.download = entry.download.verified, report
-        if report.state in RUNNING:  # the last report is passed on when the process has ended
-            self._update_speed(entry)
-        if report.verified != verified and entry.wanted != "cancel":
-            self._write_journal(entry)
 
     def _update_speed(self, entry: _Entry) -> None:
         download = entry.download

@@ -152,16 +152,14 @@ def expectation(
     kinds = known or SAME_MODEL if same_model else (*known, *TYPICAL)
     gains = tuple(gain(pass_ms, draft_ms, rate, kind) for kind, rate in kinds)
     best = max(one.acceptance for one in gains)
-    no_gain = "" if any(one.depth for one in gains) else _why_none(pass_ms, draft_ms, best)
-    return Expectation(gains, basis, draft_ms, no_gain)
-
-
-def _why_none(pass_ms: Sequence[float], draft_ms: float, best: float) -> str:
+    no_gain = ""
     if pass_ms[0] < MIN_PLAIN_MS:
-        return f"decoding takes {pass_ms[0]:.2g} ms per token, and handling drafts takes as long"
-    if not gain(pass_ms, 0.0, best).depth:
-        return "batch verification costs as much as token-by-token decoding"
-    return f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
+        no_gain = f"decoding takes {pass_ms[0]:.2g} ms per token, and handling drafts takes as long"
+    elif not gain(pass_ms, 0.0, best).depth:
+        no_gain = "batch verification costs as much as token-by-token decoding"
+    elif not any(one.depth for one in gains):
+        no_gain = f"a drafted token takes {draft_ms:.1f} ms, too slow against {pass_ms[0]:.1f} ms for a decoded one"
+    return Expectation(gains, basis, draft_ms, no_gain)
 
 
 def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
@@ -315,7 +313,7 @@ def candidates(
     limit = max_read(target)
     for draft in wanted:
         if draft.id not in there:
-            listed.append(judged.on_hub(draft, limit))
+            listed.append(_on_hub(draft, judged, limit))
     order = {model.id: number for number, model in enumerate(wanted)}
 
     def place(one: DraftCandidate) -> tuple[int, int, int]:
@@ -325,11 +323,17 @@ def candidates(
     return sorted(listed, key=place)
 
 
-def _file(model: CatalogModel, limit: float) -> tuple[str, int]:
-    """Return the least quantized file of at most `limit` bytes, else the smallest, and its size."""
-    sizes = {name: round(1e9 * size) for name, size in model.sizes.items()}
-    fitting = ((name, sizes[name]) for name in _DRAFT_QUANTIZATIONS if name in sizes and sizes[name] <= limit)
-    return next(fitting, None) or min(sizes.items(), key=lambda one: one[1], default=("", 0))
+def _on_hub(draft: CatalogModel, judged: _Target, limit: float) -> DraftCandidate:
+    """Return a model of the catalog in its least quantized file of at most `limit` bytes, else the smallest."""
+    sizes = {name: round(1e9 * size) for name, size in draft.sizes.items()}
+    fitting = ((name, sizes[name]) for name in _DRAFT_QUANTIZATIONS if sizes.get(name, limit + 1) <= limit)
+    smallest = min(sizes.items(), key=lambda one: one[1], default=("", 0))
+    quantization, size = next(fitting, smallest)
+    work = typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)
+    return DraftCandidate(
+        name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size, entry=draft.id,
+        named=True, expected=judged.expected(work),
+    )  # fmt: skip
 
 
 class _Target(NamedTuple):
@@ -339,15 +343,6 @@ class _Target(NamedTuple):
     work: ModelWork
     costs: TargetCosts
     machine: Machine | None
-
-    def on_hub(self, draft: CatalogModel, limit: float) -> DraftCandidate:
-        """Return a model of the catalog in its least quantized file of at most `limit` bytes."""
-        quantization, size = _file(draft, limit)
-        work = typical_work(max(size, 1), quantization, params=1e9 * draft.params, id=draft.id)
-        return DraftCandidate(
-            name=draft.name, where="hub", repo=draft.repos[0], quantization=quantization, size=size, entry=draft.id,
-            named=True, expected=self.expected(work),
-        )  # fmt: skip
 
     def expected(
         self,
@@ -430,11 +425,8 @@ def check(candidate: DraftCandidate, target: GGUFHeader, hub: Hub | None = None)
 
 
 def header_of(candidate: DraftCandidate, hub: Hub | None) -> GGUFHeader | None:
-    """Return the header of a candidate; None for one on the hub without `hub`.
-
-    Raises:
-        HubError, ModelDamaged, ModelNotFound: it cannot be read.
-    """
+    """Return the header of a candidate; None for one on the hub without `hub`. Raises HubError, ModelDamaged,
+    ModelNotFound: it cannot be read."""
     if candidate.path is not None:
         return read_model(candidate.path)
     if hub is None:

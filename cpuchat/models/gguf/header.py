@@ -204,12 +204,8 @@ def header_from(source: ByteSource, path: Path) -> GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read the header of one file (of one part, when the model is split).
-
-    Raises:
-        ModelNotFound: it does not exist or may not be read.
-        ModelDamaged, ModelUnsupported: as `header_from`.
-    """
+    """Read the header of one file (of one part, when the model is split). Raises ModelNotFound: it does not exist or
+    may not be read; ModelDamaged, ModelUnsupported: as `header_from`."""
     with FileSource(path) as source:
         try:
             return header_from(source, path)

@@ -107,11 +107,7 @@ class LazyArray(Sequence[Any]):
         return self.value_type == STRING
 
     def raw_strings(self) -> Iterator[bytes]:
-        """Yield the bytes of every string, valid UTF-8 or not.
-
-        Raises:
-            TypeError: these are numbers.
-        """
+        """Yield the bytes of every string, valid UTF-8 or not. Raises TypeError: these are numbers."""
         if not self.is_text:
             raise TypeError(f"{self!r} contains no strings")
         raw, at, number = self._raw, 0, int.from_bytes  # in a loop, faster than struct

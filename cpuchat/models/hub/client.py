@@ -5,12 +5,10 @@ All requests go through huggingface_hub: its API, and byte ranges of files by it
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -19,15 +17,12 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
 from cpuchat import __version__
-from cpuchat.base import paths
 from cpuchat.base.errors import AccessDenied, HubError, HubOffline, ModelDamaged, TooSlow, UsageError
-from cpuchat.base.files import read_small, write_atomically
 from cpuchat.base.text import clean_line
 from cpuchat.models.gguf.header import GGUFHeader, header_from, join_parts
-from cpuchat.models.gguf.parse import MAX_HEADER
 from cpuchat.models.hub import errors, responses
 from cpuchat.models.hub.errors import endpoint, host, invalid_response, is_offline, too_slow
-from cpuchat.models.hub.repository import FoundRepository, HubFile, ModelData, RepoModel, Repository, checked_etag
+from cpuchat.models.hub.repository import FoundRepository, HubFile, ModelData, RepoModel, Repository
 
 if TYPE_CHECKING:
     import httpx
@@ -45,12 +40,8 @@ _setting_up = threading.Lock()
 
 
 def token() -> str:
-    """Return the user's token, from `HF_TOKEN` or `hf auth login`; "" when there is none.
-
-    Raises:
-        HubError: it cannot be read.
-        AccessDenied: it contains characters that no token has.
-    """
+    """Return the user's token, from `HF_TOKEN` or `hf auth login`; "" when there is none. Raises HubError: it cannot be
+    read; AccessDenied: it contains characters that no token has."""
     from huggingface_hub.utils import get_token_to_send
 
     try:
@@ -79,11 +70,8 @@ def headers() -> dict[str, str]:
 
 
 def ask(question: Callable[[HfApi], T], repo: str = "") -> T:
-    """Call the hub's API. `question` must read the response to its end; `repo` is for messages.
-
-    Raises:
-        HubError and its kinds: offline, refused, not found, connection lost, invalid response.
-    """
+    """Call the hub's API. `question` must read the response to its end; `repo` is for messages. Raises HubError and its
+    kinds: offline, refused, not found, connection lost, invalid response."""
     _set_up()
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -209,101 +197,17 @@ def parse_address(text: str) -> Address:
     return Address(repo=found.id, revision=found.revision or "", path=path, quantization=quantization.upper())
 
 
-_SUFFIX = ".header"
-_LIMIT = 256_000_000
-"""Bytes of all headers together; the least recently used go first."""
-
-
-class HeaderCache:
-    """The first bytes of model files, compressed, by etag: that is the hash of the file, so an entry is valid forever.
-
-    Disk errors are ignored; an etag that is not a hash raises HubError.
-    """
-
-    def __init__(self, folder: Path | None = None, limit: int = _LIMIT) -> None:
-        self._folder = folder or paths.headers_dir()
-        self._limit = limit
-
-    def get(self, etag: str) -> bytes | None:
-        """Return the first bytes of a file; None when they are not cached, or damaged."""
-        file = self._file(etag)
-        try:
-            unpacker = zlib.decompressobj()
-            content = unpacker.decompress(read_small(file, MAX_HEADER), MAX_HEADER)
-            if not unpacker.eof:
-                return None
-            os.utime(file)
-        except (OSError, zlib.error):
-            return None
-        return content
-
-    def put(self, etag: str, content: bytes) -> None:
-        with contextlib.suppress(OSError):
-            write_atomically(self._file(etag), zlib.compress(content, level=1))
-            self._trim()
-
-    def remove(self, etag: str) -> None:
-        with contextlib.suppress(OSError):
-            self._file(etag).unlink(missing_ok=True)
-
-    def _file(self, etag: str) -> Path:
-        return self._folder / f"{checked_etag(etag)}{_SUFFIX}"
-
-    def _trim(self) -> None:
-        files = [(file.stat(), file) for file in self._folder.iterdir()]
-        files.sort(key=lambda entry: entry[0].st_mtime_ns)
-        excess = sum(status.st_size for status, _ in files) - self._limit
-        for status, file in files:
-            if excess <= 0:
-                return
-            file.unlink(missing_ok=True)
-            excess -= status.st_size
-
-
 _MORE = 1 << 20
 """Bytes that a server without range support may send beyond those requested; the reader stops by itself."""
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+)$")
 
 
-def read_remote_header(repo: str, revision: str, file: HubFile, cache: HeaderCache) -> GGUFHeader:
-    """Read the header of one file from the cache, else from the hub.
-
-    Raises:
-        HubError and its kinds: it could not be read.
-        ModelDamaged: not a GGUF file, or a contradictory header.
-    """
-    label = Path(file.path)
-    content = cache.get(file.etag)
-    if content is not None:
-        try:
-            return header_from(_Cached(file, content), label)
-        except ModelDamaged:
-            cache.remove(file.etag)
-    source = _Remote(repo, revision, file)
-    header = header_from(source, label)
-    cache.put(file.etag, bytes(source.content[: header.data_offset]))
-    return header
-
-
-class _Cached:
-    """The first bytes of a file, as a source of headers."""
-
-    def __init__(self, file: HubFile, content: bytes) -> None:
-        self.name = PurePosixPath(file.path).name
-        self.size = file.size
-        self._content = content
-
-    def read(self, offset: int, count: int) -> bytes:
-        return self._content[offset : offset + count]
-
-
 class _Remote:
-    """A file on the hub, as a source of headers. `content`: what has been read so far, from the first byte on."""
+    """A file on the hub, as a source of headers."""
 
     def __init__(self, repo: str, revision: str, file: HubFile) -> None:
         self.name = PurePosixPath(file.path).name
         self.size = file.size
-        self.content = bytearray()
         self._repo = repo
         self._url = f"{endpoint()}/{repo}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
 
@@ -317,7 +221,6 @@ class _Remote:
             piece = self._request(offset, count)
         if len(piece) < count:
             raise HubError(f"{host()} sent fewer bytes of {self.name} than announced.", "Try again.")
-        self.content += piece
         return piece
 
     def _request(self, offset: int, count: int) -> bytes:
@@ -343,6 +246,7 @@ def _body(response: httpx.Response, count: int, skip: int = 0) -> bytes:
     return bytes(content[skip : skip + count])
 
 
+_MAX_HEADERS = 8  # that are kept
 MAX_SECONDS = 60.0
 """Seconds after which no further part's header is requested."""
 MAIN = "main"
@@ -355,9 +259,8 @@ class Hub:
     `errors.HubError` or one of its kinds: HubOffline, RateLimited, NotOnHub, AccessDenied.
     """
 
-    def __init__(self, cache: Path | None = None) -> None:
-        """`cache` replaces the folder of cached headers."""
-        self._headers = HeaderCache(cache)
+    def __init__(self) -> None:
+        self._headers: dict[tuple[str, ...], GGUFHeader] = {}  # by the hashes of the files
 
     def search(self, query: str, *, limit: int = 30) -> list[FoundRepository]:
         """Return at most `limit` repositories with GGUF files whose name contains the words, most downloads first.
@@ -376,27 +279,31 @@ class Hub:
         )
 
     def repository(self, repo_id: str, revision: str = MAIN) -> Repository:
-        """Return its models at `revision`: a branch, a tag or a commit.
-
-        Raises:
-            UsageError: `repo_id` is not "owner/name".
-        """
+        """Return its models at `revision`: a branch, a tag or a commit. Raises UsageError: `repo_id` is not
+        "owner/name"."""
         repo, asked = parse_address(repo_id).repo, time.time()
         info = ask(lambda api: api.model_info(repo, revision=revision, files_metadata=True), repo)
         return responses.repository(info, asked if revision == MAIN else 0.0)
 
     def header(self, repo: Repository, model: RepoModel) -> GGUFHeader:
-        """Return the header of a model, with the tensors of all parts of a split one; fetches and caches some MB.
+        """Return the header of a model, with the tensors of all parts of a split one; fetches some MB, and keeps the
+        last few.
 
         Raises:
             ModelDamaged: not a GGUF file, a contradictory header, or missing parts.
             TooSlow: too many parts, or too slow a connection.
         """
+        key = tuple(file.etag for file in model.files)
+        if (known := self._headers.get(key)) is not None:
+            return known
         headers, until = [], time.monotonic() + MAX_SECONDS
         for file in model.files:
             if time.monotonic() > until:
                 raise too_slow()
-            headers.append(read_remote_header(repo.id, repo.revision, file, self._headers))
+            headers.append(header_from(_Remote(repo.id, repo.revision, file), Path(file.path)))
         if not model.complete or headers[0].split_count != len(headers):
             raise ModelDamaged(f"{model.name}: parts are missing in {repo.id}.", "Choose another file.")
-        return join_parts(headers)
+        for old in list(self._headers)[: 1 - _MAX_HEADERS]:
+            self._headers.pop(old, None)
+        found = self._headers[key] = join_parts(headers)
+        return found

@@ -102,7 +102,12 @@ def translate(error: Exception, repo: str = "") -> CpuchatError:
         case hub.LocalEntryNotFoundError():  # huggingface_hub's word for "not reached, and not in the cache"
             return offline_mode() if is_offline() else _unreachable("cannot be reached")
         case hub.GatedRepoError():
-            return _gated(error.response, repo)
+            # Without a password that the endpoint may hold.
+            terms = f"Accept them at {endpoint().partition('://')[0]}://{host()}/{repo}"
+            then = "with the account of your token"
+            if not _has_token(error.response):
+                then = "then run `hf auth login` (or set HF_TOKEN)"
+            return AccessDenied(f"{_named(repo)} is gated: access requires accepting its terms.", f"{terms}, {then}.")
         case hub.RepositoryNotFoundError():
             return _no_repository(error.response, repo)
         case hub.RevisionNotFoundError():
@@ -216,18 +221,9 @@ def _has_token(response: httpx.Response) -> bool:
     return any("authorization" in one.request.headers for one in (*response.history, response))
 
 
-def _gated(response: httpx.Response, repo: str) -> AccessDenied:
-    # Without a password that the endpoint may hold.
-    terms = f"Accept them at {endpoint().partition('://')[0]}://{host()}/{repo}"
-    then = "with the account of your token" if _has_token(response) else "then run `hf auth login` (or set HF_TOKEN)"
-    return AccessDenied(f"{_named(repo)} is gated: access requires accepting its terms.", f"{terms}, {then}.")
-
-
 def _no_repository(response: httpx.Response, repo: str) -> NotOnHub:
     name = repo.rpartition("/")[2] or "NAME"
-    private = "a private one needs a token with access" if _has_token(response) else (
-        "a private one needs a token (`hf auth login`)"
-    )  # fmt: skip
+    private = f"a private one needs a token {'with access' if _has_token(response) else '(`hf auth login`)'}"
     return NotOnHub(
         f"There is no repository {clean_line(repo)} on {host()}.",
         f"Check the spelling (`cpuchat models search {clean_line(name)}`); {private}.",

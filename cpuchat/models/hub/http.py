@@ -55,7 +55,7 @@ def client() -> httpx.Client:
         TooSlow: it takes too long.
         HubError: it is too large, or a forbidden redirect.
     """
-    hooks = {"request": [_set_timeout, _keep_token], "response": [_check_redirect, _limit_content]}
+    hooks = {"request": [_prepare], "response": [_check_redirect, _limit_content]}
     # Uncompressed: a few MB of gzip can become gigabytes.
     sent = {"accept-encoding": "identity"}
     return httpx.Client(transport=_Routes(), event_hooks=hooks, follow_redirects=True, headers=sent)
@@ -84,15 +84,11 @@ def _bounds(request: httpx.Request) -> ResponseLimits:
     return request.extensions.get(_EXTENSION, DEFAULT)
 
 
-def _set_timeout(request: httpx.Request) -> None:
+def _prepare(request: httpx.Request) -> None:
     # Not as the client's default: huggingface_hub sets timeout=None explicitly.
     timeout = _bounds(request).idle_timeout
     request.extensions["timeout"] = httpx.Timeout(timeout, connect=min(timeout, _CONNECT)).as_dict()
-
-
-def _keep_token(request: httpx.Request) -> None:
-    """Remove the token from requests to other hosts: huggingface_hub sends it to any URL that the hub names as the next
-    page. (httpx removes it from redirects.)"""
+    # huggingface_hub sends the token to any URL that the hub names as the next page. (httpx removes it from redirects.)
     hub = httpx.URL(endpoint())
     if (request.url.host, request.url.port) != (hub.host, hub.port):
         request.headers.pop("authorization", None)

@@ -84,11 +84,8 @@ def _is_exempt(host: str, its_port: int, rules: str) -> bool:
 
 
 def certificates() -> ssl.SSLContext:
-    """Return the authorities to trust: those of `_CERTIFICATES` that is set, else those of certifi.
-
-    Raises:
-        UsageError: there are none at what the variable names.
-    """
+    """Return the authorities to trust: those of `_CERTIFICATES` that is set, else those of certifi. Raises UsageError:
+    there are none at what the variable names."""
     variable = next((one for one in _CERTIFICATES if os.environ.get(one)), "")
     if not variable:
         return httpx.create_ssl_context(trust_env=False)

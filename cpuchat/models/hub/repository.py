@@ -125,11 +125,7 @@ def is_size(value: object) -> bool:
 
 
 def checked_etag(etag: str) -> str:
-    """Return `etag` if it is a hash.
-
-    Raises:
-        HubError: it is not, so it must not become a file name.
-    """
+    """Return `etag` if it is a hash. Raises HubError: it is not, so it must not become a file name."""
     if not (is_sha1(etag) or is_sha256(etag)):
         raise HubError(
             "Hugging Face publishes no hash for this file.", "Try again later, or choose another repository."
@@ -138,12 +134,8 @@ def checked_etag(etag: str) -> str:
 
 
 def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
-    """Check everything that becomes the name of a file or a folder.
-
-    Raises:
-        UsageError: the repository or the revision is malformed.
-        HubError: a file has an unsafe name, no hash, or no size.
-    """
+    """Check everything that becomes the name of a file or a folder. Raises UsageError: the repository or the revision
+    is malformed; HubError: a file has an unsafe name, no hash, or no size."""
     if not is_repo(repo):
         raise UsageError(f"{repo!r} is not a repository name.", "Write it as OWNER/NAME.")
     if not is_sha1(revision):
@@ -162,31 +154,21 @@ def safe_path(path: str) -> str:
         HubError: it is unsafe: absolute, `..`, a drive, backslashes, control or invisible characters, device names, too
             long. The message says which.
     """
-    fault = _path_fault(path)
-    if fault:
+    parts, encoded = path.split("/"), path.encode("utf-8", "replace")
+    faults = {
+        "control or invisible characters": not path.isprintable(),
+        "a backslash or colon": "\\" in path or ":" in path,
+        "an absolute path": path.startswith("/"),
+        "outside its folder": any(part in ("", ".", "..") for part in parts),
+        "a name reserved by Windows": any(part != part.rstrip(" .") or _DEVICE.match(part) for part in parts),
+        "too long": len(encoded) > _MAX_PATH or any(len(part) > _MAX_PART for part in encoded.split(b"/")),
+    }
+    if fault := next((fault for fault, is_found in faults.items() if is_found), ""):
         raise HubError(
             f"The repository contains a file with an unsafe name ({fault}): {clean_line(path)[:100]!r}.",
             "Don't trust this repository; choose another one.",
         )
     return path
-
-
-def _path_fault(path: str) -> str:
-    """Return what is wrong with it; "" when it is safe."""
-    parts = path.split("/")
-    if not path.isprintable():
-        return "control or invisible characters"
-    if "\\" in path or ":" in path:
-        return "a backslash or colon"
-    if path.startswith("/"):
-        return "an absolute path"
-    if any(part in ("", ".", "..") for part in parts):
-        return "outside its folder"
-    if any(part != part.rstrip(" .") or _DEVICE.match(part) for part in parts):
-        return "a name reserved by Windows"
-    if len(path.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_PART for part in parts):
-        return "too long"
-    return ""
 
 
 KINDS = {"head": "a draft head", "projector": "a multimodal projector", "imatrix": "an importance matrix"}

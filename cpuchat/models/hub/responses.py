@@ -11,7 +11,7 @@ and `BF16/Model-BF16-00001-of-00002` (unsloth), `Model.i1-IQ3_M` and `Model.mmpr
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -44,42 +44,37 @@ _FRAGMENT = re.compile(r"\.gguf\.?(part\d+of\d+|-?split-[a-z])$", re.IGNORECASE)
 
 
 def listed_repositories(infos: Iterable[ModelInfo]) -> list[FoundRepository]:
-    """Return the hits of a search that have a valid id.
-
-    Raises:
-        HubError: none has.
-    """
+    """Return the hits of a search that have a valid id. Raises HubError: none has."""
     hits = list(infos)
     valid = [info for info in hits if is_repo(info.id)]
     if hits and not valid:
         raise invalid_response()
-    return [_hit(info) for info in valid]
-
-
-def _hit(info: ModelInfo) -> FoundRepository:
-    gguf = info.gguf if isinstance(info.gguf, dict) else {}  # of its first GGUF file; total: parameters
-    return FoundRepository(
-        id=info.id,
-        downloads=_count(info.downloads),
-        likes=_count(info.likes),
-        gated=bool(info.gated),
-        private=bool(info.private),
-        updated=_day(info),
-        architecture=_text(gguf.get("architecture")),
-        n_params=_count(gguf.get("total")),
-    )
+    found: list[FoundRepository] = []
+    for info in valid:
+        gguf = info.gguf if isinstance(info.gguf, dict) else {}  # of its first GGUF file; total: parameters
+        found.append(
+            FoundRepository(
+                id=info.id,
+                downloads=_count(info.downloads),
+                likes=_count(info.likes),
+                gated=bool(info.gated),
+                private=bool(info.private),
+                updated=_day(info),
+                architecture=_text(gguf.get("architecture")),
+                n_params=_count(gguf.get("total")),
+            )
+        )
+    return found
 
 
 def repository(info: ModelInfo, newest_at: float = 0.0) -> Repository:
-    """Return a repository with its models. `newest_at` see `Repository`.
-
-    Raises:
-        HubError: its id or commit is invalid.
-    """
+    """Return a repository with its models; `newest_at` see there. Raises HubError: its id or commit is invalid."""
+    if not is_repo(info.id) or not is_sha1(info.sha):
+        raise invalid_response()
     files, problems = _files(info.siblings or [])
     return Repository(
-        id=_checked(is_repo, info.id),
-        revision=_checked(is_sha1, info.sha),
+        id=info.id,
+        revision=info.sha or "",
         newest_at=newest_at,
         models=models_of(files),
         gated=bool(info.gated),
@@ -105,9 +100,11 @@ def _files(siblings: Iterable[RepoSibling]) -> tuple[list[HubFile], list[str]]:
             problems.append(error.message)
             continue
         if path.lower().endswith(_SUFFIX):
-            file = _file(path, sibling)
-            if file is not None:
-                files.append(file)
+            large = sibling.lfs
+            size = large.size if large is not None else sibling.size
+            hashes = {"git_sha1": sibling.blob_id or ""} if large is None else {"sha256": large.sha256}
+            if is_size(size) and (is_sha1(sibling.blob_id) if large is None else is_sha256(large.sha256)):
+                files.append(HubFile(path=path, size=size or 0, **hashes))
                 if len(files) == _MAX_FILES:
                     problems.insert(0, f"Only the first {_MAX_FILES:,} model files are listed.")
                     break
@@ -121,17 +118,6 @@ def _files(siblings: Iterable[RepoSibling]) -> tuple[list[HubFile], list[str]]:
     return files, problems
 
 
-def _file(path: str, sibling: RepoSibling) -> HubFile | None:
-    """Return a file; None when it could not be verified after a download."""
-    large = sibling.lfs
-    if large is not None:
-        file = HubFile(path=path, size=large.size, sha256=large.sha256)
-        return file if is_size(file.size) and is_sha256(file.sha256) else None
-    if not is_size(sibling.size) or not is_sha1(sibling.blob_id):
-        return None
-    return HubFile(path=path, size=sibling.size or 0, git_sha1=sibling.blob_id or "")
-
-
 def models_of(files: Iterable[HubFile]) -> tuple[RepoModel, ...]:
     """Return the GGUF models among a repository's files, the smallest first; all parts of a split one are one model."""
     groups: dict[tuple[str, int], dict[int, HubFile]] = {}
@@ -143,24 +129,17 @@ def models_of(files: Iterable[HubFile]) -> tuple[RepoModel, ...]:
         if part is not None:
             stem, number, count = part["stem"], int(part["number"]), int(part["count"])
         groups.setdefault((stem, count), {})[number] = file
-    models = [_model(stem, count, parts) for (stem, count), parts in groups.items()]
+    models = [
+        RepoModel(
+            name=PurePosixPath(stem).name,
+            files=tuple(parts[number] for number in sorted(parts)),
+            quantization=quantization_of(stem),
+            kind=role_of(stem),
+            complete=len(parts) == count and min(parts) == 1 and max(parts) == count,
+        )
+        for (stem, count), parts in groups.items()
+    ]
     return tuple(sorted(models, key=lambda model: (model.size, model.name)))
-
-
-def _model(stem: str, count: int, parts: Mapping[int, HubFile]) -> RepoModel:
-    return RepoModel(
-        name=PurePosixPath(stem).name,
-        files=tuple(parts[number] for number in sorted(parts)),
-        quantization=quantization_of(stem),
-        kind=role_of(stem),
-        complete=len(parts) == count and min(parts) == 1 and max(parts) == count,
-    )
-
-
-def _checked(is_valid: Callable[[object], bool], text: Any) -> str:
-    if not is_valid(text):
-        raise invalid_response()
-    return text
 
 
 def _day(info: ModelInfo) -> str:

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -26,16 +26,12 @@ from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import files_beside
 from cpuchat.models.library.places import LocalModel, entry, is_inside, linked, links
 
-if TYPE_CHECKING:
-    from huggingface_hub import DeleteCacheStrategy
-
 
 class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     """A plan for deleting a model. `files` are deleted in this order, which frees `freed` bytes.
 
     `stays` are sentences about what stays and why. `refused` is why it may not be deleted, "" when it may. The rest is
-    for `delete`: the folder or repository, the files' fingerprint at the time of planning, files in use, and
-    huggingface_hub's plan for the same files where it has one.
+    for `delete`: the folder or repository, the files' fingerprint at the time of planning, and files in use.
     """
 
     model: LocalModel
@@ -46,7 +42,6 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     root: Path = Path()
     state: str = ""
     in_use: tuple[Path, ...] = ()
-    strategy: DeleteCacheStrategy | None = None
 
 
 class _Plan:
@@ -63,13 +58,6 @@ class _Plan:
         self.stays: list[str] = []
         self.freed = 0
 
-    def add_of_folder(self, part: Path) -> None:
-        """Add one file of a model in a folder of the user."""
-        if part.is_symlink():
-            self._add_only_link(part)
-        else:
-            self._add_content(part)
-
     def add_of_cache(self, part: Path) -> None:
         """Add one file of a model in the Hugging Face cache."""
         here = entry(part)
@@ -77,31 +65,31 @@ class _Plan:
             if self._names.get(here):  # the download finished in the meantime
                 self.stays.append(f"{part.name} stays: its download has finished.")
             else:
-                self._add_content(part)
+                self.add_content(part)
             return
         content = next((one for one, found in self._names.items() if part in found), None) or linked(part)
         name = self._name(part)
         if content.parent != self._blobs and part.is_symlink():
-            self._add_only_link(part)
+            self.add_only_link(part)
             return
         same = self._names.get(content, [])
         mine = [path for path in same if self._name(path) == name]
         for path in mine:
-            self.links.append(path) if path.is_symlink() else self._add_content(path)
+            self.links.append(path) if path.is_symlink() else self.add_content(path)
         if others := [path for path in same if path not in mine]:
             self.stays.append(f"The content of {part.name} stays: {others[0].name} shares it.")
         elif content.parent == self._blobs and os.path.lexists(content):
-            self._add_content(content)
+            self.add_content(content)
         if any(self._name(path) == name for found in self._names.values() for path in found if path not in mine):
             self.stays.append(f"Another revision's version of {part.name} stays.")
 
-    def _add_only_link(self, part: Path) -> None:
+    def add_only_link(self, part: Path) -> None:
         self.links.append(part)
         content = Path(os.path.realpath(part))
         if content.exists():
             self.stays.append(f"{part.name} is a link: its target {content} stays.")
 
-    def _add_content(self, path: Path) -> None:
+    def add_content(self, path: Path) -> None:
         if path not in self.contents:
             self.contents.append(path)
 
@@ -133,19 +121,13 @@ def plan_deletion(model: LocalModel, root: Path | None, in_use: Collection[Path]
 
 
 def delete(deletion: Deletion) -> int:
-    """Carry out a plan; returns the bytes that were freed.
-
-    Raises:
-        CpuchatError: it is refused, the files are no longer those of the plan, or the system refuses; what was deleted
-            before that stays deleted.
-    """
+    """Carry out a plan; returns the bytes that were freed. Raises CpuchatError: it is refused, the files are no longer
+    those of the plan, or the system refuses; what was deleted before that stays deleted."""
     now = deletion if deletion.refused else _plan(deletion.model, deletion.root, deletion.in_use)
     if now.refused:
         raise CpuchatError(f"{deletion.model.name} was not deleted. {now.refused}")
     if (now.files, now.state) != (deletion.files, deletion.state):
         raise CpuchatError(f"{deletion.model.name} was not deleted: its files have changed.", "Refresh and try again.")
-    if now.strategy is not None:
-        now.strategy.execute()  # skips what it cannot delete, which the next lines then name
     for file in now.files:
         try:
             file.unlink(missing_ok=True)
@@ -177,7 +159,12 @@ def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
     try:
         plan = _Plan(root, links(root) if cached else {})
         for part in parts:
-            (plan.add_of_cache if cached else plan.add_of_folder)(part)
+            if cached:
+                plan.add_of_cache(part)
+            elif part.is_symlink():
+                plan.add_only_link(part)
+            else:
+                plan.add_content(part)
         plan.count()
         contents = plan.contents
         state = stat_fingerprint([path for path in contents if path.exists()])
@@ -187,51 +174,20 @@ def _plan(model: LocalModel, root: Path | None, in_use: Collection[Path]) -> Del
     arriving = _downloading(root) if cached else set()
     if arriving and (len(parts) < len(whole) or arriving & {path.name.partition(".")[0] for path in contents}):
         return refused("It is being downloaded: cancel the download first.")
-    strategy = _hub_strategy(root, plan.links, contents) if cached else None
-    freed_of_store = 0  # bytes of the store that repositories share
-    if strategy is not None:
-        own = sum(path.stat().st_size for path in contents if not path.is_symlink())
-        freed_of_store = strategy.expected_freed_size - own
-    if any(path.is_symlink() for path in contents) and not freed_of_store:
-        plan.stays.append("Its content is kept: other repositories in the cache share it.")
+    if any(path.is_symlink() for path in contents):
+        plan.stays.append("Its content is kept in the store that repositories share: `hf cache prune` frees it.")
     if model.projector is not None:
         plan.stays.append(f"{model.projector.name}, its multimodal projector, is kept.")
     return Deletion(
         model=model,
         # Contents first: a link without content is listed and can be deleted again.
         files=(*contents, *dict.fromkeys(plan.links)),
-        freed=plan.freed + freed_of_store,
+        freed=plan.freed,
         stays=tuple(plan.stays),
         root=root,
         state=state,
         in_use=tuple(in_use),
-        strategy=strategy,
     )
-
-
-def _hub_strategy(root: Path, links: list[Path], contents: list[Path]) -> DeleteCacheStrategy | None:
-    """Return huggingface_hub's plan for deleting exactly these links and contents; None where it has another or none.
-
-    Only huggingface_hub knows which contents of the store that repositories share nothing else needs. It has no plan
-    for partial downloads, broken links, copies instead of links, and repositories that it calls corrupted, and it would
-    follow a link out of the cache. And it cannot delete an empty revision: `delete_revisions` of the last one takes the
-    whole repository with it, other partial downloads included. All that is done here, file by file.
-    """
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-    from huggingface_hub.utils.logging import set_verbosity_error
-
-    set_verbosity_error()  # its warnings would be printed across the screen
-    try:
-        scanned = scan_cache_dir(root.parent)
-    except (CacheNotFound, OSError, ValueError):
-        return None
-    wanted = {entry(link) for link in links}
-    revisions = (revision for repo in scanned.repos if repo.repo_path.name == root.name for revision in repo.revisions)
-    files = (file for revision in revisions for file in revision.files if entry(file.file_path) in wanted)
-    strategy = scanned.delete_files(*files)
-    is_same = {entry(file) for file in strategy.files} == wanted and {entry(b) for b in strategy.blobs} == set(contents)
-    return strategy if is_same else None
 
 
 def _downloading(root: Path) -> set[str]:
@@ -246,36 +202,34 @@ def _downloading(root: Path) -> set[str]:
 def _tidy(root: Path) -> None:
     """Remove empty folders of a repository, and references to revisions that no longer exist.
 
-    Such a reference makes other programs call the whole repository corrupted. What cannot be removed stays.
+    Such a reference makes other programs call the whole repository corrupted. What cannot be removed stays, and so does
+    what links lead to out of `root`.
     """
-    _remove_empty(root / "snapshots", root)
+
+    def files(folder: Path) -> list[Path]:
+        found = [Path(base, name) for base, _, names in os.walk(folder) for name in names]
+        return [file for file in found if is_inside(file.parent, root)]
+
+    def remove_empty(folder: Path) -> None:
+        for base, _, _ in os.walk(folder, topdown=False):
+            if is_inside(Path(base), root):
+                with contextlib.suppress(OSError):  # not empty
+                    Path(base).rmdir()
+
+    remove_empty(root / "snapshots")
     try:
         left = {path.name for path in (root / "snapshots").iterdir()}
     except OSError:
         left = set()
-    for reference in _files(root / "refs", root):
+    for reference in files(root / "refs"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if reference.read_text(encoding="ascii").strip() not in left:
                 reference.unlink()
-    for marker in _files(root / ".no_exist", root):  # .no_exist/REVISION/NAME: this revision has no such file
+    for marker in files(root / ".no_exist"):  # .no_exist/REVISION/NAME: this revision has no such file
         with contextlib.suppress(OSError):
             if marker.relative_to(root / ".no_exist").parts[0] not in left and not marker.stat().st_size:
                 marker.unlink()
-    _remove_empty(root, root)
-
-
-def _remove_empty(folder: Path, root: Path) -> None:
-    """Remove `folder` and those in it that are empty and inside of `root`."""
-    for base, _, _ in os.walk(folder, topdown=False):
-        if is_inside(Path(base), root):
-            with contextlib.suppress(OSError):  # not empty
-                Path(base).rmdir()
-
-
-def _files(folder: Path, root: Path) -> list[Path]:
-    """Return all files below `folder`; none where links lead out of `root`."""
-    found = [Path(base, name) for base, _, names in os.walk(folder) for name in names]
-    return [file for file in found if is_inside(file.parent, root)]
+    remove_empty(root)
 
 
 Progress = Callable[[int, int], None]
@@ -295,11 +249,8 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_content(parts: list[Path], progress: Progress) -> tuple[Literal["verified", "damaged", "unchecked"], str]:
-    """Read all of a model's files and compare their hashes: about 1 GB/s where the disk is that fast.
-
-    Raises:
-        ModelDamaged: a file is missing or cannot be read.
-    """
+    """Read all of a model's files and compare their hashes: about 1 GB/s where the disk is that fast. Raises
+    ModelDamaged: a file is missing or cannot be read."""
     try:
         announced = [_announced(part) for part in parts]
         total = sum(part.stat().st_size for part in parts)

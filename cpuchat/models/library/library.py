@@ -33,18 +33,6 @@ from cpuchat.models.library.usage import RecentModels, UsageLog, usage_of
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
 
 
-def _only_model(folder: Path) -> Path:
-    files = [path for path, _ in walk(folder)]
-    files = [path for path in files if role_of(path.name) == "model"] or files
-    if len(files) == 1:
-        return files[0]
-    listed = ", ".join(path.name for path in files[:5])
-    raise ModelNotFound(
-        f"The folder {folder} has {len(files)} models{': ' + listed if listed else ''}.",
-        "Give the path of one GGUF file.",
-    )
-
-
 class Library:
     """The models on this machine. Reading takes a while with many files: not for the UI thread."""
 
@@ -87,11 +75,8 @@ class Library:
 
     def resolve(self, spec: str) -> Path:
         """Return the file that `spec` names: a path; "demo", "demo-q4" or "demo-draft"; "owner/name" or
-        "owner/name:QUANT" of the Hugging Face cache; or the name of a model file that the library knows.
-
-        Raises:
-            ModelNotFound: nothing matches; the hint names what is close and what to do.
-        """
+        "owner/name:QUANT" of the Hugging Face cache; or the name of a model file that the library knows. Raises
+        ModelNotFound: nothing matches; the hint names what is close and what to do."""
         spec = spec.strip()
         if spec in DEMO_FILES:
             path = paths.demo_dir() / DEMO_FILES[spec]
@@ -105,7 +90,14 @@ class Library:
             if spec and path.is_file():
                 return model_files(path)[0]
             if spec and path.is_dir():
-                return _only_model(path)
+                models = [one for one, _ in walk(path)]
+                models = [one for one in models if role_of(one.name) == "model"] or models
+                if len(models) == 1:
+                    return models[0]
+                listed = f": {', '.join(one.name for one in models[:5])}" if models else ""
+                raise ModelNotFound(
+                    f"The folder {path} has {len(models)} models{listed}.", "Give the path of one GGUF file."
+                )
             if path.is_symlink():
                 raise ModelNotFound(
                     f"{path} is a broken link: its target {path.readlink()} does not exist.", "Restore the target."

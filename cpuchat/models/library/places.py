@@ -17,9 +17,10 @@ from typing import Literal, Self
 
 import msgspec
 
-from cpuchat.base import files, paths
+from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelUnsupported
 from cpuchat.base.files import JsonCache
+from cpuchat.base.files import walk as walk_files
 from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL
 from cpuchat.models.file_names import engine_fingerprint, samples, stat_fingerprint, without_quantization
@@ -148,11 +149,7 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def linked(link: Path) -> Path:
-    """Return the entry that a link leads to, which may be a link itself.
-
-    Raises:
-        OSError: it is not a link.
-    """
+    """Return the entry that a link leads to, which may be a link itself. Raises OSError: it is not a link."""
     return entry(link.parent / link.readlink())
 
 
@@ -167,11 +164,17 @@ def links(root: Path) -> dict[Path, list[Path]]:
                 found.setdefault(linked(path), []).append(path)
             except OSError:  # not a link
                 copies.append(path)
-    free = _by_size(path for path in _blobs(root) if path not in found) if copies else {}
+    free: dict[int, list[Path]] = {}
+    for content in _blobs(root) if copies else ():
+        with contextlib.suppress(OSError):
+            if content not in found:
+                free.setdefault(content.stat().st_size, []).append(content)
     for path in copies:
         with contextlib.suppress(OSError):
-            content = _original(path, free.get(path.stat().st_size, []))
-            found.setdefault(content or entry(path), []).append(path)
+            # The content of its size that most of it is the same as: one of both may be damaged.
+            likeness = [(_likeness(one, path), one) for one in free.get(path.stat().st_size, [])]
+            share, content = max(likeness, default=(0.0, path))
+            found.setdefault(content if share > 0.5 else entry(path), []).append(path)
     return found
 
 
@@ -182,24 +185,10 @@ def _blobs(root: Path) -> list[Path]:
     return []
 
 
-def _by_size(paths: Iterable[Path]) -> dict[int, list[Path]]:
-    found: dict[int, list[Path]] = {}
-    for path in paths:
-        with contextlib.suppress(OSError):
-            found.setdefault(path.stat().st_size, []).append(path)
-    return found
-
-
-def _original(copy: Path, contents: list[Path]) -> Path | None:
-    """Return which of the `contents`, of its size, `copy` is a copy of: most of it is the same, as one of both may be
-    damaged. Raises OSError."""
-
-    def likeness(one: Path) -> float:
-        pairs = list(zip(samples(one, _BLOCK, _BLOCK), samples(copy, _BLOCK, _BLOCK), strict=True))
-        return sum(theirs == ours for theirs, ours in pairs) / len(pairs)
-
-    found = max(((likeness(one), one) for one in contents), default=(0.0, None))
-    return found[1] if found[0] > 0.5 else None
+def _likeness(one: Path, other: Path) -> float:
+    """Return the share of blocks that two files of one size have in common. Raises OSError."""
+    pairs = list(zip(samples(one, _BLOCK, _BLOCK), samples(other, _BLOCK, _BLOCK), strict=True))
+    return sum(theirs == ours for theirs, ours in pairs) / len(pairs)
 
 
 def is_demo(model: Path) -> bool:
@@ -217,38 +206,35 @@ def is_same_model(one: LocalModel | GGUFHeader, other: LocalModel | GGUFHeader) 
 
 def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[LocalFile]:
     """Yield every model once, also if it can be reached in several ways: demo, cache, folders, single `files`."""
-    seen: set[str] = set()
-    single = (LocalFile(path=file, source="folder", root=file.parent) for file in files)
-    for place in (*_demo(), *_in_cache(cache), *_in_folders(folders, cache), *single):
+    demo, real_cache, seen = paths.demo_dir(), os.path.realpath(cache), set[str]()
+
+    def every() -> Iterator[LocalFile]:
+        for name in DEMO_FILES.values():
+            if (demo / name).is_file():
+                yield LocalFile(path=demo / name, source="demo", root=demo)
+        for folder in sorted(cache.glob(f"{_REPO}*")):
+            repo = folder.name.removeprefix(_REPO).replace("--", "/", 1)
+            yield from repo_places(folder, repo)
+            # Contents that no revision links to: partial downloads, or left behind.
+            contents = [path for path in _blobs(folder) if not path.is_symlink() and _is_gguf(path)]
+            named = links(folder) if contents else {}
+            for path in contents:
+                if path not in named:
+                    yield LocalFile(path=folder / _BLOBS / path.name, source="huggingface", root=folder, repo=repo)
+        for folder in folders:
+            for path, beside in walk(folder):
+                real = entry(path)
+                inside = real.relative_to(real_cache).parts if real.is_relative_to(real_cache) else ("",)
+                if not inside[0].startswith(_REPO):  # a folder around the cache: its repositories are found there
+                    yield LocalFile(path=path, source="folder", root=folder, projector=beside)
+        for file in files:
+            yield LocalFile(path=file, source="folder", root=file.parent)
+
+    for place in every():
         real = os.path.realpath(place.path)
         if real not in seen:
             seen.add(real)
             yield place
-
-
-def _demo() -> Iterator[LocalFile]:
-    demo = paths.demo_dir()
-    for name in DEMO_FILES.values():
-        if (demo / name).is_file():
-            yield LocalFile(path=demo / name, source="demo", root=demo)
-
-
-def _in_folders(folders: Iterable[Path], cache: Path) -> Iterator[LocalFile]:
-    real_cache = os.path.realpath(cache)
-    for folder in folders:
-        for path, beside in walk(folder):
-            real = entry(path)
-            inside = real.relative_to(real_cache).parts if real.is_relative_to(real_cache) else ("",)
-            if not inside[0].startswith(_REPO):  # a folder around the cache: its repositories are found there
-                yield LocalFile(path=path, source="folder", root=folder, projector=beside)
-
-
-def _in_cache(cache: Path) -> Iterator[LocalFile]:
-    for folder in sorted(cache.glob(f"{_REPO}*")):
-        repo = folder.name.removeprefix(_REPO).replace("--", "/", 1)
-        yield from repo_places(folder, repo)
-        for path in _nameless(folder):
-            yield LocalFile(path=path, source="huggingface", root=folder, repo=repo)
 
 
 def repo_places(folder: Path, repo: str) -> list[LocalFile]:
@@ -272,7 +258,7 @@ def repo_places(folder: Path, repo: str) -> list[LocalFile]:
 
 def walk(folder: Path) -> Iterator[tuple[Path, Path | None]]:
     """Yield the models under `folder` by their first file, with the multimodal projector beside each."""
-    for base, names in files.walk(folder):
+    for base, names in walk_files(folder):
         yield from _models(base, names)
 
 
@@ -292,25 +278,13 @@ def _models(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, Path | N
     ours = sorted(name for name in names if name.lower().endswith(".gguf") and not name.startswith("._"))
     projectors = [name for name in ours if "mmproj" in name.lower()]
     projector = folder / projectors[0] if projectors else None
-    yield from ((folder / name, projector) for name in _first_files(ours) if name not in projectors)
-
-
-def _first_files(names: list[str]) -> Iterator[str]:
-    """Yield `names`, of a split model only the first part that exists."""
     seen: set[str] = set()
-    for name in names:
+    for name in ours:  # of a split model only the first part that exists
         parts = split_parts(Path(name))
         whole = name if parts is None else parts[0].name.lower()
-        if whole not in seen:
-            seen.add(whole)
-            yield name
-
-
-def _nameless(root: Path) -> list[Path]:
-    """Return GGUF contents that no revision links to: partial downloads, or left behind."""
-    contents = [path for path in _blobs(root) if not path.is_symlink() and _is_gguf(path)]
-    named = links(root) if contents else {}
-    return [root / _BLOBS / path.name for path in contents if path not in named]
+        if whole not in seen and name not in projectors:
+            yield folder / name, projector
+        seen.add(whole)
 
 
 def _is_gguf(path: Path) -> bool:
@@ -380,7 +354,13 @@ class SummaryCache:
         try:
             key = _key(parts)
         except OSError as error:
-            raise ModelDamaged(_missing(parts, error)) from None
+            missing = [part.name for part in parts if not part.is_file()]
+            why = f"Cannot open {parts[0]}: {error.strerror}."
+            if len(parts) == 1 and parts[0].is_symlink() and missing:
+                why = f"{parts[0].name} is a broken link: its target no longer exists."
+            elif len(parts) > 1 and missing:
+                why = f"{len(missing)} of {len(parts)} parts are missing ({missing[0]})."
+            raise ModelDamaged(why) from None
         cached = self._new.get(key) or self._known.get(key)
         if cached is None:
             cached = self._new[key] = _Cached(summary=summarize(read_model(parts[0])))
@@ -436,16 +416,6 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         damaged=damaged,
         unsupported=bool(unsupported),
     )
-
-
-def _missing(parts: list[Path], error: OSError) -> str:
-    """Return why not all of a model's files can be read."""
-    if parts[0].is_symlink() and len(parts) == 1 and not parts[0].exists():
-        return f"{parts[0].name} is a broken link: its target no longer exists."
-    missing = [part.name for part in parts if not part.is_file()]
-    if missing and len(parts) > 1:
-        return f"{len(missing)} of {len(parts)} parts are missing ({missing[0]})."
-    return f"Cannot open {parts[0]}: {error.strerror}."
 
 
 class _PartialFile(FileSource):

@@ -74,7 +74,12 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
     check_place(job.out, source, force=job.force)
     async with QuantizeProcess() as process:
         forecast = await forecast_type(process, source, job.type)
-        _check_quality(job, source, forecast)
+        if forecast.lossy and not job.requantize:
+            types = ", ".join(forecast.lossy)
+            raise UsageError(
+                f"{source.path.name} is already quantized ({types}): quantizing it again loses quality twice.",
+                "Start from F32, F16, BF16 or Q8_0, or add --allow-requantize.",
+            )
         try:
             with part_of(job.out) as part:
                 check_space(part, forecast.file_size)
@@ -96,16 +101,6 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
         except OSError as error:
             raise QuantizeFailed(f"Cannot write {job.out}: {error.strerror}.", "Choose another folder.") from None
     return job.out
-
-
-def _check_quality(job: QuantizeJob, source: GGUFHeader, forecast: Forecast) -> None:
-    """Check that quantizing does not lose quality needlessly. Raises UsageError."""
-    if forecast.lossy and not job.requantize:
-        types = ", ".join(forecast.lossy)
-        raise UsageError(
-            f"{source.path.name} is already quantized ({types}): quantizing it again loses quality twice.",
-            "Start from F32, F16, BF16 or Q8_0, or add --allow-requantize.",
-        )
 
 
 async def _follow(
@@ -147,20 +142,14 @@ async def _follow(
 
 
 def _check_result(part: Path, forecast: Forecast) -> None:
-    """Read the header back and sync the file.
-
-    Raises:
-        QuantizeFailed: it differs from the forecast.
-    """
+    """Read the header back and sync the file. Raises QuantizeFailed: it differs from the forecast."""
     try:
         header = read_header(part)
-        expected = {(tensor.name, tensor.type, tensor.shape) for tensor in forecast.header.tensors}
-        differs = {(tensor.name, tensor.type, tensor.shape) for tensor in header.tensors} != expected
-        if differs or header.metadata.get("general.file_type") != forecast.type.number:
-            raise QuantizeFailed("The file that llama.cpp wrote differs from its forecast and was discarded.")
         with part.open("rb") as file:
             os.fsync(file.fileno())
     except (CpuchatError, OSError) as error:
-        if isinstance(error, QuantizeFailed):
-            raise
         raise QuantizeFailed(f"The file that llama.cpp wrote cannot be read: {error}") from None
+    expected = {(tensor.name, tensor.type, tensor.shape) for tensor in forecast.header.tensors}
+    differs = {(tensor.name, tensor.type, tensor.shape) for tensor in header.tensors} != expected
+    if differs or header.metadata.get("general.file_type") != forecast.type.number:
+        raise QuantizeFailed("The file that llama.cpp wrote differs from its forecast and was discarded.")

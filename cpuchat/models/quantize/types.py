@@ -93,11 +93,7 @@ def smaller_types(model: LocalModel) -> tuple[QuantType, ...]:
 
 
 def quant_type(text: str) -> QuantType:
-    """Return the type that `text` names, in any case.
-
-    Raises:
-        UsageError: there is none; the hint names similar ones.
-    """
+    """Return the type that `text` names, in any case. Raises UsageError: there is none; the hint names similar ones."""
     name = text.strip().upper()
     name = _ALIASES.get(name, name)
     if name in _BY_NAME:
@@ -146,11 +142,8 @@ def is_folder(path: Path, mode: int = os.F_OK) -> bool:
 
 
 def check_place(out: Path, source: GGUFHeader, *, force: bool) -> None:
-    """Check whether `out` may be made from `source`; creates cpuchat's own model folder.
-
-    Raises:
-        UsageError: it may not, or it exists and `force` is not given.
-    """
+    """Check whether `out` may be made from `source`; creates cpuchat's own model folder. Raises UsageError: it may not,
+    or it exists and `force` is not given."""
     try:
         if out.parent == paths.made_models_dir():
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -183,11 +176,8 @@ def check_space(part: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def part_of(out: Path) -> Iterator[Path]:
-    """Yield the partial file beside `out`, empty; deleted afterwards, unless it was renamed.
-
-    Raises:
-        UsageError: another program writes it, or the folder cannot be written.
-    """
+    """Yield the partial file beside `out`, empty; deleted afterwards, unless it was renamed. Raises UsageError: another
+    program writes it, or the folder cannot be written."""
     part = out.with_name(out.name + PART)
     try:
         part.touch(exist_ok=False)
@@ -278,12 +268,8 @@ def speed_up(source: GGUFHeader, made: GGUFHeader) -> float:
 
 
 async def source_header(source: Path) -> GGUFHeader:
-    """Read the header of a model to quantize.
-
-    Raises:
-        ModelNotFound, ModelDamaged: as `read_model`.
-        UsageError: it is not a language model.
-    """
+    """Read the header of a model to quantize. Raises ModelNotFound, ModelDamaged: as `read_model`; UsageError: it is
+    not a language model."""
     header = await asyncio.to_thread(read_model, source)
     if header.other:
         raise UsageError(
@@ -293,37 +279,26 @@ async def source_header(source: Path) -> GGUFHeader:
 
 
 async def forecast_type(process: QuantizeProcess, source: GGUFHeader, kind: QuantType) -> Forecast:
-    """Forecast the model of `source` (from `source_header`) as `kind`.
-
-    Raises:
-        QuantizeFailed: llama.cpp does not support the architecture, or this type for it.
-    """
+    """Forecast the model of `source` (from `source_header`) as `kind`. Raises QuantizeFailed: llama.cpp does not
+    support the architecture, or this type for it."""
     await process.send(ForecastRequest(source=str(source.path), number=kind.number))
     answer = await process.receive()
     if not isinstance(answer, ForecastResult) or answer.types.keys() != {tensor.name for tensor in source.tensors}:
         raise QuantizeFailed(f"llama.cpp reads other tensors from {source.path.name} than its header lists.")
     changed = {t.type for t in source.tensors if answer.types[t.name] != t.type}
-    return Forecast(
-        type=kind,
-        header=_header(source, kind, answer.types),
-        lossy=tuple(sorted(changed - PRECISE)),
-    )
-
-
-def _header(source: GGUFHeader, kind: QuantType, types: dict[str, str]) -> GGUFHeader:
-    """Return the header of one file with all tensors in their new types."""
     tensors: list[TensorInfo] = []
     at = 0
     for tensor in source.tensors:
-        new = BY_NAME[types[tensor.name]]
+        new = BY_NAME[answer.types[tensor.name]]
         nbytes = tensor.n_elements // new.block * new.nbytes
         tensors.append(msgspec.structs.replace(tensor, type=new.name, offset=at, nbytes=nbytes))
         at += -(-nbytes // ALIGNMENT) * ALIGNMENT
     metadata = {key: value for key, value in source.metadata.items() if not key.startswith("split.")}
-    return msgspec.structs.replace(
+    header = msgspec.structs.replace(
         source,
         metadata=metadata | {"general.file_type": kind.number},
         tensors=tensors,
         file_size=source.data_offset + at,
         alignment=ALIGNMENT,
     )
+    return Forecast(kind, header, tuple(sorted(changed - PRECISE)))

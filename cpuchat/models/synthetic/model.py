@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -93,11 +93,8 @@ _FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6
 
 
 def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
-    """Return the shape of that name, with another number of layers if given.
-
-    Raises:
-        UsageError: no such name, or no layers.
-    """
+    """Return the shape of that name, with another number of layers if given. Raises UsageError: no such name, or no
+    layers."""
     if isinstance(shape, str):
         found = SHAPES.get(shape.lower())
         if found is None:
@@ -111,21 +108,11 @@ def shape_of(shape: str | Shape, layers: int | None = None) -> Shape:
 
 
 def _file_type(quant: str) -> int:
-    """Return `general.file_type` of a quantization, by its usual name in any case.
-
-    Raises:
-        UsageError: an unknown name.
-    """
+    """Return `general.file_type` of a quantization, named in any case. Raises UsageError: an unknown name."""
     name = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S"}.get(quant.upper(), quant.upper())
     if name not in FILE_TYPE_BY_NAME:
         raise UsageError(f"Unknown quantization {quant!r}.", "Examples: F16, Q8_0, Q4_K_M.")
     return FILE_TYPE_BY_NAME[name]
-
-
-def _uses_more_bits(layer: int, n_layer: int) -> bool:
-    """Return whether a layer's attn_v and ffn_down get Q6_K in the "M" mixes (use_more_bits in llama-quant.cpp)."""
-    eighth = n_layer // 8
-    return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
 
 
 def tensor_type(shape: Shape, quant: str, name: str, row: int) -> str:
@@ -142,22 +129,19 @@ def tensor_type(shape: Shape, quant: str, name: str, row: int) -> str:
     if is_head and BY_NAME[kind].block > 1:
         kind = "Q8_0" if kind == "Q8_0" or row % BY_NAME[kind].block else "Q6_K"
     elif quant in _SHAPE_MIXES and name.startswith("blk."):
-        kind = _mixed(shape, quant, kind, name)
+        layer, n_layer = int(name.split(".")[1]), shape.n_layer
+        eighth, is_v, is_down = n_layer // 8, ".attn_v." in name, ".ffn_down" in name
+        # use_more_bits in llama-quant.cpp
+        more_bits = layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2
+        if quant.endswith("_M") and (is_v or is_down) and more_bits:
+            kind = "Q6_K"
+        else:
+            is_early = quant == "Q4_K_S" and ((is_v and layer < 4) or (is_down and layer < eighth))
+            of_70b = is_v and kind == "Q4_K" and shape.architecture == "llama" and n_layer == 80
+            kind = "Q5_K" if is_early or of_70b else kind
     if row % BY_NAME[kind].block:
         kind = _FALLBACK.get(kind, "F16")
     return "F16" if row % BY_NAME[kind].block else kind
-
-
-def _mixed(shape: Shape, quant: str, kind: str, name: str) -> str:
-    layer = int(name.split(".")[1])
-    is_v, is_down = ".attn_v." in name, ".ffn_down" in name
-    if quant.endswith("_M") and (is_v or is_down) and _uses_more_bits(layer, shape.n_layer):
-        return "Q6_K"
-    if quant == "Q4_K_S" and ((is_v and layer < 4) or (is_down and layer < shape.n_layer // 8)):
-        return "Q5_K"
-    if is_v and kind == "Q4_K" and shape.architecture == "llama" and shape.n_layer == 80:
-        return "Q5_K"
-    return kind
 
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -173,11 +157,6 @@ _Q3_ONES = bytes([0x11] * 8 + [0xAA] * 4)
 
 def half(value: float) -> bytes:
     return np.float16(value).tobytes()
-
-
-def _e8m0(value: float) -> bytes:
-    """Return MXFP4's exponent byte: the power of 2 next to `value`, less 1 as the levels are doubled (ggml-impl.h)."""
-    return bytes([int(np.clip(round(np.log2(value)) + 128, 1, 254))])
 
 
 _LEVELS: dict[str, range | tuple[int, ...]] = {
@@ -205,8 +184,8 @@ def _scales(kind: str, std: float) -> list[tuple[int, bytes]]:
             return [(192, b"\x01" * 16 + half(d))]
         case "IQ4_XS":
             return [(0, half(d) + b"\xaa\xaa" + b"\x11" * 4)]
-        case "MXFP4":
-            return [(0, _e8m0(d))]
+        case "MXFP4":  # the power of 2 next to `d`, less 1 as the levels are doubled (ggml-impl.h)
+            return [(0, bytes([int(np.clip(round(np.log2(d)) + 128, 1, 254))]))]
         case _:
             return [(0, half(d))]
 
@@ -316,7 +295,22 @@ def _pad(size: int) -> int:
     return -size % ALIGNMENT
 
 
-def _write(file: BinaryIO, metadata: dict[str, Any], tensors: Sequence[TensorSource]) -> None:
+def write_gguf(
+    path: Path,
+    metadata: dict[str, Any],
+    tensors: Sequence[TensorSource],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Write the file atomically: `path` is complete or does not exist. `cancelled` is asked for each chunk.
+
+    Metadata values: bool, int (u32, u64 or i32 by size), float (f32), str, lists of str, int (i32) or float (f32),
+    numpy arrays.
+
+    Raises:
+        ValueError: a tensor's chunks don't add up to its shape.
+        OSError: the disk is full or the folder cannot be written.
+        Interrupted: cancelled.
+    """
     head = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
     head += [_string(key) + _value(value) for key, value in metadata.items()]
     offset = 0
@@ -325,30 +319,19 @@ def _write(file: BinaryIO, metadata: dict[str, Any], tensors: Sequence[TensorSou
         head.append(_string(tensor.name) + dims + struct.pack("<IQ", BY_NAME[tensor.type].id, offset))
         offset += tensor.nbytes + _pad(tensor.nbytes)
     header = b"".join(head)
-    file.write(header + bytes(_pad(len(header))))
-    for tensor in tensors:
-        written = 0
-        for chunk in tensor.chunks():
-            view = memoryview(chunk).cast("B")  # pyright: ignore[reportArgumentType]
-            written += len(view)
-            file.write(view)
-        if written != tensor.nbytes:
-            raise ValueError(f"tensor {tensor.name}: got {written} bytes, its shape needs {tensor.nbytes}")
-        file.write(bytes(_pad(written)))
-
-
-def write_gguf(path: Path, metadata: dict[str, Any], tensors: Sequence[TensorSource]) -> Path:
-    """Write the file atomically: `path` is complete or does not exist.
-
-    Metadata values: bool, int (u32, u64 or i32 by size), float (f32), str, lists of str, int (i32) or float (f32),
-    numpy arrays.
-
-    Raises:
-        ValueError: a tensor's chunks don't add up to its shape.
-        OSError: the disk is full or the folder cannot be written.
-    """
     with atomic_writer(path, mode=0o644, sync=False) as file:
-        _write(file, metadata, tensors)
+        file.write(header + bytes(_pad(len(header))))
+        for tensor in tensors:
+            written = 0
+            for chunk in tensor.chunks():
+                if cancelled():
+                    raise Interrupted("Writing cancelled.")
+                view = memoryview(chunk).cast("B")  # pyright: ignore[reportArgumentType]
+                written += len(view)
+                file.write(view)
+            if written != tensor.nbytes:
+                raise ValueError(f"tensor {tensor.name}: got {written} bytes, its shape needs {tensor.nbytes}")
+            file.write(bytes(_pad(written)))
     return path
 
 
@@ -371,16 +354,13 @@ def word(index: int) -> str:
     return " " + letters
 
 
-def _words(count: int) -> Iterator[str]:
-    """Yield what `word` returns for 0, 1, ..., without the space; much sooner."""
-    letters = (itertools.product(string.ascii_lowercase, repeat=length) for length in itertools.count())
-    return map("".join, itertools.islice(itertools.chain.from_iterable(letters), count))
-
-
 def _vocab_metadata(architecture: str, n_vocab: int) -> dict[str, Any]:
     tokens = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
-    tokens += ["\u2581" + word for word in _words(n_vocab - FIRST_WORD)]
+    # What `word` returns, with the sign of the space; much sooner.
+    letters = (itertools.product(string.ascii_lowercase, repeat=length) for length in itertools.count())
+    words = itertools.islice(itertools.chain.from_iterable(letters), n_vocab - FIRST_WORD)
+    tokens += ["\u2581" + "".join(word) for word in words]
     # llama_token_type: 1 normal, 2 unknown, 3 control, 6 byte.
     types = np.array([2, 3, 3, 3, 3] + [6] * 256 + [1] * (n_vocab - FIRST_WORD), np.int32)
     return {
@@ -525,27 +505,13 @@ def write_model(
     """
     shape = shape_of(shape, layers)
     _check(shape, quant)
-    tensors = [_cancellable(tensor, cancelled) for tensor in _tensors(shape, quant, seed)]
     name = f"synthetic {shape.name} {quant.upper()}"
-    return write_gguf(path, metadata(shape, quant, name), tensors)
-
-
-def _cancellable(tensor: TensorSource, cancelled: Callable[[], bool]) -> TensorSource:
-    def chunks() -> Chunks:
-        for chunk in tensor.chunks():
-            if cancelled():
-                raise Interrupted("Writing cancelled.")
-            yield chunk
-
-    return msgspec.structs.replace(tensor, chunks=chunks)
+    return write_gguf(path, metadata(shape, quant, name), _tensors(shape, quant, seed), cancelled)
 
 
 def header_of(shape: str | Shape, quant: str = "Q8_0", *, layers: int | None = None) -> GGUFHeader:
-    """Return the header of the file that `write_model` would write, without a tokenizer.
-
-    Raises:
-        UsageError: unknown shape or quantization.
-    """
+    """Return the header of the file that `write_model` would write, without a tokenizer. Raises UsageError: unknown
+    shape or quantization."""
     shape = shape_of(shape, layers)
     _check(shape, quant)
     name = f"synthetic {shape.name} {quant.upper()}"

@@ -23,6 +23,19 @@ def test_a_stored_key_is_for_its_server_alone() -> None:
     assert KeyRing().key(SERVER) == ""
 
 
+def test_a_key_that_is_no_text_is_named_unless_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    KeyRing().store("https://other.example.com", "sk-two")
+    with paths.keys_file().open("a") as file:
+        file.write(f'"{SERVER}" = {{keyring = true}}\n')
+    with pytest.raises(ServerError, match="keyrings are not read") as raised:
+        KeyRing().key(SERVER)
+    assert f"cpuchat servers key {SERVER}" in raised.value.hint
+    monkeypatch.setenv("CPUCHAT_API_KEY", "sk-env")
+    assert KeyRing(SERVER).key(SERVER) == "sk-env"
+    KeyRing().store(SERVER, "sk-one")
+    assert KeyRing().key("https://other.example.com") == "sk-two"
+
+
 @pytest.mark.parametrize(("mode", "reason"), [(0o644, "chmod 600"), (0o600, "not valid TOML")])
 def test_a_file_that_others_may_read_or_that_is_broken_is_refused_without_showing_it(mode: int, reason: str) -> None:
     paths.data_dir().mkdir(parents=True)

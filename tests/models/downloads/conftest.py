@@ -33,14 +33,13 @@ class Site:
         self.commit = ""
         self.put({NAME: CONTENT})
 
-    def put(self, files: Mapping[str, bytes | Path], *, repo: str = REPO, lfs: bool = True, **facts: bool) -> None:
+    def put(self, files: Mapping[str, bytes | Path], *, repo: str = REPO, **facts: bool) -> None:
         """Add files to the hub; from now on `order` and `model` refer to them."""
-        self.commit, self.asked_at = self.hub.add(repo, files, lfs=lfs, **facts), time.time()
+        self.commit, self.asked_at = self.hub.add(repo, files, **facts), time.time()
         rows = []
         for name, content in files.items():
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
-            etag = self.hub.etag(repo, name)
-            rows.append(HubFile(path=name, size=size, sha256=etag if lfs else "", git_sha1="" if lfs else etag))
+            rows.append(HubFile(path=name, size=size, sha256=self.hub.etag(repo, name)))
         self.files = tuple(rows)
 
     @property

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from cpuchat.base import paths
-from cpuchat.base.errors import HubError, UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.models.downloads.manager import Downloads
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import RepoModel
@@ -199,15 +199,3 @@ async def test_a_journal_that_leads_out_of_the_cache_is_not_followed(site: Site)
     again.downloads.restore()
     assert again.downloads.all() == []
     assert id in journal()
-
-
-async def test_what_cannot_be_downloaded_is_refused_at_once(site: Site) -> None:
-    watched = Watched(site)
-    model = site.model
-    with pytest.raises(HubError, match="parts are missing"):
-        watched.start(replace(model, complete=False))
-    with pytest.raises(HubError, match="outside its folder"):
-        watched.start(replace(model, files=(replace(model.files[0], path="../x.gguf"),)))
-    with pytest.raises(UsageError):
-        watched.downloads.start("../x", site.commit, model)
-    assert watched.downloads.all() == []

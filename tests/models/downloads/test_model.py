@@ -15,7 +15,6 @@ from cpuchat.base.errors import (
     AccessDenied,
     ChecksumMismatch,
     DownloadFailed,
-    HubOffline,
     NotOnHub,
     RateLimited,
 )
@@ -185,12 +184,6 @@ def test_a_damaged_part_is_found_and_fetched_anew(site: Site) -> None:
     assert site.asked() == ["bytes=500000-", "bytes=0-"]
 
 
-def test_files_outside_of_large_file_storage_have_a_git_hash(site: Site) -> None:
-    site.put({NAME: CONTENT}, lfs=False)
-    fault(site, Fault(content=WRONG), Fault(cut_after=10_000))
-    assert site.fetch().read_bytes() == CONTENT
-
-
 def test_the_parts_of_a_split_model_come_one_after_the_other(site: Site) -> None:
     names = [f"BF16/big-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     site.put({name: random.Random(n).randbytes(200_000) for n, name in enumerate(names)})
@@ -220,10 +213,3 @@ def test_a_gated_repository_needs_a_token_with_access(
     assert raised.value.hint
     assert "hf_" not in str(raised.value)
     assert len(hub_server.requests) == 1
-
-
-def test_offline_mode_asks_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(HubOffline):
-        site.fetch()
-    assert site.hub.requests == []

@@ -118,7 +118,7 @@ def test_one_on_the_hub_is_checked_by_its_header_alone(
     stranger = header_file(tmp_path / "b.gguf", [*WORDS[:200], "other", *WORDS[201:]])
     hub_server.add("owner/Small-GGUF", {"Small-Q8_0.gguf": fitting})
     hub_server.add("owner/Other-GGUF", {"Other-Q8_0.gguf": stranger})
-    hub = Hub(tmp_path / "headers")
+    hub = Hub()
     rows = {name: check(one, target, hub=hub) for name, one in found(target, library).items()}
     assert rows["Small"].fits is True
     assert rows["Small"].size == fitting.stat().st_size

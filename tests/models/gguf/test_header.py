@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import tracemalloc
@@ -11,7 +12,7 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat.base.errors import ModelDamaged, ModelUnsupported
+from cpuchat.base.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 from cpuchat.models.gguf.header import read_header, read_model, split_parts
 from cpuchat.models.gguf.parse import LazyArray
 from tests.models.library.files import part
@@ -95,15 +96,6 @@ def test_what_it_says_about_the_model(sound: Path) -> None:
     assert not header.is_projector
 
 
-def test_truncated_data_names_the_tensor(sound: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copy(sound, tmp_path / "short.gguf"))
-    size = copy.stat().st_size - 31 - 100  # up to 31 bytes of padding follow the last tensor
-    with copy.open("r+b") as file:
-        file.truncate(size)
-    with pytest.raises(ModelDamaged, match=rf"truncated: tensor '.*' ends at byte \d+, the file has {size}"):
-        read_header(copy)
-
-
 def test_every_truncation_is_noticed(sound: Path, tmp_path: Path) -> None:
     data = sound.read_bytes()
     header = read_header(sound)
@@ -116,18 +108,6 @@ def test_every_truncation_is_noticed(sound: Path, tmp_path: Path) -> None:
             read_header(copy)
     copy.write_bytes(data[:end])
     assert read_header(copy).tensors == header.tensors
-
-
-def test_bit_flips_of_the_counts_are_noticed(sound: Path, tmp_path: Path) -> None:
-    data = sound.read_bytes()
-    for at in range(24):  # magic, version, numbers of tensors and settings
-        for bit in range(8):
-            byte = data[at] ^ 1 << bit
-            # Version 3 turned into 2 has the same layout; with fewer tensors it is another model, sound in itself.
-            if (at == 4 and byte == 2) or (at == 8 and byte < data[at]):
-                continue
-            with pytest.raises((ModelDamaged, ModelUnsupported)):
-                read_header(patched(sound, at, bytes([byte]), tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -197,3 +177,10 @@ def test_split_models(sound: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelDamaged, match="one of 2 parts"):
         read_model(renamed)
     assert read_model(sound).tensors == read_header(sound).tensors
+
+
+def test_only_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (tmp_path / "pipe.gguf", tmp_path, Path("/dev/zero")):
+        with pytest.raises(ModelNotFound, match="not a regular file"):
+            read_header(path)

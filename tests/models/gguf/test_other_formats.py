@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import io
-import pickle
 import struct
-import tarfile
 import zipfile
-import zlib
 from pathlib import Path
 
 import pytest
@@ -26,35 +23,17 @@ def zipped(name: str) -> bytes:
     return stream.getvalue()
 
 
-def tarred() -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("m.gguf"))
-    return stream.getvalue()
-
-
 FILES = {
     "lfs": (LFS, "a Git LFS pointer", "git lfs pull"),
-    "annex": (b"/annex/objects/SHA256E-s100--aa.gguf\n", "a git-annex pointer", "git annex get"),
     "link": (b"../../blobs/" + b"0" * 64, "a symbolic link that was copied as a text", "rsync -aL"),
     "html": (b"\n<!DOCTYPE html><html><head><title>Log in</title>", "a web page.*'Log in'", "/resolve/"),
-    "json": (b'{"error":"Repository not found"}', "a JSON text.*'Repository not found'", "models download"),
     "text": (b"Entry not found", "a text.*'Entry not found'", "models download"),
     "xml": (DENIED, "an XML text.*'AccessDenied'", "new address"),
-    "gzip": (b"\x1f\x8b\x08\x00" + zlib.compress(b"GGUF"), "a compressed file", "Unpack"),
     "zip": (zipped("m.gguf"), "a compressed file or an archive", "Unpack"),
-    "tar": (tarred(), "a compressed file or an archive", "Unpack"),
     "safetensors": (struct.pack("<Q", 90) + b'{"__metadata__":{}}', "in safetensors format", "convert_hf_to_gguf"),
     "pytorch": (zipped("archive/data.pkl"), "PyTorch's pickle format", "models search"),
-    "pickle": (pickle.dumps({"weight": [1.0]}, 2), "PyTorch's pickle format", "models search"),
-    "ggml": (b"tjgg\x03\x00\x00\x00", "before August 2023", "newer file"),
-    "swapped": (b"FUGG\x00\x00\x00\x03", "big-endian", "little-endian"),
-    "apple": (b"\x00\x05\x16\x07" + bytes(100), "macOS's information about another file", "dot_clean"),
     "imatrix": (struct.pack("<ii", 1, 18) + b"blk.0.attn_q.weight", "an importance matrix", "model's own"),
     "zeros": (bytes(5000), "filled with zeros", "Download it again"),
-    "modelfile": (b"# mine\nFROM ./m.gguf\n", "an Ollama Modelfile", "FROM line"),
-    "llamafile": (b"MZqFpD='\n\n", "a llamafile", "unzip"),
-    "torrent": (b"d8:announce35:udp://x", "a torrent", "BitTorrent"),
     "unknown": (b"\xf0\x00\x01\x02" * 20, "bad magic 0xf0000102", "Choose a .gguf file"),
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import gguf as reference
 import llama_cpp.llama_cpp as llama
 
+from cpuchat.base import paths
 from cpuchat.models.gguf.header import read_header
 from cpuchat.models.gguf.parse import FILE_TYPES, RETIRED, TYPES, LazyArray
 from tests.support.tiny_gguf import finish
@@ -55,8 +56,12 @@ def test_every_type_of_value_that_the_package_writes(tmp_path: Path) -> None:
 
 
 def test_sizes_are_those_of_ggml() -> None:
+    folder = paths.engine_libraries()
+    assert folder is not None
+    library = ctypes.CDLL(str(next(folder.glob("libggml-base.*"))))
+
     def function(name: str, result: Any) -> Any:
-        found = llama._lib[name]  # an object of our own: the package's prototypes stay as they are
+        found = library[name]  # an object of our own: the package's prototypes stay as they are
         found.restype = result
         return found
 

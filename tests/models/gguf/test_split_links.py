@@ -36,13 +36,6 @@ def test_a_link_to_one_part_finds_the_others_beside_its_target(
         assert Library().resolve(str(path)) == parts[0]
 
 
-def test_parts_that_are_linked_one_by_one_are_those_beside_the_link(parts: list[Path], tmp_path: Path) -> None:
-    links = [tmp_path / name.replace("s-", "mine-") for name in NAMES]
-    for link, target in zip(links, parts, strict=True):
-        link.symlink_to(target)
-    assert model_files(links[1]) == links
-
-
 def test_a_link_into_a_snapshot_finds_its_siblings_there(tmp_path: Path) -> None:
     inside = [cached(tmp_path / "hub", "o/n", name, part(tmp_path / "p", no, 2)) for no, name in enumerate(NAMES, 1)]
     link = tmp_path / "m.gguf"

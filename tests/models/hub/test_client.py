@@ -57,15 +57,6 @@ def test_a_repository_lists_its_models_with_the_hashes_to_check_them_by(hub_serv
     assert [file.etag for file in whole.files] == [hub_server.etag(REPO, "Tiny-Q8_0.gguf")]
 
 
-def test_an_older_commit_can_be_looked_into(hub_server: HubServer) -> None:
-    old = hub_server.add(REPO, {"old.gguf": b"1"})
-    hub_server.add(REPO, {"new.gguf": b"2"})
-    assert [model.name for model in Hub().repository(REPO, old).models] == ["old"]
-    assert [model.name for model in Hub().repository(REPO).models] == ["new"]
-    with pytest.raises(NotOnHub, match="no such revision"):
-        Hub().repository(REPO, "gone/branch")
-
-
 def test_unsafe_names_are_left_out_and_said(hub_server: HubServer) -> None:
     hub_server.add(REPO, {"../../evil.gguf": b"1", "a\x1b[2J.gguf": b"2", "good.gguf": b"3"})
     found = Hub().repository(REPO)
@@ -132,14 +123,6 @@ def test_a_missing_repository_and_a_private_one_look_the_same_without_a_token(hu
             Hub().repository(repo)
         assert repo in caught.value.message
         assert "hf auth login" in caught.value.hint
-
-
-def test_a_token_opens_a_private_repository(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub_server.add("some/closed", {"a.gguf": b"1"}, private=True)
-    assert Hub().search("closed") == []
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert len(Hub().repository("some/closed").models) == 1
-    assert [found.id for found in Hub().search("closed")] == ["some/closed"]
 
 
 @pytest.mark.parametrize("token", ["", STRANGER])

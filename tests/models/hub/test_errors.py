@@ -27,11 +27,6 @@ def test_neither_tokens_nor_signed_addresses_get_into_a_message(status: int) -> 
     assert "\x1b" not in told
 
 
-def test_the_reason_for_a_refusal_is_passed_on() -> None:
-    said = "Please enable access to public gated repositories in your fine-grained token settings"
-    assert said in str(translate(refused(403, {"x-error-message": said}), "o/n"))
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -51,10 +46,6 @@ def test_every_error_becomes_one_of_ours_with_a_hint(error: Exception, kind: typ
     assert type(told) is kind
     assert told.message.endswith(".")
     assert told.hint.endswith(".")
-
-
-def test_a_certificate_that_is_not_trusted_is_not_taken_for_a_missing_network() -> None:
-    assert "SSL_CERT_FILE" in translate(httpx.ConnectError("CERTIFICATE_VERIFY_FAILED")).hint
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, HubError, HubOffline, ModelDamaged
 from cpuchat.models.gguf.header import GGUFHeader, read_header, read_model
-from cpuchat.models.hub.client import HeaderCache, Hub
+from cpuchat.models.hub.client import Hub
 from tests.models.hub.model_files import write_model_file
 from tests.support.hub_server import Fault, HubServer
 
@@ -50,50 +49,16 @@ def test_a_long_header_is_read_in_growing_pieces_that_do_not_overlap(hub_server:
     ]
 
 
-def test_a_header_that_was_read_is_kept_and_needs_no_hub_any_more(
-    hub_server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write_model_file(tmp_path / NAME, n_tokens=30_000)
-    hub_server.add(REPO, {NAME: file})
-    found = Hub().repository(REPO)
-    Hub().header(found, found.models[0])
+def test_the_last_headers_are_kept(hub_server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write_model_file(tmp_path / f"{number}-F32.gguf", n_tokens=300 + number) for number in range(9)]
+    hub_server.add(REPO, {file.name: file for file in files})
+    hub = Hub()
+    found = hub.repository(REPO)
+    read = [hub.header(found, model) for model in found.models]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert same(Hub().header(found, found.models[0]), read_header(file))
-    [kept] = paths.headers_dir().iterdir()
-    assert kept.stat().st_size < read_header(file).data_offset
-
-
-@pytest.mark.parametrize("damage", [b"no zlib", "cut", "other"])
-def test_a_kept_header_that_is_damaged_is_read_again(
-    hub_server: HubServer, tmp_path: Path, damage: bytes | str
-) -> None:
-    file = write_model_file(tmp_path / NAME)
-    hub_server.add(REPO, {NAME: file})
-    read()
-    [kept] = paths.headers_dir().iterdir()
-    if damage == "other":  # sound, but not this file's
-        HeaderCache().put(hub_server.etag(REPO, NAME), b"GGUF of something else")
-    else:
-        kept.write_bytes(kept.read_bytes()[:-9] if isinstance(damage, str) else damage)
-    assert same(read(), read_header(file))
-    assert len(ranges(hub_server)) == 2
-    assert same(read(), read_header(file))
-    assert len(ranges(hub_server)) == 2
-
-
-def test_the_headers_used_longest_ago_make_room_for_new_ones(tmp_path: Path) -> None:
-    import os
-
-    a, b, c = (letter * 64 for letter in "abc")
-    noise = {etag: os.urandom(40_000) for etag in (a, b, c)}
-    kept = HeaderCache(tmp_path, limit=100_000)
-    for age, etag in enumerate((a, b)):
-        kept.put(etag, noise[etag])
-        file = next(path for path in tmp_path.iterdir() if path.name.startswith(etag))
-        os.utime(file, ns=(age, age))
-    assert kept.get(a) == noise[a]  # used now, so b is the oldest
-    kept.put(c, noise[c])
-    assert [etag for etag in (a, b, c) if kept.get(etag) == noise[etag]] == [a, c]
+    assert [hub.header(found, model) for model in found.models[1:]] == read[1:]
+    with pytest.raises(HubOffline):
+        hub.header(found, found.models[0])
 
 
 def test_a_split_model_has_the_tensors_of_all_parts(hub_server: HubServer, tmp_path: Path) -> None:
@@ -139,13 +104,12 @@ def test_a_header_is_read_all_the_same(hub_server: HubServer, tmp_path: Path, fa
     ],
     ids=["cut for ever", "a web page", "a short file", "416"],
 )
-def test_what_cannot_be_read_is_a_typed_error_and_nothing_is_kept(
+def test_what_cannot_be_read_is_a_typed_error(
     hub_server: HubServer, tmp_path: Path, fault: Fault, kind: type[CpuchatError]
 ) -> None:
     hub_server.add(REPO, {NAME: write_model_file(tmp_path / NAME)})
     hub_server.fault(REPO, NAME, fault)
     with pytest.raises(kind):
         read()
-    assert not paths.headers_dir().exists()
     hub_server.forget_faults()
     assert read().architecture == "llama"

@@ -209,18 +209,11 @@ def test_a_content_without_a_name_can_be_deleted_until_it_gets_one(hub: Path, mo
     assert list(hub.iterdir()) == []
 
 
-def test_what_repositories_share_goes_with_the_last_of_them(hub: Path, model: Path) -> None:
-    library = Library(cache=hub)
-    for repo in ("o/one", "o/two"):
-        content = share(cached(hub, repo, "m.gguf", model, tail="same"), "c" * 64)
-    first = deletion(library, "m.gguf")
-    assert first.stays == ("Its content is kept: other repositories in the cache share it.",)
-    assert freed(hub, first) == 0
-    assert content.exists()
-    second = deletion(library, "m.gguf")
-    assert (second.freed, second.stays) == (content.stat().st_size, ())
-    delete(second)
-    assert not content.exists()
+def test_what_repositories_share_stays_and_is_said_to_stay(hub: Path, model: Path) -> None:
+    content = share(cached(hub, "o/n", "m.gguf", model), "c" * 64)
+    plan = deletion(Library(cache=hub), "m.gguf")
+    assert "`hf cache prune` frees it" in plan.stays[0]
+    assert freed(hub, plan) == 0 and content.exists()
     assert scan_cache_dir(hub).repos == frozenset()
 
 

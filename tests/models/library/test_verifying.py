@@ -11,7 +11,7 @@ import pytest
 
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
-from tests.models.library.files import cached, part, share
+from tests.models.library.files import cached, part
 
 pytestmark = pytest.mark.usefixtures("no_demo")
 
@@ -76,12 +76,3 @@ def test_what_has_no_hash_is_said_to_be_unchecked(tmp_path: Path, model: Path) -
     result = library.verify(only(library))
     assert result.state == "damaged"
     assert "truncated" in result.words
-
-
-def test_a_content_that_repositories_share_is_checked_by_the_hash_of_this_one(tmp_path: Path, model: Path) -> None:
-    link = cached(tmp_path, "o/n", "m.gguf", model)
-    content = share(link, "c" * 64)
-    library = Library(cache=tmp_path)
-    assert library.verify(only(library)).state == "verified"
-    flip_a_bit(content)
-    assert library.verify(only(library)).state == "damaged"

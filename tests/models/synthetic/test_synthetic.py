@@ -8,7 +8,6 @@ import gguf as reference
 import numpy as np
 import pytest
 
-from cpuchat.base.errors import UsageError
 from cpuchat.models.gguf.parse import BY_NAME
 from cpuchat.models.synthetic.model import (
     FIRST_WORD,
@@ -84,14 +83,6 @@ def test_mixes_follow_llama_quantize() -> None:
     assert tensor_type(small, "Q8_0", "blk.3.attn_q.weight", 896) == "Q8_0"
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.8, 1.0])
-def test_the_draft_disagrees_on_the_exact_share(alpha: float) -> None:
-    target, draft = next_token_table(2048), draft_token_table(2048, alpha)
-    agreed = (target == draft)[FIRST_WORD:]
-    assert agreed.mean() == pytest.approx(alpha, abs=1 / len(agreed))
-    assert len(set(draft[FIRST_WORD:])) == len(agreed)
-
-
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M"])
 def test_llama_cpp_follows_the_table(quant: str, tmp_path: Path) -> None:
     target, draft = tmp_path / "t.gguf", tmp_path / "d.gguf"
@@ -105,13 +96,3 @@ def test_llama_cpp_follows_the_table(quant: str, tmp_path: Path) -> None:
                 expected.append(token)
             with Llama(path) as llama:
                 assert llama.greedy([400, 401, start], 60) == expected
-
-
-@pytest.mark.parametrize(
-    ("shape", "quant", "message"),
-    [("9000b", "Q8_0", "Unknown shape"), ("tiny", "Q9_9", "quantization"), ("tiny", "IQ2_XXS", "supported")],
-)
-def test_wrong_arguments_are_explained(shape: str, quant: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        write_model(tmp_path / "m.gguf", shape, quant)
-    assert list(tmp_path.glob("*.gguf")) == []
