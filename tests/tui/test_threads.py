@@ -13,25 +13,13 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.tui.threads import collect_garbage
 
 
-async def test_results_and_errors_come_back() -> None:
-    assert await run_in_daemon_thread(lambda: threading.current_thread() is threading.main_thread()) is False
-    with pytest.raises(HubOffline):
-        await run_in_daemon_thread(_fail)
-
-
-def _fail() -> None:
-    raise HubOffline("No connection.")
-
-
 def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() -> None:
     never, started = threading.Event(), threading.Event()
 
-    def hang() -> None:
-        started.set()
-        never.wait()
-
     async def main() -> None:
-        task = asyncio.create_task(run_in_daemon_thread(hang))
+        with pytest.raises(HubOffline):
+            await run_in_daemon_thread(_fail)
+        task = asyncio.create_task(run_in_daemon_thread(lambda: (started.set(), never.wait())))
         while not started.is_set():
             await asyncio.sleep(0)
         task.cancel()
@@ -41,6 +29,10 @@ def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() ->
     asyncio.run(main())  # waits for the threads of its executor, before it returns
     assert [thread.daemon for thread in threading.enumerate() if thread.name == "daemon-call"] == [True]
     never.set()
+
+
+def _fail() -> None:
+    raise HubOffline("No connection.")
 
 
 def test_full_collections_are_rare_once_the_app_runs() -> None:

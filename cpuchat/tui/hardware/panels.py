@@ -106,8 +106,10 @@ class PlacementList(OptionList):
     def _list(self, wanted: PlacementSpec) -> None:
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
         rows = [self._row(offer.name, offer.spec, offer.speed, offer.recommended, width) for offer in self._offers]
-        if self._in_use not in [offer.spec for offer in self._offers]:
-            rows.append(self._row(_custom(self._in_use), self._in_use, "", False, width))
+        if (spec := self._in_use) not in [offer.spec for offer in self._offers]:
+            parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
+            parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory_policy}"]
+            rows.append(self._row(", ".join(filter(None, parts)), spec, "", False, width))
         with self.prevent(OptionList.OptionHighlighted):
             self.set_options([Option(row) for row in rows])
             self.mark(wanted)
@@ -123,10 +125,3 @@ class PlacementList(OptionList):
     def on_resize(self) -> None:
         if self._offers:
             self.call_after_refresh(lambda: self._list(self.marked))
-
-
-def _custom(spec: PlacementSpec) -> str:
-    """Name a placement of the settings that the machine does not offer: `cores 0-3, 4 threads, memory bind:0`."""
-    parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
-    parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory_policy}"]
-    return ", ".join(filter(None, parts))
