@@ -176,7 +176,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     @work(group="clipboard")
     async def tell_copied(self, text: str, what: str) -> None:
-        """Say how it was copied."""
         async with self._copying:  # the last text stays
             by = await run_in_daemon_thread(lambda: clipboard.copy(text))
         self.notify(clipboard.told(what, by), markup=False)
@@ -316,14 +315,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         super().end_by(number)
         self.services.leaving = True
 
-    @property
-    def leaving(self) -> bool:
-        return self.services.leaving
-
     def worker_groups(self) -> list[int]:
         return [backend.pid for backend in self.services.backends if backend.pid is not None]
 
     def save_now(self) -> None:
+        """Save before the process ends without its event loop; quick, and may raise."""
         self.conversation.history.save()
 
     async def _end(self) -> None:

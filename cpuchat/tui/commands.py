@@ -159,5 +159,4 @@ class Commands(PaletteProvider):
 
 
 def listing(rows: Sequence[PaletteRow]) -> type[Provider]:
-    """Return a provider of these rows."""
     return type("Listing", (PaletteProvider,), {"rows": lambda self: rows})

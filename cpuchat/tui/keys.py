@@ -11,9 +11,7 @@ compare = ""              # none: from the palette only
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -92,7 +90,6 @@ _SCREENS = {
 
 
 def heading(key: Key) -> str:
-    """Return the heading of a key in help."""
     return _SCREENS.get(key.place, key.group)
 
 
@@ -120,22 +117,6 @@ def unbound(id: str) -> str:
 def moved(keymap: Mapping[str, str]) -> tuple[Key, ...]:
     """Return the table with the keys that a keymap has by id."""
     return tuple(msgspec.structs.replace(key, keys=keymap.get(key.id, key.keys)) for key in KEYS)
-
-
-def renamed(text: str, keymap: Mapping[str, str]) -> str:
-    """Return a text with the keys that were moved as they are now. Letters stay, as they may be words, and so do keys
-    that several actions have by default: it is not known which of them is meant.
-    """
-    if not keymap:
-        return text
-    taken = Counter(one for one, _ in {(one, key.action) for key in KEYS for one in key.keys.split(",")})
-    now = {
-        display(one, short=False): display(keymap[key.id].partition(",")[0], short=False) or "the palette"
-        for key in KEYS
-        for one in key.keys.split(",")
-        if key.id in keymap and len(one) > 1 and taken[one] == 1
-    }
-    return re.sub(r"[\w+]+", lambda found: now.get(found[0], found[0]), text)
 
 
 def display(key: str, short: bool = True) -> str:

@@ -18,7 +18,6 @@ from cpuchat.session.conversation import Conversation
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.terminal import crash
 from cpuchat.tui.terminal.background import set_colorterm
-from cpuchat.tui.terminal.crash import GuardedApp
 
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
@@ -66,7 +65,7 @@ def _tell(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _signals(app: GuardedApp[Any]) -> Iterator[None]:
+def _signals(app: ChatApp) -> Iterator[None]:
     """End the app in order on the first signal, at once on the next: its event loop may be stuck. Signals that were
     ignored stay ignored."""
 
@@ -95,7 +94,7 @@ def _signals(app: GuardedApp[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _threads(app: GuardedApp[Any]) -> Iterator[None]:
+def _threads(app: ChatApp) -> Iterator[None]:
     """End the app when a thread ends with an error; errors in destructors are only logged."""
 
     def thread_failed(args: threading.ExceptHookArgs) -> None:

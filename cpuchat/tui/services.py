@@ -175,12 +175,10 @@ class Services:
         return loaded if isinstance(loaded := self.loaded, Path) else None
 
     def use_keymap(self, keymap: dict[str, str]) -> None:
-        """Use these keys, by action, from now on."""
         self.keymap = keymap
         self._app.set_keymap({id: moved or keys.unbound(id) for id, moved in keymap.items()})
 
     def set_folders(self, folders: list[str]) -> None:
-        """Search these folders for models from now on."""
         self.library = self.conversation.library = Library(folders)
 
     def save_settings(self, changes: Changes) -> None:

@@ -226,7 +226,6 @@ class SettingRow(Horizontal):
 
     @property
     def content(self) -> Any:
-        """Content of the editor, unparsed."""
         editor = self.editor
         return editor.text if isinstance(editor, TextArea) else editor.value  # type: ignore[attr-defined]
 
@@ -346,13 +345,11 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
         self._show_hint(row)
 
     def show_row(self, row: SettingRow) -> None:
-        """Open its tab and focus it."""
         pane = next(node for node in row.ancestors if isinstance(node, TabPane))
         self.query_one(TabbedContent).active = pane.id or ""
         row.editor.focus()
 
     def action_tab(self, step: int) -> None:
-        """Open the next or previous tab and focus its first field."""
         tabs = self.query_one(TabbedContent)
         names = [tab.lower() for tab in TABS]
         tabs.active = names[(names.index(tabs.active) + step) % len(names)]

@@ -83,12 +83,6 @@ def test_keys_that_no_keyboard_has_are_refused() -> None:
             parse_keys(written)
 
 
-def test_texts_name_keys_as_they_were_moved() -> None:
-    moved = {"chat.drafting": "ctrl+b,f5", "chat.models": "ctrl+n", "chat.new": "ctrl+o", "chat.color_drafts": "",
-             "chat.sidebar": "ctrl+e"}  # fmt: skip
-    assert keys.renamed("(Ctrl+O) Ctrl+N, F9: off; Ctrl+T.", moved) == "(Ctrl+N) Ctrl+O, Ctrl+B: off; the palette."
-
-
 def write_keymap(text: str) -> None:
     paths.config_dir().mkdir(parents=True, exist_ok=True)
     paths.keymap_file().write_text(text)
@@ -136,15 +130,6 @@ async def test_quitting_during_an_answer_keeps_what_was_said_and_exits_with_zero
         (chat,) = store.chats()
         assert [m.content for m in store.messages(chat.id)] == ["Count", "One two three "]
         assert store.messages(chat.id)[-1].stop_reason == "cancelled"
-
-
-async def test_quitting_during_a_load_ends_at_once() -> None:
-    gate = Gate()
-    backend = ScriptedBackend(load_steps=[gate])
-    async with running(backend) as app:
-        await app.until(gate.reached.is_set)
-        app.press_last("ctrl+q")
-        await app.until(lambda: backend.closed)
 
 
 async def test_ctrl_c_copies_a_selection_then_hints_then_quits() -> None:

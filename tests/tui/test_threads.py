@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 
 import pytest
 
 from cpuchat.base.errors import HubOffline
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.tui.threads import collect_garbage
 
 
 def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() -> None:
@@ -33,23 +31,3 @@ def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() ->
 
 def _fail() -> None:
     raise HubOffline("No connection.")
-
-
-def test_full_collections_are_rare_once_the_app_runs() -> None:
-    before, full = gc.get_threshold(), 0
-
-    def count(phase: str, info: dict[str, int]) -> None:
-        nonlocal full
-        full += phase == "start" and info["generation"] == 2
-
-    gc.callbacks.append(count)
-    try:
-        gc.set_threshold(100, 1, 1)
-        collect_garbage()
-        gc.collect()  # the next one is due when there is a quarter more than now
-        full = 0
-        kept = [[number] for number in range(10_000)]
-        assert len(kept) and full == 0
-    finally:
-        gc.callbacks.remove(count)
-        gc.set_threshold(*before)

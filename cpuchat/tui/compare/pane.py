@@ -115,7 +115,6 @@ class SidePane(Transcript):
         self._open, self._written, self._clock = True, False, PrefillClock()
 
     def show_event(self, event: AnyEvent) -> None:
-        """Show what the side does."""
         match event:
             case TextDelta():
                 if not self._written:
@@ -135,7 +134,6 @@ class SidePane(Transcript):
                 self.add_message(self._failure(event))
 
     def end(self, both: tuple[SideAnswer, SideAnswer], complete: bool) -> None:
-        """The round is over."""
         self._close("" if self._written else "not answered")
         if complete:
             self._mark_last(other=both[1 - self.index].content)  # shows where they differ
@@ -152,7 +150,6 @@ class SidePane(Transcript):
         return TranscriptMessage("notice", "Failed", text or "This side failed.")
 
     def show_figures(self, text: str) -> None:
-        """Show the figures in the border."""
         if str(self.border_subtitle or "") != text:
             self.border_subtitle = Content(text)
 

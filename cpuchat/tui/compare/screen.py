@@ -106,7 +106,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
 
     @property
     def busy(self) -> bool:
-        """A round is running."""
         is_agreeing = self._agreeing is not None and self._agreeing.is_running
         return self.comparison.busy and not is_agreeing
 

@@ -220,7 +220,6 @@ def _scale(labels: int, track: int, top: float) -> Line:
 
 
 def _large(text: str) -> list[str]:
-    """Return three rows of large digits."""
     rows = ["", "", ""]
     for character in text.replace("×", "x"):
         if character in DIGITS:
@@ -242,24 +241,6 @@ class Stage(Widget):
         "a", "b", "a-ratio", "b-ratio", "label", "value", "same", "differs", "changed", "parted",
     )  # fmt: skip
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"stage--{part}" for part in PARTS}
-    DEFAULT_CSS = """
-    Stage {
-        height: auto;
-        & > .stage--a { color: $heading; text-style: bold; }
-        & > .stage--b { color: $now; text-style: bold; }
-        & > .stage--a-ratio { color: $heading; text-style: bold reverse; }
-        & > .stage--b-ratio { color: $now; text-style: bold reverse; }
-        & > .stage--label { color: $hint; }
-        & > .stage--value { color: $foreground; }
-        & > .stage--same { color: $foreground 60%; }
-        & > .stage--differs { color: $limit; text-style: bold; }
-        & > .stage--changed { color: $text-warning; text-style: underline; }
-        & > .stage--parted { color: $text-accent; text-style: bold reverse; }
-        &:ansi > .stage--a, &:ansi > .stage--a-ratio { color: ansi_magenta; }
-        &:ansi > .stage--b, &:ansi > .stage--b-ratio { color: ansi_default; }
-        &:ansi > .stage--label, &:ansi > .stage--same { color: ansi_default; text-style: dim; }
-    }
-    """
     MAX_S, MIN_S = 8.0, 2.5
     FRAMES_PER_S = 15
 

@@ -32,13 +32,6 @@ class FactsTable(Static):
     """Rows of a label and a text."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--dim"}
-    DEFAULT_CSS = """
-    FactsTable {
-        width: 100%;
-        height: auto;
-        & > .facts--dim { color: $hint; }
-    }
-    """
 
     def show(self, facts: MachineFacts, now: Now, advice: str = "") -> None:
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
@@ -88,7 +81,6 @@ class PlacementList(OptionList):
 
     @property
     def marked(self) -> PlacementSpec:
-        """Return the selected placement."""
         at = self.highlighted
         return self._offers[at].spec if at is not None and at < len(self._offers) else self._in_use
 

@@ -86,7 +86,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     @property
     def working(self) -> bool:
-        """Return whether a placement is being loaded."""
         return self._change is not None
 
     @work(exclusive=True, group="facts")

@@ -135,7 +135,6 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         return []
 
     def _is_loaded(self, model: DraftCandidate | LocalModel) -> bool:
-        """Return whether it is the loaded draft model."""
         is_same = (model.name, model.quantization) == (self._loaded.draft, self._loaded.draft_quantization)
         return bool(model.name) and is_same
 

@@ -391,7 +391,6 @@ def _kind(n_params: int, architecture: str, n_ctx: int = 0, parts: str = "", *mo
 
 
 def title(subject: Subject) -> str:
-    """Return the title of its details."""
     match subject:
         case LocalModel(name=name) | CatalogModel(name=name) | FoundRepository(id=name):
             return name

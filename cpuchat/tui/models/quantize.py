@@ -171,7 +171,6 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
             )
 
     def _work_changed(self, made: Path | None) -> None:
-        """Handle the start, progress or end of the job."""
         now = self._services.quantizing
         before, self._working = self._working, now.job is not None
         if self._working != before:

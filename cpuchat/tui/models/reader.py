@@ -63,7 +63,6 @@ class ModelsReader:
         return [ServerEntry(ServerModel(server, model.name), kind, model) for model in models]
 
     def catalog(self) -> Catalog:
-        """Return the built-in and the user's catalog."""
         return load_catalog()
 
     def machine(self) -> Machine:

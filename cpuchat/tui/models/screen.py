@@ -252,7 +252,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     @property
     def entry(self) -> ModelListEntry | None:
-        """Return the selected entry."""
         return self._entries.get(self.marked_key)
 
     @on(Input.Changed, "#filter")

@@ -134,12 +134,6 @@ class GuardedApp(App[R], Generic[R]):
         self.signalled = self.signalled or number
         self.exit()
 
-    def save_now(self) -> None:
-        """Save now. Called before the process ends without its event loop; quick, and may raise."""
-
-    def worker_groups(self) -> list[int]:
-        return []
-
     def action_suspend_process(self) -> None:
         if (suspend := getattr(self._driver, "suspend_job", None)) is not None:
             suspend()

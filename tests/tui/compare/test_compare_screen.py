@@ -31,31 +31,24 @@ from tests.support.snapshots import snapshot
 from tests.tui.compare.test_agreement import BOTH
 
 
-async def test_snapshots_and_a_tiny_terminal_that_shows_one_side_and_the_table() -> None:
+async def test_the_screen_in_each_size_the_table_the_export_and_the_way_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     async with comparing(size=WIDE) as app:
         await app.done()
+        assert app.backend.model is None  # the chat gave its memory back
+        assert "Q4_K_M reads 40 % fewer bytes and is 1.49× as fast: 89 % of what the bytes allow." in app.screen_text
         await snapshot(app.app, "compare-120x40")
         await app.pilot.resize_terminal(*SMALL)
         await snapshot(app.app, "compare-80x24")
         assert "A Q8_0" in app.screen_text and "B Q4_K_M" in app.screen_text  # the tabs
         await app.pilot.resize_terminal(60, 20)
         assert "B  Qwen2.5-1.5B-Instruct Q4_K_M" in app.screen_text
-        assert "1.49× as fast" in " ".join(app.screen_text.split())
+        await app.pilot.resize_terminal(*WIDE)
         await app.press("t")
-        assert "B ÷ A" in app.screen_text and "bytes per token" in app.screen_text
-
-
-async def test_the_table_says_why_is_exported_and_the_chat_that_gave_its_memory_back_is_loaded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    async with comparing() as app:
-        await app.done()
-        assert app.backend.model is None
-        shown = app.screen_text
-        assert "Q4_K_M reads 40 % fewer bytes and is 1.49× as fast: 89 % of what the bytes allow." in shown
-        await app.press("t")
-        assert "First difference at token 18." in app.screen_text
+        for words in ("B ÷ A", "bytes per token", "First difference at token 18."):
+            assert words in app.screen_text
         await app.press("t")
         assert "First difference" not in app.screen_text
         await app.press("e", "enter")

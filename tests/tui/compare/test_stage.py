@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from textual.message import Message
 
 from cpuchat.compare.figures import Verdict
 from cpuchat.compare.recording import Recording
+from cpuchat.tui.compare import stage as stage_module
 from cpuchat.tui.compare.stage import Scene, Stage
 from tests.support.recorded import RECORDING, STOPPED
 from tests.support.snapshots import HostApp, snapshot
@@ -84,7 +86,8 @@ async def test_a_recording_is_shown_and_replayed(monkeypatch: pytest.MonkeyPatch
         def on_stage_replayed(self, event: Message) -> None:
             ended.set()
 
-    app = Host(stage, css="Stage { border: round $foreground; }", theme="textual-dark")
+    sheet = Path(stage_module.__file__).with_name("compare.tcss").read_text()
+    app = Host(stage, css=f"{sheet} Stage {{ border: round $foreground; }}", theme="textual-dark")
     async with app.run_test(size=(120, 12)) as pilot:
         stage.replay()  # nothing yet
         assert not stage.replaying

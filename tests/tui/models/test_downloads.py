@@ -11,7 +11,6 @@ from textual.screen import Screen
 
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.library.places import hub_cache
 from cpuchat.tui.models.downloads import DownloadsScreen
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
@@ -202,28 +201,6 @@ def went_on(hub: HubServer) -> bool:
     """Return whether the last request asked for what was missing, not for all of it."""
     last = [request for request in hub.requests if request.file == NAME and request.status == 206][-1]
     return int(last.range.removeprefix("bytes=").partition("-")[0]) > 0
-
-
-async def test_a_chat_goes_on_while_a_model_comes_which_is_paused_resumed_and_loaded(
-    hub_server: HubServer, tiny_model: Path
-) -> None:
-    async with running(ScriptedBackend([answer("Still talking.")])) as app:
-        gate = await started(app, hub_server, tiny_model)
-        await app.send("Hello")
-        assert "Still talking." in app.screen_text
-        await app.until(lambda: "/474 kB" in text(app))
-        await opened(app)
-        await app.press("space")
-        await app.until(lambda: one(app).state == "paused")
-        gate.open()
-        await app.press("space")
-        await app.until(lambda: one(app).state == "done")
-        assert went_on(hub_server)
-        await app.told("tiny F32")
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
-        path = app.backend.loads[1][0]
-        assert path.is_relative_to(hub_cache()) and path.read_bytes() == tiny_model.read_bytes()
 
 
 async def test_the_next_run_goes_on_where_this_one_ended(hub_server: HubServer, tiny_model: Path) -> None:
