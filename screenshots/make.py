@@ -3,7 +3,7 @@
     .venv/bin/python screenshots/make.py [NAME ...]
 
 Run `cpuchat probe` before, on an idle machine: the pictures show speeds that are predicted from its figures. Answers,
-`hardware` and `tune` measure, so the machine must stay idle. `stage` is the moving picture of the README, from the
+`hardware` measure, so the machine must stay idle. `stage` is the moving picture of the README, from the
 recording in the package. Needs rsvg-convert, Pillow and the Fira Code font (Debian: librsvg2-bin, python3-pil,
 fonts-firacode).
 """
@@ -134,18 +134,6 @@ async def hardware(pilot: Any) -> None:
     await pilot.pause(1.5)
 
 
-async def tune(pilot: Any) -> None:
-    from cpuchat.tui.models.quantize import TuneScreen
-
-    await until(pilot, lambda: pilot.app.conversation.model is not None)
-    await pilot.press("ctrl+o")
-    await pilot.pause(2.5)
-    await pilot.press("f6")
-    await until(pilot, lambda: isinstance(pilot.app.screen, TuneScreen))
-    await until(pilot, lambda: pilot.app.screen.done, 400)  # it measures
-    await pilot.pause(0.5)
-
-
 async def settings(pilot: Any) -> None:
     await until(pilot, lambda: pilot.app.conversation.model is not None)
     await pilot.press("f2")
@@ -165,7 +153,6 @@ SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
     "repository": repository,
     "downloads": downloads,
     "hardware": hardware,
-    "tune": tune,
     "settings": settings,
     "help": help_screen,
 }

@@ -84,7 +84,6 @@ class Conversation:
         """Tuned settings of the loaded model."""
         self.recommended: Recommended | None = None
         """The sampling that is recommended for it."""
-        self.tuning_undone = False  # it is forgotten: the next load does not use it
         self.backend = backend
         self.meter = Meter()
         self.library = library
@@ -227,7 +226,6 @@ class Conversation:
             self.tuned = self.recommended = None
             on_server = isinstance(path, ServerModel)
             self.tuned = None if on_server else await asyncio.to_thread(TunedSettings().find, path)
-            self.tuning_undone = False
             draft, note = await self._choose_draft(path, strict, calibrate)
             self.meter.expect(self.speculation)
             self.meter.load_started()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
@@ -19,7 +20,7 @@ from textual.widgets import Input, TextArea
 
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean, clean_line
-from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.servers import Source
 from cpuchat.config.settings import unknown_keys
 from cpuchat.models.library.library import Library
 from cpuchat.session.conversation import Conversation
@@ -50,15 +51,12 @@ _LAST_WORDS_SECONDS = 2.0  # for an answer to end in order; a worker that hangs 
 
 
 class ChatApp(OrderedKeys[int], GuardedApp[int]):
-    """The terminal app around one `Conversation`.
+    """The terminal app around one `Conversation`, which it closes when it ends.
 
     Args:
-        conversation: the headless core; closed by the app when it ends.
-        library: where the models screen looks.
         initial_model: loaded after the first paint; None starts without a model.
         sides: compare these first; the model is loaded afterwards.
         downloads: makes the manager of the downloads when the first one is asked for.
-        key_ring: the API keys of servers.
         sources: where the settings come from.
         tools_folder: in which the model may read files.
         tool_servers: MCP servers to start.
@@ -110,14 +108,8 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.services.use_keymap(self._own_keys.moved)
         self.asks_background = self.console.color_system != "standard"
         self._is_light = is_light_at_start()
-        self._begin_with_theme(conversation.settings.ui.theme)
-        self._moves = conversation.settings.ui.motion
-        if not self._moves:
-            self.animation_level = "none"
-
-    def _begin_with_theme(self, wanted: str) -> None:
-        """Set the theme while no style sheet has been parsed: changing it later parses all of them again."""
-        wanted = self._named_theme(wanted)
+        # While no style sheet has been parsed: changing the theme later parses all of them again.
+        wanted = self._named_theme(conversation.settings.ui.theme)
         known = [name for name in (wanted, themes.DEFAULT_THEME, "textual-dark") if name in self.available_themes]
         self.set_reactive(ChatApp.theme, known[0])
         theme = self.current_theme
@@ -125,6 +117,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.update_classes(classes, update=False)
         self._refresh_truecolor_filter(self.ansi_theme)
         self.stylesheet.set_variables(self.get_css_variables())
+        self._moves = conversation.settings.ui.motion
+        if not self._moves:
+            self.animation_level = "none"
 
     def _named_theme(self, name: str) -> str:
         """Return the theme that a name in the settings means: `auto` is the default that suits the terminal."""
@@ -149,7 +144,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self._is_light = event.is_light
         if is_auto:
             self.show_theme(themes.AUTO)
-        self.run_worker(remember(event.is_light), group="background")
+        self.run_worker(run_in_daemon_thread(lambda: remember(event.is_light)), group="background")
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), self._gate]
@@ -182,7 +177,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     @work(group="clipboard")
     async def tell_copied(self, text: str, what: str) -> None:
-        """Say how it was copied."""
         async with self._copying:  # the last text stays
             by = await run_in_daemon_thread(lambda: clipboard.copy(text))
         self.notify(clipboard.told(what, by), markup=False)
@@ -238,18 +232,25 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     def action_change_theme(self) -> None:
         """Choose a theme, previewed while it is selected; Esc restores the old one."""
+
+        def use(name: str) -> None:
+            self.show_theme(name)
+            self.services.save_settings({"ui": {"theme": name}})
+
         self._theme_before_preview = self.theme
-        own = frozenset({themes.AUTO, *self._own_themes.themes})
-        provider = commands.theme_provider(self.available_themes, own, self._use_theme)
-        self.push_screen(commands.ActionPalette(providers=[provider], placeholder="Theme …"))
+        own = {themes.AUTO, *self._own_themes.themes}
+        rows = [
+            commands.PaletteRow(name, partial(use, name), "cpuchat" if name in own else "Textual")
+            for name in sorted({*self.available_themes, *own}, key=lambda name: (name not in own, name))
+        ]
+        self.push_screen(commands.ActionPalette(providers=[commands.listing(rows)], placeholder="Theme …"))
 
     @on(CommandPalette.OptionHighlighted)
     def _preview_theme(self, event: CommandPalette.OptionHighlighted) -> None:
         if self._theme_before_preview is None:
             return
         hit = getattr(event.highlighted_event.option, "hit", None)
-        name = getattr(hit, "text", None)
-        if name is not None:
+        if (name := getattr(hit, "text", None)) is not None:
             self.show_theme(name)
 
     @on(CommandPalette.Closed)
@@ -257,21 +258,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         before, self._theme_before_preview = self._theme_before_preview, None
         if before is not None and not event.option_selected:
             self.theme = before
-
-    def _use_theme(self, name: str) -> None:
-        self.show_theme(name)
-        self.services.save_settings({"ui": {"theme": name}})
-
-    @work
-    async def action_tune(self) -> None:
-        """Tune the settings for the loaded model."""
-        model = self.services.loaded_path
-        if isinstance(self.services.loaded, ServerModel):
-            self.notify("Only models on this machine can be tuned. Ctrl+O chooses one.", severity="warning")
-        elif model is None:
-            self.notify("Load a model first.", severity="warning")
-        elif (path := await self.services.navigation.tune(model)) is not None:
-            self.chat_screen.load_model(path)
 
     # Help and the way out
 
@@ -308,8 +294,9 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.set_timer(_TWICE_LATE_SECONDS, lambda: self.exit(0))
             return
         self.services.leaving = True
-        self.run_worker(self._leave(), group="leave", name="leave")
+        self._leave()
 
+    @work(group="leave")
     async def _leave(self) -> None:
         if self.services.quantizing.job is not None and not await self.push_screen_wait(
             ConfirmScreen("Quit", "A model is being quantized; the partial file will be deleted.", "Quit", "Stay")
@@ -332,14 +319,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         super().end_by(number)
         self.services.leaving = True
 
-    @property
-    def leaving(self) -> bool:
-        return self.services.leaving
-
     def worker_groups(self) -> list[int]:
         return [backend.pid for backend in self.services.backends if backend.pid is not None]
 
     def save_now(self) -> None:
+        """Save before the process ends without its event loop; quick, and may raise."""
         self.conversation.history.save()
 
     async def _end(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,32 +23,11 @@ from cpuchat.base.text import clean_line
 from cpuchat.tui import keys
 from cpuchat.tui.terminal.painter import only_current
 
-GROUPS = (
-    keys.ANSWER,
-    keys.CHATS,
-    keys.MODELS,
-    keys.DOWNLOADS,
-    keys.COMPARE,
-    keys.HARDWARE,
-    keys.SETTINGS,
-    keys.VIEW,
-    keys.APP,
-)
+GROUPS = ("Answer", "Chats", "Models", "Downloads", "Compare", "Hardware", "Settings", "View", "App")
 """In the order in which the palette lists them."""
 _LITERAL = 1000.0  # more than any `Matcher` gives
 T = TypeVar("T")
 _WIDEST, _SHARE, _FRAME = 76, 0.96, 6  # of the palette, in cells: app.tcss
-
-
-@dataclass
-class Listed(DiscoveryHit):
-    """A command that stands with those of its group, whenever its provider yields it."""
-
-    group: str = ""
-
-    @property
-    def score(self) -> float:
-        return -float(GROUPS.index(self.group))
 
 
 class ActionPalette(CommandPalette):
@@ -96,14 +75,12 @@ def line(app: App[Any], group: str, title: Content, key: str = "") -> Content:
 
 def offered(screen: Screen[Any]) -> list[tuple[keys.Key, str, Callable[[], Any]]]:
     """Return the commands of a screen and of the app that can be used now, by group: key, title, and what runs it."""
-    place = getattr(screen, "KEYS", "")
     usable: list[tuple[keys.Key, str, Callable[[], Any]]] = []
     for key in getattr(screen.app, "moved_keys", keys.KEYS):
-        if not key.palette or key.place not in (place, "app"):
-            continue
-        node = screen.app if key.place == "app" else screen
-        if node.check_action(key.action.partition("(")[0], ()):
-            usable.append((key, key.help.partition(" (")[0], partial(node.run_action, key.action)))
+        if key.palette and key.place in (getattr(screen, "KEYS", ""), "app"):
+            node = screen.app if key.place == "app" else screen
+            if node.check_action(key.action.partition("(")[0], ()):
+                usable.append((key, key.title, partial(node.run_action, key.action)))
     return sorted(usable, key=lambda command: GROUPS.index(command[0].group))
 
 
@@ -152,19 +129,16 @@ class PaletteRow:
 
 
 class PaletteProvider(Provider):
-    """Rows to choose from, filtered by what is typed; `discovered` makes the row of an empty query."""
+    """Rows to choose from, filtered by what is typed."""
 
     def rows(self) -> Sequence[PaletteRow]:
         return ()
-
-    def discovered(self, row: PaletteRow, shown: Content) -> DiscoveryHit:
-        return DiscoveryHit(shown, row.run, text=row.title)
 
     async def discover(self) -> Hits:
         before = ""
         for row in self.rows():
             group = row.group if row.group != before else ""  # once, over its rows
-            yield self.discovered(row, line(self.app, group, Content(row.title), row.about))
+            yield DiscoveryHit(line(self.app, group, Content(row.title), row.about), row.run, text=row.title)
             before = row.group
 
     async def search(self, query: str) -> Hits:
@@ -183,16 +157,6 @@ class Commands(PaletteProvider):
             for key, title, run in offered(self.screen)
         ]
 
-    def discovered(self, row: PaletteRow, shown: Content) -> DiscoveryHit:
-        return Listed(shown, row.run, text=row.title, group=row.group)
-
 
 def listing(rows: Sequence[PaletteRow]) -> type[Provider]:
-    """Return a provider of these rows."""
     return type("Listing", (PaletteProvider,), {"rows": lambda self: rows})
-
-
-def theme_provider(names: Iterable[str], own: Collection[str], use: Callable[[str], None]) -> type[Provider]:
-    """Themes, `own` (cpuchat's and the user's) first; `use` is called with the chosen one."""
-    rows = [PaletteRow(name, partial(use, name), "cpuchat" if name in own else "Textual") for name in {*names, *own}]
-    return listing(sorted(rows, key=lambda row: (row.group == "Textual", row.title)))

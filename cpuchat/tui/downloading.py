@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from textual.app import App
-from textual.notifications import SeverityLevel
 from textual.signal import Signal
 from textual.worker import Worker
 
@@ -56,13 +55,11 @@ class Downloading:
         self._timer = LoopTimer(self._publish_progress)
         self._stepped = asyncio.Event()  # a download has another state now, or has left the list
 
-    # What there is
-
     def all(self) -> list[Download]:
         """Return all models, oldest first."""
         return [] if self._manager is None else self._manager.all()
 
-    # What the user does with it. One that has left the list meanwhile is no error.
+    # One that has left the list meanwhile is no error.
 
     def start(self, repo: str, revision: str, model: RepoModel, newest_at: float = 0.0) -> Download:
         """Download `model` of the commit `revision`; one that is in the list already goes on. `newest_at` see
@@ -106,8 +103,6 @@ class Downloading:
     def _find(self, id: str) -> Download | None:
         return next((download for download in self.all() if download.id == id), None)
 
-    # Start and end of the app
-
     def restore(self) -> None:
         """Resume what the last run left unfinished."""
         if paths.downloads_file().exists():
@@ -125,38 +120,34 @@ class Downloading:
             self._manager = self._opener(self._told)
         return self._manager
 
-    # What the manager tells
-
     def _told(self, download: Download) -> None:
+        """Take over what the manager tells."""
         if self._manager is None:  # closing
             return
         before = self._states.get(download.id)
         self._states[download.id] = download.state
-        if download.state != before:
-            self._waiting.pop(download.id, None)
-            self._notify(download, before)
-            self._stepped.set()
-            self.changed.publish(download)
-        else:
+        if download.state == before:
             self._waiting[download.id] = download
             self._timer.start(PROGRESS_SECONDS)
+            return
+        self._waiting.pop(download.id, None)
+        self._stepped.set()
+        self.changed.publish(download)
+        if before is None:  # restored: it ended in another run
+            return
+        title = downloads.download_title(download.order.model)
+        if download.state == "done":
+            self._app.notify(
+                f"{title}. Ctrl+G, Enter loads it.", title="Downloaded", timeout=TOLD_SECONDS, markup=False
+            )
+        elif download.state == "failed":
+            text = f"{title}: {clean_line(download.message)} Ctrl+G shows details."
+            self._app.notify(text, title="Download failed", severity="error", timeout=TOLD_SECONDS, markup=False)
 
     def _publish_progress(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for download in waiting.values():
             self.changed.publish(download)
-
-    def _notify(self, download: Download, before: State | None) -> None:
-        if before is None:  # restored: it ended in another run
-            return
-        title = downloads.download_title(download.order.model)
-        if download.state == "done":
-            self._tell("Downloaded", f"{title}. Ctrl+G, Enter loads it.")
-        elif download.state == "failed":
-            self._tell("Download failed", f"{title}: {clean_line(download.message)} Ctrl+G shows details.", "error")
-
-    def _tell(self, title: str, text: str, severity: SeverityLevel = "information") -> None:
-        self._app.notify(text, title=title, severity=severity, timeout=TOLD_SECONDS, markup=False)
 
 
 class Quantizing:

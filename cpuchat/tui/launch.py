@@ -18,11 +18,8 @@ from cpuchat.session.conversation import Conversation
 from cpuchat.tui.app import ChatApp
 from cpuchat.tui.terminal import crash
 from cpuchat.tui.terminal.background import set_colorterm
-from cpuchat.tui.terminal.crash import GuardedApp
 
-_ENDING = [
-    getattr(signal, name) for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM") if hasattr(signal, name)
-]  # fmt: skip
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def run(make: Callable[[], ChatApp]) -> int:
@@ -30,7 +27,13 @@ def run(make: Callable[[], ChatApp]) -> int:
     the signal that ended it."""
     set_colorterm()
     app = make()
-    run_once(app)
+    with _signals(app), _threads(app):
+        try:
+            app.run()
+        except BaseException as error:  # the app's own way out failed
+            app.crash = app.crash or crash.record(error)
+        finally:
+            app.give_terminal_back()
     not_saved = print_unsaved(app.conversation)
     if app.signalled:
         _tell(f"killed by {signal_name(app.signalled)}. {_kept(app.saved)}")
@@ -61,19 +64,8 @@ def _tell(text: str) -> None:
         print(f"cpuchat: {text}", file=sys.stderr, flush=True)
 
 
-def run_once(app: GuardedApp[Any]) -> None:
-    """Run an app until it ends; an error or a signal that ended it is in its `crash` or `signalled`."""
-    with _signals(app), _threads(app):
-        try:
-            app.run()
-        except BaseException as error:  # the app's own way out failed
-            app.crash = app.crash or crash.record(error)
-        finally:
-            app.give_terminal_back()
-
-
 @contextlib.contextmanager
-def _signals(app: GuardedApp[Any]) -> Iterator[None]:
+def _signals(app: ChatApp) -> Iterator[None]:
     """End the app in order on the first signal, at once on the next: its event loop may be stuck. Signals that were
     ignored stay ignored."""
 
@@ -82,7 +74,7 @@ def _signals(app: GuardedApp[Any]) -> Iterator[None]:
         if first:
             if (loop := app._loop) is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(app.end_by, number)
-        elif number != getattr(signal, "SIGHUP", None):  # that comes from the kernel and from the shell
+        elif number != signal.SIGHUP:  # that comes from the kernel and from the shell
             with contextlib.suppress(BaseException):
                 app.save_now()
             app.give_terminal_back()
@@ -102,7 +94,7 @@ def _signals(app: GuardedApp[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _threads(app: GuardedApp[Any]) -> Iterator[None]:
+def _threads(app: ChatApp) -> Iterator[None]:
     """End the app when a thread ends with an error; errors in destructors are only logged."""
 
     def thread_failed(args: threading.ExceptHookArgs) -> None:

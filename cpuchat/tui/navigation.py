@@ -46,13 +46,6 @@ class Navigator:
         """Returns the new file if it was written meanwhile."""
         return await self._result("models.quantize.QuantizeScreen", self._services, model)
 
-    async def tune(self, model: Path) -> Path | None:
-        """Returns the loaded model when it has to be loaded again."""
-        if self._services.session.busy:
-            self._app.notify("Tune when the answer is done (Esc in the chat stops it).", severity="warning")
-            return None
-        return await self._result("models.quantize.TuneScreen", self._services, model)
-
     async def settings(self) -> Settings | None:
         """Returns the settings if they were saved."""
         return await self._result("settings.SettingsScreen", self._services, self._app.available_themes)

@@ -78,7 +78,12 @@ class MachineWatch:
                 self._failed = True
         if self._look is None and not self._failed:
             opener, monitor = self._opener, self._monitor
-            self._look = asyncio.ensure_future(run_in_daemon_thread(lambda: _look(opener, monitor)))
+
+            def read() -> tuple[Monitor, MachineSample]:
+                opened = monitor or opener()
+                return opened, opened.sample()
+
+            self._look = asyncio.ensure_future(run_in_daemon_thread(read))
         return self._newest
 
     def close(self) -> None:
@@ -86,22 +91,16 @@ class MachineWatch:
         look, monitor = self._look, self._monitor
         self._look = self._monitor = self._newest = None
         self._failed = False
+
+        def looked(look: asyncio.Task[tuple[Monitor, MachineSample]]) -> None:
+            opened = monitor if look.cancelled() or look.exception() is not None else look.result()[0]
+            if opened is not None:
+                opened.close()
+
         if look is not None:
-            look.add_done_callback(lambda look: _close(look, monitor))
+            look.add_done_callback(looked)
         elif monitor is not None:
             monitor.close()
-
-
-def _look(opener: MonitorOpener, monitor: Monitor | None) -> tuple[Monitor, MachineSample]:
-    monitor = monitor or opener()
-    return monitor, monitor.sample()
-
-
-def _close(look: asyncio.Task[tuple[Monitor, MachineSample]], monitor: Monitor | None) -> None:
-    if not look.cancelled() and look.exception() is None:
-        monitor = look.result()[0]
-    if monitor is not None:
-        monitor.close()
 
 
 class Services:
@@ -176,26 +175,26 @@ class Services:
         return loaded if isinstance(loaded := self.loaded, Path) else None
 
     def use_keymap(self, keymap: dict[str, str]) -> None:
-        """Use these keys, by action, from now on."""
         self.keymap = keymap
         self._app.set_keymap({id: moved or keys.unbound(id) for id, moved in keymap.items()})
 
     def set_folders(self, folders: list[str]) -> None:
-        """Search these folders for models from now on."""
         self.library = self.conversation.library = Library(folders)
 
     def save_settings(self, changes: Changes) -> None:
         """Write some settings in the background; a failure is shown, not raised."""
-        self._app.run_worker(self._save_settings(changes), group="settings", name="settings")
 
-    async def _save_settings(self, changes: Changes) -> None:
-        async with self._saving:
-            try:
-                await asyncio.to_thread(settings.update, changes)
-                self.setting_sources.saved(changes)
-                self.conversation.settings = with_changes(self.settings, changes)
-            except (CpuchatError, OSError) as error:
-                self._app.notify(f"{error}", title="Settings not saved", severity="warning", timeout=10, markup=False)
+        async def save() -> None:
+            async with self._saving:
+                try:
+                    await asyncio.to_thread(settings.update, changes)
+                    self.setting_sources.saved(changes)
+                    self.conversation.settings = with_changes(self.settings, changes)
+                except (CpuchatError, OSError) as error:
+                    text, title = str(error), "Settings not saved"
+                    self._app.notify(text, title=title, severity="warning", timeout=10, markup=False)
+
+        self._app.run_worker(save(), group="settings", name="settings")
 
     def use_draft_model(self, target: Path, wanted: str) -> None:
         """Make `wanted` (the path of a file, "auto" or "none") the draft model of `target` from its next load on.

@@ -7,6 +7,7 @@ checked as it is typed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -16,7 +17,6 @@ from textual import events, on, work
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Checkbox, Input, Select, Static, TabbedContent, TabPane, TextArea
 
@@ -28,7 +28,6 @@ from cpuchat.config import settings as settings_file
 from cpuchat.config.presets import load_presets
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import DECLARED, DeclaredSetting, Settings, value_of, with_changes
-from cpuchat.models.machine import TunedSettings
 from cpuchat.telemetry.answer import percent
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
@@ -77,9 +76,10 @@ class Field(DeclaredSetting):
                 kind = "switch"
             case msgspec.inspect.LiteralType():
                 kind, choices = "choice", get_args(get_args(declared.type)[0])  # as written: msgspec sorts them
-            case msgspec.inspect.IntType() | msgspec.inspect.FloatType() as number:
-                kind = "whole" if isinstance(number, msgspec.inspect.IntType) else "number"
-                low, high = number.ge, number.le
+            case msgspec.inspect.IntType(ge=low, le=high):
+                kind = "whole"
+            case msgspec.inspect.FloatType(ge=low, le=high):
+                kind = "number"
             case msgspec.inspect.ListType():
                 kind = "lines"
             case _:
@@ -133,26 +133,17 @@ class Field(DeclaredSetting):
         if self.kind not in ("whole", "number"):
             return f"needs one of {', '.join(self.choices)}" if self.choices else "is not valid"
         noun = "a whole number" if self.kind == "whole" else "a number"
-        low, high = self._bounds
-        if low and high:
-            return f"needs {noun} from {low} to {high}"
-        return f"needs {noun}{' of' if low else ''} {self.limits}".rstrip()
+        limits = self.limits
+        return f"needs {noun}" + (f" {'of' if limits.endswith('more') else 'from'} {limits}" if limits else "")
 
     @property
     def limits(self) -> str:
-        """`0 to 100` or `0 or more`; "" where there is no limit."""
-        low, high = self._bounds
-        if low and high:
-            return f"{low} to {high}"
-        return f"{low} or more" if low else ""
-
-    @property
-    def _bounds(self) -> tuple[str, str]:
-        """Return the least and the greatest number, "" for none and for what only keeps it inside 64 bits."""
-        low = "" if self.low is None else f"{self.low:g}"
+        """`0 to 100` or `0 or more`; "" where there is no limit, or one that only keeps it inside 64 bits."""
+        if self.low is None:
+            return ""
         if self.high is None or self.high >= 1 << 53:
-            return low, ""
-        return low, f"{self.high:,g}" if self.high < 1e6 else f"{int(self.high):,}"
+            return f"{self.low:g} or more"
+        return f"{self.low:g} to {self.high:,.10g}"
 
     @property
     def default_shown(self) -> str:
@@ -188,13 +179,6 @@ class OnOff(Checkbox):
 class SettingRow(Horizontal):
     """Label, editor, and help or the problem beside it."""
 
-    class Edited(Message):
-        """The content changed."""
-
-        def __init__(self, row: SettingRow) -> None:
-            super().__init__()
-            self.row = row
-
     def __init__(self, field: Field, value: Any, themes: list[str], note: str = "", unset: str = "") -> None:
         """`note` replaces the help; `unset` is shown while the field is empty."""
         super().__init__(id=f"row-{field.section}-{field.name}", classes=f"-{field.kind}")
@@ -207,30 +191,34 @@ class SettingRow(Horizontal):
 
     def compose(self) -> ComposeResult:
         yield Static(self.field.label, classes="label", markup=False)
-        yield self._editor()
+        field, shown = self.field, self.field.shown(self._saved)
+        match field.kind:
+            case "switch":
+                yield OnOff(bool(shown), classes="editor")
+            case "choice" | "theme" | "preset":
+                # Not as markup: config.toml may name a theme of any characters.
+                options = [(Content(clean_line(words)), name) for name, words in self._choices(shown).items()]
+                yield Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
+            case "text" | "lines":
+                yield TextArea(str(shown), compact=True, tab_behavior="focus", classes="editor")
+            case _:
+                yield Input(str(shown), placeholder=self.unset, compact=True, classes="editor", select_on_focus=True)
         yield Static(self._about, classes="about", markup=False)
+
+    def _choices(self, chosen: str) -> dict[str, str]:
+        """Return what can be chosen, with the words for each; the preset or theme that is may be gone."""
+        if self.field.kind == "choice":
+            return {name: name for name in self.field.choices}
+        if self.field.kind == "theme":
+            return {name: name for name in sorted({*self._themes, chosen, self.field.default})}
+        known = {"": "none"}
+        with contextlib.suppress(SettingsError):  # a damaged file; choosing a preset says so
+            known |= {name: name for name in load_presets()}
+        return known if chosen in known else known | {chosen: f"{chosen} (missing)"}
 
     @property
     def _about(self) -> str:
         return self.note or self.field.about
-
-    def _editor(self) -> Widget:
-        field, shown = self.field, self.field.shown(self._saved)
-        match field.kind:
-            case "switch":
-                return OnOff(bool(shown), classes="editor")
-            case "choice" | "theme":
-                names = list(field.choices) or sorted({*self._themes, shown, field.default})
-                # Not as markup: config.toml may name a theme of any characters.
-                options = [(Content(clean_line(str(name))), name) for name in names]
-                return Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
-            case "preset":
-                options = [(Content(clean_line(words)), name) for name, words in _presets(shown).items()]
-                return Select(options, value=shown, allow_blank=False, compact=True, classes="editor")
-            case "text" | "lines":
-                return TextArea(str(shown), compact=True, tab_behavior="focus", classes="editor")
-            case _:
-                return Input(str(shown), placeholder=self.unset, compact=True, classes="editor", select_on_focus=True)
 
     @property
     def editor(self) -> Widget:
@@ -238,7 +226,6 @@ class SettingRow(Horizontal):
 
     @property
     def content(self) -> Any:
-        """Content of the editor, unparsed."""
         editor = self.editor
         return editor.text if isinstance(editor, TextArea) else editor.value  # type: ignore[attr-defined]
 
@@ -269,24 +256,6 @@ class SettingRow(Horizontal):
         self.set_class(bool(problem), "-invalid")
         self.set_class(self.changed, "-changed")
         return problem
-
-    @on(Input.Changed)
-    @on(TextArea.Changed)
-    @on(Select.Changed)
-    @on(Checkbox.Changed)
-    def _edited(self, event: Message) -> None:
-        event.stop()
-        self.check()
-        self.post_message(self.Edited(self))
-
-
-def _presets(chosen: str) -> dict[str, str]:
-    """Return the names to choose from, "" for none, with the words for each; the chosen one may be gone."""
-    try:
-        known = {"": "none"} | {name: name for name in load_presets()}
-    except SettingsError:  # a damaged file; choosing a preset says so
-        known = {"": "none"}
-    return known if chosen in known else known | {chosen: f"{chosen} (missing)"}
 
 
 _OF_THE_WORKER = ("Speculation", "Engine")
@@ -348,10 +317,10 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
     def _show_hint(self, row: SettingRow) -> None:
         """Show range, default and source at the bottom; the help too where it has no room beside the field."""
         hint, invalid = self.query_one("#hint", Static), row.has_class("-invalid")
-        hint.update(row.text_beside if invalid else " · ".join(self._facts(row)))
         hint.set_class(invalid, "-invalid")
-
-    def _facts(self, row: SettingRow) -> list[str]:
+        if invalid:
+            hint.update(row.text_beside)
+            return
         field, facts = row.field, [] if self.has_class("-wide") else [row.text_beside]
         if field.limits:
             facts.append(field.limits)
@@ -364,20 +333,23 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
             own = {"chat.reasoning": preset.reasoning[0] or None, "chat.reasoning_budget": preset.reasoning[1]}
             by = " by its preset" if own.get(field.key) is None else ""
             facts.append(f"{clean_line(str(field.shown(used)))} in this chat{by}")
-        return facts
+        hint.update(" · ".join(facts))
 
-    @on(SettingRow.Edited)
-    def _row_edited(self, event: SettingRow.Edited) -> None:
-        self._show_hint(event.row)
+    @on(Input.Changed)
+    @on(TextArea.Changed)
+    @on(Select.Changed)
+    @on(Checkbox.Changed)
+    def _edited(self, event: Input.Changed | TextArea.Changed | Select.Changed | Checkbox.Changed) -> None:
+        row = next(node for node in event.control.ancestors if isinstance(node, SettingRow))
+        row.check()
+        self._show_hint(row)
 
     def show_row(self, row: SettingRow) -> None:
-        """Open its tab and focus it."""
         pane = next(node for node in row.ancestors if isinstance(node, TabPane))
         self.query_one(TabbedContent).active = pane.id or ""
         row.editor.focus()
 
     def action_tab(self, step: int) -> None:
-        """Open the next or previous tab and focus its first field."""
         tabs = self.query_one(TabbedContent)
         names = [tab.lower() for tab in TABS]
         tabs.active = names[(names.index(tabs.active) + step) % len(names)]
@@ -396,12 +368,23 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
 
     def _note(self, field: Field) -> str:
         """Return what tuning made of a setting of the loaded model, or what is recommended for it; "" if nothing."""
-        model, recommended = self._services.conversation.model, self._services.conversation.recommended
+        conversation = self._services.conversation
+        model, recommended, tuned = conversation.model, conversation.recommended, conversation.tuned
         if model is not None and field.section in ("sampling", "chat") and field.name in model.ignored:
             return "not supported by the server"
         if field.section == "sampling" and recommended is not None and field.name in recommended.sampling:
             return f"empty = {recommended.sampling[field.name]:g}, recommended {_RECOMMENDED[recommended.source]}"
-        return self._tuned_note(field)
+        choice = tuned.choice_of(field.key) if tuned is not None else None
+        if (
+            tuned is None
+            or choice is None
+            or all(value_of(conversation.in_effect, key) == value_of(conversation.settings, key) for key in choice.keys)
+        ):
+            return ""
+        gains = [f"{name} {percent(gain)}" for name, gain in (("decode", choice.decode), ("prefill", choice.prefill))
+                 if gain]  # fmt: skip
+        how = "tuned with an earlier engine" if tuned.is_outdated else "tuned"
+        return f"{', '.join((f'{how}: {choice.words}', *gains))} · `cpuchat tune --undo` reverts"
 
     def _unset(self, field: Field) -> str:
         """Return what is shown in place of a setting that is empty."""
@@ -410,42 +393,6 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
         if self._is_served:
             return "server default"
         return f"{getattr(self._services.conversation.default_sampling, field.name):g}"
-
-    def _tuned_note(self, field: Field) -> str:
-        conversation = self._services.conversation
-        tuned = conversation.tuned
-        choice = tuned.choice_of(field.key) if tuned is not None else None
-        if choice is None or all(
-            value_of(conversation.in_effect, key) == value_of(conversation.settings, key) for key in choice.keys
-        ):
-            return ""
-        gains = [f"{name} {percent(gain)}" for name, gain in (("decode", choice.decode), ("prefill", choice.prefill))
-                 if gain]  # fmt: skip
-        how = "tuned with an earlier engine" if tuned is not None and tuned.is_outdated else "tuned"
-        words = ", ".join((f"{how}: {choice.words}", *gains))
-        return words + (" · undone from the next load" if conversation.tuning_undone else " · F8 undoes")
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "undo_tuning":
-            return self._services.conversation.tuned is not None and not self._services.conversation.tuning_undone
-        return True
-
-    @work
-    async def action_undo_tuning(self) -> None:
-        conversation, model = self._services.conversation, self._services.loaded_path
-        if conversation.tuned is None or model is None:
-            return
-        try:
-            await asyncio.to_thread(TunedSettings().forget, model)
-        except CpuchatError as error:
-            self.notify(str(error), severity="error", markup=False)
-            return
-        conversation.tuning_undone = True
-        for row in self._rows:
-            row.note = self._note(row.field)
-            row.check()
-        self.refresh_bindings()
-        self.notify("Tuning undone from the next load.")
 
     def action_save(self) -> None:
         wrong = [row for row in self._rows if row.check()]

@@ -65,8 +65,6 @@ CATALOG = Catalog(
     )
 )  # fmt: skip
 
-_SHAPES = {"0.5b": "0.5b", "1.5b": "1.5b", "70b": "70b", "30b-a3b": "30b-a3b"}
-
 
 class ShelfReader(ModelsReader):
     """The models of `LOCAL` on `MACHINE`, with headers of models of those shapes."""
@@ -81,7 +79,7 @@ class ShelfReader(ModelsReader):
         return MACHINE
 
     def header(self, path: Path) -> GGUFHeader:
-        shape = next((shape for word, shape in _SHAPES.items() if word in path.name), "")
+        shape = next((shape for shape in ("0.5b", "1.5b", "70b", "30b-a3b") if shape in path.name), "")
         if not shape:
             raise ModelDamaged(f"{path.name} is cut short.")
         quantization = "Q8_0" if "q8_0" in path.name else "Q4_K_M"

@@ -15,9 +15,8 @@ class Counters:
     """Tells the threads that it is used in."""
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.threads = {threading.get_ident()}
         self.closed = threading.Event()
-        self.threads: set[int] = set()
 
     def sample(self) -> MachineSample:
         self.threads.add(threading.get_ident())
@@ -27,17 +26,6 @@ class Counters:
         self.closed.set()
 
 
-class Machine:
-    """Opens `Counters`, and remembers them."""
-
-    def __init__(self) -> None:
-        self.opened: list[Counters] = []
-
-    def open(self) -> Counters:
-        self.opened.append(Counters())
-        return self.opened[-1]
-
-
 async def first(watch: MachineWatch) -> MachineSample:
     """Return the first report of the watch."""
     while (sample := watch.sample()) is None:
@@ -45,58 +33,45 @@ async def first(watch: MachineWatch) -> MachineSample:
     return sample
 
 
-async def given_back(counters: Counters) -> None:
-    """Wait until the counters are closed: at once, or when a reading has returned."""
-    while not counters.closed.is_set():
-        await asyncio.sleep(0)
+async def test_counters_are_opened_and_read_in_threads_and_opened_again_when_closed() -> None:
+    opened: list[Counters] = []
 
+    def open_counters() -> Counters:
+        opened.append(Counters())
+        return opened[-1]
 
-async def test_counters_are_opened_in_a_thread_asked_from_then_on_and_opened_again_when_closed() -> None:
-    machine = Machine()
-    watch = MachineWatch(machine.open)
+    watch = MachineWatch(open_counters)
     assert watch.sample() is None  # being opened
     for number in range(2):
         assert (await first(watch)).no_bandwidth == "nothing opens"
-        counters = machine.opened[number]
-        assert counters.thread != threading.get_ident()
-        assert threading.get_ident() not in counters.threads
+        assert threading.get_ident() not in opened[number].threads
         watch.close()
-        await given_back(counters)
+        while not opened[number].closed.is_set():  # at once, or when a reading has returned
+            await asyncio.sleep(0)
 
 
 @pytest.mark.timeout(180)
 async def test_a_kernel_that_takes_its_time_keeps_nobody() -> None:
-    asked, go = threading.Event(), threading.Event()
+    asked, go, samples = threading.Event(), threading.Event(), list[int]()
 
     class Slow(Counters):
         def sample(self) -> MachineSample:
-            if self.threads:
+            samples.append(1)
+            if len(samples) > 1:
                 asked.set()
                 go.wait()
             return super().sample()
 
-    watch = MachineWatch(Slow)
+    counters = Slow()
+    watch = MachineWatch(lambda: counters)
     sample = await first(watch)
     while not asked.is_set():
         assert watch.sample() == sample
         await asyncio.sleep(0)
     assert watch.sample() == sample  # the last one, while the next is waited for
-    go.set()
-    watch.close()
-
-
-async def test_counters_that_come_too_late_are_given_back() -> None:
-    go, opened = threading.Event(), Machine()
-
-    def slowly() -> Counters:
-        go.wait(180)
-        return opened.open()
-
-    watch = MachineWatch(slowly)
-    watch.sample()
     watch.close()
     go.set()
-    while not (opened.opened and opened.opened[0].closed.is_set()):
+    while not counters.closed.is_set():  # what comes too late is given back
         await asyncio.sleep(0)
 
 

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 
 import pytest
 
 from cpuchat.base.errors import HubOffline
 from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.tui.threads import collect_garbage
-
-
-async def test_results_and_errors_come_back() -> None:
-    assert await run_in_daemon_thread(lambda: threading.current_thread() is threading.main_thread()) is False
-    with pytest.raises(HubOffline):
-        await run_in_daemon_thread(_fail)
-
-
-def _fail() -> None:
-    raise HubOffline("No connection.")
 
 
 def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() -> None:
     never, started = threading.Event(), threading.Event()
 
-    def hang() -> None:
-        started.set()
-        never.wait()
-
     async def main() -> None:
-        task = asyncio.create_task(run_in_daemon_thread(hang))
+        with pytest.raises(HubOffline):
+            await run_in_daemon_thread(_fail)
+        task = asyncio.create_task(run_in_daemon_thread(lambda: (started.set(), never.wait())))
         while not started.is_set():
             await asyncio.sleep(0)
         task.cancel()
@@ -43,21 +29,5 @@ def test_a_call_that_hangs_keeps_neither_its_caller_nor_the_program_waiting() ->
     never.set()
 
 
-def test_full_collections_are_rare_once_the_app_runs() -> None:
-    before, full = gc.get_threshold(), 0
-
-    def count(phase: str, info: dict[str, int]) -> None:
-        nonlocal full
-        full += phase == "start" and info["generation"] == 2
-
-    gc.callbacks.append(count)
-    try:
-        gc.set_threshold(100, 1, 1)
-        collect_garbage()
-        gc.collect()  # the next one is due when there is a quarter more than now
-        full = 0
-        kept = [[number] for number in range(10_000)]
-        assert len(kept) and full == 0
-    finally:
-        gc.callbacks.remove(count)
-        gc.set_threshold(*before)
+def _fail() -> None:
+    raise HubOffline("No connection.")

@@ -43,7 +43,7 @@ def cycle(services: Services) -> str:
         limits = "" if loaded is None or loaded.draft else " No draft model is loaded: only repeated text is drafted."
         return f"Drafting always {when}, with fixed depth {depth}, even where that is slower.{limits} F9: off."
     if conversation.in_effect.speculation.drafters == "off":
-        return "Drafting auto: off, because tuning found it slower with this model (F2, then F8, undoes the tuning)."
+        return "Drafting auto: off, because tuning found it slower with this model (`cpuchat tune --undo` reverts it)."
     return f"Drafting auto {when}, with adaptive depth."
 
 

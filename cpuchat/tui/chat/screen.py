@@ -146,7 +146,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
 
     def tell(self, text: str, severity: Severity = "information") -> None:
         timeout = 5 if severity == "information" else 10
-        self.notify(keys.renamed(text, self.services.keymap), severity=severity, timeout=timeout, markup=False)
+        self.notify(text, severity=severity, timeout=timeout, markup=False)
 
     def refuse(self, text: str, severity: Severity = "warning") -> None:
         """Say why something cannot be done. The command that was typed for it goes back into an empty prompt."""

@@ -8,7 +8,6 @@ from textual.widgets import Static
 
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.present.chats import Welcome
-from cpuchat.tui.keys import renamed
 from cpuchat.tui.services import Services
 
 WHAT = "Language models on your CPU, and how fast they could run"
@@ -71,8 +70,7 @@ class WelcomePane(Static):
                 for number, question in enumerate(self._questions, 1)
             ]
         else:
-            opens = renamed("Ctrl+O", self._services.keymap)
-            lines = [Content("No model is loaded."), Content.from_markup("[$heading b]$key[/]  choose one", key=opens)]
+            lines = [Content("No model is loaded."), Content.from_markup("[$heading b]Ctrl+O[/]  choose one")]
         width = max(line.cell_length for line in lines)
         lines = [line.pad_right(width - line.cell_length) for line in lines]
         if CODE not in self._questions:
@@ -85,5 +83,5 @@ class WelcomePane(Static):
             keys = "1 to 3, then Enter · Ctrl+O your own model · F1 help"
         else:
             keys = "Ctrl+O models · Alt+S system prompt · F1 help"
-        lines += [Content(""), Content(renamed(keys, self._services.keymap))]
+        lines += [Content(""), Content(keys)]
         self.update(Content("\n").join(lines))

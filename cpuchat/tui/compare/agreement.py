@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.content import Content
@@ -70,19 +70,16 @@ class PlacesList(OptionList):
         self._places = []
         self.border_title = Content(clean_line(compare.agreement(agreement, self._names)))
         self.clear_options()
-        self.add_options(self._listed(agreement))
-
-    def _listed(self, agreement: Agreement) -> Iterator[Option]:
         for side, answer in enumerate(agreement.answers):
             for place in answer.places:
                 line = clean_line(compare.place(place, self._names[1 - side]))
+                self.add_option(Option(Content(f"{'AB'[side]}  {line}"), id=str(len(self._places))))
                 self._places.append((side, place))
-                yield Option(Content(f"{'AB'[side]}  {line}"), id=str(len(self._places) - 1))
         if not self._places:
             min_share = f"{100 * MATTERS:.0f} %"
             is_close = any(token.step == "close" for answer in agreement.answers for token in answer.tokens)
             close = f"The other side gives a word marked ▯ at least {min_share}, though another word comes first."
-            yield Option(close if is_close else "No place matters.", disabled=True)
+            self.add_option(Option(close if is_close else "No place matters.", disabled=True))
 
     def candidates(self, side: int, place: UnlikelyWord) -> str:
         """Return both candidates of a place with what each side gives them, for a notice where the place is."""

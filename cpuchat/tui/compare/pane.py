@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
@@ -53,7 +53,7 @@ class SidePane(Transcript):
 
     # Without those of the transcript in the footer, which has others here.
     BINDINGS: ClassVar[list[BindingType]] = [
-        dataclasses.replace(key, footer=False).binding() for key in keys.KEYS if key.place == "transcript"
+        msgspec.structs.replace(key, footer=False).binding() for key in keys.KEYS if key.place == "transcript"
     ]
 
     def __init__(self, index: int, name: str) -> None:
@@ -73,8 +73,18 @@ class SidePane(Transcript):
         for index, turn in enumerate(turns):
             top = len(messages) if index == first else top
             messages.append(TranscriptMessage("user", "You", turn.prompt))
-            if turn.rounds:
-                messages += self._shown(turn.rounds[-1].answers, turn.rounds[-1].complete)
+            if not turn.rounds:
+                continue
+            last = turn.rounds[-1]
+            answer, other = last.answers[self.index], last.answers[1 - self.index]
+            if answer.failed is not None and not answer.content:
+                messages.append(self._failure(answer.failed))
+                continue
+            note = answers.summary(answer.timings, answer.stop_reason)
+            other_text = other.content if last.complete else None
+            messages.append(
+                TranscriptMessage("assistant", self._label, answer.content, answer.reasoning, note, other=other_text)
+            )
         self._open = False
         self.set_messages(messages, top)
 
@@ -96,18 +106,6 @@ class SidePane(Transcript):
             self._steer(min(max(0, line - self.size.height // 2), self.max_scroll_y))
             self.following = False
 
-    def _shown(self, both: tuple[SideAnswer, SideAnswer], complete: bool) -> list[TranscriptMessage]:
-        answer, other = both[self.index], both[1 - self.index]
-        if answer.failed is not None and not answer.content:
-            return [self._failure(answer.failed)]
-        note = answers.summary(answer.timings, answer.stop_reason)
-        return [
-            TranscriptMessage(
-                "assistant", self._label, answer.content, answer.reasoning, note,
-                other=other.content if complete else None,
-            )
-        ]  # fmt: skip
-
     def begin(self, before: Sequence[Turn], prompt: str) -> None:
         """Open the answer to `prompt`, after the turns `before`."""
         self.show_turns(before)
@@ -117,7 +115,6 @@ class SidePane(Transcript):
         self._open, self._written, self._clock = True, False, PrefillClock()
 
     def show_event(self, event: AnyEvent) -> None:
-        """Show what the side does."""
         match event:
             case TextDelta():
                 if not self._written:
@@ -137,7 +134,6 @@ class SidePane(Transcript):
                 self.add_message(self._failure(event))
 
     def end(self, both: tuple[SideAnswer, SideAnswer], complete: bool) -> None:
-        """The round is over."""
         self._close("" if self._written else "not answered")
         if complete:
             self._mark_last(other=both[1 - self.index].content)  # shows where they differ
@@ -154,7 +150,6 @@ class SidePane(Transcript):
         return TranscriptMessage("notice", "Failed", text or "This side failed.")
 
     def show_figures(self, text: str) -> None:
-        """Show the figures in the border."""
         if str(self.border_subtitle or "") != text:
             self.border_subtitle = Content(text)
 
@@ -167,28 +162,6 @@ _SETTINGS: tuple[tuple[str, dict[str, str]], ...] = (
 _DOWNLOAD, _QUANTIZE = "download", "quantize"
 
 
-@dataclass(frozen=True)
-class Alternatives:
-    """What a model can be compared with. `repo` has its other quantizations, "" where none is known."""
-
-    model: LocalModel | None = None
-    repo: str = ""
-    quantizations: tuple[LocalModel, ...] = ()
-    others: tuple[LocalModel, ...] = ()
-
-    @classmethod
-    def read(cls, services: Services, path: Path) -> Alternatives:
-        """Read the library: in a thread."""
-        models = [model for model in services.library.local_models() if not model.damaged and model.kind == "model"]
-        model = next((model for model in models if model.path == path), None) or services.library.at(path)
-        rest = [other for other in models if other.path != path]
-        same = [other for other in rest if model is not None and is_same_model(model, other)]
-        listed = match_local(load_catalog(), model) if model is not None and model.source != "demo" else None
-        repo = model.repo if model is not None else ""
-        repo = repo or (listed.repos[0] if listed is not None else "")
-        return cls(model, repo, tuple(same), tuple(other for other in rest if other not in same))
-
-
 class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
     """Returns the other side, or None."""
 
@@ -196,13 +169,11 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
 
     def __init__(self, services: Services, model: Path) -> None:
         super().__init__()
-        self._services = services
-        self._path = model
-        self._alternatives: Alternatives | None = None
-
-    @property
-    def list_title(self) -> str:
-        return f"Compare {self._path.stem} with"
+        self._services, self._path = services, model
+        self._model: LocalModel | None = None
+        self._repo = ""
+        """It has other quantizations of the model."""
+        self.list_title = f"Compare {model.stem} with"
 
     def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
@@ -215,60 +186,60 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
     @work(exclusive=True, group="read")
     async def _read(self) -> None:
         try:
-            self._alternatives = await run_in_daemon_thread(lambda: Alternatives.read(self._services, self._path))
+            self.listed.show(await run_in_daemon_thread(self._alternatives))
         except (CpuchatError, OSError) as error:
-            self.warn(str(error))
-            self._alternatives = Alternatives()
-        self.listed.show(rows(self._alternatives, self._path))
+            self.listed.show([ListRow(note=str(error))])
+
+    def _alternatives(self) -> list[ListRow]:
+        """Read the library, and return the list: quantizations on this machine, download and quantize, settings, other
+        models.
+        """
+        library, path = self._services.library, self._path
+        models = [model for model in library.local_models() if not model.damaged and model.kind == "model"]
+        self._model = model = next((model for model in models if model.path == path), None) or library.at(path)
+        rest = [other for other in models if other.path != path]
+        same = [other for other in rest if model is not None and is_same_model(model, other)]
+        listed = match_local(load_catalog(), model) if model is not None and model.source != "demo" else None
+        self._repo = (model.repo if model is not None else "") or (listed.repos[0] if listed is not None else "")
+
+        def of(heading: str, models: list[LocalModel]) -> list[ListRow]:
+            rows = [ListRow(name=heading)] if models else []
+            for model in models:
+                speed = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else ""
+                columns = (model.quantization, units.size(model.size), "here", speed)
+                rows.append(ListRow(key=str(model.path), name=model.name, columns=columns))
+            return rows
+
+        rows = [*of("other quantizations", same), ListRow(name="download or quantize")]
+        if self._repo:
+            rows.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=self._repo))
+        rows.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
+        rows.append(ListRow(name="same file, other settings"))
+        rows += [ListRow(key=f"settings {n}", name=name, note=path.stem) for n, (name, _) in enumerate(_SETTINGS)]
+        return [*rows, *of("other models", [other for other in rest if other not in same])]
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")
     async def action_choose(self) -> None:
-        key, listed = self.marked_key, self._alternatives
-        if listed is None or not key:
+        key, navigation = self.marked_key, self._services.navigation
+        chosen, changes = self._path, dict[str, str]()
+        if not key:
             return
-        path: Path | None = None
-        if key == _DOWNLOAD:
-            path = await self._services.navigation.repository(listed.repo)
-        elif key == _QUANTIZE and listed.model is not None:
-            path = await self._services.navigation.quantize(listed.model)
-        elif key.startswith("settings "):
+        if key.startswith("settings "):
             changes = _SETTINGS[int(key.removeprefix("settings "))][1]
-            side = await run_in_daemon_thread(lambda: Side.of(self._path, changes))
-            await self.dismiss_when_on_top(side)
-            return
+        elif key in (_DOWNLOAD, _QUANTIZE):
+            made: Path | None = None
+            if key == _DOWNLOAD:
+                made = await navigation.repository(self._repo)
+            elif self._model is not None:
+                made = await navigation.quantize(self._model)
+            if made is None:
+                self._read()
+                return
+            chosen = made
         else:
-            path = Path(key)
-        if path is not None:
-            chosen = path
-            await self.dismiss_when_on_top(await run_in_daemon_thread(lambda: Side.of(chosen)))
-        else:
-            self._read()
-
-
-def rows(alternatives: Alternatives, path: Path) -> list[ListRow]:
-    """Return the list: quantizations on this machine, download and quantize, settings, other models."""
-    listed: list[ListRow] = []
-    if alternatives.quantizations:
-        listed += [ListRow(name="other quantizations"), *map(_row, alternatives.quantizations)]
-    listed.append(ListRow(name="download or quantize"))
-    if alternatives.repo:
-        listed.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=alternatives.repo))
-    listed.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
-    listed.append(ListRow(name="same file, other settings"))
-    listed += [
-        ListRow(key=f"settings {number}", name=name, note=path.stem) for number, (name, _) in enumerate(_SETTINGS)
-    ]
-    if alternatives.others:
-        listed += [ListRow(name="other models"), *map(_row, alternatives.others)]
-    return listed
-
-
-def _row(model: LocalModel) -> ListRow:
-    speed = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else ""
-    return ListRow(
-        key=str(model.path), name=model.name, columns=(model.quantization, units.size(model.size), "here", speed)
-    )
+            chosen = Path(key)
+        await self.dismiss_when_on_top(await run_in_daemon_thread(lambda: Side.of(chosen, changes)))
 
 
 class TablePane(VerticalScroll):

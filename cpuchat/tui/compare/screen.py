@@ -87,25 +87,25 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         self._prompt, self._stage = self.query_one(PromptInput), self.query_one(Stage)
         self._prompt.border_title = "Prompt for both · Enter sends"
         self._timer = self.set_interval(SPARE.figures, self._show_live, pause=True)
-        self._put_in_front(0)
+        self.action_front(0)
         for pane in self._panes:
             pane.show_turns(self.comparison.turns, self._first_shown)
         self._show_result()
-        self.call_after_refresh(self._start)
 
-    def _start(self) -> None:
-        if self._first_prompt:
-            self.submit(self._first_prompt)
-        elif self.comparison.turns:
-            self._panes[0].focus()
-        else:
-            self.action_next()
+        def start() -> None:
+            if self._first_prompt:
+                self.submit(self._first_prompt)
+            elif self.comparison.turns:
+                self._panes[0].focus()
+            else:
+                self.action_next()
+
+        self.call_after_refresh(start)
 
     # Running
 
     @property
     def busy(self) -> bool:
-        """A round is running."""
         is_agreeing = self._agreeing is not None and self._agreeing.is_running
         return self.comparison.busy and not is_agreeing
 
@@ -234,7 +234,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         pane = self._panes[side]
         pane.show_event(event)
         if not isinstance(event, LoadProgress | ModelLoaded) and len(self.comparison.writing) == 1:
-            self._put_in_front(side)
+            self.action_front(side)
         if isinstance(event, ModelLoaded):
             yield_to_inference()
             pace = pace_beside(event.model.n_threads)
@@ -259,12 +259,12 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             self.action_agreement()
         elif not self._left:
             self._left = True
-            self._leave()
 
-    @work
-    async def _leave(self) -> None:
-        await self._services.close_comparison()
-        await self.dismiss_when_on_top(None)
+            async def leave() -> None:
+                await self._services.close_comparison()
+                await self.dismiss_when_on_top(None)
+
+            self.run_worker(leave())
 
     def _refuse_while_busy(self) -> bool:
         if self.busy:
@@ -290,16 +290,13 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             pane.show_figures(compare.live(runner.conversation.figures(), memory, width - 6))
         if (running := comparison.running) is not None:
             self.add_class("-staged")
-            self._stage.live(Recording.of(comparison, comparison.turns[-1], running), self._noise + self._status())
+            status, names = "Loading, or reading the prompt.", comparison.names
+            for side in comparison.writing:
+                if running.answers[side].written.n_tokens:
+                    waits = running.answers[1 - side].timings is None
+                    status = f"{names[side]} answers{f'; {names[1 - side]} waits' if waits else ''}."
+            self._stage.live(Recording.of(comparison, comparison.turns[-1], running), self._noise + status)
             self._stage.border_subtitle = ""
-
-    def _status(self) -> str:
-        running, names = self.comparison.running, self.comparison.names
-        if running is None or not any(running.answers[side].written.n_tokens for side in self.comparison.writing):
-            return "Loading, or reading the prompt."
-        (side,) = self.comparison.writing
-        waits = running.answers[1 - side].timings is None
-        return f"{names[side]} answers{f'; {names[1 - side]} waits' if waits else ''}."
 
     def _show_result(self, replay: bool = False) -> None:
         """Show the last turn on the stage and in the table; a round that has just ended is replayed."""
@@ -319,11 +316,10 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
 
     def _key(self, action: str) -> str:
         """Return how the key of an action is written, also if the user has moved it."""
-        found = keys.find(f"compare.{action}")
-        default = found.keys if found is not None else ""
-        return keys.display(self._services.keymap.get(f"compare.{action}", default).partition(",")[0])
+        (key,) = (key for key in keys.moved(self._services.keymap) if key.id == f"compare.{action}")
+        return keys.display(key.keys.partition(",")[0])
 
-    def _put_in_front(self, side: int) -> None:
+    def action_front(self, side: int) -> None:
         if self._panes[side].has_class("-front"):
             return
         for pane in self._panes:
@@ -337,9 +333,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         ]
         self.query_one("#tabs", Static).update(Content("  ").join(parts))
 
-    def action_front(self, side: int) -> None:
-        self._put_in_front(side)
-
     def action_other(self) -> None:
         """Go to the other side; bring it to the front where only one is shown."""
         at = next((pane.index for pane in self._panes if pane.has_focus), None)
@@ -347,7 +340,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             other = 0 if at is None else 1 - at
         else:
             other = 1 - next(pane.index for pane in self._panes if pane.has_class("-front"))
-        self._put_in_front(other)
+        self.action_front(other)
         self._panes[other].focus()
 
     # Keys
@@ -379,7 +372,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     @on(PlacesList.Chosen)
     def _place_chosen(self, event: PlacesList.Chosen) -> None:
         answer = self.comparison.turns[-1].rounds[-1].answers[event.side]
-        self._put_in_front(event.side)
+        self.action_front(event.side)
         at = event.place.character - len(answer.reasoning)
         self._panes[event.side].go_to(max(0, at) / max(1, len(answer.content)))
         self.notify(event.places.candidates(event.side, event.place), timeout=10, markup=False)

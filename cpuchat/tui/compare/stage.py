@@ -64,33 +64,23 @@ class Scene:
     def _same(self) -> SameWords:
         return same_words(self.recording)
 
-    @cached_property
-    def _word_times(self) -> tuple[list[float], list[float]]:
-        a, b = (_word_times(side.tokens) for side in self.recording.sides)
-        return a, b
-
     def rows(self, at_ms: float, width: int) -> list[Line]:
         """Draw the state `at_ms` after the first token; as many rows whatever the time."""
         wide = width >= WIDE
-        lines = self._wide(at_ms, width) if wide else self._tracks(at_ms, width, 0, " ")
+        if wide:
+            ratio = self._ratio(at_ms)
+            lines = self._tracks(at_ms, width - 16, 1, "")
+            for line, text in zip(lines, _large(ratio[0]) if ratio else [""] * 3, strict=True):
+                gap = width - _length(line) - len(text)
+                line += [(" " * max(gap, 0), ""), (text, ratio[1] if ratio else "")]
+            lines += self._costs(at_ms, width)
+        else:
+            lines = self._tracks(at_ms, width, 0, " ")
         if (strip := self._strip(at_ms, width, wide)) is not None:
             lines.append(strip)
         said = wrap(f"{self.say} {self.offer}".strip(), max(width, 1))  # a window may have no column left
         is_shown = at_ms >= self.recording.end_ms
         return [*lines, *([(text, "value")] if is_shown else [] for text in said)]
-
-    # Tracks
-
-    def _wide(self, at_ms: float, width: int) -> list[Line]:
-        ratio = self._ratio(at_ms)
-        digits = _large(ratio[0]) if ratio else [""] * 3
-        room = 16
-        scale, a, b = self._tracks(at_ms, width - room, 1, "")
-        lines = [scale, a, b]
-        for line, text in zip(lines, digits, strict=True):
-            gap = width - sum(len(part) for part, _ in line) - len(text)
-            line += [(" " * max(gap, 0), ""), (text, ratio[1] if ratio else "")]
-        return [*lines, *self._costs(at_ms, width)]
 
     def _ratio(self, at_ms: float) -> tuple[str, str] | None:
         """Return the ratio and its side's part, from the first finish on."""
@@ -125,9 +115,8 @@ class Scene:
             lines.append(line)
         return lines
 
-    # What a token costs
-
     def _costs(self, at_ms: float, width: int) -> list[Line]:
+        """Draw the bytes per token, and the bandwidth over the answer, against the measured peak."""
         sides = self.recording.sides
         sizes = [side.bytes_per_token for side in sides]
         max_size = max((size for size in sizes if size), default=0.0)
@@ -145,20 +134,15 @@ class Scene:
             line.append(("memory bus  idle: weights fit in L3", "label"))
         elif any(side.bandwidth for side in sides):
             line.append((" memory bus  ", "label"))
-            for index, part in enumerate("ab"):
-                line += self._bus(index, part, at_ms, cells)
+            for part, side in zip("ab", sides, strict=True):
+                values = squeeze(side.bandwidth, cells)
+                top = side.peak or max(values, default=0.0) or 1.0
+                shown = round(len(values) * min(1.0, at_ms / side.end_ms if side.end_ms else 1.0))
+                marks = "".join(LEVELS[max(0, round(8 * min(value / top, 1.0)) - 1)] for value in values[:shown])
+                done = shown == len(values) and side.utilization is not None
+                text = f" {100 * (side.utilization or 0):.0f} %" if done else ""
+                line += [(f"{part.upper()} ", part), (marks.ljust(len(values)), part), (f"{text:<7}", "value")]
         return [line]
-
-    def _bus(self, index: int, part: str, at_ms: float, cells: int) -> Line:
-        """Draw bandwidth over the answer, against the measured peak."""
-        side = self.recording.sides[index]
-        values = squeeze(side.bandwidth, cells)
-        top = side.peak or max(values, default=0.0) or 1.0
-        shown = round(len(values) * min(1.0, at_ms / side.end_ms if side.end_ms else 1.0))
-        marks = "".join(LEVELS[max(0, round(8 * min(value / top, 1.0)) - 1)] for value in values[:shown])
-        done = shown == len(values) and side.utilization is not None
-        text = f" {100 * (side.utilization or 0):.0f} %" if done else ""
-        return [(f"{part.upper()} ", part), (marks.ljust(len(values)), part), (f"{text:<7}", "value")]
 
     # The same words, or the agreement
 
@@ -168,8 +152,15 @@ class Scene:
         if self.agreement is not None and (times := [ms for _, ms in self.recording.sides[0].tokens]):
             tokens = enumerate(self.agreement.answers[0].tokens)
             return [(token.step, times[min(number, len(times) - 1)]) for number, token in tokens]
-        equal = self._same.equal if self.recording.complete else ()
-        return [("differs" if at < 0 else "same", self._written_ms(word)) for word, at in enumerate(equal)]
+        if not self.recording.complete:
+            return []
+        a, b = (_word_times(side.tokens) for side in self.recording.sides)
+        marks: list[tuple[str, float]] = []
+        for word, at in enumerate(self._same.equal):  # shown when both had written up to this word of A
+            other = min(word, len(b) - 1) if at < 0 else at
+            both_ms = max(a[word] if word < len(a) else 0.0, b[other] if b else 0.0)
+            marks.append(("differs" if at < 0 else "same", both_ms))
+        return marks
 
     def _strip(self, at_ms: float, width: int, wide: bool) -> Line | None:
         marks, share = self._marks, self._same.share
@@ -194,13 +185,6 @@ class Scene:
         line.append((f"  {text if at_ms >= self.recording.end_ms else ' ' * len(text)}", "value"))
         gap = width - _length(line) - _length(legend)
         return [*merged(line), (" " * gap, ""), *legend] if legend else merged(line)
-
-    def _written_ms(self, word: int) -> float:
-        """Return when both had written up to this word of A."""
-        a, b = self._word_times
-        other = self._same.equal[word]
-        other = min(word, len(b) - 1) if other < 0 else other
-        return max(a[word] if word < len(a) else 0.0, b[other] if b else 0.0)
 
 
 def _length(line: Line) -> int:
@@ -236,7 +220,6 @@ def _scale(labels: int, track: int, top: float) -> Line:
 
 
 def _large(text: str) -> list[str]:
-    """Return three rows of large digits."""
     rows = ["", "", ""]
     for character in text.replace("×", "x"):
         if character in DIGITS:
@@ -258,24 +241,6 @@ class Stage(Widget):
         "a", "b", "a-ratio", "b-ratio", "label", "value", "same", "differs", "changed", "parted",
     )  # fmt: skip
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"stage--{part}" for part in PARTS}
-    DEFAULT_CSS = """
-    Stage {
-        height: auto;
-        & > .stage--a { color: $heading; text-style: bold; }
-        & > .stage--b { color: $now; text-style: bold; }
-        & > .stage--a-ratio { color: $heading; text-style: bold reverse; }
-        & > .stage--b-ratio { color: $now; text-style: bold reverse; }
-        & > .stage--label { color: $hint; }
-        & > .stage--value { color: $foreground; }
-        & > .stage--same { color: $foreground 60%; }
-        & > .stage--differs { color: $limit; text-style: bold; }
-        & > .stage--changed { color: $text-warning; text-style: underline; }
-        & > .stage--parted { color: $text-accent; text-style: bold reverse; }
-        &:ansi > .stage--a, &:ansi > .stage--a-ratio { color: ansi_magenta; }
-        &:ansi > .stage--b, &:ansi > .stage--b-ratio { color: ansi_default; }
-        &:ansi > .stage--label, &:ansi > .stage--same { color: ansi_default; text-style: dim; }
-    }
-    """
     MAX_S, MIN_S = 8.0, 2.5
     FRAMES_PER_S = 15
 
@@ -287,7 +252,8 @@ class Stage(Widget):
         super().__init__(id=id)
         self.repeat_key = repeat_key
         self._scene: Scene | None = None
-        self._at_ms = inf
+        self.at_ms = inf
+        """The time that is shown, in ms after the first token; infinity for the end."""
         self._lines: list[Line] = []
         self._strips: list[Strip] = []
         self._styles: dict[str, Style] = {}  # working them out costs more than drawing does
@@ -299,23 +265,19 @@ class Stage(Widget):
         return self._scene.recording if self._scene is not None else None
 
     @property
-    def at_ms(self) -> float:
-        """Return the time that is shown, in ms after the first token; infinity for the end."""
-        return self._at_ms
-
-    @property
     def replaying(self) -> bool:
         return self._timer is not None
 
-    def show(self, recording: Recording, note: str = "") -> None:
-        """Show it as it ended. `note` is said in place of the verdict."""
+    def show(self, recording: Recording) -> None:
+        """Show it as it ended."""
         verdict = compare.verdict(recording.verdict, [side.name for side in recording.sides], self.repeat_key)
-        self._take(Scene(recording, clean_line(note or verdict or _no_verdict(recording))), inf)
+        none = "Stopped: no verdict." if recording.stopped else "No verdict without two complete answers."
+        self._take(Scene(recording, clean_line(verdict or none)))
         self.border_title = Content(compare.label(recording))
 
     def live(self, recording: Recording, status: str) -> None:
         """Show what is written so far; `status` says what runs."""
-        self._take(Scene(recording, clean_line(status)), inf)
+        self._take(Scene(recording, clean_line(status)))
         if str(self.border_title or "") != _LIVE_TITLE:
             self.border_title = Content(_LIVE_TITLE)
 
@@ -328,7 +290,7 @@ class Stage(Widget):
 
     def show_at(self, at_ms: float) -> None:
         """Show what was written `at_ms` after the first token."""
-        self._at_ms = at_ms
+        self.at_ms = at_ms
         self._show_changes()
 
     def replay(self) -> None:
@@ -362,10 +324,10 @@ class Stage(Widget):
             self._timer.stop()
             self._timer = None
 
-    def _take(self, scene: Scene, at_ms: float) -> None:
+    def _take(self, scene: Scene) -> None:
         self._stop()
         before = len(self._lines)
-        self._scene, self._at_ms = scene, at_ms
+        self._scene, self.at_ms = scene, inf
         self._show_changes()
         if len(self._lines) != before:
             self.refresh(layout=True)
@@ -373,14 +335,14 @@ class Stage(Widget):
     # Drawing
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self._scene.rows(self._at_ms, width)) if self._scene is not None else 0
+        return len(self._scene.rows(self.at_ms, width)) if self._scene is not None else 0
 
     def _show_changes(self) -> None:
         """Draw the rows again that changed."""
         width = self.content_size.width
         if self._scene is None or not width or not self.is_attached:
             return
-        old, self._lines = self._lines, self._scene.rows(self._at_ms, width)
+        old, self._lines = self._lines, self._scene.rows(self.at_ms, width)
         changed = [y for y, line in enumerate(self._lines) if y >= len(old) or line != old[y]]
         self._strips = (self._strips + [Strip([])] * len(self._lines))[: len(self._lines)]
         for y in changed:
@@ -408,7 +370,3 @@ class Stage(Widget):
 
     def render_line(self, y: int) -> Strip:
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
-
-
-def _no_verdict(recording: Recording) -> str:
-    return "Stopped: no verdict." if recording.stopped else "No verdict without two complete answers."

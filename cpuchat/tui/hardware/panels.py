@@ -32,13 +32,6 @@ class FactsTable(Static):
     """Rows of a label and a text."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--dim"}
-    DEFAULT_CSS = """
-    FactsTable {
-        width: 100%;
-        height: auto;
-        & > .facts--dim { color: $hint; }
-    }
-    """
 
     def show(self, facts: MachineFacts, now: Now, advice: str = "") -> None:
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
@@ -88,7 +81,6 @@ class PlacementList(OptionList):
 
     @property
     def marked(self) -> PlacementSpec:
-        """Return the selected placement."""
         at = self.highlighted
         return self._offers[at].spec if at is not None and at < len(self._offers) else self._in_use
 
@@ -106,8 +98,10 @@ class PlacementList(OptionList):
     def _list(self, wanted: PlacementSpec) -> None:
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
         rows = [self._row(offer.name, offer.spec, offer.speed, offer.recommended, width) for offer in self._offers]
-        if self._in_use not in [offer.spec for offer in self._offers]:
-            rows.append(self._row(_custom(self._in_use), self._in_use, "", False, width))
+        if (spec := self._in_use) not in [offer.spec for offer in self._offers]:
+            parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
+            parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory_policy}"]
+            rows.append(self._row(", ".join(filter(None, parts)), spec, "", False, width))
         with self.prevent(OptionList.OptionHighlighted):
             self.set_options([Option(row) for row in rows])
             self.mark(wanted)
@@ -123,10 +117,3 @@ class PlacementList(OptionList):
     def on_resize(self) -> None:
         if self._offers:
             self.call_after_refresh(lambda: self._list(self.marked))
-
-
-def _custom(spec: PlacementSpec) -> str:
-    """Name a placement of the settings that the machine does not offer: `cores 0-3, 4 threads, memory bind:0`."""
-    parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
-    parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory_policy}"]
-    return ", ".join(filter(None, parts))

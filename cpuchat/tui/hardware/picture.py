@@ -179,18 +179,6 @@ class MachinePicture(Static):
     """Shows the picture with its legend, as high as its width requires."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"machine--{part}" for part in (*CELLS, "label", "link")}
-    DEFAULT_CSS = """
-    MachinePicture {
-        width: 100%;
-        height: auto;
-        & > .machine--target { color: $accent; text-style: bold; }
-        & > .machine--draft { color: $limit; text-style: bold; }
-        & > .machine--free { color: $hint; }
-        & > .machine--off { color: $foreground 40%; }
-        & > .machine--label { color: $hint; }
-        & > .machine--link { color: $foreground 40%; }
-    }
-    """
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__("Reading the machine…", id=id)

@@ -86,7 +86,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     @property
     def working(self) -> bool:
-        """Return whether a placement is being loaded."""
         return self._change is not None
 
     @work(exclusive=True, group="facts")
@@ -106,7 +105,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if backend.pid is not None and model is not None:
             self._read_placement(backend.pid, [Path(model.path)])
         self.query_one("#machine").border_title = Content(machine.title(self.facts))
-        self._offer()
+        self._outcome_told = False
+        self._list_placements(self.facts)
+        self._read_costs()
         self._show()
 
     @work(exclusive=True, group="placement")
@@ -139,12 +140,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         placed = model if model is not None and model.cpus and spec == self._in_use else self._placement(spec)
         use = Use.of(placed.cpus, placed.draft_cpus) if placed is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
-
-    def _offer(self) -> None:
-        if self.facts is not None:
-            self._outcome_told = False
-            self._list_placements(self.facts)
-            self._read_costs()
 
     @work(exclusive=True, group="costs")
     async def _read_costs(self) -> None:
@@ -182,20 +177,14 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         spec = self.query_one(PlacementList).marked
         if not self.working and spec != self._about:
             self._about, self._outcome_told = spec, False
-            self._tell_about(spec)
+            lines: list[str] = []
+            if self.facts is not None and (meant := self._placement(spec)) is not None:
+                choice = self._options.find(spec) if self._options is not None else None
+                lines = [choice.about if choice is not None else meant.reason, *meant.notes]
+                if len(self.facts.topology.nodes) > 1:
+                    lines.append(f"memory: {meant.memory_policy.words}, {meant.policy_reason}")
+            self.query_one("#about", Static).update(Text("\n".join(filter(None, lines))))
         self.refresh_bindings()
-
-    def _tell_about(self, spec: PlacementSpec) -> None:
-        meant = self._placement(spec)
-        if self.facts is None or meant is None:
-            self.query_one("#about", Static).update("")
-            return
-        choice = self._options.find(spec) if self._options is not None else None
-        memory = (
-            f"memory: {meant.memory_policy.words}, {meant.policy_reason}" if len(self.facts.topology.nodes) > 1 else ""
-        )
-        lines = [choice.about if choice is not None else meant.reason, *meant.notes, memory]
-        self.query_one("#about", Static).update(Text("\n".join(filter(None, lines))))
 
     def _tell(self, text: str, strong: bool = False) -> None:
         self.query_one("#about", Static).update(Text(text, style="bold" if strong else ""))
@@ -254,10 +243,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if not problem:
             self._before = change.previous
             self._services.save_settings(change.wanted.changes())
-        if self.has_widgets:
-            self._changed(problem)
-
-    def _changed(self, problem: str) -> None:
+        if not self.has_widgets:
+            return
         self._refresh_now()
         self.query_one(PlacementList).mark(self._in_use)
         kept = "No model is loaded now." if self._conversation.model is None else "Nothing was changed."

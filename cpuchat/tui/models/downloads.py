@@ -36,7 +36,7 @@ class DownloadsScreen(PanesScreen[Path | None], keys="downloads"):
         self._show()
 
     @property
-    def _marked(self) -> Download | None:
+    def marked(self) -> Download | None:
         return next((one for one in self._downloading.all() if one.id == self.marked_key), None)
 
     def _show(self) -> None:
@@ -50,7 +50,7 @@ class DownloadsScreen(PanesScreen[Path | None], keys="downloads"):
 
     @on(ModelList.Marked)
     def _show_details(self) -> None:
-        download = self._marked
+        download = self.marked
         self.show_details(downloads.download_details(download) if download is not None else [], "About")
 
     # Keys
@@ -58,7 +58,7 @@ class DownloadsScreen(PanesScreen[Path | None], keys="downloads"):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action not in self.MARKED_ACTIONS or not self.is_mounted:
             return True
-        download = self._marked
+        download = self.marked
         if download is None:
             return None
         if action == "load":
@@ -66,26 +66,23 @@ class DownloadsScreen(PanesScreen[Path | None], keys="downloads"):
         return True if action == "cancel" or download.state != "done" else None
 
     @on(ModelList.Chosen)
-    def action_load(self) -> None:
-        download = self._marked
+    @work(exclusive=True, group="take")
+    async def action_load(self) -> None:
+        download = self.marked
         if download is None:
             return
         if download.state == "done":
-            self._take(Path(download.path))
+            await choose(self, self._services, Path(download.path))
         elif download.state not in RUNNING:
             self._downloading.resume(download.id)
 
-    @work(exclusive=True, group="take")
-    async def _take(self, path: Path) -> None:
-        await choose(self, self._services, path)
-
     def action_hold(self) -> None:
-        if self._marked is not None:
-            self._downloading.hold(self._marked.id)
+        if self.marked is not None:
+            self._downloading.hold(self.marked.id)
 
     @work(exclusive=True, group="cancel")
     async def action_cancel(self) -> None:
-        download = self._marked
+        download = self.marked
         if download is None:
             return
         if download.state == "done" or not download.done:

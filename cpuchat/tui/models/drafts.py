@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from textual.app import App, ComposeResult
 from cpuchat.base.errors import CpuchatError, HubError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
+from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import (
     DraftCandidate,
     candidates,
@@ -24,10 +24,10 @@ from cpuchat.models.drafts.candidates import (
     recommended,
 )
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft, heads_of, local_heads
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.library.places import LocalModel
 from cpuchat.present import models
 from cpuchat.present.table import ListRow
-from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.download_line import DownloadLine
 from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
@@ -35,7 +35,6 @@ from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 if TYPE_CHECKING:
     from cpuchat.models.downloads.state import Download
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.models.hub.repository import RepoModel, Repository
 
 
 async def use_when_here(app: App[Any], services: Services, download: Download, target: Path) -> None:
@@ -60,114 +59,95 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         app.notify(f"{name} will be the draft model of {clean_line(target.stem)} from its next load.", markup=False)
 
 
-@dataclass(frozen=True)
-class DraftReader:
-    """Reads for the loaded model; blocks, so call it in threads. `acceptance` was measured with its draft model, None
-    if not."""
-
-    services: Services
-    models: ModelsReader
-    loaded: ModelInfo
-    acceptance: float | None = None
-
-    @classmethod
-    def of(cls, services: Services) -> DraftReader:
-        """Create one for the loaded model (there must be one), with the acceptance of its last answer."""
-        conversation = services.conversation
-        assert conversation.model is not None
-        timings = next((m.timings for m in reversed(conversation.messages) if m.timings is not None), None)
-        acceptance = measured_acceptance(timings.speculation if timings is not None else None)
-        models = ModelsReader(services.library, services.settings, conversation.model)
-        return cls(services, models, conversation.model, acceptance)
-
-    def candidates(self) -> tuple[GGUFHeader, list[DraftCandidate]]:
-        """Return the target's header and the candidates, unchecked. Raises ModelNotFound, ModelDamaged: the file of the
-        loaded model is gone or has changed.
-        """
-        from cpuchat.models.drafts.candidates import target_costs
-        from cpuchat.models.machine import machine_for
-
-        target = self.models.header(Path(self.loaded.path))
-        costs = target_costs(target.path)
-        if self.loaded.pass_ms:  # measured with the cores in use
-            costs = costs._replace(pass_ms=self.loaded.pass_ms)
-        here = self.services.library.local_models(beside=target.path)
-        beside = next((model.path for model in here if self.is_loaded(model.name, model.quantization)), None)
-        machine = machine_for(target.path, self.models.settings, self.loaded)
-        found = candidates(target, here, self.models.catalog(), costs, machine,
-                           acceptance=self.acceptance, beside=beside)  # fmt: skip
-        return target, [*local_heads(target, here), *found]
-
-    def heads_on_hub(self, target: GGUFHeader, found: Iterable[DraftCandidate]) -> list[DraftCandidate]:
-        """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""
-        repo = next((model.repo for model in self.models.local_models() if model.path == target.path), "")
-        with contextlib.suppress(HubError):
-            return heads_of(self.services.hub.repository(repo), found) if repo else []
-        return []
-
-    def is_loaded(self, name: str, quantization: str) -> bool:
-        """Return whether it is the loaded draft model."""
-        return bool(name) and (name, quantization) == (self.loaded.draft, self.loaded.draft_quantization)
-
-    def check(self, candidate: DraftCandidate, target: GGUFHeader) -> DraftCandidate:
-        """Return the candidate with its verdict, or why there is none; for a remote one, its header is requested."""
-        return check(candidate, target, hub=self.services.hub)
-
-    def to_download(self, candidate: DraftCandidate) -> tuple[Repository, RepoModel]:
-        """Find its file. Raises HubError and its kinds."""
-        repository = self.services.hub.repository(candidate.repo)
-        return repository, model_of(repository, candidate)
-
-
 class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
-    """Returns the loaded model's file if it has to be loaded again, else None. Verdicts fill in one by one."""
+    """Draft models for the loaded model, of which there must be one; verdicts fill in one by one.
+
+    Returns its file if it has to be loaded again, else None.
+    """
 
     CSS_PATH = "draft_models.tcss"
 
-    def __init__(self, services: Services, reader: DraftReader | None = None) -> None:
+    def __init__(self, services: Services) -> None:
         super().__init__()
-        self._services = services
-        self._reader = reader or DraftReader.of(services)
-        self.list_title = f"Draft models for {self._reader.loaded.name}"
-        self._target = Path(self._reader.loaded.path)
-        self._candidates: dict[str, DraftCandidate] | None = None
-        self._problem = ""
+        loaded = services.conversation.model
+        assert loaded is not None
+        self._services, self._loaded = services, loaded
+        self.list_title = f"Draft models for {loaded.name}"
+        self._target = Path(loaded.path)
+        self.candidates: dict[str, DraftCandidate] | None = None
+        self.problem = ""
 
     def compose_below(self) -> ComposeResult:
         yield DownloadLine(self._services.downloading)
 
     def on_mount(self) -> None:
         self._show()
-        self._read(self._reader)
+        self._read()
 
     @work(exclusive=True, group="read")
-    async def _read(self, reader: DraftReader) -> None:
+    async def _read(self) -> None:
         try:
-            target, listed = await run_in_daemon_thread(reader.candidates)
+            target, listed = await run_in_daemon_thread(self._find)
         except (CpuchatError, OSError) as error:
-            self._candidates, self._problem = {}, str(error)
+            self.candidates, self.problem = {}, str(error)
             self._show()
             return
         self._put(*listed)
+        hub = self._services.hub
         for candidate in sorted(listed, key=lambda candidate: candidate.where == "hub"):  # it may let all others wait
-            self._put(await run_in_daemon_thread(partial(reader.check, candidate, target)))
-        for candidate in await run_in_daemon_thread(lambda: reader.heads_on_hub(target, listed)):
+            self._put(await run_in_daemon_thread(partial(check, candidate, target, hub=hub)))
+        for candidate in await run_in_daemon_thread(lambda: self._heads_on_hub(target, listed)):
             self._put(candidate)
-            self._put(await run_in_daemon_thread(partial(reader.check, candidate, target)))
+            self._put(await run_in_daemon_thread(partial(check, candidate, target, hub=hub)))
+
+    def _find(self) -> tuple[GGUFHeader, list[DraftCandidate]]:
+        """Return the target's header and the candidates, unchecked; blocks.
+
+        Raises ModelNotFound, ModelDamaged: the file of the loaded model is gone or has changed.
+        """
+        from cpuchat.models.drafts.candidates import target_costs
+        from cpuchat.models.machine import machine_for
+
+        target = read_model(self._target)
+        costs = target_costs(target.path)
+        if self._loaded.pass_ms:  # measured with the cores in use
+            costs = costs._replace(pass_ms=self._loaded.pass_ms)
+        messages = self._services.conversation.messages
+        timings = next((message.timings for message in reversed(messages) if message.timings is not None), None)
+        here = self._services.library.local_models(beside=target.path)
+        found = candidates(
+            target,
+            here,
+            load_catalog(),
+            costs,
+            machine_for(target.path, self._services.settings, self._loaded),
+            acceptance=measured_acceptance(timings.speculation if timings is not None else None),
+            beside=next((model.path for model in here if self._is_loaded(model)), None),
+        )
+        return target, [*local_heads(target, here), *found]
+
+    def _heads_on_hub(self, target: GGUFHeader, found: Iterable[DraftCandidate]) -> list[DraftCandidate]:
+        """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""
+        local = self._services.library.local_models()
+        repo = next((model.repo for model in local if model.path == target.path), "")
+        with contextlib.suppress(HubError):
+            return heads_of(self._services.hub.repository(repo), found) if repo else []
+        return []
+
+    def _is_loaded(self, model: DraftCandidate | LocalModel) -> bool:
+        is_same = (model.name, model.quantization) == (self._loaded.draft, self._loaded.draft_quantization)
+        return bool(model.name) and is_same
 
     def _put(self, *candidates: DraftCandidate) -> None:
-        self._candidates = (self._candidates or {}) | {candidate.spec: candidate for candidate in candidates}
+        self.candidates = (self.candidates or {}) | {candidate.spec: candidate for candidate in candidates}
         self._show()
 
-    def _is_loaded(self, candidate: DraftCandidate) -> bool:
-        return self._reader.is_loaded(candidate.name, candidate.quantization)
-
     @property
-    def _marked(self) -> DraftCandidate | None:
-        return (self._candidates or {}).get(self.marked_key)
+    def marked(self) -> DraftCandidate | None:
+        return (self.candidates or {}).get(self.marked_key)
 
     def _show(self) -> None:
-        listed, candidates = self.listed, self._candidates
+        listed, candidates = self.listed, self.candidates
         if candidates is None:
             listed.show([ListRow(note="Reading…")])
             return
@@ -175,24 +155,24 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         chosen = self._services.settings.speculation.wanted_draft or ChosenDrafts().of(self._target) or models.AUTO
         mark = listed.marked if listed.moved else loaded or next(iter(candidates), "")
         listed.show(models.draft_rows(candidates, loaded, chosen), mark)
-        if not candidates and not self._problem:
+        if not candidates and not self.problem:
             self.query_one("#list").border_subtitle = "no smaller model here, none in the catalog"
 
     @on(ModelList.Marked)
     def _show_details(self) -> None:
-        candidate = self._marked
+        candidate = self.marked
         if not self.marked_key:
             return
         is_loaded = candidate is not None and self._is_loaded(candidate)
-        is_best = candidate is not None and candidate is recommended((self._candidates or {}).values())
+        is_best = candidate is not None and candidate is recommended((self.candidates or {}).values())
         rows = models.draft_details(self.marked_key, candidate, is_loaded=is_loaded, is_best=is_best)
-        problem = [("problem", self._problem)] if self._problem else []
+        problem = [("problem", self.problem)] if self.problem else []
         title = candidate.name if candidate is not None else "About"
         self.show_details([*problem, *rows], title)
 
     @on(ModelList.Chosen)
     def action_use(self) -> None:
-        candidate = self._marked
+        candidate = self.marked
         if not self.marked_key:
             return
         if candidate is None:
@@ -214,7 +194,8 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
     async def _fetch(self, candidate: DraftCandidate) -> None:
         """Start the download. The app does the rest: this screen may be closed."""
         try:
-            repository, model = await run_in_daemon_thread(lambda: self._reader.to_download(candidate))
+            repository = await run_in_daemon_thread(lambda: self._services.hub.repository(candidate.repo))
+            model = model_of(repository, candidate)
             download = self._services.downloading.start(repository.id, repository.revision, model, repository.newest_at)
         except CpuchatError as error:
             self.warn(str(error))

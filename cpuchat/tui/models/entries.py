@@ -114,86 +114,76 @@ class ModelListState:
 
     def sections(self, text: str) -> list[ModelListSection]:
         """Return the sections for the filter text: local models first, then what can be downloaded."""
-        if _is_server(text.strip()):
-            return [ModelListSection("", tuple(self._typed_server(text.strip())))]
-        path = typed_path(text)
-        if path is not None:
+        text = text.strip()
+        if _is_server(text):
+            try:
+                source = ServerModel.of(text)
+            except UsageError as error:
+                invalid = ServerEntry(ServerModel(text), problem=error.message, hint=error.hint, is_invalid=True)
+                return [ModelListSection("", (ModelListEntry("server", invalid),))]
+            there = [entry for entry in self.on_servers if entry.source.server == source.server]
+            listed = (ModelListEntry(f"server {served.source}", served) for served in there or [ServerEntry(source)])
+            return [ModelListSection("", tuple(listed))]
+        if (path := typed_path(text)) is not None:
             return [ModelListSection("", (ModelListEntry("file", TypedFile(path, _problem(path))),))]
         words = text.lower().split()
-        sections = [
-            ModelListSection("on this machine", tuple(self._local(words)), "" if words else self._local_note()),
-            *self._on_servers(words),
-            ModelListSection("downloads", tuple(self._downloads(words))),
-            ModelListSection("recommended for this machine", tuple(self._catalog(self.catalog.suits, words))),
-            ModelListSection("catalog", tuple(self._catalog(self.catalog.others, words))),
-            ModelListSection(
-                "too large or too slow for this machine", tuple(self._catalog(self.catalog.unsuitable, words))
-            ),
-            *self._hub(text.strip(), words),
+        found = (*self._here(words), *self._offered(words), *self._on_hub(text, words))
+        return [section for section in found if section.entries or section.note]
+
+    def _here(self, words: list[str]) -> Iterator[ModelListSection]:
+        """Yield this machine, each server (those whose models are not known together), and the downloads."""
+        # The cache names the part of a download after the content that it will have.
+        arriving = {file.etag for download in self.downloads for file in download.order.model.files}
+        local = [
+            ModelListEntry(f"local {model.path}", model)
+            for model in sorted(self.local or (), key=lambda model: (bool(model.damaged), -model.last_used))
+            if not (model.unfinished is not None and model.path.name.partition(".")[0] in arriving)
+            and _has(words, model.name, model.quantization, model.repo, model.architecture, str(model.path))
         ]
-        return [section for section in sections if section.entries or section.note]
-
-    def _typed_server(self, text: str) -> Iterator[ModelListEntry]:
-        try:
-            source = ServerModel.of(text)
-        except UsageError as error:
-            invalid = ServerEntry(ServerModel(text), problem=error.message, hint=error.hint, is_invalid=True)
-            yield ModelListEntry("server", invalid)
-            return
-        there = [entry for entry in self.on_servers if entry.source.server == source.server]
-        for served in there or [ServerEntry(source)]:
-            yield ModelListEntry(f"server {served.source}", served)
-
-    def _on_servers(self, words: list[str]) -> list[ModelListSection]:
-        """Return one section for each server, and one for those whose models are not known."""
+        none = self.local_problem or "no models yet: choose one below, or paste the path of a GGUF file"
+        note = "" if words else none if self.local is not None else "Reading…"
+        yield ModelListSection("on this machine", tuple(local), note)
         by_heading: dict[str, list[ModelListEntry]] = {}
         for served in self.on_servers:
             if _has(words, str(served.source), served.kind):
                 is_listed = served.model is not None
                 heading = f"on {host(served.source.server)} · {served.kind}" if is_listed else "on servers"
                 by_heading.setdefault(heading, []).append(ModelListEntry(f"server {served.source}", served))
-        return [ModelListSection(heading, tuple(entries)) for heading, entries in by_heading.items()]
+        yield from (ModelListSection(heading, tuple(entries)) for heading, entries in by_heading.items())
+        coming = (
+            ModelListEntry(f"download {download.id}", download)
+            for download in self.downloads
+            if download.state != "done" and _has(words, download.order.model.name, download.order.repo)
+        )
+        yield ModelListSection("downloads", tuple(coming))
 
-    def _local_note(self) -> str:
-        if self.local is None:
-            return "Reading…"
-        return self.local_problem or "no models yet: choose one below, or paste the path of a GGUF file"
+    def _offered(self, words: list[str]) -> Iterator[ModelListSection]:
+        """Yield the catalog. Models that only draft are offered where drafts are chosen; who searches for one finds it
+        last.
+        """
+        for heading, models in (
+            ("recommended for this machine", self.catalog.suits),
+            ("catalog", self.catalog.others),
+            ("too large or too slow for this machine", self.catalog.unsuitable),
+        ):
+            entries = (
+                ModelListEntry(catalog_key(model), model, self.catalog.purposes.get(model.id, ""))
+                for model in sorted(models, key=lambda model: model.use == "draft")
+                if (model.use != "draft" or words) and model.id not in self.here
+                and _has(words, model.name, model.family, model.publisher, model.quantization, *model.repos)
+            )  # fmt: skip
+            yield ModelListSection(heading, tuple(entries))
 
-    def _local(self, words: list[str]) -> Iterator[ModelListEntry]:
-        # The cache names the part of a download after the content that it will have.
-        arriving = {file.etag for download in self.downloads for file in download.order.model.files}
-        for model in sorted(self.local or (), key=lambda model: (bool(model.damaged), -model.last_used)):
-            if model.unfinished is not None and model.path.name.partition(".")[0] in arriving:
-                continue  # listed as a download
-            if _has(words, model.name, model.quantization, model.repo, model.architecture, str(model.path)):
-                yield ModelListEntry(f"local {model.path}", model)
-
-    def _downloads(self, words: list[str]) -> Iterator[ModelListEntry]:
-        for download in self.downloads:
-            if download.state != "done" and _has(words, download.order.model.name, download.order.repo):
-                yield ModelListEntry(f"download {download.id}", download)
-
-    def _catalog(self, models: Iterable[CatalogModel], words: list[str]) -> Iterator[ModelListEntry]:
-        for model in sorted(models, key=lambda model: model.use == "draft"):
-            # Models that only draft are offered where drafts are chosen; who searches for one finds it last.
-            wanted = model.use != "draft" or words
-            names = (model.name, model.family, model.publisher, model.quantization, *model.repos)
-            if wanted and model.id not in self.here and _has(words, *names):
-                yield ModelListEntry(catalog_key(model), model, self.catalog.purposes.get(model.id, ""))
-
-    def _hub(self, text: str, words: list[str]) -> Iterator[ModelListSection]:
+    def _on_hub(self, text: str, words: list[str]) -> Iterator[ModelListSection]:
         search = self.search
         if search is not None and search.found:
-            found = (
-                ModelListEntry(f"hub {one.id}", one)
-                for one in search.found
-                if _has(words, one.id) or text == search.query
-            )
-            yield ModelListSection(f"on Hugging Face: “{search.query}”", tuple(found))
-        if search is not None and search.query == text and not search.found:
+            found = [one for one in search.found if _has(words, one.id) or text == search.query]
+            entries = tuple(ModelListEntry(f"hub {one.id}", one) for one in found)
+            yield ModelListSection(f"on Hugging Face: “{search.query}”", entries)
+        if search is None or search.query != text:
+            search = HubSearch(text)
+        if text and not search.found:
             yield ModelListSection("on Hugging Face", (ModelListEntry(SEARCH, search),))
-        elif text and (search is None or search.query != text):
-            yield ModelListSection("on Hugging Face", (ModelListEntry(SEARCH, HubSearch(text)),))
 
 
 def catalog_key(model: CatalogModel) -> str:
@@ -307,8 +297,15 @@ def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | N
             return _loadable(key, served.source.stem, model, state, "", is_loaded=served.source == loaded)
         case ServerEntry() as served:
             return ListRow(key, DAMAGED, host(served.source.server), note=served.problem)
+        case HubSearch(running=True) as search:
+            return ListRow(key, "…", f"searching for “{search.query}”", note="Esc stops it")
+        case HubSearch(problem="") as search if search.found is not None:
+            return ListRow(key, "·", f"no matches for “{search.query}”")
+        case HubSearch(problem="") as search:
+            what = f"open {search.query}" if search.is_link else f"search Hugging Face for “{search.query}”"
+            return ListRow(key, "→", what, note="Enter")
         case HubSearch() as search:
-            return _search(key, search)
+            return ListRow(key, DAMAGED, search.problem, note=search.hint)
 
 
 def _size(count: int) -> str:
@@ -320,17 +317,6 @@ def _loadable(
 ) -> ListRow:
     columns = (model.quantization, _size(model.size), "loaded" if is_loaded else state, speed)
     return ListRow(key, LOADED if is_loaded else HERE, name, columns, strong=is_loaded)
-
-
-def _search(key: str, search: HubSearch) -> ListRow:
-    if search.running:
-        return ListRow(key, "…", f"searching for “{search.query}”", note="Esc stops it")
-    if search.problem:
-        return ListRow(key, DAMAGED, search.problem, note=search.hint)
-    if search.found is not None:
-        return ListRow(key, "·", f"no matches for “{search.query}”")
-    what = f"open {search.query}" if search.is_link else f"search Hugging Face for “{search.query}”"
-    return ListRow(key, "→", what, note="Enter")
 
 
 Row = tuple[str, str]
@@ -367,8 +353,16 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
             rows = downloads.download_details(download)
         case CatalogModel() as model:
             rows = _catalog(model, known, catalog)
-        case FoundRepository() as repository:
-            rows = _repository(repository)
+        case FoundRepository() as found:
+            gated = "accept its terms on huggingface.co, then run `hf auth login`" if found.gated else ""
+            rows = [
+                ("problem", why_unknown(found.architecture)),
+                ("model", _kind(found.n_params, found.architecture)),
+                ("downloads", f"{units.count(found.downloads)} in 30 days · {units.plural(found.likes, 'like')}"),
+                ("updated", found.updated),
+                ("gated", gated),
+                ("private", "needs your token" if found.private else ""),
+            ]
         case TypedFile() as file:
             rows = [("path", paths.shown(file.path)), ("problem", file.problem)]
         case ServerEntry(model=None) as served:
@@ -379,7 +373,14 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
             kind = _kind(model.n_params, model.architecture, model.n_ctx)
             rows = [("model", kind), ("name", model.name), ("server", f"{served.kind} · {served.source.server}")]
         case HubSearch() as search:
-            rows = _search_rows(search)
+            rows = [("problem", search.problem), ("what to do", search.hint)]
+            if search.running:
+                rows = [("", "Contacting Hugging Face…")]
+            elif not search.problem:
+                asks = (
+                    "Opens this repository." if search.is_link else f"Searches GGUF repositories for “{search.query}”."
+                )
+                rows = [("", "No GGUF repositories match." if search.found is not None else asks)]
     return [(label, clean_line(text)) for label, text in rows if text]
 
 
@@ -390,7 +391,6 @@ def _kind(n_params: int, architecture: str, n_ctx: int = 0, parts: str = "", *mo
 
 
 def title(subject: Subject) -> str:
-    """Return the title of its details."""
     match subject:
         case LocalModel(name=name) | CatalogModel(name=name) | FoundRepository(id=name):
             return name
@@ -418,14 +418,21 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
         speed += f", {units.rate(model.drafted_tok_s)} with drafts" if model.drafted_tok_s else ""
         speed += ": measured in the last chat"
     template = "" if model.has_template else "no chat template: base model, continues text"
+    is_loaded = model.path == loaded
+    draft = known.draft or f"none: Ctrl+L lists candidates{'' if is_loaded else ' when it is loaded'}"
+    reads = ""
+    if known.prediction is not None:
+        size, growth = known.prediction.bytes_per_token, kv_growth(known.kv_per_token, known.kv_windowed)
+        parts = (f"{units.size(size)} per token" if size else "", f"KV {growth}" if growth else "")
+        reads = " · ".join(filter(None, parts))
     return [
         ("model", _kind(model.n_params, model.architecture, model.n_ctx_train, experts, template)),
         *_memory(known),
         ("speed", speed),
         ("purpose", prediction.purpose(entry) if entry is not None else ""),
-        ("draft", _draft(known, is_loaded=model.path == loaded)),
-        ("reads", _reads(known)),
-        *_place(model, "now" if model.path == loaded else units.ago(model.last_used, time.time())),
+        ("draft", "…" if known.reading else "" if known.problem else draft),
+        ("reads", "Reading the header…" if known.reading else reads),
+        *_place(model, "now" if is_loaded else units.ago(model.last_used, time.time())),
     ]
 
 
@@ -438,25 +445,6 @@ def _memory(known: ModelDetails) -> list[Row]:
     if known.problem:
         return [("problem", known.problem)]
     return [("memory", known.prediction.explained)] if known.prediction is not None else []
-
-
-def _reads(known: ModelDetails) -> str:
-    if known.reading:
-        return "Reading the header…"
-    if known.prediction is None:
-        return ""
-    reads = [f"{units.size(known.prediction.bytes_per_token)} per token" if known.prediction.bytes_per_token else ""]
-    growth = kv_growth(known.kv_per_token, known.kv_windowed)
-    reads.append(f"KV {growth}" if growth else "")
-    return " · ".join(filter(None, reads))
-
-
-def _draft(known: ModelDetails, *, is_loaded: bool) -> str:
-    if known.reading:
-        return "…"
-    if known.problem:
-        return ""
-    return known.draft or f"none: Ctrl+L lists candidates{'' if is_loaded else ' when it is loaded'}"
 
 
 def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) -> list[Row]:
@@ -475,30 +463,6 @@ def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) 
         ("sizes", " · ".join(sizes)),
         ("from", model.repos[0]),
     ]
-
-
-def _repository(repository: FoundRepository) -> list[Row]:
-    gated = "accept its terms on huggingface.co, then run `hf auth login`" if repository.gated else ""
-    return [
-        ("problem", why_unknown(repository.architecture)),
-        ("model", _kind(repository.n_params, repository.architecture)),
-        ("downloads", f"{units.count(repository.downloads)} in 30 days · {units.plural(repository.likes, 'like')}"),
-        ("updated", repository.updated),
-        ("gated", gated),
-        ("private", "needs your token" if repository.private else ""),
-    ]
-
-
-def _search_rows(search: HubSearch) -> list[Row]:
-    if search.running:
-        return [("", "Contacting Hugging Face…")]
-    if search.problem:
-        return [("problem", search.problem), ("what to do", search.hint)]
-    if search.found is not None:
-        return [("", "No GGUF repositories match.")]
-    if search.is_link:
-        return [("", "Opens this repository.")]
-    return [("", f"Searches GGUF repositories for “{search.query}”.")]
 
 
 def deletion_question(deletion: Deletion) -> str:

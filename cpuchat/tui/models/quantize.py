@@ -1,12 +1,8 @@
-"""Makes a model faster: quantizes it to a type that the user chooses by size and speed, or tunes its settings.
-
-Tuning runs in the place of the chat's answers, with the chat's model unloaded meanwhile.
-"""
+"""Quantizes a model to a type that the user chooses by size and speed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,22 +13,19 @@ from textual.app import ComposeResult
 from textual.widgets import Static
 
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, Interrupted, QuantizeFailed
+from cpuchat.base.errors import CpuchatError, QuantizeFailed
 from cpuchat.base.text import clean_line
 from cpuchat.models.library.places import LocalModel
 from cpuchat.models.quantize.make import QuantizeJob
 from cpuchat.models.quantize.types import TYPES, QuantType, smaller_types, suggested_folder, suggested_path
 from cpuchat.present import models
-from cpuchat.present.table import ListRow, table
+from cpuchat.present.table import ListRow
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import Dialog
 from cpuchat.tui.widgets.download_line import QuantizeLine
 from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 
 if TYPE_CHECKING:
     from cpuchat.models.gguf.header import GGUFHeader
-    from cpuchat.tune.trial import ChoiceResult, TuneResult
-    from cpuchat.tune.tuner import Tuner
 
 
 USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M")
@@ -53,7 +46,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         self._services, self._model = services, model
         self.list_title = models.quantize_title(model)
         self._source: GGUFHeader | None = None
-        self._predictions: dict[str, models.TypePrediction | str] = {}
+        self.predictions: dict[str, models.TypePrediction | str] = {}
         self._unfolded = False
         self._working = False
         self._outcome = ""
@@ -84,27 +77,23 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
             self._marked()
             async with QuantizeProcess() as process:
                 for kind in self._types:
-                    if kind.name in self._predictions:
+                    if kind.name in self.predictions:
                         continue
                     try:
                         forecast = await forecast_type(process, self._source, kind)
                     except QuantizeFailed as error:  # its rows have a length that this type cannot hold
-                        self._forecast_done(kind, error.message)
-                        continue
-                    found = await asyncio.to_thread(
-                        models.predict_type, self._source, forecast, machine, settings.load_options()
-                    )
-                    self._forecast_done(kind, found)
+                        self.predictions[kind.name] = error.message
+                    else:
+                        self.predictions[kind.name] = await asyncio.to_thread(
+                            models.predict_type, self._source, forecast, machine, settings.load_options()
+                        )
+                    self._show_types()
+                    done, of = len(self.predictions), len(self._types)
+                    progress = models.forecast_progress(done, of) if done < of else models.requantizing(self._model)
+                    self._say(self._outcome or progress)
         except CpuchatError as error:
             self._say(error.message)
             self.notify(clean_line(str(error)), severity="error", timeout=10, markup=False)
-
-    def _forecast_done(self, kind: QuantType, found: models.TypePrediction | str) -> None:
-        self._predictions[kind.name] = found
-        self._show_types()
-        done, of = len(self._predictions), len(self._types)
-        progress = models.forecast_progress(done, of) if done < of else models.requantizing(self._model)
-        self._say(self._outcome or progress)
 
     @property
     def _types(self) -> list[QuantType]:
@@ -113,7 +102,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
 
     def _show_types(self) -> None:
         listed, best = self.listed, self._recommended
-        rows = [models.quantize_row(kind, self._predictions.get(kind.name)) for kind in self._types]
+        rows = [models.quantize_row(kind, self.predictions.get(kind.name)) for kind in self._types]
         rows = [replace(row, mark="★", name=f"{row.key} · recommended") if row.key == best else row for row in rows]
         if folded := len(smaller_types(self._model)) - len(self._types):
             rows.append(ListRow(_MORE, "▸", f"{folded} more types", note="Enter shows them"))
@@ -121,7 +110,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
 
     @property
     def _recommended(self) -> str:
-        return models.recommended(self._predictions, USUAL, self._model.size)
+        return models.recommended(self.predictions, USUAL, self._model.size)
 
     @property
     def _kind(self) -> QuantType | None:
@@ -132,7 +121,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         if (kind := self._kind) is None:
             self.show_details([("types", "older, smaller and special-purpose types")], "More types")
             return
-        prediction = self._predictions.get(kind.name)
+        prediction = self.predictions.get(kind.name)
         rows = models.quantize_details(kind, prediction, self._model.size)
         if kind.name == self._recommended and isinstance(prediction, models.TypePrediction):
             rows.insert(0, ("recommended", models.why_recommended(prediction)))
@@ -158,9 +147,12 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
     async def action_make(self) -> None:
         """Ask the necessary questions, then start the job."""
         if (kind := self._kind) is None:
-            self._unfold()
+            self._unfolded = True
+            self._show_types()
+            self.listed.mark(next(kind.name for kind in self._types if kind.name not in USUAL))
+            self._forecast()
             return
-        found, out = self._predictions.get(kind.name), self._out(kind)
+        found, out = self.predictions.get(kind.name), self._out(kind)
         if isinstance(found, str):
             self.warn(found)
             return
@@ -178,15 +170,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
                 QuantizeJob(source=self._model.path, out=out, type=kind, requantize=bool(forecast.lossy), force=exists)
             )
 
-    def _unfold(self) -> None:
-        """List all types, and stay where the selection was."""
-        self._unfolded = True
-        self._show_types()
-        self.listed.mark(next(kind.name for kind in self._types if kind.name not in USUAL))
-        self._forecast()
-
     def _work_changed(self, made: Path | None) -> None:
-        """Handle the start, progress or end of the job."""
         now = self._services.quantizing
         before, self._working = self._working, now.job is not None
         if self._working != before:
@@ -196,7 +180,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
             self.refresh_bindings()
         if made is not None:
             self._made = made
-            self._leave_if_made()
+            self.on_screen_resume()
 
     @work(exclusive=True, group="ask")
     async def action_stop(self) -> None:
@@ -207,106 +191,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         line = Text(clean_line(text), no_wrap=True, overflow="ellipsis")
         self.query_one("#state", Static).update(line, layout=False)
 
-    # Leaving
-
     def on_screen_resume(self) -> None:
-        self._leave_if_made()
-
-    def _leave_if_made(self) -> None:
         """Return the finished file, unless a dialog is open above."""
         if self._made is not None and self.is_active:
             self.dismiss(self._made)
-
-
-_CLOCK_SECONDS = 1.0
-
-
-class TuneScreen(Dialog[Path | None], keys="tune"):
-    """Returns the model to load again, the one loaded before; None if there was none. `result`: None until done."""
-
-    def __init__(self, services: Services, model: Path) -> None:
-        super().__init__(f"Tune {model.stem}", "Starting…", "Esc stops (keeps what was adopted)")
-        self._services, self._model = services, model
-        self._loaded = services.loaded_path
-        self._tuner: Tuner | None = None
-        self._stopped = False
-        self.result: TuneResult | None = None
-        self.done = False
-
-    def on_mount(self) -> None:
-        self.set_interval(_CLOCK_SECONDS, self._show)
-        self._services.session.measure(self._run(), self._leave)
-
-    def _leave(self) -> None:
-        self._stopped = True
-        if self._tuner is not None:
-            self._tuner.kill()
-
-    async def _run(self) -> None:
-        from cpuchat.chats.history import token_counts
-        from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, prompt_share_of
-        from cpuchat.tune.tuner import Tuner
-
-        services = self._services
-        try:
-            share = prompt_share_of(*await asyncio.to_thread(token_counts, paths.chats_db()))
-            tuner = self._tuner = Tuner(
-                self._model,
-                services.settings,
-                prompt_share=DEFAULT_PROMPT_SHARE if share is None else share,
-                library=services.library,
-                tell=self._show,
-            )
-            self._require_running()
-            await services.conversation.backend.unload()  # it would take memory, and time now and then
-            self._require_running()
-            self.result = await tuner.run()
-        except Interrupted:
-            self.show_text(["Stopped; nothing was changed."])
-        except (CpuchatError, OSError) as error:
-            self.show_text([f"Not tuned. {clean_line(str(error))}"])
-        finally:
-            self._tuner, self.done = None, True
-        if self.has_widgets:
-            self._finish()
-
-    def _require_running(self) -> None:
-        if self._stopped:
-            raise Interrupted("Stopped.")
-
-    def _show(self) -> None:
-        if self._tuner is None or not self.has_widgets:
-            return
-        progress = self._tuner.progress
-        now = f"{self._tuner.seconds:.0f} of at most {progress.limit:.0f} s · {progress.what}"
-        lines = self._table(progress.choices)
-        self.show_text([*lines, "", now] if lines else [now])
-
-    def _table(self, choices: Iterable[ChoiceResult]) -> list[str]:
-        from cpuchat.tune import tuner as report
-
-        rows = [report.tuning_row(one) for one in choices]
-        width = self.query_one("#question").content_size.width
-        return table([report.TUNING_HEADINGS, *rows], report.TUNING_RIGHT, width) if rows else []
-
-    def _finish(self) -> None:
-        from cpuchat.tune import tuner as report
-
-        self.show_hint("Esc closes")
-        if self.result is not None:
-            summary = report.tuning_summary(self.result, undo="F8 in the settings (F2) reverts")
-            self.show_text([*self._table(self.result.choices), "", *summary])
-
-    async def interrupt(self) -> bool:
-        """Stop on Ctrl+C; False when it is done."""
-        if self.done:
-            return False
-        self._stopped = True
-        self.show_hint("Stopping…")
-        if self._tuner is not None:
-            await self._tuner.stop()
-        return True
-
-    async def action_close(self) -> None:
-        if not await self.interrupt():
-            self.dismiss(self._loaded)

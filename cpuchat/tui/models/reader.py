@@ -26,7 +26,7 @@ from cpuchat.tui.models.entries import ModelDetails, ServerEntry, Subject
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
     from cpuchat.backend.remote.keys import KeyRing
-    from cpuchat.models.machine import Machine, TunedMachine
+    from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.protocol.model_info import ModelInfo
 
@@ -63,7 +63,6 @@ class ModelsReader:
         return [ServerEntry(ServerModel(server, model.name), kind, model) for model in models]
 
     def catalog(self) -> Catalog:
-        """Return the built-in and the user's catalog."""
         return load_catalog()
 
     def machine(self) -> Machine:
@@ -77,28 +76,37 @@ class ModelsReader:
         return read_model(path)
 
     def deletion(self, model: LocalModel) -> Deletion:
-        """Return what deleting the model would do; loaded files are kept."""
-        return self.library.deletion(model, in_use=self._in_use())
-
-    def _in_use(self) -> list[Path]:
-        """Return the files of the loaded model, and of those that may be its draft model, known by name only."""
-        loaded = self.loaded
-        if loaded is None or loaded.server:
-            return []
-        drafts = [
-            model.path for model in self.library.local_models()
-            if loaded.draft and (model.name, model.quantization) == (loaded.draft, loaded.draft_quantization)
-        ]  # fmt: skip
-        return [Path(loaded.path), *drafts]
+        """Return what deleting the model would do. The files of the loaded model are kept, and those that may be its
+        draft model, which is known by its name only.
+        """
+        in_use: list[Path] = []
+        if (loaded := self.loaded) is not None and not loaded.server:
+            in_use = [Path(loaded.path)] + [
+                other.path for other in self.library.local_models()
+                if loaded.draft and (other.name, other.quantization) == (loaded.draft, loaded.draft_quantization)
+            ]  # fmt: skip
+        return self.library.deletion(model, in_use=in_use)
 
     def predictions(self, subjects: Mapping[str, Subject], machine: Machine) -> dict[str, Prediction]:
         """Predict fit and speed by the same keys, from the sizes alone; of models that are tuned, on the cores that
         they use."""
         from cpuchat.models.machine import TunedMachine
+        from cpuchat.models.prediction import estimate, estimate_local
 
         tuned = TunedMachine(self.settings, machine, self.loaded)
-        found = {key: _estimate(subject, machine, tuned) for key, subject in subjects.items()}
-        return {key: prediction for key, prediction in found.items() if prediction is not None}
+        found: dict[str, Prediction] = {}
+        for key, subject in subjects.items():
+            match subject:
+                case LocalModel(damaged=None) as model if model.size:
+                    found[key] = estimate_local(model, tuned.of(model.path))
+                case Download() as download if download.total:
+                    kind = download.order.model.quantization
+                    found[key] = estimate(download.total, machine, quantization=kind)
+                case CatalogModel() as model if model.size:
+                    found[key] = estimate_entry(model, machine)
+                case _:
+                    pass
+        return found
 
     def known_here(self, catalog: Catalog, local: Iterable[LocalModel]) -> frozenset[str]:
         """Return the ids of the catalog's models that are local, in the quantization that the catalog would choose."""
@@ -129,17 +137,3 @@ class ModelsReader:
             kv_windowed=kv_windowed,
             draft=beside.name if beside is not None else note,
         )
-
-
-def _estimate(subject: Subject, machine: Machine, tuned: TunedMachine) -> Prediction | None:
-    from cpuchat.models.prediction import estimate, estimate_local
-
-    match subject:
-        case LocalModel(damaged=None) as model if model.size:
-            return estimate_local(model, tuned.of(model.path))
-        case Download() as download if download.total:
-            return estimate(download.total, machine, quantization=download.order.model.quantization)
-        case CatalogModel() as model if model.size:
-            return estimate_entry(model, machine)
-        case _:
-            return None

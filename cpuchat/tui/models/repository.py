@@ -76,29 +76,33 @@ class RepositoryState:
             with contextlib.suppress(HubError):  # without a hash it can't be downloaded
                 self.arrived[key_of(model)] = bytes_here(hub_cache(), self.repository.id, model.files)
 
-    def judge(self, model: RepoModel, predictions: dict[str, Prediction], draft: PlannedDraft | None) -> None:
-        """Store what the header of `model` told."""
-        self.judged[key_of(model)] = predictions[key_of(model)]
-        self.expected |= predictions
-        self.drafts[model.base] = draft
-
     def entries(self, downloads: Iterable[Download], loaded: Path | None) -> list[RepositoryEntry]:
-        """Return all models, in the order of the repository."""
+        """Return all models, in the order of the repository. Those whose header was not read are predicted from another
+        quantization of the same model, else from their size.
+        """
+        from cpuchat.models.prediction import estimate
+
         on_way = {d.order.model.files: d for d in downloads if d.order.repo == self.repository.id}
         done = {key_of(d.order.model): Path(d.path) for d in on_way.values() if d.state == "done"}
         here, denied = {**self.here, **done}, self._denied
 
         def entry(model: RepoModel) -> RepositoryEntry:
-            key = key_of(model)
+            key, prediction, problem = key_of(model), None, None
             path, judged = here.get(key), self.judged.get(key, denied)
-            problem = judged if isinstance(judged, CpuchatError) else None
+            if isinstance(judged, CpuchatError):
+                problem = judged
+            else:
+                prediction = judged
+            if prediction is None and model.kind == "model" and self.judged:  # else no header was asked for yet
+                prediction = self.expected.get(key)
+                prediction = prediction or estimate(model.size, self.machine, quantization=model.quantization)
             return RepositoryEntry(
                 model,
                 path=path,
                 arrived=self.arrived.get(key, 0),
                 loaded=path is not None and path == loaded,
                 download=on_way.get(model.files),
-                prediction=self._estimate(model) if judged is None or isinstance(judged, CpuchatError) else judged,
+                prediction=prediction,
                 draft=self.drafts.get(model.base) if model.kind == "model" else None,
                 problem=problem,
             )
@@ -125,16 +129,6 @@ class RepositoryState:
         chat = usual_first(loadable(self.repository.models)) or list(self.repository.models)
         keys = [key_of(model) for model in chat]
         return next((key for key in keys if key in self.here), keys[0] if keys else "")
-
-    def _estimate(self, model: RepoModel) -> Prediction | None:
-        """Predict from another quantization of the same model, else from its size; None before any header was asked
-        for."""
-        from cpuchat.models.prediction import estimate
-
-        if model.kind != "model" or not self.judged:
-            return None
-        expected = self.expected.get(key_of(model))
-        return expected or estimate(model.size, self.machine, quantization=model.quantization)
 
 
 def predict_model(
@@ -171,7 +165,7 @@ def predict_model(
 
 
 class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
-    """Returns a file to load, or None. Shows the listing first; fit and speed fill in."""
+    """Returns a file to load, or None. Shows the listing first (`state`, or the `problem`); fit and speed fill in."""
 
     CSS_PATH = "repository.tcss"
     MARKED_ACTIONS = ("choose", "hold")
@@ -181,8 +175,8 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         super().__init__()
         self._services, self._quantization = services, quantization
         self._repo = self.list_title = repo
-        self._state: RepositoryState | None = None
-        self._problem: CpuchatError | None = None
+        self.state: RepositoryState | None = None
+        self.problem: CpuchatError | None = None
         self._judging = False
 
     def compose_below(self) -> ComposeResult:
@@ -194,8 +188,8 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         self._show()
 
     def on_screen_resume(self) -> None:
-        if self._state is not None:  # a download may have been cancelled meanwhile
-            self._state.read_arrived()
+        if self.state is not None:  # a download may have been cancelled meanwhile
+            self.state.read_arrived()
             self._show()
 
     # Asking the hub
@@ -203,70 +197,69 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
     @work(exclusive=True, group="ask")
     async def _ask(self) -> None:
         try:
-            self._state = await run_in_daemon_thread(lambda: RepositoryState.read(self._services, self._repo))
+            self.state = await run_in_daemon_thread(lambda: RepositoryState.read(self._services, self._repo))
         except CpuchatError as error:
-            self._problem = error
+            self.problem = error
             self._show()
         else:
-            self.query_one("#list").border_subtitle = Content(words.heading(self._state.repository))
-            self._show(mark=self.marked_key or self._state.first_mark(self._quantization))
-
-    def _judge(self) -> None:
-        """Read the header of the selected model, one at a time: a large vocabulary is megabytes to download.
-
-        Until they are selected, the others are estimated from those that were read.
-        """
-        model = self._state.to_judge(self.marked_key) if self._state is not None else None
-        if self._state is not None and model is not None and not self._judging:
-            self._judging = True
-            self.run_worker(self._read_header(self._state, model), group="judge")
+            self.query_one("#list").border_subtitle = Content(words.heading(self.state.repository))
+            self._show(mark=self.marked_key or self.state.first_mark(self._quantization))
 
     async def _read_header(self, state: RepositoryState, model: RepoModel) -> None:
         try:
-            state.judge(model, *await run_in_daemon_thread(lambda: predict_model(self._services, state, model)))
+            found, draft = await run_in_daemon_thread(lambda: predict_model(self._services, state, model))
         except CpuchatError as error:
             state.judged[key_of(model)] = error
+        else:
+            state.judged[key_of(model)] = found[key_of(model)]
+            state.expected |= found
+            state.drafts[model.base] = draft
         self._judging = False
         self._show()
 
     # Showing
 
     @property
-    def _listing(self) -> list[RepositoryEntry]:
-        if self._state is None:
+    def entries(self) -> list[RepositoryEntry]:
+        if self.state is None:
             return []
-        return self._state.entries(self._services.downloading.all(), self._services.loaded_path)
+        return self.state.entries(self._services.downloading.all(), self._services.loaded_path)
 
     @property
-    def _marked(self) -> RepositoryEntry | None:
-        return next((entry for entry in self._listing if entry.key == self.marked_key), None)
+    def marked(self) -> RepositoryEntry | None:
+        return next((entry for entry in self.entries if entry.key == self.marked_key), None)
 
     def _show(self, mark: str = "") -> None:
         if not self.has_widgets:
             return
-        if self._state is not None:
-            rows = words.repository_rows(self._listing) or [ListRow(note="no GGUF files in this repository")]
-        elif self._problem is not None:
-            rows = [ListRow(note=f"! {clean_line(self._problem.message)}")]
+        if self.state is not None:
+            rows = words.repository_rows(self.entries) or [ListRow(note="no GGUF files in this repository")]
+        elif self.problem is not None:
+            rows = [ListRow(note=f"! {clean_line(self.problem.message)}")]
         else:
             rows = [ListRow(note="Contacting Hugging Face…")]
         self.listed.show(rows, mark or self.marked_key)
 
     @on(ModelList.Marked)
     def _show_details(self) -> None:
-        entry = self._marked
-        rows = words.repository_details(entry, self._state.repository) if entry and self._state else []
-        if self._problem is not None:
-            rows = [("problem", self._problem.message), ("what to do", self._problem.hint)]
+        entry = self.marked
+        rows = words.repository_details(entry, self.state.repository) if entry and self.state else []
+        if self.problem is not None:
+            rows = [("problem", self.problem.message), ("what to do", self.problem.hint)]
         self.show_details(rows, "About")
-        self._judge()
+        # One header at a time: a large vocabulary is megabytes to download. Until they are selected, the others are
+        # estimated from those that were read.
+        model = self.state.to_judge(self.marked_key) if self.state is not None else None
+        if self.state is not None and model is not None and not self._judging:
+            self._judging = True
+            self.run_worker(self._read_header(self.state, model), group="judge")
 
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action not in self.MARKED_ACTIONS or not self.is_mounted:
             return True
-        entry = self._marked
+        entry = self.marked
         if entry is None:
             return None
         return True if action == "choose" or (entry.download is not None and entry.download.state != "done") else None
@@ -274,8 +267,8 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")
     async def action_choose(self) -> None:
-        entry = self._marked
-        if entry is None or self._state is None:
+        entry = self.marked
+        if entry is None or self.state is None:
             return
         if entry.path is not None:
             if entry.model.kind == "model":
@@ -285,32 +278,31 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         elif entry.download is not None:
             self._services.downloading.resume(entry.download.id)
         else:
-            if (model := self._state.to_judge(entry.key)) is not None:
-                await self._read_header(self._state, model)
-                entry = self._marked or entry
-            await self._download(entry, self._state.repository)
+            if (model := self.state.to_judge(entry.key)) is not None:
+                await self._read_header(self.state, model)
+                entry = self.marked or entry
+            await self._download(entry, self.state.repository)
 
     async def _download(self, entry: RepositoryEntry, repository: Repository) -> None:
+        """Start a download; what cannot be loaded here is asked about before."""
         if reason := entry.reason_against_download:
             self.warn(reason)
-        elif await self._wanted(entry):
-            try:
-                self._services.downloading.start(repository.id, repository.revision, entry.model, repository.newest_at)
-            except CpuchatError as error:
-                self.notify(clean_line(str(error)), severity="error", markup=False)
-
-    async def _wanted(self, entry: RepositoryEntry) -> bool:
-        """Ask before downloading what cannot be loaded here."""
+            return
         title, reason = "", ""
         if isinstance(entry.problem, ModelUnsupported):
             title, reason = "Unsupported", entry.problem.message
         elif entry.prediction is not None and entry.prediction.verdict == "too large":
             title, reason = "Too large", f"{downloads.download_title(entry.model)}: {entry.prediction.explained}."
         question = clean_line(f"{reason} Download anyway?")
-        return not title or await self.confirm(title, question, "Download", danger=False)
+        if title and not await self.confirm(title, question, "Download", danger=False):
+            return
+        try:
+            self._services.downloading.start(repository.id, repository.revision, entry.model, repository.newest_at)
+        except CpuchatError as error:
+            self.notify(clean_line(str(error)), severity="error", markup=False)
 
     def action_hold(self) -> None:
-        entry = self._marked
+        entry = self.marked
         if entry is not None and entry.download is not None:
             self._services.downloading.hold(entry.download.id)
 
@@ -320,6 +312,6 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
             self.dismiss(path)
 
     def action_again(self) -> None:
-        self._problem, self._state = None, None
+        self.problem, self.state = None, None
         self._show()
         self._ask()

@@ -111,7 +111,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     def on_mount(self) -> None:
         self.services.downloading.changed.subscribe(self, self._download_changed)
-        self.services.quantizing.changed.subscribe(self, self._model_made)
+        self.services.quantizing.changed.subscribe(self, lambda made: self._read_files() if made else None)
         self._model = self.services.conversation.model
         self.set_interval(_LOADED_SECONDS, self._follow_load)
         self._update(downloads=tuple(self.services.downloading.all()))
@@ -224,28 +224,24 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         if download.state == "done":
             self._read_files()
 
-    def _model_made(self, path: Path | None) -> None:
-        if path is not None:
-            self._read_files()
-
     # The hub
 
     @work(exclusive=True, group="search")
     async def search_hub(self, query: str) -> None:
         """Search; the result of an earlier search is dropped."""
+
+        def find() -> tuple[FoundRepository, ...]:
+            found = tuple(self.services.hub.search(query))
+            for one in found:
+                engine_knows(one.architecture)  # reads the engine's library: here, not where rows are shown
+            return found
+
         self._update(search=HubSearch(query, running=True))
         try:
-            found = await run_in_daemon_thread(lambda: self._found(query))
-            search = HubSearch(query, found=found)
+            search = HubSearch(query, found=await run_in_daemon_thread(find))
         except CpuchatError as error:
             search = HubSearch(query, problem=error.message, hint=error.hint)
         self._update(search=search)
-
-    def _found(self, query: str) -> tuple[FoundRepository, ...]:
-        found = tuple(self.services.hub.search(query))
-        for one in found:
-            engine_knows(one.architecture)  # reads the engine's library: here, not where rows are shown
-        return found
 
     def leave_search(self) -> None:
         """Forget the search and what it found."""
@@ -256,7 +252,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     @property
     def entry(self) -> ModelListEntry | None:
-        """Return the selected entry."""
         return self._entries.get(self.marked_key)
 
     @on(Input.Changed, "#filter")
@@ -269,21 +264,20 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             return
         sections = self.state.sections(self._text)
         self._entries = {entry.key: entry for section in sections for entry in section.entries}
-        rows = entries.list_rows(sections, self.state.local or (), self.predictions, self._loaded)
-        self.listed.show(rows, self._mark(self.listed))
-        self.query_one("#list").border_subtitle = doubt(self.machine)
-
-    def _mark(self, listed: ModelList) -> str:
-        """Return the key to select: what the user selected, or the first result of a search."""
-        if listed.moved and listed.marked in self._entries:
-            return listed.marked
+        loaded, listed = self._loaded, self.listed
+        rows = entries.list_rows(sections, self.state.local or (), self.predictions, loaded)
         found = self.state.search.found if self.state.search is not None else None
-        if listed.moved and listed.marked == SEARCH and found:
-            return next((key for key, entry in self._entries.items() if entry.subject is found[0]), "")
         new = f"local {self._new}"  # was made here, from another one
-        loaded = self._loaded
-        kind = "server" if isinstance(loaded, ServerModel) else "local"
-        return new if new in self._entries else f"{kind} {loaded}"
+        if listed.moved and listed.marked in self._entries:
+            mark = listed.marked
+        elif listed.moved and listed.marked == SEARCH and found:
+            mark = f"hub {found[0].id}"
+        elif new in self._entries:
+            mark = new
+        else:
+            mark = f"{'server' if isinstance(loaded, ServerModel) else 'local'} {loaded}"
+        listed.show(rows, mark)
+        self.query_one("#list").border_subtitle = doubt(self.machine)
 
     @property
     def _text(self) -> str:
@@ -295,20 +289,17 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     @on(ModelList.Marked)
     def _marked(self) -> None:
-        self._show_details()
+        if (entry := self.entry) is None:
+            self.show_details([], "About")
+        else:
+            details = self.details.get(entry.key) or ModelDetails(  # a prediction until its header is read
+                self.predictions.get(entry.key), reading=isinstance(entry.subject, LocalModel)
+            )
+            rows = entries.detail_rows(entry.subject, details, self.catalog, self._loaded)
+            self.show_details(rows, entries.title(entry.subject))
         if self._details_timer is not None:
             self._details_timer.stop()
         self._details_timer = self.set_timer(_READ_AFTER, self.read_details)
-
-    def _show_details(self) -> None:
-        if (entry := self.entry) is None:
-            self.show_details([], "About")
-            return
-        details = self.details.get(entry.key) or ModelDetails(  # a prediction until its header is read
-            self.predictions.get(entry.key), reading=isinstance(entry.subject, LocalModel)
-        )
-        rows = entries.detail_rows(entry.subject, details, self.catalog, self._loaded)
-        self.show_details(rows, entries.title(entry.subject))
 
     # Keys
 
@@ -344,17 +335,16 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             case ServerEntry(model=None) as served:
                 self.connect(served.source.server)
             case ServerEntry() as served:
-                self._use(served.source)
+                self._take(served.source)
             case HubSearch(running=False) as search:
                 self._ask_hub(search)
 
     @work(exclusive=True, group="take")
-    async def _take(self, path: Path) -> None:
-        await choose(self, self.services, path)
-
-    @work(exclusive=True, group="take")
-    async def _use(self, source: ServerModel) -> None:
-        await self.dismiss_when_on_top(source)
+    async def _take(self, wanted: Source) -> None:
+        if isinstance(wanted, ServerModel):
+            await self.dismiss_when_on_top(wanted)
+        else:
+            await choose(self, self.services, wanted)
 
     def action_search(self) -> None:
         if text := self._text.strip():
@@ -362,19 +352,16 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         else:
             self.notify("Type a search first.")
 
-    def _ask_hub(self, search: HubSearch) -> None:
-        if search.is_link:
-            self._open_link(search.query)
-        else:
+    @work(exclusive=True, group="link")
+    async def _ask_hub(self, search: HubSearch) -> None:
+        if not search.is_link:
             self.search_hub(search.query)
             self.listed.mark(SEARCH)  # comes into view, as what is found will do
-
-    @work(exclusive=True, group="link")
-    async def _open_link(self, link: str) -> None:
+            return
         from cpuchat.models.hub.client import parse_address
 
         try:
-            address = await run_in_daemon_thread(lambda: parse_address(link))
+            address = await run_in_daemon_thread(lambda: parse_address(search.query))
         except CpuchatError as error:
             self.warn(str(error))
         else:
@@ -416,11 +403,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
                 self.query_one("#filter", Input).value = ""
                 self.listed.moved = False
             self.refresh_models()
-
-    @work
-    async def action_tune(self) -> None:
-        if model := self._marked_model("tuned", whole=True):
-            self._returned(await self.services.navigation.tune(model.path))
 
     @work
     async def action_delete(self) -> None:

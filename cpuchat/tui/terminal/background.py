@@ -10,7 +10,6 @@ import re
 
 from textual.message import Message
 
-from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config.settings import read_state, update_state
 
 QUERY = "\x1b]11;?\x1b\\"
@@ -36,11 +35,8 @@ def is_light_at_start() -> bool:
     return _terminal() in read_state().light_terminals
 
 
-async def remember(is_light: bool) -> None:
-    await run_in_daemon_thread(lambda: _remember(is_light))
-
-
-def _remember(is_light: bool) -> None:
+def remember(is_light: bool) -> None:
+    """Keep what the terminal reported for the next start; blocks."""
     name, known = _terminal(), read_state().light_terminals
     if is_light != (name in known):
         others = tuple(one for one in known if one != name)
@@ -53,13 +49,10 @@ def _terminal() -> str:
 
 
 def background_reported(sequence: str) -> BackgroundReported | None:
-    reply = _REPLY.fullmatch(sequence)
-    return None if reply is None else BackgroundReported(_is_light(*reply.groups()[:3]))
-
-
-def _is_light(*parts: str) -> bool:
-    red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.5
+    if (reply := _REPLY.fullmatch(sequence)) is None:
+        return None
+    red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in reply.groups()[:3])
+    return BackgroundReported(0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.5)
 
 
 _TRUECOLOR = frozenset({"alacritty", "contour", "foot", "foot-extra", "rio", "wezterm", "xterm-ghostty", "xterm-kitty"})

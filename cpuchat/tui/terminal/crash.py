@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -48,24 +47,20 @@ def record(error: BaseException) -> Crash:
         error = error.error
     words = clean_line(str(error))
     words = words if len(words) <= _MAX_LENGTH else f"{words[:_MAX_LENGTH]}…"
-    return Crash(f"{type(error).__name__}: {words}" if words else type(error).__name__, _write(error))
-
-
-def _write(error: BaseException) -> Path | None:
+    what = f"{type(error).__name__}: {words}" if words else type(error).__name__
     folder = paths.log_dir()
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    log = folder / f"app-{stamp}-{os.getpid()}.log"
+    log = folder / f"app-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"cpuchat {cpuchat.__version__}\n")
             file.write("".join(traceback.format_exception(error)))
     except OSError:
-        return None
+        return Crash(what, None)
     for old in sorted(folder.glob("app-*.log"))[:-KEPT_LOGS]:
         with contextlib.suppress(OSError):
             old.unlink(missing_ok=True)
-    return log
+    return Crash(what, log)
 
 
 R = TypeVar("R")
@@ -86,7 +81,7 @@ class GuardedApp(App[R], Generic[R]):
         self.signalled = 0
 
     def get_driver_class(self) -> type[Driver]:
-        if sys.platform == "win32" or constants.DRIVER:
+        if constants.DRIVER:
             return super().get_driver_class()
         from cpuchat.tui.terminal.driver import TerminalDriver
 
@@ -102,7 +97,16 @@ class GuardedApp(App[R], Generic[R]):
         return timer
 
     def on_load(self) -> None:
-        asyncio.get_running_loop().set_exception_handler(self._loop_failed)
+
+        def loop_failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            """End the app after an error in a callback of the event loop; only log those of forgotten tasks."""
+            error = context.get("exception")
+            if error is not None and "handle" in context:
+                self.fail(error)
+            elif error is not None:
+                record(error)
+
+        asyncio.get_running_loop().set_exception_handler(loop_failed)
         if self.signalled:  # before there was a loop
             self.exit()
 
@@ -121,14 +125,6 @@ class GuardedApp(App[R], Generic[R]):
         if not (self._exit and isinstance(cause, MountError | NoMatches)):  # what opens now is given no widgets
             self.fail(error)
 
-    def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """End the app after an error in a callback of the event loop; only log those of forgotten tasks."""
-        error = context.get("exception")
-        if error is not None and "handle" in context:
-            self.fail(error)
-        elif error is not None:
-            record(error)
-
     def fail_from_thread(self, error: BaseException) -> None:
         loop = self._loop
         if loop is not None and not loop.is_closed():
@@ -138,18 +134,10 @@ class GuardedApp(App[R], Generic[R]):
         self.signalled = self.signalled or number
         self.exit()
 
-    def save_now(self) -> None:
-        """Save now. Called before the process ends without its event loop; quick, and may raise."""
-
-    def worker_groups(self) -> list[int]:
-        return []
-
     def action_suspend_process(self) -> None:
-        suspend = getattr(self._driver, "suspend_job", None)
-        if suspend is not None:
+        if (suspend := getattr(self._driver, "suspend_job", None)) is not None:
             suspend()
 
     def give_terminal_back(self) -> None:
-        restore = getattr(self._driver, "restore", None)
-        if restore is not None:
+        if (restore := getattr(self._driver, "restore", None)) is not None:
             restore()

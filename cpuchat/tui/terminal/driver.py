@@ -85,7 +85,7 @@ class TerminalDriver(LinuxDriver):
 
     def __init__(self, app: App[Any], **options: Any) -> None:
         super().__init__(app, **options)
-        self._job: Any = app  # a `GuardedApp`, which imports this module
+        self._job: Any = app  # the `ChatApp`, which imports this module
         # Not Rich's, which has a size of its own for dumb terminals and those of 0×0: Textual would lay out for either
         # size in turn, for ever.
         self._size = self._get_terminal_size()

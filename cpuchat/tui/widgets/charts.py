@@ -1,18 +1,10 @@
-"""Bars and line charts as rows of text, read from zero; and the base of the lines of progress at a screen's bottom."""
+"""Bars and line charts as rows of text, read from zero."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
-
-from rich.style import Style
-from rich.text import Text
-from textual.app import RenderResult
-from textual.signal import Signal
-from textual.widget import Widget
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 # Dots of a braille cell from bottom to top, left and right column (Unicode block U+2800).
@@ -57,14 +49,6 @@ def merged(parts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         else:
             found.append((text, kind))
     return found
-
-
-def rule(fraction: float, width: int) -> list[tuple[str, str]]:
-    """Draw a thin bar in steps of half a cell, as (text, "fill" or "track")."""
-    fraction = min(1.0, max(0.0, fraction))
-    full, half = divmod(int(fraction * width * 2), 2)
-    filled = "━" * full + "╸" * half
-    return [(filled, "fill"), (TRACK * (width - len(filled)), "track")]
 
 
 def squeeze(values: Sequence[float], count: int) -> list[float]:
@@ -118,47 +102,3 @@ def big_digits(text: str) -> list[str]:
     dots.append([0] * len(dots[0]))
     pairs = zip(dots[::2], dots[1::2], strict=True)
     return ["".join(_HALVES[both] for both in zip(upper, lower, strict=True)) for upper, lower in pairs]
-
-
-CLASSES = {f"progress--{part}" for part in ("fill", "track", "dim", "failed")}
-CSS = """
-        & > .progress--fill { color: $accent; }
-        & > .progress--track { color: $foreground 25%; }
-        & > .progress--dim { color: $hint; }
-        & > .progress--failed { color: $limit; text-style: bold; }
-        &:ansi > .progress--track, &:ansi > .progress--dim { color: ansi_default; text-style: dim; }
-"""
-
-
-def style_of(widget: Widget, part: str) -> Style:
-    return widget.get_component_rich_style(f"progress--{part}", partial=True) if part else Style()
-
-
-class ProgressLine(Widget):
-    """Hidden (class `-idle`) while there is nothing to show; progress never causes a layout."""
-
-    ALLOW_SELECT = False
-    COMPONENT_CLASSES: ClassVar[set[str]] = CLASSES
-    DEFAULT_CSS = f"ProgressLine {{ width: 100%; height: 1; &.-idle {{ display: none; }} {CSS} }}"
-
-    def __init__(self, changed: Signal[Any]) -> None:
-        """`changed` is published when there is something else to show."""
-        super().__init__(classes="-idle")
-        self._changed = changed
-
-    def on_mount(self) -> None:
-        self._changed.subscribe(self, lambda _: self.follow())
-        self.follow()
-
-    @abstractmethod
-    def follow(self) -> None:
-        """Take over what there is to show now."""
-
-    @abstractmethod
-    def line(self, width: int) -> Text: ...
-
-    def render(self) -> RenderResult:
-        return self.line(self.size.width)
-
-    def style_of(self, part: str) -> Style:
-        return style_of(self, part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -37,12 +37,12 @@ class Dismissable(keys.Keyed, LeanScreen[ScreenResultType]):
     _dismissed: tuple[ScreenResultType | None] | None = None
 
     def on_mount(self) -> None:
-        self.call_after_refresh(self._opened)  # behind what the screen itself does then
+        def opened() -> None:
+            self._is_open = True
+            if self._dismissed is not None:
+                self.dismiss(*self._dismissed)
 
-    def _opened(self) -> None:
-        self._is_open = True
-        if self._dismissed is not None:
-            self.dismiss(*self._dismissed)
+        self.call_after_refresh(opened)  # behind what the screen itself does then
 
     def dismiss(self, result: ScreenResultType | None = None) -> AwaitComplete:
         if self._is_open and self.is_active:
@@ -98,15 +98,6 @@ class Dialog(Dismissable[ScreenResultType], ModalScreen[ScreenResultType]):
     def action_cancel(self) -> Awaitable[None] | None:
         self.dismiss(None)
 
-    def show_text(self, lines: Iterable[str]) -> None:
-        """Replace the text, if the dialog is still shown."""
-        if self.has_widgets:
-            self.query_one("#question", Label).update("\n".join(lines))
-
-    def show_hint(self, hint: str) -> None:
-        """Replace the words about keys in the lower edge."""
-        self._hint = self.query_one("#dialog").border_subtitle = hint
-
 
 @dataclass(frozen=True)
 class DialogChoice:
@@ -146,8 +137,8 @@ class ConfirmScreen(Dialog[bool], keys="dialog"):
 
     AUTO_FOCUS = "#no"
     BINDINGS: ClassVar[list[BindingType]] = [
-        ("y", "answer(True)", "yes"),
-        ("n", "answer(False)", "no"),
+        ("y", "dismiss(True)", "yes"),
+        ("n", "dismiss(False)", "no"),
         ("left,right", "app.focus_next", "other"),
     ]
 
@@ -163,12 +154,6 @@ class ConfirmScreen(Dialog[bool], keys="dialog"):
     @on(Button.Pressed)
     def _pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "yes")
-
-    def action_answer(self, yes: bool) -> None:
-        self.dismiss(yes)
-
-    def action_cancel(self) -> None:
-        self.dismiss(False)
 
 
 class AskTextScreen(Dialog[str | None], keys="dialog"):

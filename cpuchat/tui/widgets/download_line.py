@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from typing import Any, ClassVar
 
+from rich.style import Style
 from rich.text import Text
+from textual.app import RenderResult
+from textual.signal import Signal
+from textual.widget import Widget
 
 from cpuchat.base.text import clean_line
 from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.present import downloads
 from cpuchat.telemetry import units
 from cpuchat.tui.downloading import Downloading, Quantizing
-from cpuchat.tui.widgets.charts import ProgressLine
 
 
-def chosen(downloads: Sequence[Download]) -> tuple[Download | None, int]:
-    """Return the download to show, a running one else a failed one, and how many more there are of its kind."""
-    running = [d for d in downloads if d.state in RUNNING]
-    moving = [d for d in running if d.state != "queued"] or running
-    about = moving or [d for d in downloads if d.state == "failed"]
-    if not about:
-        return None, 0
-    return about[0], len(running) - 1 if running else len(about) - 1
+class ProgressLine(Widget):
+    """Hidden (class `-idle`) while there is nothing to show; progress never causes a layout."""
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"progress--dim", "progress--failed"}
+    DEFAULT_CSS = """
+    ProgressLine {
+        width: 100%;
+        height: 1;
+        &.-idle { display: none; }
+        & > .progress--dim { color: $hint; }
+        & > .progress--failed { color: $limit; text-style: bold; }
+        &:ansi > .progress--dim { color: ansi_default; text-style: dim; }
+    }
+    """
+
+    def __init__(self, changed: Signal[Any]) -> None:
+        """`changed` is published when there is something else to show."""
+        super().__init__(classes="-idle")
+        self._changed = changed
+
+    def on_mount(self) -> None:
+        self._changed.subscribe(self, lambda _: self.follow())
+        self.follow()
+
+    @abstractmethod
+    def follow(self) -> None:
+        """Take over what there is to show now."""
+
+    @abstractmethod
+    def line(self, width: int) -> Text: ...
+
+    def render(self) -> RenderResult:
+        return self.line(self.size.width)
+
+    def style_of(self, part: str) -> Style:
+        return self.get_component_rich_style(f"progress--{part}", partial=True)
 
 
 class DownloadLine(ProgressLine):
@@ -34,15 +67,17 @@ class DownloadLine(ProgressLine):
         self._more = 0
 
     def follow(self) -> None:
-        now = chosen(self._downloading.all())
+        listed = self._downloading.all()
+        running = [download for download in listed if download.state in RUNNING]
+        moving = [download for download in running if download.state != "queued"]
+        failed = [download for download in listed if download.state == "failed"]
+        # A running one, else a failed one, and how many more there are of its kind.
+        shown = next(iter(moving or running or failed), None)
+        now = (shown, max(len(running or failed) - 1, 0))
         if now != (self._download, self._more):
             self._download, self._more = now
-            self.set_class(self._download is None, "-idle")
+            self.set_class(shown is None, "-idle")
             self.refresh()
-
-    @property
-    def text(self) -> str:
-        return self.line(self.size.width).plain
 
     def line(self, width: int) -> Text:
         download = self._download

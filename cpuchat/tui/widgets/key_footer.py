@@ -55,12 +55,9 @@ class KeyFooter(Widget):
             self.call_after_refresh(self._show_keys)
 
     def _show_keys(self) -> None:
-        if self.is_attached and (keys := self._fitting_keys()) != self.keys:
-            self.keys = keys
-            self.refresh()
-
-    def _fitting_keys(self) -> list[ShownKey]:
-        """Return what to show; what does not fit is left out before the last, the palette."""
+        """Show the keys that fit: what does not is left out before the last, the palette."""
+        if not self.is_attached:
+            return
         shown: dict[str, ShownKey] = {}
         for _, binding, enabled, _ in self.screen.active_bindings.values():
             if binding.show and binding.action not in shown:
@@ -69,7 +66,9 @@ class KeyFooter(Widget):
         found = list(shown.values())
         while len(found) > 2 and sum(one.width for one in found) > self.size.width + 1:
             del found[-2]
-        return found
+        if found != self.keys:
+            self.keys = found
+            self.refresh()
 
     def render(self) -> Text:
         key_style = self.get_component_rich_style("footer--key", partial=True)

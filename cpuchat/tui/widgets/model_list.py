@@ -199,15 +199,15 @@ class Labelled(ScrollView, can_focus=False):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._rows: tuple[tuple[str, str], ...] = ()
+        self.rows: tuple[tuple[str, str], ...] = ()
         self._lines: list[Strip] = []
 
     def show(self, rows: Iterable[tuple[str, str]]) -> None:
         """Show labels and texts, both cleaned; long texts wrap."""
         now = tuple(rows)
-        if [label for label, _ in now] != [label for label, _ in self._rows]:  # about something else
+        if [label for label, _ in now] != [label for label, _ in self.rows]:  # about something else
             self.scroll_home(animate=False)
-        self._rows = now
+        self.rows = now
         self._draw()
 
     def on_resize(self) -> None:
@@ -224,11 +224,11 @@ class Labelled(ScrollView, can_focus=False):
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         table.add_column(no_wrap=True, style=self.get_component_rich_style("labelled--label", partial=True))
         table.add_column(ratio=1, overflow="fold")
-        for label, text in self._rows:
+        for label, text in self.rows:
             table.add_row(Text(label), Text(text))
         console = self.app.console
         options = console.options.update(width=width)
-        lines = console.render_lines(table, options, style=self.rich_style) if self._rows else []
+        lines = console.render_lines(table, options, style=self.rich_style) if self.rows else []
         self._lines = [Strip(line).adjust_cell_length(width, self.rich_style) for line in lines]
         self.virtual_size = Size(width, len(self._lines))
         self.refresh()
@@ -242,33 +242,7 @@ class Labelled(ScrollView, can_focus=False):
 _WIDE = 100  # cells
 
 
-class DetailsScreen(Dismissable[ScreenResultType], keys="details"):
-    """A screen with a `Labelled` about the selected line; keys scroll it, as it never has the focus.
-
-    `MARKED_ACTIONS`: actions whose `check_action` depends on the selected line.
-    """
-
-    MARKED_ACTIONS: ClassVar[tuple[str, ...]] = ()
-    _enabled: Sequence[bool | None] = ()
-
-    def action_scroll_details(self, lines: int) -> None:
-        self.query_one(Labelled).scroll_relative(y=lines, animate=False)
-
-    def show_details(self, rows: Iterable[tuple[str, str]], title: str) -> None:
-        """Show labels and texts, cleaned, in the frame of this title.
-
-        Enables what can be done with the selected line.
-        """
-        pane = self.query_one("#about")
-        pane.border_title = Content(clean_line(title))
-        self.query_one(Labelled).show([(label, clean_line(text)) for label, text in rows])
-        enabled = [self.check_action(action, ()) for action in self.MARKED_ACTIONS]
-        if enabled != self._enabled:  # this lays the footer out again
-            self._enabled = enabled
-            self.refresh_bindings()
-
-
-class ListScreen(DetailsScreen[ScreenResultType], keys="list"):
+class ListScreen(Dismissable[ScreenResultType], keys="list"):
     """A screen with keys that move in its `ModelList`, and the class `-narrow` or `-wide` from its first paint on."""
 
     AUTO_FOCUS = ""
@@ -307,8 +281,32 @@ class ListScreen(DetailsScreen[ScreenResultType], keys="list"):
         self.listed.page(pages)
 
 
-class PanesScreen(ListScreen[ScreenResultType]):
-    """A list, and details of the selected line beside it, or below it on narrow terminals."""
+class PanesScreen(ListScreen[ScreenResultType], keys="details"):
+    """A list, and a `Labelled` about the selected line beside it, or below it on narrow terminals.
+
+    Keys scroll that, as it never has the focus.
+
+    `MARKED_ACTIONS`: actions whose `check_action` depends on the selected line.
+    """
+
+    MARKED_ACTIONS: ClassVar[tuple[str, ...]] = ()
+    _enabled: Sequence[bool | None] = ()
+
+    def action_scroll_details(self, lines: int) -> None:
+        self.query_one(Labelled).scroll_relative(y=lines, animate=False)
+
+    def show_details(self, rows: Iterable[tuple[str, str]], title: str) -> None:
+        """Show labels and texts, cleaned, in the frame of this title.
+
+        Enables what can be done with the selected line.
+        """
+        pane = self.query_one("#about")
+        pane.border_title = Content(clean_line(title))
+        self.query_one(Labelled).show([(label, clean_line(text)) for label, text in rows])
+        enabled = [self.check_action(action, ()) for action in self.MARKED_ACTIONS]
+        if enabled != self._enabled:  # this lays the footer out again
+            self._enabled = enabled
+            self.refresh_bindings()
 
     def compose_panes(self) -> ComposeResult:
         with Horizontal(id="panes"):

@@ -28,7 +28,7 @@ from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import Sampling, TextDelta
-from cpuchat.tui.help import DRAFTING
+from cpuchat.tui.help import figures as explained
 from cpuchat.tui.markdown.message_view import legend
 from cpuchat.tui.markdown.rows import COMPONENT_CSS, TextStyles
 from tests.support.engine_chat import Chat, user
@@ -52,7 +52,7 @@ print(json.dumps({
     "legend": legend((), 80, TextStyles())[0].text,
     "without colors": str(TextStyles().of_drafter("toy")),
     "css": [line.strip() for line in COMPONENT_CSS.splitlines() if "toy" in line],
-    "help": "toy knows the answer" in dict(DRAFTING)["drafters"],
+    "help": "toy knows the answer" in str(explained()),
 }))
 chat.engine.close()
 """

@@ -45,28 +45,19 @@ BOTH = agreement(
 
 
 class ListApp(HostApp):
-    """A host that keeps what the list has posted."""
+    """A host of a list, which keeps what that has posted."""
 
-    def __init__(self, *widgets: object) -> None:
-        super().__init__(*widgets)  # type: ignore[arg-type]
-        self.posted: list[tuple[str, int, UnlikelyWord]] = []
+    def __init__(self, agreed: Agreement) -> None:
+        self.listed = PlacesList(NAMES)
+        super().__init__(self.listed)
+        self.listed.show(agreed)
+        self.posted: list[tuple[int, UnlikelyWord]] = []
+
+    def on_mount(self) -> None:
+        self.listed.focus()
 
     def on_places_list_chosen(self, event: PlacesList.Chosen) -> None:
-        self.posted.append(("chosen", event.side, event.place))
-
-
-def shown(agreed: Agreement) -> PlacesList:
-    places = PlacesList(NAMES)
-    places.show(agreed)
-    return places
-
-
-async def test_the_list_of_places() -> None:
-    app = ListApp(shown(BOTH))
-    async with app.run_test(size=(100, 12)) as pilot:
-        app.query_one(PlacesList).focus()
-        await pilot.pause()
-        await snapshot(app, "agreement-places")
+        self.posted.append((event.side, event.place))
 
 
 def test_a_content_in_parts_by_agreement() -> None:
@@ -84,25 +75,24 @@ def test_a_content_in_parts_by_agreement() -> None:
 
 
 async def test_enter_posts_the_side_and_the_place() -> None:
-    app = ListApp(shown(BOTH))
+    app = ListApp(BOTH)
     async with app.run_test(size=(100, 12)) as pilot:
-        listed = app.query_one(PlacesList)
-        listed.focus()
+        await pilot.pause()
+        await snapshot(app, "agreement-places")
         await pilot.press("home", "down", "enter", "end", "enter")
         await pilot.pause()
         a, b = BOTH.answers
-        assert app.posted == [("chosen", 0, a.places[1]), ("chosen", 1, b.places[0])]
-        assert listed.candidates(0, a.places[0]) == "Q8_0 wrote “fetched” (62 %); Q4_K_M: “read” 71 %, “fetched” 4 %."
+        assert app.posted == [(0, a.places[1]), (1, b.places[0])]
+        said = app.listed.candidates(0, a.places[0])
+        assert said == "Q8_0 wrote “fetched” (62 %); Q4_K_M: “read” 71 %, “fetched” 4 %."
 
 
 async def test_without_places_nothing_is_posted() -> None:
-    app = ListApp(shown(agreement(agreed(), agreed())))
+    app = ListApp(agreement(agreed(), agreed()))
     async with app.run_test(size=(100, 12)) as pilot:
-        app.query_one(PlacesList).focus()
         await pilot.press("enter")
         await pilot.pause()
         assert app.posted == []
-        listed = app.query_one(PlacesList)
-        assert listed.get_option_at_index(0).prompt == "No place matters."
-        listed.show(agreement(agreed(tokens=TOKENS[1:]), agreed()))  # "used" is a close second choice
-        assert "▯ at least 10 %" in str(listed.get_option_at_index(0).prompt)
+        assert app.listed.get_option_at_index(0).prompt == "No place matters."
+        app.listed.show(agreement(agreed(tokens=TOKENS[1:]), agreed()))  # "used" is a close second choice
+        assert "▯ at least 10 %" in str(app.listed.get_option_at_index(0).prompt)

@@ -22,7 +22,6 @@ from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.chat.screen import ChatScreen
 from cpuchat.tui.compare.pane import OtherSideScreen
 from cpuchat.tui.compare.screen import CompareScreen
-from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.chat_app import SMALL, WIDE, running
@@ -32,52 +31,37 @@ from tests.support.snapshots import snapshot
 from tests.tui.compare.test_agreement import BOTH
 
 
-async def test_snapshots_and_a_tiny_terminal_that_shows_one_side_and_the_table() -> None:
+async def test_the_screen_in_each_size_the_table_the_export_and_the_way_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     async with comparing(size=WIDE) as app:
         await app.done()
+        assert app.backend.model is None  # the chat gave its memory back
+        assert "Q4_K_M reads 40 % fewer bytes and is 1.49× as fast: 89 % of what the bytes allow." in app.screen_text
         await snapshot(app.app, "compare-120x40")
         await app.pilot.resize_terminal(*SMALL)
         await snapshot(app.app, "compare-80x24")
         assert "A Q8_0" in app.screen_text and "B Q4_K_M" in app.screen_text  # the tabs
         await app.pilot.resize_terminal(60, 20)
         assert "B  Qwen2.5-1.5B-Instruct Q4_K_M" in app.screen_text
-        assert "1.49× as fast" in " ".join(app.screen_text.split())
+        await app.pilot.resize_terminal(*WIDE)
         await app.press("t")
-        assert "B ÷ A" in app.screen_text and "bytes per token" in app.screen_text
-
-
-async def test_the_table_says_why_is_exported_and_the_chat_that_gave_its_memory_back_is_loaded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    async with comparing() as app:
-        await app.done()
-        assert app.backend.model is None
-        shown = app.screen_text
-        assert "Q4_K_M reads 40 % fewer bytes and is 1.49× as fast: 89 % of what the bytes allow." in shown
-        await app.press("t")
-        assert "First difference at token 18." in app.screen_text
+        for words in ("B ÷ A", "bytes per token", "First difference at token 18."):
+            assert words in app.screen_text
         await app.press("t")
         assert "First difference" not in app.screen_text
         await app.press("e", "enter")
         file = tmp_path / "Q8_0-against-Q4_K_M.md"
-        await app.until(lambda: any("written" in notice for notice in app.notices))
+        await app.told("written")
         text = file.read_text()
         assert text.startswith("# Q8_0 against Q4_K_M") and TEXTS[0] in text and "| tok/s" not in text
         assert "| decode | 40.0 tok/s |" in " ".join(text.split())
-        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
-        monkeypatch.setenv("HOME", str(tmp_path))
-        (gone := tmp_path / "gone").mkdir()
-        monkeypatch.chdir(gone)
-        gone.rmdir()  # an export goes to the home folder then
-        file.unlink()
-        await app.press("e", "enter")
-        await app.until(file.exists)
-        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+        await app.opens(CompareScreen)
         await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, ChatScreen) and app.backend.model is not None)
+        await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
         assert all(side.closed for side in app.sides)
-        await app.until(lambda: COMPARISON in app.screen_text)
+        await app.shows(COMPARISON)
 
 
 async def test_the_side_that_writes_is_in_front_where_one_is_shown() -> None:
@@ -89,7 +73,7 @@ async def test_the_side_that_writes_is_in_front_where_one_is_shown() -> None:
     async with comparing(sides, size=(80, 24)) as app:
         for gate, here, away in ((gates[0], "A writes", "B writes"), (gates[1], "B writes", "A writes")):
             await app.until(gate.reached.is_set)
-            await app.until(lambda here=here: here in app.screen_text)
+            await app.shows(here)
             assert away not in app.screen_text
             gate.open()
         await app.done()
@@ -112,11 +96,9 @@ async def test_next_prompt_repeat_and_medians() -> None:
 
         await app.press("n", *"And", "enter")
         await app.done()
-        assert [turn.prompt for turn in app.screen.comparison.turns] == [PROMPT, "And"]
         for side in app.sides:
             asked = [message.content for message in side.requests[-1].messages if message.role == "user"]
-            assert asked == [PROMPT, "And"]
-        assert all(request.sampling.temperature == 0 for side in app.sides for request in side.requests)
+            assert asked == [PROMPT, "And"] and side.requests[-1].sampling.temperature == 0
 
 
 async def test_escape_stops_and_keeps_what_is_written_and_quitting_ends_both_workers() -> None:
@@ -135,8 +117,7 @@ async def test_escape_stops_and_keeps_what_is_written_and_quitting_ends_both_wor
         await app.press("ctrl+r")
         await app.until(lambda: app.screen.busy)
         app.press_last("ctrl+q")
-        await app.until(lambda: app.app._exit)
-    assert all(side.closed for side in sides)
+        await app.until(lambda: all(side.closed for side in sides))
 
 
 async def test_a_stopped_repeat_leaves_the_complete_round() -> None:
@@ -187,25 +168,6 @@ async def test_whatever_is_pressed_twice_while_an_agreement_stops_only_stops_it(
         assert not app.app.crash
 
 
-async def test_help_opened_while_the_sides_end_keeps_nobody_on_the_screen() -> None:
-    ended = asyncio.Event()
-    async with comparing() as app:
-        await app.done()
-        close = app.sides[0].close
-
-        async def slowly() -> None:
-            await ended.wait()
-            await close()
-
-        app.sides[0].close = slowly  # type: ignore[method-assign]
-        await app.press("escape", "f1")
-        await app.until(lambda: isinstance(app.app.screen, HelpScreen))
-        ended.set()
-        await app.until(lambda: app.sides[0].closed)
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
-
-
 async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
     def disturbed(text: str) -> list[Step]:
         steps = answer(text)
@@ -249,89 +211,87 @@ async def test_a_comparison_is_shown_from_the_turn_that_a_search_found() -> None
         app.app.services.new_backend = lambda: more.pop(0)
         app.chat.query_one(Chats).focus()
         await app.press("slash", *"pangolin4")
-        await app.until(lambda: "A: pangolin4" in app.screen_text)
+        await app.shows("A: pangolin4")
         await app.press("enter", "enter")
         await app.until(lambda: isinstance(app.app.screen, CompareScreen) and "Question 4" in app.screen_text)
         assert app.screen_text.count("Question 4") == 2 and "Question 3" not in app.screen_text
 
 
-async def test_a_comparison_is_kept_and_opens_again() -> None:
+async def test_a_comparison_is_kept_with_its_agreement_and_opens_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def agree(comparison: Comparison, tell: object) -> object:
+        last = comparison.turns[-1].rounds[-1]
+        last.agreement, last.draft_offer = BOTH, DraftOffer(0, DraftGain("measured", 0.96, 2, 1.21))
+        return BOTH
+
+    monkeypatch.setattr(Comparison, "agree", agree)
+    monkeypatch.setattr(Comparison, "agreement_refused", lambda _: "")
     async with comparing() as app:
         await app.done()
-        (turn,) = app.screen.comparison.turns
-        turn.rounds[0].draft_offer = DraftOffer(0, DraftGain("measured", 0.96, 2, 1.21))
-        turn.rounds[0].agreement = BOTH
-        app.screen._show_agreement()
-        await app.until(lambda: "≈1.2× (estimated, at an acceptance of 96 %). d uses it." in app.screen_text)
+        await app.shows("≈1.2× (estimated, at an acceptance of 96 %). d uses it.")
         await app.press("d")
         assert ChosenDrafts().of(Path(SIDES[0].path)) == SIDES[1].path
         await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, ChatScreen) and not app.chat.busy)
+        await app.until(lambda: app.app.screen is app.chat and not app.chat.busy)
         more = scripted()
-        app.app.services.new_backend = lambda: more.pop(0)
         sides = list(more)
-        (chat,) = app.conversation.history.store.chats()
+        app.app.services.new_backend = lambda: more.pop(0)
+        store = app.conversation.history.store
+        (chat,) = store.chats()
         assert chat.title.startswith("Q8_0 against Q4_K_M: Why does a CPU")
         await app.until(lambda: app.chat.query_one(Chats).option_count)
         app.chat.open_chat(chat.id)
-        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
-        await app.until(lambda: "sets the pace." in app.screen_text and "is the limit" in app.screen_text)
+        await app.opens(CompareScreen)
+        await app.shows("sets the pace.", "is the limit")
         assert not sides[0].loads
         assert "replay of two fair runs" in app.screen_text and "mean rates" not in app.screen_text
         await app.press("ctrl+r")
         await app.done()
         assert sides[0].requests[1].messages[-1].content == PROMPT
-        assert len(app.conversation.history.store.chats()) == 1
-        stored = app.conversation.history.store.messages(chat.id)
-        assert [message.content for message in stored] == [PROMPT, *TEXTS]
+        assert len(store.chats()) == 1
+        assert [message.content for message in store.messages(chat.id)] == [PROMPT, *TEXTS]
 
 
 async def test_one_key_compares_the_demo_with_its_other_quantization_and_keys_wait_for_the_unload() -> None:
     demo = Library([]).resolve("demo")
     backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(demo)))
-    held, waits = 0, list[int]()
+    held, waits = list[int](), list[int]()
     async with running(backend, model=demo) as app:
         await app.ready()
         hold, unload = app.app.services.keys_held, app.backend.unload
 
         @contextlib.contextmanager
         def keys_held() -> Iterator[None]:
-            nonlocal held
             with hold():
-                held += 1
+                held.append(1)
                 yield
-                held -= 1
+                held.pop()
 
         async def unloaded() -> None:
-            waits.append(held)
+            waits.append(len(held))
             await unload()
 
         app.app.services.keys_held, app.backend.unload = keys_held, unloaded
         app.app.services.new_backend = lambda: ScriptedBackend()
         await app.press("ctrl+l")
-        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+        await app.opens(CompareScreen)
         screen = app.app.screen
         assert isinstance(screen, CompareScreen)
         assert screen.comparison.names == ("Q8_0", "Q4_K_M") and waits == [1]
         await app.until(lambda: screen.comparison.turns and not screen.busy)
 
 
-async def test_any_other_model_is_compared_with_what_is_chosen(tmp_path: Path) -> None:
+async def test_any_other_model_is_compared_with_what_is_chosen() -> None:
     async with running(ScriptedBackend()) as app:
         await app.ready()
         app.app.services.new_backend = lambda: ScriptedBackend()
         await app.press("3", "enter")  # a question of an empty chat
-        await app.until(lambda: isinstance(app.app.screen, OtherSideScreen))
+        await app.opens(OtherSideScreen)
         assert app.prompt.text == ""
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat)
-        await app.press("ctrl+l")
-        await app.until(lambda: isinstance(app.app.screen, OtherSideScreen))
         listed = app.app.screen.query_one(ModelList)
         await app.until(lambda: any(row.key == "settings 0" for row in listed.rows))
         listed.mark("settings 1")
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, CompareScreen))
+        await app.opens(CompareScreen)
         screen = app.app.screen
         assert isinstance(screen, CompareScreen)
         assert screen.comparison.sides[1] == Side(path=MODEL.path, changes={"kv": "q8_0"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,28 +12,23 @@ from textual.message import Message
 
 from cpuchat.compare.figures import Verdict
 from cpuchat.compare.recording import Recording
+from cpuchat.tui.compare import stage as stage_module
 from cpuchat.tui.compare.stage import Scene, Stage
 from tests.support.recorded import RECORDING, STOPPED
 from tests.support.snapshots import HostApp, snapshot
 from tests.tui.compare.test_agreement import BOTH
-
-WIDTHS = (200, 116, 92, 91, 76, 56, 40)
 
 
 def drawn(recording: Recording, at_ms: float = inf, width: int = 116, say: str = "Said.") -> list[str]:
     return ["".join(text for text, _ in line) for line in Scene(recording, say).rows(at_ms, width)]
 
 
-def cells(line: str, mark: str) -> int:
-    return line.count(mark)
-
-
 def test_the_tracks_are_as_long_as_the_rates_when_the_first_side_ends() -> None:
     for at_ms in (RECORDING.finish_ms, inf):
         _, a, b, *_ = drawn(RECORDING, at_ms)
-        assert cells(b, "▆") == pytest.approx(2 * cells(a, "▆"), abs=2)
+        assert b.count("▆") == pytest.approx(2 * a.count("▆"), abs=2)
         assert "⚑" in b and ("⚑" in a) == (at_ms == inf)
-    assert cells(drawn(RECORDING)[1], "┄") > 0  # what A wrote afterwards
+    assert drawn(RECORDING)[1].count("┄") > 0  # what A wrote afterwards
 
 
 def test_the_ratio_and_the_sentence_come_when_they_are_known() -> None:
@@ -44,23 +40,19 @@ def test_the_ratio_and_the_sentence_come_when_they_are_known() -> None:
 
 def test_the_strip_fills_as_both_have_written_and_shows_what_differs() -> None:
     start, middle, end = (drawn(RECORDING, at_ms)[4] for at_ms in (0, 2000, inf))
-    assert cells(start, "▮") < cells(middle, "▮") < cells(end, "▮")
-    assert cells(end, "▯") == 2 and cells(middle, "▯") == 1  # with the legend
+    assert start.count("▮") < middle.count("▮") < end.count("▮")
+    assert end.count("▯") == 2 and middle.count("▯") == 1  # with the legend
     assert "98 %" in end and "98 %" not in middle
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_time_changes_the_number_of_rows_or_leaves_the_width(width: int) -> None:
-    for recording in (RECORDING, STOPPED, msgspec.structs.replace(RECORDING, verdict=Verdict("disturbed", 2.0))):
-        heights = {len(drawn(recording, at_ms, width)) for at_ms in (0, 500, 2950, 4000, inf)}
-        assert len(heights) == 1
-        assert all(len(line) <= width for line in drawn(recording, inf, width))
-
-
-@pytest.mark.parametrize("width", [0, 1, 5])
-def test_a_window_without_room_is_drawn(width: int) -> None:
-    for scene in (Scene(RECORDING, "Said."), Scene(RECORDING, "Said.", BOTH)):
-        assert scene.rows(inf, width)
+def test_no_time_changes_the_number_of_rows_or_leaves_the_width() -> None:
+    for width in (200, 92, 91, 56, 40):
+        for recording in (RECORDING, STOPPED, msgspec.structs.replace(RECORDING, verdict=Verdict("disturbed", 2.0))):
+            heights = {len(drawn(recording, at_ms, width)) for at_ms in (0, 500, 2950, 4000, inf)}
+            assert len(heights) == 1
+            assert all(len(line) <= width for line in drawn(recording, inf, width))
+    for width in (0, 1, 5):  # a window without room
+        assert Scene(RECORDING, "Said.").rows(inf, width) and Scene(RECORDING, "Said.", BOTH).rows(inf, width)
 
 
 def test_without_a_verdict_there_is_no_ratio() -> None:
@@ -94,7 +86,8 @@ async def test_a_recording_is_shown_and_replayed(monkeypatch: pytest.MonkeyPatch
         def on_stage_replayed(self, event: Message) -> None:
             ended.set()
 
-    app = Host(stage, css="Stage { border: round $foreground; }", theme="textual-dark")
+    sheet = Path(stage_module.__file__).with_name("compare.tcss").read_text()
+    app = Host(stage, css=f"{sheet} Stage {{ border: round $foreground; }}", theme="textual-dark")
     async with app.run_test(size=(120, 12)) as pilot:
         stage.replay()  # nothing yet
         assert not stage.replaying

@@ -14,7 +14,7 @@ from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.services import MachineWatch
 from tests.hardware.trees import make_tree
 from tests.support.chat_app import SMALL, running
-from tests.support.hardware_screen import backend_on, opened, picture
+from tests.support.hardware_screen import backend_on, opened
 from tests.support.machines import (
     NO_COUNTERS,
     ON_8_CORES,
@@ -70,16 +70,6 @@ async def test_snapshots(tmp_path: Path, name: str) -> None:
         if name in ("2x-epyc-7543", "vm"):
             await app.pilot.resize_terminal(*SMALL)
             await snapshot(app.app, f"hardware-{name}-80x24")
-
-
-async def test_this_machine_is_shown() -> None:
-    async with running() as app:
-        screen = await opened(app)
-        topology = read_topology()
-        assert topology.cpu_name in str(screen.query_one("#machine").border_title)
-        assert sum(picture(screen).count(cell) for cell in "▣▤□·") >= len(topology.cores)
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat)
 
 
 async def test_a_measured_bandwidth_and_counters_are_shown(tmp_path: Path) -> None:

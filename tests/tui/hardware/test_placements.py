@@ -10,9 +10,7 @@ from cpuchat.config import settings
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import LoadProgress, ModelLoaded
-from cpuchat.tui.hardware.panels import PlacementList
 from cpuchat.tui.hardware.screen import HardwareScreen
-from cpuchat.tune.candidates import PlacementOption
 from tests.hardware.trees import make_tree
 from tests.support.chat_app import running
 from tests.support.hardware_screen import backend_on, opened, picture, said
@@ -35,21 +33,11 @@ async def test_marking_a_placement_previews_it(tmp_path: Path) -> None:
 async def test_cores_of_the_settings_that_no_placement_has_are_listed(tmp_path: Path) -> None:
     settings.update({"engine": {"cores": "l3:0-3"}})
     root = make_tree(tmp_path, "epyc-9354")
-    async with running(backend_on(root)) as app:
+    async with running(backend_on(root), size=(60, 20)) as app:
         screen = await opened(app, FixtureReader(root))
         assert "● cores l3:0-3, memory auto  in use" in app.screen_text
         await app.press("enter")
         assert said(screen) == "Already in use."
-
-
-async def test_a_narrow_row_keeps_a_gap_before_its_speed(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9354")
-    async with running(backend_on(root), size=(60, 20)) as app:
-        screen = await opened(app, FixtureReader(root))
-        listed = screen.query_one(PlacementList)
-        spec = listed.marked
-        listed.offer([PlacementOption("all cores, shared", spec, True, 1742.0, "≈ 1,742 tok/s", "")], spec)
-        assert str(listed.get_option_at_index(0).prompt).endswith("  ≈ 1,742 tok/s")
 
 
 async def test_a_placement_is_loaded_and_taken_back(tmp_path: Path) -> None:
@@ -119,21 +107,6 @@ async def test_nothing_runs_beside_an_answer(tmp_path: Path) -> None:
         assert len(backend.loads) == 1
         gate.open()
         await app.until(lambda: not app.chat.busy)
-
-
-async def test_quitting_during_a_load_loads_nothing_more(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, "epyc-9354")
-    backend = backend_on(root)
-    async with running(backend) as app:
-        await opened(app, FixtureReader(root))
-        gate = Gate()
-        backend.load_steps = [gate]
-        await app.press("down", "down", "enter")
-        await app.until(gate.reached.is_set)
-        app.press_last("ctrl+q")
-        await app.until(lambda: backend.closed)
-        assert len(backend.loads) == 2
-    assert settings.load().engine.cores == "auto"
 
 
 async def test_a_real_chat_goes_on_with_what_it_remembers() -> None:

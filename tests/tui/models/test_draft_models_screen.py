@@ -34,10 +34,7 @@ LOADED = msgspec.structs.replace(
 HUB_REPO = "maker/Hub-Draft-GGUF"
 
 
-@pytest.fixture(autouse=True)
-def no_hub_but_a_local_one(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "hub_server" not in request.fixturenames:
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
 
 
 def backend(model: ModelInfo = LOADED) -> ScriptedBackend:
@@ -56,10 +53,10 @@ async def opened(app: RunningApp) -> DraftModelsScreen:
     await app.press("ctrl+o")
     await app.until(lambda: isinstance(app.app.screen, ModelsScreen) and app.app.screen.state.local is not None)
     await app.press("ctrl+l")
-    await app.until(lambda: isinstance(app.app.screen, DraftModelsScreen))
+    await app.opens(DraftModelsScreen)
     screen = app.app.screen
     assert isinstance(screen, DraftModelsScreen)
-    await app.until(lambda: screen._candidates is not None and "checking…" not in states(app).values())
+    await app.until(lambda: screen.candidates is not None and "checking…" not in states(app).values())
     return screen
 
 
@@ -84,7 +81,7 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(
         assert states(app)[str(other)] == "mismatch"
         await mark(app, str(other))
         await app.press("enter")
-        await app.until(lambda: any("cannot be the draft model" in notice for notice in app.notices))
+        await app.told("cannot be the draft model")
         assert app.app.screen is screen and len(app.backend.loads) == 1
         await mark(app, str(head))
         await app.until(lambda: "EAGLE-3 head, for llama-server" in app.screen_text)
@@ -108,25 +105,15 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(
 
 def _name_a_draft_on_the_hub() -> None:
     """Write a user's catalog with the demo model, and a draft model for it that is on the hub only."""
-    file = paths.user_catalog()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"""
-[[model]]
-id = "demo"
-name = "cpuchat demo 8M"
-family = "demo"
-params = {read_model(TARGET).n_params / 1e9}
-repos = ["maker/cpuchat-demo-8M-GGUF"]
-drafts = ["hub-draft"]
-
-[[model]]
-id = "hub-draft"
-name = "Hub Draft"
-family = "demo"
-params = 0.5
-repos = ["{HUB_REPO}"]
-sizes = {{ Q8_0 = 0.001 }}
-""")
+    models = (
+        ("demo", "cpuchat demo 8M", read_model(TARGET).n_params / 1e9, "maker/demo-GGUF", 'drafts = ["hub-draft"]'),
+        ("hub-draft", "Hub Draft", 0.5, HUB_REPO, "sizes = { Q8_0 = 0.001 }"),
+    )
+    paths.user_catalog().parent.mkdir(parents=True, exist_ok=True)
+    with paths.user_catalog().open("w") as file:
+        for id, name, params, repo, more in models:
+            file.write(f'[[model]]\nid = "{id}"\nname = "{name}"\nfamily = "demo"\nparams = {params}\n')
+            file.write(f'repos = ["{repo}"]\n{more}\n')
 
 
 async def test_one_key_downloads_one_from_the_hub_and_activates_it(hub_server: HubServer) -> None:
@@ -138,8 +125,7 @@ async def test_one_key_downloads_one_from_the_hub_and_activates_it(hub_server: H
         assert states(app)[key] == "compatible"  # by its header, read from the hub
         await mark(app, key)
         await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
-        await app.until(lambda: not app.chat.busy)
+        await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
         path, options = app.backend.loads[1]
         assert path == TARGET and options.draft_path.endswith("hub-draft-Q8_0.gguf")
         assert Path(options.draft_path).read_bytes() == DRAFT.read_bytes()
@@ -161,7 +147,7 @@ async def test_a_download_is_used_when_it_has_come_if_it_can_be(tmp_path: Path) 
         services.downloading.cancel(removed.id)
         await app.until(lambda: waiting[0].is_finished)
         shown.put(msgspec.structs.replace(broken, state="done", path=str(cut)))
-        await app.until(lambda: any("cannot be the draft model" in notice for notice in app.notices))
+        await app.told("cannot be the draft model")
         for state in ("paused", "running", "failed", "running"):
             shown.put(msgspec.structs.replace(good, state=state))
             await app.pilot.pause()
@@ -178,9 +164,9 @@ async def test_without_a_connection_those_on_the_hub_are_listed_unchecked() -> N
         key = f"{HUB_REPO}:Q8_0"
         assert states(app)[key] == "unknown" and states(app)[str(DRAFT)] == "compatible"
         await mark(app, key)
-        await app.until(lambda: "unknown:" in app.screen_text)
+        await app.shows("unknown:")
         await app.press("enter")
-        await app.until(lambda: any("ffline" in notice for notice in app.notices))
+        await app.told("ffline")
         assert len(app.backend.loads) == 1
 
 

@@ -41,28 +41,18 @@ def arriving(state: str = "running") -> Download:
 
 def test_what_is_here_comes_first_last_used_before_others_and_damaged_last() -> None:
     sections = FULL.sections("")
-    assert [section.heading for section in sections] == [
-        "on this machine",
-        "recommended for this machine",
-        "catalog",
-        "too large or too slow for this machine",
-    ]
+    headings = ["on this machine", "recommended for this machine", "catalog", "too large or too slow for this machine"]
+    assert [section.heading for section in sections] == headings
     names = [Path(key).name for key in keys(sections[:1])]
-    assert names[0] == "qwen2.5-1.5b-instruct-q8_0.gguf"
-    assert names[-2:] == ["broken.gguf", "part.gguf"]
+    assert names[0] == "qwen2.5-1.5b-instruct-q8_0.gguf" and names[-2:] == ["broken.gguf", "part.gguf"]
     assert keys(sections[1:2]) == ["catalog gpt-oss-20b", "catalog qwen2.5-7b"]
     assert keys(sections[-1:]) == ["catalog qwen2.5-72b"]
 
 
-def test_models_that_only_draft_are_left_out_until_they_are_asked_for() -> None:
+def test_models_that_only_draft_are_left_out_until_they_are_asked_for_and_those_here_are_listed_once() -> None:
     assert "catalog qwen3-draft" not in keys(FULL.sections(""))
-    assert "catalog qwen3-draft" in keys(FULL.sections("qwen3 draft"))
     (listed,) = [keys([one]) for one in FULL.sections("qwen") if "catalog qwen3-draft" in keys([one])]
     assert len(listed) > 1 and listed[-1] == "catalog qwen3-draft"
-
-
-def test_a_catalog_model_that_is_here_is_listed_once() -> None:
-    assert "catalog qwen2.5-7b" in keys(FULL.sections(""))
     here = dataclasses.replace(FULL, here=frozenset({"qwen2.5-7b"}))
     assert "catalog qwen2.5-7b" not in keys(here.sections("")) + keys(here.sections("qwen2.5 7b"))
 
@@ -97,18 +87,15 @@ def test_what_was_found_stays_while_more_is_typed() -> None:
     assert more[-1] == "search"
 
 
-@pytest.mark.parametrize(
-    ("search", "said"),
-    [
+def test_how_a_search_stands_is_said_in_its_place() -> None:
+    for search, said in (
         (HubSearch("x", running=True), "searching for “x”"),
         (HubSearch("x", found=()), "no matches for “x”"),
         (HubSearch("x", problem="No connection.", hint="Go online."), "No connection."),
-    ],
-)
-def test_how_a_search_stands_is_said_in_its_place(search: HubSearch, said: str) -> None:
-    section = dataclasses.replace(FULL, search=search).sections("x")[-1]
-    row = entries.list_rows([section], (), {}, None)[-1]
-    assert row.key == "search" and row.name == said
+    ):
+        section = dataclasses.replace(FULL, search=search).sections("x")[-1]
+        row = entries.list_rows([section], (), {}, None)[-1]
+        assert row.key == "search" and row.name == said
 
 
 def test_models_of_one_name_are_told_apart_by_their_files() -> None:
@@ -137,29 +124,19 @@ def test_texts_of_others_are_cleaned_for_the_pane() -> None:
     assert "\x1b" not in texts and "\x07" not in texts and "\n" not in texts and "ll␛[31mama" in texts
 
 
-@pytest.mark.parametrize(
-    ("text", "path"),
-    [
-        ("qwen", None),
-        ("qwen 1.5b", None),
-        ("model.gguf", None),
-        ("/a/b.gguf", "/a/b.gguf"),
-        ("'/a/b c.gguf'", "/a/b c.gguf"),
-        ("/a/b\\ c.gguf ", "/a/b c.gguf"),
-        ("file:///a/b%20c.gguf", "/a/b c.gguf"),
-        ("./b.gguf", "b.gguf"),
-        ("models/b.GGUF", "models/b.GGUF"),
-        ("https://huggingface.co/a/b/blob/main/c.gguf", None),
-    ],
-)
-def test_what_counts_as_a_path(text: str, path: str | None) -> None:
-    assert typed_path(text) == (None if path is None else Path(path))
+def test_what_counts_as_a_path() -> None:
+    for text, path in (
+        ("qwen 1.5b", None), ("model.gguf", None), ("/a/b.gguf", "/a/b.gguf"), ("'/a/b c.gguf'", "/a/b c.gguf"),
+        ("/a/b\\ c.gguf ", "/a/b c.gguf"), ("file:///a/b%20c.gguf", "/a/b c.gguf"), ("./b.gguf", "b.gguf"),
+        ("models/b.GGUF", "models/b.GGUF"), ("https://huggingface.co/a/b/blob/main/c.gguf", None),
+    ):  # fmt: skip
+        assert typed_path(text) == (None if path is None else Path(path))
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("~a", "no such file"), ("~nobody/x.gguf", "no such file"), ("/" + "x" * 300, "file name too long"),
-     ("/tmp/a\0b.gguf", "a path cannot contain a NUL character"), ("/dev/null", "not a regular file"),
+    [("~nobody/x.gguf", "no such file"), ("/" + "x" * 300, "file name too long"), ("/dev/null", "not a regular file"),
+     ("/tmp/a\0b.gguf", "a path cannot contain a NUL character"),
      ("~", "a folder: add it to Model folders in the settings")],
 )  # fmt: skip
 def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) -> None:
@@ -168,16 +145,12 @@ def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) ->
     assert file.problem == problem
 
 
-@pytest.mark.parametrize("address", ["http://[::1]:8080/v1", "https://host:port", "http://u:p@host", "http://[x]:1/"])
-def test_an_address_can_be_typed_key_by_key(address: str) -> None:
-    for end in range(len(address) + 1):
-        sections = FULL.sections(address[:end])
-        entries.list_rows(sections, LOCAL, {}, None)
-        for section in sections:
-            for entry in section.entries:
+def test_an_address_can_be_typed_key_by_key_and_what_is_none_is_not_connected_to() -> None:
+    for address in ("http://[::1]:8080/v1", "https://host:port", "http://u:p@host", "http://[x]:1/"):
+        for end in range(len(address) + 1):
+            sections = FULL.sections(address[:end])
+            entries.list_rows(sections, LOCAL, {}, None)
+            for entry in (entry for section in sections for entry in section.entries):
                 entries.detail_rows(entry.subject, ModelDetails(), CATALOG, None)
-
-
-def test_what_is_no_address_is_not_connected_to() -> None:
     [[entry]] = [section.entries for section in FULL.sections("http://u:p@host")]
     assert isinstance(entry.subject, ServerEntry) and entry.subject.is_invalid

@@ -11,7 +11,6 @@ import pytest
 from textual.widgets import Input
 
 from cpuchat.models import machine
-from cpuchat.models.downloads.state import Download
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import RecentModels
 from cpuchat.tui.models.downloads import DownloadsScreen
@@ -30,10 +29,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
 
 
-# What is here
-
-
-async def test_real_files_are_listed_described_inspected_quantized_and_loaded(tmp_path: Path, tiny_model: Path) -> None:
+async def test_real_files_are_listed_described_quantized_and_loaded(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "cut.gguf").write_bytes(tiny_model.read_bytes()[:100])
     async with running(folders=(tiny_model.parent, tmp_path)) as app:
         screen = await opened(app)
@@ -44,14 +40,9 @@ async def test_real_files_are_listed_described_inspected_quantized_and_loaded(tm
         await app.until(lambda: "KV cache" in about(app))
         for words in ("llama · 4k context", "KV 512 B per token of context", "GB free: fits", "used never"):
             assert words in about(app)
-        await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is screen)
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
-        assert app.backend.loads[1][0].name == tiny_model.name
-        assert app.app.screen is app.chat
+        assert app.backend.loads[1][0].name == tiny_model.name and app.app.screen is app.chat
 
 
 async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
@@ -86,20 +77,17 @@ async def test_what_is_typed_and_pressed_on_the_list(tmp_path: Path) -> None:
         await app.press("escape")
         await app.until(lambda: keys(app) == everything)
 
-        assert "! broken" in app.screen_text
         await app.press(*"broken", "enter")
-        await app.until(lambda: any("cut short" in notice for notice in app.notices))
+        await app.told("cut short")
         await app.press("escape", *"llama", "home", "delete")  # inside the text, it edits
         await app.until(lambda: screen.query_one("#filter", Input).value == "lama")
         await app.press("escape", *"gpt-oss", "f5")
-        await app.until(lambda: any("Only a downloaded model" in notice for notice in app.notices))
+        await app.told("Only a downloaded model")
         await type_in(app, "/no/such/file.gguf")
-        await app.until(lambda: "no such file" in app.screen_text)
         await app.press("enter")
-        await app.until(lambda: any("no such file" in notice for notice in app.notices))
-        assert app.app.screen is screen
+        await app.told("no such file")
         await app.press("escape", "escape")
-        await app.until(lambda: app.app.screen is app.chat)
+        await app.closes()
         assert len(app.backend.loads) == 1
 
 
@@ -109,7 +97,7 @@ async def test_a_pasted_path_is_quantized_and_loaded_and_enter_means_what_was_ty
         await type_in(app, f"'{tiny_model}'")
         await app.until(lambda: marked(app) == "file")
         await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+        await app.opens(QuantizeScreen)
         await app.press("escape")
         await app.until(lambda: app.app.screen is screen)
         await app.press("enter")
@@ -135,7 +123,7 @@ async def test_what_cannot_be_loaded_is_told_here_and_a_choice_is_not_lost_below
             await type_in(app, str(path))
             await app.until(lambda: marked(app) == "file")
             await app.press("enter")
-            await app.until(lambda why=why: any(why in notice for notice in app.notices))
+            await app.told(why)
             assert isinstance(app.app.screen, ModelsScreen)
         assert len(app.backend.loads) == 1 and app.conversation.model == MODEL
 
@@ -143,7 +131,7 @@ async def test_what_cannot_be_loaded_is_told_here_and_a_choice_is_not_lost_below
         await type_in(app, str(tiny_model))
         await app.until(lambda: marked(app) == "file")
         await app.press("enter", "ctrl+g")
-        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
+        await app.opens(DownloadsScreen)
         checked.set()
         await app.press("down")  # the check has ended when this is done
         await app.press("escape")
@@ -152,17 +140,11 @@ async def test_what_cannot_be_loaded_is_told_here_and_a_choice_is_not_lost_below
 
 
 async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    path = write_tiny_gguf(elsewhere / "tiny-F32.gguf")
+    path = write_tiny_gguf(tmp_path / "tiny-F32.gguf")
     backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(path)))
     async with running(backend, model=path) as app:
         await opened(app)
         assert marked(app) == f"local {path}"
-        await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
-        await app.press("escape", "escape")
-        await app.until(lambda: app.app.screen is app.chat)
     async with running() as app:  # another model, another day
         await opened(app)
         assert f"local {path}" in keys(app)
@@ -170,13 +152,6 @@ async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Pa
         await app.press("ctrl+r")
         await app.until(lambda: f"local {path}" not in keys(app))
         assert RecentModels().files() == []
-
-
-# Downloads
-
-
-def arriving(state: str, **more: object) -> Download:
-    return download(model("Q5_K_M", 5_444_831_232), 0.61, state=state, **more)
 
 
 async def test_a_finished_download_and_new_files_are_found(tmp_path: Path, tiny_model: Path) -> None:
@@ -195,11 +170,9 @@ async def test_a_finished_download_and_new_files_are_found(tmp_path: Path, tiny_
         await app.until(lambda: f"local {folder / 'new.gguf'}" in keys(app))
 
 
-# Pictures
-
-
 async def test_snapshots(tmp_path: Path, without_amx: None) -> None:
-    shown = left_by_the_last_run(arriving("running", speed=38e6, seconds_left=47.0))
+    arriving = download(model("Q5_K_M", 5_444_831_232), 0.61, state="running", speed=38e6, seconds_left=47.0)
+    shown = left_by_the_last_run(arriving)
     async with running(size=SMALL, downloads=shown.opener) as app:
         screen = await opened_shelf(app, tmp_path)
         screen.query_one("#filter", Input).cursor_blink = False
@@ -211,20 +184,18 @@ async def test_snapshots(tmp_path: Path, without_amx: None) -> None:
         await app.press(*"q5_k_m", "enter")
         await app.until(lambda: shown.listed[0].state == "running")
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
+        await app.opens(DownloadsScreen)
 
 
 async def test_snapshot_of_what_is_not_here(tmp_path: Path) -> None:
     async with running(size=SMALL) as app:
-        app.app.theme = "cpuchat-light" if "cpuchat-light" in app.app.available_themes else "textual-light"
+        app.app.theme = "cpuchat-light"
         screen = await opened_shelf(app, tmp_path)
         screen.query_one("#filter", Input).cursor_blink = False
         await type_in(app, "qwen2.5 7b")
         await app.until(lambda: marked(app) == "catalog qwen2.5-7b")
-        screen.state = screen.state.__class__(
-            screen.state.local, catalog=screen.state.catalog,
-            search=HubSearch("qwen2.5 7b", problem="Hugging Face cannot be reached.", hint="Check the connection."),
-        )  # fmt: skip
+        failed = HubSearch("qwen2.5 7b", problem="Hugging Face cannot be reached.", hint="Check the connection.")
+        screen.state = dataclasses.replace(screen.state, downloads=(), here=frozenset(), search=failed, on_servers=())
         screen.state_changed()
         await app.pilot.pause()
         await snapshot(app.app, "models-catalog-light-80x24")

@@ -28,38 +28,30 @@ pytestmark = pytest.mark.usefixtures("no_hub_but_a_local_one")
 
 
 async def test_deleting_asks_says_what_is_freed_and_refuses_what_is_loaded_and_its_draft_model(tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    file, draft, mine = (write_tiny_gguf(folder / f"{name}.gguf") for name in ("loaded", "beside", "mine"))
+    file, draft, mine = (write_tiny_gguf(tmp_path / f"{name}.gguf") for name in ("loaded", "beside", "mine"))
     loaded = msgspec.structs.replace(MODEL, path=str(file), draft="tiny", draft_quantization="F32")
-    backend = ScriptedBackend(model=loaded)
-    async with running(backend, model=file, folders=(folder,)) as app:
+    async with running(ScriptedBackend(model=loaded), model=file, folders=(tmp_path,)) as app:
         await opened(app)
-        assert marked(app) == f"local {file}"
-        await app.press("delete")
-        await app.until(lambda: any("in use" in notice for notice in app.notices))
-        await type_in(app, "beside")
-        await app.until(lambda: marked(app) == f"local {draft}")
-        await app.press("f8")
-        await app.until(lambda: sum("in use" in notice for notice in app.notices) == 2)
+        for number, wanted in enumerate((file, draft), 1):
+            await type_in(app, wanted.stem)
+            await app.until(lambda wanted=wanted: marked(app) == f"local {wanted}")
+            await app.press("f8")
+            await app.until(lambda number=number: sum("in use" in notice for notice in app.notices) == number)
         assert file.exists() and draft.exists() and isinstance(app.app.screen, ModelsScreen)
-
-        backend._model = msgspec.structs.replace(loaded, draft="")
-        await app.press("escape", "escape")
+    async with running(folders=(tmp_path,)) as app:
         await opened(app)
         await type_in(app, "mine")
         await app.until(lambda: marked(app) == f"local {mine}")
         await app.press("end", "delete")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.opens(ConfirmScreen)
         assert "will be freed (1 file)" in app.screen_text
         await app.press("n")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await app.opens(ModelsScreen)
         assert mine.exists()
         await app.press("f8")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
+        await app.confirm()
         await app.until(lambda: not mine.exists() and f"local {mine}" not in keys(app))
-        assert any("freed" in notice for notice in app.notices)
+        await app.told("freed")
 
 
 async def test_a_key_pressed_twice_on_a_slow_disk_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +75,7 @@ async def test_a_key_pressed_twice_on_a_slow_disk_asks_once(tmp_path: Path, monk
         may_plan.set()
         await app.until(lambda: isinstance(app.app.screen, ConfirmScreen) and handled.is_set())
         await app.press("n")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await app.opens(ModelsScreen)
 
 
 async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> None:
@@ -93,7 +85,7 @@ async def test_a_model_that_was_made_is_listed_and_marked(tmp_path: Path) -> Non
         await app.press(*"llama-f16")
         await app.until(lambda: source.name in marked(app))
         await app.press("f5")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen) and "Q8_0" in app.app.screen._predictions)
+        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen) and "Q8_0" in app.app.screen.predictions)
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await app.opens(ModelsScreen)
         await app.until(lambda: "llama-Q8_0.gguf" in marked(app))

@@ -46,53 +46,47 @@ def local(path: Path) -> LocalModel:
 class Opened:
     """The screen on top of the app, and short words for what tests do with it."""
 
-    def __init__(self, app: RunningApp, screen: QuantizeScreen, returned: asyncio.Future[Path | None]) -> None:
+    def __init__(self, app: RunningApp, model: LocalModel) -> None:
         self.app = app
-        self.screen = screen
-        self.returned = returned
+        self.screen = QuantizeScreen(app.app.services, model)
+        self.returned: asyncio.Future[Path | None] = asyncio.get_running_loop().create_future()
+        app.app.push_screen(self.screen, self.returned.set_result)
 
     @property
     def rows(self) -> ModelList:
         return self.screen.query_one(ModelList)
 
     @property
-    def out(self) -> str:
-        return dict(self.screen.query_one(Labelled)._rows)["writes"]
+    def out(self) -> Path:
+        return Path(dict(self.screen.query_one(Labelled).rows)["writes"]).expanduser()
 
     @property
     def state(self) -> str:
         return str(self.screen.query_one("#state", Static).render())
 
-    async def known(self, name: str = "Q4_K_M") -> None:
-        """Wait for the figures of one type."""
-        if name not in USUAL:
-            await self.unfold()
-        await self.app.until(lambda: name in self.screen._predictions)
-
-    async def mark(self, name: str) -> None:
+    async def known(self, name: str) -> None:
+        """Wait for the figures of one type, and mark it."""
+        await self.app.until(lambda: name in self.screen.predictions)
         names = [row.key for row in self.rows.rows]
         steps = names.index(name) - names.index(self.rows.marked)
         await self.app.press(*["down" if steps > 0 else "up"] * abs(steps))
         assert self.rows.marked == name
 
-    async def unfold(self) -> None:
-        """List all types."""
-        await self.mark("more")
-        await self.app.press("enter")
-        await self.app.until(lambda: "more" not in [row.key for row in self.rows.rows])
-
     async def foreseen(self) -> None:
         """Wait for the figures of all listed types."""
-        await self.app.until(lambda: len(self.screen._predictions) == len(self.screen._types) and not self.state)
+        keys = {row.key for row in self.rows.rows} - {"more"}
+        await self.app.until(lambda: keys == self.screen.predictions.keys() and not self.state)
+
+    async def made(self) -> Path | None:
+        """Wait until the screen is closed, and return what it returns."""
+        return await asyncio.wait_for(self.returned, HANG_GUARD)
 
 
 async def opened(app: RunningApp, model: LocalModel) -> Opened:
     await app.ready()
-    screen = QuantizeScreen(app.app.services, model)
-    returned: asyncio.Future[Path | None] = asyncio.get_running_loop().create_future()
-    app.app.push_screen(screen, returned.set_result)
-    await app.until(lambda: app.app.screen is screen)
-    return Opened(app, screen, returned)
+    screen = Opened(app, model)
+    await app.until(lambda: app.app.screen is screen.screen)
+    return screen
 
 
 async def test_a_type_is_chosen_by_what_it_gives_and_made(half: Path) -> None:
@@ -101,22 +95,20 @@ async def test_a_type_is_chosen_by_what_it_gives_and_made(half: Path) -> None:
         await screen.foreseen()
         for size in (SMALL, WIDE):
             await app.pilot.resize_terminal(*size)
-            text = app.screen_text
-            assert "nearly lossless" in text and "the best quality" in text and "recommended" in text
+            for words in ("nearly lossless", "the best quality", "recommended"):
+                assert words in app.screen_text
         assert [row.key for row in screen.rows.rows] == [*USUAL, "more"]
         assert [row.key for row in screen.rows.rows if "recommended" in row.name] == ["Q8_0"]
         figures = {row.key: row.columns for row in screen.rows.rows}
         assert figures["Q8_0"] is not None and figures["Q8_0"][0] == "8.52 bit"
         assert "×" in figures["Q8_0"][3] or "tok/s" in figures["Q8_0"][3]
-        assert screen.rows.marked == "Q8_0"
-        assert screen.out == str(half.with_name("llama-Q8_0.gguf"))
-        await screen.mark("Q6_K")
-        assert screen.out == str(half.with_name("llama-Q6_K.gguf"))
-        await screen.mark("Q8_0")
+        await screen.known("Q6_K")
+        assert screen.out == half.with_name("llama-Q6_K.gguf")
+        await screen.known("Q8_0")
         await app.press("enter")
-        made = await asyncio.wait_for(screen.returned, HANG_GUARD)
-        assert made is not None and read_header(made).quantization == "Q8_0"
-        assert any("written" in notice for notice in app.notices)
+        made = await screen.made()
+        assert made == half.with_name("llama-Q8_0.gguf") and read_header(made).quantization == "Q8_0"
+        await app.told("written")
 
 
 async def test_it_asks_before_it_replaces_and_before_it_loses_quality_twice(half: Path) -> None:
@@ -124,31 +116,26 @@ async def test_it_asks_before_it_replaces_and_before_it_loses_quality_twice(half
     there.write_bytes(b"mine")
     async with running() as app:
         screen = await opened(app, local(half))
-        await screen.known()
-        await screen.mark("Q4_K_M")
+        await screen.known("Q4_K_M")
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.opens(ConfirmScreen)
         await app.press("n")
-        await app.until(lambda: app.app.screen is screen.screen)
+        await app.opens(QuantizeScreen)
         assert there.read_bytes() == b"mine"
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
-        assert await asyncio.wait_for(screen.returned, HANG_GUARD) == there
-        assert read_header(there).quantization == "Q4_K_M"
+        await app.confirm()
+        assert await screen.made() == there and read_header(there).quantization == "Q4_K_M"
 
         screen = await opened(app, local(there))
         await screen.known("Q3_K_M")
         listed = [row.key for row in screen.rows.rows]
         assert "Q8_0" not in listed and "Q4_K_M" not in listed  # only smaller ones
         assert not [row.key for row in screen.rows.rows if "recommended" in row.name]
-        assert "is already quantized" in " ".join(app.screen_text.split())
-        await screen.mark("Q3_K_M")
-        assert "requantized from" in " ".join(app.screen_text.split())
+        shown = " ".join(app.screen_text.split())
+        assert "is already quantized" in shown and "requantized from" in shown
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
-        made = await asyncio.wait_for(screen.returned, HANG_GUARD)
+        await app.confirm()
+        made = await screen.made()
         assert made is not None and read_header(made).quantization == "Q3_K_M"
 
 
@@ -164,7 +151,7 @@ async def begun(app: RunningApp, model: Path) -> tuple[Opened, int]:
     """Open the screen while it writes an IQ4_XS file, and return the process, which is stopped midway."""
     screen = await opened(app, local(model))
     await screen.foreseen()
-    await screen.mark("IQ4_XS")
+    await screen.known("IQ4_XS")
     before = set(children())
     await app.press("enter")
     await app.until(lambda: app.app.services.quantizing.progress is not None)
@@ -177,7 +164,7 @@ async def test_stopping_asks_and_leaves_nothing(large: Path) -> None:
     async with running() as app:
         screen, _ = await begun(app, large)
         await app.press("f8")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.opens(ConfirmScreen)
         button = app.app.screen.query_one("#yes", Button)
         button.press()
         button.press()  # an answer given twice takes no other screen along
@@ -185,7 +172,7 @@ async def test_stopping_asks_and_leaves_nothing(large: Path) -> None:
         assert app.app.screen is screen.screen
         assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
         await app.press("escape")
-        assert await asyncio.wait_for(screen.returned, HANG_GUARD) is None
+        assert await screen.made() is None
 
 
 async def test_the_work_goes_on_when_the_screen_is_left_and_ends_well_while_it_is_asked_whether_to_stop_it(
@@ -194,35 +181,35 @@ async def test_the_work_goes_on_when_the_screen_is_left_and_ends_well_while_it_i
     async with running() as app:
         screen, process = await begun(app, large)
         await app.press("escape")
-        assert await asyncio.wait_for(screen.returned, HANG_GUARD) is None
-        await app.until(lambda: "→ large-IQ4_XS.gguf" in app.screen_text)
+        assert await screen.made() is None
+        await app.shows("→ large-IQ4_XS.gguf")
         assert app.app.screen is app.chat
         again = await opened(app, local(large))
-        await again.known()
+        await again.known("Q4_K_M")
         await app.press("enter")  # one at a time
-        assert app.app.services.quantizing.job is not None and app.app.services.quantizing.job.type.name == "IQ4_XS"
+        job = app.app.services.quantizing.job
+        assert job is not None and job.type.name == "IQ4_XS"
         await app.press("f8")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.opens(ConfirmScreen)
         os.kill(process, signal.SIGCONT)
         await app.until(lambda: app.app.services.quantizing.job is None)
         assert isinstance(app.app.screen, ConfirmScreen)  # what is asked stays until it is answered
         await app.press("y")
-        made = await asyncio.wait_for(again.returned, HANG_GUARD)
+        made = await again.made()
         assert made is not None and made.name == "large-IQ4_XS.gguf" and read_header(made).quantization == "IQ4_XS"
-        await app.until(lambda: app.app.screen is app.chat)
-        assert "→" not in app.screen_text.splitlines()[-2]
+        await app.closes()
 
 
 async def test_leaving_the_app_asks_once_and_leaves_nothing(large: Path) -> None:
     async with running() as app:
         await begun(app, large)
         await app.press("ctrl+q")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.opens(ConfirmScreen)
         await app.press("n")
-        await app.until(lambda: isinstance(app.app.screen, QuantizeScreen))
+        await app.opens(QuantizeScreen)
         assert app.app.services.quantizing.job is not None
         await app.press("ctrl+q")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.opens(ConfirmScreen)
         app.press_last("ctrl+q")  # who asks twice to leave does not want to be asked
         await app.until(lambda: not app.app.is_running)
     assert [path.name for path in large.parent.iterdir()] == ["large-F32.gguf"]
@@ -235,15 +222,14 @@ async def test_an_unknown_model_is_told_and_what_lies_in_the_package_is_made_els
     demo = next(model for model in Library([]).local_models() if model.source == "demo")
     async with running() as app:
         screen = await opened(app, model)
-        await screen.known()
+        await screen.known("Q4_K_M")
         assert "lhama" in app.screen_text
         await app.press("enter")
         await app.until(lambda: "unknown model architecture" in app.notices[-1])
-        assert app.app.screen is screen.screen
         await app.press("escape")
         screen = await opened(app, demo)
-        await screen.known()
-        assert Path(screen.out).expanduser().parent == paths.made_models_dir()
+        await screen.known("Q4_K_M")
+        assert screen.out.parent == paths.made_models_dir()
 
 
 @pytest.fixture

@@ -52,30 +52,13 @@ async def opened(app: RunningApp, repo: str = REPO, **more: Any) -> RepositorySc
     await app.ready()
     screen = RepositoryScreen(app.app.services, repo, **more)
     app.app.push_screen(screen, lambda path: app.chat.load_model(path) if path is not None else None)
-    await app.until(lambda: screen._problem is not None or (screen._state is not None and screen._state.judged))
+    await app.until(lambda: screen.problem is not None or (screen.state is not None and screen.state.judged))
     return screen
 
 
 def lines(app: RunningApp, text: str) -> list[str]:
     """Return the lines of the list."""
     return [line for row in app.screen_text.splitlines() if text in (line := row[:76])]
-
-
-# Real ones
-
-
-async def test_a_model_is_downloaded_and_then_loaded(hub_server: HubServer, tiny_model: Path) -> None:
-    hub_server.add(TINY, {"tiny-F32.gguf": tiny_model, "tiny-Q8_0.gguf": tiny_model, "README.md": b"#"})
-    async with running() as app:
-        await opened(app, TINY)
-        (row,) = lines(app, "Q8_0")
-        assert "474 kB" in row and "fits" in row
-        await app.press("enter")
-        await app.until(lambda: any("downloaded" in line for line in lines(app, " Q8_0 ")))
-        await app.press("enter")
-        await app.until(lambda: len(app.backend.loads) == 2)
-        path = app.backend.loads[1][0]
-        assert path.is_relative_to(hub_cache()) and path.read_bytes() == tiny_model.read_bytes()
 
 
 async def test_what_is_here_partial_gated_unsupported_or_broken_is_told(
@@ -108,8 +91,7 @@ async def test_what_is_here_partial_gated_unsupported_or_broken_is_told(
         await opened(app, "tiny/gated-GGUF")
         assert lines(app, "no access") and "gated" in app.screen_text
         await app.press("enter")
-        await app.until(lambda: any(f"{hub_server.endpoint}/tiny/gated-GGUF" in notice for notice in app.notices))
-        assert any("hf auth login" in notice for notice in app.notices)
+        await app.told(f"{hub_server.endpoint}/tiny/gated-GGUF", "hf auth login")
         await app.press("escape")
 
         await opened(app, "tiny/evil-GGUF")
@@ -121,10 +103,10 @@ async def test_what_is_here_partial_gated_unsupported_or_broken_is_told(
         assert "needs a newer engine" in app.screen_text.replace("\n", " ")
         app.app.simulate_key("down")
         app.app.simulate_key("enter")  # before the header of this one is read
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
+        await app.opens(ConfirmScreen)
         assert "llama77" in app.screen_text
         await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, RepositoryScreen))
+        await app.opens(RepositoryScreen)
         assert not app.app.services.downloading.all()
         await app.press("escape")
 
@@ -132,7 +114,7 @@ async def test_what_is_here_partial_gated_unsupported_or_broken_is_told(
         assert any(line.startswith("│ ○") for line in lines(app, "downloaded"))
         await app.press("enter")
         await app.until(lambda: len(app.backend.loads) == 2)
-        assert app.backend.loads[1][0] == here
+        assert app.backend.loads[1][0] == here and app.app.screen is app.chat
 
 
 async def test_offline_and_unknown_are_told_in_place_and_asked_again(
@@ -140,18 +122,16 @@ async def test_offline_and_unknown_are_told_in_place_and_asked_again(
 ) -> None:
     async with running() as app:
         screen = await opened(app, TINY)
-        assert screen._problem is not None and screen._problem.code == "not_on_hub"
+        assert screen.problem is not None and screen.problem.code == "not_on_hub"
         assert "! " in app.screen_text and "what to do" in app.screen_text
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         await app.press("ctrl+r")
-        await app.until(lambda: screen._problem is not None and screen._problem.code == "hub_offline")
+        await app.until(lambda: screen.problem is not None and screen.problem.code == "hub_offline")
         monkeypatch.delenv("HF_HUB_OFFLINE")
         hub_server.add(TINY, {"tiny-Q8_0.gguf": tiny_model})
         await app.press("enter", "space", "ctrl+r")
         await app.until(lambda: lines(app, " Q8_0 "))
 
-
-# The draft model in the sum
 
 CATALOG = f"""
 [[model]]
@@ -178,14 +158,10 @@ async def test_the_draft_model_is_in_the_sum(machine: None) -> None:
     async with running(hub=ShownHub(MODELS)) as app:
         screen = await opened(app)
         assert "draft 0." in app.screen_text and "big 0.5b Q8_0" in app.screen_text
-        assert screen._state is not None
-        known = {one.model.quantization: one.prediction for one in screen._listing if one.prediction is not None}
+        known = {one.model.quantization: one.prediction for one in screen.entries if one.prediction is not None}
         assert known["Q8_0"].draft_need is not None
         # A draft model that is not here makes no model too large.
         assert known["F16"].draft_need is None and known["F16"].verdict == "too large"
-
-
-# Choosing
 
 
 async def test_what_is_marked_is_read_downloaded_paused_and_resumed(machine: None) -> None:
@@ -194,11 +170,9 @@ async def test_what_is_marked_is_read_downloaded_paused_and_resumed(machine: Non
         screen = await opened(app)
         assert hub.read == ["Q4_K_M"]
         assert " fits " in lines(app, " Q4_K_M ")[0] and "≈ fits" not in lines(app, " Q4_K_M ")[0]
-        assert "≈ fits" in lines(app, " Q8_0 ")[0]
-        assert "≈ too large" in lines(app, " F16 ")[0]
+        assert "≈ fits" in lines(app, " Q8_0 ")[0] and "≈ too large" in lines(app, " F16 ")[0]
         await app.press("down", "down")
         await app.until(lambda: hub.read[-1] == "Q8_0" and "≈ fits" not in lines(app, " Q8_0 ")[0])
-        assert screen._state and len(screen._state.judged) == len(hub.read)
 
         await app.press("up", "enter")
         await app.until(lambda: len(shown.all()) == 1)
@@ -212,23 +186,19 @@ async def test_what_is_marked_is_read_downloaded_paused_and_resumed(machine: Non
         await app.press("down")
         shown.put(download(MODELS[2], 0.5, state="running"))
         await app.until(lambda: "50 %" in lines(app, " Q6_K ")[0])
-        assert screen._marked is not None and screen._marked.model is MODELS[2]
         await app.press("space")
         await app.until(lambda: "paused" in lines(app, " Q6_K ")[0])
         await app.press("enter")
         await app.until(lambda: shown.all()[0].state == "running")
         await app.press("enter")
-        await app.until(lambda: isinstance(app.app.screen, DownloadsScreen))
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is screen)
-
-        await app.press("pagedown")
-        assert screen._marked is not None and screen._marked.model.kind == "projector"
+        await app.opens(DownloadsScreen)
+        await app.press("escape", "pagedown")
+        assert screen.marked is not None and screen.marked.model.kind == "projector"
         await app.press("enter")
         await app.until(lambda: len(shown.all()) == 2)
         shown.put(download(MODELS[6], 1.0, state="done", path="/models/mmproj.gguf"))
         await app.until(lambda: "downloaded" in lines(app, "mmproj")[0])
-        await app.press("enter")
+        await app.press("enter")  # no model to load
         assert app.app.screen is screen
 
         await app.pilot.resize_terminal(44, 20)
@@ -236,15 +206,12 @@ async def test_what_is_marked_is_read_downloaded_paused_and_resumed(machine: Non
         await app.until(lambda: "base model" not in app.screen_text)
         await app.press(*["shift+down"] * 8)
         assert "base model" in app.screen_text
-        await app.press(*["shift+up"] * 8)
-        assert "base model" not in app.screen_text and "size" in app.screen_text
         await app.press("escape")
-
         app.app.services.hub = ShownHub(())  # type: ignore[assignment]
         app.app.push_screen(RepositoryScreen(app.app.services, REPO))
-        await app.until(lambda: "no GGUF files" in app.screen_text)
+        await app.shows("no GGUF files")
         await app.press("enter", "down", "space", "escape")
-        await app.until(lambda: app.app.screen is app.chat)
+        await app.closes()
 
 
 async def test_leaving_while_what_was_chosen_is_read_ends_nothing_else(machine: None) -> None:
@@ -267,7 +234,7 @@ async def test_the_wanted_one_is_marked_asked_about_if_too_large_and_not_downloa
     shown = ShownDownloads()
     async with running(hub=ShownHub(MODELS), downloads=shown.opener) as app:
         screen = await opened(app, quantization="f16")
-        assert screen._marked is not None and screen._marked.model.quantization == "F16"
+        assert screen.marked is not None and screen.marked.model.quantization == "F16"
         for pressed, begun in ((("enter",), 0), (("right", "enter"), 1)):
             await app.press("enter")
             await app.until(lambda: isinstance(app.app.screen, ConfirmScreen) and app.app.screen.focused is not None)
@@ -279,23 +246,13 @@ async def test_the_wanted_one_is_marked_asked_about_if_too_large_and_not_downloa
         assert len(shown.all()) == 1
 
 
-# State
-
-
 def test_which_one_is_marked_first() -> None:
     repository = Repository(id=REPO, revision=COMMIT, models=MODELS)
+    q4, iq4, q8 = (MODELS[number].files[0].path for number in (1, 0, 3))
     state = RepositoryState(repository, MACHINE, {})
-    assert state.first_mark() == MODELS[1].files[0].path
-    assert state.first_mark("iq4_xs") == MODELS[0].files[0].path
-    assert state.first_mark("Q3_K_S") == MODELS[1].files[0].path
-    here = RepositoryState(repository, MACHINE, {MODELS[3].files[0].path: Path("/x.gguf")})
-    assert here.first_mark() == MODELS[3].files[0].path
+    assert [state.first_mark(wanted) for wanted in ("", "iq4_xs", "Q3_K_S")] == [q4, iq4, q4]
+    assert RepositoryState(repository, MACHINE, {q8: Path("/x.gguf")}).first_mark() == q8
     assert RepositoryState(Repository(id=REPO, revision=COMMIT), MACHINE, {}).first_mark() == ""
-    odd = (model("IQ1_S", 5), model("TQ1_0", 6))
-    assert (
-        RepositoryState(Repository(id=REPO, revision=COMMIT, models=odd), MACHINE, {}).first_mark()
-        == odd[1].files[0].path
-    )
 
 
 def test_nothing_is_estimated_before_a_header_was_asked_for() -> None:
@@ -306,9 +263,6 @@ def test_nothing_is_estimated_before_a_header_was_asked_for() -> None:
     assert judged["Q8_0"].prediction is not None and not judged["Q8_0"].prediction.exact
     assert judged["f16"].prediction is None
     assert isinstance(judged["Q4_K_M"].problem, AccessDenied)
-
-
-# Pictures
 
 
 async def test_snapshot_of_a_closed_one(machine: None) -> None:

@@ -23,7 +23,7 @@ async def test_models_of_servers_are_listed_and_enter_uses_one(tiny_model: Path)
         settings.update({"servers": {"urls": [server.url, "http://127.0.0.1:9"]}})
         async with running(SwitchingBackend(), model=None) as app:
             await app.press("ctrl+o")
-            await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+            await app.opens(ModelsScreen)
             await app.until(lambda: f"server {server.url}#two" in keys(app) and "cannot be reached" in app.screen_text)
             place = server.url.removeprefix("http://")
             assert f"on {place} · OpenAI-compatible server" in app.screen_text and "on servers" in app.screen_text
@@ -43,7 +43,12 @@ async def test_models_of_servers_are_listed_and_enter_uses_one(tiny_model: Path)
 async def test_a_pasted_address_is_asked_for_its_models() -> None:
     async with remote_server() as server, running(SwitchingBackend(), model=None) as app:
         await app.press("ctrl+o")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+        await app.opens(ModelsScreen)
+        await type_in(app, "http://u:p@127.0.0.1")
+        await app.until(lambda: marked(app) == "server")
+        await app.press("enter")
+        await app.told("must not contain a password")
+        assert not app.chat.services.servers_seen
         await type_in(app, server.url + "/v1")
         await app.until(lambda: "connect to" in app.screen_text)
         await app.press("enter")
@@ -71,22 +76,9 @@ async def test_a_lost_connection_is_reported_and_the_text_kept() -> None:
         await app.until(lambda: any("Only models on this machine" in notice for notice in app.notices))
 
 
-async def test_enter_on_what_is_no_address_says_so() -> None:
-    async with running(SwitchingBackend(), model=None) as app:
-        await app.press("ctrl+o")
-        await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
-        await type_in(app, "http://u:p@127.0.0.1")
-        await app.until(lambda: marked(app) == "server")
-        await app.press("enter")
-        await app.until(lambda: any("must not contain a password" in notice for notice in app.notices))
-        assert not app.chat.services.servers_seen
-
-
 async def test_what_has_no_effect_on_a_model_on_a_server_says_so() -> None:
     async with remote_server() as server, running(SwitchingBackend(), model=ServerModel(server.url)) as app:
         await app.ready()
-        app.app.action_tune()
-        await app.until(lambda: any("can be tuned" in notice for notice in app.notices))
         await app.press("ctrl+t")
         await app.until(lambda: any("answers of models on this machine" in one for one in app.notices))
         app.chat.run_worker(app.chat.commands.answer_now())
@@ -109,7 +101,7 @@ async def test_servers_that_run_here_are_listed_until_they_end() -> None:
         key = f"server {server.url}#org/some-Q4_K_M"
         with recorded(RunningServer(server.url, "some", os.getpid())):
             await app.press("ctrl+o")
-            await app.until(lambda: isinstance(app.app.screen, ModelsScreen))
+            await app.opens(ModelsScreen)
             await app.until(lambda: key in keys(app))
         await app.press("ctrl+r")
         await app.until(lambda: key not in keys(app))

@@ -3,18 +3,22 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from textual.widgets import Input, Select, TextArea
+from textual.widgets import Input, TextArea
 
 from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.config.presets import Preset, save_preset
 from cpuchat.config.settings import DECLARED, Settings, value_of
+from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings
 from cpuchat.tui.settings import TABS, Field, SettingRow, SettingsScreen, fields
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.scripted_backend import MODEL, ScriptedBackend
 from tests.support.snapshots import snapshot
 
 
@@ -79,17 +83,14 @@ async def test_changes_are_saved_comments_stay_and_engine_settings_offer_to_load
         row(screen, "sampling.temperature").editor.focus()
         await app.press("ctrl+a", "ctrl+k", *"0.2")
         preset = row(screen, "chat.preset")
-        assert isinstance(preset.editor, Select)
         screen.show_row(preset)
-        await app.until(lambda: "gone (missing)" in app.screen_text)
-        assert preset.content == "gone"
+        await app.shows("gone (missing)")
         preset.put("calm")
         row(screen, "engine.threads").put(3)
         row(screen, "ui.theme").put("okabe-ito")
         await app.pilot.pause()
         await app.press("ctrl+s")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
+        await app.confirm()
         await app.until(lambda: len(app.backend.loads) == 2 and not app.chat.busy)
         assert app.backend.specs[1].threads == 3 and app.app.theme == "okabe-ito"
         await app.until(lambda: app.conversation.settings.sampling.temperature == 0.2)
@@ -102,30 +103,34 @@ async def test_a_field_is_put_back_an_error_stands_beside_it_and_leaving_with_ch
     settings.update({"sampling": {"top_k": 5}})
     async with running() as app:
         screen = await opened(app)
-        top_k = row(screen, "sampling.top_k")
+        top_k, top_p = row(screen, "sampling.top_k"), row(screen, "sampling.top_p")
         screen.show_row(top_k)
-        await app.until(lambda: "0 or more · default 40 · set in config.toml" in app.screen_text)
+        await app.shows("0 or more · default 40 · set in config.toml")
         await app.press("ctrl+d")
-        assert top_k.content == "" and top_k.query_one(Input).placeholder == "40"
-        assert top_k.changed
+        assert top_k.content == "" and top_k.query_one(Input).placeholder == "40" and top_k.changed
 
-        screen.show_row(row(screen, "sampling.top_p"))
-        row(screen, "sampling.top_p").put(1.5)
-        await app.until(lambda: "! needs a number from 0 to 1" in app.screen_text)
+        screen.show_row(top_p)
+        top_p.put(1.5)
+        await app.shows("! needs a number from 0 to 1")
         await app.press("ctrl+s")
-        assert app.app.screen is screen
-        assert screen.focused is row(screen, "sampling.top_p").editor
-
-        await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("n")
-        await app.until(lambda: app.app.screen is screen)
-        await app.press("escape")
-        await app.until(lambda: isinstance(app.app.screen, ConfirmScreen))
-        await app.press("y")
-        await app.until(lambda: app.app.screen is app.chat)
+        assert app.app.screen is screen and screen.focused is top_p.editor
+        for answer, then in (("n", screen), ("y", app.chat)):
+            await app.press("escape")
+            await app.opens(ConfirmScreen)
+            await app.press(answer)
+            await app.until(lambda then=then: app.app.screen is then)
     saved = settings.load()
     assert (saved.sampling.top_k, saved.sampling.top_p) == (5, None)
+
+
+async def test_what_was_tuned_is_told_beside_the_setting(tiny_model: Path) -> None:
+    choice = TunedChoice(keys=("engine.flash_attn",), words="flash attention off", decode=0.0, prefill=0.25)
+    changes = {"engine": {"flash_attn": "off"}}
+    TunedSettings().put(tiny_model, Tuned(model="tiny", changes=changes, choices=(choice,)))
+    backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, path=str(tiny_model)))
+    async with running(backend, model=tiny_model) as app:
+        beside = row(await opened(app), "engine.flash_attn").text_beside
+    assert beside == "tuned: flash attention off, prefill +25.0 % · `cpuchat tune --undo` reverts"
 
 
 async def test_snapshots() -> None:
@@ -146,22 +151,18 @@ async def test_a_closed_form_is_freed_and_what_others_changed_while_it_was_open_
         await app.press("escape")
         await opened(app)  # what was closed last may be remembered
         await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat)
+        await app.closes()
         gc.collect()
         assert areas and not any(area() is not None for area in areas)
         screen = await opened(app)
-        app.app.services.save_settings({"engine": {"threads": 3}})
+        app.app.services.save_settings({"speech": {"speed": 1.5}})
         settings.update({"chat": {"max_tokens": 50}})  # another instance
-        await app.until(lambda: app.conversation.settings.engine.threads == 3)
+        await app.until(lambda: app.conversation.settings.speech.speed == 1.5)
         row(screen, "sampling.top_k").put(7)
         await app.press("ctrl+s")
-        await app.until(lambda: app.app.screen is not screen)
-        if isinstance(app.app.screen, ConfirmScreen):  # threads are for the next load
-            await app.press("escape")
         await app.until(lambda: app.conversation.settings.sampling.top_k == 7)
-        assert app.conversation.settings.engine.threads == 3
     saved = settings.load()
-    assert (saved.sampling.top_k, saved.engine.threads, saved.chat.max_tokens) == (7, 3, 50)
+    assert (saved.sampling.top_k, saved.speech.speed, saved.chat.max_tokens) == (7, 1.5, 50)
 
 
 async def test_leaving_while_the_settings_are_saved_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +182,7 @@ async def test_leaving_while_the_settings_are_saved_loses_nothing(monkeypatch: p
         await app.until(saving.is_set)
         await app.press("escape", "f1")
         may_save.set()
-        await app.until(lambda: "Settings saved." in app.notices)
+        await app.told("Settings saved.")
         await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat)
+        await app.closes()
         assert app.conversation.settings.sampling.top_k == 7

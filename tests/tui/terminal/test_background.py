@@ -33,5 +33,5 @@ async def test_the_default_theme_follows_the_background_which_is_remembered_and_
     monkeypatch.setenv("COLORFGBG", "15;0")  # it says so itself
     assert not is_light_at_start()
     monkeypatch.delenv("COLORFGBG")
-    await remember(False)
+    remember(False)
     assert not is_light_at_start() and not read_state().light_terminals

@@ -13,8 +13,6 @@ from cpuchat.tui.app import ChatApp
     ("term", "colorterm", "colors"),
     [
         ("foot", "", "truecolor"),
-        ("alacritty", "", "truecolor"),
-        ("xterm-ghostty", "", "truecolor"),
         ("xterm-direct", "", "truecolor"),
         ("foot", "no", "standard"),
         ("xterm", "", "standard"),

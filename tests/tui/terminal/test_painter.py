@@ -26,18 +26,7 @@ from tests.support.scripted_backend import DRAFTING, WITH_DRAFT, ScriptedBackend
 pytestmark = pytest.mark.usefixtures("drawn_at_once")
 
 HANG_GUARD = 180
-PIECES = [
-    "Reading ",
-    "**is** a ",
-    "matrix × matrix ",
-    "日本語を読む",
-    "🙂 ",
-    "\n\n",
-    "- item\n",
-    "```py\nx = 1\n",
-    "```\n\n",
-    "| a | b |\n",
-]
+TEXT = "Reading **is** a matrix × matrix 日本語を読む🙂 \n\n- item\n```py\nx = 1\n```\n\n| a | b |\n"
 
 
 class Emulator:
@@ -109,7 +98,7 @@ async def test_no_cell_is_stale_whatever_happens(terminal: Emulator) -> None:
         numbers = itertools.count(1, 29)
 
         async def write() -> None:
-            run.transcript.append("".join(PIECES))
+            run.transcript.append(TEXT)
             run.transcript.flush()
 
         async def figures() -> None:
@@ -118,10 +107,8 @@ async def test_no_cell_is_stale_whatever_happens(terminal: Emulator) -> None:
             meter.observe(SpeculationUpdate(request_id=1, predicted_n=n, figures=DRAFTING), n / 40)
             run.chat.figures.show()
 
-        async def scroll() -> None:
+        async def scroll_and_toast() -> None:
             run.transcript.scroll_to(y=run.transcript.max_scroll_y // 2, animate=False)
-
-        async def toast() -> None:
             run.app.notify("日本 words\n" * 2, severity="warning", timeout=60)
 
         async def narrow() -> None:
@@ -146,21 +133,8 @@ async def test_no_cell_is_stale_whatever_happens(terminal: Emulator) -> None:
             await run.pilot.hover(run.transcript, offset=(20, 9))
             await run.pilot.mouse_up(run.transcript, offset=(20, 9))
 
-        for act in (
-            write,
-            figures,
-            toast,
-            write,
-            popup,
-            figures,
-            narrow,
-            type_text,
-            write,
-            scroll,
-            wide,
-            select,
-            write,
-        ):
+        acts = (write, figures, write, popup, figures, narrow, type_text, write, scroll_and_toast, wide, select, write)
+        for act in acts:
             await act()
             await same(run.app, terminal, run.pilot.pause, act.__name__)
 
@@ -182,17 +156,16 @@ class Rows(Widget):
 
 
 class Host(App[None]):
-    CSS = "Rows { height: 10; }"
+    CSS = "Rows { height: 6; } TextArea { height: 8; }"
 
     def get_default_screen(self) -> Screen[Any]:
-        screen: Screen[Any] = Screen(id="_default")
+        screen = TypingScreen(id="_default")
         screen._compositor = Painter()
         return screen
 
-    def compose(self):  # type: ignore[no-untyped-def]
+    def compose(self) -> ComposeResult:
         self.first, self.last = Rows(), Rows()
-        yield self.first
-        yield self.last
+        yield from (self.first, TextArea(), self.last)
 
 
 async def test_only_changed_rows_are_rendered_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,34 +176,24 @@ async def test_only_changed_rows_are_rendered_and_written(monkeypatch: pytest.Mo
         await pilot.pause()
         written.clear()
         app.first.change(1)
-        app.last.change(9)
+        app.last.change(5)
         async with asyncio.timeout(HANG_GUARD):
             while not (app.first.rendered and app.last.rendered):
                 await pilot.pause()
-        assert (app.first.rendered, app.last.rendered) == ([1], [9])
+        assert (app.first.rendered, app.last.rendered) == ([1], [5])
         (update,) = written
-        assert {line.split("H")[0] for line in update.render_segments(app.console).split("\x1b[") if "H" in line} == {
-            "2;1", "20;1"
-        }  # fmt: skip
-
-
-class Field(App[None]):
-    def get_default_screen(self) -> Screen[Any]:
-        return TypingScreen(id="_default")
-
-    def compose(self):  # type: ignore[no-untyped-def]
-        yield TextArea()
-        yield Rows()
+        parts = update.render_segments(app.console).split("\x1b[")
+        assert {part.split("H")[0] for part in parts if "H" in part} == {"2;1", "20;1"}
 
 
 async def test_what_is_typed_does_not_wait_for_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = Field()
+    app = Host()
     async with app.run_test(size=(40, 20)) as pilot:
         await pilot.pause()
         monkeypatch.setattr(app.screen._update_timer, "resume", lambda: None)  # it never comes
         shown = asyncio.Event()
         monkeypatch.setattr(App, "_display", lambda *_: shown.set())
-        app.query_one(Rows).change(1)
+        app.first.change(1)
         for _ in range(100):  # turns of the event loop
             await asyncio.sleep(0)
         assert not shown.is_set()  # as all else does

@@ -15,27 +15,13 @@ def drawn(fraction: float, width: int, *peaks: float) -> str:
     return "".join(text for text, _ in bar(fraction, width, *peaks))
 
 
-@pytest.mark.parametrize(
-    ("fraction", "text"),
-    [
-        (0.0, "────"),
-        (0.5, "██──"),
-        (1.0, "████"),
-        (0.6, "██▍─"),
-        (1e-9, "▏───"),
-        (2.0, "████"),
-        (-1.0, "────"),
+def test_bar_in_eighths_of_a_cell_with_peaks() -> None:
+    for fraction, text in (
+        (0.0, "────"), (0.5, "██──"), (1.0, "████"), (0.6, "██▍─"), (1e-9, "▏───"), (2.0, "████"), (-1.0, "────"),
         (math.nan, "────"),
-    ],
-)
-def test_bar(fraction: float, text: str) -> None:
-    assert drawn(fraction, 4) == text
-
-
-def test_peak_mark() -> None:
-    assert drawn(0.25, 4, 0.75) == "█──╎"
-    assert drawn(1.0, 4, 1.0) == "███╎"
-    assert drawn(0.25, 4, 0.5, 0.75) == "█─╎╎"
+    ):  # fmt: skip
+        assert drawn(fraction, 4) == text
+    assert drawn(0.25, 4, 0.75) == "█──╎" and drawn(1.0, 4, 1.0) == "███╎" and drawn(0.25, 4, 0.5, 0.75) == "█─╎╎"
     assert [part for _, part in bar(0.25, 4, 0.75)] == ["fill", "track", "peak"]
 
 
@@ -50,11 +36,9 @@ def test_large_digits_are_rectangles_of_half_blocks() -> None:
     assert big_digits("") == ["", "", ""]
 
 
-@pytest.mark.parametrize(
-    ("value", "top"), [(0, 1), (0.3, 0.5), (1, 1), (1.1, 2), (41.3, 50), (50, 50), (51, 100), (262, 500), (math.inf, 1)]
-)
-def test_nice_max(value: float, top: float) -> None:
-    assert nice_max(value) == pytest.approx(top)
+def test_nice_max() -> None:
+    for value, top in ((0, 1), (0.3, 0.5), (1, 1), (1.1, 2), (41.3, 50), (51, 100), (262, 500), (math.inf, 1)):
+        assert nice_max(value) == pytest.approx(top)
 
 
 def test_time_has_a_fixed_scale() -> None:

@@ -14,25 +14,13 @@ from cpuchat.base.text import cluster_edge, clusters
 from cpuchat.tui.widgets import graphemes
 from cpuchat.tui.widgets.prompt import PromptInput
 
-CLUSTERS = {
-    "family": "👨\u200d👩\u200d👧",
-    "flag": "🇩🇪",
-    "skin-tone": "👍🏽",
-    "profession-with-skin-tone": "👩🏾\u200d💻",
-    "rainbow-flag": "🏳\ufe0f\u200d🌈",
-    "flag-of-tags": "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",
-    "emoji-style": "❤\ufe0f",
-    "part-alternation-mark": "〽\ufe0f",
-    "keycap": "1\ufe0f\u20e3",
-    "combining": "e\u0301\u0323",
-    "jamo": "\u1112\u1161\u11ab",
-    "syllable-and-jamo": "가\u11ab",
-    "devanagari-vowel": "नि",
-    "devanagari-conjunct": "क्षि",
-    "thai": "กำ",
-    "kana-voicing": "か\u3099",
-    "not-yet-assigned-emoji": "\U0001faff\u200d\U0001faff",
-}
+FAMILY = "👨\u200d👩\u200d👧"
+CLUSTERS = (
+    FAMILY, "🇩🇪", "👍🏽", "👩🏾\u200d💻", "🏳\ufe0f\u200d🌈",
+    "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f",
+    "❤\ufe0f", "〽\ufe0f", "1\ufe0f\u20e3", "e\u0301\u0323", "\u1112\u1161\u11ab", "가\u11ab", "नि", "क्षि", "กำ",
+    "か\u3099", "\U0001faff\u200d\U0001faff",  # not assigned yet
+)  # fmt: skip
 
 
 class Fields(App[None]):
@@ -43,11 +31,6 @@ class Fields(App[None]):
     def compose(self) -> ComposeResult:
         yield PromptInput(lambda text: None, id="prompt")
         yield Input(compact=True, select_on_focus=False)
-
-
-@pytest.fixture(params=[TextArea, Input])
-def kind(request: pytest.FixtureRequest) -> type[TextArea | Input]:
-    return request.param
 
 
 async def put(pilot: Pilot[None], field: TextArea | Input, text: str) -> None:
@@ -72,11 +55,12 @@ def state(field: TextArea | Input) -> tuple[str, int]:
     return (field.value, field.cursor_position) if isinstance(field, Input) else (field.text, field.cursor_location[1])
 
 
+@pytest.mark.parametrize("kind", [TextArea, Input])
 async def test_a_cluster_is_one_character_for_every_key(kind: type[TextArea | Input]) -> None:
     app = Fields()
     async with app.run_test() as pilot:
         field = app.query_one(kind)
-        for one in CLUSTERS.values():
+        for one in CLUSTERS:
             await put(pilot, field, f"a{one}{one}b")
             await press(pilot, "left", "left", "left", "right")
             assert state(field) == (f"a{one}{one}b", 1 + len(one)), one
@@ -86,10 +70,6 @@ async def test_a_cluster_is_one_character_for_every_key(kind: type[TextArea | In
             assert field.selected_text == one
             await press(pilot, "left", "backspace", "delete")
             assert state(field) == ("ab", 1), one
-        await put(pilot, field, f"a{one}b")
-        line = field._value if isinstance(field, Input) else field.get_line(0)
-        line.stylize("reverse", 1, 2)  # the cursor is drawn on the whole cluster
-        assert line.plain[slice(*line.spans[-1][:2])] == one
 
 
 async def test_a_combining_mark_leaves_the_cursor_after_it_and_divides_no_word() -> None:
@@ -111,7 +91,7 @@ async def test_a_combining_mark_leaves_the_cursor_after_it_and_divides_no_word()
 
 def test_a_line_is_wrapped_between_clusters() -> None:
     graphemes.install()
-    for one in CLUSTERS.values():
+    for one in CLUSTERS:
         area = TextArea(one * 9)
         for width in (4, 5, 6, 7):
             area.wrapped_document.wrap(width, 4)
@@ -120,11 +100,10 @@ def test_a_line_is_wrapped_between_clusters() -> None:
 
 
 async def test_up_down_and_the_mouse_stay_outside_of_clusters() -> None:
-    family = CLUSTERS["family"]
     app = Fields()
     async with app.run_test() as pilot:
         prompt = app.query_one(PromptInput)
-        await put(pilot, prompt, f"{family * 3}xy\nabcdefgh\n{family * 3}")
+        await put(pilot, prompt, f"{FAMILY * 3}xy\nabcdefgh\n{FAMILY * 3}")
         for x, column in ((0, 0), (1, 0), (2, 5), (3, 5), (6, 15), (7, 16), (30, 17)):
             offset = (prompt.content_region.x + x, prompt.content_region.y)
             await pilot.click(offset=offset)
@@ -149,11 +128,9 @@ def test_edges_of_clusters() -> None:
 async def test_any_keys_in_any_place_edit_a_text() -> None:
     """Deleting the last line whole names a place behind it."""
     app, random = Fields(), Random(7)
-    keys = (
-        "ctrl+shift+k", "ctrl+k", "ctrl+u", "ctrl+w", "ctrl+f", "delete", "backspace", "up", "down", "left", "right",
-        "home", "end",
-        "shift+up", "shift+down", "shift+left", "shift+end", "ctrl+left", "ctrl+right", "ctrl+a", "f7", "f6", "x",
-    )  # fmt: skip
+    keys = ["ctrl+shift+k", "delete", "backspace", "up", "down", "left", "right", "home", "end", "f7", "f6", "x"]
+    keys += [f"ctrl+{one}" for one in (*"kuwfa", "left", "right")]
+    keys += [f"shift+{one}" for one in ("up", "down", "left", "end")]
     async with app.run_test(size=(20, 8)) as pilot:
         for kind in (TextArea, Input):
             field = app.query_one(kind)

@@ -53,12 +53,6 @@ async def test_headings_are_never_marked_and_a_second_click_chooses() -> None:
         await pilot.pause()
         assert chosen
 
-        await shown(pilot, ROWS, mark="a")
-        before = pilot.app.screen._compositor.render_strips(pilot.app.size)
-        await shown(pilot, ROWS, mark="c")  # drawn where it went, though no line changed
-        after = pilot.app.screen._compositor.render_strips(pilot.app.size)
-        assert [y for y in range(10) if list(before[y]) != list(after[y])] == [1, 4]
-
 
 async def test_a_figure_that_comes_moves_nothing_else_and_narrow_lists_keep_it() -> None:
     async with HostApp(ModelList()).run_test(size=(70, 10)) as pilot:
