@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT, Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.base.errors import CpuchatError, DraftMismatch
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.protocol.messages import AnyEvent, Failed, Generate, LoadCancelled, LoadOptions
+from cpuchat.protocol.messages import AnyEvent, Generate, LoadOptions
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 
 if TYPE_CHECKING:
-    from cpuchat.backend.heads.backend import HeadBackend
     from cpuchat.backend.remote.backend import RemoteBackend
     from cpuchat.backend.remote.keys import KeyRing
 
@@ -32,8 +28,6 @@ class SwitchingBackend:
         self.local = local or LocalBackend()
         self._keys = keys
         self._remote: RemoteBackend | None = None
-        self._heads: HeadBackend | None = None
-        self._stopped = False
         self._current: Backend = self.local
 
     @property
@@ -51,33 +45,7 @@ class SwitchingBackend:
     def load(
         self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
-        self._stopped = False
-        if isinstance(path, ServerModel):
-            return self._load_on(self._server, path, options, spec)
-        if options.draft_path:
-            return self._load_drafted(path, options, spec)
-        return self._load_on(self.local, path, options, spec)
-
-    async def _load_drafted(
-        self, path: Path, options: LoadOptions, spec: PlacementSpec
-    ) -> AsyncGenerator[AnyEvent, None]:
-        """Load with a draft model; or on a llama-server, for a draft head (its header tells)."""
-        from cpuchat.models.drafts.choice import head_for
-
-        try:
-            head = await asyncio.to_thread(head_for, path, Path(options.draft_path))
-        except DraftMismatch as error:
-            yield Failed.of(error)
-            return
-        except CpuchatError:
-            head = None  # the worker reports it
-        if self._stopped:
-            yield LoadCancelled()
-            return
-        backend = self._heads_backend if head is not None else self.local
-        async with contextlib.aclosing(self._load_on(backend, path, options, spec)) as events:
-            async for event in events:
-                yield event
+        return self._load_on(self._server if isinstance(path, ServerModel) else self.local, path, options, spec)
 
     def _load_on(
         self, backend: Backend, path: Source, options: LoadOptions, spec: PlacementSpec
@@ -93,14 +61,6 @@ class SwitchingBackend:
             await before.unload()
             async for event in events:
                 yield event
-
-    @property
-    def _heads_backend(self) -> HeadBackend:
-        if self._heads is None:
-            from cpuchat.backend.heads.backend import HeadBackend
-
-            self._heads = HeadBackend(self.local.spawner)
-        return self._heads
 
     @property
     def _server(self) -> RemoteBackend:
@@ -123,7 +83,6 @@ class SwitchingBackend:
         return await self._current.count_prompt(request)
 
     async def cancel(self) -> None:
-        self._stopped = True
         await self._current.cancel()
 
     async def forget(self, chat_id: str) -> None:
@@ -134,13 +93,10 @@ class SwitchingBackend:
 
     def kill(self) -> None:
         self.local.kill()
-        for other in (self._heads, self._remote):
-            if other is not None:
-                other.kill()
+        if self._remote is not None:
+            self._remote.kill()
 
     async def close(self) -> None:
-        if self._heads is not None:
-            await self._heads.close()
         await self.local.close()
         if self._remote is not None:
             await self._remote.close()

@@ -175,10 +175,6 @@ class ServerRefused(ServerError, code="server_refused", exit_code=22):
     """The server wants an API key, or another one."""
 
 
-class EngineMissing(CpuchatError, code="engine_missing", exit_code=9):
-    """A program of llama.cpp is not installed that a draft head needs."""
-
-
 class SpeechFailed(CpuchatError, code="speech", exit_code=23):
     """No voice is installed, or it failed; the answer is not affected."""
 

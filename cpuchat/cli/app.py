@@ -119,7 +119,7 @@ def _require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], 
     from cpuchat.models.drafts.choice import choose_draft
 
     require_draft_in_use(chosen)
-    choose_draft(target, chosen.speculation.wanted_draft, library, heads=True)
+    choose_draft(target, chosen.speculation.wanted_draft, library)
 
 
 def initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:

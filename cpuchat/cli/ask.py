@@ -242,7 +242,7 @@ async def _print_answer(
             raise
         terminal.line(json_line({**error_json(error), "text": answer.text, "reasoning": answer.reasoning}))
         return error.exit_code
-    engine, computes_here = session.conversation.backend.engine, not (info.server or info.engine)
+    engine, computes_here = session.conversation.backend.engine, not info.server
     reach = reach_of(info, engine.memory_policy if engine is not None else "") if computes_here else Reach()
     roofline = after_answer(info, finished.timings, reach)
     unmet = form.unmet(answer.text, finished, served=bool(info.server)) if form else None

@@ -175,7 +175,8 @@ def _draft(side: Side, settings: Settings, library: Library, n_ctx: int) -> int:
     try:
         wanted = settings.speculation.wanted_draft
         draft, _ = choose_draft(Path(side.path), wanted, library, strict=False, settings=settings)
-        return draft_memory(read_model(draft), settings.load_options(), n_ctx).min_bytes if draft is not None else 0
+        own, options = draft == Path(side.path), settings.load_options()
+        return draft_memory(read_model(draft), options, n_ctx, own=own).min_bytes if draft is not None else 0
     except (CpuchatError, OSError):  # it is then loaded without
         return 0
 

@@ -114,7 +114,7 @@ class Engine:
         setup = self._setup = set_up_speculation(model, command, left, self._on_progress, self._abort)
         model.info = describe_with_limits(model, self._on_progress, self._abort)
         if setup.draft is not None:
-            left -= setup.draft.plan.need.min_bytes
+            left -= setup.draft.need.min_bytes
         template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)
         files, draft = None, setup.draft
         if command.state_dir:

@@ -535,11 +535,19 @@ def plan_memory(
     return need, n_rs_seq
 
 
-def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int) -> MemoryNeed:
-    """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens."""
-    if draft.is_head:  # llama-server's default
-        options = msgspec.structs.replace(options, type_k="f16", type_v="f16")
-    return required_memory(draft, options, min(n_ctx, draft.n_ctx_train or n_ctx))
+def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int, *, own: bool = False) -> MemoryNeed:
+    """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens.
+
+    `own`: the head that the target contains; `required_memory` counts its weights and KV cache with the others.
+    """
+    hidden = 0
+    if own or draft.is_head:  # llama.cpp's buffer of hidden states, and those that the worker keeps (engine.drafting.head)
+        width = max(draft.number("target_hidden_size"), draft.n_embd) * (3 if draft.architecture == "eagle3" else 1)
+        hidden = 4 * width * (2 * options.n_batch + 1024)
+    if own:
+        return MemoryNeed(0, 0, 0, _compute_bytes(draft, options, n_ctx, VERIFIED) + hidden, n_ctx=n_ctx)
+    need = required_memory(draft, options, min(n_ctx, draft.n_ctx_train or n_ctx))
+    return msgspec.structs.replace(need, compute=need.compute + hidden)
 
 
 def largest_context(header: GGUFHeader, options: LoadOptions, available: int, draft: GGUFHeader | None = None) -> int:
@@ -549,7 +557,7 @@ def largest_context(header: GGUFHeader, options: LoadOptions, available: int, dr
     """
 
     def min_bytes(n_ctx: int) -> int:
-        beside = draft_memory(draft, options, n_ctx).min_bytes if draft is not None else 0
+        beside = draft_memory(draft, options, n_ctx, own=draft.path == header.path).min_bytes if draft else 0
         return required_memory(header, options, n_ctx).min_bytes + beside
 
     low, high = 0, max((header.n_ctx_train or 1 << 20) // CONTEXT_STEP, 1)

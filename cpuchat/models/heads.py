@@ -1,34 +1,42 @@
 """Draft heads: parts of a model, or files beside it, that predict its next tokens from its hidden states.
 
-cpuchat's own engine has no access to hidden states; llama-server does (`--spec-type draft-*`). Whether a head fits is
-decided by the keys that llama.cpp reads: `target_hidden_size` and `target_layers` of EAGLE-3 and DFlash (src/models of
-llama.cpp; a layer that the target lacks ends llama-server with GGML_ABORT), `nextn_predict_layers` of MTP.
+Whether a head fits is decided by the keys that llama.cpp reads: `target_hidden_size` and `target_layers` of EAGLE-3 and
+DFlash (src/models of llama.cpp; a layer that the target lacks ends the process with GGML_ABORT), `nextn_predict_layers`
+of MTP.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Literal
 
-from cpuchat.base.errors import DraftMismatch, EngineMissing
+from cpuchat.base.errors import DraftMismatch
 from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import role_of
-from cpuchat.models.gguf.header import GGUFHeader, read_model
+from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import LazyArray
 
 HeadKind = Literal["eagle3", "mtp", "dflash", "dspark"]
 
 TITLES: dict[HeadKind, str] = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark"}
-ENGINE = "llama-server"
-"""The engine that can use heads."""
-ONLY_ENGINE = f"only {ENGINE} can use it"
 
 _KINDS: dict[str, HeadKind] = {"eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash", "dspark": "dspark"}
 _NAMED = re.compile(r"(?<![a-z0-9])(?P<kind>mtp|eagle-?3|dflash|dspark)(?![a-z0-9])", re.IGNORECASE)
 ARCHITECTURES: dict[str, HeadKind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "mtp"}
+# Architectures of which the engine has a graph for MTP layers (`graph_mtp` in its src/models/*.cpp), those whose graphs
+# give the inputs of their layers (`t_layer_inp`), and those that give their last hidden states (`t_h_nextn`): what is
+# not there ends the process with GGML_ABORT, or is garbage.
+_MTP = frozenset(
+    {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2",
+     "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"}
+)  # fmt: skip
+_LAYER_INPUTS = frozenset(
+    {"bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "lfm2", "llama", "mimo2", "minimax-m2", "muse-glimmer",
+     "nanbeige", "nemotron_h", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp"}
+)  # fmt: skip
+_HIDDEN = _MTP | {"gemma4", "gpt-oss", "nemotron_h"}
 MAX_SIZE_DIFFERENCE = 128
 """Tokens by which the vocabularies of a target and of a draft model or head may differ."""
 _MAX_LAYERS = 64  # of the target that a head reads: three to six are usual
@@ -61,6 +69,11 @@ def included_layers(header: GGUFHeader) -> int:
     return n_layers if any(".nextn." in tensor.name for tensor in header.tensors) else 0
 
 
+def usable_layers(header: GGUFHeader) -> int:
+    """Return `included_layers` where the engine can draft with them, else 0."""
+    return 0 if unusable("mtp", header.architecture) else included_layers(header)
+
+
 def difference(target: GGUFHeader, head: GGUFHeader) -> str:
     """Return why `head` does not fit `target`, as a clause; "" when it does. The target's own MTP layers fit."""
     if os.path.realpath(target.path) == os.path.realpath(head.path):
@@ -81,6 +94,9 @@ def difference(target: GGUFHeader, head: GGUFHeader) -> str:
         last = max((layer for layer in layers if isinstance(layer, int)), default=0)
         if not reason and last > target.n_layer:
             reason = f"it reads layer {last}, the target has {target.n_layer}"
+        elif not reason and last == target.n_layer and target.architecture not in _HIDDEN:
+            name = clean_line(target.architecture)
+            reason = f"it reads the last hidden states, which this engine does not give of {name}"
     tokens = head.metadata.get("tokenizer.ggml.tokens")  # where it has a vocabulary of its own
     if not reason and isinstance(tokens, LazyArray) and abs(len(tokens) - target.n_vocab) > MAX_SIZE_DIFFERENCE:
         return f"its vocabulary has {len(tokens):,} tokens against {target.n_vocab:,} of the target"
@@ -98,28 +114,42 @@ def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch
     return DraftMismatch(f"{clean_line(draft.name)} cannot draft for {clean_line(target.name)}: {reason}.", hint)
 
 
-def require_head(target: Path, draft: Path) -> HeadKind | None:
-    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model. Raises
-    DraftMismatch: a head that does not fit `target`; ModelNotFound, ModelDamaged, ModelUnsupported: a file cannot be
-    read."""
-    head = read_model(draft)
-    if os.path.realpath(target) == os.path.realpath(draft):
-        return "mtp" if included_layers(head) else None
-    kind = kind_of(head)
-    if kind is not None and (reason := difference(read_model(target), head)):
-        raise mismatch(target, draft, reason, "Choose a head made for this model.")
+def require_head(target: GGUFHeader, draft: GGUFHeader) -> HeadKind | None:
+    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model.
+
+    Raises:
+        DraftMismatch: a head that does not fit `target`, or that the engine cannot use.
+    """
+    if os.path.realpath(target.path) == os.path.realpath(draft.path):
+        return "mtp" if usable_layers(draft) else None
+    kind = kind_of(draft)
+    if kind is None:
+        return None
+    if reason := difference(target, draft):
+        raise mismatch(target.path, draft.path, reason, "Choose a head made for this model.")
+    if reason := unusable(kind, target.architecture, draft.architecture):
+        raise mismatch(target.path, draft.path, reason, SERVER_RECIPE)
     return kind
 
 
-def find_program() -> str:
-    """Return the path of the llama-server to start. Raises EngineMissing: there is none on PATH."""
-    program = shutil.which(ENGINE)
-    if program is None:
-        problem = "Draft heads need a llama-server, and there is none on PATH."
-        raise EngineMissing(
-            problem, "Install llama.cpp: `brew install llama.cpp`, or a release from its page on GitHub."
-        )
-    return program
+SERVER_RECIPE = "Start `llama-server --spec-type draft-…` with it, and `cpuchat --server` for that."
+
+
+def unusable(kind: HeadKind, target: str = "", head: str = "") -> str:
+    """Return why the engine cannot draft with a head of this kind, as a clause; "" where it can.
+
+    Args:
+        target: architecture of the model; "": any.
+        head: that of the head.
+    """
+    if kind in ("dflash", "dspark"):
+        return f"{TITLES[kind]} heads draft whole blocks, which only llama-server does so far"
+    if head == "gemma4-assistant":
+        return "a head that reads the model's own KV cache works only in llama-server so far"
+    known = _MTP if kind == "mtp" else _LAYER_INPUTS
+    if target and target not in known:
+        return f"this engine gives the hidden states of no {clean_line(target)}"
+    return ""
 
 
 def title(kind: HeadKind) -> str:

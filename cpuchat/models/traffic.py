@@ -29,7 +29,10 @@ from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 from cpuchat.protocol.options import UNQUANTIZED, EngineOptions
 
 # Tables of which a pass reads rows (GGML_OP_GET_ROWS of LLM_TENSOR_INFOS in llama-arch.cpp): size, not traffic.
-_TABLE = re.compile(r"(?:token_embd|per_layer_token_embd|position_embd|token_types|blk\.\d+\.ffn_gate_tid2eid)\.weight")
+_OWN_MATRIX = ".nextn.shared_head_head.weight"
+_TABLE = re.compile(
+    r"(?:blk\.\d+\.nextn\.embed_tokens|token_embd|per_layer_token_embd|position_embd|token_types|blk\.\d+\.ffn_gate_tid2eid)\.weight"
+)
 # Not used for text decoding: encoders, vision, audio, blocks that predict further tokens.
 _OTHER = re.compile(r"^(enc|v|a|mm|nextn)\.")
 _DEFAULTS = EngineOptions()
@@ -45,15 +48,23 @@ N_PAST = 650
 """Tokens in the context at which speed is predicted: the middle of an answer of 300 tokens to a prompt of 500."""
 
 
-def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike: float = 0.0) -> ModelWork:
+def model_work(
+    header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike: float = 0.0, of_head: bool = False
+) -> ModelWork:
     """Return the work of a pass of the model of `header` (of `read_model`), loaded with `options`. `alike` as of
-    `ModelWork`: 0 for random tokens, `ALIKE` for text."""
+    `ModelWork`: 0 for random tokens, `ALIKE` for text. `of_head`: of the draft head in this file instead."""
     n_expert = header.number("expert_count")
-    head = header.output_matrix
+    head, layers = header.output_matrix, range(decoding_layers(header))
+    if of_head:
+        layers = range(len(layers) if header.number("nextn_predict_layers") else 0, header.n_layer)
+        head = next((one.name for one in header.tensors if one.name.endswith(_OWN_MATRIX)), head)
     parts: dict[str, list[Weights]] = {"dense": [], "head": [], "experts": []}
     row = 0
     for tensor in header.tensors:
-        if not is_used(header, tensor):
+        layer = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else ""
+        if _OTHER.match(tensor.name) or (layer.isdecimal() and int(layer) not in layers):
+            continue
+        if tensor.name == header.output_matrix != head:  # the model's; its head has one of its own
             continue
         columns, rows, n = (*tensor.shape, 1, 1)[:3]
         if is_table(tensor):
@@ -64,7 +75,7 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
         if part != "dense" or not is_table(tensor):
             parts[part].append(Weights(tensor.type, tensor.nbytes, tensor.n_elements, (columns + rows) * n))
     return ModelWork(
-        n_layer=header.n_layer,
+        n_layer=len(layers),
         dense=by_type(parts["dense"]),
         head=by_type(parts["head"]),
         experts=by_type(parts["experts"]),
@@ -73,8 +84,8 @@ def model_work(header: GGUFHeader, options: EngineOptions = _DEFAULTS, *, alike:
         alike=alike,
         row=row,
         on_disk=fit.lazy_bytes(header),
-        state=fit.state_bytes(header),
-        attention=_attention(header, options),
+        state=0 if of_head else fit.state_bytes(header),
+        attention=_attention(header, options, layers),
     )
 
 
@@ -89,25 +100,18 @@ def table_bytes(header: GGUFHeader) -> int:
     return sum(tensor.nbytes for tensor in header.tensors if is_table(tensor) and tensor.name != head)
 
 
-def is_used(header: GGUFHeader, tensor: TensorInfo) -> bool:
-    if _OTHER.match(tensor.name):
-        return False
-    layer = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else ""
-    return not layer.isdecimal() or int(layer) < decoding_layers(header)
-
-
 _UNTILED = 4.0
 """`Attention.wide` of a quantized cache: a prompt's token takes 13.1 ms for each 1,000 tokens of a Q8_0 cache, and
 3.3 ms of an F16 one (Qwen2.5 Coder 1.5B, two cores of a Zen 3); decoding takes the same with both."""
 
 
-def _attention(header: GGUFHeader, options: EngineOptions) -> tuple[Attention, ...]:
+def _attention(header: GGUFHeader, options: EngineOptions, layers: range) -> tuple[Attention, ...]:
     """Return what attention reads of the cache and computes for each token of it, by window (0: none), widest last."""
     flash_attn = options.flash_attn != "off" and header.architecture not in _NO_FLASH_ATTENTION
     rows = fit.kv_rows(header)
     own = header.n_layer - header.number("attention.shared_kv_layers")
     nbytes, madds = Counter[int](), Counter[int]()
-    for layer, row in enumerate(rows[: decoding_layers(header)]):
+    for layer, row in list(enumerate(rows))[layers.start : layers.stop] or enumerate(rows):
         # Layers without a cache of their own read that of the last layer of their kind (llama-model.cpp, `reuse`).
         owner = layer if layer < own or own < 2 else own - (2 if row.window else 1)
         # Without flash attention, also the cells of one batch beyond the window.

@@ -18,7 +18,7 @@ from cpuchat.base.text import clean_line
 from cpuchat.models.catalog import PACE
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.drafts.candidates import DraftCandidate
-from cpuchat.models.heads import ENGINE, ONLY_ENGINE, TITLES, kind_named, title
+from cpuchat.models.heads import TITLES, kind_named, title, unusable
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
 from cpuchat.models.quantize.types import PRECISE, speed_up
@@ -219,9 +219,6 @@ def _gain(candidate: DraftCandidate) -> str:
     return f"≈ {low}×" if low == high else f"≈ {low}–{high}×"
 
 
-_IN_PLACE = f"{ENGINE} only: it runs in place of cpuchat's own engine"
-
-
 def draft_details(
     key: str, candidate: DraftCandidate | None, *, is_loaded: bool, is_best: bool
 ) -> list[tuple[str, str]]:
@@ -231,7 +228,7 @@ def draft_details(
     place = "loaded as draft model" if is_loaded else "downloaded" if candidate.where == "here" else "on Hugging Face"
     text = [
         ("state", place),
-        ("head", f"{title(candidate.head)}, for {_IN_PLACE}" if candidate.head else ""),
+        ("head", title(candidate.head) if candidate.head else ""),
         ("target" if candidate.head else "vocabulary", _vocabulary(candidate)),
         ("advice", "best known candidate for this model" if is_best else ""),
         ("model", "the target's own, in fewer bytes" if candidate.same_model else ""),
@@ -416,7 +413,10 @@ def repository_details(entry: RepositoryEntry, repository: Repository) -> list[t
 def _head(entry: RepositoryEntry) -> str:
     """Return what kind of draft head it is, and what can use it; "" for other files."""
     kind = kind_named(entry.key)
-    return "" if kind is None else f"{TITLES[kind]}, drafts for the models of this repository; {ONLY_ENGINE}"
+    if kind is None:
+        return ""
+    reason = unusable(kind)
+    return f"{TITLES[kind]}, drafts for the models of this repository" + (f"; {reason}" if reason else "")
 
 
 def _draft(entry: RepositoryEntry) -> str:

@@ -153,8 +153,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
     why the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
 
-    `engine` names another engine than the worker that answers on this machine ("llama-server"; "" for the worker).
-    `evidence` is None for a model of another engine.
+    `evidence` is None for a model on a server.
     """
 
     path: str
@@ -188,7 +187,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     state_memory: int = 0
     partial_state: int = 0
     server: str = ""
-    engine: str = ""
     unreported: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     evidence: LoadEvidence | None = None

@@ -198,9 +198,6 @@ class RequestReader:
         self.check_number(messages, param)
         self.check_length(param, texts)
         self.check_length("tools", [encoded(tool.declaration(), "tools") for tool in asked.tools])
-        if self._model.engine and (asked.calling.mode != "auto" or asked.calling.names):
-            reason = f"not supported while {self._model.engine} answers (a draft head)"
-            raise field_error("tool_choice", reason, "unsupported")
         budget = self.settings.chat.request_options()["reasoning_budget"]
         if reasoning_budget is not None:
             if reasoning_budget < -1:

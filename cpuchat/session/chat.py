@@ -293,7 +293,7 @@ class ChatSession:
     async def show_ceiling(self) -> None:
         """Give the meter the ceilings of the loaded model by the passes that were measured on its cores."""
         model, engine = self.conversation.model, self.conversation.backend.engine
-        if model is None or model.server or model.engine:
+        if model is None or model.server:
             return
         from cpuchat.models.machine import reach_of
 

@@ -47,7 +47,7 @@ class SpeculationMeter:
         """The speculation options of the running or the next answer."""
         self._model_plain_ms: float | None = None
         self._drafts_off: DraftsOff | None = None
-        self._remote = self._server = False
+        self._server = False
         self.reset()
 
     def reset(self) -> None:
@@ -59,9 +59,8 @@ class SpeculationMeter:
         self.reset()
         self._model_plain_ms = model.pass_ms[0] if model is not None and model.pass_ms else None
         self._drafts_off = model.drafts_off if model is not None else None
-        # A server counts by itself, also one of cpuchat's own; another one drafts as it was started.
-        self._remote = model is not None and bool(model.server)
-        self._server = self._remote or (model is not None and bool(model.engine))
+        # A server counts by itself, and drafts as it was started.
+        self._server = model is not None and bool(model.server)
 
     def update(self, figures: SpeculationFigures | None, predicted_n: int, decode_ms: float) -> None:
         """Record figures taken when `predicted_n` tokens were generated in `decode_ms` milliseconds."""
@@ -70,7 +69,7 @@ class SpeculationMeter:
     def drafting(self, tok_s: float | None, answered: bool) -> DraftingFigures:
         """Return the current figures. `tok_s` is the rate to compare with plain decoding; `answered`: text has come."""
         adaptive = self.asked.depth == 0 and not self._server
-        if not self.asked.drafters and not self._remote:
+        if not self.asked.drafters and not self._server:
             return DraftingFigures(adaptive=adaptive)
         counts = self._figures or SpeculationFigures(off=self._drafts_off)
         nothing = "nothing drafted" if answered else NO_ANSWER

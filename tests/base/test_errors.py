@@ -11,7 +11,6 @@ SHARED = {
     3: {"ChatNotFound", "ModelNotFound", "NotOnHub"},
     4: {"ModelDamaged", "ModelUnsupported"},
     8: {"WorkerDied", "WorkerStuck"},
-    9: {"EngineMismatch", "EngineMissing"},
 }
 """Codes that mean the same thing to a script, whichever of the two happened."""
 

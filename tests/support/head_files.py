@@ -12,11 +12,11 @@ from cpuchat.models.synthetic.model import from_array, write_gguf
 WORDS = [f"w{i}" for i in range(300)]
 
 
-def target_file(path: Path, *, n_mtp: int = 0) -> Path:
+def target_file(path: Path, *, n_mtp: int = 0, architecture: str = "llama") -> Path:
     """Write a model of 4 layers, the last `n_mtp` of which are MTP layers."""
-    metadata = _metadata(path, "llama", 64, 4, WORDS)
+    metadata = _metadata(path, architecture, 64, 4, WORDS)
     if n_mtp:
-        metadata["llama.nextn_predict_layers"] = n_mtp
+        metadata[f"{architecture}.nextn_predict_layers"] = n_mtp
     names = [f"blk.{layer}.attn_norm.weight" for layer in range(4)]
     names += [f"blk.{3 - number}.nextn.enorm.weight" for number in range(n_mtp)]
     return _write(path, metadata, names)

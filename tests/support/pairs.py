@@ -127,6 +127,12 @@ class Talker:
         # These models are so quick that the real one would leave them alone.
         self.speculator.min_plain_ms, self.speculator.lookup_share = 0.0, math.inf
 
+    def use(self, drafter: DraftModel) -> None:
+        """Draft with `drafter`."""
+        self.drafter = drafter
+        self.speculator = Speculator(None, drafter)
+        self.speculator.min_plain_ms, self.speculator.lookup_share = 0.0, math.inf
+
     def decide(self, controller: DepthController) -> Talker:
         """Let `controller` decide instead of one that uses times."""
         self.speculator._controller = controller

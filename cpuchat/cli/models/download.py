@@ -21,7 +21,7 @@ from cpuchat.models.catalog import CatalogModel, estimates, load_catalog, match_
 from cpuchat.models.downloads.manager import Downloads
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.fit import gigabytes
-from cpuchat.models.heads import ONLY_ENGINE, kind_named, title
+from cpuchat.models.heads import kind_named, title
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository, choose_repo_model
 from cpuchat.models.library.library import Library
@@ -61,7 +61,7 @@ def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
     terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{parts})")
     if model.kind == "head":  # memory and speed depend on the target, which is not named here
         kind = kind_named(model.files[0].path)
-        terminal.note(f"  {title(kind) if kind is not None else 'draft head'}: {ONLY_ENGINE}")
+        terminal.note(f"  {title(kind) if kind is not None else 'draft head'}")
     else:
         why_not = _explain(terminal, hub, repository, model, chosen)
         if why_not:

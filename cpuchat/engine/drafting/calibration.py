@@ -25,7 +25,7 @@ from cpuchat.costs.measured_on import MeasuredOn, decode_options
 from cpuchat.engine.drafting.draft_model import DraftThread
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model, Progress
+from cpuchat.engine.llama.model import LoadedHead, Model, Progress
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
 from cpuchat.hardware.bandwidth.read_bandwidth import measured_on
@@ -52,7 +52,7 @@ _RETRY_BUDGET: Final = 1.5
 
 def measure(
     target: Model,
-    draft: Model | None,
+    draft: Model | LoadedHead | None,
     thread: DraftThread | None,
     on_progress: Callable[[int, int], None],
     *,
@@ -280,7 +280,7 @@ LOOK_SECONDS: Final = 0.2
 
 def calibrated_costs(
     target: Model,
-    draft: Model | None,
+    draft: Model | LoadedHead | None,
     thread: DraftThread | None,
     command: LoadModel,
     on_progress: Progress,
@@ -334,7 +334,7 @@ def calibrated_costs(
     return costs, None
 
 
-def conditions(target: Model, draft: Model | None = None, draft_cpus: tuple[int, ...] = ()) -> MeasuredOn:
+def conditions(target: Model, draft: Model | LoadedHead | None = None, draft_cpus: tuple[int, ...] = ()) -> MeasuredOn:
     """Return everything that the costs depend on: files, cores and how they are used, memory policy, build."""
     engine = bindings.engine_info()
     options = decode_options(target.options) | {

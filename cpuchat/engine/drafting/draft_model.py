@@ -163,8 +163,7 @@ class DraftModel(Drafter):
             while n > 0:
                 at = self._start + self._synced
                 batch = self._text[at : at + min(n, _READ_ROWS, self._sequence.n_batch)]
-                self.passes += 1
-                self._sequence.extend(batch, n_outputs=len(batch))
+                self._evaluate(batch, len(batch))
                 self._synced += len(batch)
                 n -= len(batch)
                 for i in range(len(batch)):
@@ -186,6 +185,11 @@ class DraftModel(Drafter):
         self.passes += 1
         return self._sequence.step(token)
 
+    def _evaluate(self, tokens: list[int], n_outputs: int) -> None:
+        """Evaluate the next tokens in one batch; the last `n_outputs` get a row of logits."""
+        self.passes += 1
+        self._sequence.extend(tokens, n_outputs=n_outputs)
+
     def _extend(self, tokens: list[int], n_outputs: int) -> np.ndarray | None:
         """Evaluate any number of tokens; returns the logits after the last one if `n_outputs`."""
         sequence = self._sequence
@@ -193,9 +197,8 @@ class DraftModel(Drafter):
         for i in range(0, len(tokens), size):
             batch = tokens[i : i + size]
             is_last = i + size >= len(tokens)
-            self.passes += 1
-            sequence.extend(batch, n_outputs=n_outputs if is_last else 0)
-        return sequence.logits(len(batch) - 1) if n_outputs and tokens else None
+            self._evaluate(batch, n_outputs if is_last else 0)
+        return sequence.logits(-1) if n_outputs and tokens else None
 
 
 T = TypeVar("T")

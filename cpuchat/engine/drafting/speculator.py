@@ -14,10 +14,12 @@ from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
 from cpuchat.costs.calibrations import MIN_PLAIN_MS, Calibration, Calibrations, PassCosts
 from cpuchat.engine.drafting.calibration import calibrated_costs
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread, ModelDrafting
+from cpuchat.engine.drafting.head import Head
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model, Progress
+from cpuchat.engine.llama.model import LoadedHead, Model, Progress
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
+from cpuchat.models.heads import require_head
 from cpuchat.protocol.messages import LoadModel, Speculation
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.protocol.timings import SpeculationFigures
@@ -217,7 +219,7 @@ class SpeculationSetup:
     `calibrations` keeps what was learned about the pair with these `costs`; None: nothing is kept."""
 
     speculator: Speculator
-    draft: Model | None = None
+    draft: Model | LoadedHead | None = None
     thread: DraftThread | None = None
     calibrations: Calibrations | None = None
     costs: Calibration | None = None
@@ -249,7 +251,9 @@ def set_up_speculation(
     draft = _load_draft(target, command, available, on_progress, abort, notes)
     drafter = thread = None
     try:
-        if draft is not None:
+        if isinstance(draft, LoadedHead):
+            drafter = Head(draft.sequence, target.sequence, target.vocab.n_tokens)
+        elif draft is not None:
             drafter = DraftModel(draft.sequence, min(draft.vocab.n_tokens, target.vocab.n_tokens))
             try:
                 if command.draft_cpus:
@@ -275,7 +279,7 @@ def set_up_speculation(
     if draft is not None:
         info = draft.info
         changes |= {"draft": info.name, "draft_path": info.path, "draft_quantization": info.quantization}
-        changes |= {"draft_work": info.work, "draft_cpus": (thread or draft.pool).cpus}
+        changes |= {"draft_work": info.work, "draft_cpus": (thread or target.pool).cpus}
     target.info = msgspec.structs.replace(target.info, **changes)
     speculator = Speculator(
         costs,
@@ -294,12 +298,16 @@ def set_up_speculation(
 
 def _load_draft(
     target: Model, command: LoadModel, available: int, on_progress: Progress, abort: AbortFlag, notes: list[str]
-) -> Model | None:
+) -> Model | LoadedHead | None:
     if not command.options.draft_path or not target.sequence.max_draft:
         return None
     path = Path(command.options.draft_path)
     try:
         header = read_model(path)
+        if kind := require_head(target.header, header):
+            if command.draft_cpus:
+                notes.append("A draft head computes on the cores of its model, one after the other.")
+            return target.open_head(header, kind, on_progress)
         verdict = check_pair(target.header, header)
         if not verdict.ok:
             notes.append(f"No draft model: {verdict.reason} {verdict.hint}".strip())

@@ -168,6 +168,20 @@ threadpool_pause = _function("ggml_threadpool_pause", None, ctypes.c_void_p, lib
 attach_threadpool = _function("llama_attach_threadpool", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 detach_threadpool = _function("llama_detach_threadpool", None, ctypes.c_void_p)
 logits_address = _function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+set_hidden_states = _function(
+    "_Z26llama_set_embeddings_nextnP13llama_contextbb", None, ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool
+)
+hidden_states_address = _function("_Z26llama_get_embeddings_nextnP13llama_context", ctypes.c_void_p, ctypes.c_void_p)
+n_layer_nextn = _function("llama_model_n_layer_nextn", ctypes.c_int32, ctypes.c_void_p)
+set_layer_inputs = _function(
+    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb", None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
+)
+layer_inputs_address = _function(
+    "_Z30llama_get_embeddings_layer_inpP13llama_contextj", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
+)
+hidden_state_address = _function(
+    "_Z30llama_get_embeddings_nextn_ithP13llama_contexti", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
+)
 blck_size = _function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
 tensor_bytes = _function("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
 tensor_type_name = _function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)

@@ -34,6 +34,7 @@ from cpuchat.costs.model import ALIKE
 from cpuchat.engine.llama import bindings, kernels
 from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.evidence import read_evidence
+from cpuchat.engine.llama.head_sequence import EagleSequence, HeadSequence
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
@@ -43,8 +44,10 @@ from cpuchat.hardware.numa.mempolicy import allowed_nodes, current, in_effect
 from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
-from cpuchat.models.fit import MemoryNeed, check_fit, plan_memory
+from cpuchat.models.fit import MemoryNeed, check_fit, draft_memory, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
+from cpuchat.models.gguf.parse import LazyArray
+from cpuchat.models.heads import HeadKind, title
 from cpuchat.models.support import check_supported, load_refusal
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.messages import LoadOptions
@@ -307,7 +310,7 @@ class Model:
                     lambda: (spm_coverage(header), special_types(header), file_fingerprint(header.path))
                 )
                 kernels.prepare(roams or cpus, len(cpus), options.load_mode == "mmap" and not options.mlock)
-                model._load_weights(on_progress)
+                model._model = model._load_file(header, on_progress)
             coverage, types, fingerprint = facts.result()
             model.vocab = Vocab(model._model, visible_markers, coverage, types)
             model._make_context(threads, roams, on_progress)
@@ -320,10 +323,11 @@ class Model:
             raise
         return model
 
-    def _load_weights(self, on_progress: Progress) -> None:
+    def _load_file(self, header: GGUFHeader, on_progress: Progress) -> Any:
+        """Load weights; returns the llama_model."""
         options = self.options
         phase = "preparing" if options.load_mode == "mmap" else "reading"
-        total, last = self.header.file_size, 0.0
+        total, last = header.file_size, 0.0
 
         def progress(share: float, _: Any) -> bool:
             nonlocal last
@@ -338,18 +342,23 @@ class Model:
         params.use_extra_bufts = options.use_repack
         kernels.select(self.kernel_types)
         params.n_gpu_layers = 0
+        # Where a head is loaded: of a file of its own, or of the model's where it is named as its draft.
+        params.load_mtp = header.is_head or same_file(options.draft_path, header.path)
         callback = llama.llama_progress_callback(progress)
         params.progress_callback = callback
-        parts = [os.fsencode(part) for part in model_files(self.header.path)]  # not by llama.cpp's rule for their names
+        parts = [os.fsencode(part) for part in model_files(header.path)]  # not by llama.cpp's rule for their names
         paths = (ctypes.c_char_p * len(parts))(*parts)
-        self._model = llama.llama_model_load_from_splits(paths, len(parts), params)
+        model = llama.llama_model_load_from_splits(paths, len(parts), params)
         if self._abort.is_set():
+            if model:
+                llama.llama_model_free(model)
             raise Aborted
-        if not self._model:
-            reason, path = _reason(), self.header.path
+        if not model:
+            reason, path = _reason(), header.path
             if any(sign in reason for sign in _NO_MEMORY):
                 raise DoesNotFit(f"Not enough memory for {path.name}: {reason}.", "Choose a smaller model.")
             raise load_refusal(path, reason)
+        return model
 
     def _make_context(
         self, threads: tuple[int, ...] | ThreadPool, roams: tuple[int, ...], on_progress: Progress
@@ -388,13 +397,56 @@ class Model:
         context = self._new_context(self.pool.n_threads, n_ctx, n_outputs, n_outputs)
         return self._new_sequence(context)
 
+    def open_head(self, header: GGUFHeader, kind: HeadKind, on_progress: Progress) -> LoadedHead:
+        """Return a draft head with a context of its own on the same threads: that of the model itself, which was loaded
+        with it, or the one in the file of `header`. Free it before this model.
+
+        Raises:
+            Interrupted: `abort` was set.
+            ModelNotFound, ModelDamaged, DoesNotFit, GenerationFailed: as `load`.
+        """
+        own = None
+        try:
+            if header.path != self.header.path:
+                if self.options.load_mode == "mmap":
+                    bring_in(header, self.pool.cpus, on_progress, self._abort)
+                own = self._load_file(header, on_progress)
+            context = self._new_context(
+                self.pool.n_threads, self.sequence.n_ctx, self.plan.n_outputs, head=own or self._model
+            )
+        except BaseException as error:
+            if own is not None:
+                llama.llama_model_free(own)
+            if isinstance(error, Aborted):
+                raise Interrupted("The load was cancelled.") from None
+            raise
+        sizes: dict[str, Any] = {
+            "n_vocab": header.n_vocab or self.vocab.n_tokens, "n_embd": header.n_embd, "abort": self._abort
+        }  # fmt: skip
+        layers = header.value("target_layers")
+        if kind == "eagle3" and isinstance(layers, LazyArray):
+            of_model: dict[str, Any] = {"n_layer": self.header.n_layer, "n_target": self.header.n_embd}
+            sequence = EagleSequence(context, **sizes, **of_model, layers=layers.first(len(layers)))
+        else:
+            sequence = HeadSequence(context, **sizes)
+        self.pool.attach(sequence)
+        info = msgspec.structs.replace(
+            self.info,
+            path=str(header.path),
+            name=title(kind) if own is None else header.name or header.path.stem,
+            quantization=header.quantization if own is not None else "",
+            work=model_work(header, self.options, of_head=True),
+            fingerprint=file_fingerprint(header.path),
+        )
+        return LoadedHead(sequence, own, info, draft_memory(header, self.options, self.sequence.n_ctx, own=own is None))
+
     @staticmethod
     def free_sequence(sequence: Sequence) -> None:
         bindings.detach_threadpool(sequence.context)
         sequence.free()
         llama.llama_free(sequence.context)
 
-    def _new_context(self, n_threads: int, n_ctx: int, n_outputs: int, min_batch: int = 0) -> Any:
+    def _new_context(self, n_threads: int, n_ctx: int, n_outputs: int, min_batch: int = 0, *, head: Any = None) -> Any:
         options = self.options
         params = llama.llama_context_default_params()
         params.n_ctx = n_ctx
@@ -408,9 +460,13 @@ class Model:
         # Layers with a sliding window keep its tokens and one batch, as `fit.kv_cells` counts; the store of states goes
         # back where such a cache cannot.
         params.swa_full = False
-        if has_recurrent_state(self._model):
+        if head:
+            params.ctx_other = self._context
+            if int(bindings.n_layer_nextn(head)):
+                params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
+        elif has_recurrent_state(self._model):
             request_rollback(params, self.plan.n_rs_seq)
-        context = llama.llama_init_from_model(self._model, params)
+        context = llama.llama_init_from_model(head or self._model, params)
         if not context:
             reason = _reason()
             if any(sign in reason for sign in _NO_MEMORY):
@@ -473,6 +529,11 @@ class Model:
             evidence=read_evidence(self._model, self.pool.thread_ids),
         )
 
+    @property
+    def need(self) -> MemoryNeed:
+        """Return the memory that it takes."""
+        return self.plan.need
+
     def state_key(self) -> str:
         """Return everything that a saved KV state depends on, besides the text."""
         options = self.options
@@ -506,6 +567,36 @@ class Model:
         if self._model:
             llama.llama_model_free(self._model)
             self._model = None
+
+
+@dataclass(frozen=True)
+class LoadedHead:
+    """A draft head beside its model, in the place of a draft model.
+
+    Attributes:
+        model: the llama_model of a file of its own; None for the head that the model contains.
+        info: of the model, with what the head has in its place: path, name, quantization, work and fingerprint.
+    """
+
+    sequence: HeadSequence
+    model: Any
+    info: ModelInfo
+    need: MemoryNeed
+
+    def state_key(self) -> str:
+        """As `Model.state_key`."""
+        return f"head|{self.info.fingerprint}|{bindings.engine_info().llama_commit}"
+
+    def free(self) -> None:
+        """Free everything, before the model is freed."""
+        Model.free_sequence(self.sequence)
+        if self.model is not None:
+            llama.llama_model_free(self.model)
+
+
+def same_file(path: str, other: Path) -> bool:
+    """Return whether both are one file; "" is none."""
+    return bool(path) and os.path.realpath(path) == os.path.realpath(other)
 
 
 def _reason() -> str:

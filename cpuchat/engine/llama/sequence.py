@@ -21,6 +21,7 @@ of the pinned llama.cpp.) Which way works is found out by doing it (`detect_roll
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -177,6 +178,7 @@ class Sequence:
         is_divisible: beside the partial state there is attention that keeps every token.
         partial_bytes: of a partial state; 0: none is needed, going back is cutting.
         pool: the threads that compute it, and `attached` the ggml_threadpool of them that does now.
+        on_evaluated: told the place and number of the tokens of each batch, while what llama.cpp gave for it is there.
         is_broken: a stopped batch has left a part in the recurrent state: only `set_state` and `clear` make it usable.
     """
 
@@ -200,6 +202,7 @@ class Sequence:
         self.rollback = Rollback(self._kv_cache)
         self._n_checkpoint = self._passes = 0  # tokens at the checkpoint, batches since
         self.pool: ThreadPool | None = None
+        self.on_evaluated: Callable[[int, int], None] | None = None
         self.attached = 0
         self._never = AbortFlag()
         self._is_stoppable = True
@@ -267,8 +270,11 @@ class Sequence:
         status = llama.llama_decode(self.context, self._batch)
         self.decode_seconds += perf_counter() - start
         if status == _OK:
+            past = len(self.tokens)
             self.tokens.extend(tokens)
             self._passes += 1
+            if self.on_evaluated is not None:
+                self.on_evaluated(past, len(tokens))
             return
         if self.is_recurrent:
             self.is_broken = True

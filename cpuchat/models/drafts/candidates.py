@@ -217,7 +217,7 @@ class DraftCandidate(msgspec.Struct, frozen=True, kw_only=True):
     `size` in bytes (0: not known). `entry` is the id of its catalog entry, "" for none, and `named` whether the catalog
     names it for this target. `verdict` None: not checked yet. `failed` is why it could not be checked, else "".
 
-    `head` is the kind of a draft head, which only llama-server can use; None for a draft model. `included`: the target
+    `head` is the kind of a draft head; None for a draft model. `included`: the target
     itself contains it, and `path` is the target's. On the hub `file` is its path in the repository. `same_model`: a
     smaller quantization of the target.
     """
@@ -386,17 +386,19 @@ class _Target(NamedTuple):
 
 
 def expected_pair(
-    target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine, acceptance: float | None = None
+    target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine | None, acceptance: float | None = None
 ) -> Expectation:
-    """Return the expected speed-up of a local draft model, both by their headers.
+    """Return the expected speed-up of a local draft model or head, both by their headers; of the head that the target
+    contains, where `draft` is the target itself.
 
     Args:
         costs: of the target.
         acceptance: measured for the pair.
     """
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
-    same = is_same_model(target, draft)
-    return judged.expected(model_work(draft), draft.path, acceptance, exact=True, same_model=same)
+    is_head = draft.is_head or draft.path == target.path
+    same = not is_head and is_same_model(target, draft)
+    return judged.expected(model_work(draft, of_head=is_head), draft.path, acceptance, exact=True, same_model=same)
 
 
 def rank_among(preferred: Sequence[str], quantization: str) -> int:

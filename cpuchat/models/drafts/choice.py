@@ -22,8 +22,10 @@ from cpuchat.models.drafts.candidates import (
     UNKNOWN,
     DraftCandidate,
     Expectation,
+    TargetCosts,
     candidates,
     check,
+    expected_pair,
     header_of,
     max_read,
     measured_draft_ms,
@@ -34,18 +36,14 @@ from cpuchat.models.drafts.pairing import check_files, check_pair, is_known_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import (
     ARCHITECTURES,
-    ENGINE,
-    ONLY_ENGINE,
-    HeadKind,
-    find_program,
-    included_layers,
     kind_named,
     require_head,
     title,
+    usable_layers,
 )
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
-from cpuchat.models.machine import machine_for
+from cpuchat.models.machine import Machine, machine_for
 from cpuchat.models.prediction import predict
 
 if TYPE_CHECKING:
@@ -85,7 +83,6 @@ def choose_draft(
     strict: bool = True,
     settings: Settings | None = None,
     measured_only: bool = False,
-    heads: bool = False,
 ) -> tuple[Path | None, str]:
     """Return the draft model for `target`, and a note for the user ("" for none).
 
@@ -96,11 +93,9 @@ def choose_draft(
         strict: a wanted model that cannot be used is an error; else it is left out, and the note says why. For settings
             made with another target in mind.
         settings, measured_only: as of `own_draft`.
-        heads: the backend can use draft heads, too: a file of its own, or `target` itself for the one that it contains.
 
     Raises:
         DraftMismatch: the wanted model does not fit; the hint names one that would.
-        EngineMissing: it is a head, and there is no llama-server.
         ModelNotFound, ModelDamaged: it does not exist or cannot be read.
     """
     wanted = wanted.strip()
@@ -109,7 +104,7 @@ def choose_draft(
     if wanted in AUTO:
         chosen, note = ChosenDrafts().of(target), ""
         if chosen:
-            draft, note = choose_draft(target, chosen, library, strict=False, heads=heads)
+            draft, note = choose_draft(target, chosen, library, strict=False)
             if draft is not None or chosen == NO_DRAFT:
                 return draft, note
         try:
@@ -119,24 +114,15 @@ def choose_draft(
         return draft, " ".join(filter(None, (note, why)))
     try:
         draft = target if wanted == INCLUDED else library.resolve(wanted)
-        if heads and head_for(target, draft) is not None:
-            find_program()
+        if not is_known_pair(target, draft) and require_head(read_model(target), read_model(draft)) is not None:
             return draft, ""
         if wanted == INCLUDED:
-            problem = f"{clean_line(target.name)} contains no MTP head." if heads else (
-                f"An MTP head cannot be used here: {ONLY_ENGINE}."
-            )  # fmt: skip
-            raise DraftMismatch(problem, "Choose a draft model, or `none`.")
+            raise DraftMismatch(f"{clean_line(target.name)} contains no MTP head.", "Choose a draft model, or `none`.")
         return draft, require_pair(target, draft, library).note
     except CpuchatError as error:
         if strict:
             raise
         return None, f"No draft model: {error}"
-
-
-def head_for(target: Path, draft: Path) -> HeadKind | None:
-    """Return the kind of head that `draft` is for `target`; None for a draft model. Raises as `require_head`."""
-    return None if is_known_pair(target, draft) else require_head(target, draft)
 
 
 class DraftChoice(msgspec.Struct, frozen=True):
@@ -163,7 +149,7 @@ def draft_of_settings(
     section, wanted = settings.speculation, settings.speculation.wanted_draft
     measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
     try:
-        draft, note = choose_draft(target, wanted, library, settings=settings, measured_only=measured_only, heads=True)
+        draft, note = choose_draft(target, wanted, library, settings=settings, measured_only=measured_only)
     except (CpuchatError, OSError) as error:
         if strict:
             raise
@@ -180,9 +166,9 @@ def own_draft(
 ) -> tuple[Path | None, str]:
     """Return the local draft model that belongs to `target`, and a note that says which and why.
 
-    For a demo model, that of the package. For others the first that the catalog names for it, is downloaded, has the
-    same vocabulary, and reads little enough per token; else a smaller quantization of the target (`_smaller_file`). The
-    depth controller keeps it from slowing answers down.
+    For a demo model, that of the package. For others the head that it contains, else the first that the catalog names
+    for it, is downloaded, has the same vocabulary, and reads little enough per token; else a smaller quantization of
+    the target (`_smaller_file`). The depth controller keeps it from slowing answers down.
 
     Args:
         settings: what `target` is loaded with; None: no smaller quantization of it is chosen.
@@ -194,10 +180,13 @@ def own_draft(
     if is_demo(target):
         draft = library.resolve("demo-draft")
         return (draft, "") if check_files(target, draft).ok else (None, "")
+    header = read_model(target)
+    if usable_layers(header):
+        return target, ""
     costs = target_costs(target) if measured_only else UNKNOWN
     if measured_only and not costs.draft_ms:
         return None, ""
-    catalog, header = load_catalog(), read_model(target)
+    catalog = load_catalog()
     entry = match_local(catalog, header)
     named = named_drafts(header, entry, library, catalog, beside=target) if entry is not None else []
     for one in named:
@@ -271,6 +260,8 @@ def planned_draft(target: GGUFHeader, wanted: str, library: Library, hub: Hub | 
             if check_pair(target, header).ok:
                 return PlannedDraft(header, _title(header.name, header.quantization))
         return None
+    if usable_layers(target):
+        return PlannedDraft(target, title("mtp"))
     catalog = load_catalog()
     entry = match_local(catalog, target)
     found = named_drafts(target, entry, library, catalog) if entry is not None else []
@@ -282,22 +273,33 @@ def planned_draft(target: GGUFHeader, wanted: str, library: Library, hub: Hub | 
     return None
 
 
-_NOT_PREDICTED = Expectation(why=f"not predicted: {ENGINE} drafts with a head, at a fixed depth")
+NOT_READ = Expectation(why="not predicted before its header is read")
 _HEAD_QUANTIZATIONS = ("Q8_0", "BF16", "F16", "Q6_K", "Q4_K_M", "Q4_0")
 
 
-def local_heads(target: GGUFHeader, here: Iterable[LocalModel]) -> list[DraftCandidate]:
-    """Return the MTP layers of the target itself, then the head files on this machine, unchecked."""
+def local_heads(
+    target: GGUFHeader, here: Iterable[LocalModel], costs: TargetCosts = UNKNOWN, machine: Machine | None = None
+) -> list[DraftCandidate]:
+    """Return the MTP layers of the target itself, then the head files on this machine, unchecked. Reads headers.
+
+    Args:
+        costs, machine: as of `candidates`.
+    """
     listed: list[DraftCandidate] = []
-    if included_layers(target):
+    if usable_layers(target):
+        expected = expected_pair(target, target, costs, machine)
         listed.append(
-            DraftCandidate(name=title("mtp"), where="here", path=target.path, head="mtp", included=True,
-                      expected=_NOT_PREDICTED)
-        )  # fmt: skip
+            DraftCandidate(
+                name=title("mtp"), where="here", path=target.path, head="mtp", included=True, expected=expected
+            )
+        )
     for model in here:
         if model.kind == "head" and model.unfinished is None:
             kind = kind_named(model.path.name) or ARCHITECTURES.get(model.architecture, "mtp")
-            listed.append(DraftCandidate.of_file(model, name=model.path.stem, head=kind, expected=_NOT_PREDICTED))
+            expected = NOT_READ
+            with contextlib.suppress(CpuchatError):  # `check` tells what is wrong with it
+                expected = expected_pair(target, read_model(model.path), costs, machine)
+            listed.append(DraftCandidate.of_file(model, name=model.path.stem, head=kind, expected=expected))
     return listed
 
 
@@ -324,7 +326,7 @@ def heads_of(repository: Repository, here: Iterable[DraftCandidate] = ()) -> lis
             size=model.size,
             head=kind_named(model.files[0].path),
             file=model.files[0].path,
-            expected=_NOT_PREDICTED,
+            expected=NOT_READ,
         )
         for model in best.values()
     ]

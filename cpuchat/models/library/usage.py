@@ -47,13 +47,13 @@ class UsageLog:
 
     def answered(self, model: ModelInfo, timings: Timings, memory: str = "") -> None:
         """Record the speed of an answer of `model`, and what its passes cost. Answers of a few tokens say nothing, and
-        those of servers and of llama-server nothing about this engine on this machine.
+        those of servers nothing about this engine on this machine.
 
         Args:
             memory: the worker's memory policy, in the words of `mempolicy`.
         """
         rate = timings.predicted_per_second
-        if rate is None or timings.predicted_n < MIN_TOKENS or model.server or model.engine:
+        if rate is None or timings.predicted_n < MIN_TOKENS or model.server:
             return
         figures = timings.speculation
         plain = rate

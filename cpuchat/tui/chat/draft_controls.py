@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.present.drafts_off import off_words
 from cpuchat.session.conversation import DraftingMode
 from cpuchat.tui.services import Services
 
@@ -27,15 +26,12 @@ def cycle(services: Services) -> str:
     if isinstance(services.loaded, ServerModel):
         return "The server drafts as it was started; its options switch it on or off."
     loaded = conversation.model
-    if loaded is not None and loaded.engine and loaded.drafts_off:
-        return f"Drafting is off: {off_words(loaded.drafts_off)}."
     if conversation.settings.speculation.drafters == "off" and conversation.drafting != "always":
         conversation.drafting = "auto"
         services.save_settings({"speculation": {"drafters": "auto"}})
         return "Drafting on from the next answer. The draft model and calibration come with the next load (Ctrl+O)."
     conversation.drafting = _NEXT[conversation.drafting]
-    restarts = f", which restarts {loaded.engine}" if loaded is not None and loaded.engine else ""
-    when = f"from the next answer{restarts}"
+    when = "from the next answer"
     if conversation.drafting == "off":
         return f"Drafting off {when}. F9: auto; F2 to disable it permanently."
     if conversation.drafting == "always":

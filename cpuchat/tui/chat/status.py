@@ -132,7 +132,7 @@ class StatusLine(Widget):
         if model.quantization.lower() not in model.name.lower():
             left.append((model.quantization, "dim"))
         threads = units.plural(model.n_threads, "core" if len(model.cpus) == model.n_threads else "thread")
-        here = [(model.engine, "dim"), (threads, "dim"), self._policy_part()]
+        here = [(threads, "dim"), self._policy_part()]
         where = [(model.server, "dim")] if model.server else here
         tools = units.plural(self._n_tools, "tool") if self._n_tools else ""
         right = [*where, (tools, "dim"), self._context_part()]

@@ -45,7 +45,7 @@ async def use_when_here(app: App[Any], services: Services, download: Download, t
         return  # the user has taken it off the list
     name = clean_line(done.order.model.name)
     try:
-        await run_in_daemon_thread(lambda: choose_draft(target, done.path, services.library, heads=True))
+        await run_in_daemon_thread(lambda: choose_draft(target, done.path, services.library))
     except (CpuchatError, OSError) as error:
         text = clean_line(f"{name} cannot be the draft model. {error}")
         app.notify(text, title="Draft model", severity="error", timeout=10, markup=False)
@@ -115,16 +115,17 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         messages = self._services.conversation.messages
         timings = next((message.timings for message in reversed(messages) if message.timings is not None), None)
         here = self._services.library.local_models(beside=target.path)
+        machine = machine_for(target.path, self._services.settings, self._loaded)
         found = candidates(
             target,
             here,
             load_catalog(),
             costs,
-            machine_for(target.path, self._services.settings, self._loaded),
+            machine,
             acceptance=measured_acceptance(timings.speculation if timings is not None else None),
             beside=next((model.path for model in here if self._is_loaded(model)), None),
         )
-        return target, [*local_heads(target, here), *found]
+        return target, [*local_heads(target, here, costs, machine), *found]
 
     def _heads_on_hub(self, target: GGUFHeader, found: Iterable[DraftCandidate]) -> list[DraftCandidate]:
         """Return the draft heads in the target's repository that are not `found` here; [] when it cannot be reached."""

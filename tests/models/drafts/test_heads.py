@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base.errors import DraftMismatch, EngineMissing
-from cpuchat.models import heads
+from cpuchat.base.errors import DraftMismatch
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.drafts.candidates import INCLUDED, candidates, check, recommended
 from cpuchat.models.drafts.choice import choose_draft, heads_of, local_heads
@@ -25,7 +24,7 @@ def repository(*paths: str) -> Repository:
 
 
 def test_heads_on_this_machine_are_offered_beside_draft_models(tmp_path: Path, library: Library) -> None:
-    target = read_model(target_file(tmp_path / "mine" / "Big-Q8_0.gguf", n_mtp=1))
+    target = read_model(target_file(tmp_path / "mine" / "Big-Q8_0.gguf", n_mtp=1, architecture="qwen35"))
     head = tap_head_file(tmp_path / "mine" / "eagle3-Big-Q8_0.gguf")
     tap_head_file(tmp_path / "mine" / "eagle3-Other-Q8_0.gguf", n_embd=96)
     here = library.local_models()
@@ -51,35 +50,29 @@ def test_the_heads_of_its_repository_are_offered_once_each() -> None:
     assert found[0].spec == "owner/Big-GGUF:eagle3-Big-Q8_0"
 
 
-def test_a_head_is_used_only_with_an_engine_that_can(
-    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = target_file(tmp_path / "mine" / "Big-Q8_0.gguf", n_mtp=1)
-    head = mtp_head_file(tmp_path / "mine" / "mtp-Big-Q8_0.gguf")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "llama-server").touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert choose_draft(target, str(head), library, heads=True) == (head, "")
-    assert choose_draft(target, INCLUDED, library, heads=True) == (target, "")
-    for wanted in (str(head), INCLUDED):
-        with pytest.raises(DraftMismatch, match="head"):
-            choose_draft(target, wanted, library)
-        path, note = choose_draft(target, wanted, library, strict=False)
-        assert path is None and "No draft model" in note
+def test_a_head_is_chosen_where_the_engine_can_use_it(tmp_path: Path, library: Library) -> None:
+    folder = tmp_path / "mine"
+    target = target_file(folder / "Big-Q8_0.gguf", n_mtp=1, architecture="glm4moe")
+    head = mtp_head_file(folder / "mtp-Big-Q8_0.gguf", architecture="glm4moe")
+    assert choose_draft(target, str(head), library) == (head, "")
+    assert choose_draft(target, INCLUDED, library) == choose_draft(target, "", library) == (target, "")
 
-    monkeypatch.setattr(heads, "ENGINE", "no-such-program")
-    with pytest.raises(EngineMissing):
-        choose_draft(target, str(head), library, heads=True)
-    assert choose_draft(target, str(head), library, strict=False, heads=True)[0] is None
+    other = target_file(folder / "Other-Q8_0.gguf", n_mtp=1, architecture="qwen2")
+    with pytest.raises(DraftMismatch, match="hidden states of no qwen2"):
+        choose_draft(other, str(tap_head_file(folder / "eagle3-Other-Q8_0.gguf")), library)
+    with pytest.raises(DraftMismatch, match="only llama-server") as refused:
+        choose_draft(target, str(tap_head_file(folder / "dflash-Big-Q8_0.gguf", architecture="dflash")), library)
+    assert "--server" in refused.value.hint
+    assert choose_draft(other, "", library) == (None, "")
 
 
 def test_a_head_that_does_not_fit_is_refused(tmp_path: Path, library: Library) -> None:
     target = target_file(tmp_path / "mine" / "Big-Q8_0.gguf")
     wide = tap_head_file(tmp_path / "mine" / "eagle3-Wide-Q8_0.gguf", n_embd=96)
     with pytest.raises(DraftMismatch, match="96 values"):
-        choose_draft(target, str(wide), library, heads=True)
+        choose_draft(target, str(wide), library)
     with pytest.raises(DraftMismatch, match="contains no MTP head"):
-        choose_draft(target, INCLUDED, library, heads=True)
+        choose_draft(target, INCLUDED, library)
     with pytest.raises(DraftMismatch, match="target itself"):
-        choose_draft(target, str(target), library, heads=True)
-    assert choose_draft(target, "", library, heads=True) == (None, "")
+        choose_draft(target, str(target), library)
+    assert choose_draft(target, "", library) == (None, "")

@@ -74,7 +74,6 @@ def test_an_answer_beside_other_programs_leaves_the_speeds(model: Path) -> None:
 def test_what_says_nothing_about_speed_is_not_remembered(model: Path) -> None:
     UsageLog().answered(info(model), answer(40.0, n=8))
     UsageLog().answered(info(model), Timings(predicted_n=1))
-    UsageLog().answered(info(model, engine="llama-server"), answer(40.0))
     UsageLog().loaded([model.with_name("gone.gguf")])
     assert not paths.usage_file().exists()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,6 @@ from cpuchat.tui.models import drafts as draft_choice
 from cpuchat.tui.models.drafts import DraftModelsScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.model_list import ModelList
-from tests.support import head_server
 from tests.support.chat_app import RunningApp, running
 from tests.support.downloads import ShownDownloads, model
 from tests.support.head_files import tap_head_file
@@ -70,7 +68,6 @@ async def mark(app: RunningApp, key: str) -> None:
 async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", f"{head_server.install(tmp_path / 'bin').parent}{os.pathsep}{os.environ['PATH']}")
     settings.update({"speculation": {"drafters": "lookup"}})
     demo = read_model(TARGET)
     other = write_tiny_gguf(tmp_path / "other.gguf")
@@ -84,7 +81,7 @@ async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(
         await app.told("cannot be the draft model")
         assert app.app.screen is screen and len(app.backend.loads) == 1
         await mark(app, str(head))
-        await app.until(lambda: "EAGLE-3 head, for llama-server" in app.screen_text)
+        await app.until(lambda: "EAGLE-3 head" in app.screen_text)
         await mark(app, str(DRAFT))
         await app.until(lambda: "vocabulary  compatible" in app.screen_text)
 

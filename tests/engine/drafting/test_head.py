@@ -1,0 +1,156 @@
+"""A model that drafts with its own head: the text is that of plain decoding, the acceptance that of the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from cpuchat.engine.drafting.head import Head
+from cpuchat.engine.llama.model import Model
+from cpuchat.models.gguf.header import read_model
+from cpuchat.models.heads import kind_of
+from cpuchat.protocol.messages import Sampling, Speculation
+from tests.support.head_model import write_eagle_pair, write_head_model
+from tests.support.pair_files import draft_token_table, next_token_table
+from tests.support.pairs import N_VOCAB, OPTIONS, Talker, assert_same
+from tests.support.tiny_gguf import write_tiny_gguf
+
+Load = Callable[..., Model]
+PROMPT = list(range(300, 340))
+
+
+class HeadTalker(Talker):
+    """A model that drafts with its own head."""
+
+    def __init__(self, target: Model, head: Path | None = None) -> None:
+        super().__init__(target)
+        header = target.header if head is None else read_model(head)
+        self.loaded = target.open_head(header, kind_of(header) or "mtp", lambda *_: None)
+        self.sequence = self.loaded.sequence
+        self.head = Head(self.sequence, target.sequence, target.vocab.n_tokens)
+        self.use(self.head)
+
+    def close(self) -> None:
+        self.loaded.free()
+
+
+@pytest.fixture
+def talk(load: Load, tmp_path: Path) -> Iterator[Callable[..., HeadTalker]]:
+    talkers: list[HeadTalker] = []
+
+    def _talk(alpha: float, **shape: object) -> HeadTalker:
+        path = write_head_model(tmp_path / f"head-{alpha}-{len(talkers)}.gguf", alpha, **shape)  # type: ignore[arg-type]
+        options = msgspec.structs.replace(OPTIONS, draft_path=str(path))
+        talkers.append(HeadTalker(load(path, options), shape.get("head_path")))  # type: ignore[arg-type]
+        return talkers[-1]
+
+    yield _talk
+    for talker in talkers:
+        talker.close()
+
+
+def drafts(depth: int) -> Speculation:
+    return Speculation(drafters=("draft",), depth=depth)
+
+
+@pytest.mark.parametrize("depth", [1, 4, 15])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_text_and_acceptance(talk: Callable[..., HeadTalker], alpha: float, depth: int) -> None:
+    model = talk(alpha)
+    plain = model.say(PROMPT, max_tokens=60)
+    drafted = model.say(PROMPT, drafts(depth), max_tokens=60)
+    assert drafted.tokens == plain.tokens and drafted.held == plain.held
+    table = draft_token_table(N_VOCAB, alpha).tolist()
+    right = [table[token] == after for token, after in pairwise(plain.tokens)]
+    accepted = at = 0
+    while at < 59:
+        n = min(depth, 58 - at)
+        run = next((i for i, ok in enumerate(right[at : at + n]) if not ok), n)
+        accepted, at = accepted + run, at + run + 1
+    assert drafted.figures is not None and drafted.figures.draft_n_accepted == accepted
+
+
+def test_it_drafts_the_same_after_rejections_as_from_the_whole_text(talk: Callable[..., HeadTalker]) -> None:
+    model = talk(0.5, weight=0.5)
+    said = model.say(PROMPT, drafts(4), max_tokens=20)
+    text = [*PROMPT, *said.tokens]
+    model.head.append(text[len(model.head._text) :])
+    drafted = model.head.propose(3)
+    row = model.sequence.logits(-1).copy()
+    target = model.target.sequence
+    target.clear()
+    model.sequence.clear()
+    fresh = Head(model.sequence, target, N_VOCAB)
+    target.extend(text[:-1], n_outputs=1)
+    fresh.begin_answer(text)
+    assert fresh.propose(3).tokens == drafted.tokens
+    np.testing.assert_allclose(model.sequence.logits(-1), row, atol=1e-3)
+
+
+def test_edited_continued_and_restored_chats(talk: Callable[..., HeadTalker]) -> None:
+    model, alone = talk(0.8), talk(0.8)
+
+    def same(prompt: list[int], max_tokens: int = 24) -> list[int]:
+        plain = alone.say(prompt, max_tokens=max_tokens)
+        drafted = model.say(prompt, drafts(4), max_tokens=max_tokens)
+        assert drafted.tokens == plain.tokens
+        assert drafted.figures is not None and drafted.figures.draft_n_accepted
+        return [*prompt, *drafted.tokens]
+
+    first = same(PROMPT)
+    second = same([*first, 400, 401])  # the next turn
+    same([*first[:30], 500, 501, 502])  # an edited message
+    same(list(range(600, 1000)))  # longer than the states that are kept
+    model.say(second[:-1], max_tokens=1)
+    state = model.target.sequence.state()
+    tokens = list(model.target.sequence.tokens)
+    same([700, 701])
+    assert model.target.sequence.set_state(tokens, state)
+    same([*second, 402])
+
+
+def test_a_sampled_answer_is_that_without_drafts(talk: Callable[..., HeadTalker]) -> None:
+    model = talk(0.7, weight=0.3)
+    sampling = Sampling(temperature=1.0, seed=7)
+    plain = model.say(PROMPT, sampling=sampling, max_tokens=80)
+    drafted = model.say(PROMPT, drafts(3), sampling=sampling, max_tokens=80)
+    assert_same(model.target, plain, drafted, sampling)
+
+
+def test_a_head_in_a_file_of_its_own(talk: Callable[..., HeadTalker], tmp_path: Path) -> None:
+    apart, inside = talk(0.6, head_path=tmp_path / "mtp-model.gguf"), talk(0.6)
+    one, other = (model.say(PROMPT, drafts(4), max_tokens=60) for model in (apart, inside))
+    assert one.tokens == other.tokens
+    assert one.figures is not None and other.figures is not None
+    assert one.figures.draft_n_accepted == other.figures.draft_n_accepted > 0
+
+
+def test_an_eagle_head(load: Load, tmp_path: Path) -> None:
+    write_eagle_pair(tmp_path / "model.gguf", tmp_path / "eagle3-model.gguf", 0.7)
+    model = HeadTalker(load(tmp_path / "model.gguf", OPTIONS), tmp_path / "eagle3-model.gguf")
+    plain = model.say(PROMPT, max_tokens=60)
+    table, twice = next_token_table(N_VOCAB), draft_token_table(N_VOCAB, 0.7)
+    text = [*PROMPT, *plain.tokens]
+    right = [twice[table[text[i - 2]]] == text[i] for i in range(len(PROMPT), len(text))]
+    for depth in (1, 4):
+        drafted = model.say(PROMPT, drafts(depth), max_tokens=60)
+        assert drafted.tokens == plain.tokens and drafted.held == plain.held
+        accepted = at = 0
+        while at < 58:
+            accepted, at = accepted + right[at + 1], at + 1 + right[at + 1]
+        assert drafted.figures is not None and drafted.figures.draft_n_accepted == accepted
+    model.close()
+
+
+def test_a_head_of_latent_attention_and_experts(load: Load, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", arch="deepseek2", n_layer=3, gain=3.0)
+    model = HeadTalker(load(path, msgspec.structs.replace(OPTIONS, draft_path=str(path))))
+    prompt = [ord(letter) for letter in "a head that is not trained is wrong, and the text is the same"]
+    plain = model.say(prompt, max_tokens=40)
+    assert_same(model.target, plain, model.say(prompt, drafts(3), max_tokens=40))
+    model.close()
