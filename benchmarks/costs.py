@@ -28,9 +28,9 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.bench.cost_probe import CostProbe
 from cpuchat.costs.fit import Observation, fit
 from cpuchat.costs.model import CostProfile, pair_costs, prefill_cost, tokens_per_pass
-from cpuchat.hardware.bandwidth.read_bandwidth import measure
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
+from cpuchat.measure.peak import measure
 from cpuchat.models.drafts.candidates import gain
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.machine import usual_here

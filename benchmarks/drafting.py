@@ -16,9 +16,9 @@ from pairs import Shapes, Text
 from product import GREEDY, PLAIN, Answer, answer, worker
 
 from cpuchat.backend.local import LocalBackend
-from cpuchat.base import paths
-from cpuchat.costs.calibrations import Calibrations
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.measure import store
+from cpuchat.models.costs import ACCEPTED
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import DrafterName, SpeculationFigures
@@ -107,9 +107,8 @@ class Workers:
 
 def _forget_pairs() -> None:
     """Begin each load with a pair about which nothing was learned, whatever ran before; its costs are kept."""
-    calibrations = Calibrations(paths.calibration_file())
-    for costs in calibrations.entries().values():
-        calibrations.save_acceptance(costs, 0.0, 0.0)
+    for found in store.find_all(ACCEPTED, tuple[float, float]):
+        store.forget(found.subject, ACCEPTED)
 
 
 @contextlib.contextmanager

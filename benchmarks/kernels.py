@@ -29,8 +29,8 @@ from product import default_threads
 
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.model import Model
-from cpuchat.hardware.bandwidth.read_bandwidth import measure as probe
 from cpuchat.hardware.topology import instructions
+from cpuchat.measure.peak import measure as probe
 from cpuchat.models.kernels import instructions_used
 from cpuchat.models.synthetic.model import shape_of, write_model
 from cpuchat.models.traffic import bytes_per_token

@@ -16,9 +16,9 @@ from unittest import mock
 from common import HERE, WORK, MeasureError, Row, Target, alternate, arguments, machine, report, run_main
 
 from cpuchat.base import paths
-from cpuchat.hardware.bandwidth.read_bandwidth import buffer_bytes, measure
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
+from cpuchat.measure.peak import buffer_bytes, measure
 
 ROUNDS = 16
 SECONDS = 0.3

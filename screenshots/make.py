@@ -162,7 +162,7 @@ def measured() -> dict[str, bytes]:
     """What `cpuchat probe` has measured here, by file name."""
     from cpuchat.base import paths
 
-    files = (paths.bandwidth_file(), paths.costs_file())
+    files = (paths.measured_file(),)
     return {file.name: file.read_bytes() for file in files if file.is_file()}
 
 

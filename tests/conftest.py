@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cpuchat.base.paths import cache_dir
 from cpuchat.config.servers import ServerModel
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions
+from cpuchat.measure.peak import ReadBandwidth, keep
 from tests.hardware import trees
 from tests.support.cores import ON_ONE_CPU
 from tests.support.hub_server import HubServer
@@ -79,22 +78,12 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
-@pytest.fixture(scope="session")
-def bandwidth_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Write the cache of a machine whose read bandwidth was measured: 40 GB/s, for all its CPUs and for each."""
-    cpus = own_cpus()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CPUCHAT_CACHE_DIR", str(tmp_path_factory.mktemp("measured")))
-        for some in {tuple(cpus), *((cpu,) for cpu in cpus)}:
-            remember(ReadBandwidth(some, 40e9, (40e9,), (1.0,) * len(some)))
-        return (cache_dir() / "bandwidth.json").read_bytes()
-
-
 @pytest.fixture
-def measured_machine(own_folders: None, bandwidth_file: bytes) -> None:
-    """Avoid the bandwidth measurement at load, which takes seconds, and gigabytes where caches are large."""
-    cache_dir().mkdir(parents=True, exist_ok=True)
-    (cache_dir() / "bandwidth.json").write_bytes(bandwidth_file)
+def measured_machine(own_folders: None) -> None:
+    """Provide a machine whose read bandwidth was measured: 40 GB/s, for all its CPUs and for each."""
+    cpus = own_cpus()
+    for some in {tuple(cpus), *((cpu,) for cpu in cpus)}:
+        keep(ReadBandwidth(some, 40e9, (40e9,), (1.0,) * len(some)))
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ class Reader:
 
 async def load(backend: LocalBackend, path: Path) -> str:
     """What became of a load and an answer: "answered", the code of a failure, or "hang"."""
-    options = LoadOptions(n_ctx=256, n_batch=64, n_ubatch=32, calibrate=False, probe=False)
+    options = LoadOptions(n_ctx=256, n_batch=64, n_ubatch=32, calibrate=False)
     last: object = None
     try:
         async with asyncio.timeout(SECONDS + 10):

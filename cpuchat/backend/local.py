@@ -23,6 +23,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, UsageError, WorkerDied
 from cpuchat.config.servers import running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
+from cpuchat.measure.peak import with_peak
 from cpuchat.models.cpu_modules import AUTO, installed
 from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.messages import (
@@ -88,7 +89,7 @@ class LocalBackend(ModelBackend[WorkerProcess]):
         self._model = None
         self._sizes = await asyncio.to_thread(_file_sizes, path, Path(options.draft_path or path))
         try:
-            names = [_transferable(one) for one in (path, paths.calibration_file(), self._state_dir or Path())]
+            names = [_transferable(one) for one in (path, self._state_dir or Path())]
             placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
             launch = await asyncio.to_thread(_launch, placement, options.cpu_module)
         except CpuchatError as error:
@@ -108,9 +109,8 @@ class LocalBackend(ModelBackend[WorkerProcess]):
             draft_cpus=placement.draft_cpus,
             roams=placement.roams,
             options=options,
-            state_dir=names[2] if self._state_dir else "",
+            state_dir=names[1] if self._state_dir else "",
             state_limit=self._state_limit,
-            calibration_file=names[1],
             resumes=self.resumes,
         )
         async with self._exchange(command) as exchange:
@@ -125,7 +125,8 @@ class LocalBackend(ModelBackend[WorkerProcess]):
                 yield event
 
     def _described(self, event: ModelLoaded, placement: Placement) -> ModelLoaded:
-        """Return `event` with notes that only the parent can give: on placement, unwritable files, running servers."""
+        """Return `event` with what only the parent can give: the read bandwidth, and notes on placement, unwritable
+        files, running servers."""
         model, notes = event.model, (*placement.notes, *event.model.notes)
         if self.log_file is not None and self.log_file.parent != self._log_dir:
             notes += (
@@ -134,7 +135,8 @@ class LocalBackend(ModelBackend[WorkerProcess]):
             )
         if others := [one.url for one in running_servers() if one.pid != os.getpid()]:
             notes += (f"cpuchat serve is running too ({', '.join(others)}): they share cores and memory.",)
-        return ModelLoaded(model=msgspec.structs.replace(model, notes=notes))
+        model = msgspec.structs.replace(model, notes=notes)
+        return ModelLoaded(model=with_peak(model, self.engine.memory_policy if self.engine is not None else ""))
 
     async def _explained(self, death: Failed) -> Failed:
         """Return how the worker died, with a file that was changed meanwhile: reading what was cut off is a SIGBUS."""

@@ -111,24 +111,14 @@ servers_dir = _inside(data_dir, "servers")
 
 kv_dir = _inside(cache_dir, "kv")
 """Saved KV caches of chats, to continue them quickly after a restart."""
-calibration_file = _inside(cache_dir, "calibrations.json")
-"""Calibrated pass costs."""
+measured_file = _inside(cache_dir, "measured.db")
+"""Everything that was measured on this machine."""
 quality_dir = _inside(cache_dir, "quality")
 """Measured windows of quality measurements, to resume them."""
-kernels_file = _inside(cache_dir, "kernels.json")
-"""Products with cpuchat's kernels and with llama.cpp's, by cores and tensor type."""
-tuned_file = _inside(cache_dir, "tuned.json")
-"""Settings that tuning found, by model."""
 pairs_file = _inside(cache_dir, "pairs.json")
 """Results of comparing draft models with targets."""
 library_file = _inside(cache_dir, "library.json")
 """Summaries of model headers."""
-usage_file = _inside(cache_dir, "usage.json")
-"""When each model was loaded last, and its measured speed."""
-bandwidth_file = _inside(cache_dir, "bandwidth.json")
-"""Measured memory bandwidths."""
-costs_file = _inside(cache_dir, "costs.json")
-"""Measured passes, of the probe and of chats."""
 log_dir = _inside(cache_dir, "logs")
 """Worker logs, one each; the newest few are kept."""
 

@@ -17,6 +17,7 @@ from cpuchat.hardware.knobs import huge_pages
 from cpuchat.hardware.numa.residency import Residency, read_residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thread_cpus
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
+from cpuchat.measure.peak import with_peak
 from cpuchat.models.cpu_modules import AUTO, engine_cpu
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.kernels import MeasuredProducts, ProductLog
@@ -73,7 +74,7 @@ def gather(chosen: Settings, model: ModelInfo, engine: EngineInfo, timings: Timi
     thread_ids = model.evidence.thread_ids if model.evidence is not None else ()
     return SettingFacts(
         chosen=chosen,
-        model=model,
+        model=with_peak(model, engine.memory_policy),
         engine=engine,
         topology=read_topology(root),
         timings=timings,

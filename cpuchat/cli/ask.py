@@ -130,7 +130,6 @@ def ask(
     strict = values["speculation__draft_model"] is not None
     sent = _checked(model, system, files, raw, stop)
     form = AnswerForm.read(json_schema, grammar, stop)
-    chosen.hardware.probe = False  # one question does not pay for that; what the app has measured is used
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
     if strict:
         require_draft_in_use(chosen)

@@ -22,10 +22,10 @@ from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
     from cpuchat.hardware.bandwidth.theoretical import Theoretical
     from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.hardware.topology import Topology
+    from cpuchat.measure.peak import ReadBandwidth
 
 ROOT = Path("/")
 """Root of the file system; tests replace it."""
@@ -59,8 +59,8 @@ def probe(as_json: bool, **values: Any) -> None:
     import asyncio
 
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
-    from cpuchat.hardware.bandwidth.read_bandwidth import survey
     from cpuchat.hardware.bandwidth.theoretical import theoretical
+    from cpuchat.measure.peak import survey
     from cpuchat.present.machine import costs_measured
 
     chosen = laid_over(values)
@@ -78,7 +78,7 @@ def probe(as_json: bool, **values: Any) -> None:
     try:
         found = survey(topology, progress, cpus=placement.cpus, policy=placement.memory_policy.words)
         n_passes, problem = 0, ""
-        if not found.all_cores.disturbed:
+        if not found["all_cores"].disturbed:
             try:
                 n_passes = asyncio.run(probe_costs(CostProbe(spec, progress), placement))
             except Interrupted:
@@ -98,43 +98,45 @@ def probe(as_json: bool, **values: Any) -> None:
     click.echo(f"\n{clean_line(problem) or costs_measured(n_passes, len(placement.cpus))}")
 
 
-def _probe_lines(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
+def _probe_lines(topology: Topology, found: dict[str, ReadBandwidth], limit: Theoretical | None) -> list[str]:
     from cpuchat.present.machine import measured_sets
 
     lines = [clean_line(topology.name)]
     if topology.virtual:
         lines.append(f"Virtual machine ({clean_line(topology.virtual)}): the topology is unverified")
     rows = [("CORES", "N", "BEST", "MEDIAN (RANGE), GB/s")]
-    for name, one in measured_sets(found):
+    for name, one in measured_sets(**found):
         low, middle, high = (gigabytes(figure(one.rounds)) for figure in (min, statistics.median, max))
         rows.append((name, str(len(one.cpus)), gigabytes(one.bytes_per_s), f"{middle} ({low}–{high})"))
     lines += ["", *table(rows, right=(1, 2))]
     return [*lines, "", *map(clean_line, _probe_conclusions(topology, found, limit))]
 
 
-def _probe_conclusions(topology: Topology, found: Survey, limit: Theoretical | None) -> list[str]:
+def _probe_conclusions(topology: Topology, found: dict[str, ReadBandwidth], limit: Theoretical | None) -> list[str]:
     from cpuchat.present.machine import share_of_peak, theoretical_peak
 
-    best, worst = found.all_cores.bytes_per_s, min(found.all_cores.rounds)
+    best, worst = found["all_cores"].bytes_per_s, min(found["all_cores"].rounds)
     lines: list[str] = []
     if worst < _STEADY * best:
         lines.append("Rounds differ by more than 10 %: other programs are running. Repeat on an idle machine.")
     lines.append(f"Theoretical peak: {theoretical_peak(topology, limit)}")
-    if (share := share_of_peak(found, limit)) is not None:
+    if (share := share_of_peak(found["all_cores"], limit)) is not None:
         lines.append(f"All cores reach {100 * share:.0f} % of it")
     return lines
 
 
-def _probe_json(topology: Topology, found: Survey, limit: Theoretical | None, policy: str) -> dict[str, Any]:
+def _probe_json(
+    topology: Topology, found: dict[str, ReadBandwidth], limit: Theoretical | None, policy: str
+) -> dict[str, Any]:
     from cpuchat.present.machine import share_of_peak
 
     return {
         "machine": topology.name,
         "virtual": topology.virtual,
         "memory_policy": policy,
-        **dataclasses.asdict(found),
+        **{name: dataclasses.asdict(one) for name, one in found.items()},
         "theoretical": dataclasses.asdict(limit) if limit is not None else None,
-        "share": share_of_peak(found, limit),
+        "share": share_of_peak(found["all_cores"], limit),
     }
 
 
@@ -158,6 +160,7 @@ def doctor(as_json: bool) -> int:
 
     from cpuchat.cli.version import engine_info
     from cpuchat.hardware.diagnostics import examine, gather_facts
+    from cpuchat.measure.peak import known_of
     from cpuchat.present.machine import page, page_json
 
     chosen = laid_over({})
@@ -168,7 +171,7 @@ def doctor(as_json: bool) -> int:
     except CpuchatError as error:
         engine_error = error
     wanted = _wanted_setup(chosen)
-    facts = gather_facts(wanted, engine=engine, engine_error=engine_error, topology=topology, root=ROOT)
+    facts = gather_facts(wanted, engine=engine, engine_error=engine_error, topology=topology, known=known_of, root=ROOT)
     findings = examine(facts)
     if as_json:
         print_json(page_json(facts, findings))

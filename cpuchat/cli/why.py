@@ -66,7 +66,6 @@ async def _gather(path: Path, chosen: Settings, terminal: TerminalOutput) -> Set
     from cpuchat.bench.why import prove
     from cpuchat.cli.session import Session
 
-    chosen.hardware.probe = False
     async with Session(chosen, terminal) as session:
         await session.load(path)
         return await prove(session.conversation)

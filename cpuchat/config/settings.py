@@ -365,7 +365,6 @@ class Settings(SettingsSection):
             draft_path=draft_path,
             speculation=self.speculation.speculation() if draft_path else Speculation(),
             calibrate=calibrate and self.speculation.drafters != "off",
-            probe=self.hardware.probe,
         )
 
 

@@ -1,19 +1,15 @@
-"""Calibrated costs of passes in milliseconds, and their one record, `calibrations.json`.
+"""Calibrated costs of passes in milliseconds.
 
 The engine measures them when it loads a model, the depth controller starts from them, and predictions read them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-
-from cpuchat.base.files import JsonCache
 
 MAX_TOKENS: Final = 32
 """Most tokens of one verify pass: the longest draft and the token before it."""
@@ -21,15 +17,8 @@ MIN_PLAIN_MS: Final = 2.0
 """Milliseconds per token below which nothing is drafted: looking for drafts, sampling several rows and bookkeeping take
 0.1 to 0.3 ms per pass, which such a fast model cannot gain back.
 """
-KEPT_SECONDS: Final = 30 * 86_400.0
-"""Seconds for which a calibration is valid: kernels, firmware and cooling change less often..."""
-UNSTEADY_SECONDS: Final = 3_600.0
-"""...and seconds if its measurements scattered, so that it is repeated when the machine may be idle. One that other
-programs disturbed is repeated as soon as the cores are idle."""
 MIN_COMPARED: Final = 100
 """Compared tokens from which on an acceptance rate is told."""
-_MAX_COMPARED: Final = 10_000.0
-"""More is no count of this program's: it forgets."""
 
 
 class OverlapCosts(msgspec.Struct, frozen=True):
@@ -71,36 +60,6 @@ class PassCosts(msgspec.Struct, frozen=True):
             raise ValueError(f"a pass needs {MAX_TOKENS} positive times, one for each number of tokens")
         if min(self.draft_ms, self.read_ms, self.rollback_ms) < 0:
             raise ValueError("a cost cannot be negative")
-
-
-class Calibration(PassCosts, frozen=True, kw_only=True):
-    """The costs of a loaded target, with a draft model if `draft`: `target` and `draft` are the fingerprints of files.
-
-    `measured` is in seconds since 1970. Of `compared` tokens of the draft model in earlier answers the target wrote
-    `accepted` too, older ones counting less.
-    """
-
-    target: str = ""
-    draft: str = ""
-    measured: float = 0.0
-    accepted: float = 0.0
-    compared: float = 0.0
-
-    @property
-    def is_due(self) -> bool:
-        """Return whether it is so old that it should be repeated."""
-        kept = KEPT_SECONDS if self.steady and not self.disturbed else UNSTEADY_SECONDS
-        return time.time() - self.measured > kept
-
-    @property
-    def acceptance(self) -> tuple[float, float]:
-        """Return `accepted` and `compared`; (0, 0) for counts that cannot be."""
-        is_possible = 0 <= self.accepted <= self.compared <= _MAX_COMPARED
-        return (self.accepted, self.compared) if is_possible else (0.0, 0.0)
-
-    def is_of(self, other: Calibration) -> bool:
-        """Return whether both are of the same pair of models."""
-        return (self.target, self.draft) == (other.target, other.draft)
 
 
 def interpolate(points: Mapping[int, float]) -> tuple[float, ...]:
@@ -161,50 +120,3 @@ class TargetCosts(NamedTuple):
     pass_ms: tuple[float, ...] = ()
     draft_ms: Mapping[str, float] = {}
     acceptance: Mapping[str, float] = {}
-
-
-class Calibrations:
-    """Reads and writes the calibrations in `file`; None keeps none. Several programs may do so at once."""
-
-    def __init__(self, file: Path | None) -> None:
-        self._cache = JsonCache(file, Calibration, version=2, max_entries=300) if file is not None else None
-
-    def entries(self) -> dict[str, Calibration]:
-        """Return all of them by key (`MeasuredOn`), the oldest first."""
-        return self._cache.read() if self._cache is not None else {}
-
-    def get(self, key: str) -> Calibration | None:
-        """Return the calibration of this key, however old, if it is plausible."""
-        found = self.entries().get(key)
-        return found if found is not None and is_plausible(found.verify_ms) else None
-
-    def save(self, key: str, costs: Calibration) -> Calibration:
-        """Keep `costs` if they are plausible; returns them, measured now, with the acceptance of the same pair."""
-        earlier = [one.acceptance for one in self.entries().values() if one.is_of(costs)]
-        accepted, compared = earlier[-1] if earlier and costs.draft else (0.0, 0.0)
-        costs = msgspec.structs.replace(costs, measured=time.time(), accepted=accepted, compared=compared)
-        if self._cache is not None and is_plausible(costs.verify_ms):
-            self._cache.put(key, costs)
-        return costs
-
-    def save_acceptance(self, costs: Calibration, accepted: float, compared: float) -> None:
-        """Keep both counts, as in `Calibration`, beside every calibration of the pair of `costs`."""
-
-        def change(entries: dict[str, Calibration]) -> None:
-            for key, one in entries.items():
-                if one.is_of(costs):
-                    entries[key] = msgspec.structs.replace(one, accepted=accepted, compared=compared)
-
-        if self._cache is not None:
-            self._cache.update(change)
-
-    def of_target(self, fingerprint: str) -> TargetCosts:
-        """Return the latest undisturbed costs of a model file, whatever cores they were made with."""
-        found = [
-            one for one in self.entries().values()
-            if fingerprint and one.target == fingerprint and not one.disturbed and is_plausible(one.verify_ms)
-        ]  # fmt: skip
-        draft_ms = {one.draft: one.draft_ms for one in found if one.draft and one.draft_ms > 0}
-        counts = {one.draft: one.acceptance for one in found if one.draft}
-        rates = {draft: accepted / n for draft, (accepted, n) in counts.items() if n >= MIN_COMPARED}
-        return TargetCosts(found[-1].verify_ms if found else (), draft_ms, rates)

@@ -15,7 +15,7 @@ from cpuchat.engine.decoding.decode import PrefillChunking
 from cpuchat.engine.drafting.speculator import SpeculationSetup, set_up_speculation
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.model import Model, available_for_model, describe_with_limits
+from cpuchat.engine.llama.model import Model, available_for_model, describe
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.engine.prompt.chat_template import ChatTemplate, TemplateHelper
 from cpuchat.engine.scoring import Scorer
@@ -112,7 +112,7 @@ class Engine:
         )
         left = available - model.plan.need.min_bytes
         setup = self._setup = set_up_speculation(model, command, left, self._on_progress, self._abort)
-        model.info = describe_with_limits(model, self._on_progress, self._abort)
+        model.info = describe(model)
         if setup.draft is not None:
             left -= setup.draft.need.min_bytes
         template = self._template and ChatTemplate(self._template, model.vocab.bos_text, model.vocab.eos_text)

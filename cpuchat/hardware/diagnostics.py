@@ -16,7 +16,6 @@ from typing import Final, Literal
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.base.processes import child_environment, python_command
-from cpuchat.hardware.bandwidth.read_bandwidth import Survey, cached_survey, known_peak
 from cpuchat.hardware.bandwidth.theoretical import MODULES, Theoretical, theoretical
 from cpuchat.hardware.counters.perf_events import Kernel
 from cpuchat.hardware.knobs import Knob, container, read_knobs
@@ -30,7 +29,7 @@ from cpuchat.hardware.sysfs import read_text
 from cpuchat.hardware.topology import FEATURES, ROOT, Topology, read_topology
 from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.telemetry import units
-from cpuchat.telemetry.machine import Peak
+from cpuchat.telemetry.machine import NO_PEAKS, Peaks
 
 _PATIENCE_SECONDS = 10.0
 
@@ -65,8 +64,7 @@ class DiagnosticFacts:
     load: float | None = None
     container: str = ""
     theoretical: Theoretical | None = None
-    survey: Survey | None = None
-    peak: Peak | None = None
+    peaks: Peaks = NO_PEAKS
     knobs: tuple[Knob, ...] = ()
     counter: CounterState = UNTRIED
     power: CounterState = UNTRIED
@@ -95,10 +93,12 @@ def gather_facts(
     topology: Topology | None = None,
     kernel: Kernel | None = None,
     refused: Callable[[str], str] = refused_policy,
+    known: Callable[..., Peaks] = lambda *_, **__: NO_PEAKS,
     root: Path = ROOT,
 ) -> DiagnosticFacts:
     """Read what can be read, without measuring anything. Never raises for what is unknown. `kernel`: replaces the
-    kernel's calls in tests, as `refused` does for memory policies."""
+    kernel's calls in tests, as `refused` does for memory policies. `known` tells the peaks, as `measure.peak.known_of`.
+    """
     topology = topology or read_topology(root)
     placement, problems = None, dict[str, str]()
     try:
@@ -124,8 +124,7 @@ def gather_facts(
         load=float(load) if re.fullmatch(r"[0-9.]+", load) else None,
         container=container(root),
         theoretical=theoretical(topology),
-        survey=cached_survey(topology, cpus=cpus, policy=policy, root=root),
-        peak=known_peak(cpus, policy, root=root) if cpus else None,
+        peaks=known(topology, cpus, policy, root=root) if cpus else NO_PEAKS,
         knobs=read_knobs(topology, root),
         counter=counter,
         power=power,
@@ -296,22 +295,23 @@ _SWAP_BYTES = 256 << 20
 
 def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Compare the read bandwidth with the theoretical peak of the modules."""
-    if facts.peak is None:
+    peak = facts.peaks.all_cores
+    if peak is None:
         yield Finding(
             "advice", "The read bandwidth has not been measured", "bandwidth utilization and ceilings need it",
-            "`cpuchat probe` measures it in about 30 seconds; so does the first chat.",
+            "`cpuchat probe` measures it in about 30 seconds; so does an idle chat.",
         )  # fmt: skip
         return
-    measured, limit = facts.peak.bytes_per_s, facts.theoretical
+    measured, limit = peak.bytes_per_s, facts.theoretical
     if limit is None:
         return
     share = measured / limit.bytes_per_s
-    of = f"{measured / 1e9:.1f} of {limit.bytes_per_s / 1e9:.1f} GB/s ({100 * share:.0f} %, {facts.peak.source})"
+    of = f"{measured / 1e9:.1f} of {limit.bytes_per_s / 1e9:.1f} GB/s ({100 * share:.0f} %, {peak.source})"
     evidence = f"{of}; {limit.source}"
     wanted = sum(core.kind != "efficient" for core in facts.topology.cores)
     # A part of the machine has a part of the links to memory.
-    whole = not facts.topology.virtual and facts.topology.quota is None and len(facts.peak.cpus) >= wanted
-    links, group = None, facts.survey.l3_group if facts.survey is not None else None
+    whole = not facts.topology.virtual and facts.topology.quota is None and len(peak.cpus) >= wanted
+    links, group = None, facts.peaks.l3_group
     if group is not None and facts.topology.vendor == "AuthenticAMD":
         links = group.bytes_per_s * len(facts.topology.fabric_links)
     if whole and share < _GOOD_SHARE and links is not None and measured >= _GOOD_LINK_SHARE * links:

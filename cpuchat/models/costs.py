@@ -1,34 +1,45 @@
-"""Keeps what passes cost on this machine, in the probe and in chats: `costs.json`.
+"""What passes cost on this machine, as the probe, chats and calibrations measured it.
 
-An entry belongs to a machine, the cores in use, a memory policy, a build of the engine and a version of the cost model.
-Of models that chats used, the calibrated pass over one token counts until an answer does.
+It belongs to the cores in use, a memory policy, a build of the engine and a version of the cost model. Of models that
+chats used, the calibrated pass over one token counts until an answer does.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from cpuchat.base import paths
-from cpuchat.base.files import JsonCache
-from cpuchat.costs.calibrations import Calibrations
+from cpuchat.costs.calibrations import MIN_COMPARED, PassCosts, TargetCosts, is_plausible
 from cpuchat.costs.fit import Observation, fit
-from cpuchat.costs.measured_on import MeasuredOn
 from cpuchat.costs.model import COST_MODEL, CostProfile, bytes_read, pass_cost, scaled
-from cpuchat.hardware.bandwidth.read_bandwidth import ROOT, measured_on
+from cpuchat.hardware.topology import ROOT
+from cpuchat.measure import store
+from cpuchat.measure.store import Reading
+from cpuchat.measure.subject import Subject, on_cores
 from cpuchat.models.file_names import engine_fingerprint, stat_fingerprint
 from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.model_info import ModelInfo, ModelWork
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
 from cpuchat.telemetry.units import plural
 
+PROBE: Final = "passes of the probe"
+CHATS: Final = "passes of chats"
+CALIBRATED: Final = "calibrated passes"
+ACCEPTED: Final = "accepted drafts"
+KEPT_SECONDS: Final = 30 * 86_400.0
+"""Seconds for which a calibration is valid: kernels, firmware and cooling change less often..."""
+UNSTEADY_SECONDS: Final = 3_600.0
+"""...and seconds if its measurements scattered, so that it is repeated when the machine may be idle. One that other
+programs disturbed is repeated as soon as the cores are idle."""
+_MAX_COMPARED: Final = 10_000.0
+"""More is no count of this program's: it forgets."""
 _MIN_TOKENS = 64
 """Tokens of an answer from which its mean time per token counts."""
 _CALIBRATED_PAST = 32  # tokens in the context of calibrated passes
@@ -41,7 +52,7 @@ mostly overhead."""
 
 
 class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What chats with a model tell: its `work` as it was loaded, and the key `file` of its files (`UsageLog`).
+    """What chats with a model tell: its `work` as it was loaded, and the key `file` of its files (`usage`).
 
     `calibrated` are seconds per token by its calibration, sampling included (0: none). `answer` is its plain decoding;
     `slower` are later answers that did not replace it.
@@ -71,21 +82,10 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
         return one.seconds / pass_cost(profile, self.work, 1, one.n_past).seconds
 
 
-class CostEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured `on` some cores: by the probe, at `taken` (seconds since 1970), and in chats by the model's
-    fingerprint.
-    """
-
-    on: MeasuredOn
-    probe: tuple[Observation, ...] = ()
-    taken: float = 0.0
-    models: dict[str, ModelCosts] = {}
-
-
 class Costs(NamedTuple):
     """The `profile` of a set of cores, and the measurements that it follows (`source`; "": none).
 
-    `factors`: by how much longer passes of some models take, by the key of their files (`UsageLog`).
+    `factors`: by how much longer passes of some models take, by the key of their files (`usage`).
     """
 
     profile: CostProfile
@@ -104,27 +104,31 @@ def factor_of(factors: Mapping[str, float], model: Path) -> float:
 
 
 class CostLog:
-    """Reads and writes the entry of a set of cores. Several programs may do so at once."""
+    """What was measured on a set of cores, `on`."""
 
     def __init__(self, cpus: Sequence[int], policy: str = "", root: Path = ROOT) -> None:
         """`policy` is NUMA's, in the words of `mempolicy`; `root` replaces `/` in tests."""
-        on = measured_on(cpus, policy, root)
-        self.on = replace(on, build=engine_fingerprint(), options={"cost model": COST_MODEL})
-        self._calibrations = Calibrations(paths.calibration_file())
-        self._cache = JsonCache(paths.costs_file(), CostEntry, version=4, max_entries=8, max_bytes=8 << 20)
+        self.on = on_cores(cpus, policy, root, build=engine_fingerprint(), settings={"cost model": COST_MODEL})
 
-    def read(self) -> CostEntry:
-        """Return what is known; nothing where nothing was measured."""
-        return self._cache.read().get(self.on.key()) or CostEntry(on=self.on)
+    @property
+    def probe(self) -> Reading[tuple[Observation, ...]] | None:
+        """Return the passes of the probe; None where there was none."""
+        return store.find(self.on, PROBE, tuple[Observation, ...])
+
+    @property
+    def models(self) -> list[ModelCosts]:
+        """Return what chats tell, of the models that were used last."""
+        found = store.find_all(CHATS, ModelCosts)
+        return [one.value for one in found if replace(one.subject, model=()) == self.on][-_MODELS:]
 
     def nearest_probe(self) -> CostLog | None:
-        """Return the entry of this machine, with a probe, that shares most cores with this one; None if there is
+        """Return these costs of the cores of this machine with a probe that share most with these; None if there are
         none."""
-        cores = {"cpus": self.on.cpus, "memory_policy": self.on.memory_policy}
-        probed = (one.on for one in self._cache.read().values() if one.probe and replace(one.on, **cores) == self.on)
+        cores = {"cores": self.on.cores, "policy": self.on.policy}
+        probed = (one.subject for one in store.find_all(PROBE, tuple[Observation, ...]))
         shared = max(
-            probed,
-            key=lambda on: (len({*on.cpus} & {*self.on.cpus}), on.memory_policy == self.on.memory_policy),
+            (on for on in probed if replace(on, **cores) == self.on),
+            key=lambda on: (len({*on.cores} & {*self.on.cores}), on.policy == self.on.policy),
             default=None,
         )
         if shared is None:
@@ -134,58 +138,45 @@ class CostLog:
         return other
 
     def probed(self, found: Sequence[Observation]) -> None:
-        """Replace the passes of the probe."""
-        self._change(lambda entry: replace(entry, probe=tuple(found), taken=time.time()))
+        """Keep the passes of a probe."""
+        store.keep(self.on, PROBE, tuple(found), n=len(found))
 
     def answered(self, model: ModelInfo, timings: Timings, file: str = "") -> None:
-        """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and that its calibrated passes
-        count.
+        """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and its calibrated passes.
 
         Args:
-            file: the key of the model's files (`UsageLog`).
+            file: the key of the model's files (`usage`).
         """
-        name, seconds, before = model.fingerprint, _plain_seconds(timings), self.read().models.get(model.fingerprint)
-        calibrated = before.calibrated if before is not None else 0.0
-        if model.pass_ms and not calibrated:
-            entries = self._calibrations.entries().values()
-            if any((one.target, one.verify_ms, one.disturbed) == (name, model.pass_ms, False) for one in entries):
-                calibrated = model.pass_ms[0] / 1e3 + timings.overhead_us / 1e6
-        is_new = calibrated and not (before and before.calibrated)
-        if not name or model.work is None or not (seconds or is_new):
+        seconds = _plain_seconds(timings)
+        if not model.fingerprint or model.work is None or not (seconds or model.pass_ms):
             return
         work = replace(model.work, alike=0.0)  # calibrations choose tokens at random
 
-        def changed(entry: CostEntry) -> CostEntry:
-            models = dict(entry.models)
-            now = models.pop(name, None) or ModelCosts(work=work)
-            now = replace(now, work=work, file=file or now.file, calibrated=calibrated)
+        def changed(before: ModelCosts | None) -> ModelCosts:
+            now = replace(before or ModelCosts(work=work), work=work)
+            if file:
+                now = replace(now, file=file)
+            if model.pass_ms and not now.calibrated:
+                now = replace(now, calibrated=model.pass_ms[0] / 1e3 + timings.overhead_us / 1e6)
             if seconds:
                 n_past = max(0, timings.n_past - timings.predicted_n // 2)
                 now = now.with_answer(Observation(work=work, n_tokens=1, n_past=n_past, seconds=seconds))
-            models[name] = now
-            return replace(entry, models=dict(list(models.items())[-_MODELS:]))
+            return now
 
-        self._change(changed)
+        store.change(replace(self.on, model=(model.fingerprint,)), CHATS, ModelCosts, changed)
 
     def costs(self, start: CostProfile) -> Costs:
         """Return the profile of these cores; without a probe `start`, what is usual of such a machine, as fast as the
         large models of chats were."""
-        entry = self.read()
-        profile = fit(start, entry.probe)
-        known = [(one, one.factor(profile)) for one in entry.models.values()]
-        large = [factor for one, factor in known if one.work.weight_bytes > _LARGE and not entry.probe]
+        probe = self.probe
+        profile = fit(start, probe.value if probe is not None else ())
+        known = [(one, one.factor(profile)) for one in self.models]
+        large = [factor for one, factor in known if one.work.weight_bytes > _LARGE and probe is None]
         usual = statistics.median(large) if large else 1.0
-        sources = [f"probe of {plural(len(self.on.cpus), 'core')}"] * bool(entry.probe)
+        sources = [f"probe of {plural(len(self.on.cores), 'core')}"] * bool(probe)
         sources += [f"chats with {plural(len(known), 'model')}"] * bool(known)
         factors = {one.file: factor / usual for one, factor in known if one.file}
         return Costs(scaled(profile, 1 / usual) if large else profile, " and ".join(sources), factors)
-
-    def _change(self, change: Callable[[CostEntry], CostEntry]) -> None:
-        def put_last(entries: dict[str, CostEntry]) -> None:
-            key = self.on.key()
-            entries[key] = change(entries.pop(key, None) or CostEntry(on=self.on))
-
-        self._cache.update(put_last)
 
 
 def _plain_seconds(timings: Timings) -> float:
@@ -200,3 +191,53 @@ def _plain_seconds(timings: Timings) -> float:
 
 def _rate(one: Observation) -> float:
     return bytes_read(one.work, one.n_tokens, one.n_past) / one.seconds
+
+
+def calibration(on: Subject) -> Reading[PassCosts] | None:
+    """Return the calibrated costs of a target, with a draft model if `on` names one, however old; None if there are no
+    plausible ones."""
+    found = store.find(on, CALIBRATED, PassCosts)
+    return found if found is not None and is_plausible(found.value.verify_ms) else None
+
+
+def is_due(found: Reading[PassCosts]) -> bool:
+    """Return whether a calibration is so old that it should be repeated."""
+    kept = KEPT_SECONDS if found.value.steady and not found.disturbed else UNSTEADY_SECONDS
+    return time.time() - found.at > kept
+
+
+def keep_calibration(on: Subject, costs: PassCosts) -> None:
+    """Keep costs if they are plausible."""
+    if is_plausible(costs.verify_ms):
+        store.keep(on, CALIBRATED, costs, disturbed=costs.disturbed)
+
+
+def accepted(target: str, draft: str) -> tuple[float, float]:
+    """Return how many tokens of a draft model in earlier answers the target wrote too, and of how many, older ones
+    counting less. Both by fingerprints."""
+    found = store.find(Subject(model=(target, draft)), ACCEPTED, tuple[float, float])
+    return found.value if found is not None and _is_possible(found.value) else (0.0, 0.0)
+
+
+def keep_accepted(target: str, draft: str, counts: tuple[float, float]) -> None:
+    store.keep(Subject(model=(target, draft)), ACCEPTED, counts)
+
+
+def _is_possible(counts: tuple[float, float]) -> bool:
+    return 0 <= counts[0] <= counts[1] <= _MAX_COMPARED
+
+
+def costs_of_target(fingerprint: str) -> TargetCosts:
+    """Return the latest undisturbed costs of a model file, whatever cores they were made with."""
+    found = [
+        one for one in store.find_all(CALIBRATED, PassCosts)
+        if fingerprint and one.subject.model[:1] == (fingerprint,) and not one.disturbed
+        and is_plausible(one.value.verify_ms)
+    ]  # fmt: skip
+    draft_ms = {one.subject.model[-1]: one.value.draft_ms for one in found if one.value.draft_ms > 0}
+    counts = {
+        one.subject.model[-1]: one.value for one in store.find_all(ACCEPTED, tuple[float, float])
+        if fingerprint and one.subject.model[0] == fingerprint and _is_possible(one.value)
+    }  # fmt: skip
+    rates = {draft: written / n for draft, (written, n) in counts.items() if n >= MIN_COMPARED}
+    return TargetCosts(found[-1].value.verify_ms if found else (), draft_ms, rates)

@@ -541,7 +541,9 @@ def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int, *, own: bo
     `own`: the head that the target contains; `required_memory` counts its weights and KV cache with the others.
     """
     hidden = 0
-    if own or draft.is_head:  # llama.cpp's buffer of hidden states, and those that the worker keeps (engine.drafting.head)
+    if (
+        own or draft.is_head
+    ):  # llama.cpp's buffer of hidden states, and those that the worker keeps (engine.drafting.head)
         width = max(draft.number("target_hidden_size"), draft.n_embd) * (3 if draft.architecture == "eagle3" else 1)
         hidden = 4 * width * (2 * options.n_batch + 1024)
     if own:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from cpuchat.base import paths
-from cpuchat.base.files import JsonCache
-from cpuchat.costs.calibrations import KEPT_SECONDS, UNSTEADY_SECONDS
-from cpuchat.costs.measured_on import MeasuredOn
 from cpuchat.costs.products import ProductRate
-from cpuchat.hardware.bandwidth.read_bandwidth import measured_on
+from cpuchat.measure import store
+from cpuchat.measure.subject import on_cores
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import engine_fingerprint
 from cpuchat.protocol.options import Kernels
@@ -54,6 +53,8 @@ def rows_of(instructions: str) -> int:
     return 16 if instructions.startswith("AVX-512") else 8
 
 
+_WHAT: Final = "products"
+_KEPT_SECONDS, _DISTURBED_SECONDS = 30 * 86_400.0, 3600.0
 _MIN_DECODE: Final = 0.97
 """Of llama.cpp's speed for one token: what passes of several tokens gain is not worth more than that."""
 _MAX_APART: Final = 0.01
@@ -95,40 +96,29 @@ class MeasuredProducts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_due(self) -> bool:
         """Return whether it should be measured again."""
-        return not 0 <= time.time() - self.made < (UNSTEADY_SECONDS if self.disturbed else KEPT_SECONDS)
+        return not 0 <= time.time() - self.made < (_DISTURBED_SECONDS if self.disturbed else _KEPT_SECONDS)
 
 
-class _OnCores(msgspec.Struct, frozen=True):
-    """What was measured `on` some cores, by type."""
-
-    on: MeasuredOn
-    products: dict[str, MeasuredProducts]
+_Products = dict[str, MeasuredProducts]
 
 
 class ProductLog:
     """What was measured on a set of cores of this machine, with this build of the engine and the instruction set that
-    its kernels use on `cpu` (None: as far as the engine does): `kernels.json`."""
+    its kernels use on `cpu` (None: as far as the engine does)."""
 
     def __init__(self, cpus: Collection[int], policy: str = "", cpu: Instructions | None = None) -> None:
+        # A virtual machine may hide some instructions of the CPU that it names, and modules of the engine do without.
         used = instructions_used(engine_cpu() if cpu is None else cpu)
-        self._on = _with_build(measured_on(cpus, policy), used)
+        self.on = on_cores(cpus, policy, build=engine_fingerprint(), kernels=used)
 
-    def read(self) -> dict[str, MeasuredProducts]:
+    def read(self) -> _Products:
         """Return what was measured, by tensor type."""
-        found = _entries().get(self._on.key())
-        return found.products if found is not None else {}
+        found = store.find(self.on, _WHAT, _Products)
+        return found.value if found is not None else {}
 
     def put(self, found: Mapping[str, MeasuredProducts]) -> None:
-        """Keep what was `found` now, if anything. Forecasts are for these cores until a model is loaded on others."""
-        key, entries = self._on.key(), _entries()
-
-        def add(entries: dict[str, _OnCores]) -> None:
-            before = entries.pop(key, None)
-            entries[key] = _OnCores(self._on, (before.products if before is not None else {}) | dict(found))
-
-        if found or (key in entries and key != next(reversed(entries))):
-            _cache().update(add)
-            _read.cache_clear()  # the clock of the file system may stand still meanwhile
+        """Keep what was `found` now. Forecasts are for these cores until a model is loaded on others."""
+        store.change(self.on, _WHAT, _Products, lambda before: (before or {}) | dict(found))
 
 
 def chosen_by(products: Mapping[str, MeasuredProducts]) -> frozenset[str]:
@@ -144,31 +134,10 @@ def chosen_types(cpu: Instructions, kernels: Kernels = "auto", cpus: Collection[
         return frozenset()
     if cpus:
         return chosen_by(ProductLog(cpus, cpu=cpu).read())
-    entries = _entries()
-    here = _with_build(measured_on(()), instructions) if entries else MeasuredOn()
-    of_here = (here.machine, here.build, here.options)
-    same = (one for one in reversed(entries.values()) if (one.on.machine, one.on.build, one.on.options) == of_here)
-    return chosen_by(next((one.products for one in same), {}))
-
-
-def _with_build(on: MeasuredOn, instructions: str) -> MeasuredOn:
-    # A virtual machine may hide some instructions of the CPU that it names, and modules of the engine do without some.
-    return msgspec.structs.replace(on, build=engine_fingerprint(), options={"instructions": instructions})
-
-
-def _cache() -> JsonCache[_OnCores]:
-    return JsonCache(paths.kernels_file(), _OnCores, version=1, max_entries=100)
-
-
-def _entries() -> dict[str, _OnCores]:
-    """Return all entries; forecasts ask for them many times."""
-    file = paths.kernels_file()
-    try:
-        return _read(file, file.stat().st_mtime_ns)
-    except OSError:
-        return {}
-
-
-@functools.lru_cache(1)
-def _read(file: Path, changed: int) -> dict[str, _OnCores]:
-    return _cache().read()
+    log = ProductLog((), cpu=cpu)
+    here = [
+        one
+        for one in store.find_all(_WHAT, _Products)
+        if replace(one.subject, cores=(), policy="") == replace(log.on, policy="")
+    ]
+    return chosen_by(here[-1].value if here else {})

@@ -1,14 +1,13 @@
 """This machine as a model uses it: the memory that it offers, what passes cost here, and settings found by tuning.
 
-Measures nothing. Settings that tuning found to be faster for a model are kept in `tuned.json` of the cache folder. They
-belong to the model's content and the machine with the CPUs that this process may use: with another of these they are
-not used. With another build of the engine they are, and marked so.
+Measures nothing. Settings that tuning found to be faster for a model belong to the model's content and the machine with
+the CPUs that this process may use: with another of these they are not used. With another build of the engine they are,
+and marked so.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,10 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from cpuchat.base import paths
 from cpuchat.base.decoding import prepared
-from cpuchat.base.errors import CpuchatError, ModelNotFound, ModelUnsupported, UsageError
-from cpuchat.base.files import JsonCache
+from cpuchat.base.errors import CpuchatError, ModelUnsupported, UsageError
 from cpuchat.config.settings import Changes, Settings, value_of, with_changes
 from cpuchat.costs.model import (
     CostProfile,
@@ -30,12 +27,13 @@ from cpuchat.costs.model import (
     usual,
     usual_profile,
 )
-from cpuchat.hardware.bandwidth import read_bandwidth
-from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.memory import available_within, total_bytes
 from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.measure import store
+from cpuchat.measure.peak import known
+from cpuchat.measure.subject import Subject
 from cpuchat.models import kernels
 from cpuchat.models.costs import CostLog, Costs, factor_of
 from cpuchat.models.cpu_modules import engine_cpu
@@ -46,13 +44,11 @@ from cpuchat.models.support import check_supported, scalar_types
 from cpuchat.models.traffic import N_PAST
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.telemetry.machine import Peak
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.telemetry.units import gigabytes
 
 NOT_PROBED = "rough until passes are measured: `cpuchat probe` (about 30 s)"
 NOT_MEASURED = "read bandwidth not measured; run `cpuchat probe`"
-DISTURBED = "read bandwidth measured while other programs ran; run `cpuchat probe` on an idle machine"
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,25 +79,18 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return factor_of(self.factors, model)
 
 
-def this_machine(
-    settings: Settings, *, peak: Peak | None = None, loaded: ModelInfo | None = None, root: Path = Path("/")
-) -> Machine:
+def this_machine(settings: Settings, *, loaded: ModelInfo | None = None, root: Path = Path("/")) -> Machine:
     """Read the machine as it is now, with the cores and the memory policy of the settings.
 
     A few milliseconds.
 
     Args:
-        peak: the read bandwidth, if known already.
         loaded: a model to be counted as unloaded; its header is read.
         root: replaces `/` in tests.
     """
     topology = read_topology(root)
     cpus, policy, problem = _place(settings, topology)
-    if peak is None and policy is not None:
-        peak = read_bandwidth.known_peak(cpus, policy.words, root=root)
-        if peak is not None and read_bandwidth.known_peak(cpus, policy.words, root=root, disturbed=False) is None:
-            # A busy machine can deliver a tenth of its bandwidth: a prediction from that would stay wrong.
-            peak, problem = None, DISTURBED
+    peak = known(cpus, policy.words, root=root) if policy is not None else None
     available, total = _memory(policy, settings, loaded, root)
     machine = Machine(
         available=available,
@@ -115,9 +104,7 @@ def this_machine(
     share = 100 * usual().decode["here"].value
     source = f"{share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
     machine = msgspec.structs.replace(machine, peak=peak.bytes_per_s, peak_source=peak.source, source=source)
-    if not cpus or policy is None:
-        return machine
-    costs, probed = costs_here(cpus, policy.words, peak.bytes_per_s, root)
+    costs, probed = costs_here(cpus, policy.words if policy is not None else "", peak.bytes_per_s, root)
     return msgspec.structs.replace(
         machine,
         profile=costs.profile,
@@ -151,15 +138,15 @@ def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = 
     of these cores, or scaled from that of others.
     """
     log, start = CostLog(cpus, memory, root), usual_here(cpus, bandwidth, root)
-    if log.read().probe:
+    if log.probe is not None:
         return log.costs(start), True
     near = log.nearest_probe()
-    peak = near and read_bandwidth.known_peak(near.on.cpus, near.on.memory_policy, root=root, disturbed=False)
+    peak = known(near.on.cores, near.on.policy, root=root) if near is not None else None
     if near is None or peak is None:
         return log.costs(start), False
     topology = read_topology(root)
-    other = near.costs(usual_here(near.on.cpus, peak.bytes_per_s, root))
-    compute = topology.n_cores(cpus) / topology.n_cores(near.on.cpus)
+    other = near.costs(usual_here(near.on.cores, peak.bytes_per_s, root))
+    compute = topology.n_cores(cpus) / topology.n_cores(near.on.cores)
     costs = log.costs(on_other_cores(other.profile, read=bandwidth / peak.bytes_per_s, compute=compute))
     source = " and ".join(filter(None, (f"{other.source}, scaled to {len(cpus)}", costs.source)))
     return costs._replace(source=source), True
@@ -193,10 +180,8 @@ def reach_of(model: ModelInfo, memory: str = "") -> Reach:
         memory: the worker's memory policy, in the words of `mempolicy`.
     """
     computing = model.compute_cpus or model.cpus
-    newest = read_bandwidth.known_peak(computing, memory)
-    rough = newest is not None and read_bandwidth.known_peak(computing, memory, disturbed=False) is None
-    measured = Reach(peak_bytes_per_s=newest.bytes_per_s if newest is not None else 0.0, rough=rough)
-    peak = read_bandwidth.known_peak(model.cpus, memory, disturbed=False)
+    measured = Reach(peak=known(computing, memory))
+    peak = known(model.cpus, memory)
     costs, probed = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else (None, False)
     if costs is None or not probed or model.work is None:
         return measured
@@ -320,26 +305,30 @@ def differences(before: Settings, after: Settings) -> Changes:
     return changes
 
 
+_TUNED: Final = "tuned settings"
+
+
 class TunedSettings:
-    """Reads and writes the file. `put` reads a sample of the model, `find` that of one as large as a tuned model: call
-    them in threads."""
+    """What tuning found. `put` reads a sample of the model, `find` that of one as large as a tuned model: call them in
+    threads."""
 
     def __init__(self, topology: Topology | None = None) -> None:
         """`topology` replaces this machine's in tests."""
-        self._cache = JsonCache(paths.tuned_file(), Tuned, version=1, max_entries=500)
         self._topology = topology
 
     def find(self, model: Path) -> Tuned | None:
         """Return what was found for this model and machine; None where nothing was, or it is not valid."""
-        entries = self._cache.read()
+        entries = store.find_all(_TUNED, Tuned)
         try:
-            size = _size(model) if entries else ""
-            found = entries.get(self._key(model)) if any(key.startswith(size) for key in entries) else None
+            size = model_size(model) if entries else 0
+            if not any(one.subject.settings.get("bytes") == size for one in entries):
+                return None
+            found = store.find(self._subject(model), _TUNED, Tuned)
             if found is not None:
-                msgspec.convert(found.changes, prepared(Settings))
-        except (CpuchatError, msgspec.ValidationError):
+                msgspec.convert(found.value.changes, prepared(Settings))
+        except (OSError, CpuchatError, msgspec.ValidationError):
             return None
-        return found
+        return found.value if found is not None else None
 
     def applied(self, model: Path, chosen: Settings) -> Settings:
         """Return the settings with which a model is loaded."""
@@ -349,31 +338,23 @@ class TunedSettings:
     def put(self, model: Path, tuned: Tuned) -> None:
         """Keep `tuned`; without changes, forget the model. Raises ModelNotFound if its file cannot be read."""
         if tuned.changes:
-            self._cache.put(self._key(model), tuned)
+            store.keep(self._subject(model), _TUNED, tuned)
         else:
             self.forget(model)
 
     def forget(self, model: Path) -> bool:
         """Return to the settings as they are; returns whether there was something to forget. Raises ModelNotFound."""
-        key = self._key(model)
-        known = key in self._cache.read()
-        if known:
-            self._cache.remove(key)
+        on = self._subject(model)
+        known = store.find(on, _TUNED, Tuned) is not None
+        store.forget(on, _TUNED)
         return known
 
-    def _key(self, model: Path) -> str:
+    def _subject(self, model: Path) -> Subject:
+        """Raises ModelNotFound."""
         topology = self._topology = self._topology or read_topology()
-        machine = (topology.name, format_cpu_list(topology.allowed), topology.quota)
-        parts = (file_fingerprint(model), machine)
-        return _size(model) + hashlib.blake2b(msgspec.json.encode(parts), digest_size=12).hexdigest()
-
-
-def _size(model: Path) -> str:
-    """Return what the keys of models of this size begin with. Raises ModelNotFound."""
-    try:
-        return f"{model_size(model)} bytes | "
-    except OSError as error:
-        raise ModelNotFound(f"Cannot read {model}: {error.strerror}.", "Check the path.") from None
+        of_content = (file_fingerprint(model),)
+        settings = {"bytes": model_size(model), "quota": topology.quota}
+        return Subject(machine=topology.name, cores=topology.allowed, model=of_content, settings=settings)
 
 
 def tuned_settings(model: Path, chosen: Settings) -> Settings:

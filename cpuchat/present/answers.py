@@ -82,7 +82,7 @@ _STOP_REASONS = {
 }
 _PHASES = {
     "reading": "reading the file", "preparing": "preparing", "warming": "warming up",
-    "measuring": "comparing kernels", "probing": "measuring the read bandwidth",
+    "measuring": "comparing kernels",
 }  # fmt: skip
 WHEN_FULL: dict[WhenFull, str] = {"compact": "Summarize", "drop": "Drop oldest turns", "stop": "Stop"}
 """What a chat can do when it no longer fits the context."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cpuchat.base.text import clean_line
 from cpuchat.present.answers import kept_states
@@ -18,15 +18,15 @@ from cpuchat.telemetry.units import ago, gigabytes, plural, size
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey
     from cpuchat.hardware.bandwidth.theoretical import Theoretical
     from cpuchat.hardware.diagnostics import DiagnosticFacts, Finding
     from cpuchat.hardware.knobs import Knob
     from cpuchat.hardware.machine import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
-    from cpuchat.models.costs import CostEntry
+    from cpuchat.measure.peak import ReadBandwidth
     from cpuchat.models.kernels import MeasuredProducts
+    from cpuchat.telemetry.machine import Peak
 
 
 Row = tuple[str, str]
@@ -111,37 +111,37 @@ def _cores(topology: Topology, model: ModelInfo | None) -> str:
     return " · ".join(words)
 
 
-def measured_sets(survey: Survey) -> list[tuple[str, ReadBandwidth]]:
+_R = TypeVar("_R", "Peak", "ReadBandwidth")
+
+
+def measured_sets(all_cores: _R, one_core: _R | None = None, l3_group: _R | None = None) -> list[tuple[str, _R]]:
     """Return each measured set of cores once, all cores last."""
-    everything = survey.all_cores
-    found: dict[tuple[int, ...], tuple[str, ReadBandwidth]] = {}
-    for name, one in (("1 core", survey.one_core), ("1 L3 group", survey.l3_group)):
-        if one is not None and one.cpus != everything.cpus:
+    found: dict[tuple[int, ...], tuple[str, _R]] = {}
+    for name, one in (("1 core", one_core), ("1 L3 group", l3_group)):
+        if one is not None and one.cpus != all_cores.cpus:
             found.setdefault(one.cpus, (name, one))
-    n = len(everything.cpus)
-    return [*found.values(), ("1 core" if n == 1 else f"all {n} cores", everything)]
+    n = len(all_cores.cpus)
+    return [*found.values(), ("1 core" if n == 1 else f"all {n} cores", all_cores)]
 
 
 def _read_bandwidth(facts: MachineFacts) -> str:
     """`1 core 25.3, all 32 cores 367 GB/s · 80 % of the theoretical peak`, and whether other programs ran meanwhile."""
-    survey, peak = facts.survey, facts.peak
-    if survey is not None:
-        sets = ", ".join(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in measured_sets(survey))
-        share = share_of_peak(survey, facts.theoretical)
-        of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
-        is_disturbed = any(one.disturbed for _, one in measured_sets(survey))
-        disturbed = "measured while other programs ran · `cpuchat probe` repeats it" if is_disturbed else ""
-        return " · ".join(filter(None, (f"{sets} GB/s", of_peak, disturbed)))
-    if peak is not None:
+    peak, known = facts.peaks.all_cores, facts.peaks
+    if peak is None:
+        return _NOT_MEASURED
+    sets = measured_sets(peak, known.one_core, known.l3_group)
+    if len(sets) == 1 and len(peak.cpus) > 1:
         return f"{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} · `cpuchat probe` measures in detail"
-    return _NOT_MEASURED
+    words = ", ".join(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in sets)
+    share = share_of_peak(peak, facts.theoretical)
+    of_peak = "" if share is None else f"{100 * share:.0f} % of the theoretical peak"
+    rough = "at least: `cpuchat probe` measures it again" if any(one.at_least for _, one in sets) else ""
+    return " · ".join(filter(None, (f"{words} GB/s", of_peak, rough)))
 
 
-def share_of_peak(survey: Survey | None, theoretical: Theoretical | None) -> float | None:
+def share_of_peak(peak: Peak | ReadBandwidth, theoretical: Theoretical | None) -> float | None:
     """Return the measured share of the theoretical peak (0-1)."""
-    if survey is None or theoretical is None:
-        return None
-    return survey.all_cores.bytes_per_s / theoretical.bytes_per_s
+    return peak.bytes_per_s / theoretical.bytes_per_s if theoretical is not None else None
 
 
 def costs_measured(n_passes: int, n_cores: int) -> str:
@@ -152,17 +152,22 @@ def costs_measured(n_passes: int, n_cores: int) -> str:
 
 
 def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
-    """Return when passes were measured on the cores of the settings, or that they were not. Reads files."""
+    """Return when passes were measured on the cores of the settings, or that they were not; reads files.
+
+    `2026-11-23 (today) · 8 cores · 86 passes`.
+    """
     from cpuchat.models.machine import cost_log
 
     log = cost_log(settings, root)
     if log is None:
         return _PASSES_NOT_MEASURED
-    if (known := log.read()).probe:
-        return _probed(known)
-    if (near := log.nearest_probe()) is not None:
-        return f"{_probed(near.read())}, scaled to {plural(len(log.on.cpus), 'core')}"
-    return _PASSES_NOT_MEASURED
+    found, scaled = log.probe, ""
+    if found is None and (near := log.nearest_probe()) is not None:
+        found, scaled = near.probe, f", scaled to {plural(len(log.on.cores), 'core')}"
+    if found is None:
+        return _PASSES_NOT_MEASURED
+    date = time.strftime("%Y-%m-%d", time.localtime(found.at)) + f" ({ago(found.at, time.time())})"
+    return f"{date} · {plural(len(found.subject.cores), 'core')} · {found.n} passes{scaled}"
 
 
 def cpu_module(settings: Settings, in_effect: Settings, engine: EngineInfo | None) -> str:
@@ -177,13 +182,6 @@ def cpu_module(settings: Settings, in_effect: Settings, engine: EngineInfo | Non
         return f"{engine.module} · set by engine.cpu_module"
     others = [name for name in engine.modules if name != engine.module]
     return f"{engine.module} · `cpuchat tune` times {' and '.join(others)}" if others else engine.module
-
-
-def _probed(measured: CostEntry) -> str:
-    """`2026-11-23 (today) · 8 cores · 86 passes`."""
-    date = time.strftime("%Y-%m-%d", time.localtime(measured.taken)) + f" ({ago(measured.taken, time.time())})"
-    told = (date, plural(len(measured.on.cpus), "core")) if measured.taken else ()
-    return " · ".join((*told, f"{len(measured.probe)} passes"))
 
 
 def theoretical_peak(topology: Topology, theoretical: Theoretical | None) -> str:
@@ -317,7 +315,7 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "memory_total": machine.memory_total,
         "memory_limit": machine.memory_limit,
         "memory_available": facts.available,
-        "peak_read": facts.peak.bytes_per_s if facts.peak is not None else None,
+        "peak_read": facts.peaks.all_cores.bytes_per_s if facts.peaks.all_cores is not None else None,
         "theoretical": facts.theoretical.bytes_per_s if facts.theoretical is not None else None,
         "memory_policy": facts.placement.memory_policy.words if facts.placement is not None else None,
         "counter": facts.counter.name or None,
@@ -348,14 +346,14 @@ def _memory(facts: DiagnosticFacts) -> str:
 
 
 def _bandwidth(facts: DiagnosticFacts) -> str:
-    if facts.peak is None:
+    peak, known = facts.peaks.all_cores, facts.peaks
+    if peak is None:
         return "n/a: not measured yet; `cpuchat probe` measures it in about 30 seconds"
-    words = [f"{gigabytes(facts.peak.bytes_per_s)} GB/s read ({facts.peak.source})"]
-    if facts.theoretical is not None:
-        words[0] += f", {100 * facts.peak.bytes_per_s / facts.theoretical.bytes_per_s:.0f} % of the theoretical peak"
-    if facts.survey is not None:
-        words += [f"{name} {gigabytes(one.bytes_per_s)}" for name, one in measured_sets(facts.survey)[:-1]]
-    return " · ".join(words)
+    words = [f"{gigabytes(peak.bytes_per_s)} GB/s read ({peak.source})"]
+    if (share := share_of_peak(peak, facts.theoretical)) is not None:
+        words[0] += f", {100 * share:.0f} % of the theoretical peak"
+    sets = measured_sets(peak, known.one_core, known.l3_group)[:-1]
+    return " · ".join((*words, *(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in sets)))
 
 
 def _numa(facts: DiagnosticFacts) -> str:

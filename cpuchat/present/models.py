@@ -298,14 +298,10 @@ def context(prediction: Prediction) -> str:
 
 def doubt(machine: Machine | None) -> str:
     """Return why predicted speeds are missing or rough; "" where passes were measured."""
-    from cpuchat.models.machine import DISTURBED
-
     if machine is None or (machine.peak and machine.probed):
         return ""
     if machine.peak:
         return "speeds are rough until `cpuchat probe`"
-    if machine.peak_source == DISTURBED:
-        return "no speeds: other programs disturbed the measurement"
     return "no speeds until `cpuchat probe`"
 
 

@@ -136,13 +136,12 @@ class LoadOptions(EngineOptions, frozen=True):  # pyright: ignore[reportGeneralT
     """Options of a load.
 
     `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is what the first answer
-    asks for: some engines can change that only by a new start. `probe`: measure the read bandwidth of the CPUs in use,
-    `calibrate`: measure what passes cost, for adaptive draft depth; each unless that was done before.
+    asks for: some engines can change that only by a new start. `calibrate`: measure what passes cost, for adaptive
+    draft depth, unless that was done before.
     """
 
     draft_path: str = ""
     speculation: Speculation = Speculation()
-    probe: bool = False
     calibrate: bool = False
 
 
@@ -183,7 +182,7 @@ class LoadModel(Command, frozen=True):
 
     `cpus` has one logical CPU for each thread of the target, ascending. `draft_cpus` are the draft model's: () computes
     on `cpus`, sequentially; other CPUs, concurrently. `roams`: the threads may move among these CPUs; () pins each to
-    its own. `state_dir` is where saved states live, `calibration_file` where measured costs do ("" = keep none).
+    its own. `state_dir` is where saved states live ("" = keep none).
     `state_limit` bytes are for states of conversations: on disk, and as many in memory, but at most half of what the
     model leaves free. `resumes`: what a client used last is brought back into memory.
     """
@@ -195,7 +194,6 @@ class LoadModel(Command, frozen=True):
     options: LoadOptions = LoadOptions()
     request_id: int = 0
     state_dir: str = ""
-    calibration_file: str = ""
     state_limit: int = 2 << 30
     resumes: bool = False
 
@@ -350,7 +348,7 @@ class ShuttingDown(Event, frozen=True):
 
 class LoadProgress(Event, frozen=True):
     """`done` of `total` of the current `phase`: bytes while "reading" and "preparing", measurements while
-    "calibrating", types of weights while "measuring" kernels, one step while "warming" and "probing"."""
+    "calibrating", types of weights while "measuring" kernels, one step while "warming"."""
 
     phase: str
     done: int

@@ -144,7 +144,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A loaded model. Sizes in bytes. `fingerprint` identifies the file's content for caches.
 
     `cpus` are the logical CPUs that compute. `peak_read` is the measured read bandwidth of those and of the draft
-    model's cores together in bytes per second (0: not measured), `cache_bytes` their L3 caches together (0: not known).
+    model's cores together in bytes per second (0: not measured; `peak_at_least`: it may be more), `cache_bytes` their
+    L3 caches together (0: not known).
     Kept states of chats take at most `state_memory` of memory, one checkpoint `partial_state` (0: none is needed, the
     KV cache can be cut anywhere). `work` is that of its passes over text, `draft_work` the draft model's; None: not
     known. `takes_effort`: its chat template can be told how much to reason.
@@ -181,6 +182,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     pass_ms: tuple[float, ...] = ()
     drafts_off: DraftsOff | None = None
     peak_read: float = 0.0
+    peak_at_least: bool = False
     cache_bytes: int = 0
     work: ModelWork | None = None
     draft_work: ModelWork | None = None

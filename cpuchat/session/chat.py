@@ -292,14 +292,7 @@ class ChatSession:
 
     async def show_ceiling(self) -> None:
         """Give the meter the ceilings of the loaded model by the passes that were measured on its cores."""
-        model, engine = self.conversation.model, self.conversation.backend.engine
-        if model is None or model.server:
-            return
-        from cpuchat.models.machine import reach_of
-
-        reach = await run_in_daemon_thread(partial(reach_of, model, engine.memory_policy if engine is not None else ""))
-        if self.conversation.model is model:
-            self.conversation.meter.predicted(reach)
+        if await self.conversation.refresh_reach():
             self._emit(events.Changed("ceilings"))
 
     def find_model(self, name: str) -> Source:

@@ -23,9 +23,9 @@ from cpuchat.chats.saving import UNSAVED
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.models.library import usage
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.usage import UsageLog
-from cpuchat.models.machine import Tuned, TunedSettings
+from cpuchat.models.machine import Tuned, TunedSettings, reach_of
 from cpuchat.protocol.drafters import CHOICES
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -100,7 +100,6 @@ class Conversation:
         self.on_save_problem: Callable[[], None] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
         self.preset = ChatPreset(self.history)
-        self._usage = UsageLog()
         self.activity = ActivityOwner()
         self._path: Source | None = None
         self._name = ""
@@ -357,7 +356,20 @@ class Conversation:
         model = self.model
         if self.logs_speed and self.drafting != "always" and model is not None:
             memory = self.backend.engine.memory_policy if self.backend.engine is not None else ""
-            await asyncio.to_thread(self._usage.answered, model, event.timings, memory)
+            if await asyncio.to_thread(usage.answered, model, event.timings, memory):
+                await self.refresh_reach()
+
+    async def refresh_reach(self) -> bool:
+        """Give the meter what the cores of the loaded model reach by what is measured now; returns whether there is
+        still one that computes here."""
+        model, engine = self.model, self.backend.engine
+        if model is None or model.server:
+            return False
+        reach = await asyncio.to_thread(reach_of, model, engine.memory_policy if engine is not None else "")
+        if self.model is not model:
+            return False
+        self.meter.predicted(reach)
+        return True
 
     def _events(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         generate, count = self.backend.generate, self.backend.count_tokens
@@ -487,7 +499,7 @@ async def _remember_load(
     models = [path] if draft is None or left_out else [path, draft]
 
     def remember() -> None:
-        UsageLog().loaded(models)
+        usage.loaded(models)
         for model in models:
             library.opened(model)
 

@@ -7,17 +7,37 @@ from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
 
+from cpuchat.telemetry.units import plural
+
 
 @dataclass(frozen=True, slots=True)
 class Peak:
     """The peak read bandwidth in bytes per second: the denominator of utilization.
 
-    `source` is how it is known in a few words ("measured, 2 cores"), `cpus` the logical CPUs that were measured.
+    `cpus` are the logical CPUs that were measured. `at_least`: it may be more, as other programs ran meanwhile, or an
+    answer told it.
     """
 
     bytes_per_s: float
-    source: str
-    cpus: tuple[int, ...] = ()
+    cpus: tuple[int, ...]
+    at_least: bool = False
+
+    @property
+    def source(self) -> str:
+        """Return how it is known, in a few words."""
+        return f"measured, {plural(len(self.cpus), 'core')}{', at least' if self.at_least else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What is known of one core, of one whole L3 group, which reads through one fabric link, and of all cores."""
+
+    one_core: Peak | None = None
+    l3_group: Peak | None = None
+    all_cores: Peak | None = None
+
+
+NO_PEAKS = Peaks()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak, Power
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric, missing
-from cpuchat.telemetry.units import plural
 
 Limit = Literal["memory", "compute", "overhead", ""]
 
@@ -37,8 +36,8 @@ _ENOUGH = 16  # tokens of an average
 
 NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
 NO_ESTIMATE = "no estimate for this model"
+_PARTLY_CACHED = "part of the weights stays in L3"
 """Reasons for a missing figure: of a model in the caches, and of one whose tensors are not known."""
-_TOO_LOW: Metric[float] = missing("peak measured too low")
 _COUNTER_OFF = "counter above the measured peak"  # although nothing else ran
 _NO_FIGURE: Metric[Any] = missing(NO_MODEL)
 
@@ -76,8 +75,9 @@ class Roofline:
     `bandwidth` is that of `source`: a counter's name, or "estimated" for `estimate`, which is always what the model
     reads by its header. `counted` is the counter's whole reading. `utilization` is `bandwidth` by `peak`, not cut off
     at 1; `off` says in a few words why it cannot be believed. `remark` is what the counter and the estimate tell
-    together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; one that an
-    answer exceeded is missing. `rough`: other programs ran while the peak was measured, or more was read than that.
+    together. Ceilings in tok/s: without drafts, at the present acceptance, and what the cores can compute; the last is
+    missing where an answer exceeded it. `peak` is what the answer read, at least, where that is more than what was
+    measured. `rough`: it may be more than `peak`.
     `bytes_per_pass` of the target. `limit` is what takes most of a pass. `fits_cache`: the weights stay in L3, so
     memory is no limit.
     """
@@ -120,20 +120,31 @@ class Decoding:
 @dataclass(frozen=True, slots=True)
 class Reach:
     """What the cores of the loaded model reach by the cost model: tok/s if only computing took time, and bytes per
-    second of its weights; and the newest measured peak, which is `rough` if other programs ran. 0: not known."""
+    second of its weights (0: not known); and the newest `peak`."""
 
     compute_tok_s: float = 0.0
     read_bytes_per_s: float = 0.0
-    peak_bytes_per_s: float = 0.0
-    rough: bool = False
+    peak: Peak | None = None
 
 
-def peak_of(model: ModelInfo) -> Peak | None:
-    """Return the measured read bandwidth of the cores that compute, the draft model's among them."""
+def _peak(model: ModelInfo, read: float) -> Peak | None:
+    """Return the read bandwidth of the cores that compute, the draft model's among them: as measured, or what was
+    `read` if that is clearly more, unless caches may have helped."""
     if model.peak_read <= 0:
         return None
-    n = len(model.compute_cpus) or model.n_threads
-    return Peak(model.peak_read, f"measured, {plural(n, 'core')}", model.compute_cpus)
+    cpus = model.compute_cpus or tuple(range(model.n_threads))
+    is_raised = read > OFF * model.peak_read and _weights(model) >= PARTLY_CACHED * model.cache_bytes
+    return Peak(read, cpus, at_least=True) if is_raised else Peak(model.peak_read, cpus, model.peak_at_least)
+
+
+def _read_at_best(model: ModelInfo, now: Decoding) -> float:
+    """Return the most bytes per second that passes read which are long enough to tell: calibrated ones, plain ones
+    beside drafts, and those of the answer."""
+    if model.work is None:
+        return 0.0
+    calibrated = 1e3 / model.pass_ms[0] * bytes_read(model.work, 1, 0) if model.pass_ms else 0.0
+    plain = (now.plain_tok_s or 0.0) * bytes_read(model.work, 1, now.n_past)
+    return max(calibrated, plain, _bytes_per_s(model, _average(now) or None, now.whole, now.n_past) or 0.0)
 
 
 def _prefill_rate(model: ModelInfo, measured: float | None, predicted: float) -> float | None:
@@ -173,11 +184,12 @@ def roofline(
     no_counter = machine.no_bandwidth or "counters not read"
     if model is None:
         return Roofline(watts=watts, joules_per_token=joules, counted=missing(no_counter))
-    peak, cached = peak_of(model), fits_cache(model)
+    read_at_best, cached = _read_at_best(model, now), fits_cache(model)
+    peak = _peak(model, read_at_best)
     no_figure = NO_ANSWER if model.work is not None else NO_ESTIMATE
     of_target = bytes_read(model.work, now.whole.n_per_pass, now.n_past) if model.work is not None else None
     estimate = _bytes_per_s(model, now.tok_s, now.recent, now.n_past)
-    average = _bytes_per_s(model, now.average_tok_s, now.whole, now.n_past)
+    average = _bytes_per_s(model, _average(now) or None, now.whole, now.n_past)
     counted = read if estimate is not None else None
     bandwidth = estimate if counted is None else counted.total if counted.read is None else counted.read
     no_limit = _why_no_memory_limit(model, peak)
@@ -185,9 +197,12 @@ def roofline(
     remark = _remark(counted, estimate, cached)
     over_peak = counted is not None and utilization is not None and utilization > OFF
     max_bytes_per_s = max(peak.bytes_per_s, reach.read_bytes_per_s) if peak is not None else 0.0
-    plain, accepted = _memory_ceilings(model, now, max_bytes_per_s, no_limit)
+    exceeded = _PARTLY_CACHED if read_at_best > OFF * max_bytes_per_s else ""
+    plain, accepted = _memory_ceilings(model, now, max_bytes_per_s, no_limit or exceeded)
     compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
-    off = _off(model, average, peak, cached) or (_COUNTER_OFF if over_peak and not remark else "")
+    off = _COUNTER_OFF if over_peak and not remark else ""
+    if average is not None and peak is not None and average > OFF * peak.bytes_per_s and not cached:
+        off = f"above the memory peak: {_PARTLY_CACHED}"
     return Roofline(
         bandwidth=Metric.of(bandwidth, no_figure),
         source="estimated" if counted is None else counted.source,
@@ -197,7 +212,7 @@ def roofline(
         utilization=Metric.of(utilization, no_limit or no_figure),
         off=off,
         remark=remark,
-        rough=bool(off) or (reach.rough and not cached) or plain == _TOO_LOW,
+        rough=bool(off) or (peak is not None and peak.at_least and not cached),
         ceiling_plain=plain,
         ceiling_accepted=accepted,
         ceiling_compute=compute,
@@ -242,15 +257,6 @@ def _bytes_per_s(model: ModelInfo, tok_s: float | None, part: Evaluated, n_past:
     return None if nbytes is None or tok_s is None else tok_s / part.tokens_per_pass * nbytes
 
 
-def _off(model: ModelInfo, average: float | None, peak: Peak | None, cached: bool) -> str:
-    """Return why the estimate over the answer, if it exceeds the peak, does so."""
-    if average is None or peak is None or cached or average <= OFF * peak.bytes_per_s:
-        return ""
-    if _weights(model) < PARTLY_CACHED * model.cache_bytes:
-        return "above the memory peak: part of the weights stays in L3"
-    return "peak measured too low · run cpuchat probe again"
-
-
 def _remark(counted: Bandwidth | None, estimate: float | None, cached: bool) -> str:
     if counted is None or not estimate:
         return ""
@@ -272,18 +278,11 @@ def _memory_ceilings(
     """Return the ceilings without drafts and at this acceptance; `read` in bytes per second."""
     if no_limit or model.work is None:
         return missing(no_limit), missing(no_limit)
-    written, measured_plain = _average(now), now.plain_tok_s or 0.0
-    drafted = now.whole.draft_n > 0
-    calibrated = _unless_exceeded(read / bytes_read(model.work, 1, 0), 1e3 / model.pass_ms[0] if model.pass_ms else 0.0)
-    ceiling = read / bytes_read(model.work, 1, now.n_past)
-    plain = _unless_exceeded(ceiling, measured_plain if drafted else max(written, measured_plain))
-    plain = plain if calibrated.value is not None else calibrated
-    if not drafted:
+    plain = Metric(read / bytes_read(model.work, 1, now.n_past))
+    if not now.whole.draft_n:
         return plain, missing("nothing drafted")
     each = [(part.tokens_per_pass, _bytes_per_pass(model, part, now.n_past)) for part in _parts(now)]
-    accepted = _unless_exceeded(read * max(tokens / nbytes for tokens, nbytes in each if nbytes), written)
-    wrong = plain.value is None or accepted.value is None  # then `read` is, on which both rest
-    return (_TOO_LOW, _TOO_LOW) if wrong else (plain, accepted)
+    return plain, Metric(read * max(tokens / nbytes for tokens, nbytes in each if nbytes))
 
 
 def _compute_ceiling(now: Decoding, prefill: float | None) -> Metric[float]:
@@ -291,17 +290,13 @@ def _compute_ceiling(now: Decoding, prefill: float | None) -> Metric[float]:
     if prefill is None:
         return missing(f"needs a prompt of {MIN_PREFILL} tokens")
     ceiling = prefill * max(part.tokens_per_pass / part.n_per_pass for part in _parts(now))
-    return _unless_exceeded(ceiling, max(_average(now), now.plain_tok_s or 0.0))
+    exceeded = max(_average(now), now.plain_tok_s or 0.0) > OFF * ceiling
+    return missing("an answer exceeded it") if exceeded else Metric(ceiling)
 
 
 def _average(now: Decoding) -> float:
     """Return tok/s of the answer; 0 before it is long enough to contradict a limit: a fast second is no proof."""
     return now.average_tok_s or 0.0 if now.whole.tokens >= _ENOUGH else 0.0
-
-
-def _unless_exceeded(ceiling: float, measured: float) -> Metric[float]:
-    """Return a ceiling, unless what was measured clearly exceeds it."""
-    return Metric(ceiling) if measured <= OFF * ceiling else _TOO_LOW
 
 
 def _limit(
@@ -387,9 +382,10 @@ class RooflineMeter:
 
     def predicted(self, reach: Reach) -> None:
         """Set what the cores of the loaded model reach by the newest measurement, which the ceilings rest on then."""
-        self._reach = reach
-        if self._model is not None and reach.peak_bytes_per_s:
-            self._model = msgspec.structs.replace(self._model, peak_read=reach.peak_bytes_per_s)
+        self._reach, peak = reach, reach.peak
+        if self._model is not None and peak is not None:
+            newer = {"peak_read": peak.bytes_per_s, "peak_at_least": peak.at_least}
+            self._model = msgspec.structs.replace(self._model, **newer)
 
     @property
     def prefill_tok_s(self) -> float:

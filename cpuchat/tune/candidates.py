@@ -45,7 +45,7 @@ from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.telemetry.units import plural
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.bandwidth.read_bandwidth import Survey
+    from cpuchat.telemetry.machine import Peaks
 
 
 UBATCHES: Final = (128, 256, 512, 1024)
@@ -305,10 +305,10 @@ def loaded_costs(model: ModelInfo, memory: str = "", root: Path = Path("/")) -> 
     profile: call it in a thread. `memory`: the worker's memory policy, in the words of `mempolicy`. `root`: replaces
     `/` in tests.
     """
-    from cpuchat.hardware.bandwidth.read_bandwidth import known_peak
+    from cpuchat.measure.peak import known
 
     cpus = model.compute_cpus
-    peak = known_peak(cpus, memory, root=root, disturbed=False) if cpus else None
+    peak = known(cpus, memory, root=root)
     if peak is None or model.work is None:
         return None
     costs, is_measured = costs_here(cpus, memory, peak.bytes_per_s, root)
@@ -336,7 +336,7 @@ def _with_draft(costs: LoadedCosts, draft: ModelWork, model: ModelInfo, factors:
 
 def compare_placements(
     topology: Topology,
-    survey: Survey | None,
+    peaks: Peaks,
     model: ModelInfo | None,
     figures: ChatFigures,
     in_use: PlacementSpec,
@@ -350,7 +350,7 @@ def compare_placements(
     acceptance = _acceptance(costs, figures)
     predicted: dict[str, tuple[float, int]] = {}
     if costs is not None:
-        rates = _read_rates(survey, costs)
+        rates = _read_rates(peaks, costs)
         possible = [one for one in found if costs.draft is not None or not one.placement.is_split]
         predicted = {one.name: _predicted(one, topology, rates, costs, in_use, figures, acceptance) for one in possible}
     scale = _scale(predicted[used.name][0], figures) if used is not None and used.name in predicted else 1.0
@@ -391,11 +391,10 @@ def _same(one: Placement, other: Placement) -> bool:
     return (one.cpus, one.draft_cpus, one.memory_policy) == (other.cpus, other.draft_cpus, other.memory_policy)
 
 
-def _read_rates(survey: Survey | None, costs: LoadedCosts) -> ReadRates:
-    if survey is None:
-        return ReadRates(costs.peak)
-    one_link = survey.l3_group.bytes_per_s if survey.l3_group is not None else None
-    return ReadRates(survey.all_cores.bytes_per_s, one_link, survey.one_core.bytes_per_s)
+def _read_rates(peaks: Peaks, costs: LoadedCosts) -> ReadRates:
+    one_link, one_core = (one.bytes_per_s if one is not None else None for one in (peaks.l3_group, peaks.one_core))
+    every = peaks.all_cores.bytes_per_s if peaks.all_cores is not None else costs.peak
+    return ReadRates(every, one_link, one_core)
 
 
 def _acceptance(costs: LoadedCosts | None, figures: ChatFigures) -> float | None:

@@ -153,7 +153,7 @@ class Measurer:
         if self._stopped:
             raise Interrupted("Stopped.")
         options = chosen.load_options(draft)
-        options = msgspec.structs.replace(options, n_ctx=options.n_ctx or CTX, probe=False, calibrate=calibrate)
+        options = msgspec.structs.replace(options, n_ctx=options.n_ctx or CTX, calibrate=calibrate)
         wanted = options, PlacementSpec.of(chosen)
         if self._loaded == wanted and self._backend.model is not None:
             return False

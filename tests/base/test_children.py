@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cpuchat.hardware.bandwidth import read_bandwidth
 from cpuchat.hardware.diagnostics import refused_policy
+from cpuchat.measure import peak
 from cpuchat.models.quantize.types import QuantizeProcess
 from cpuchat.models.synthetic.model import write_model
 from tests.cli.program import HANG_GUARD, PLAIN
@@ -69,8 +69,8 @@ def test_no_command_executes_code_from_the_current_folder(
     run_in(trapped, "models", "quantize", str(half), "q8_0")
     run_in(trapped, "models", "download", "some/tiny-GGUF")
     monkeypatch.chdir(trapped)
-    monkeypatch.setattr(read_bandwidth, "buffer_bytes", lambda *_: 2 << 20)
-    read_bandwidth.measure((min(os.sched_getaffinity(0)),), seconds=0.05, rounds=1)
+    monkeypatch.setattr(peak, "buffer_bytes", lambda *_: 2 << 20)
+    peak.measure((min(os.sched_getaffinity(0)),), seconds=0.05, rounds=1)
     assert refused_policy("bind:0") == ""
     sprung = tmp_path / "sprung"
     assert not sprung.exists(), sprung.read_text()

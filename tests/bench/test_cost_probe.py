@@ -46,7 +46,7 @@ async def test_passes_are_measured_and_saved(monkeypatch: pytest.MonkeyPatch) ->
     probe = CostProbe(SPEC, lambda done, of, what: told.append(what))
     assert await probe_costs(probe, placement) == 4
     assert told == ["passes", "Q4_K"]
-    seen = CostLog(placement.cpus, placement.memory_policy.words).read().probe
+    seen = CostLog(placement.cpus, placement.memory_policy.words).probe
     assert [(one.n_tokens, one.n_past) for one in seen] == [(1, 4), (8, 0), (1, 68), (4, 64)]
     assert all(one.seconds > 0 for one in seen)
     assert "Q4_K" in {part.type for part in seen[2].work.dense}
@@ -71,7 +71,7 @@ async def test_passes_are_not_saved_beside_other_programs_nor_for_a_replaced_eng
         updated.setattr(cost_probe, "engine_replaced", lambda: True)
         with pytest.raises(MeasureFailed, match="Restart cpuchat"):
             await probe_costs(Made(SPEC), placement)
-    assert not CostLog(placement.cpus, placement.memory_policy.words).read().probe
+    assert not CostLog(placement.cpus, placement.memory_policy.words).probe
 
 
 @pytest.mark.parametrize("when", ["writing", "measuring"])

@@ -14,9 +14,9 @@ from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, Pass
 from cpuchat.cli import machine
 from cpuchat.cli.machine import probe
-from cpuchat.hardware.bandwidth import read_bandwidth
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, known_peak
 from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.measure import peak
+from cpuchat.measure.peak import ReadBandwidth
 from cpuchat.models.synthetic.model import SHAPES
 from tests.hardware.trees import make_tree
 
@@ -36,7 +36,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
         rate = min(25e9 * len(cpus), 360e9)
         return ReadBandwidth(cpus, rate, (0.96 * rate, 0.98 * rate, rate))
 
-    monkeypatch.setattr(read_bandwidth, "measure", instead)
+    monkeypatch.setattr(peak, "measure", instead)
     monkeypatch.setattr(cost_probe, "cases", lambda: [])
 
     def pretend(tree: str) -> None:
@@ -47,7 +47,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 
 
 def test_this_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_bandwidth, "buffer_bytes", lambda *_: 64 << 20)  # filling gigabytes takes seconds
+    monkeypatch.setattr(peak, "buffer_bytes", lambda *_: 64 << 20)  # filling gigabytes takes seconds
     monkeypatch.setattr(cost_probe, "cases", lambda: [Case("few", SHAPES["tiny"], "Q8_0", (Pass(1), Pass(8)), 1.0)])
     monkeypatch.setattr(ReadBandwidth, "disturbed", False)  # whatever else runs
     monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: False)
@@ -56,8 +56,8 @@ def test_this_machine_is_really_measured(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["all_cores"]["cpus"] == [cpu]
     assert found["all_cores"]["bytes_per_s"] == max(found["all_cores"]["rounds"]) > 1e8
     assert found["one_core"] == found["all_cores"]
-    peak = known_peak([cpu])
-    assert peak is not None and peak.bytes_per_s == found["all_cores"]["bytes_per_s"]
+    kept = peak.known([cpu])
+    assert kept is not None and kept.bytes_per_s == found["all_cores"]["bytes_per_s"]
     assert found["costs"] == {"passes": 2}
 
 
@@ -85,7 +85,7 @@ def test_json_of_a_server(on: Callable[[str], None]) -> None:
 
 def test_rounds_that_differ_are_pointed_out(on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     on("epyc-9354")
-    monkeypatch.setattr(read_bandwidth, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10)))
+    monkeypatch.setattr(peak, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10)))
     out = run().stdout
     assert "other programs are running" in out
 

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Side
 from cpuchat.config.settings import Settings
+from cpuchat.models.library import usage
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import AnyEvent, GenerationFinished, LoadProgress, TextDelta
 from tests.support.cores import ON_ONE_CPU
@@ -100,7 +100,7 @@ async def test_one_answers_after_the_other_a_repeat_swaps_them_and_a_stop_keeps_
     # Speeds of a comparison are not remembered as those of the model.
     models = [model for model in Library([]).local_models() if model.source == "demo"]
     assert models and all(model.measured_tok_s == 0 for model in models)
-    assert paths.usage_file().exists()  # but that they were loaded
+    assert usage.usages()  # but that they were loaded
 
 
 async def test_a_side_that_is_killed_or_does_not_load_keeps_the_other(watched: Watched) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.base.errors import UsageError
 from cpuchat.compare.agreement import Agreement, AnswerAgreement
 from cpuchat.compare.comparison import Comparison
@@ -21,7 +20,9 @@ from cpuchat.compare.runner import (
     short_names,
 )
 from cpuchat.config.settings import Settings
-from cpuchat.costs.calibrations import Calibration, Calibrations
+from cpuchat.costs.calibrations import PassCosts
+from cpuchat.measure.subject import Subject
+from cpuchat.models.costs import keep_calibration
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
@@ -80,9 +81,8 @@ def test_names_tell_only_what_differs(a: str, b: str, names: tuple[str, str]) ->
 async def test_the_smaller_file_of_a_model_is_offered_as_the_draft_model_of_the_larger_one(tmp_path: Path) -> None:
     files = [header_file(tmp_path / f"Big-{name}.gguf", weights=4096, kind=kind)
              for name, kind in (("Q4_K_M", "F16"), ("Q8_0", "F32"))]  # fmt: skip
-    prints = {"draft": file_fingerprint(files[0]), "target": file_fingerprint(files[1])}
-    costs = Calibration(tuple(40.0 + n for n in range(32)), draft_ms=20.0, **prints)
-    Calibrations(paths.calibration_file()).save("a" * 64, costs)
+    prints = (file_fingerprint(files[1]), file_fingerprint(files[0]))
+    keep_calibration(Subject(model=prints), PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=20.0))
     comparison = Comparison((Side.of(files[0]), Side.of(files[1])), Settings(), backend=ScriptedBackend)
     answer = AnswerAgreement(tokens=(), n_words=9, words=wilson(0.9, 9), places=(), same_top=0.96, kld=0.0, ppl=1.0,
                              ppl_other=1.0)  # fmt: skip

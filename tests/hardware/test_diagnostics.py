@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey, remember
 from cpuchat.hardware.diagnostics import (
     ORDER,
     DiagnosticFacts,
@@ -20,6 +18,7 @@ from cpuchat.hardware.diagnostics import (
     gather_facts,
     refused_policy,
 )
+from cpuchat.measure.peak import ReadBandwidth, keep, known_of
 from cpuchat.protocol.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated, refused, umc
 from tests.hardware.trees import make_tree, status, write
@@ -41,14 +40,16 @@ TWO = "2x-epyc-7543"
 def read_rate(root: Path, gigabytes: float, cpus: Sequence[int] = range(32)) -> None:
     """Set the measured read bandwidth."""
     rate = gigabytes * 1e9
-    remember(ReadBandwidth(tuple(cpus), rate, (rate, rate, rate)), "local", root=root)
+    keep(ReadBandwidth(tuple(cpus), rate, (rate, rate, rate)), "local", root=root)
 
 
 def facts_of(
     root: Path, engine: EngineInfo | None = ENGINE, refused: str = "", **settings: str | int
 ) -> DiagnosticFacts:
     wanted = WantedSetup(**settings)  # type: ignore[arg-type]
-    return gather_facts(wanted, engine=engine, kernel=Simulated().calls, refused=lambda words: refused, root=root)
+    return gather_facts(
+        wanted, engine=engine, kernel=Simulated().calls, refused=lambda words: refused, known=known_of, root=root
+    )
 
 
 def found(facts: DiagnosticFacts, title: str) -> Finding:
@@ -192,9 +193,8 @@ def test_a_bandwidth_that_is_too_low_or_too_high_for_the_cores_that_read(root: P
 def test_few_links_are_no_fault_of_the_memory(tmp_path: Path, link: float, level: str, words: str) -> None:
     root = make_tree(tmp_path, "epyc-9334")
     read_rate(root, 192.0)
-    one = ReadBandwidth((0,), 25e9, (25e9,))
-    group = ReadBandwidth(tuple(range(8)), link * 1e9, (link * 1e9,))
-    facts = replace(facts_of(root), survey=Survey(one_core=one, all_cores=one, l3_group=group))
+    read_rate(root, link, range(8))
+    facts = facts_of(root)
     [finding] = [one for one in examine(facts) if one.evidence.startswith("192.0")]
     assert finding.level == level
     assert words in finding.evidence

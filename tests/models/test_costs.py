@@ -8,19 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.config.settings import parse
-from cpuchat.costs.calibrations import Calibration, Calibrations
 from cpuchat.costs.model import CostProfile, compute_ceiling, pass_cost, usual_profile
 from cpuchat.costs.products import ProductRate
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
+from cpuchat.measure.peak import ReadBandwidth, keep
 from cpuchat.models.costs import CostLog, factor_of
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.kernels import MeasuredProducts, ProductLog
+from cpuchat.models.library import usage
 from cpuchat.models.library.places import LocalModel
-from cpuchat.models.library.usage import UsageLog
 from cpuchat.models.machine import costs_here, reach_of, this_machine, usual_here
 from cpuchat.models.prediction import estimate_local, predict
 from cpuchat.models.synthetic.model import write_model
@@ -49,19 +47,11 @@ def small(written: Path, tmp_path: Path) -> Path:
     return tmp_path / "small.gguf"
 
 
-def calibrated(model: ModelInfo, **changes: object) -> None:
-    """Keep the calibrated passes of a model as the engine does."""
-    costs = Calibration(model.pass_ms, target=model.fingerprint)
-    Calibrations(paths.calibration_file()).save("k", msgspec.structs.replace(costs, **changes))
-
-
 def chatted(file: Path, true: CostProfile = TRUE, **changes: object) -> tuple[ModelInfo, Timings]:
     """Return what an answer of 200 tokens gives on a machine whose passes cost what `true` says."""
     known = model_work(read_model(file))
     passes = tuple(1e3 * pass_cost(true, known, n, 32).seconds for n in range(1, 33))
     model = info(file, fingerprint="f" * 32, cpus=CPUS, pass_ms=passes)
-    if "pass_ms" not in changes:
-        calibrated(model)
     rate = decode_rate(true, known, 100)
     return msgspec.structs.replace(model, **changes), answer(rate, n=201, n_past=200)
 
@@ -94,14 +84,12 @@ def test_a_calibration_counts_until_an_answer_does(small: Path) -> None:
     CostLog(CPUS).probed(probe(TRUE))
     model, timings = chatted(small)
     drafted = msgspec.structs.replace(timings, draft_n=9)
-    calibrated(model, disturbed=True)
-    UsageLog().answered(model, drafted)
+    usage.answered(msgspec.structs.replace(model, pass_ms=()), drafted)  # not calibrated
     assert factor(small) == 1.0
-    calibrated(model)
-    UsageLog().answered(model, drafted)
+    usage.answered(model, drafted)
     own = factor(small)
     assert own != 1.0
-    UsageLog().answered(model, msgspec.structs.replace(timings, predicted_ms=2 * timings.predicted_ms))
+    usage.answered(model, msgspec.structs.replace(timings, predicted_ms=2 * timings.predicted_ms))
     assert factor(small) == pytest.approx(2 * own, rel=0.1)
 
 
@@ -110,10 +98,10 @@ def test_only_long_quiet_answers_without_drafts_tell_what_decoding_costs(
     small: Path, changes: dict[str, object]
 ) -> None:
     model, timings = chatted(small, pass_ms=())
-    UsageLog().answered(model, msgspec.structs.replace(timings, **changes))
-    assert not CostLog(CPUS).read().models
-    UsageLog().answered(model, timings)
-    assert CostLog(CPUS).read().models
+    usage.answered(model, msgspec.structs.replace(timings, **changes))
+    assert not CostLog(CPUS).models
+    usage.answered(model, timings)
+    assert CostLog(CPUS).models
 
 
 def test_what_stays_slower_replaces_what_was_faster(small: Path) -> None:
@@ -123,7 +111,7 @@ def test_what_stays_slower_replaces_what_was_faster(small: Path) -> None:
     rates: list[float] = []
     for one in (timings, *slow[:4], timings, *slow):
         CostLog(CPUS).answered(model, one)
-        (kept,) = CostLog(CPUS).read().models.values()
+        (kept,) = CostLog(CPUS).models
         assert kept.answer is not None
         rates.append(1 / kept.answer.seconds)
     assert rates[-2] == pytest.approx(rates[0])  # four in a row are not enough, and a fast one ends them
@@ -132,12 +120,12 @@ def test_what_stays_slower_replaces_what_was_faster(small: Path) -> None:
 
 def test_a_model_that_is_slower_than_others_is_predicted_so(small: Path) -> None:
     cpus = choose_cores(read_topology(), "auto", 1).cpus
-    remember(ReadBandwidth(cpus=cpus, bytes_per_s=42e9, rounds=(42e9,)))
+    keep(ReadBandwidth(cpus=cpus, bytes_per_s=42e9, rounds=(42e9,)))
     CostLog(cpus).probed(probe(TRUE))
     header, settings = read_model(small), parse("[engine]\nthreads = 1\n")
     before = predict(header, LoadOptions(), this_machine(settings))
     model, timings = chatted(small, pass_ms=(), cpus=cpus)
-    UsageLog().answered(model, msgspec.structs.replace(timings, predicted_ms=1.3 * timings.predicted_ms))
+    usage.answered(model, msgspec.structs.replace(timings, predicted_ms=1.3 * timings.predicted_ms))
     after = predict(header, LoadOptions(), this_machine(settings))
     assert before.tok_s is not None and after.tok_s is not None
     assert before.tok_s / after.tok_s == pytest.approx(1.3, rel=0.2)
@@ -159,7 +147,7 @@ def test_other_cores_are_scaled_from_the_probe_that_shares_most_with_them() -> N
     one, every = cpus[:1], cpus
     CostLog(every, "local").probed(probe(TRUE))
     CostLog((9_998, 9_999), "local").probed(probe(TRUE))
-    remember(ReadBandwidth(cpus=every, bytes_per_s=30e9, rounds=(30e9,)), "local")
+    keep(ReadBandwidth(cpus=every, bytes_per_s=30e9, rounds=(30e9,)), "local")
     costs, probed = costs_here(one, "local", 15e9)
     whole, _ = costs_here(every, "local", 30e9)
     assert probed and costs.source == f"probe of {len(every)} cores, scaled to 1"
@@ -185,13 +173,13 @@ def test_without_a_probe_large_models_tell_how_fast_others_are_and_small_ones_do
 
 def test_what_cores_compute_is_known_for_a_loaded_model_after_a_probe(small: Path) -> None:
     model, work = info(small, cpus=CPUS), model_work(read_model(small))
-    remember(ReadBandwidth(cpus=CPUS, bytes_per_s=35e9, rounds=(35e9,)), "local")
+    keep(ReadBandwidth(cpus=CPUS, bytes_per_s=35e9, rounds=(35e9,)), "local")
     assert reach_of(model, "local").compute_tok_s == 0.0
     CostLog(CPUS, "local").probed(probe(TRUE))
     assert reach_of(model, "local").compute_tok_s == pytest.approx(compute_ceiling(TRUE, work, N_PAST), rel=0.35)
     before = reach_of(model, "local").compute_tok_s
     slower = answer(decode_rate(TRUE, work, 100) / 1.5, n=201, n_past=200)
-    UsageLog().answered(msgspec.structs.replace(model, fingerprint="f" * 32), slower, "local")
+    usage.answered(msgspec.structs.replace(model, fingerprint="f" * 32), slower, "local")
     assert reach_of(model, "local").compute_tok_s == pytest.approx(before / 1.5, rel=0.25)
     small.unlink()  # a loaded model answers without its file
     assert reach_of(model, "local").compute_tok_s > 0.0

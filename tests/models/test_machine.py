@@ -8,17 +8,15 @@ import msgspec
 import pytest
 
 from cpuchat.config.settings import Settings, parse
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
+from cpuchat.measure.peak import ReadBandwidth, keep
 from cpuchat.models.fit import PROCESS_BYTES, required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.machine import this_machine, unloaded_bytes
-from cpuchat.models.prediction import estimate
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.protocol.messages import LoadOptions
-from cpuchat.telemetry.machine import Peak
 from tests.hardware.trees import make_tree
 from tests.models.library.test_usage import info
 
@@ -27,21 +25,19 @@ def test_the_bandwidth_of_the_cores_in_the_settings_counts() -> None:
     assert (this_machine(Settings()).peak, this_machine(Settings()).profile) == (0.0, None)
     assert "cpuchat probe" in this_machine(Settings()).peak_source
     one = choose_cores(read_topology(), "auto", 1).cpus
-    remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
+    keep(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
     settings = parse("[engine]\nthreads = 1\n")
     assert this_machine(settings).peak == 25e9
     assert this_machine(settings).peak_source == "measured, 1 core"
-    assert this_machine(settings, peak=Peak(50e9, "told")).peak == 50e9
 
 
-def test_a_bandwidth_measured_beside_other_programs_predicts_nothing() -> None:
+def test_a_bandwidth_measured_beside_other_programs_is_the_least() -> None:
     one = choose_cores(read_topology(), "auto", 1).cpus
     settings = parse("[engine]\nthreads = 1\n")
-    remember(ReadBandwidth(cpus=one, bytes_per_s=3.7e9, rounds=(3.7e9,), shares=(0.14,)))
-    busy = estimate(5_700_000_000, this_machine(settings))
-    assert busy.tok_s is None
-    assert "while other programs ran" in busy.basis and "cpuchat probe" in busy.basis
-    remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,), shares=(1.0,)))
+    keep(ReadBandwidth(cpus=one, bytes_per_s=3.7e9, rounds=(3.7e9,), shares=(0.14,)))
+    busy = this_machine(settings)
+    assert (busy.peak, busy.peak_source, busy.probed) == (3.7e9, "measured, 1 core, at least", False)
+    keep(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,), shares=(1.0,)))
     assert this_machine(settings).peak == 25e9
 
 
@@ -73,7 +69,7 @@ def test_what_the_loaded_model_gives_back_is_free(tmp_path: Path) -> None:
 
 def test_before_a_probe_passes_cost_what_is_usual_of_such_cores() -> None:
     one = choose_cores(read_topology(), "auto", 1).cpus
-    remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
+    keep(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
     machine = this_machine(parse("[engine]\nthreads = 1\n"))
     assert machine.profile is not None
     assert machine.profile.read_rate(1e12) == pytest.approx(0.85 * 25e9)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings, differences
@@ -54,6 +53,4 @@ def test_it_belongs_to_the_content_and_the_machine(tiny_model: Path, tmp_path: P
 
 def test_values_that_are_not_valid_any_more_are_ignored(tiny_model: Path) -> None:
     TunedSettings().put(tiny_model, Tuned(model="tiny", changes={"engine": {"threads": "many", "magic": 1}}))
-    assert TunedSettings().find(tiny_model) is None
-    paths.tuned_file().write_text("{")
     assert TunedSettings().find(tiny_model) is None

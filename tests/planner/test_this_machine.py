@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
+from cpuchat.measure.peak import ReadBandwidth, keep
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.costs import CostLog
 from cpuchat.models.gguf.header import read_model
-from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.library import usage
 from cpuchat.models.machine import Tuned, TunedSettings, this_machine
 from cpuchat.models.prediction import predict
 from cpuchat.models.synthetic.model import write_model
@@ -31,11 +31,11 @@ def test_a_tuned_model_is_planned_on_its_own_cores(tmp_path: Path, monkeypatch: 
     file = write_model(tmp_path / "tiny.gguf", "tiny", "Q8_0")
     topology = simulate_topology(monkeypatch, tmp_path / "desktop")
     every, one = (choose_cores(topology, "auto", n).cpus for n in (0, 1))
-    remember(ReadBandwidth(cpus=every, bytes_per_s=40e9, rounds=(40e9,)))
+    keep(ReadBandwidth(cpus=every, bytes_per_s=40e9, rounds=(40e9,)))
     TunedSettings().put(file, Tuned(model="tiny", changes={"engine": {"threads": 1}}))
     model = from_header(read_model(file))
     assert ThisMachine(Settings()).of(model).cores.value == len(every)  # the others were not measured
-    remember(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
+    keep(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
     found = ThisMachine(Settings()).of(model)
     assert (found.cores.value, found.read_gbs.value) == (1, 25)
     assert ThisMachine(Settings()).of().cores.value == len(every)
@@ -45,11 +45,11 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
     """By its header, with what chats with it told, and with a draft model that is as slow as its own chats were."""
     file, small = (write_model(tmp_path / f"{name}.gguf", name, "Q8_0") for name in ("0.05b", "tiny"))
     cpus, catalog = choose_cores(read_topology(), "auto").cpus, load_catalog()
-    remember(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
+    keep(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
     CostLog(cpus, "local").probed(probe(two_cores()))
     for path, slower in ((file, 1.5), (small, 3.0)):
         rate = decode_rate(two_cores(), model_work(read_model(path)), 100) / slower
-        UsageLog().answered(info(path, fingerprint=path.stem, cpus=cpus), answer(rate, n=201, n_past=200), "local")
+        usage.answered(info(path, fingerprint=path.stem, cpus=cpus), answer(rate, n=201, n_past=200), "local")
     entry = catalog.find("qwen3-8b")
     assert entry is not None
     monkeypatch.setattr(specs, "match_local", lambda known, one: entry if one.path == file else None)

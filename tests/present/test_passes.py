@@ -8,7 +8,7 @@ from cpuchat.config.settings import Settings, parse
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.costs import CostLog
-from cpuchat.models.machine import DISTURBED, Machine
+from cpuchat.models.machine import Machine
 from cpuchat.present.machine import passes_measured
 from cpuchat.present.models import doubt
 from cpuchat.telemetry.units import plural
@@ -28,15 +28,14 @@ def test_when_and_on_which_cores_passes_were_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peak", "source", "probed", "words"),
+    ("peak", "probed", "words"),
     [
-        (25e9, "", True, ""),
-        (25e9, "", False, "speeds are rough until `cpuchat probe`"),
-        (0.0, DISTURBED, False, "no speeds: other programs disturbed the measurement"),
-        (0.0, "", False, "no speeds until `cpuchat probe`"),
+        (25e9, True, ""),
+        (25e9, False, "speeds are rough until `cpuchat probe`"),
+        (0.0, False, "no speeds until `cpuchat probe`"),
     ],
 )
-def test_lists_doubt_speeds_until_passes_are_measured(peak: float, source: str, probed: bool, words: str) -> None:
-    machine = Machine(available=1, total=1, peak=peak, peak_source=source, probed=probed)
+def test_lists_doubt_speeds_until_passes_are_measured(peak: float, probed: bool, words: str) -> None:
+    machine = Machine(available=1, total=1, peak=peak, probed=probed)
     assert doubt(machine) == words
     assert doubt(None) == ""

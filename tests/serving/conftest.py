@@ -26,14 +26,14 @@ def endless_model(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, bandwidth_file: bytes) -> Iterator[Server]:
-    with server(tiny_model, tmp_path_factory.mktemp("served"), bandwidth=bandwidth_file) as running:
+def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with server(tiny_model, tmp_path_factory.mktemp("served")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def endless(endless_model: Path, tmp_path_factory: pytest.TempPathFactory, bandwidth_file: bytes) -> Iterator[Server]:
+def endless(endless_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Yield a server that drafts, and where eight requests may wait."""
     folder, drafting = tmp_path_factory.mktemp("served"), ("--drafters", "free", "--draft-depth", "4")
-    with server(endless_model, folder, "--queue", "8", *drafting, bandwidth=bandwidth_file, ctx=8192) as running:
+    with server(endless_model, folder, "--queue", "8", *drafting, ctx=8192) as running:
         yield running

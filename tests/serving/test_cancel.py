@@ -161,9 +161,9 @@ def test_a_worker_that_dies_is_told_and_replaced(endless: Server) -> None:
 
 
 def test_a_signal_ends_the_server_its_worker_and_its_record(
-    endless_model: Path, tmp_path: Path, bandwidth_file: bytes, monkeypatch: pytest.MonkeyPatch
+    endless_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with server(endless_model, tmp_path, bandwidth=bandwidth_file, ctx=8192) as running:
+    with server(endless_model, tmp_path, ctx=8192) as running:
         monkeypatch.setenv("CPUCHAT_DATA_DIR", str(tmp_path / "data"))
         (record,) = running_servers()
         assert (record.url, record.model, record.pid) == (running.url, "endless-F32", running.process.pid)
@@ -180,9 +180,9 @@ def test_a_signal_ends_the_server_its_worker_and_its_record(
         assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
 
 
-def test_a_second_signal_ends_the_server_at_once(endless_model: Path, tmp_path: Path, bandwidth_file: bytes) -> None:
+def test_a_second_signal_ends_the_server_at_once(endless_model: Path, tmp_path: Path) -> None:
     """Its worker is stopped, and a stream is open: without the second signal, both would be waited for."""
-    with server(endless_model, tmp_path, bandwidth=bandwidth_file, ctx=8192) as running:
+    with server(endless_model, tmp_path, ctx=8192) as running:
         worker = running.worker
         with running.http.stream("POST", CHAT, json=forever()) as response:
             assert first_text(response.iter_lines())

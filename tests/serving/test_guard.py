@@ -18,15 +18,13 @@ from tests.support.serving import chat, server
 TOKEN = "a-token-for-the-tests-0123456789"
 
 
-def test_a_token_is_needed_and_compared(
-    tiny_model: Path, tmp_path: Path, bandwidth_file: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_is_needed_and_compared(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n")
     file.chmod(0o600)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)  # the worker must not inherit it
     arguments = ("--host", "0.0.0.0", "--token-file", str(file), "--cors-origin", "https://page.example")
-    with server(tiny_model, tmp_path, *arguments, bandwidth=bandwidth_file, token=TOKEN) as running:
+    with server(tiny_model, tmp_path, *arguments, token=TOKEN) as running:
         assert running.post(chat("Hello")).json()["choices"]
         assert running.http.get("/metrics").status_code == 200
         for key in ("wrong", TOKEN + "x", TOKEN[:-1], "é"):

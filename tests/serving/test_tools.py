@@ -90,11 +90,11 @@ def called(arguments: str, **more: object) -> dict:
     return {"role": "assistant", "content": None, "tool_calls": [call], **more}
 
 
-def test_conversations_of_agents_are_answered_with_a_strict_template(tmp_path: Path, bandwidth_file: bytes) -> None:
+def test_conversations_of_agents_are_answered_with_a_strict_template(tmp_path: Path) -> None:
     model = write_tiny_gguf(tmp_path / "strict-F32.gguf", template=STRICT)
     question, again = {"role": "user", "content": "Where?"}, {"role": "user", "content": "Again."}
     result = {"role": "tool", "tool_call_id": "c1", "content": "heron"}
-    with server(model, tmp_path / "served", bandwidth=bandwidth_file) as strict:
+    with server(model, tmp_path / "served") as strict:
         for messages in (
             [
                 question,
@@ -221,14 +221,14 @@ def test_structured_answers_in_all_dialects(tiny: Server) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_an_agent_costs_what_is_new_after_a_restart(tiny_model: Path, tmp_path: Path, bandwidth_file: bytes) -> None:
+def test_an_agent_costs_what_is_new_after_a_restart(tiny_model: Path, tmp_path: Path) -> None:
     def timings(running: Server, text: str) -> dict[str, int]:
         talk = [{"role": "system", "content": "You are careful. " * 40}, {"role": "user", "content": text}]
         return running.post(chat("", messages=talk, tools=TOOLS)).json()["timings"]
 
-    with server(tiny_model, tmp_path, bandwidth=bandwidth_file) as first:
+    with server(tiny_model, tmp_path) as first:
         assert timings(first, "Hello")["prompt_n"] > 1000
-    with server(tiny_model, tmp_path, bandwidth=bandwidth_file) as again:
+    with server(tiny_model, tmp_path) as again:
         found = timings(again, "Another question")
         assert found["cache_n"] > 1000 and found["prompt_n"] < 90
         assert again.http.get("/metrics").status_code == 200

@@ -21,7 +21,7 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.places import DEMO_FILES
-from cpuchat.models.library.usage import UsageLog, usage_of
+from cpuchat.models.library.usage import usage_of, usages
 from cpuchat.protocol.messages import (
     AnyEvent,
     Failed,
@@ -46,10 +46,9 @@ pytestmark = [
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SwitchingBackend]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SwitchingBackend]:
     """A worker for all tests that leave it usable; every conversation loads its model there."""
     folder = tmp_path_factory.mktemp("shared")
-    (folder / "bandwidth.json").write_bytes(bandwidth_file)
     backend = SwitchingBackend()
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("CONFIG", "DATA", "CACHE"):
@@ -114,12 +113,12 @@ async def test_a_message_and_its_answer_are_kept(anywhere: Source, shared: Switc
 
 async def test_what_was_used_and_how_fast_it_was_is_remembered(tiny_model: Path, shared: SwitchingBackend) -> None:
     async with conversation(tiny_model, max_tokens=MIN_TOKENS, backend=shared) as core:
-        assert usage_of(UsageLog().read(), [tiny_model]).used > 0
+        assert usage_of(usages(), [tiny_model]).used > 0
         core.drafting = "off"
         await everything(core.send("hello"))
         timings = core.messages[1].timings
         assert timings is not None
-        usage = usage_of(UsageLog().read(), [tiny_model])
+        usage = usage_of(usages(), [tiny_model])
         alone = (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT  # else it would tell of the other programs
         tells = alone and timings.predicted_n >= MIN_TOKENS
         assert usage.plain_tok_s == (timings.predicted_per_second if tells else 0.0)
@@ -130,7 +129,7 @@ async def test_a_draft_model_that_was_loaded_counts_as_used(shared: SwitchingBac
     async with conversation(target, backend=shared) as core:
         assert core.model is not None
         assert core.model.draft
-        assert usage_of(UsageLog().read(), [target]).used == usage_of(UsageLog().read(), [draft]).used > 0
+        assert usage_of(usages(), [target]).used == usage_of(usages(), [draft]).used > 0
 
 
 async def test_a_draft_model_that_the_engine_leaves_out_is_not_said_to_draft(

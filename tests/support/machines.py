@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, Survey, default_cpus
 from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology
 from cpuchat.protocol.messages import AnyEvent, Failed, LoadOptions
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
-from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
+from cpuchat.telemetry.machine import NO_PEAKS, Bandwidth, MachineSample, Peak, Peaks, Power
 from tests.support.costs import work_of_size
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 
@@ -34,18 +34,18 @@ WITH_DRAFT = msgspec.structs.replace(
 
 def on(topology: Topology, model: ModelInfo = ON_8_CORES) -> ModelInfo:
     """Return `model` on one thread of every allowed core."""
-    cpus = default_cpus(topology)
+    cpus = choose_cores(topology).cpus
     return msgspec.structs.replace(model, cpus=cpus, n_threads=len(cpus))
 
 
-def surveyed(topology: Topology, one: float = 25.3, group: float = 49.9, socket: float = 367.0) -> Survey:
+def surveyed(topology: Topology, one: float = 25.3, group: float = 49.9, socket: float = 367.0) -> Peaks:
     """Return what a survey of such a server measures, in GB/s."""
 
-    def read(gb: float, cpus: Collection[int]) -> ReadBandwidth:
-        return ReadBandwidth(tuple(cpus), gb * 1e9, (gb * 1e9,))
+    def read(gb: float, cpus: Collection[int]) -> Peak:
+        return Peak(gb * 1e9, tuple(cpus))
 
-    cpus, groups = default_cpus(topology), list(topology.l3_groups)
-    return Survey(
+    cpus, groups = choose_cores(topology).cpus, list(topology.l3_groups)
+    return Peaks(
         one_core=read(one, cpus[:1]),
         all_cores=read(min(one * len(cpus), socket * len(topology.packages)), cpus),
         l3_group=read(group, groups[0].cpus) if len(groups) > 1 else None,
@@ -111,7 +111,7 @@ class FixtureReader(MachineReader):
     def __init__(
         self,
         root: Path,
-        measured: Callable[[Topology], Survey] = surveyed,
+        measured: Callable[[Topology], Peaks] = surveyed,
         known: bool = False,
         placed: Residency | None = None,
         sample: MachineSample = NO_COUNTERS,
@@ -124,8 +124,7 @@ class FixtureReader(MachineReader):
 
     def facts(self, spec: PlacementSpec | None = None) -> MachineFacts:
         found = super().facts(spec)
-        survey = self._measured(found.topology) if self._known else None
-        return replace(found, survey=survey)
+        return replace(found, peaks=self._measured(found.topology) if self._known else NO_PEAKS)
 
     def placement(self, pid: int, files: Collection[Path]) -> Residency | None:
         return self._placed

@@ -22,7 +22,7 @@ class PairChat(Chat):
     """An engine and what it said."""
 
     def command(self, path: Path, **more: Any) -> Event:
-        fields = {name: more.pop(name) for name in ("calibration_file", "draft_cpus") if name in more}
+        fields = {name: more.pop(name) for name in ("draft_cpus",) if name in more}
         fields = {"cpus": more.pop("cpus", ONE_CPU), **fields}
         options = msgspec.structs.replace(OPTIONS, **more)
         self.events.clear()

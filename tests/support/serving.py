@@ -94,13 +94,10 @@ def server(
     """Run a server on a free port.
 
     Args:
-        bandwidth: cache of measured bandwidths, so that nothing is measured.
         token: is sent with every request.
     """
     env = {**os.environ, **{f"CPUCHAT_{kind}_DIR": str(folder / kind.lower()) for kind in ("CONFIG", "DATA", "CACHE")}}
     (folder / "cache").mkdir(parents=True, exist_ok=True)
-    if bandwidth:
-        (folder / "cache" / "bandwidth.json").write_bytes(bandwidth)
     command = [*COMMAND, "serve", str(model), "--port", "0", "--ctx", str(ctx), *PLAIN, *arguments]
     command += ["--cores", ON_ONE_CPU.cores]
     with (folder / "stderr.txt").open("wb") as errors:

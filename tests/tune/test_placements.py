@@ -10,10 +10,10 @@ import pytest
 
 from cpuchat.config.settings import Settings
 from cpuchat.costs.calibrations import TargetCosts
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth, remember
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.measure.peak import ReadBandwidth, keep
 from cpuchat.models.costs import CostLog
 from cpuchat.models.drafts.candidates import expected_pair
 from cpuchat.models.gguf.header import read_model
@@ -25,6 +25,7 @@ from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
 from cpuchat.telemetry import units
+from cpuchat.telemetry.machine import NO_PEAKS
 from cpuchat.telemetry.meter import ChatFigures, Meter
 from cpuchat.telemetry.metric import Metric
 from cpuchat.telemetry.speculation import DraftingFigures
@@ -60,13 +61,13 @@ def figures(drafting: bool = True) -> ChatFigures:
     ("model", "words"), [(None, "No model is loaded"), (ON_8_CORES, "This machine is not measured")]
 )
 def test_nothing_is_predicted_from_nothing(server: Topology, model: ModelInfo | None, words: str) -> None:
-    found = compare_placements(server, None, model, figures(), PlacementSpec())
+    found = compare_placements(server, NO_PEAKS, model, figures(), PlacementSpec())
     assert all(choice.predicted == 0 and choice.speed in ("", "needs draft") for choice in found.options)
     assert words in found.options[0].about and found.recommended is found.options[0]
 
 
 def test_what_is_in_use_keeps_its_words_and_cores_for_a_draft_need_one(server: Topology) -> None:
-    found = compare_placements(server, None, on(server), figures(), PlacementSpec(cores="all"), costs(server))
+    found = compare_placements(server, NO_PEAKS, on(server), figures(), PlacementSpec(cores="all"), costs(server))
     assert found.options[0].spec == PlacementSpec(cores="all") and found.advice == ""
     own = next(one for one in found.options if one.spec.draft_cores == "l3:7")
     assert (own.predicted, own.speed) == (0.0, "needs draft") and "none is loaded" in own.about
@@ -116,12 +117,12 @@ def test_predictions_do_not_exceed_what_was_measured_in_the_placement_in_use(ser
 def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, tmp_path: Path) -> None:
     header, topology = read_model(small_model), read_topology()
     cpus = choose_cores(topology).cpus
-    remember(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
+    keep(ReadBandwidth(cpus=cpus, bytes_per_s=25e9, rounds=(25e9,)), "local")
     CostLog(cpus, "local").probed(probe(two_cores()))
     model = info(small_model, cpus=cpus, peak_read=0.0)
     listed = predict(header, LoadOptions(), this_machine(Settings())).tok_s
     measured = loaded_costs(model, "local")
-    options = compare_placements(topology, None, model, figures(), PlacementSpec(), measured).options
+    options = compare_placements(topology, NO_PEAKS, model, figures(), PlacementSpec(), measured).options
     assert listed is not None and options[0].predicted == pytest.approx(listed)
     small_draft = write_model(tmp_path / "draft.gguf", "tiny", "Q8_0")
     pair = msgspec.structs.replace(
@@ -132,7 +133,7 @@ def test_the_lists_and_the_hardware_screen_predict_the_same(small_model: Path, t
     right = DraftingFigures(wanted=True, counts=SpeculationFigures(by_drafter=drafted, by_position=((500, 400),)))
     now = dataclasses.replace(figures(), drafting=right)
     measured = loaded_costs(pair, "local")
-    options = compare_placements(topology, None, pair, now, PlacementSpec(), measured).options
+    options = compare_placements(topology, NO_PEAKS, pair, now, PlacementSpec(), measured).options
     gains = expected_pair(
         header, read_model(small_draft), TargetCosts(pass_ms=pair.pass_ms), this_machine(Settings())
     ).gains

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.slow
 @contextlib.asynccontextmanager
 async def conversation(model: Path) -> AsyncIterator[Conversation]:
     settings = Settings()
-    settings.hardware.probe = False
     settings.speculation.drafters = "off"
     settings.sampling.temperature = 0.0
     settings.chat.max_tokens = 40

@@ -68,7 +68,7 @@ async def test_it_is_used_from_the_next_load_unless_the_user_set_it_and_reverted
     assert "prefill 100 → 125 tok/s. Used from the next load; F8 reverts." in summary(result)
 
     chosen = Settings()
-    chosen.hardware.probe, chosen.speculation.drafters = False, "off"
+    chosen.speculation.drafters = "off"
     core = Conversation(settings=chosen, backend=LocalBackend(), store=None)
     try:
         assert isinstance((await collect(core.load_model(tiny_model))).events[-1], ModelLoaded)

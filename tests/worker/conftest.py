@@ -19,8 +19,7 @@ def on_a_measured_machine(measured_machine: None) -> None:
 
 
 @contextlib.asynccontextmanager
-async def started(bandwidth_file: bytes, folder: Path, model: Path | None = None) -> AsyncIterator[LocalBackend]:
-    (folder / "bandwidth.json").write_bytes(bandwidth_file)
+async def started(folder: Path, model: Path | None = None) -> AsyncIterator[LocalBackend]:
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("CONFIG", "DATA", "CACHE"):
             patch.setenv(f"CPUCHAT_{kind}_DIR", str(folder))
@@ -32,16 +31,14 @@ async def started(bandwidth_file: bytes, folder: Path, model: Path | None = None
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(
-    tiny_model: Path, bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[LocalBackend]:
+async def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalBackend]:
     """A worker with the tiny model for all tests that leave it as usable as it was."""
-    async with started(bandwidth_file, tmp_path_factory.mktemp("shared"), tiny_model) as backend:
+    async with started(tmp_path_factory.mktemp("shared"), tiny_model) as backend:
         yield backend
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def other(bandwidth_file: bytes, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalBackend]:
+async def other(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalBackend]:
     """A worker for all tests that load a model, or with options, of their own."""
-    async with started(bandwidth_file, tmp_path_factory.mktemp("other")) as backend:
+    async with started(tmp_path_factory.mktemp("other")) as backend:
         yield backend

@@ -145,6 +145,7 @@ class RemoteBackend(ModelBackend[ChildProcess]):
                 if arriving.done():
                     item = arriving.result()
                     arriving = asyncio.ensure_future(anext(items, None))
+                    assert item is not None  # the end of the answer, which is seen above
                     for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:
                         yield event
                     self._answer_id = tally.id

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Final
 
@@ -20,16 +19,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from cpuchat.base.errors import GenerationFailed, Interrupted
-from cpuchat.costs.calibrations import Calibration, Calibrations, OverlapCosts, implausible, interpolate, is_plausible
-from cpuchat.costs.measured_on import MeasuredOn, decode_options
+from cpuchat.costs.calibrations import OverlapCosts, PassCosts, implausible, interpolate, is_plausible
 from cpuchat.engine.drafting.draft_model import DraftThread
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import LoadedHead, Model, Progress
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
-from cpuchat.hardware.bandwidth.read_bandwidth import measured_on
 from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
+from cpuchat.measure.subject import Subject, decode_options, on_cores
+from cpuchat.models import costs as record
 from cpuchat.models.file_names import engine_fingerprint
 from cpuchat.protocol.messages import LoadModel
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
@@ -57,8 +56,8 @@ def measure(
     on_progress: Callable[[int, int], None],
     *,
     budget: float = BUDGET_SECONDS,
-    of_target: Calibration | None = None,
-) -> Calibration:
+    of_target: PassCosts | None = None,
+) -> PassCosts:
     """Measure both models sequentially, and with a `thread` for the draft model also concurrently.
 
     Empties their sequences. Under heavy load the result may still be implausible. The costs of the draft model are
@@ -211,14 +210,14 @@ class Curve:
         """Return ms for n = 1..32."""
         return interpolate(self._best)
 
-    def costs(self) -> Calibration:
+    def costs(self) -> PassCosts:
         """Return the costs of the target alone. They are steady where the best two passes of most sizes took about the
         same time; a rollback after a rejected token takes the median."""
         rollbacks = [rollback for n, values in self._samples.items() if n > 1 for _, _, rollback in values]
         rollback_ms = statistics.median(rollbacks) if rollbacks else 0.0
         pairs = [sorted(values)[:2] for values in self._samples.values() if len(values) > 1]
         steady = not pairs or statistics.median(second[0] / best[0] for best, second in pairs) < _STEADY
-        return Calibration(self.filled(), rollback_ms=rollback_ms, steady=steady, disturbed=self.is_disturbed)
+        return PassCosts(self.filled(), rollback_ms=rollback_ms, steady=steady, disturbed=self.is_disturbed)
 
     @property
     def is_disturbed(self) -> bool:
@@ -286,32 +285,29 @@ def calibrated_costs(
     on_progress: Progress,
     abort: AbortFlag,
     notes: list[str],
-) -> tuple[Calibration | None, DraftsOff | None]:
-    """Return the costs from the cache, or measure them; None with the reason why drafting stays off.
+) -> tuple[PassCosts | None, DraftsOff | None]:
+    """Return the costs that are known, or measure them; None with the reason why drafting stays off.
 
     Cancelling skips the measurement. What the user should know is added to `notes`. Raises Interrupted: cancelled for
     good."""
-    calibrations = Calibrations(Path(command.calibration_file) if command.calibration_file else None)
-    on = conditions(target)
-    key = target_key = on.key()
-    if draft is not None:
-        key = conditions(target, draft, thread.cpus if thread is not None else ()).key()
-    calibrate = command.options.calibrate
-    earlier, of_target = calibrations.get(key), calibrations.get(target_key)
-    if not calibrate:
+    alone = conditions(target)
+    on = conditions(target, draft, thread.cpus if thread is not None else ()) if draft is not None else alone
+    known, of_target = record.calibration(on), record.calibration(alone)
+    earlier = known.value if known is not None else None
+    if not command.options.calibrate:
         return earlier, None if earlier else UNCALIBRATED
-    costs, of_target = (one if one is not None and not one.is_due else None for one in (earlier, of_target))
-    if any(one is not None and one.disturbed for one in (costs, of_target)):
+    known, of_target = (None if one is None or record.is_due(one) else one for one in (known, of_target))
+    if any(one is not None and one.disturbed for one in (known, of_target)):
         busy = BusyCores()
         busy.since_last(target.pool.cpus)
         time.sleep(LOOK_SECONDS)
         if (busy.since_last(target.pool.cpus) or 0.0) < MAX_BUSY_CORES:  # other programs leave these cores alone
-            costs, of_target = (one if one is not None and not one.disturbed else None for one in (costs, of_target))
-    if costs is not None:
-        return costs, None
+            known, of_target = (one if one is not None and not one.disturbed else None for one in (known, of_target))
+    if known is not None:
+        return known.value, None
     tell = partial(on_progress, "calibrating")
     try:
-        costs = measure(target, draft, thread, tell, of_target=of_target)
+        costs = measure(target, draft, thread, tell, of_target=of_target.value if of_target is not None else None)
     except Aborted:
         abort.clear()
         if abort.is_set():
@@ -327,25 +323,27 @@ def calibrated_costs(
         return earlier, DraftsOff("calibration disturbed")
     if costs.disturbed and earlier is not None and not earlier.disturbed:
         costs = replace(earlier, steady=False)  # not for long, but better than these
-    files = {"target": target.info.fingerprint, "draft": draft.info.fingerprint if draft is not None else ""}
-    costs = calibrations.save(key, replace(costs, **files))
+    record.keep_calibration(on, costs)
     if of_target is None and draft is not None:  # the next draft model need not wait for the target's curve again
-        calibrations.save(target_key, replace(costs, draft="", draft_ms=0.0, read_ms=0.0, overlap=None))
+        record.keep_calibration(alone, replace(costs, draft_ms=0.0, read_ms=0.0, overlap=None))
     return costs, None
 
 
-def conditions(target: Model, draft: Model | LoadedHead | None = None, draft_cpus: tuple[int, ...] = ()) -> MeasuredOn:
+def conditions(target: Model, draft: Model | LoadedHead | None = None, draft_cpus: tuple[int, ...] = ()) -> Subject:
     """Return everything that the costs depend on: files, cores and how they are used, memory policy, build."""
     engine = bindings.engine_info()
-    options = decode_options(target.options) | {
+    settings = decode_options(target.options) | {
         "n_ubatch": target.options.n_ubatch,
         "n_threads": target.pool.n_threads,
         "n_rs_seq": target.plan.n_rs_seq,
-        "kernels": sorted(target.kernel_types),
         "rollback": target.sequence.rollback.kind,
         "engine": (engine.llama_commit, engine.features),
         "draft_cpus": draft_cpus if draft is not None else (),
     }
-    files = tuple(one.info.fingerprint for one in (target, draft) if one is not None)
-    on = measured_on(target.pool.cpus)
-    return replace(on, build=engine_fingerprint(), files=files, options=options)
+    return on_cores(
+        target.pool.cpus,
+        build=engine_fingerprint(),
+        kernels=" ".join(sorted(target.kernel_types)),
+        model=tuple(one.info.fingerprint for one in (target, draft) if one is not None),
+        settings=settings,
+    )

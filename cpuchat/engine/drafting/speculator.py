@@ -11,12 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, GenerationFailed, Interrupted
-from cpuchat.costs.calibrations import MIN_PLAIN_MS, Calibration, Calibrations, PassCosts
+from cpuchat.costs.calibrations import MIN_PLAIN_MS, PassCosts
 from cpuchat.engine.drafting.calibration import calibrated_costs
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread, ModelDrafting
 from cpuchat.engine.drafting.head import Head
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import LoadedHead, Model, Progress
+from cpuchat.models.costs import accepted, keep_accepted
 from cpuchat.models.drafts.pairing import check_pair
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.heads import require_head
@@ -214,20 +215,18 @@ class Speculator:
 
 @dataclass
 class SpeculationSetup:
-    """The speculator of a loaded model, and its draft model if any. Free it before the target.
-
-    `calibrations` keeps what was learned about the pair with these `costs`; None: nothing is kept."""
+    """The speculator of a loaded model, and its draft model if any: `pair` are their fingerprints. Free it before the
+    target."""
 
     speculator: Speculator
     draft: Model | LoadedHead | None = None
     thread: DraftThread | None = None
-    calibrations: Calibrations | None = None
-    costs: Calibration | None = None
+    pair: tuple[str, str] | None = None
 
     def save(self) -> None:
         """Keep what was learned about the pair since it was saved last."""
-        if self.calibrations is not None and self.costs is not None and (learned := self.speculator.take_learned()):
-            self.calibrations.save_acceptance(self.costs, *learned)
+        if self.pair is not None and (learned := self.speculator.take_learned()):
+            keep_accepted(*self.pair, learned)
 
     def free(self) -> None:
         self.save()
@@ -281,6 +280,7 @@ def set_up_speculation(
         changes |= {"draft": info.name, "draft_path": info.path, "draft_quantization": info.quantization}
         changes |= {"draft_work": info.work, "draft_cpus": (thread or target.pool).cpus}
     target.info = msgspec.structs.replace(target.info, **changes)
+    pair = (target.info.fingerprint, draft.info.fingerprint) if draft is not None else None
     speculator = Speculator(
         costs,
         drafter,
@@ -288,12 +288,9 @@ def set_up_speculation(
         max_depth=max_depth,
         disabled=disabled,
         uncalibrated=uncalibrated,
-        known=costs.acceptance if costs is not None else (0.0, 0.0),
+        known=accepted(*pair) if pair is not None and costs is not None else (0.0, 0.0),
     )
-    keeps = draft is not None and command.calibration_file
-    return SpeculationSetup(
-        speculator, draft, thread, Calibrations(Path(command.calibration_file)) if keeps else None, costs
-    )
+    return SpeculationSetup(speculator, draft, thread, pair if costs is not None else None)
 
 
 def _load_draft(

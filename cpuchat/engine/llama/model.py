@@ -38,7 +38,6 @@ from cpuchat.engine.llama.head_sequence import EagleSequence, HeadSequence
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
-from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of, should_measure
 from cpuchat.hardware.memory import available_within
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current, in_effect
 from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader_cpus
@@ -614,25 +613,9 @@ def available_for_model() -> int:
     return available_within((policy.bound if policy is not None else ()) or allowed_nodes())
 
 
-def describe_with_limits(model: Model, on_progress: Progress, abort: AbortFlag) -> ModelInfo:
-    """Return the model's info with the read bandwidth of its cores and its draft model's.
-
-    Call it after the draft model is loaded, which may have its own cores. The bandwidth is looked up, or measured if
-    the options ask for it (phase "probing", about 2 seconds). Raises Interrupted: `abort` was set meanwhile."""
-    info, notes = model.info, []
-    cpus = info.compute_cpus
-    peak = known_peak(cpus)
-    if model.options.probe and should_measure(cpus):
-        on_progress("probing", 0, 1)
-        peak = peak_of(cpus, cancelled=abort.is_set, failed=notes.append)
-        on_progress("probing", 1, 1)
-        if abort.is_set():
-            raise Interrupted("The load was cancelled.")
-        notes = [f"The read bandwidth was not measured: {reason}" for reason in notes]
-    return msgspec.structs.replace(
-        info,
-        notes=(*info.notes, *notes),
-        peak_read=peak.bytes_per_s if peak is not None else 0.0,
-        # The calling thread is pinned, so its own affinity says nothing.
-        cache_bytes=read_topology(allowed=cpus).l3_bytes(cpus),
-    )
+def describe(model: Model) -> ModelInfo:
+    """Return the model's info with the caches of its cores and its draft model's, which may have its own: call it after
+    that is loaded."""
+    cpus = model.info.compute_cpus
+    # The calling thread is pinned, so its own affinity says nothing.
+    return msgspec.structs.replace(model.info, cache_bytes=read_topology(allowed=cpus).l3_bytes(cpus))

@@ -6,7 +6,7 @@ fill in the results. `gain` predicts the speed-up from a draft model before it i
 Leviathan et al. (2211.17192): if a drafted token is accepted with probability a, a pass that verifies g of them yields
 E = (1 - a^(g+1)) / (1 - a) tokens. They assume that a pass costs as much as one over a single token, which is wrong on
 CPUs: here it is divided by the measured T(g + 1) of the target and g tokens of the draft model, the latest that the
-engine cached (`calibrations.json`). Other costs are not counted: on two Zen 4 cores, measured speed-ups were 1 to 14 %
+engine kept. Other costs are not counted: on two Zen 4 cores, measured speed-ups were 1 to 14 %
 lower.
 """
 
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
-from cpuchat.costs.calibrations import MAX_TOKENS, MIN_COMPARED, MIN_PLAIN_MS, Calibrations, TargetCosts
+from cpuchat.costs.calibrations import MAX_TOKENS, MIN_COMPARED, MIN_PLAIN_MS, TargetCosts
 from cpuchat.costs.model import ALIKE, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
+from cpuchat.models.costs import costs_of_target
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.pairing import Compatibility, check_files, check_pair
 from cpuchat.models.file_names import file_fingerprint
@@ -184,12 +184,9 @@ def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
 UNKNOWN = TargetCosts()
 
 
-def target_costs(target: Path, file: Path | None = None) -> TargetCosts:
-    """Return the latest measurements of a model file on this machine, whatever cores they were made with.
-
-    `file` replaces the one in the cache folder.
-    """
-    return Calibrations(file or paths.calibration_file()).of_target(_fingerprint(target))
+def target_costs(target: Path) -> TargetCosts:
+    """Return the latest measurements of a model file on this machine, whatever cores they were made with."""
+    return costs_of_target(_fingerprint(target))
 
 
 def measured_draft_ms(costs: TargetCosts, draft: Path) -> float:

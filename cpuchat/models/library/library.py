@@ -28,7 +28,7 @@ from cpuchat.models.library.places import (
     repo_places,
     walk,
 )
-from cpuchat.models.library.usage import RecentModels, UsageLog, usage_of
+from cpuchat.models.library.usage import RecentModels, usage_of, usages
 
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
 
@@ -64,8 +64,8 @@ class Library:
         self._summaries.refresh()
         found = [self._summaries.model(place) for place in self.places(beside)]
         self._summaries.save()
-        usage = UsageLog().read()
-        models = [(model, usage_of(usage, model_files(model.path))) for model in found if model is not None]
+        known = usages()
+        models = [(model, usage_of(known, model_files(model.path))) for model in found if model is not None]
         return [
             msgspec.structs.replace(
                 model, last_used=known.used, measured_tok_s=known.plain_tok_s, drafted_tok_s=known.drafted_tok_s

@@ -1,4 +1,4 @@
-"""Remembers when each model was loaded last and how fast it answered: `usage.json` of the cache folder.
+"""Remembers when each model was loaded last and how fast it answered.
 
 A model is identified by the real paths and sizes of its files: touching a file does not make it another model. Models
 that were opened by path outside the searched folders are remembered, too, so that they are listed.
@@ -9,16 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.files import JsonCache
+from cpuchat.measure import peak, store
+from cpuchat.measure.subject import Subject
 from cpuchat.models.costs import CostLog
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import model_files
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import MAX_CPU_WAIT, MIN_TOKENS, Timings
+from cpuchat.telemetry.roofline import after_answer
+
+_WHAT: Final = "speed in chats"
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,59 +38,59 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     drafted_tok_s: float = 0.0
 
 
-class UsageLog:
-    """Reads and writes the file; both take milliseconds. Several programs may do so at once."""
+def loaded(models: Iterable[Path]) -> None:
+    """Record that these models were loaded now."""
+    now = time.time()
+    for path in models:
+        _change(path, lambda usage: msgspec.structs.replace(usage, used=now))
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._cache = JsonCache(paths.usage_file(), Usage, version=1, max_entries=1_000)
-        self._clock = clock
 
-    def loaded(self, models: Iterable[Path]) -> None:
-        """Record that these models were loaded now."""
-        now = self._clock()
-        for path in models:
-            self._change(path, lambda usage: msgspec.structs.replace(usage, used=now))
+def answered(model: ModelInfo, timings: Timings, memory: str = "") -> bool:
+    """Record the speed of an answer of `model`, what its passes cost, and that memory is faster than was measured.
+    Answers of a few tokens say nothing, and those of servers nothing about this engine here.
 
-    def answered(self, model: ModelInfo, timings: Timings, memory: str = "") -> None:
-        """Record the speed of an answer of `model`, and what its passes cost. Answers of a few tokens say nothing, and
-        those of servers nothing about this engine on this machine.
+    Args:
+        memory: the worker's memory policy, in the words of `mempolicy`.
 
-        Args:
-            memory: the worker's memory policy, in the words of `mempolicy`.
-        """
-        rate = timings.predicted_per_second
-        if rate is None or timings.predicted_n < MIN_TOKENS or model.server:
-            return
-        figures = timings.speculation
-        plain = rate
+    Returns:
+        whether more was read than the known read bandwidth, which is raised then.
+    """
+    rate = timings.predicted_per_second
+    if rate is None or timings.predicted_n < MIN_TOKENS or model.server:
+        return False
+    figures = timings.speculation
+    plain = rate
+    if timings.draft_n:
+        plain = 1e3 / figures.plain_ms if figures is not None and figures.plain_ms else 0.0
+    changes: dict[str, float] = {}
+    if (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT:  # else the rates tell of other programs
         if timings.draft_n:
-            plain = 1e3 / figures.plain_ms if figures is not None and figures.plain_ms else 0.0
+            changes["drafted_tok_s"] = rate
+        if plain:
+            changes["plain_tok_s"] = plain
+    key = _change(Path(model.path), lambda usage: msgspec.structs.replace(usage, **changes))
+    CostLog(model.cpus, memory).answered(model, timings, key)
+    known = peak.with_peak(model, memory)
+    read = after_answer(known, timings).peak.value
+    if read is None or read.bytes_per_s <= known.peak_read:
+        return False
+    peak.raise_to(read, memory)
+    return True
 
-        changes: dict[str, float] = {}
-        if (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT:  # else the rates tell of other programs
-            if timings.draft_n:
-                changes["drafted_tok_s"] = rate
-            if plain:
-                changes["plain_tok_s"] = plain
-        key = self._change(Path(model.path), lambda usage: msgspec.structs.replace(usage, **changes))
-        CostLog(model.cpus, memory).answered(model, timings, key)
 
-    def read(self) -> dict[str, Usage]:
-        """Return all entries as they are now, oldest first, for `usage_of`."""
-        return self._cache.read()
+def usages() -> dict[str, Usage]:
+    """Return all entries as they are now, oldest first, for `usage_of`."""
+    return {one.subject.model[0]: one.value for one in store.find_all(_WHAT, Usage)}
 
-    def _change(self, path: Path, change: Callable[[Usage], Usage]) -> str:
-        """Change the entry of a model; returns its key, "" when its file no longer exists."""
-        try:
-            key = stat_fingerprint(model_files(path), with_times=False)
-        except OSError:
-            return ""
 
-        def put_last(entries: dict[str, Usage]) -> None:
-            entries[key] = change(entries.pop(key, Usage()))
-
-        self._cache.update(put_last)
-        return key
+def _change(path: Path, change: Callable[[Usage], Usage]) -> str:
+    """Change the entry of a model; returns its key, "" when its file no longer exists."""
+    try:
+        key = stat_fingerprint(model_files(path), with_times=False)
+    except OSError:
+        return ""
+    store.change(Subject(model=(key,)), _WHAT, Usage, lambda before: change(before or Usage()))
+    return key
 
 
 def usage_of(entries: dict[str, Usage], parts: list[Path]) -> Usage:

@@ -1,5 +1,5 @@
-"""Work of the chat screen for idle time, which gives way to everything: what passes cost on this machine, the basis of
-all predicted speeds.
+"""Work of the chat screen for idle time, which gives way to everything: the read bandwidth, and what passes cost on
+this machine, the basis of all predicted speeds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from cpuchat.tui.threads import result_of
 if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
     from cpuchat.hardware.placement.placement import Placement, PlacementSpec
-    from cpuchat.telemetry.machine import Peak
 
 _MEMORY = 2_000_000_000
 """Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
 its repacked copy as much."""
+RETRY_SECONDS = 3600.0
+"""Until what other programs disturbed is measured again."""
 _BEGUN = "Measuring this machine once (20 s) to predict speeds; any key cancels."
 _ENDED = "Pass costs measured: predictions now use them (F12 shows details)."
 
@@ -36,9 +37,9 @@ _ENDED = "Pass costs measured: predictions now use them (F12 shows details)."
 class PassProbe:
     """Measures the cores of the settings once, unless `hardware.probe` is off or the models run on a server.
 
-    It begins after `CHECKS` checks in a row have found app and cores idle. It waits while other programs compute or
-    serve models, and gives way when they begin to, and when somebody types. What they disturbed is measured again an
-    hour later, without a word.
+    The read bandwidth after a check has found app and cores idle, passes after `CHECKS` checks in a row. It waits while
+    other programs compute or serve models, and gives way when they begin to, and when somebody types. What they
+    disturbed is measured again an hour later, without a word.
     """
 
     CHECKS, CHECK_SECONDS = 6, 5.0
@@ -76,9 +77,10 @@ class PassProbe:
         busy = self._busy.since_last((model.compute_cpus if model is not None else ()) or own_cpus())
         is_free = busy is not None and busy < MAX_BUSY_CORES and self.is_idle and self._screen.is_current
         self._idle = self._idle + 1 if is_free else 0
-        if self._idle >= self.CHECKS:
-            self._idle, self._stopped = 0, False
-            self._worker = self._screen.run_worker(self._measure, group="pass-probe", name="pass-probe")
+        if self._idle == 1 or self._idle >= self.CHECKS:
+            with_passes, self._stopped = self._idle >= self.CHECKS, False
+            self._idle = 0 if with_passes else self._idle
+            self._worker = self._screen.run_worker(self._measure(with_passes), group="pass-probe", name="pass-probe")
 
     @property
     def done(self) -> bool:
@@ -112,14 +114,14 @@ class PassProbe:
                 worker.cancel()  # nothing waits for the threads that read, or fit
             await result_of(worker)
 
-    async def _measure(self) -> None:
+    async def _measure(self, with_passes: bool) -> None:
         subject, pid = self._subject(), self._session.conversation.backend.pid
         try:
             placement = await run_in_daemon_thread(lambda: _to_measure(subject))
             if placement is None:
                 self._known = subject
             elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(pid)):
-                await self._measure_cores(subject, placement)
+                await self._measure_cores(subject, placement, with_passes)
         except Interrupted:
             pass
         except (CpuchatError, OSError) as error:
@@ -130,14 +132,22 @@ class PassProbe:
         finally:
             self._probe = None
 
-    async def _measure_cores(self, subject: PlacementSpec, placement: Placement) -> None:
+    async def _measure_cores(self, subject: PlacementSpec, placement: Placement, with_passes: bool) -> None:
         from cpuchat.bench.cost_probe import CostProbe, save_passes
-        from cpuchat.hardware.bandwidth.read_bandwidth import RETRY_SECONDS
 
-        peak, n_passes = await run_in_daemon_thread(lambda: self._peak(placement)), 0
+        model, engine = self._session.conversation.model, self._session.conversation.backend.engine
+        sets = {(placement.cpus, placement.memory_policy.words): None}
+        used = model.compute_cpus if model is not None else ()  # tuned, or with a draft model on cores of its own
+        if used and engine is not None and {*used} <= {*own_cpus()}:
+            sets[used, engine.memory_policy] = None
+        is_free = await run_in_daemon_thread(lambda: all([self._measures_peak(*one) for one in sets]))
         if self._stopped:
             return
-        if peak is not None:
+        await self._session.show_ceiling()
+        if not with_passes:
+            return
+        n_passes = 0
+        if is_free:
             self._report_once(_BEGUN)
             self._probe = CostProbe(subject, gives_way=True)
             found = await self._probe.run()
@@ -155,13 +165,16 @@ class PassProbe:
             self._reported.add(notice)
             self._screen.notify(notice, timeout=10, markup=False)
 
-    def _peak(self, placement: Placement) -> Peak | None:
-        """Return the read bandwidth of these cores, measured if it is not known; None beside other programs."""
-        from cpuchat.hardware.bandwidth.read_bandwidth import known_peak, peak_of
+    def _measures_peak(self, cpus: tuple[int, ...], memory: str) -> bool:
+        """Measure the read bandwidth of these cores, unless it is known; False beside other programs."""
+        from cpuchat.measure import peak
 
-        cpus, memory = placement.cpus, placement.memory_policy.words
-        peak_of(cpus, memory, retry_after=0.0, cancelled=lambda: self._stopped)
-        return known_peak(cpus, memory, disturbed=False)
+        known = peak.known(cpus, memory)
+        if known is not None and not known.at_least:
+            return True
+        found = peak.measure(cpus, policy=memory, cancelled=lambda: self._stopped)
+        peak.keep(found, memory)
+        return not found.disturbed
 
 
 def _to_measure(spec: PlacementSpec) -> Placement | None:
@@ -172,7 +185,7 @@ def _to_measure(spec: PlacementSpec) -> Placement | None:
     from cpuchat.models.costs import CostLog
 
     placement = place(read_topology(), spec)
-    return None if CostLog(placement.cpus, placement.memory_policy.words).read().probe else placement
+    return None if CostLog(placement.cpus, placement.memory_policy.words).probe is not None else placement
 
 
 def _is_free(pid: int | None) -> bool:

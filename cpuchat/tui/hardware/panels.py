@@ -47,6 +47,7 @@ async def read_costs(
 ) -> tuple[LoadedCosts | None, dict[str, str]]:
     """Return what passes of the loaded `model` cost, and the fields of `Now` about passes, CPU modules and kernels on
     the cores of the settings."""
+    from cpuchat.measure.peak import with_peak
     from cpuchat.models.cpu_modules import AUTO, engine_cpu
     from cpuchat.models.kernels import ProductLog
     from cpuchat.tune.candidates import loaded_costs
@@ -59,7 +60,7 @@ async def read_costs(
         kernels = ""
         if model is not None and engine is not None and model.evidence is not None:
             products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
-            kernels = kernels_used(model, engine, products)
+            kernels = kernels_used(with_peak(model, memory), engine, products)
         return costs, {
             "passes": passes_measured(settings, root),
             "cpu_module": cpu_module(settings, in_effect, engine),

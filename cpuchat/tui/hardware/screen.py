@@ -16,6 +16,7 @@ from textual.widgets import OptionList, Static
 
 from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
+from cpuchat.measure.peak import known_of
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
 from cpuchat.protocol.model_info import ModelInfo
@@ -43,7 +44,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     def __init__(self, services: Services, reader: MachineReader | None = None) -> None:
         super().__init__()
-        self.reader = reader or MachineReader()
+        self.reader = reader or MachineReader(known=known_of)
         self.facts: MachineFacts | None = None
         self.now = Now()
         self._services = services
@@ -155,7 +156,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _list_placements(self, facts: MachineFacts) -> None:
         from cpuchat.tune.candidates import compare_placements
 
-        self._options = compare_placements(facts.topology, facts.survey, self._model,
+        self._options = compare_placements(facts.topology, facts.peaks, self._model,
                                            self._conversation.figures(), self._in_use, self._costs)  # fmt: skip
         self.query_one(PlacementList).offer(self._options.options, self._in_use)
         if not self._outcome_told:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.models.library.usage import UsageLog
+from cpuchat.models.library import usage
 from tests.cli.models.places import folder_setting
 from tests.cli.program import HANG_GUARD, run
 from tests.models.library.files import cached
@@ -45,7 +45,7 @@ def test_a_model_that_answered_comes_first_with_its_speed(tiny: Path) -> None:
     assert (first["damaged"], first["unfinished"], first["has_template"]) == (None, None, True)
     assert first["last_used"] == pytest.approx(time.time(), abs=HANG_GUARD)
     assert all(row["last_used"] == 0 for row in others)
-    UsageLog().answered(info(Path(first["path"])), answer(41.26))  # that of an answer beside other load is not kept
+    usage.answered(info(Path(first["path"])), answer(41.26))  # that of an answer beside other load is not kept
     headings, line, *_ = run("models", "list").stdout.splitlines()
     assert headings.split()[-3:] == ["TOK/S", "USED", "--model"]
     assert time.strftime("%Y-", time.localtime()) in line

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base import paths
-from cpuchat.costs.calibrations import Calibration, Calibrations
+from cpuchat.costs.calibrations import PassCosts
+from cpuchat.measure.subject import Subject
+from cpuchat.models.costs import keep_calibration
 from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.library.places import DEMO_FILES
 from tests.cli.program import run
@@ -25,9 +27,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def remember_costs(target: Path, draft: Path) -> None:
     """Save calibrations of the pair: cheap verify passes, a fast draft model."""
-    files = {"target": file_fingerprint(target), "draft": file_fingerprint(draft)}
-    costs = Calibration(tuple(40.0 + n for n in range(32)), draft_ms=2.0, **files)
-    Calibrations(paths.calibration_file()).save("a" * 64, costs)
+    files = (file_fingerprint(target), file_fingerprint(draft))
+    keep_calibration(Subject(model=files), PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0))
 
 
 @pytest.fixture

@@ -9,20 +9,19 @@ import pytest
 from msgspec.structs import replace
 
 from cpuchat.costs import calibrations
-from cpuchat.costs.calibrations import Calibration, Calibrations
+from cpuchat.costs.calibrations import PassCosts
 from cpuchat.engine import answer
 from cpuchat.engine.drafting import calibration
-from cpuchat.models.drafts.candidates import measured_draft_ms, target_costs
+from cpuchat.measure import store
+from cpuchat.models import costs as record
+from cpuchat.models.drafts.candidates import UNKNOWN, measured_draft_ms, target_costs
 from cpuchat.protocol.messages import Event, LoadProgress, Speculation, SpeculationUpdate
 from cpuchat.protocol.reasons import DraftsOff
 from tests.support.pair_chat import ALL, PairChat
 
 
-def test_costs_are_measured_once(
-    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "costs.json"
-    more = {"draft_path": str(files[1]), "calibration_file": str(file)}
+def test_costs_are_measured_once(chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    more = {"draft_path": str(files[1])}
     assert chat.load(files[0], **more).pass_ms == ()  # not asked for
     monkeypatch.setattr(calibrations, "DEAREST", math.inf)  # else a busy machine decides whether it is kept
     monkeypatch.setattr(calibrations, "MIN", 0.0)
@@ -34,10 +33,10 @@ def test_costs_are_measured_once(
     again = chat.load(files[0], calibrate=True, **more)
     assert "calibrating" not in chat.phases() and again.pass_ms == first.pass_ms
     assert chat.load(files[0], **more).pass_ms == first.pass_ms  # what is known is used anyway
-    found = target_costs(files[0], file)  # what tells the gain of a draft model before it is loaded
+    found = target_costs(files[0])  # what tells the gain of a draft model before it is loaded
     assert found.pass_ms == first.pass_ms
     assert measured_draft_ms(found, files[1]) > 0 == measured_draft_ms(found, files[0])
-    assert len(Calibrations(file).entries()) == 2  # the other is that of the target alone
+    assert len(store.find_all(record.CALIBRATED, PassCosts)) == 2  # the other is that of the target alone
     plain, _ = chat.ask()
     drafted, timings = chat.ask(Speculation(drafters=("draft", "suffix")))
     assert drafted == plain
@@ -45,20 +44,19 @@ def test_costs_are_measured_once(
 
 
 def test_a_pair_is_known_after_a_restart(
-    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "costs.json"
-    costs = Calibration(tuple(5.0 + 0.1 * n for n in range(32)), draft_ms=0.1, read_ms=0.05)
+    costs = PassCosts(tuple(5.0 + 0.1 * n for n in range(32)), draft_ms=0.1, read_ms=0.05)
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: costs)
-    more = {"draft_path": str(files[1]), "calibration_file": str(file), "calibrate": True}
+    more = {"draft_path": str(files[1]), "calibrate": True}
 
     drafting = Speculation(drafters=("draft",), depth=4)  # whatever it costs on this machine
 
     def compared() -> list[float]:
-        return [one.compared for one in Calibrations(file).entries().values() if one.draft]
+        return [one.value[1] for one in store.find_all(record.ACCEPTED, tuple[float, float])]
 
     chat.load(files[0], **more)
-    assert compared() == [0.0]
+    assert compared() == []
     chat.ask(drafting)
     chat.engine.idle()
     [before] = compared()
@@ -71,22 +69,22 @@ def test_a_pair_is_known_after_a_restart(
 
 
 def test_a_disturbed_calibration_is_said_and_made_again(
-    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
-    quiet = Calibration(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    more = {"draft_path": str(files[1]), "calibrate": True}
+    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     disturbed = replace(quiet, verify_ms=(5.0, 34.0, *quiet.verify_ms[2:]))
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: disturbed)
     info = chat.load(files[0], **more)
     assert info.notes == ()
-    assert info.pass_ms == () and not (tmp_path / "costs.json").exists()
+    assert info.pass_ms == () and target_costs(files[0]) == UNKNOWN
     _, timings = chat.ask(Speculation(drafters=("draft",)))
     assert timings.speculation is not None
     assert timings.speculation.off == DraftsOff("calibration disturbed")
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: quiet)
     assert chat.load(files[0], **more).pass_ms == quiet.verify_ms
     # Too old by now, but better than one beside other load.
-    monkeypatch.setattr(calibrations, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(record, "KEPT_SECONDS", -1.0)
     for worse in (disturbed, replace(quiet, verify_ms=tuple(2 * ms for ms in quiet.verify_ms), disturbed=True)):
         monkeypatch.setattr(calibration, "measure", lambda *_, worse=worse, **__: worse)
         info = chat.load(files[0], **more)
@@ -103,11 +101,11 @@ class Cores:
 
 
 def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
-    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its plain pass took twice as long, so it must not tell how much faster drafts are."""
-    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
-    quiet = Calibration(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    more = {"draft_path": str(files[1]), "calibrate": True}
+    quiet = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     disturbed = replace(quiet, verify_ms=tuple(2 * ms for ms in quiet.verify_ms), disturbed=True)
     found = [disturbed]
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: found.pop())
@@ -116,7 +114,7 @@ def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
     monkeypatch.setattr(answer, "cpu_wait_share", lambda *_: 0.0)
     info = chat.load(files[0], **more)
     assert info.notes == ()  # the missing speed-up tells its reason; a notice at each start would not help
-    assert info.pass_ms == () and target_costs(files[0], tmp_path / "costs.json").pass_ms == ()
+    assert info.pass_ms == () and target_costs(files[0]).pass_ms == ()
     _, fixed = chat.ask(Speculation(drafters=("draft",), depth=4))
     assert fixed.speculation is not None and fixed.draft_n
     assert fixed.speculation.plain_ms is fixed.speed_up is None
@@ -131,11 +129,11 @@ def test_a_calibration_beside_other_programs_counts_until_the_cores_are_idle(
 
 
 def test_an_answer_beside_other_programs_is_not_compared_with_a_calibration_without(
-    chat: PairChat, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chat: PairChat, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    costs = Calibration(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
+    costs = PassCosts(tuple(5.0 + n for n in range(32)), draft_ms=1.0, read_ms=0.5)
     monkeypatch.setattr(calibration, "measure", lambda *_, **__: costs)
-    chat.load(files[0], draft_path=str(files[1]), calibration_file=str(tmp_path / "costs.json"), calibrate=True)
+    chat.load(files[0], draft_path=str(files[1]), calibrate=True)
     monkeypatch.setattr(answer, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr("cpuchat.engine.decoding.decode.UPDATE_SECONDS", 0.0)
     for waited, is_compared in ((0.04, True), (0.5, False), (None, True)):
@@ -149,18 +147,18 @@ def test_an_answer_beside_other_programs_is_not_compared_with_a_calibration_with
         assert updates and all(one.disturbed != is_compared for one in updates)
 
 
-def test_a_stop_skips_the_measurement(chat: PairChat, files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_stop_skips_the_measurement(chat: PairChat, files: tuple[Path, Path]) -> None:
     def stop(event: Event) -> None:
         if isinstance(event, LoadProgress) and event.phase == "calibrating":
             chat.engine.cancel()
 
     chat.react = stop
-    more = {"draft_path": str(files[1]), "calibration_file": str(tmp_path / "costs.json"), "calibrate": True}
+    more = {"draft_path": str(files[1]), "calibrate": True}
     info = chat.load(files[0], **more)
     chat.react = lambda _: None
     [note] = info.notes
     assert "skipped" in note
-    assert info.draft and info.pass_ms == () and not (tmp_path / "costs.json").exists()
+    assert info.draft and info.pass_ms == () and target_costs(files[0]) == UNKNOWN
     plain, _ = chat.ask()
     drafted, timings = chat.ask(Speculation(drafters=("draft",)))
     assert drafted == plain

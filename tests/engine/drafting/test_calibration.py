@@ -11,28 +11,30 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cpuchat.costs.calibrations import Calibration, Calibrations, OverlapCosts
+from cpuchat.costs.calibrations import OverlapCosts, PassCosts
 from cpuchat.engine.drafting import calibration
 from cpuchat.engine.drafting.draft_model import DraftModel, DraftThread
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
 from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.measure import store
+from cpuchat.measure.subject import Subject
+from cpuchat.models import costs as costs_record
 from cpuchat.protocol.messages import LoadOptions
 from tests.support.pair_files import write_pair
 from tests.support.pairs import N_VOCAB, OPTIONS
 
 Load = Callable[..., Model]
-KEY = "k" * 64
+ON = Subject(cores=(0,), model=("t", "d"))
 
-COSTS = Calibration(
+COSTS = PassCosts(
     verify_ms=tuple(30.5 + n for n in range(32)),
     draft_ms=2.5,
     read_ms=0.25,
     overlap=OverlapCosts(tuple(40.0 + n for n in range(32)), 3.5),
     rollback_ms=1.5,
 )
-PAIR = replace(COSTS, target="t", draft="d")
 
 
 @pytest.fixture
@@ -41,42 +43,20 @@ def models(load: Load, files: tuple[Path, Path]) -> tuple[Model, Model]:
     return target, load(files[1], OPTIONS, threads=target.pool)
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Return the path of the calibration cache."""
-    return tmp_path / "not" / "there yet" / "calibrations.json"
+def test_what_is_kept_is_found_for_the_same_subject() -> None:
+    assert costs_record.calibration(ON) is None
+    for costs in (COSTS, PassCosts(COSTS.verify_ms)):
+        costs_record.keep_calibration(ON, costs)
+        found = costs_record.calibration(ON)
+        assert found is not None and found.value == costs
+    assert costs_record.calibration(replace(ON, model=("t",))) is None
 
 
-def kept(file: Path, key: str = KEY) -> Calibration | None:
-    """Return the costs in the file, whenever they were measured and whatever was learned since."""
-    found = Calibrations(file).get(key)
-    return found and replace(found, target="", draft="", measured=0.0, accepted=0.0, compared=0.0)
-
-
-def test_what_is_saved_is_loaded(file: Path) -> None:
-    key = "0123456789abcdef" * 4
-    assert kept(file, key) is None
-    for costs in (COSTS, Calibration(COSTS.verify_ms)):
-        Calibrations(file).save(key, costs)
-        assert kept(file, key) == costs
-        assert list(file.parent.iterdir()) == [file]  # nothing half written is left
-    assert kept(file, "f" + key[1:]) is None
-    assert kept(file, key[:-1] + "0") is None
-
-
-def test_what_was_learned_about_a_pair_is_kept_beside_its_costs(file: Path) -> None:
-    record = Calibrations(file)
-    record.save_acceptance(PAIR, 30.0, 100.0)
-    assert not record.entries(), "it has no costs, so it never drafts"
-    for calibrations in (record, Calibrations(None)):
-        assert calibrations.save(KEY, PAIR).acceptance == (0.0, 0.0)
-    record.save_acceptance(PAIR, 30.0, 100.0)
-    assert record.entries()[KEY].acceptance == (30.0, 100.0)
-    assert kept(file, KEY) == COSTS
-    assert record.save(KEY, PAIR).acceptance == (30.0, 100.0)  # calibrated again
-    assert record.save("f" * 64, PAIR).acceptance == (30.0, 100.0)  # on other cores
-    for draft in ("", "e"):
-        assert record.save("e" * 64, replace(PAIR, draft=draft)).acceptance == (0.0, 0.0)
+def test_what_was_learned_about_a_pair_counts_on_all_cores() -> None:
+    assert costs_record.accepted("t", "d") == (0.0, 0.0)
+    costs_record.keep_accepted("t", "d", (30.0, 100.0))
+    assert costs_record.accepted("t", "d") == (30.0, 100.0)
+    assert costs_record.accepted("t", "e") == (0.0, 0.0)
 
 
 def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Model], tmp_path: Path) -> None:
@@ -84,11 +64,11 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
     other = tmp_path / "other.gguf"
     write_pair(other, None, 0.5, target="tiny", n_vocab=N_VOCAB, seed=5)
     keys = [
-        calibration.conditions(target).key(),
-        calibration.conditions(target, draft).key(),
-        calibration.conditions(target, target).key(),
-        calibration.conditions(target, draft, (1,)).key(),
-        calibration.conditions(load(other, OPTIONS)).key(),
+        calibration.conditions(target).key,
+        calibration.conditions(target, draft).key,
+        calibration.conditions(target, target).key,
+        calibration.conditions(target, draft, (1,)).key,
+        calibration.conditions(load(other, OPTIONS)).key,
     ]
     changes = [
         {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q8_0"}, {"flash_attn": "off"}, {"use_repack": False},
@@ -102,11 +82,11 @@ def test_key_holds_what_the_costs_depend_on(load: Load, models: tuple[Model, Mod
     path = target.header.path
     for change in changes:
         model = load(path, msgspec.structs.replace(OPTIONS, **change))
-        keys.append(calibration.conditions(model).key())
+        keys.append(calibration.conditions(model).key)
         model.free()
     assert len(set(keys)) == len(keys)
     again = load(path, msgspec.structs.replace(OPTIONS, n_ctx=256, mlock=False))
-    assert calibration.conditions(again).key() == keys[0]
+    assert calibration.conditions(again).key == keys[0]
 
 
 def test_measuring(models: tuple[Model, Model]) -> None:
@@ -162,33 +142,26 @@ def test_stopping_it(load: Load, files: tuple[Path, Path], abort: AbortFlag, is_
             thread.close()
 
 
-def test_what_was_disturbed_is_neither_kept_nor_read(file: Path) -> None:
-    dear = list(COSTS.verify_ms)
-    dear[1] = 6.8 * dear[0]
-    Calibrations(file).save(KEY, replace(COSTS, verify_ms=tuple(dear)))
-    assert not file.exists()
-    Calibrations(file).save(KEY, COSTS)
-    assert kept(file, KEY) == COSTS
-    content = msgspec.json.decode(file.read_bytes())
-    content["entries"][KEY]["verify_ms"] = dear
-    file.write_bytes(msgspec.json.encode(content))
-    assert kept(file, KEY) is None
+def test_implausible_costs_are_neither_kept_nor_read() -> None:
+    wrong = replace(COSTS, verify_ms=(30.5, 6.8 * 30.5, *COSTS.verify_ms[2:]))
+    costs_record.keep_calibration(ON, wrong)
+    assert store.find(ON, costs_record.CALIBRATED, PassCosts) is None
+    store.keep(ON, costs_record.CALIBRATED, wrong)
+    assert costs_record.calibration(ON) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "days"), [({}, 30), ({"steady": False}, 1 / 24), ({"disturbed": True}, 1 / 24)], ids=str
 )
-def test_a_calibration_ages_out(
-    file: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, bool], days: float
-) -> None:
+def test_a_calibration_ages_out(monkeypatch: pytest.MonkeyPatch, changes: dict[str, bool], days: float) -> None:
     """The more its measurements scattered, the sooner."""
-    Calibrations(file).save(KEY, replace(COSTS, **changes))
-    costs, now = Calibrations(file).get(KEY), time.time()
-    assert costs is not None
-    monkeypatch.setattr(calibration.time, "time", lambda: now + 0.9 * days * 86_400)
-    assert not costs.is_due
-    monkeypatch.setattr(calibration.time, "time", lambda: now + 1.1 * days * 86_400)
-    assert costs.is_due
+    costs_record.keep_calibration(ON, replace(COSTS, **changes))
+    found, now = costs_record.calibration(ON), time.time()
+    assert found is not None
+    monkeypatch.setattr(costs_record.time, "time", lambda: now + 0.9 * days * 86_400)
+    assert not costs_record.is_due(found)
+    monkeypatch.setattr(costs_record.time, "time", lambda: now + 1.1 * days * 86_400)
+    assert costs_record.is_due(found)
 
 
 def test_a_size_that_was_disturbed_each_time_is_measured_again(
@@ -239,7 +212,7 @@ def test_passes_that_waited_for_a_core_are_marked(models: tuple[Model, Model], m
 def test_the_curve_of_the_target_is_taken_over(models: tuple[Model, Model]) -> None:
     """With another draft model only that one is measured."""
     seen: list[tuple[int, int]] = []
-    known = Calibration(COSTS.verify_ms, rollback_ms=COSTS.rollback_ms)
+    known = PassCosts(COSTS.verify_ms, rollback_ms=COSTS.rollback_ms)
     costs = calibration.measure(*models, None, lambda *p: seen.append(p), of_target=known)
     assert (costs.verify_ms, costs.rollback_ms) == (known.verify_ms, known.rollback_ms)
     assert costs.draft_ms > 0 and costs.read_ms > 0

@@ -172,7 +172,7 @@ def test_a_fault_at_the_end_of_a_load_leaves_nothing_half_loaded(
 
     before = os.sched_getaffinity(0)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "describe_with_limits", broken)
+        patch.setattr(engine, "describe", broken)
         with pytest.raises(KeyError):
             chat.command(files[0], draft_path=str(files[1]))
     assert os.sched_getaffinity(0) == before  # the threads that this one was pinned with are gone

@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cpuchat.base import paths
-from cpuchat.costs.calibrations import Calibration, Calibrations, implausible, interpolate, is_plausible
+from cpuchat.costs.calibrations import PassCosts, implausible, interpolate, is_plausible
+from cpuchat.measure import store
+from cpuchat.measure.subject import Subject
+from cpuchat.models.costs import ACCEPTED, CALIBRATED, keep_accepted, keep_calibration
 from cpuchat.models.drafts.candidates import UNKNOWN, measured_draft_ms, target_costs
 from cpuchat.models.file_names import file_fingerprint
 from tests.models.drafts.files import header_file
 
 
-def costs(plain_ms: float, draft_ms: float = 0.0) -> Calibration:
-    return Calibration(tuple(plain_ms + n for n in range(32)), draft_ms=draft_ms)
+def costs(plain_ms: float, draft_ms: float = 0.0) -> PassCosts:
+    return PassCosts(tuple(plain_ms + n for n in range(32)), draft_ms=draft_ms)
 
 
 @pytest.fixture
@@ -26,31 +28,30 @@ def files(tmp_path: Path) -> tuple[str, str, Path, Path]:
     return file_fingerprint(target), file_fingerprint(draft), target, draft
 
 
-def saved(key: str, kept: Calibration, target: str, draft: str) -> None:
+def saved(cores: int, kept: PassCosts, *files: str) -> None:
     """Save a calibration as the engine does."""
-    Calibrations(paths.calibration_file()).save(key * 64, replace(kept, target=target, draft=draft))
+    keep_calibration(Subject(cores=tuple(range(cores)), model=files), kept)
 
 
 def test_nothing_is_known_of_a_model_that_was_never_loaded(files: tuple[str, str, Path, Path]) -> None:
     _, draft, path, _ = files
     assert target_costs(path) == UNKNOWN
-    saved("a", costs(10.0), draft, "")
-    saved("b", costs(10.0), "", "")
+    saved(1, costs(10.0), draft)
+    saved(2, costs(10.0))
     assert target_costs(path) == UNKNOWN
     assert target_costs(path.with_name("none.gguf")) == UNKNOWN
 
 
 def test_the_latest_counts(files: tuple[str, str, Path, Path]) -> None:
     target, draft, path, draft_path = files
-    saved("c", costs(30.0, 4.0), target, draft)
-    saved("b", costs(20.0, 3.0), target, draft)
-    saved("a", costs(10.0), target, "")
+    saved(3, costs(30.0, 4.0), target, draft)
+    saved(2, costs(20.0, 3.0), target, draft)
+    saved(1, costs(10.0), target)
     found = target_costs(path)
     assert found.pass_ms[:2] == (10.0, 11.0)
     assert measured_draft_ms(found, draft_path) == 3.0
     assert found.acceptance == {}
-    cache = Calibrations(paths.calibration_file())
-    cache.save_acceptance(replace(costs(1.0), target=target, draft=draft), 80.0, 100.0)
+    keep_accepted(target, draft, (80.0, 100.0))
     assert target_costs(path).acceptance == {draft: 0.8}
     assert measured_draft_ms(found, path) == 0.0
     assert measured_draft_ms(found, path.with_name("none.gguf")) == 0.0
@@ -58,8 +59,8 @@ def test_the_latest_counts(files: tuple[str, str, Path, Path]) -> None:
 
 def test_what_other_programs_disturbed_tells_nothing(files: tuple[str, str, Path, Path]) -> None:
     target, draft, path, _ = files
-    saved("a", costs(10.0), target, "")
-    saved("b", replace(costs(20.0, 3.0), disturbed=True), target, draft)
+    saved(1, costs(10.0), target)
+    saved(2, replace(costs(20.0, 3.0), disturbed=True), target, draft)
     found = target_costs(path)
     assert found.pass_ms[:2] == (10.0, 11.0) and found.draft_ms == {}
 
@@ -82,8 +83,7 @@ def test_curves_beside_other_load_are_not(changes: dict[int, float], wrong: list
 
 
 def test_what_cannot_be_is_not_read(files: tuple[str, str, Path, Path]) -> None:
-    target, _, path, _ = files
-    saved("a", costs(10.0), target, "")
-    file = paths.calibration_file()
-    file.write_bytes(file.read_bytes().replace(b"[10.0,11.0,", b"[10.0,68.0,"))
+    target, draft, path, _ = files
+    store.keep(Subject(model=(target,)), CALIBRATED, replace(costs(10.0), verify_ms=(10.0, 68.0, *range(12, 42))))
+    store.keep(Subject(model=(target, draft)), ACCEPTED, (200.0, 100.0))
     assert target_costs(path) == UNKNOWN

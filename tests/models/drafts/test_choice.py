@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from cpuchat.base import paths
 from cpuchat.base.errors import DraftMismatch, ModelNotFound
 from cpuchat.config.settings import Settings
-from cpuchat.costs.calibrations import Calibration, Calibrations
+from cpuchat.costs.calibrations import PassCosts
+from cpuchat.measure.subject import Subject
 from cpuchat.models.catalog import load_catalog
+from cpuchat.models.costs import keep_calibration
 from cpuchat.models.drafts.candidates import candidates
 from cpuchat.models.drafts.choice import ChosenDrafts, choose_draft
 from cpuchat.models.file_names import file_fingerprint
@@ -85,11 +86,8 @@ def test_a_draft_that_reads_half_as_much_or_has_other_words_is_not_chosen_by_its
 def test_where_nothing_can_be_measured_only_a_draft_of_known_cost_is_chosen(tmp_path: Path, library: Library) -> None:
     target, draft = family(tmp_path / "mine")
     assert choose_draft(target, "auto", library, measured_only=True) == (None, "")
-    costs = Calibration(
-        tuple(40.0 + n for n in range(32)), draft_ms=2.0,
-        target=file_fingerprint(target), draft=file_fingerprint(draft),
-    )  # fmt: skip
-    Calibrations(paths.calibration_file()).save("a" * 64, costs)
+    files = Subject(model=(file_fingerprint(target), file_fingerprint(draft)))
+    keep_calibration(files, PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0))
     assert choose_draft(target, "auto", library, measured_only=True)[0] == draft
 
 
@@ -98,8 +96,7 @@ def test_a_smaller_quantization_is_chosen_by_itself_where_it_pays(tmp_path: Path
     smaller = header_file(tmp_path / "mine" / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
     passes, ours, theirs = tuple(40.0 + n for n in range(32)), file_fingerprint(target), file_fingerprint(smaller)
     for draft_ms, wanted in ((39.0, None), (20.0, smaller)):
-        costs = Calibration(passes, draft_ms=draft_ms, target=ours, draft=theirs)
-        Calibrations(paths.calibration_file()).save("a" * 64, costs)
+        keep_calibration(Subject(model=(ours, theirs)), PassCosts(passes, draft_ms=draft_ms))
         assert choose_draft(target, "", library, settings=Settings())[0] == named
         named.rename(tmp_path / "away")
         path, note = choose_draft(target, "", library, settings=Settings(), measured_only=True)

@@ -82,13 +82,13 @@ async def test_passes_are_measured_once_per_cores_and_the_user_is_told() -> None
     async with running() as app:
         passes = app.chat.pass_probe
         await app.until(lambda: passes.done)
-        assert CostLog(placement.cpus, placement.memory_policy.words).read().probe
+        assert CostLog(placement.cpus, placement.memory_policy.words).probe
         assert [notice for notice in app.notices if BEGUN in notice]
         app.conversation.settings = with_changes(settings.load(), {"engine": {"threads": 1}})
         assert not passes.done
         await app.until(lambda: passes.done)
         one = place(read_topology(), PlacementSpec(threads=1))
-        assert CostLog(one.cpus, one.memory_policy.words).read().probe
+        assert CostLog(one.cpus, one.memory_policy.words).probe
     n = len(MadeUp.runs)
     async with running() as app:
         await app.until(lambda: app.chat.pass_probe.done)

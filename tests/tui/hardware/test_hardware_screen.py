@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cpuchat.config import settings
-from cpuchat.hardware.bandwidth.read_bandwidth import Survey
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.topology import Topology, read_topology
+from cpuchat.telemetry.machine import Peaks
 from cpuchat.tui.hardware.screen import HardwareScreen
 from cpuchat.tui.services import MachineWatch
 from tests.hardware.trees import make_tree
@@ -52,7 +52,7 @@ async def test_snapshots(tmp_path: Path, name: str) -> None:
     nodes = {node.number: 8 << 30 for node in topology.cpu_nodes}
     two = len(nodes) > 1
 
-    def measured(topology: Topology) -> Survey:
+    def measured(topology: Topology) -> Peaks:
         return surveyed(topology, 22.0, 41.0, 165.0) if two else surveyed(topology)
 
     reader = FixtureReader(

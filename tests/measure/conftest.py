@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.bandwidth import read_bandwidth
-from cpuchat.hardware.bandwidth.read_bandwidth import ReadBandwidth
+from cpuchat.measure import peak
+from cpuchat.measure.peak import ReadBandwidth
 from tests.hardware.trees import make_tree, write
 
 
@@ -35,5 +35,5 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         rate = 1e10 * len(cpus) + len(calls)
         return ReadBandwidth(tuple(cpus), rate, (rate / 2, rate))
 
-    monkeypatch.setattr(read_bandwidth, "measure", instead)
+    monkeypatch.setattr(peak, "measure", instead)
     return calls

@@ -15,10 +15,11 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, UsageError
-from cpuchat.hardware.bandwidth import read_bandwidth, read_probe
-from cpuchat.hardware.bandwidth.read_bandwidth import ProbeFailed, ReadBandwidth, buffer_bytes, measure
+from cpuchat.hardware.bandwidth import read_probe
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
+from cpuchat.measure import peak
+from cpuchat.measure.peak import ProbeFailed, ReadBandwidth, buffer_bytes, measure
 from tests.hardware.trees import write
 
 pytestmark = pytest.mark.slow
@@ -106,7 +107,7 @@ def test_a_cpu_that_may_not_be_used(small: Path) -> None:
 
 @pytest.mark.usefixtures("by")
 def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_bandwidth, "buffer_bytes", lambda cpus, root: 1 << 55)
+    monkeypatch.setattr(peak, "buffer_bytes", lambda cpus, root: 1 << 55)
     with pytest.raises(ProbeFailed, match=rf"CPU {CPU}: Cannot allocate memory"):
         short((CPU,))
 
@@ -147,17 +148,17 @@ def test_little_memory_says_so_and_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
-    monkeypatch.setattr(read_bandwidth, "PROBE_MODULE", "tests.support.no_such_module")
+    monkeypatch.setattr(peak, "PROBE_MODULE", "tests.support.no_such_module")
     with pytest.raises(ProbeFailed, match="No module named"):
         short(root=small)
     with pytest.raises(ProbeFailed, match="killed by signal 9"):
-        read_bandwidth.run_probe([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], lambda: False, 60)
+        peak.run_probe([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], lambda: False, 60)
     with pytest.raises(ProbeFailed, match="failed with status 3"):
-        read_bandwidth.run_probe([sys.executable, "-c", "raise SystemExit(3)"], lambda: False, 60)
+        peak.run_probe([sys.executable, "-c", "raise SystemExit(3)"], lambda: False, 60)
     with pytest.raises(ProbeFailed, match="timed out after 0 seconds"):
-        read_bandwidth.run_probe([sys.executable, "-c", "while True: pass"], lambda: False, 0.2)
+        peak.run_probe([sys.executable, "-c", "while True: pass"], lambda: False, 0.2)
     with pytest.raises(ProbeFailed, match="Cannot start"):
-        read_bandwidth.run_probe(["/no/such/program"], lambda: False, 60)
+        peak.run_probe(["/no/such/program"], lambda: False, 60)
 
 
 def test_the_policy_reaches_the_launcher_and_a_refused_one_is_no_failure(
@@ -172,7 +173,7 @@ def test_the_policy_reaches_the_launcher_and_a_refused_one_is_no_failure(
         commands.append(command)
         return {"rounds": [1e10]}
 
-    monkeypatch.setattr(read_bandwidth, "run_probe", run)
+    monkeypatch.setattr(peak, "run_probe", run)
     measure(CPUS, policy="interleave:0-1")
     measure(CPUS)
     assert ["interleave:0-1" in command for command in commands] == [True, False]

@@ -1,0 +1,249 @@
+"""The read bandwidth of cores: measured in a process of its own (`read_probe`), kept, and raised by what reads more.
+
+It is the denominator of utilization and the basis of limits and predictions. A measurement beside other programs can
+only be too low: then the best one counts, as "at least", until one alone succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
+
+from cpuchat.base import paths
+from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.processes import child_environment, python_command
+from cpuchat.hardware import sysfs
+from cpuchat.hardware.memory import available_bytes
+from cpuchat.hardware.numa.mempolicy import launch_command
+from cpuchat.hardware.placement.cores import choose_cores
+from cpuchat.hardware.topology import ROOT, Topology
+from cpuchat.measure import store
+from cpuchat.measure.subject import on_cores
+from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.telemetry.machine import Peak, Peaks
+from cpuchat.telemetry.units import plural
+
+WHAT: Final = "read bandwidth"
+MAX_BYTES: Final = 3_900_000_000
+"""Upper limit of the memory that a measurement takes, in bytes, unless caches are larger than half of it; it never
+takes more than a quarter of the free memory."""
+_HUGE_PAGE: Final = 2 << 20
+_PLENTY: Final = 256 << 20
+_ENOUGH: Final = 32 << 20
+_FAR_BEYOND, _BEYOND = 8, 2
+"""Size of the buffers of one L3 group in multiples of its L3: preferred, and minimum."""
+PROBE_MODULE = "cpuchat.hardware.bandwidth.read_probe"
+_POLL_SECONDS: Final = 0.05
+_PATIENCE: Final = 45.0
+WINDOW_SECONDS: Final = 0.1
+"""Length of a window in seconds. The best of many short ones is the peak: what shares the memory with this system, a
+host's other guests too, rarely leaves it alone for half a second, and decoding would come above the peak then."""
+WINDOWS: Final = 15
+_ALONE: Final = 0.9
+"""Share of its CPU from which a thread counts as undisturbed. The app itself takes 2 to 5 % of a core while a model is
+loaded; another program that computes takes half of one."""
+
+Cancelled = Callable[[], bool]
+Progress = Callable[[int, int, str], None]
+"""(measurements done, measurements to do, what is measured next)"""
+
+
+class ProbeFailed(CpuchatError, code="probe_failed", exit_code=14):
+    """The read bandwidth could not be measured; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBandwidth:
+    """A measurement in bytes per second: of each round, and the best of them.
+
+    `cpus` are the logical CPUs that read, one thread each. `shares` are, for each round, the part of its CPU that the
+    thread got which got least; () if not measured.
+    """
+
+    cpus: tuple[int, ...]
+    bytes_per_s: float
+    rounds: tuple[float, ...]
+    shares: tuple[float, ...] = ()
+
+    @property
+    def disturbed(self) -> bool:
+        """Return whether other programs ran on these CPUs in every round, so that the result is too low."""
+        return bool(self.shares) and max(self.shares) < _ALONE
+
+
+def known(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> Peak | None:
+    """Return what is known of these CPUs together, if anything; with several nodes under a memory policy, in the words
+    of `mempolicy` ("": that of this process)."""
+    found = store.find(on_cores(cpus, policy, root), WHAT, float) if cpus else None
+    if found is None or not found.value > 0:
+        return None
+    return Peak(found.value, found.subject.cores, found.disturbed)
+
+
+def with_peak(model: ModelInfo, policy: str) -> ModelInfo:
+    """Return a loaded model with what is known of the cores that compute, its draft model's among them."""
+    peak = known(model.compute_cpus, policy)
+    if peak is None:
+        return model
+    return msgspec.structs.replace(model, peak_read=peak.bytes_per_s, peak_at_least=peak.at_least)
+
+
+def keep(found: ReadBandwidth, policy: str = "", *, root: Path = ROOT) -> Peak:
+    """Keep a measurement, unless it was disturbed and more is known; returns what is known then."""
+    before = known(found.cpus, policy, root=root)
+    if found.disturbed and before is not None and before.bytes_per_s >= found.bytes_per_s:
+        return before
+    on = on_cores(found.cpus, policy, root)
+    store.keep(on, WHAT, found.bytes_per_s, n=len(found.rounds), disturbed=found.disturbed)
+    return Peak(found.bytes_per_s, on.cores, found.disturbed)
+
+
+def raise_to(peak: Peak, policy: str = "", *, root: Path = ROOT) -> None:
+    """Keep what a pass read, which is more than what is known."""
+    store.keep(on_cores(peak.cpus, policy, root), WHAT, peak.bytes_per_s, n=0, disturbed=True)
+
+
+def measure(
+    cpus: Sequence[int],
+    *,
+    seconds: float = WINDOW_SECONDS,
+    rounds: int = WINDOWS,
+    policy: str = "",
+    cancelled: Cancelled = lambda: False,
+    root: Path = ROOT,
+) -> ReadBandwidth:
+    """Read memory with one pinned thread per CPU of `cpus`, `rounds` times for `seconds`. Blocks that long.
+
+    `policy`: one that the kernel refuses is not in effect. `cancelled`: asked every 50 ms; True ends the measurement.
+    Raises ProbeFailed: too little memory is free, or a CPU may not be used; Interrupted: `cancelled` said so.
+    """
+    chosen = tuple(sorted(set(cpus)))
+    if not chosen:
+        raise ProbeFailed("No cores to measure.")
+    command = [
+        *python_command("-m", PROBE_MODULE),
+        "--cpus", ",".join(map(str, chosen)),
+        "--bytes", str(buffer_bytes(chosen, root)),
+        "--seconds", f"{seconds:g}",
+        "--rounds", str(rounds),
+        "--library", str(paths.engine_library("cpuchat-read") or ""),
+    ]  # fmt: skip
+    if policy:
+        command = launch_command(policy, command)
+    found = run_probe(command, cancelled, seconds * rounds + _PATIENCE)
+    rates = tuple(float(rate) for rate in found.get("rounds", ()))
+    if not rates or max(rates) <= 0:
+        raise ProbeFailed("The measuring process returned no result.")
+    return ReadBandwidth(chosen, max(rates), rates, tuple(float(share) for share in found.get("shares", ())))
+
+
+def buffer_bytes(cpus: Sequence[int], root: Path = ROOT) -> int:
+    """Return the buffer size for each of `cpus`: more than a cache holds. Raises ProbeFailed: too little memory."""
+    wanted, needed, beyond = _PLENTY, _ENOUGH, 0
+    seen: set[int] = set()
+    for cpu in cpus:
+        if cpu in seen or not (caches := sysfs.caches(root, cpu)):
+            continue
+        shared = set(caches[-1].cpus) & set(cpus) or {cpu}
+        seen |= shared | {cpu}
+        beyond += _BEYOND * caches[-1].size
+        wanted = max(wanted, _FAR_BEYOND * caches[-1].size // len(shared))
+        needed = max(needed, _BEYOND * caches[-1].size // len(shared))
+    maximum = max(MAX_BYTES, beyond)
+    needed = min(needed, maximum // len(cpus))  # Hundreds of cores: together they are beyond the caches with less each.
+    allowed = min(maximum, available_bytes(root) // 4)
+    if needed * len(cpus) > allowed:
+        raise ProbeFailed(
+            f"Measuring {plural(len(cpus), 'core')} needs {needed * len(cpus) * 4 / 1e9:.1f} GB of free memory, "
+            f"{allowed * 4 / 1e9:.1f} GB are free.",
+            "Close other programs, or measure fewer cores.",
+        )
+    return max(min(wanted, allowed // len(cpus)) // _HUGE_PAGE, 1) * _HUGE_PAGE
+
+
+def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[str, Any]:
+    """Run the measuring process and return what it prints. Raises ProbeFailed: it failed, was ended, or took longer
+    than `limit` seconds; Interrupted: `cancelled` said so.
+    """
+    end = monotonic() + limit
+    try:
+        process = subprocess.Popen(
+            command, env=child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except OSError as error:
+        raise ProbeFailed(f"Cannot start the measuring process: {error.strerror}.") from None
+    with process:
+        try:
+            while True:
+                if cancelled():
+                    raise Interrupted("Measurement cancelled.")
+                try:
+                    output, errors = process.communicate(timeout=_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if monotonic() > end:
+                        raise ProbeFailed(f"The measurement timed out after {limit:.0f} seconds.") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+    return _parsed(output, errors, process.returncode)
+
+
+def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
+    try:
+        found = json.loads(output)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and status == 0:
+        return found
+    if isinstance(found, dict) and found.get("error"):
+        raise ProbeFailed(f"The measurement failed: {found['error']}.", "Choose other or fewer cores.")
+    if status < 0:
+        why = f"was killed by signal {-status}"
+    else:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        why = f"failed: {lines[-1][:200]}" if lines else f"failed with status {status}"
+    raise ProbeFailed(f"The measuring process {why}.", "It is probably out of memory: close other programs.")
+
+
+_WORDS: Final = {"one_core": "1 core", "l3_group": "1 L3 group", "all_cores": "all cores"}
+
+
+def sets_of(topology: Topology, cpus: Collection[int] = ()) -> dict[str, tuple[int, ...]]:
+    """Return the sets of cores that tell the fabric link of an L3 group from the memory behind it: `cpus` (none: those
+    that compute by default), one of them, and those of one L3 group, by the fields of `Peaks`."""
+    chosen = tuple(sorted(set(cpus))) or choose_cores(topology).cpus
+    group = tuple(max(topology.by_l3(chosen).values(), key=len, default=()))
+    return {"one_core": chosen[:1], "l3_group": group, "all_cores": chosen}
+
+
+def survey(
+    topology: Topology,
+    on_progress: Progress,
+    *,
+    cpus: Sequence[int] = (),
+    policy: str = "",
+    cancelled: Cancelled = lambda: False,
+    root: Path = ROOT,
+) -> dict[str, ReadBandwidth]:
+    """Measure and keep all `sets_of`, in about 6 seconds. Raises ProbeFailed, Interrupted as `measure`."""
+    sets = {name: some for name, some in sets_of(topology, cpus).items() if some}
+    words = {sets[name]: what for name, what in _WORDS.items() if name in sets}
+    found: dict[tuple[int, ...], ReadBandwidth] = {}
+    for number, (some, what) in enumerate(words.items()):
+        on_progress(number, len(words), what)
+        found[some] = measure(some, policy=policy, cancelled=cancelled, root=root)
+        keep(found[some], policy, root=root)
+    return {name: found[some] for name, some in sets.items()}
+
+
+def known_of(topology: Topology, cpus: Collection[int] = (), policy: str = "", *, root: Path = ROOT) -> Peaks:
+    """Return what is known of all `sets_of`."""
+    return Peaks(**{name: known(some, policy, root=root) for name, some in sets_of(topology, cpus).items()})

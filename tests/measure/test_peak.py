@@ -1,0 +1,107 @@
+"""The read bandwidth that is known of cores: measured alone it counts, beside other programs the best one does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cpuchat.hardware.machine import MachineReader
+from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.hardware.sysfs import own_cpus
+from cpuchat.hardware.topology import read_topology
+from cpuchat.measure import peak
+from cpuchat.measure.peak import ReadBandwidth
+from cpuchat.telemetry.machine import Peak
+from tests.hardware.trees import make_tree
+
+pytestmark = pytest.mark.slow
+
+CPUS = own_cpus()[:2]
+
+
+def read(gigabytes: float, share: float = 1.0) -> ReadBandwidth:
+    return ReadBandwidth((0, 1), gigabytes * 1e9, (gigabytes * 1e9,), shares=(share,))
+
+
+def surveyed(root: Path, **more: object) -> dict[str, ReadBandwidth]:
+    return peak.survey(read_topology(root), lambda *_: None, root=root, **more)  # type: ignore[arg-type]
+
+
+def test_the_best_beside_other_programs_is_the_least_until_a_measurement_alone(small: Path) -> None:
+    known = [peak.keep(read(*one), root=small) for one in ((30, 0.5), (20, 0.6), (40, 0.5), (35,), (30, 0.5), (25,))]
+    assert [(one.bytes_per_s / 1e9, one.at_least) for one in known] == [
+        (30, True), (30, True), (40, True), (35, False), (35, False), (25, False),
+    ]  # fmt: skip
+    assert peak.known((1, 0), root=small) == known[-1] == Peak(25e9, (0, 1))
+    assert known[-1].source == "measured, 2 cores" and known[0].source == "measured, 2 cores, at least"
+    assert peak.known((0,), root=small) is peak.known((), root=small) is None
+    peak.raise_to(Peak(28e9, (0, 1), at_least=True), root=small)
+    assert peak.known((0, 1), root=small) == Peak(28e9, (0, 1), at_least=True)
+
+
+def test_a_busy_core_is_noticed(small: Path) -> None:
+    spin = "import os; os.sched_setaffinity(0, {CPU}); print('ready', flush=True)\nwhile True: pass"
+    cpu = CPUS[0]
+    command = [sys.executable, "-c", spin.replace("CPU", str(cpu))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as busy:
+        try:
+            assert busy.stdout is not None and busy.stdout.readline()
+            assert peak.measure((cpu,), seconds=0.2, root=small).disturbed
+        finally:
+            busy.kill()
+
+
+def test_another_machine_has_other_peaks(tmp_path: Path, tree: Callable[[str], Path]) -> None:
+    one, other = make_tree(tmp_path, "epyc-9354"), tree("2x-epyc-7543")
+    peak.keep(read(30), root=one)
+    assert peak.known((0, 1), root=one) and peak.known((0, 1), root=other) is None
+    cpuinfo = one / "proc/cpuinfo"
+    cpuinfo.write_text(cpuinfo.read_text().replace("0xa101148", "0xa10124f"))  # new microcode
+    assert peak.known((0, 1), root=one) is None
+
+
+def test_policies_count_only_where_there_are_nodes(tree: Callable[[str], Path]) -> None:
+    one, two = tree("epyc-9354"), tree("2x-epyc-7543")
+    for root in (one, two):
+        peak.keep(read(30), "interleave:0-1", root=root)
+    assert peak.known((0, 1), "local", root=one)
+    assert peak.known((0, 1), "interleave:0-1", root=two)
+    assert peak.known((0, 1), "local", root=two) is None
+
+
+def test_a_survey_is_of_a_core_an_l3_group_and_all_cores(
+    tree: Callable[[str], Path], measured: list[tuple[int, ...]]
+) -> None:
+    root = tree("epyc-9354")
+    found = surveyed(root)
+    assert [found[name].cpus for name in ("one_core", "l3_group", "all_cores")] == [
+        (0,),
+        (0, 1, 2, 3),
+        tuple(range(32)),
+    ]
+    assert len(measured) == len(set(measured)) == 3
+    known = peak.known_of(read_topology(root), root=root)
+    assert known.l3_group == Peak(found["l3_group"].bytes_per_s, (0, 1, 2, 3))
+    del measured[:]
+    assert surveyed(root, cpus=(9, 8))["all_cores"].cpus == (8, 9)
+    assert {cpu for cpus in measured for cpu in cpus} == {8, 9}
+
+
+def test_a_survey_of_another_policy_is_not_shown(tree: Callable[[str], Path], measured: list[tuple[int, ...]]) -> None:
+    root = tree("2x-epyc-7543")
+    found = surveyed(root, policy="bind:0")
+    reader = MachineReader(root, peak.known_of)
+    assert reader.facts().peaks.all_cores is None  # "auto" interleaves over both nodes
+    known = reader.facts(PlacementSpec(memory_policy="bind:0")).peaks.all_cores
+    assert known is not None and known.bytes_per_s == found["all_cores"].bytes_per_s
+    assert reader.facts(PlacementSpec(memory_policy="bind:7")).peaks.all_cores is None
+
+
+@pytest.mark.parametrize("name", ["vm-without-caches", "garbage", "hybrid-desktop"])
+def test_every_machine_can_be_surveyed(tree: Callable[[str], Path], measured: list[tuple[int, ...]], name: str) -> None:
+    found = surveyed(tree(name))
+    assert found["one_core"].cpus[0] in found["all_cores"].cpus
