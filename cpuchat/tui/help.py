@@ -61,18 +61,11 @@ SERVERS = (
     ("source", "who counted drafted tokens: the server"),
     ("≈", "beside tok/s and tokens: counted by the parts of text that came, each of which may hold several tokens"),
 )
-SPEECH = (
-    ("first audio", "time from sending to the first sound; after token: from the first token"),
-    ("RTF", "real-time factor: time to synthesize ÷ length of the sound; below 1 is faster than speech"),
-    ("audio queued", "seconds of audio not yet played"),
-    ("with speech", "decoding speed of the last answer that was read, of the last that was not"),
-)
 _FIGURES = {
     "Figures": FIGURES,
     "Speculative decoding": DRAFTING,
     "Memory bandwidth and ceilings": MACHINE,
     "Models on servers": SERVERS,
-    "Reading aloud": SPEECH,
 }
 """Blocks about figures, by title."""
 _TIPS = (
