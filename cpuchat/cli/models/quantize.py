@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import click
@@ -14,13 +13,13 @@ from cpuchat.base.paths import made_models_dir, shown
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table, is_terminal
+from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import DraftCandidate, candidates, check, expected_pair, recommended, target_costs
-from cpuchat.models.drafts.pairing import check_files, require_pair, suggestion
+from cpuchat.models.drafts.pairing import check_files, suggestion
 from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
@@ -30,7 +29,6 @@ from cpuchat.models.machine import machine_for
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.make import quantize as quantize_model
 from cpuchat.models.quantize.types import TYPES, is_folder, quant_type, suggested_folder, suggested_path
-from cpuchat.present.table import table
 from cpuchat.telemetry.units import size, time_left
 
 _EPILOG = f"""\b
@@ -121,32 +119,23 @@ _PAIR_EPILOG = """\b
 Examples:
   cpuchat models pair demo demo-draft
   cpuchat models pair ~/models/big.gguf
-  cpuchat models pair ~/models/big.gguf small.gguf --measure
 
 TARGET and DRAFT are what --model takes. The speed-up is predicted from the pass costs of the target on this machine,
-which are measured when it is loaded with drafting on.
-
---measure answers prompts of four kinds without drafts and with adaptive depth, and reports acceptance, tokens per pass
-and speed-up. On a terminal it asks whether DRAFT is to be the draft model, if it is worth keeping."""
+which are measured when it is loaded with drafting on. `cpuchat bench TARGET --draft-models DRAFT` measures it."""
 
 
 @click.command("pair", epilog=_PAIR_EPILOG)
 @click.argument("target")
 @click.argument("draft", required=False)
-@click.option("--measure", is_flag=True, help="Measure acceptance and speed-up of the pair; takes minutes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def pair(target: str, draft: str | None, measure: bool, as_json: bool) -> int | None:
+def pair(target: str, draft: str | None, as_json: bool) -> int:
     """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, including the catalog's.
 
-    A draft model must have the target's vocabulary. Without --measure only headers are read.
+    A draft model must have the target's vocabulary. Only headers are read.
     """
     chosen = settings.load()
     library = Library(chosen.model.folders)
     path = library.resolve(target)
-    if measure and draft is None:
-        raise UsageError("--measure needs a DRAFT.", "`cpuchat models pair TARGET` lists those that fit.")
-    if measure and draft is not None:
-        return _measure(path, library.resolve(draft), library, chosen, as_json=as_json)
     if draft is None:
         return _print_candidates(path, library, chosen, as_json=as_json)
     return _print_verdict(path, library.resolve(draft), library, chosen, as_json=as_json)
@@ -169,32 +158,6 @@ def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings
         if line and not as_json:
             click.echo(f"  {line}")
     return 0 if verdict.ok else DraftMismatch.exit_code
-
-
-def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> None:
-    """Measure a pair and offer to keep the draft model. Raises DraftMismatch, Interrupted, MeasureFailed."""
-    from cpuchat.bench.run import pair_bench, pair_result
-    from cpuchat.cli.bench import run_bench
-    from cpuchat.models.drafts.choice import ChosenDrafts
-    from cpuchat.present import bench as words
-
-    require_pair(target, draft, library)
-    report, _ = run_bench(lambda tell: pair_bench(target, draft, chosen, tell))
-    found = pair_result(report.results)
-    asks = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stderr)
-    kept = found.worth_keeping and asks and click.confirm(f"Make {draft.name} the draft model?", err=True)
-    if kept:
-        ChosenDrafts().put(target, str(draft))
-        settings.update({"speculation": {"draft_model": "", "depth": 0, "drafters": "auto"}})
-    if as_json:
-        facts = {**msgspec.to_builtins(found), "speed_up": found.speed_up}
-        facts["worth_keeping"] = found.worth_keeping
-        return print_json({"target": str(target), "draft": str(draft), **facts})
-    for line in table([words.PAIR_HEADINGS, *words.pair_rows(found)], right=(1, 2, 3, 4)):
-        click.echo(line)
-    click.echo(f"\n{words.pair_verdict(found)}")
-    if kept:
-        click.echo(f"{draft.name} is now the draft model of {target.name}.")
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
