@@ -18,7 +18,7 @@ from cpuchat.present import plan as words
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.planner.plan import CapacityPlan, MachineFor, PlannedWorkload
+    from cpuchat.planner.plan import MachineFor, PlannedWorkload
     from cpuchat.planner.specs import MachineSpec, PlannedModel
 
 _EPILOG = """\b
@@ -67,7 +67,14 @@ def plan(
     from cpuchat.planner.plan import catalog_models, machine_plans, make_plan, usual_draft
     from cpuchat.planner.specs import find_model, models_here
 
-    _check(model, machine, draft, list_machines, values)
+    if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
+        raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
+    for flag, needs_model in {"--draft": draft is not None, "--on all": machine == _ALL}.items():
+        if needs_model and model is None:
+            raise UsageError(f"{flag} needs a MODEL.", "Example: cpuchat plan 70b:Q4_K_M --on all")
+    for flag in ("price", "watts"):
+        if machine == _ALL and values[flag]:
+            raise UsageError(f"--{flag} is for one machine.", "Name it with --on MACHINE.")
     if list_machines:
         return _show_machines(as_json)
     chosen, catalog = settings.load(), load_catalog()
@@ -79,24 +86,20 @@ def plan(
     wanted = find_model(model, catalog, folders)
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if machine == _ALL:
-        return _show_machine_plans(machine_plans(_every_machine(), wanted, workload, draft=drafting), as_json)
+        plans = machine_plans(_every_machine(), wanted, workload, draft=drafting)
+        if as_json:
+            return print_json(msgspec.to_builtins(plans))
+        click.echo(f"{wanted.name} {wanted.quantization}, the fastest machine first\n")
+        return echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 6))
     planned = make_plan(_machine(machine, chosen, values)(wanted, drafting), wanted, workload, draft=drafting)
-    _show_plan(planned, as_json)
-
-
-def _check(
-    model: str | None, machine: str | None, draft: str | None, list_machines: bool, values: dict[str, Any]
-) -> None:
-    """Check that the arguments go together. Raises UsageError."""
-    if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
-        raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
-    if model is None:
-        for flag, value in {"--draft": draft, "--on all": machine == _ALL}.items():
-            if value:
-                raise UsageError(f"{flag} needs a MODEL.", "Example: cpuchat plan 70b:Q4_K_M --on all")
-    for flag in ("price", "watts"):
-        if machine == _ALL and values[flag]:
-            raise UsageError(f"--{flag} is for one machine.", "Name it with --on MACHINE.")
+    if as_json:
+        return print_json(msgspec.to_builtins(planned))
+    click.echo(clean_line(words.title(planned)))
+    for label, text in words.lines(planned):
+        echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
+    if not planned.model.exact:
+        echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
+    return None
 
 
 def _workload(values: dict[str, Any]) -> PlannedWorkload:
@@ -123,16 +126,6 @@ def _machine(name: str | None, chosen: Settings, values: dict[str, Any]) -> Mach
     return lambda model, draft: found
 
 
-def _show_plan(planned: CapacityPlan, as_json: bool) -> None:
-    if as_json:
-        return print_json(msgspec.to_builtins(planned))
-    click.echo(clean_line(words.title(planned)))
-    for label, text in words.lines(planned):
-        echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
-    if not planned.model.exact:
-        echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
-
-
 def _show_catalog(
     machine_for: MachineFor,
     models: Sequence[PlannedModel],
@@ -153,14 +146,6 @@ def _show_catalog(
     echo_paragraph(
         f"\nPlain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
     )
-
-
-def _show_machine_plans(plans: Sequence[CapacityPlan], as_json: bool) -> None:
-    if as_json:
-        return print_json(msgspec.to_builtins(plans))
-    first = plans[0]
-    click.echo(f"{first.model.name} {first.model.quantization}, the fastest machine first\n")
-    echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 6))
 
 
 def _every_machine() -> list[MachineSpec]:

@@ -74,35 +74,28 @@ def quantize(
     elif out.suffix.lower() != ".gguf":
         raise UsageError(f"Not a model file name: {out}.", "Give one that ends in .gguf.")
     job = QuantizeJob(source=path, out=out, type=wanted, threads=threads, requantize=allow_requantize, force=force)
-    return _make(job, library)
-
-
-def _make(job: QuantizeJob, library: Library) -> None:
     terminal = TerminalOutput()
-    terminal.note(f"{job.source.name} → {job.out.name}")
+    terminal.note(f"{path.name} → {out.name}")
+
+    def show(progress: QuantizeProgress) -> None:
+        """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
+        left = f"{time_left(progress.seconds_left)} · " if progress.seconds_left is not None else ""
+        terminal.status(
+            f"tensor {progress.done_tensors + 1} of {progress.tensors} · {size(progress.bytes_in)} read · "
+            f"{size(progress.bytes_out)} of {size(progress.total_out)} written · {left}{progress.tensor}"
+        )
+
     try:
-        path = asyncio.run(quantize_model(job, lambda progress: terminal.status(_status(progress))))
+        made = asyncio.run(quantize_model(job, show))
     except KeyboardInterrupt:
         raise Interrupted("Stopped; the partial file was deleted.") from None
     finally:
         terminal.clear_progress()
-    terminal.line(f"{path}  {size(path.stat().st_size)}")
-    layout, kind = format_of(job.type.tensor, cpu := engine_cpu(), chosen_types(cpu)), job.type.tensor
-    terminal.note(f"At load on this CPU, {kind} is {layout.words if layout is not None else 'used as it is'}.")
-    if not any(is_inside(path.parent, folder) for folder in library.folders):
+    terminal.line(f"{made}  {size(made.stat().st_size)}")
+    layout = format_of(wanted.tensor, cpu := engine_cpu(), chosen_types(cpu))
+    terminal.note(f"At load on this CPU, {wanted.tensor} is {layout.words if layout is not None else 'used as it is'}.")
+    if not any(is_inside(made.parent, folder) for folder in library.folders):
         terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
-
-
-def _status(progress: QuantizeProgress) -> str:
-    """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
-    parts = [
-        f"tensor {progress.done_tensors + 1} of {progress.tensors}",
-        f"{size(progress.bytes_in)} read",
-        f"{size(progress.bytes_out)} of {size(progress.total_out)} written",
-    ]
-    if progress.seconds_left is not None:
-        parts.append(time_left(progress.seconds_left))
-    return " · ".join([*parts, progress.tensor])
 
 
 def _list_types() -> None:
@@ -138,25 +131,20 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
     path = library.resolve(target)
     if draft is None:
         return _print_candidates(path, library, chosen, as_json=as_json)
-    return _print_verdict(path, library.resolve(draft), library, chosen, as_json=as_json)
-
-
-def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
-    verdict = check_files(target, draft, library=library)
-    expected = None
+    other = library.resolve(draft)
+    verdict, expected = check_files(path, other, library=library), None
     if verdict.ok:
-        costs, machine = target_costs(target), machine_for(target, chosen)
-        expected = expected_pair(read_model(target), read_model(draft), costs, machine)
+        expected = expected_pair(read_model(path), read_model(other), target_costs(path), machine_for(path, chosen))
     if as_json:
-        facts = {"target": str(target), "draft": str(draft), **msgspec.structs.asdict(verdict)}
+        facts = {"target": str(path), "draft": str(other), **msgspec.structs.asdict(verdict)}
         print_json({**facts, "expected": msgspec.to_builtins(expected)})
-    elif verdict.ok:
-        click.echo(f"{clean_line(draft.name)} can draft for {clean_line(target.name)}.")
     else:
-        click.echo(f"{clean_line(draft.name)} cannot draft for {clean_line(target.name)}: {verdict.reason}.")
-    for line in (verdict.note, verdict.hint, f"Expected: {expected.words}." if expected is not None else ""):
-        if line and not as_json:
-            click.echo(f"  {line}")
+        can = f"can draft for {clean_line(path.name)}."
+        cannot = f"cannot draft for {clean_line(path.name)}: {verdict.reason}."
+        click.echo(f"{clean_line(other.name)} {can if verdict.ok else cannot}")
+        for line in (verdict.note, verdict.hint, f"Expected: {expected.words}." if expected is not None else ""):
+            if line:
+                click.echo(f"  {line}")
     return 0 if verdict.ok else DraftMismatch.exit_code
 
 
@@ -185,18 +173,16 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, as_js
         if not fitting:
             click.echo(f"cpuchat: No smaller local model can draft for {clean_line(target.name)}.", err=True)
             click.echo(f"  {suggestion(target, [])}" if not listed else "", err=True, nl=not listed)
-        rows = [_candidate_row(spec, one, is_best=one is best) for spec, one in listed.items()]
-        if rows:
-            echo_table([("DRAFT MODEL", "SIZE", "EXPECTED", ""), *rows], right=(1,))
+        table = [("DRAFT MODEL", "SIZE", "EXPECTED", "")]
+        for spec, one in listed.items():
+            on_hub = "" if one.path is not None else "on Hugging Face, not checked"
+            about = f"{'≈ ' if on_hub else ''}{size(one.size)}" if one.size else ""
+            remark = " ".join(filter(None, (on_hub, "← recommended" * (one is best))))
+            table.append((spec, about, one.expected.words if one.expected.gains else "", remark))
+        if listed:
+            echo_table(table, right=(1,))
         why_none = (f"No speed-up predicted: {one.expected.why}." for one in listed.values() if not one.expected.gains)
         for note in dict.fromkeys(why_none):
             click.echo()
             echo_paragraph(clean_line(note))
     return 0 if fitting else DraftMismatch.exit_code
-
-
-def _candidate_row(spec: str, one: DraftCandidate, *, is_best: bool) -> tuple[str, ...]:
-    on_hub = "" if one.path is not None else "on Hugging Face, not checked"
-    about = f"{'≈ ' if on_hub else ''}{size(one.size)}" if one.size else ""
-    gain = one.expected.words if one.expected.gains else ""
-    return spec, about, gain, " ".join(filter(None, (on_hub, "← recommended" * is_best)))
