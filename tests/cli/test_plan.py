@@ -37,21 +37,14 @@ def test_the_catalog_and_a_model_on_a_machine_of_the_user_with_its_price() -> No
     assert made["machine"]["price_usd"]["basis"] == "given"
 
 
-def test_a_model_on_all_machines() -> None:
+def test_a_model_on_all_machines_and_the_machines() -> None:
     done = run("plan", "llama-3.3-70b-instruct:Q4_K_M", "--on", "all")
     assert done.returncode == 0, done.stderr
     assert "EPYC 9655" in done.stdout and "the fastest machine first" in done.stdout
     assert "\nApple M4 Pro, CPU only" in done.stdout and "too large" in done.stdout
-    found = json.loads(run("plan", "8b", "--on", "all", "--json").stdout)
-    rates = [one["tok_s"]["value"] for one in found]
+    rates = [one["tok_s"]["value"] for one in json.loads(run("plan", "8b", "--on", "all", "--json").stdout)]
     assert rates == sorted(rates, reverse=True) and len(rates) >= 11
-
-
-def test_machines_are_listed() -> None:
-    machines = run("plan", "--machines")
-    assert "epyc-9754: EPYC 9754" in machines.stdout
-    assert "460.8 GB/s, data sheet: 12 × DDR5-4800 × 8 bytes" in machines.stdout
-    assert len(json.loads(run("plan", "--machines", "--json").stdout)) >= 11
+    assert "460.8 GB/s, data sheet: 12 × DDR5-4800 × 8 bytes" in run("plan", "--machines").stdout
 
 
 @pytest.mark.parametrize(
