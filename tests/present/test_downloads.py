@@ -32,6 +32,11 @@ def test_what_is_here_of_how_much(size: int, share: float, amount: str) -> None:
     assert downloads.amount(download(model("Q4_K_M", size), share)) == amount
 
 
+def test_time_left() -> None:
+    left = [downloads.left(seconds).strip() for seconds in (None, 0, 99, 100, 5950, 6000, 356_399, 356_400)]
+    assert left == ["", "0 s left", "99 s left", "2 min left", "99 min left", "1.7 h left", "99.0 h left", "days left"]
+
+
 def test_columns_keep_their_width() -> None:
     for state in ("queued", "running", "waiting", "checking", "paused", "done", "failed"):
         for seconds in (None, 3.0, 4000.0, 99_999.0):
