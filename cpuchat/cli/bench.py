@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +13,12 @@ import msgspec
 from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError
 from cpuchat.cli.options import file_option, laid_over
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.drafters import CHOICES
-from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
-    from cpuchat.bench.matrix import BenchCell
     from cpuchat.bench.results import Report
-    from cpuchat.config.settings import Settings
+    from cpuchat.bench.run import Bench
 
 _EPILOG = f"""\b
 Examples:
@@ -46,11 +42,12 @@ Exit codes: 1 slower than before (--diff), 2 wrong usage or settings, 3 no such 
 cells were not measured, {Interrupted.exit_code} stopped by Ctrl+C."""
 
 
-def _list(flag: str, metavar: str, help: str) -> Any:
-    def listed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+def _listed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
-    return click.option(flag, multiple=True, callback=listed, metavar=metavar, help=help)
+
+def _list(flag: str, metavar: str, help: str) -> Any:
+    return click.option(flag, multiple=True, callback=_listed, metavar=metavar, help=help)
 
 
 @click.command("bench", epilog=_EPILOG)
@@ -83,7 +80,7 @@ def bench(models: tuple[str, ...], as_json: bool, diff: Path | None, **values: A
     """
     from cpuchat.bench.matrix import cells_of, check_placements, located, read_matrix
     from cpuchat.bench.results import read_report
-    from cpuchat.present.bench import markdown
+    from cpuchat.bench.run import Bench
 
     old = read_report(diff) if diff is not None else None
     chosen = laid_over({})
@@ -99,41 +96,31 @@ def bench(models: tuple[str, ...], as_json: bool, diff: Path | None, **values: A
         matrix = read_matrix({"models": list(models), **given})
         cells, rounds = cells_of(matrix, chosen, library), matrix.rounds
     check_placements(cells, chosen)
-    found, failed = _measure(list(cells), rounds, chosen)
+    found, failed = run_bench(lambda tell: Bench(cells, rounds, chosen, tell=tell))
     if old is not None:
         return _print_diff(old, found, as_json=as_json) or failed
-    if as_json:
-        print_json(msgspec.to_builtins(found))
-    else:
-        click.echo("\n".join(markdown(found)))
+    _print(found, as_json=as_json)
     return failed
 
 
-_SECONDS = 0.1  # between two updates of a line
 _DIFF_HINT = "Run `cpuchat bench --diff OLD.json NEW.json`, or without NEW to measure the cells of OLD again."
 
 
-def _measure(cells: Sequence[BenchCell], rounds: int, chosen: Settings) -> tuple[Report, int]:
-    """Measure with a line for each measurement that counts on stderr, and on a terminal how far it is; returns what was
-    measured, and the exit code. Raises Interrupted: Ctrl+C before anything was measured; MeasureFailed: nothing was.
+def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]:
+    """Run a benchmark with its progress on stderr; returns what was measured, and the exit code.
+
+    Args:
+        make: makes it; it is to call the function that it is given.
+
+    Raises:
+        Interrupted: Ctrl+C before anything was measured.
+        MeasureFailed: no cell was measured.
     """
-    from cpuchat.bench.run import Bench
+    from cpuchat.cli.live import LiveBench
     from cpuchat.cli.session import run_stoppable
-    from cpuchat.present.bench import progress_bar
 
-    terminal, n_told, shown_at = TerminalOutput(), 0, 0.0
-
-    def tell() -> None:
-        nonlocal n_told, shown_at
-        for one in running.measured[n_told:]:
-            n_told += 1
-            rate = units.rate(one.sample.rate)
-            terminal.note(f"{n_told} of {len(cells) * rounds}: {one.cell.words}: {rate} tok/s")
-        if time.monotonic() >= shown_at + _SECONDS:
-            progress, shown_at = running.progress, time.monotonic()
-            terminal.status(progress_bar(progress.done, progress.total, progress.seconds_left, progress.what))
-
-    running = Bench(cells, rounds, chosen, tell=tell)
+    live = LiveBench()
+    running = make(lambda: live.show(running))
     try:
         asyncio.run(run_stoppable(running))
     except Interrupted:
@@ -141,10 +128,19 @@ def _measure(cells: Sequence[BenchCell], rounds: int, chosen: Settings) -> tuple
             raise
         return running.report(), Interrupted.exit_code
     finally:
-        terminal.clear_progress()
+        live.clear()
     if running.failed and len(running.failed) == len(running.cells):
         raise MeasureFailed(next(iter(running.failed.values())))
     return running.report(), MeasureFailed.exit_code if running.failed else 0
+
+
+def _print(found: Report, *, as_json: bool) -> None:
+    from cpuchat.present.bench import markdown
+
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        click.echo("\n".join(markdown(found)))
 
 
 def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
