@@ -37,7 +37,7 @@ _COMMANDS = {
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
     "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
-    "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users, cost."),
+    "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users."),
     "doctor": ("cpuchat.cli.machine", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
     "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
