@@ -2,7 +2,7 @@
 # make test    set everything up and run the tests but those of test-full
 # make unit    only the quick tests, for the daily loop
 # make check   style, import contracts and types
-# make test-full   the tests that are slow and seldom fail: set-up, wheel, demo model, kernels, web driver
+# make test-full   the tests that are slow and seldom fail: set-up, wheel, demo model, kernels
 # make setup   leaves the program at .venv/bin/cpuchat
 # make wheels  builds the engine's wheel and cpuchat's into dist/, for machines without a compiler
 # make constraints   renews the versions in constraints.txt

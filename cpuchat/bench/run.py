@@ -1,33 +1,27 @@
-"""Runs a benchmark: one load per setup, its cells in rounds. Measures a draft model with its target before it is used,
-too.
-"""
+"""Runs a benchmark: one load per setup, its cells in rounds."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed, WorkerDied, from_code
-from cpuchat.bench.matrix import KINDS, OFF, BenchCell, BenchPrompt, BenchWorkload, Matrix, Setup, load, setups_of
-from cpuchat.bench.results import Environment, Measurement, Report, Result, read_environment, report_of
+from cpuchat.bench.matrix import OFF, BenchCell, BenchPrompt, Setup, load
+from cpuchat.bench.results import Environment, Measurement, Report, read_environment, report_of
 from cpuchat.bench.sample import Sample, measure_cell
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.hardware.topology import read_topology
-from cpuchat.protocol.drafters import DrafterChoice
 from cpuchat.protocol.messages import LoadProgress
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.reasons import DraftsOff
 
 _CTX_STEP = 256
 _TEMPLATE_TOKENS = 256
@@ -187,68 +181,3 @@ class Bench:
         mean = sum(progress.took.values()) / len(progress.took)
         progress.seconds_left = mean * (progress.total - progress.done)
         return sample
-
-
-_PLAIN_AND_DRAFTED: Final[tuple[DrafterChoice, ...]] = (OFF, "draft")
-TOKENS: Final = 64
-ROUNDS: Final = 3
-WORTH: Final = 1.02
-"""Speed-up from which on a draft model is worth keeping."""
-
-
-class KindResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of prompts: `plain` decoding in tok/s, and what drafting with adaptive depth did."""
-
-    kind: str
-    plain: float
-    speed_up: float
-    acceptance: float | None
-    tokens_per_pass: float | None
-
-
-class PairResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All kinds. `off` is why nothing was drafted, None when something was."""
-
-    kinds: tuple[KindResult, ...]
-    off: DraftsOff | None = None
-
-    @property
-    def speed_up(self) -> float:
-        """Return the geometric mean of the kinds' speed-ups; 0 without any."""
-        return statistics.geometric_mean(one.speed_up for one in self.kinds) if self.kinds else 0.0
-
-    @property
-    def worth_keeping(self) -> bool:
-        return self.speed_up >= WORTH
-
-
-def pair_bench(target: Path, draft: Path, chosen: Settings, tell: Callable[[], None] = lambda: None) -> Bench:
-    """Return the benchmark of a pair: plain and with adaptive depth, a prompt of each kind. The engine runs as the
-    settings say, with what tuning found for the target."""
-    [setup] = setups_of(target, Matrix(), chosen)
-    setup = msgspec.structs.replace(setup, draft=str(draft))
-    cells = [
-        BenchCell(setup=setup, test=BenchWorkload.of_prompts(kind, TOKENS), drafters=drafters)
-        for kind in KINDS
-        for drafters in _PLAIN_AND_DRAFTED
-    ]
-    one_of_each = {prompt.kind: prompt for prompt in reversed(load())}
-    return Bench(cells, ROUNDS, chosen, prompts=[one_of_each[kind] for kind in KINDS], tell=tell)
-
-
-def pair_result(results: Sequence[Result]) -> PairResult:
-    """Return what the results of a `pair_bench` say."""
-    plain = {one.test: one.decode_ts for one in results if one.drafters == OFF and one.decode_ts}
-    kinds = tuple(
-        KindResult(
-            kind=one.test,
-            plain=plain[one.test],
-            speed_up=one.speed_up,
-            acceptance=one.acceptance,
-            tokens_per_pass=one.tokens_per_pass,
-        )
-        for one in results
-        if one.test in plain and one.speed_up and not one.failure
-    )
-    reasons = (one.drafts_off for one in results if one.drafts_off is not None)
-    return PairResult(kinds=kinds, off=next(reasons, None))

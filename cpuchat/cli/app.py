@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from cpuchat.tui.app import ChatApp
 
 
-def require_terminal() -> None:
-    """Check that there is a terminal to draw on, or a driver of Textual's in its place. Raises UsageError if not."""
-    if os.environ.get("TEXTUAL_DRIVER"):  # of textual-serve
-        return
-    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
-        if stream is None or stream.closed or not stream.isatty():
-            raise UsageError(
-                f"The chat app needs a terminal, but standard {name} is not a terminal.",
-                'In scripts and pipes, use `cpuchat ask "question"` or `cpuchat --plain`.',
-            )
-
-
 def open_app(
     model: str | None, values: Mapping[str, Any], *, sides: tuple[Side, Side] | None = None, server: str | None = None,
 ) -> int:  # fmt: skip
@@ -45,10 +33,16 @@ def open_app(
         sides: opens the compare screen with these.
 
     Raises:
-        UsageError: no terminal, no such folder, or values that are not acceptable.
+        UsageError, SettingsError: no terminal, no such folder or MCP server, or values that are not acceptable.
         ModelNotFound, DraftMismatch: a model or draft model that was given is not there, or does not fit.
     """
-    require_terminal()
+    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
+        is_terminal = stream is not None and not stream.closed and stream.isatty()
+        if not is_terminal and not os.environ.get("TEXTUAL_DRIVER"):  # of textual-serve, in place of a terminal
+            raise UsageError(
+                f"The chat app needs a terminal, but standard {name} is not a terminal.",
+                'In scripts and pipes, use `cpuchat ask "question"` or `cpuchat --plain`.',
+            )
     gc.disable()  # until the first paint: importing makes next to no garbage
 
     from cpuchat.base import paths
@@ -56,7 +50,17 @@ def open_app(
     from cpuchat.config.settings import SettingSources
 
     chosen, library, initial, keys = opening(model, values, server)
-    sources, tools = SettingSources(given_options(values)), _wanted_tools(values)
+    sources, tools = SettingSources(given_options(values)), dict[str, Any]()
+    if (path := values.get("tools_folder")) is not None:
+        from cpuchat.tools.folder import Folder
+
+        folder = Folder(paths.expanded(path))
+        folder.close()
+        tools["tools_folder"] = folder.path
+    if names := values.get("tool_servers"):
+        from cpuchat.cli.tools import servers_wanted
+
+        tools["tool_servers"] = servers_wanted(names)
 
     from cpuchat.backend.switching import SwitchingBackend
 
@@ -88,38 +92,13 @@ def opening(
     served, chosen = server_model(server, model, values), overridden(values)
     library = Library(chosen.model.folders)
     initial = served or initial_model(library, model, chosen, values)
-    _require_draft(initial, chosen, values, library)
+    if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:
+        from cpuchat.cli.options import require_draft_in_use
+        from cpuchat.models.drafts.choice import choose_draft
+
+        require_draft_in_use(chosen)
+        choose_draft(initial, chosen.speculation.wanted_draft, library)  # here the command can be corrected
     return chosen, library, initial, key_ring(chosen, served)
-
-
-def _wanted_tools(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the app is told of tools. Raises UsageError, SettingsError: there is no such folder or server."""
-    path, names = values.get("tools_folder"), values.get("tool_servers")
-    found: dict[str, Any] = {}
-    if path is not None:
-        from cpuchat.base import paths
-        from cpuchat.tools.folder import Folder
-
-        folder = Folder(paths.expanded(path))
-        folder.close()
-        found["tools_folder"] = folder.path
-    if names:
-        from cpuchat.cli.tools import servers_wanted
-
-        found["tool_servers"] = servers_wanted(names)
-    return found
-
-
-def _require_draft(target: Source, chosen: Settings, values: Mapping[str, Any], library: Library) -> None:
-    """Check a given draft model here, where the command can be corrected. Raises UsageError, DraftMismatch."""
-    if not isinstance(target, Path) or values.get("speculation__draft_model") is None:
-        return
-
-    from cpuchat.cli.options import require_draft_in_use
-    from cpuchat.models.drafts.choice import choose_draft
-
-    require_draft_in_use(chosen)
-    choose_draft(target, chosen.speculation.wanted_draft, library)
 
 
 def initial_model(library: Library, wanted: str | None, chosen: Settings, values: Mapping[str, Any]) -> Source:

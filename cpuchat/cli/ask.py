@@ -154,7 +154,13 @@ def ask(
             await start_tools(tools, session.conversation, terminal, session)
             info = await session.load(path, strict=strict, calibrate=calibrate)
             tell_notes(session.conversation, info, terminal, "cpuchat: ")
-            events = _events(session.conversation, prompt, stop, form, sent, raw=raw)
+            rules: dict[str, Any] = {"stop": stop}
+            if form is not None:
+                rules |= {"grammar": form.grammar, "json_schema": form.schema}
+            if raw:
+                events = session.conversation.generate_detached(_raw_request(session.conversation, prompt, rules))
+            else:
+                events = session.conversation.send(prompt, attach=lambda: sent, **rules)
             return await _print_answer(session, events, info, terminal, form, as_json=as_json)
 
     return asyncio.run(run())
@@ -182,19 +188,10 @@ def _checked(
     return tuple(read_file(name, Path.cwd()) for name in files)
 
 
-def _events(
-    conversation: Conversation, prompt: str, stop: tuple[str, ...], form: AnswerForm | None,
-    attachments: tuple[Attachment, ...], *, raw: bool,
-) -> AsyncGenerator[AnyEvent, None]:  # fmt: skip
-    grammar, schema = (form.grammar, form.schema) if form is not None else ("", "")
-    if not raw:
-        return conversation.send(prompt, attach=lambda: attachments, stop=stop, grammar=grammar, json_schema=schema)
+def _raw_request(conversation: Conversation, prompt: str, rules: dict[str, Any]) -> Generate:
     chosen = conversation.in_effect
-    options = {**chosen.sampling.request_options(), **chosen.chat.request_options()}
-    speculation = chosen.speculation.speculation()
-    return conversation.generate_detached(
-        Generate(prompt=prompt, **options, stop=stop, speculation=speculation, grammar=grammar, json_schema=schema)
-    )
+    options = {**chosen.sampling.request_options(), **chosen.chat.request_options(), **rules}
+    return Generate(prompt=prompt, speculation=chosen.speculation.speculation(), **options)
 
 
 def _as_json(

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -74,7 +73,14 @@ def list_chats(as_json: bool) -> None:
     with opened_store() as store:
         chats, counts = store.chats(), store.message_counts()
     if as_json:
-        print_json([_json(chat) | {"messages": counts.get(chat.id, 0)} for chat in chats])
+        names = ("id", "title", "created", "updated", "model", "pinned")
+        print_json(
+            [
+                {name: getattr(chat, name) for name in names}
+                | {"comparison": bool(chat.sides), "messages": counts.get(chat.id, 0)}
+                for chat in chats
+            ]
+        )
     elif chats:
         echo_table([words.HEADINGS, *(words.row(chat, counts.get(chat.id, 0)) for chat in chats)], right=(2,))
     else:
@@ -91,18 +97,6 @@ def show(chat: str) -> None:
         (found,) = find_chats(store, [chat])
         exported = export_chat(store, found)
     click.echo(words.markdown(exported), nl=False)
-
-
-def _json(chat: Chat) -> dict[str, Any]:
-    return {
-        "id": chat.id,
-        "title": chat.title,
-        "created": chat.created,
-        "updated": chat.updated,
-        "model": chat.model,
-        "comparison": bool(chat.sides),
-        "pinned": chat.pinned,
-    }
 
 
 _EXPORT_EPILOG = """\b

@@ -37,7 +37,7 @@ _COMMANDS = {
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
     "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
     "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
-    "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users, cost."),
+    "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users."),
     "doctor": ("cpuchat.cli.machine", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
     "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
@@ -109,8 +109,18 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
 
     Without a command, cpuchat opens the terminal app.
     """
+    for param in ctx.command.params if ctx.invoked_subcommand is not None else ():
+        name = param.name or ""
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            value = ctx.params[name]
+            flag, shown = param.opts[0], " ".join(value) if isinstance(value, tuple) else value
+            raise UsageError(
+                f"{flag} before a command applies to the chat app only.",
+                f"Put it after the command: cpuchat {ctx.invoked_subcommand} {flag} "
+                f"{'' if value is True else shown}".rstrip(),
+            )
     if ctx.invoked_subcommand is not None:
-        return _refuse_options(ctx, ctx.invoked_subcommand)
+        return 0
     if plain:
         from cpuchat.cli.plain import open_plain
 
@@ -120,23 +130,12 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
     return open_app(model, values, server=server)
 
 
-def _refuse_options(ctx: click.Context, command: str) -> int:
-    for param in ctx.command.params:
-        name = param.name or ""
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            value = ctx.params[name]
-            flag, shown = param.opts[0], " ".join(value) if isinstance(value, tuple) else value
-            raise UsageError(
-                f"{flag} before a command applies to the chat app only.",
-                f"Put it after the command: cpuchat {command} {flag} {'' if value is True else shown}".rstrip(),
-            )
-    return 0
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Never raises."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    _never_fail_to_print()
+    for stream in (sys.stdout, sys.stderr):  # print `?` for characters that the terminal's encoding lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     _heed_ctrl_c()
     with cleaned_output():
         return _run(arguments)
@@ -150,7 +149,13 @@ def _run(given: Sequence[str]) -> int:
             sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except NoArgsIsHelpError as error:
-        return _show_help(error, arguments)
+        if "--json" in arguments:
+            return _fail(UsageError("Missing command.", f"See {error.ctx.command_path} --help."), arguments)
+        try:
+            print(error.ctx.get_help(), file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            return _reader_gone()
+        return UsageError.exit_code
     except click.ClickException as error:
         return _fail(_from_click(error, given), arguments)
     except OutputFailed as error:
@@ -181,13 +186,6 @@ def _run(given: Sequence[str]) -> int:
         return _fail(CpuchatError(what, hint), arguments)
 
 
-def _never_fail_to_print() -> None:
-    """Make stdout and stderr print `?` for characters that the terminal's encoding lacks, instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
 def _heed_ctrl_c() -> None:
     """Restore SIGINT in the foreground of a terminal, even where the parent shell ignored it.
 
@@ -201,16 +199,6 @@ def _heed_ctrl_c() -> None:
         return
     if in_foreground:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _show_help(error: NoArgsIsHelpError, arguments: Sequence[str]) -> int:
-    if "--json" in arguments:
-        return _fail(UsageError("Missing command.", f"See {error.ctx.command_path} --help."), arguments)
-    try:
-        print(error.ctx.get_help(), file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        return _reader_gone()
-    return UsageError.exit_code
 
 
 def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageError:

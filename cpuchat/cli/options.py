@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _click_type(hint: Any) -> click.ParamType:
-    """Return the click type of a setting; its bounds are checked with those of config.toml."""
-    while get_origin(hint) is Annotated or NoneType in get_args(hint):  # None: not set, as the model has it
-        hint = next(one for one in get_args(hint) if one is not NoneType)
-    if get_origin(hint) is Literal:
-        return click.Choice(get_args(hint))
-    return {int: click.INT, float: click.FLOAT}.get(hint, click.STRING)
-
-
 def setting(key: str, help: str = "") -> Decorator:
     """Make the option of a setting ("engine.threads"), which overrides config.toml; `help` if it means something else
     to this command.
@@ -48,7 +39,12 @@ def setting(key: str, help: str = "") -> Decorator:
     if isinstance(declared.default, bool):
         flags = f"{declared.option}/--no-{declared.option.removeprefix('--')}"
         return click.option(flags, name, is_flag=True, default=None, help=help or words.help)
-    kind = _click_type(declared.type)
+    hint = declared.type
+    while get_origin(hint) is Annotated or NoneType in get_args(hint):  # None: not set, as the model has it
+        hint = next(one for one in get_args(hint) if one is not NoneType)
+    # Its bounds are checked with those of config.toml.
+    kind = {int: click.INT, float: click.FLOAT}.get(hint, click.STRING)
+    kind = click.Choice(get_args(hint)) if get_origin(hint) is Literal else kind
     metavar = words.metavar or {click.INT: "N", click.FLOAT: "X"}.get(kind)
     return click.option(declared.option, name, type=kind, default=None, help=help or words.help, metavar=metavar)
 
@@ -70,15 +66,10 @@ def file_option(*names: str, help: str, metavar: str = "FILE") -> Decorator:
     return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), metavar=metavar, help=help)
 
 
-MODEL_HELP = "A GGUF file, a Hugging Face repository in the local cache, or `demo`."
-
-
-def model_option(help: str = MODEL_HELP) -> Decorator:
-    return click.option("--model", "-m", metavar="FILE|REPO", help=help)
-
-
 def answering_model_option() -> Decorator:
-    return model_option(f"{MODEL_HELP} With --server, its name there; http://HOST:PORT#NAME is both in one.")
+    help = "A GGUF file, a Hugging Face repository in the local cache, or `demo`."
+    help += " With --server, its name there; http://HOST:PORT#NAME is both in one."
+    return click.option("--model", "-m", metavar="FILE|REPO", help=help)
 
 
 def server_option() -> Decorator:
@@ -162,9 +153,19 @@ def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Setti
     """Return the settings with the given options laid over them. Raises SettingsError: config.toml is not valid;
     UsageError: values that do not go together, or cores, threads and nodes that are not allowed here.
     """
-    result = laid_over(values, base)
-    _check(result, values)
-    return result
+    chosen = laid_over(values, base)
+    engine = chosen.engine
+    if engine.flash_attn == "off" and engine.type_v not in UNQUANTIZED:
+        raise UsageError(
+            f"A V cache of type {engine.type_v} needs flash attention, which is off.",
+            "Drop --flash-attn off, or use --cache-type-v f16.",
+        )
+    if given := [name for name, option in _PLACED.items() if values.get(option) not in (None, "auto", "shared", 0)]:
+        from cpuchat.hardware.placement.placement import PlacementSpec, check_given
+        from cpuchat.hardware.topology import read_topology
+
+        check_given(read_topology(), PlacementSpec.of(chosen), given)
+    return chosen
 
 
 def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
@@ -196,20 +197,6 @@ _PLACED = {
     "cores": "engine__cores", "threads": "engine__threads", "memory_policy": "engine__memory_policy",
     "draft_cores": "speculation__draft_cores",
 }  # fmt: skip
-
-
-def _check(chosen: Settings, values: Mapping[str, Any]) -> None:
-    engine = chosen.engine
-    if engine.flash_attn == "off" and engine.type_v not in UNQUANTIZED:
-        raise UsageError(
-            f"A V cache of type {engine.type_v} needs flash attention, which is off.",
-            "Drop --flash-attn off, or use --cache-type-v f16.",
-        )
-    if given := [name for name, option in _PLACED.items() if values.get(option) not in (None, "auto", "shared", 0)]:
-        from cpuchat.hardware.placement.placement import PlacementSpec, check_given
-        from cpuchat.hardware.topology import read_topology
-
-        check_given(read_topology(), PlacementSpec.of(chosen), given)
 
 
 DEMO = "demo"

@@ -18,18 +18,17 @@ from cpuchat.present import plan as words
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.planner.plan import CapacityPlan, MachineFor, PlannedWorkload
+    from cpuchat.planner.plan import MachineFor, PlannedWorkload
     from cpuchat.planner.specs import MachineSpec, PlannedModel
 
 _EPILOG = """\b
 Examples:
   cpuchat plan                                      the catalog on this machine, the fastest first
   cpuchat plan --on 9354 --tok-s 10                 what runs at 10 tok/s there
-  cpuchat plan 70b:Q4_K_M --on 9754                 one model: fit, speed, users, cost
+  cpuchat plan 70b:Q4_K_M --on 9754                 one model: fit, speed, users
   cpuchat plan 70b --on 9754 --draft llama-3.2-1b-instruct
   cpuchat plan 70b:Q4_K_M --on all                  the model on every machine, the fastest first
   cpuchat plan 8b --on lab --json                   a machine of your own: machines/lab.toml in the config folder
-  cpuchat plan 8b --price 1700 --watts 120          what it costs on this machine
   cpuchat plan --machines                           the machines, each figure with its source
 
 MODEL is a GGUF file, an id of `cpuchat models catalog`, or a usual size (0.5b to 70b), with its quantization behind a
@@ -38,65 +37,61 @@ colon. A figure is given as expected (low–high): an untuned and a tuned setup.
 _ALL = "all"  # machines, for --on
 
 
-class _Positive(click.FloatRange):
-    name = "X"
-
-    def __init__(self, maximum: float) -> None:
-        super().__init__(min=0, min_open=True, max=maximum)
-
-
-@click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users, cost.")
+@click.command(epilog=_EPILOG, short_help="Plan a model on a machine: fit, speed, users.")
 @click.argument("model", required=False)
 @click.option("--on", "machine", metavar="MACHINE", help="A machine of --machines, or all; default: this one.")
 @click.option("--draft", metavar="MODEL", help="A draft model.")
 @click.option("--ctx", type=click.IntRange(256, 10_000_000), metavar="N", help="Context of a chat; default: 8192.")
 @click.option("--prompt", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of a prompt; default: 500.")
 @click.option("--answer", type=click.IntRange(1, 10_000_000), metavar="N", help="Tokens of an answer; default: 300.")
-@click.option("--tok-s", type=_Positive(1e6), metavar="X", help="Target tok/s per user; default: 5 (reading speed).")
-@click.option("--price", type=_Positive(1e9), metavar="USD", help="Price of the machine, written off over 4 years.")
-@click.option("--watts", type=_Positive(1e6), metavar="W", help="Power of the machine at the wall, under load.")
+@click.option(
+    "--tok-s",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    metavar="X",
+    help="Target tok/s per user; default: 5 (reading speed).",
+)
 @click.option("--machines", "list_machines", is_flag=True, help="List the machines with the sources of their figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: rates in tok/s, sizes in bytes.")
 def plan(
     model: str | None, machine: str | None, draft: str | None, list_machines: bool, as_json: bool, **values: Any
 ) -> None:
-    """Plan before buying or downloading: does a model fit a machine, how fast, for how many users, at what cost.
+    """Plan before buying or downloading: does a model fit a machine, how fast, for how many users.
 
     Without MODEL it lists the catalog on the machine.
     """
     from cpuchat.planner.plan import catalog_models, machine_plans, make_plan, usual_draft
     from cpuchat.planner.specs import find_model, models_here
 
-    _check(model, machine, draft, list_machines, values)
+    if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
+        raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
+    for flag, needs_model in {"--draft": draft is not None, "--on all": machine == _ALL}.items():
+        if needs_model and model is None:
+            raise UsageError(f"{flag} needs a MODEL.", "Example: cpuchat plan 70b:Q4_K_M --on all")
     if list_machines:
         return _show_machines(as_json)
     chosen, catalog = settings.load(), load_catalog()
     workload, folders = _workload(values), chosen.model.folders
     here = models_here(catalog, folders)
     if model is None:
-        on, models = _machine(machine, chosen, values), catalog_models(catalog, here)
+        on, models = _machine(machine, chosen), catalog_models(catalog, here)
         return _show_catalog(on, models, workload, as_json, values["tok_s"])
     wanted = find_model(model, catalog, folders)
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if machine == _ALL:
-        return _show_machine_plans(machine_plans(_every_machine(), wanted, workload, draft=drafting), as_json)
-    planned = make_plan(_machine(machine, chosen, values)(wanted, drafting), wanted, workload, draft=drafting)
-    _show_plan(planned, as_json)
-
-
-def _check(
-    model: str | None, machine: str | None, draft: str | None, list_machines: bool, values: dict[str, Any]
-) -> None:
-    """Check that the arguments go together. Raises UsageError."""
-    if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
-        raise UsageError("--machines lists all of them and takes only --json.", "Drop the other arguments.")
-    if model is None:
-        for flag, value in {"--draft": draft, "--on all": machine == _ALL}.items():
-            if value:
-                raise UsageError(f"{flag} needs a MODEL.", "Example: cpuchat plan 70b:Q4_K_M --on all")
-    for flag in ("price", "watts"):
-        if machine == _ALL and values[flag]:
-            raise UsageError(f"--{flag} is for one machine.", "Name it with --on MACHINE.")
+        plans = machine_plans(_every_machine(), wanted, workload, draft=drafting)
+        if as_json:
+            return print_json(msgspec.to_builtins(plans))
+        click.echo(f"{wanted.name} {wanted.quantization}, the fastest machine first\n")
+        return echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 6))
+    planned = make_plan(_machine(machine, chosen)(wanted, drafting), wanted, workload, draft=drafting)
+    if as_json:
+        return print_json(msgspec.to_builtins(planned))
+    click.echo(clean_line(words.title(planned)))
+    for label, text in words.lines(planned):
+        echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
+    if not planned.model.exact:
+        echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
+    return None
 
 
 def _workload(values: dict[str, Any]) -> PlannedWorkload:
@@ -109,28 +104,14 @@ def _workload(values: dict[str, Any]) -> PlannedWorkload:
     return PlannedWorkload(**{"n_ctx": max(usual.n_ctx, longest), **given})
 
 
-def _machine(name: str | None, chosen: Settings, values: dict[str, Any]) -> MachineFor:
-    """Return the machine to plan on, with the price and the power of the options. Raises UsageError."""
-    from cpuchat.planner.specs import HERE, ThisMachine, find_machine, with_costs
-
-    def priced(found: MachineSpec) -> MachineSpec:
-        return with_costs(found, "on the command line", price_usd=values["price"], watts=values["watts"])
+def _machine(name: str | None, chosen: Settings) -> MachineFor:
+    """Return the machine to plan on. Raises UsageError."""
+    from cpuchat.planner.specs import HERE, ThisMachine, find_machine
 
     if name in (None, HERE):
-        here = ThisMachine(chosen)
-        return lambda model, draft: priced(here.of(model, draft))
-    found = priced(find_machine(name))
+        return ThisMachine(chosen).of
+    found = find_machine(name)
     return lambda model, draft: found
-
-
-def _show_plan(planned: CapacityPlan, as_json: bool) -> None:
-    if as_json:
-        return print_json(msgspec.to_builtins(planned))
-    click.echo(clean_line(words.title(planned)))
-    for label, text in words.lines(planned):
-        echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
-    if not planned.model.exact:
-        echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
 
 
 def _show_catalog(
@@ -153,14 +134,6 @@ def _show_catalog(
     echo_paragraph(
         f"\nPlain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
     )
-
-
-def _show_machine_plans(plans: Sequence[CapacityPlan], as_json: bool) -> None:
-    if as_json:
-        return print_json(msgspec.to_builtins(plans))
-    first = plans[0]
-    click.echo(f"{first.model.name} {first.model.quantization}, the fastest machine first\n")
-    echo_table([words.MACHINE_HEADS, *map(words.machine_row, plans)], right=range(1, 6))
 
 
 def _every_machine() -> list[MachineSpec]:

@@ -119,10 +119,9 @@ def serve(
     terminal = TerminalOutput(quiet=quiet)
     if is_new:
         terminal.note(f"Token: {token_file} (created)")
-    server = _Serve(chosen, backend, path, terminal, strict=strict)
     access = {"token": token, "local": local, "origins": cors_origin}
     options = {"aliases": alias, "strict": strict_model, "limit": queue}
-    return asyncio.run(server.run(listeners, access, options))
+    return asyncio.run(_serve(chosen, backend, path, terminal, listeners, access, options, strict=strict))
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
@@ -154,90 +153,84 @@ class LineLimit:
         return self._n <= MAX_LINES, left_out
 
 
-class _Serve:
-    """Loads the model, serves it, and ends in order on a signal; a second one ends it at once."""
+async def _serve(
+    chosen: Settings, backend: SwitchingBackend, path: Path, terminal: TerminalOutput, listeners: list[socket.socket],
+    access: dict[str, Any], options: dict[str, Any], *, strict: bool,
+) -> int:  # fmt: skip
+    """Load the model and serve it until a signal; `access` as `make_app` takes it, `options` as `InferenceService`.
+    Returns the exit code.
+    """
+    from cpuchat.cli.session import Session, tell_notes
+    from cpuchat.config.servers import RunningServer, recorded
+    from cpuchat.serving.app import make_app
+    from cpuchat.serving.server import serving, url
+    from cpuchat.serving.service import InferenceService
 
-    def __init__(
-        self, chosen: Settings, backend: SwitchingBackend, path: Path, terminal: TerminalOutput, *, strict: bool
-    ) -> None:
-        self._settings = chosen
-        self._backend = backend
-        self._path = path
-        self._terminal = terminal
-        self._strict = strict
-        self._refused = LineLimit()
+    loop, refused = asyncio.get_running_loop(), LineLimit()
+    async with Session(chosen, terminal, backend) as session:
+        # While the model loads, a signal stops that, as Ctrl+C does.
+        loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
+        service = InferenceService(
+            session.conversation,
+            **options,
+            on_done=lambda done: _log(done, terminal, refused),
+            on_note=lambda text: terminal.note(f"cpuchat: {text}"),
+        )
+        address = url(listeners[0])
+        async with serving(make_app(service, **access), listeners):
+            info = await session.load(path, strict=strict)
+            service.loaded(info)
+            tell_notes(session.conversation, info, terminal, "cpuchat: ")
+            with recorded(RunningServer(address, service.name, os.getpid())):
+                terminal.line(f"Serving {service.name} on {address}/v1")
+                await _signal(backend)
+            terminal.note("cpuchat: stopping")
+            await service.close()
+    return 0
 
-    async def run(self, listeners: list[socket.socket], access: dict[str, Any], options: dict[str, Any]) -> int:
-        """Serve until a signal; `access` as `make_app` takes it, `options` as `InferenceService`. Returns the exit
-        code."""
-        from cpuchat.cli.session import Session, tell_notes
-        from cpuchat.config.servers import RunningServer, recorded
-        from cpuchat.serving.app import make_app
-        from cpuchat.serving.server import serving, url
-        from cpuchat.serving.service import InferenceService
 
-        loop, terminal = asyncio.get_running_loop(), self._terminal
-        async with Session(self._settings, terminal, self._backend) as session:
-            # While the model loads, a signal stops that, as Ctrl+C does.
-            loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
-            service = InferenceService(
-                session.conversation,
-                **options,
-                on_done=self._log,
-                on_note=lambda text: terminal.note(f"cpuchat: {text}"),
-            )
-            address = url(listeners[0])
-            async with serving(make_app(service, **access), listeners):
-                info = await session.load(self._path, strict=self._strict)
-                service.loaded(info)
-                tell_notes(session.conversation, info, terminal, "cpuchat: ")
-                with recorded(RunningServer(address, service.name, os.getpid())):
-                    terminal.line(f"Serving {service.name} on {address}/v1")
-                    await self._stop()
-                terminal.note("cpuchat: stopping")
-                await service.close()
-        return 0
+async def _signal(backend: SwitchingBackend) -> None:
+    """Return at SIGINT or SIGTERM; a second one ends this process at once."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    async def _stop(self) -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    def end_at_once(*_: object) -> None:
+        backend.kill()
+        os._exit(130)
 
-        def end_at_once(*_: object) -> None:
-            self._backend.kill()
-            os._exit(130)
+    def on_signal() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):  # not by the loop, which may be what hangs
+            loop.remove_signal_handler(number)
+            signal.signal(number, end_at_once)
 
-        def on_signal() -> None:
-            stop.set()
-            for number in (signal.SIGINT, signal.SIGTERM):  # not by the loop, which may be what hangs
-                loop.remove_signal_handler(number)
-                signal.signal(number, end_at_once)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    await stop.wait()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
-        await stop.wait()
 
-    def _log(self, done: RequestRecord) -> None:
-        """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
-        from cpuchat.present.answers import note, summary
+def _log(done: RequestRecord, terminal: TerminalOutput, refused: LineLimit) -> None:
+    """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
+    from cpuchat.present.answers import note, summary
 
-        if done.result in ("refused", "queue_full"):
-            may_print, left_out = self._refused.take(time.monotonic())
-            if left_out:
-                self._terminal.note(f"cpuchat: {left_out:,} more requests were refused")
-            if not may_print:
-                return
-        parts = [time.strftime("%H:%M:%S"), done.client or "-", done.endpoint]
-        if done.result != "ok":
-            parts.append(done.result.replace("_", " "))
-        what = summary(done.timings, done.stop_reason if done.result == "ok" else "")
-        if done.queued_s >= 0.1:
-            what = " · ".join(filter(None, (what, f"queued {' '.join(units.duration(done.queued_s))}")))
-        line = "  ".join(filter(None, (*parts, what, done.message)))
-        if done.hint:
-            self._terminal.warn(f"{line}  {' '.join(done.hint.split())}")
-        else:
-            self._terminal.note(line)
-        if told := note(done.timings):
-            self._terminal.note(f"cpuchat: {told}")
+    if done.result in ("refused", "queue_full"):
+        may_print, left_out = refused.take(time.monotonic())
+        if left_out:
+            terminal.note(f"cpuchat: {left_out:,} more requests were refused")
+        if not may_print:
+            return
+    parts = [time.strftime("%H:%M:%S"), done.client or "-", done.endpoint]
+    if done.result != "ok":
+        parts.append(done.result.replace("_", " "))
+    what = summary(done.timings, done.stop_reason if done.result == "ok" else "")
+    if done.queued_s >= 0.1:
+        what = " · ".join(filter(None, (what, f"queued {' '.join(units.duration(done.queued_s))}")))
+    line = "  ".join(filter(None, (*parts, what, done.message)))
+    if done.hint:
+        terminal.warn(f"{line}  {' '.join(done.hint.split())}")
+    else:
+        terminal.note(line)
+    if told := note(done.timings):
+        terminal.note(f"cpuchat: {told}")
 
 
 _SERVERS_EPILOG = """\b

@@ -66,7 +66,8 @@ class TerminalOutput:
             return
         self.clear_progress()
         if self._reasoning_last:
-            self._end_reasoning()
+            self._write_err("\n\n" if self._err_open_line else "\n")
+            self._err_open_line = self._reasoning_last = False
         self._write_out(text, raw=self._raw)
         self._out_open_line = not text.endswith("\n")
 
@@ -140,10 +141,6 @@ class TerminalOutput:
         if self._shows_status:
             self._write_err("\r\x1b[2K", raw=True)
             self._shows_status = False
-
-    def _end_reasoning(self) -> None:
-        self._write_err("\n\n" if self._err_open_line else "\n")
-        self._err_open_line = self._reasoning_last = False
 
     def _write_out(self, text: str, *, raw: bool = False) -> None:
         if self._out is None:

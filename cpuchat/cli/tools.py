@@ -90,7 +90,7 @@ def tool_loop(
     async def ask(tool: Tool, call: ToolCall) -> Choice:
         if is_allowed and tool.read_only:
             return "once"
-        return await _asked(terminal, tool, call, read_line or _line, remedy if tool.read_only else "")
+        return await _ask(terminal, tool, call, read_line, remedy if tool.read_only else "")
 
     servers = servers_wanted(names) if names else {}
     sources: list[ToolSource] = []
@@ -158,8 +158,8 @@ async def start_tools(
         terminal.warn(f"cpuchat: {text}")
 
 
-async def _asked(
-    terminal: TerminalOutput, tool: Tool, call: ToolCall, read_line: Callable[[], Awaitable[str]], remedy: str
+async def _ask(
+    terminal: TerminalOutput, tool: Tool, call: ToolCall, read_line: Callable[[], Awaitable[str]] | None, remedy: str
 ) -> Choice:
     """Ask on the terminal, dropping what was typed before; without one, refuse."""
     import termios
@@ -176,16 +176,14 @@ async def _asked(
     terminal.warn(shown)
     above = f" {n_rows:,} rows above, from {words.shown_name(call.name)} on." if n_rows >= rows - 1 else ""
     terminal.warn(f"Run it?{above} y: yes, a: yes, and do not ask again for this tool, anything else: no")
-    return _CHOICES.get((await read_line()).strip().lower(), "refuse")
-
-
-async def _line() -> str:
-    """Return the next line of standard input. Can be cancelled."""
-    loop = asyncio.get_running_loop()
-    line: asyncio.Future[str] = loop.create_future()
-    descriptor = sys.stdin.fileno()
-    loop.add_reader(descriptor, lambda: line.done() or line.set_result(sys.stdin.readline()))
-    try:
-        return await line
-    finally:
-        loop.remove_reader(descriptor)
+    if read_line is not None:
+        said = await read_line()
+    else:
+        loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+        line: asyncio.Future[str] = loop.create_future()
+        loop.add_reader(descriptor, lambda: line.done() or line.set_result(sys.stdin.readline()))
+        try:
+            said = await line
+        finally:
+            loop.remove_reader(descriptor)
+    return _CHOICES.get(said.strip().lower(), "refuse")

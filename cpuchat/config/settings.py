@@ -48,7 +48,6 @@ DraftCores = Annotated[
         description="auto, shared, a list of CPUs such as 4-7 or 2,3, l3:0, node:0 or socket:0",
     ),
 ]
-SpeechCores = Annotated[str, Meta(pattern=rf"^(auto|{_LIST})$", description="auto or a list of CPUs such as 6,7")]
 MemoryPolicy = Annotated[
     str,
     Meta(
@@ -296,18 +295,6 @@ class SpeechSection(SettingsSection):
     speed: Annotated[
         float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed; 0.5 to 2", help="1 = normal speed (0.5 to 2).")
     ] = 1.0
-    cores: Annotated[
-        SpeechCores,
-        Setting(
-            "Cores",
-            "auto (cores that the model does not use), or CPUs such as 6,7",
-            help="CPUs that synthesize: auto, or a list such as 6,7.",
-            metavar="LIST",
-        ),
-    ] = "auto"
-
-    def __post_init__(self) -> None:
-        check_ranges("cores", self.cores)
 
 
 class UiSection(SettingsSection):

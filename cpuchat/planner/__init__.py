@@ -1,1 +1,1 @@
-"""Plans models on machines that need not be here: fit, speed, users, cost."""
+"""Plans models on machines that need not be here: fit, speed, users."""

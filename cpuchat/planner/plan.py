@@ -1,4 +1,4 @@
-"""Plans a model on a machine (does it fit, how fast, for how many chats at once, at what cost), and compares plans."""
+"""Plans a model on a machine (does it fit, how fast, for how many chats at once), and compares plans."""
 
 from __future__ import annotations
 
@@ -33,9 +33,6 @@ MAX_USERS = 1024
 """Chats decoded together that are tried: llama-server and vLLM allow some hundred."""
 _USABLE = 0.95
 _BUFFERS, _MAX_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
-_HOURS_PER_YEAR = 8766
-YEARS, USD_PER_KWH = 4.0, 0.15
-"""The years over which a machine that was bought is written off, and the price of power."""
 
 
 class PlannedWorkload(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,23 +106,13 @@ class Drafted(msgspec.Struct, frozen=True, kw_only=True):
         return self.depth > 0 and self.speedup.value >= WORTH
 
 
-class Pricing(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of the machine per hour, and per million generated tokens: of one chat, and of `CapacityPlan.users`
-    together. `is_rented`: by the hour; else it is written off over `YEARS`."""
-
-    usd_per_hour: float
-    usd_per_million: Range
-    usd_per_million_shared: Range | None
-    is_rented: bool
-
-
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A model on a machine.
 
     `tok_s` of one chat in the middle of an answer; None when it does not fit. `limit` takes most of a pass, with
     `limit_share` of it. `ttft_s` of the prompt on an idle machine. Ceilings in tok/s: if only reading took time, and if
     only computing did, which no drafter exceeds. `users`: chats that can be decoded together at the target rate each,
-    at most what memory holds (`users_by_memory`). `joules` per token of one chat.
+    at most what memory holds (`users_by_memory`).
 
     `scalar_type`: as of `Prediction`; then no speed is planned.
     """
@@ -148,8 +135,6 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     draft_ceiling: Range | None = None
     users: Range | None = None
     shared_tok_s: Range | None = None
-    joules: Range | None = None
-    costs: Pricing | None = None
     scalar_type: str = ""
 
     @property
@@ -185,7 +170,7 @@ def make_plan(
     if plan.why_not:
         return plan
     work, past = model.work, workload.n_past
-    middle, watts = pass_cost(machine.profile(), work, 1, past), machine.watts
+    middle = pass_cost(machine.profile(), work, 1, past)
     tok_s = _over(machine, lambda profile: 1 / pass_cost(profile, work, 1, past).seconds)
     ttft_s = _over(machine, lambda profile: prefill_cost(profile, work, workload.n_prompt).seconds)
     by_memory = min(plan.users_by_memory, MAX_USERS)
@@ -205,12 +190,11 @@ def make_plan(
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
         users=_ordered(chats),
         shared_tok_s=_ordered(together),
-        joules=tok_s.map(lambda rate: watts.value / rate) if watts is not None else None,
     )
     if draft is not None and not scalar_type_of(draft.work, machine.scalar_types):
         *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0))
         plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
-    return msgspec.structs.replace(plan, costs=_costs(machine, plan))
+    return plan
 
 
 def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range:
@@ -268,30 +252,6 @@ def _drafted(
             )
         )
     return found
-
-
-def _costs(machine: MachineSpec, plan: CapacityPlan) -> Pricing | None:
-    """Return the costs, power included; None without a speed or a price."""
-    if machine.usd_per_hour is not None:
-        per_hour = machine.usd_per_hour.value
-    elif machine.price_usd is not None:
-        power = machine.watts.value / 1e3 * USD_PER_KWH if machine.watts is not None else 0.0
-        per_hour = machine.price_usd.value / (YEARS * _HOURS_PER_YEAR) + power
-    else:
-        return None
-    if plan.tok_s is None:
-        return None
-    shared = plan.shared_tok_s
-
-    def per_million(rates: Range) -> Range:
-        return rates.map(lambda rate: 1e6 * per_hour / (3600 * rate))
-
-    return Pricing(
-        usd_per_hour=per_hour,
-        usd_per_million=per_million(plan.tok_s),
-        usd_per_million_shared=per_million(shared) if shared is not None and shared.low > 0 else None,
-        is_rented=machine.usd_per_hour is not None,
-    )
 
 
 MachineFor = Callable[[PlannedModel | None, PlannedModel | None], MachineSpec]

@@ -71,10 +71,9 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A machine. Bandwidths in GB/s, memory in GB, of 1e9 bytes.
 
     `theoretical` is what the memory channels allow, `measured` what reading reaches, `decode` what decoding reaches;
-    the latter two follow from the kind of machine where missing. `cpu` is a name in cpus.toml. Either `price_usd`, or
-    `usd_per_hour`, or neither is known. Of the machine that cpuchat runs on, `free_gb` is what is available now, and
-    `fitted` the profile that was measured, in place of one by these figures; passes of the draft model take
-    `draft_factor` times as long as by it.
+    the latter two follow from the kind of machine where missing. `cpu` is a name in cpus.toml. Of the machine that
+    cpuchat runs on, `free_gb` is what is available now, and `fitted` the profile that was measured, in place of one by
+    these figures; passes of the draft model take `draft_factor` times as long as by it.
     """
 
     id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.+-]*\Z", max_length=60)]
@@ -90,9 +89,6 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     measured: Figure | None = None
     decode: Figure | None = None
     l3_mb: Figure | None = None
-    watts: Figure | None = None
-    price_usd: Figure | None = None
-    usd_per_hour: Figure | None = None
     fitted: CostProfile | None = None
     draft_factor: float | None = None
 
@@ -210,18 +206,6 @@ def find_machine(wanted: str) -> MachineSpec:
     raise UsageError(f"Unknown machine {wanted!r}.", f"{hint} {more}")
 
 
-def with_costs(
-    machine: MachineSpec, source: str, price_usd: float | None = None, watts: float | None = None
-) -> MachineSpec:
-    """Return the machine with what the user says that it costs, bought and not rented, and takes at the wall."""
-    if price_usd is not None:
-        price = Figure(price_usd, basis="given", source=source)
-        machine = msgspec.structs.replace(machine, price_usd=price, usd_per_hour=None)
-    if watts is not None:
-        machine = msgspec.structs.replace(machine, watts=Figure(watts, basis="given", source=source))
-    return machine
-
-
 def _words(name: str) -> frozenset[str]:
     return frozenset(_WORDS.findall(name.lower().replace("×", "x")))
 
@@ -254,8 +238,7 @@ def read_machine(file: Path) -> MachineSpec:
 
 
 _FIGURES = frozenset(
-    {"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb", "watts", "price_usd",
-     "usd_per_hour"}
+    {"cores", "clock_ghz", "memory_gb", "theoretical", "measured", "decode", "l3_mb"}
 )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ import msgspec
 from cpuchat.base.text import clean_line
 from cpuchat.bench.matrix import OFF, Setup
 from cpuchat.bench.results import Diff, Environment, Report, Result
-from cpuchat.bench.run import PairResult
 from cpuchat.present.drafts_off import off_words
 from cpuchat.present.table import markdown_table, table
 from cpuchat.telemetry import units
@@ -168,32 +167,6 @@ def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -
     filled = _BAR * done // total if total else 0
     left = f" · {units.time_left(seconds_left)}" if seconds_left is not None else ""
     return f"[{'█' * filled}{'░' * (_BAR - filled)}] {done} of {total}{left} · {clean_line(what)}"
-
-
-PAIR_HEADINGS = ("prompts", "plain tok/s", "accepted", "tokens/pass", "speed-up")
-
-
-def pair_rows(pair: PairResult) -> list[tuple[str, ...]]:
-    """Return a row for each kind of prompts, for a table with `PAIR_HEADINGS`."""
-    return [
-        (
-            one.kind,
-            units.rate(one.plain),
-            f"{100 * one.acceptance:.0f} %" if one.acceptance is not None else "n/a",
-            f"{one.tokens_per_pass:.2f}" if one.tokens_per_pass is not None else "n/a",
-            units.factor(one.speed_up),
-        )
-        for one in pair.kinds
-    ]
-
-
-def pair_verdict(pair: PairResult) -> str:
-    """Return whether the draft model is worth keeping, in a sentence or two."""
-    if not pair.kinds:
-        return "Nothing was measured."
-    reason = f" Nothing was drafted: {off_words(pair.off)}." if pair.off else ""
-    words = f"{units.factor(pair.speed_up)} vs plain (geometric mean of the prompts)."
-    return ("Worth keeping: " if pair.worth_keeping else "Not worth keeping: ") + words + reason
 
 
 DIFF_HEADINGS = (

@@ -1,4 +1,4 @@
-"""Chats in words: rows of a list, a chat as Markdown, reading aloud, and the machine as an empty chat shows it."""
+"""Chats in words: rows of a list, a chat as Markdown, and the machine as an empty chat shows it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from cpuchat.base.text import clean, clean_line
 from cpuchat.chats.history import fenced
 from cpuchat.chats.records import Attachment, Chat, StoredMessage
 from cpuchat.chats.transfer import Imported, PortableChat, encoded
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.present.answers import summary
 from cpuchat.protocol.messages import ToolStep
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry import units
-from cpuchat.telemetry.speech import Speech
 from cpuchat.telemetry.units import plural
 
 SHORT_ID = 8
@@ -100,34 +95,6 @@ def imported(done: Imported) -> str:
     parts += [f"{done.known:,} already here"] if done.known else []
     parts += [f"{done.empty:,} without messages"] if done.empty else []
     return ", ".join(parts) + "."
-
-
-def real_time_factor(value: float) -> str:
-    """Format a real-time factor with two significant digits: `0.009`, `0.13`, `1.4`."""
-    return f"{value:.3f}" if value < 0.0995 else f"{value:.2f}" if value < 0.995 else f"{value:.1f}"
-
-
-def cores(figures: Speech) -> str:
-    """Return the CPUs of the speech process: "CPUs 6-7", or "model's cores"."""
-    if figures.shared or not figures.cpus:
-        return "model's cores"
-    return f"CPU{'s' if len(figures.cpus) > 1 else ''} {format_cpu_list(figures.cpus)}"
-
-
-def speech_summary(figures: Speech, where: str) -> str:
-    """Return the figures of a reading in one line; `where` is the player or the file."""
-    if not figures.sound_s:
-        return "Nothing to read aloud."
-    parts = [f"{figures.sound_s:.1f} s of speech to {where}"]
-    if figures.real_time_factor is not None:
-        parts.append(f"real-time factor {real_time_factor(figures.real_time_factor)}")
-    parts.append(cores(figures))
-    return " · ".join(parts)
-
-
-def as_json(figures: Speech, where: str) -> dict[str, Any]:
-    """Return the figures for scripts; seconds."""
-    return {**msgspec.to_builtins(figures), "output": where}
 
 
 _BYTES_OF_4B = round(4e9 * 4.85 / 8)

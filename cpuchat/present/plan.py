@@ -59,7 +59,7 @@ def lines(plan: CapacityPlan) -> Lines:
         ),
         ("ceilings", f"reading ≤ {rates(plan.memory_ceiling)}, computing ≤ {rates(plan.compute_ceiling)} tok/s"),
     ]
-    return [*found, *_draft_lines(plan), *_shared(plan), *_costs(plan)]
+    return [*found, *_draft_lines(plan), *_shared(plan)]
 
 
 def _draft_lines(plan: CapacityPlan) -> Lines:
@@ -117,23 +117,6 @@ def _shared(plan: CapacityPlan) -> Lines:
     return found
 
 
-def _costs(plan: CapacityPlan) -> Lines:
-    costs, watts = plan.costs, plan.machine.watts
-    joules = f", {units.about(plan.joules.value)} J per token" if plan.joules is not None else ""
-    if costs is None:
-        return [("cost", f"price unknown{joules}; set it with --price")]
-    power = f", {watts.value:.0f} W" if watts is not None else ", power not counted"
-    if not costs.is_rented:
-        from cpuchat.planner.plan import USD_PER_KWH, YEARS
-
-        rate = f" at ${USD_PER_KWH:g} per kWh" if watts is not None else ""
-        power = f" over {YEARS:g} years{power}{rate}"
-    per = f"${costs.usd_per_million.value:.2f} per million tokens for one chat"
-    if costs.usd_per_million_shared is not None:
-        per += f", ${costs.usd_per_million_shared.value:.2f} with all of these users"
-    return [("cost", f"${costs.usd_per_hour:.2f} an hour{power}{joules}; {per}")]
-
-
 def catalog_row(plan: CapacityPlan) -> tuple[str, ...]:
     """Return a line of the catalog on a machine, as of `CATALOG_HEADS`."""
     assert plan.tok_s is not None and plan.ttft_s is not None  # only models that fit are listed
@@ -177,9 +160,6 @@ def machine_figures(machine: MachineSpec) -> Lines:
         ("theoretical peak", machine.theoretical, " GB/s"),
         ("read bandwidth", machine.read_gbs, " GB/s"),
         ("L3", machine.l3_mb, " MB"),
-        ("power", machine.watts, " W"),
-        ("price", machine.price_usd, " USD"),
-        ("rent", machine.usd_per_hour, " USD an hour"),
     ]
     found = [(name, _figure(one, unit)) for name, one, unit in figures if one is not None]
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")

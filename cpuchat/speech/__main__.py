@@ -1,7 +1,6 @@
 """The speech process, `python -m cpuchat.speech`: takes sentences and gives sound; see `messages`.
 
-It loads the voice of hibari-tts (US English, 24 kHz, no network), and keeps to the CPUs it is given, at a lower
-priority than the threads that compute tokens.
+It loads the voice of hibari-tts (US English, 24 kHz, no network), at a lower priority than the threads that compute.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from typing import Any, BinaryIO
 
 import msgspec
@@ -20,8 +18,6 @@ import numpy as np
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import SpeechFailed
 from cpuchat.base.line_process import LineOutput
-from cpuchat.hardware.lists import parse_cpu_list
-from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.speech.messages import Sound, Synthesize, VoiceReady
 
 # As the app's: a token of milliseconds goes first. Still lower, the first sound would get a tenth of a core beside a
@@ -56,15 +52,6 @@ def trimmed(samples: bytes, rate: int) -> bytes:
     return values[start : int(audible[-1]) + 1 + int(_AFTER_SECONDS * rate)].tobytes()
 
 
-def _keep_to(cpus: str) -> None:
-    """Restrict this process to `cpus` and lower its priority; what the system refuses is left as it is."""
-    with contextlib.suppress(OSError, AttributeError, ValueError):
-        if cpus:
-            os.sched_setaffinity(0, parse_cpu_list(cpus))
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-
-
 def _serve(speed: float, requests: BinaryIO, answers: LineOutput) -> None:
     try:
         from hibari import Hibari
@@ -74,22 +61,20 @@ def _serve(speed: float, requests: BinaryIO, answers: LineOutput) -> None:
         answers.refuse(SpeechFailed(f"Cannot load the voice of hibari: {error}.", "Reinstall hibari-tts."))
         return
     synthesize(voice, _WARM_UP, speed)
-    answers.send(VoiceReady(rate=voice.sample_rate, cpus=own_cpus()))
+    answers.send(VoiceReady(rate=voice.sample_rate))
     decoder = msgspec.json.Decoder(prepared(Synthesize))
     for line in requests:
         request = decoder.decode(line)
-        start = time.perf_counter()
-        samples = synthesize(voice, request.text, speed)
-        answers.send(Sound(id=request.id, samples=samples, seconds=time.perf_counter() - start))
+        answers.send(Sound(id=request.id, samples=synthesize(voice, request.text, speed)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--speed", type=float, default=1.0)
-    parser.add_argument("--cpus", default="")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    _keep_to(options.cpus)
+    with contextlib.suppress(OSError, AttributeError):  # where the system refuses it
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     with contextlib.suppress(BrokenPipeError):
         _serve(options.speed, sys.stdin.buffer, LineOutput.claim())
 

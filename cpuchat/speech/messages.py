@@ -13,18 +13,16 @@ class Synthesize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The first answer: the voice is loaded. `rate` in samples per second; `cpus` the process may use."""
+    """The first answer: the voice is loaded. `rate` in samples per second."""
 
     rate: int
-    cpus: tuple[int, ...]
 
 
 class Sound(msgspec.Struct, frozen=True, kw_only=True, tag="sound"):
-    """A sentence: 16-bit mono samples, little-endian; `seconds` it took to synthesize."""
+    """A sentence: 16-bit mono samples, little-endian."""
 
     id: int
     samples: bytes
-    seconds: float
 
 
 Answer = VoiceReady | Sound

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from time import monotonic
 from typing import Literal, TypeVar
@@ -36,7 +36,6 @@ from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
 from cpuchat.telemetry.roofline import Reach, Roofline, RooflineMeter
 from cpuchat.telemetry.speculation import DraftingFigures, SpeculationMeter
-from cpuchat.telemetry.speech import Speech
 
 _T = TypeVar("_T")
 AT_THE_END = "at the end"
@@ -97,7 +96,7 @@ class ChatFigures:
     `decode_tok_s` over the answer from its first token to its last. `n_past` tokens in the context. `stop_reason` is
     None until the answer is complete, and where it `failed`. `history` is decoding speed, one sample per half second of
     decoding, oldest first, over answers too. `unreported` are the figures that a server does not report, and why.
-    `approximate`: tokens are counted by the parts that a server sends. `speech` is filled in by the reader.
+    `approximate`: tokens are counted by the parts that a server sends.
     """
 
     phase: Phase
@@ -122,7 +121,6 @@ class ChatFigures:
     approximate: bool
     reuse: Reuse | None
     prefill_left_s: float | None = None
-    speech: Speech = field(default_factory=Speech)
 
     @property
     def tok_s(self) -> Metric[float]:

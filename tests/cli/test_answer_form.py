@@ -71,12 +71,3 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, option: str, content: str | 
     done = run("ask", option, str(file), "Hello")
     assert done.returncode == 2 and done.stdout == ""
     assert message in done.stderr and str(file) in done.stderr
-
-
-def test_options_that_exclude_each_other(schema: str) -> None:
-    for more, message in (
-        (("--grammar", schema), "exclude each other"),
-        (("--stop", "x"), "--stop cannot be used"),
-    ):
-        done = run("ask", "--json-schema", schema, *more, "Hello")
-        assert done.returncode == 2 and message in done.stderr

@@ -30,68 +30,40 @@ def asked(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def ask_json(model: Path, *arguments: str) -> dict:
     done = asked(model, "--json", *arguments)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and done.stdout.count("\n") == 1, done.stderr
     return json.loads(done.stdout)
 
 
-def test_the_answer_is_on_stdout_and_the_figures_are_on_stderr(tiny_model: Path) -> None:
+def test_the_answer_is_on_stdout_its_figures_on_stderr_and_json_has_both(tiny_model: Path) -> None:
     done = asked(tiny_model, "Hello")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
-    assert done.stdout.endswith("\n")
-    assert "tok/s" not in done.stdout
+    assert done.stdout.strip() and done.stdout.endswith("\n") and "tok/s" not in done.stdout
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("16 tokens · ")
-    assert "first token" in last
-    assert "new, 0 cached)" in last
-    assert last.endswith(" · token limit reached")
-    assert "\x1b" not in done.stderr
-
-
-def test_json_is_one_object_with_text_stop_reason_and_timings(tiny_model: Path) -> None:
-    done = asked(tiny_model, "--json", "Hello")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 1
-    result = json.loads(done.stdout)
+    assert last.startswith("16 tokens · ") and "first token" in last and "new, 0 cached)" in last
+    assert last.endswith(" · token limit reached") and "\x1b" not in done.stderr
+    result = ask_json(tiny_model, "Hello")
     assert list(result) == ["text", "reasoning", "stop_reason", "model", "seed", "timings", "roofline"]
-    assert result["text"].strip() == asked(tiny_model, "Hello").stdout.strip()
-    assert result["stop_reason"] == "max_tokens"
-    assert result["model"] == "tiny"
-    assert result["seed"] == 1
-    timings = result["timings"]
-    assert timings["predicted_n"] == 16
-    assert timings["cache_n"] == 0
-    assert timings["prompt_n"] > 0
+    assert result["text"].strip() == done.stdout.strip()
+    assert (result["stop_reason"], result["model"], result["seed"]) == ("max_tokens", "tiny", 1)
+    timings, read = result["timings"], result["roofline"]
+    assert (timings["predicted_n"], timings["cache_n"]) == (16, 0) and "draft_n" not in timings
     assert timings["predicted_per_second"] == pytest.approx(1e3 * 15 / timings["predicted_ms"])
     assert timings["prompt_per_second"] == pytest.approx(1e3 * timings["prompt_n"] / timings["prompt_ms"])
-    assert "draft_n" not in timings
-    read = result["roofline"]
-    assert read["source"] == "model"
     assert read["bandwidth"] == pytest.approx(read["bytes_per_pass"] * timings["predicted_per_second"])
 
 
-def test_a_seed_is_reported_and_repeats_the_answer(tiny_model: Path) -> None:
+def test_seed_raw_prompt_and_stop_text(tiny_model: Path) -> None:
     hot = ("--temperature", "1.5", "--top-k", "0", "Hello")
     drawn = ask_json(tiny_model, "--seed", "-1", *hot)
     assert drawn["seed"] >= 0
-    again = ask_json(tiny_model, "--seed", str(drawn["seed"]), *hot)
-    assert again["text"] == drawn["text"]
-
-
-def test_raw_sends_the_text_without_the_template(tiny_model: Path) -> None:
-    raw = ask_json(tiny_model, "--raw", "xyz")
+    assert ask_json(tiny_model, "--seed", str(drawn["seed"]), *hot)["text"] == drawn["text"]
+    assert ask_json(tiny_model, "--raw", "xyz")["timings"]["prompt_n"] == len("xyz")  # without the template
     chat = ask_json(tiny_model, "Hello")
     system = ask_json(tiny_model, "--system", "Be brief.", "Hello")
-    assert raw["timings"]["prompt_n"] == len("xyz")
     assert len("Hello") < chat["timings"]["prompt_n"] < system["timings"]["prompt_n"]
-
-
-def test_a_stop_text_ends_the_answer_before_it(tiny_model: Path) -> None:
-    text = ask_json(tiny_model, "Hello")["text"]
-    stop = text[4:6]
-    result = ask_json(tiny_model, "--stop", "\x01never", "--stop", stop, "Hello")
-    assert result["stop_reason"] == "stop_string"
-    assert result["text"] == text[: text.index(stop)]
+    text, stop = chat["text"], chat["text"][4:6]
+    stopped = ask_json(tiny_model, "--stop", "\x01never", "--stop", stop, "Hello")
+    assert (stopped["stop_reason"], stopped["text"]) == ("stop_string", text[: text.index(stop)])
 
 
 def test_a_model_that_is_damaged_is_an_error_that_json_has_on_stdout(tiny_model: Path, tmp_path: Path) -> None:

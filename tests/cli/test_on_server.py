@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 
 import pytest
 
+from cpuchat.base import paths
 from cpuchat.cli.app import initial_model
 from cpuchat.cli.options import key_ring
 from cpuchat.config import settings
@@ -25,6 +28,31 @@ async def test_ask_uses_it_without_the_key_of_another(monkeypatch: pytest.Monkey
     assert done.returncode == 22 and "needs an API key" in done.stderr
     assert server.asked and not any("sk-other" in str(one.headers) for one in server.asked)
     assert key_ring(settings.load(), None).key(server.url) == ""
+
+
+async def test_a_stored_key_is_sent_and_the_answer_has_figures() -> None:
+    async def answer(reply: Reply) -> None:
+        if reply.asked.headers.get("authorization") != "Bearer sk-secret":
+            return await reply.json({"error": {"message": "Invalid API key"}}, 401)
+        await reply.head()
+        await reply.text("It is a program.")
+        await reply.finish()
+
+    async with remote_server(answer=answer) as server:
+
+        def ask(*more: str) -> subprocess.CompletedProcess[str]:
+            return run_process("ask", "--server", server.url, *more, "What is it?")
+
+        refused = await asyncio.to_thread(ask)
+        assert refused.returncode == 22 and "needs an API key" in refused.stderr
+        assert run("servers", "key", server.url, stdin="sk-secret\n").returncode == 0
+        assert paths.keys_file().stat().st_mode & 0o777 == 0o600
+        done = await asyncio.to_thread(ask)
+        assert done.stdout == "It is a program.\n" and " · first token " in done.stderr
+        found = json.loads((await asyncio.to_thread(ask, "--json")).stdout)
+        assert found["server"].startswith("OpenAI-compatible server at ") and "roofline" not in found
+        assert run("servers", "key", server.url, "--delete").returncode == 0
+        assert (await asyncio.to_thread(ask)).returncode == 22
 
 
 def test_the_app_says_that_they_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:

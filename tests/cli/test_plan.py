@@ -15,13 +15,13 @@ def test_a_model_on_a_machine() -> None:
     assert done.returncode == 0, done.stderr
     assert "70B Q4_K_M on EPYC 9754\n" in done.stdout
     assert "draft model  Llama 3.2 1B Instruct Q4_K_M" in done.stdout
-    for label in ("memory", "tok/s", "first token", "ceilings", "draft model", "users", "cost"):
+    for label in ("memory", "tok/s", "first token", "ceilings", "draft model", "users"):
         assert f"\n  {label} " in done.stdout
     assert "GB/s" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-def test_the_catalog_and_a_model_on_a_machine_of_the_user_with_its_price() -> None:
+def test_the_catalog_and_a_model_on_a_machine_of_the_user() -> None:
     folder = paths.user_machines_dir()
     folder.mkdir(parents=True)
     (folder / "mine.toml").write_text('cpu = "zen3"\ncores = 8\nclock_ghz = 4\nmemory_gb = 64\nmeasured = 40\n')
@@ -29,29 +29,19 @@ def test_the_catalog_and_a_model_on_a_machine_of_the_user_with_its_price() -> No
     assert done.returncode == 0, done.stderr
     assert "Qwen3 30B A3B Instruct 2507" in done.stdout
     assert "Llama 3.3 70B Instruct" not in done.stdout
-    done = run("plan", "8b", "--on", "mine", "--price", "1700", "--watts", "120", "--json")
-    made = json.loads(done.stdout)
+    made = json.loads(run("plan", "8b", "--on", "mine", "--json").stdout)
     assert made["machine"]["name"] == "mine"
     assert 4 < made["tok_s"]["low"] <= made["tok_s"]["value"] <= made["tok_s"]["high"] < 9
-    assert made["costs"]["usd_per_hour"] == pytest.approx(1700 / (4 * 8766) + 0.12 * 0.15)
-    assert made["machine"]["price_usd"]["basis"] == "given"
 
 
-def test_a_model_on_all_machines() -> None:
+def test_a_model_on_all_machines_and_the_machines() -> None:
     done = run("plan", "llama-3.3-70b-instruct:Q4_K_M", "--on", "all")
     assert done.returncode == 0, done.stderr
     assert "EPYC 9655" in done.stdout and "the fastest machine first" in done.stdout
     assert "\nApple M4 Pro, CPU only" in done.stdout and "too large" in done.stdout
-    found = json.loads(run("plan", "8b", "--on", "all", "--json").stdout)
-    rates = [one["tok_s"]["value"] for one in found]
+    rates = [one["tok_s"]["value"] for one in json.loads(run("plan", "8b", "--on", "all", "--json").stdout)]
     assert rates == sorted(rates, reverse=True) and len(rates) >= 11
-
-
-def test_machines_are_listed() -> None:
-    machines = run("plan", "--machines")
-    assert "epyc-9754: EPYC 9754" in machines.stdout
-    assert "460.8 GB/s, data sheet: 12 × DDR5-4800 × 8 bytes" in machines.stdout
-    assert len(json.loads(run("plan", "--machines", "--json").stdout)) >= 11
+    assert "460.8 GB/s, data sheet: 12 × DDR5-4800 × 8 bytes" in run("plan", "--machines").stdout
 
 
 @pytest.mark.parametrize(
@@ -59,7 +49,6 @@ def test_machines_are_listed() -> None:
     [
         (("70b", "--on", "9745"), "epyc-9754"),
         (("--on", "all"), "needs a MODEL"),
-        (("70b", "--on", "all", "--price", "900"), "one machine"),
         (("70b", "--on", "9754", "--ctx", "1000", "--prompt", "2000"), "exceed the context"),
         (("70b", "--on", "9754", "--tok-s", "0"), "--tok-s"),
         (("70b", "--machines"), "takes only --json"),

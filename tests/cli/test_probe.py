@@ -83,18 +83,12 @@ def test_json_of_a_server(on: Callable[[str], None]) -> None:
     assert found["l3_group"]["bytes_per_s"] == pytest.approx(100e9)
 
 
-def test_rounds_that_differ_are_pointed_out(on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_that_differ_and_wrong_words_are_pointed_out(
+    on: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     on("epyc-9354")
     monkeypatch.setattr(peak, "measure", lambda cpus, **_: ReadBandwidth(cpus, 3e10, (1e10, 3e10)))
-    out = run().stdout
-    assert "other programs are running" in out
-
-
-def test_wrong_words(on: Callable[[str], None]) -> None:
-    on("epyc-9354")
-    with pytest.raises(UsageError, match=r"engine.cores"):
-        run("--cores", "some")
-    with pytest.raises(UsageError):
-        run("--cores", "99")
-    with pytest.raises(UsageError):
-        run("--memory-policy", "bind:5")
+    assert "other programs are running" in run().stdout
+    for wrong in (("--cores", "some"), ("--cores", "99"), ("--memory-policy", "bind:5")):
+        with pytest.raises(UsageError):
+            run(*wrong)

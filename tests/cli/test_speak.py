@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,9 @@ def test_a_markdown_file_is_read_sensibly_to_a_file_and_faster(tmp_path: Path) -
     source.write_text("# Notes\n\n```\n" + "secret = 1\n" * 200 + "```\n\nThat is all.", encoding="utf-8")
     done = run("speak", str(source), "-o", str(slow))
     assert (done.returncode, done.stdout) == (0, "")
-    assert "s of speech to" in done.stderr and "real-time factor" in done.stderr
-    done = run("speak", str(source), "-o", str(fast), "--speed", "1.6", "--json")
+    assert "s of speech to" in done.stderr and slow.name in done.stderr
+    done = run("speak", str(source), "-o", str(fast), "--speed", "1.6")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["output"].endswith(fast.name)
     heard = listen(slow)
     assert 2 < heard.seconds < 8  # the code is not read
     assert heard.loudness > 0.02 and heard.clipped == 0
@@ -51,7 +48,6 @@ def test_without_a_sound_device_it_says_how_to_write_a_file(tmp_path: Path, monk
         (("🎉", "-o", "never.wav"), "Nothing to read aloud"),
         (("Hello", "-o", "no/such/folder/a.wav"), "is not a folder"),
         (("Hello", "--speed", "9"), "speech.speed"),
-        (("Hello", "--cores", "x"), "auto or a list of CPUs"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], told: str) -> None:

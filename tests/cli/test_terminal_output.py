@@ -8,6 +8,7 @@ import os
 import pty
 import sys
 import tty
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -48,7 +49,7 @@ class Screen:
     _END = "\x00end\x00"
 
     def __init__(self) -> None:
-        self._reader, writer = pty.openpty()
+        self.reader, writer = pty.openpty()
         tty.setraw(writer)
         self.stream = os.fdopen(writer, "w", encoding="utf-8")
 
@@ -58,21 +59,18 @@ class Screen:
         self.stream.flush()
         data = b""
         while not data.endswith(self._END.encode()):
-            data += os.read(self._reader, 65536)
+            data += os.read(self.reader, 65536)
         return data.decode().removesuffix(self._END)
-
-    def close(self) -> None:
-        self.stream.close()
-        os.close(self._reader)
 
 
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch):
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     screen = Screen()
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     yield screen
-    screen.close()
+    screen.stream.close()
+    os.close(screen.reader)
 
 
 def test_escape_characters_of_an_answer_never_reach_the_terminal(
@@ -80,16 +78,15 @@ def test_escape_characters_of_an_answer_never_reach_the_terminal(
 ) -> None:
     monkeypatch.setattr(sys, "stdout", screen.stream)
     terminal = TerminalOutput()
-    terminal.answer("\x1b]0;owned\x07 hello \x1b")
-    terminal.answer("[2J")
+    for piece in ("\x1b]0;owned\x07 hello \x1b", "[2J"):
+        terminal.answer(piece)
     terminal.end_answer()
     assert screen.text() == "␛]0;owned␇ hello ␛[2J\n"
 
 
 def test_a_pipe_gets_the_answer_cleaned_or_as_it_is_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     for raw, got in ((False, "a␛[1m\nb\n"), (True, "a\x1b[1m\r\nb\n")):
-        out = io.StringIO()
-        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stdout", out := io.StringIO())
         terminal = TerminalOutput(quiet=True, raw=raw)
         for piece in ("a\x1b", "[1m\r", "\nb"):
             terminal.answer(piece)
@@ -97,24 +94,22 @@ def test_a_pipe_gets_the_answer_cleaned_or_as_it_is_when_asked(monkeypatch: pyte
         assert out.getvalue() == got
 
 
-def test_reasoning_is_dim_on_the_terminals_stderr_and_the_answer_starts_on_a_new_line(
-    screen: Screen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
+def errors_on(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> TerminalOutput:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", screen.stream)
-    terminal = TerminalOutput()
+    return TerminalOutput()
+
+
+def test_reasoning_is_dim_and_the_answer_starts_on_a_new_line(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = errors_on(screen, monkeypatch)
     terminal.reasoning("hm\x1b")
     terminal.answer("42")
     terminal.end_answer()
-    assert out.getvalue() == "42\n"
     assert screen.text() == "\x1b[2mhm␛\x1b[22m\n\n"
 
 
 def test_progress_is_one_line_that_goes_away(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr(sys, "stderr", screen.stream)
-    terminal = TerminalOutput()
+    terminal = errors_on(screen, monkeypatch)
     terminal.progress(LoadProgress(phase="reading", done=1, total=2))
     terminal.progress(PrefillProgress(request_id=1, processed=512, total=1203, cache_n=0))
     terminal.answer("hi")

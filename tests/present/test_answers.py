@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import msgspec
 import pytest
@@ -62,17 +61,6 @@ def test_the_line_under_an_answer_has_its_speed_and_why_it_ended() -> None:
     assert "repeat-last-n 9" in summary(FULL, "end", Sampling(repeat_last_n=9, presence_penalty=0.5))
 
 
-def test_json_timings_carry_llama_servers_names_and_our_definition_of_the_rate() -> None:
-    fields = timings_json(FULL)
-    assert list(fields) == [
-        "cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second",
-        "predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second",
-    ]  # fmt: skip
-    assert fields["predicted_per_second"] == pytest.approx(411 / 9.9516)
-    assert fields["predicted_per_token_ms"] == pytest.approx(9951.6 / 411)
-    assert fields["prompt_per_token_ms"] == pytest.approx(1954.2 / 512)
-
-
 DRAFTED = msgspec.structs.replace(
     FULL,
     draft_n=410,
@@ -94,8 +82,8 @@ DRAFTED = msgspec.structs.replace(
 )
 
 
-def off(reason: DraftsOff | None, **figures: Any) -> Timings:
-    return msgspec.structs.replace(FULL, speculation=SpeculationFigures(passes=412, off=reason, **figures))
+def off(reason: DraftsOff | None) -> Timings:
+    return msgspec.structs.replace(FULL, speculation=SpeculationFigures(passes=412, off=reason))
 
 
 def test_no_speed_up_is_told_beside_other_programs() -> None:
@@ -109,45 +97,39 @@ def test_no_speed_up_is_told_beside_other_programs() -> None:
         assert joined.speed_up is None and joined.speculation is not None and joined.speculation.disturbed
 
 
-def test_the_summary_tells_how_drafting_went() -> None:
-    assert " · 72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)" in full_summary(DRAFTED, "end")
-    unknown = msgspec.structs.replace(
-        DRAFTED, speculation=SpeculationFigures(passes=133, draft_n=410, draft_n_accepted=295)
-    )
-    assert full_summary(unknown, "end").endswith(" · 72 % of 410 drafted accepted (3.1 per pass)")
-    bare = msgspec.structs.replace(DRAFTED, speculation=None)
-    assert full_summary(bare, "end").endswith(" · 72 % of 410 drafted accepted")
-    paused = SpeculationFigures(passes=133, draft_n=410, draft_n_accepted=295, off=DraftsOff("rare repeats"))
-    assert " off" not in full_summary(msgspec.structs.replace(DRAFTED, speculation=paused), "end")
-    reason = DraftsOff("low acceptance", acceptance=0.31, slower_share=0.12)
-    text = full_summary(off(reason), "end")
+@pytest.mark.parametrize(
+    ("figures", "end"),
+    [
+        (DRAFTED.speculation, "72 % of 410 drafted accepted (3.1 per pass, 1.42× vs plain)"),
+        (SpeculationFigures(passes=133, draft_n=410), "72 % of 410 drafted accepted (3.1 per pass)"),
+        (None, "72 % of 410 drafted accepted"),
+        (SpeculationFigures(off=DraftsOff("rare repeats")), "72 % of 410 drafted accepted"),
+    ],
+)
+def test_the_summary_tells_how_drafting_went(figures: SpeculationFigures | None, end: str) -> None:
+    assert full_summary(msgspec.structs.replace(DRAFTED, speculation=figures), "end").endswith(f" · {end}")
+
+
+def test_the_summary_tells_why_nothing_was_drafted() -> None:
+    text = full_summary(off(DraftsOff("low acceptance", acceptance=0.31, slower_share=0.12)), "end")
     assert text.endswith(" · drafts off: at 31 % acceptance plain decoding is 12 % faster on these cores")
     assert "drafts" not in full_summary(off(None), "end")
 
 
-def test_json_timings_carry_everything_about_drafting() -> None:
+def test_json_has_llama_servers_names_and_everything_about_drafting() -> None:
     fields = json.loads(json_line(timings_json(DRAFTED)))
+    assert fields["predicted_per_second"] == pytest.approx(411 / 9.9516)  # the first token is of the prompt
+    assert fields["prompt_per_token_ms"] == pytest.approx(1954.2 / 512)
     assert (fields["draft_n"], fields["draft_n_accepted"]) == (410, 295)
     drafting = fields["speculation"]
     assert drafting["tokens_per_pass"] == pytest.approx(411 / 133)
     assert drafting["speed_up"] == pytest.approx(411 / 9951.6 * 34.4)
-    assert drafting["by_position"] == [
-        {"draft_n": 133, "draft_n_accepted": 110},
-        {"draft_n": 110, "draft_n_accepted": 90},
-    ]
-    assert drafting["drafters"] == [
-        {"name": "draft", "draft_n": 400, "draft_n_accepted": 290},
-        {"name": "suffix", "draft_n": 10, "draft_n_accepted": 5},
-    ]
+    assert drafting["by_position"][1] == {"draft_n": 110, "draft_n_accepted": 90}
+    assert drafting["drafters"][1] == {"name": "suffix", "draft_n": 10, "draft_n_accepted": 5}
     assert drafting["reason"] == ""
-
-
-def test_json_timings_say_why_nothing_was_drafted() -> None:
-    fields = timings_json(off(DraftsOff("rare repeats")))
-    assert "draft_n" not in fields
-    assert fields["speculation"]["reason"] == "repeated n-grams rarely continue the same way in this text"
-    assert fields["speculation"]["speed_up"] is None
-    assert "speculation" not in timings_json(FULL)
+    idle = timings_json(off(DraftsOff("rare repeats")))
+    assert idle["speculation"]["reason"] == "repeated n-grams rarely continue the same way in this text"
+    assert "draft_n" not in idle and "speculation" not in timings_json(FULL)
 
 
 MODEL = ModelInfo(

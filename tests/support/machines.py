@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.config.servers import Source
 from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.placement.cores import choose_cores
@@ -66,7 +67,7 @@ class OnMachine(ScriptedBackend):
         return os.getpid()
 
     async def load(
-        self, path: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
         if spec.cores == self.bad_cores:
             self.loads.append((path, options))

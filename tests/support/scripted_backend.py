@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 
 import msgspec
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT
+from cpuchat.config.servers import Source
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -210,7 +210,7 @@ class ScriptedBackend:
             else list(load_steps)
         )
         self.requests: list[Generate] = []
-        self.loads: list[tuple[Path, LoadOptions]] = []
+        self.loads: list[tuple[Source, LoadOptions]] = []
         self.specs: list[PlacementSpec] = []
         self.draft_failure = draft_failure
         self.closed = False
@@ -236,13 +236,13 @@ class ScriptedBackend:
         self._model = None
 
     def load(
-        self, path: Path, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
+        self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
         self._cancelled.clear()
         self.specs.append(spec)
         return self._load(path, options)
 
-    async def _load(self, path: Path, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
+    async def _load(self, path: Source, options: LoadOptions) -> AsyncGenerator[AnyEvent, None]:
         self.loads.append((path, options))
         self._model = None
         failure = self.draft_failure if options.draft_path else None
@@ -289,6 +289,9 @@ class ScriptedBackend:
         return True
 
     async def count_tokens(self, text: str) -> int | None:
+        return None
+
+    async def count_prompt(self, request: Generate) -> int | None:
         return None
 
     async def forget(self, chat_id: str) -> None:

@@ -23,7 +23,7 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.heads import kind_named, title
 from cpuchat.models.hub.client import Hub
-from cpuchat.models.hub.repository import FoundRepository, RepoModel, Repository, choose_repo_model
+from cpuchat.models.hub.repository import RepoModel, Repository, choose_repo_model
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import NOT_PROBED, this_machine
 from cpuchat.models.prediction import Prediction, estimate, predict
@@ -59,14 +59,16 @@ def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
     model = choose_repo_model(repository, address.wanted, heads=True)
     parts = f", {len(model.files)} files" if model.files[1:] else ""
     terminal.note(f"{clean_line(repository.id)}: {clean_line(model.name)} ({units.size(model.size)}{parts})")
-    if model.kind == "head":  # memory and speed depend on the target, which is not named here
+    is_head = model.kind == "head"
+    if is_head:  # memory and speed depend on the target, which is not named here
         kind = kind_named(model.files[0].path)
         terminal.note(f"  {title(kind) if kind is not None else 'draft head'}")
-    else:
-        why_not = _explain(terminal, hub, repository, model, chosen)
-        if why_not:
-            _ask(why_not, yes, as_json)
-    done = asyncio.run(_download(repository, model, _Shown(terminal)))
+    elif (why_not := _explain(terminal, hub, repository, model, chosen)) and not yes:
+        if as_json or not sys.stdin.isatty():
+            raise UsageError(clean_line(why_not), "Add --yes to download it anyway.")
+        if not click.confirm("Download it anyway?", err=True):
+            raise Interrupted("Nothing was downloaded.")
+    done = asyncio.run(_download(repository, model, terminal))
     terminal.clear_progress()
     if done.state == "failed":
         raise from_code(done.code, done.message, done.hint)
@@ -75,7 +77,15 @@ def download(repo: str, yes: bool, as_json: bool, **values: Any) -> None:
             f"Stopped at{progress.percent(done)}; the partial file is kept.",
             f"Resume with `cpuchat models download {repo}`.",
         )
-    _tell(terminal, repository, done, as_json=as_json)
+    if as_json:
+        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in model.files]
+        facts = {"repo": repository.id, "revision": done.order.revision, "quantization": model.quantization}
+        return print_json({**facts, "path": done.path, "size": done.total, "files": files})
+    path = clean_line(done.path)
+    terminal.line(path)
+    spec = clean_line(f"{repository.id}:{model.quantization}") if model.quantization else path
+    use = f"Use it: `cpuchat --model MODEL --draft-model {path}`" if is_head else f"Start it: `cpuchat --model {spec}`"
+    terminal.note(f"Downloaded and verified. {use}.")
 
 
 def _explain(
@@ -102,19 +112,26 @@ def _explain(
     return "It does not fit into the available memory." if predicted.verdict == "too large" else ""
 
 
-def _ask(why_not: str, yes: bool, as_json: bool) -> None:
-    """Ask whether to download it anyway. Raises Interrupted or UsageError if not."""
-    if yes:
-        return
-    if as_json or not sys.stdin.isatty():
-        raise UsageError(clean_line(why_not), "Add --yes to download it anyway.")
-    if not click.confirm("Download it anyway?", err=True):
-        raise Interrupted("Nothing was downloaded.")
+async def _download(repository: Repository, model: RepoModel, terminal: TerminalOutput) -> Download:
+    """Return its last state; shows one updated line on a terminal, else a line for each tenth and for each fault.
 
+    Ctrl+C cancels this task, which pauses the download.
+    """
+    last = ""
 
-async def _download(repository: Repository, model: RepoModel, shown: _Shown) -> Download:
-    """Return its last state. Ctrl+C cancels this task, which pauses the download."""
-    downloads = Downloads(changed=shown.show)
+    def show(download: Download) -> None:
+        nonlocal last
+        is_waiting = download.state == "waiting"
+        state = download.message if is_waiting else progress.state(download)
+        line = f"{progress.percent(download)}  {progress.amount(download)}  {state}".rstrip()
+        step = download.message if is_waiting else f"{download.state} {int(10 * download.share)}"
+        if terminal.moves:
+            terminal.status(line)
+        elif step != last and download.state in ("running", "waiting", "checking"):
+            terminal.note(line)
+            last = step
+
+    downloads = Downloads(changed=show)
     try:
         id = downloads.start(repository.id, repository.revision, model, repository.newest_at).id
         try:
@@ -124,39 +141,6 @@ async def _download(repository: Repository, model: RepoModel, shown: _Shown) -> 
             return await downloads.wait(id)
     finally:
         await downloads.close()
-
-
-class _Shown:
-    """Shows the progress: one updated line on a terminal, else a line for each tenth and for each fault."""
-
-    def __init__(self, terminal: TerminalOutput) -> None:
-        self._terminal = terminal
-        self._last = ""
-
-    def show(self, download: Download) -> None:
-        far = f"{progress.percent(download)}  {progress.amount(download)}"
-        line = f"{far}  {download.message if download.state == 'waiting' else progress.state(download)}".rstrip()
-        if self._terminal.moves:
-            self._terminal.status(line)
-            return
-        step = download.message if download.state == "waiting" else f"{download.state} {int(10 * download.share)}"
-        if step != self._last and download.state in ("running", "waiting", "checking"):
-            self._terminal.note(line)
-            self._last = step
-
-
-def _tell(terminal: TerminalOutput, repository: Repository, done: Download, *, as_json: bool) -> None:
-    order, model, path = done.order, done.order.model, clean_line(done.path)
-    if as_json:
-        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in model.files]
-        facts = {"repo": order.repo, "revision": order.revision, "quantization": model.quantization}
-        print_json({**facts, "path": done.path, "size": done.total, "files": files})
-        return
-    terminal.line(path)
-    spec = clean_line(f"{repository.id}:{model.quantization}") if model.quantization else path
-    is_head = model.kind == "head"
-    use = f"Use it: `cpuchat --model MODEL --draft-model {path}`" if is_head else f"Start it: `cpuchat --model {spec}`"
-    terminal.note(f"Downloaded and verified. {use}.")
 
 
 _CATALOG_EPILOG = """\b
@@ -186,7 +170,12 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
     machine = this_machine(chosen)
     expected = estimates(known.models, machine)
     if as_json:
-        return _print_json(found, here, expected)
+        rows = list[dict[str, Any]]()
+        for model in found:
+            predicted = expected.get(model.id)
+            figures = {"fit": verdict(predicted) or None, "tok_s": predicted.tok_s if predicted is not None else None}
+            rows.append({**msgspec.to_builtins(model), "spec": model.spec, "here": model.id in here, **figures})
+        return print_json(rows)
     if not found:
         _complain(f"No catalog entry matches {wanted!r}.")
         click.echo("  Search Hugging Face: cpuchat models search WORDS.", err=True)
@@ -220,36 +209,13 @@ def _row(
     purpose_of = recommended.get(model.id, "")
     star = f" ★ {purpose_of}".removesuffix(" chat") if purpose_of else ""
     marks = f"{star}{' ○' * (model.id in here)}{' ?' * ('repo' not in model.verified)}"
-    return (
-        model.id + marks,
-        _parameters(model),
-        _gigabytes(model, model.quantization) if model.size else "",
-        verdict(expected),
-        _speed(expected),
-    )
-
-
-def _speed(expected: Prediction | None) -> str:
-    return units.about(expected.tok_s) if expected is not None and expected.tok_s is not None else ""
-
-
-def _parameters(model: CatalogModel) -> str:
-    """Return `7.6B`; `30.5B (3.3B)` for a mixture of experts: total (active)."""
-    total = units.parameters(round(1e9 * model.params))
-    return f"{total} ({units.parameters(round(1e9 * model.active_params))})" if model.is_moe else total
-
-
-def _gigabytes(model: CatalogModel, quantization: str) -> str:
-    return f"{'' if quantization in model.verified else '≈ '}{size(round(1e9 * model.sizes[quantization]))}"
-
-
-def _print_json(found: list[CatalogModel], here: Collection[str], predictions: Mapping[str, Prediction]) -> None:
-    rows: list[dict[str, Any]] = []
-    for model in found:
-        expected = predictions.get(model.id)
-        figures = {"fit": verdict(expected) or None, "tok_s": expected.tok_s if expected is not None else None}
-        rows.append({**msgspec.to_builtins(model), "spec": model.spec, "here": model.id in here, **figures})
-    return print_json(rows)
+    params = units.parameters(round(1e9 * model.params))
+    if model.is_moe:  # total (active)
+        params += f" ({units.parameters(round(1e9 * model.active_params))})"
+    about = "" if model.quantization in model.verified else "≈ "
+    n_bytes = f"{about}{size(round(1e9 * model.sizes[model.quantization]))}" if model.size else ""
+    speed = units.about(expected.tok_s) if expected is not None and expected.tok_s is not None else ""
+    return model.id + marks, params, n_bytes, verdict(expected), speed
 
 
 _SEARCH_EPILOG = """\b
@@ -272,11 +238,9 @@ def search(words: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"cpuchat: No GGUF repositories match {clean_line(query)!r}.", err=True)
         click.echo("  Use fewer words: a repository's name must contain all of them.", err=True)
         return
-    headings = ("REPOSITORY", "PARAMS", "ARCH", "DOWNLOADS", "UPDATED", "ACCESS")
-    echo_table([headings, *map(_search_row, found)], right=(1, 3))
-
-
-def _search_row(found: FoundRepository) -> tuple[str, ...]:
-    params = units.parameters(found.n_params) if found.n_params else ""
-    access = "private" if found.private else "gated" if found.gated else ""
-    return found.id, params, found.architecture, f"{found.downloads:,}", found.updated, access
+    rows = [("REPOSITORY", "PARAMS", "ARCH", "DOWNLOADS", "UPDATED", "ACCESS")]
+    for one in found:
+        params = units.parameters(one.n_params) if one.n_params else ""
+        access = "private" if one.private else "gated" if one.gated else ""
+        rows.append((one.id, params, one.architecture, f"{one.downloads:,}", one.updated, access))
+    echo_table(rows, right=(1, 3))

@@ -20,8 +20,7 @@ from cpuchat.models.catalog import load_catalog
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
-from cpuchat.models.inspect import Inspection
-from cpuchat.models.library.deleting import Deletion, delete
+from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES, LocalModel
 from cpuchat.models.machine import NOT_PROBED, TunedMachine, this_machine
@@ -36,6 +35,12 @@ Examples:
   cpuchat models show demo --template
 
 MODEL is what --model takes, or a model on Hugging Face, of which only the header is fetched (a few MB)."""
+
+
+_HEADER_FIGURES = (
+    "name", "version", "architecture", "quantization", "size", "file_size", "n_params", "n_params_active",
+    "n_ctx_train", "n_layer", "n_embd", "n_ff", "key_length", "value_length",
+)  # fmt: skip
 
 
 @click.command("show", epilog=_SHOW_EPILOG)
@@ -62,27 +67,13 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
         click.echo(found.templates[0].text if has_one else "cpuchat: This model has no chat template.", err=not has_one)
         return 0 if has_one else ModelNotFound.exit_code
     if as_json:
-        return _print_json(found, header, tensors=tensors)
-    return _print(found, header, tensors=tensors, metadata=metadata)
-
-
-_HEADER_FIGURES = (
-    "name", "version", "architecture", "quantization", "size", "file_size", "n_params", "n_params_active",
-    "n_ctx_train", "n_layer", "n_embd", "n_ff", "key_length", "value_length",
-)  # fmt: skip
-
-
-def _print_json(found: Inspection, header: GGUFHeader, *, tensors: bool) -> None:
-    described = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "header"}
-    plain = {name: getattr(header, name) for name in _HEADER_FIGURES} | msgspec.to_builtins(described)
-    plain |= {"file": header.path.name, "path": str(header.path), "parts": header.split_count, "heads": header.n_head}
-    plain["settings"] = dict(found.settings)
-    if tensors:
-        plain["tensor_list"] = msgspec.to_builtins(header.tensors)
-    return print_json(plain)
-
-
-def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bool) -> None:
+        described = {name: value for name, value in msgspec.structs.asdict(found).items() if name != "header"}
+        plain = {name: getattr(header, name) for name in _HEADER_FIGURES} | msgspec.to_builtins(described)
+        plain |= {"file": header.path.name, "path": str(header.path), "parts": header.split_count}
+        plain |= {"heads": header.n_head, "settings": dict(found.settings)}
+        if tensors:
+            plain["tensor_list"] = msgspec.to_builtins(header.tensors)
+        return print_json(plain)
     for number, (heading, rows) in enumerate(sections(found, settings=metadata)):
         click.echo(f"{heading}" if not number else f"\n{heading}")
         width = max(len(label) for label, _ in rows)
@@ -92,6 +83,7 @@ def _print(found: Inspection, header: GGUFHeader, *, tensors: bool, metadata: bo
         rows = [(t.name, t.type, " × ".join(map(str, t.shape)), size(t.nbytes)) for t in header.tensors]
         click.echo("")
         echo_table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,))
+    return None
 
 
 def specs_of(found: Sequence[LocalModel]) -> list[str]:
@@ -200,25 +192,20 @@ def list_models(as_json: bool) -> None:
 def _row(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
     is_sound = model.damaged is None
     remark = model.damaged or ("" if model.has_template else "no chat template")
+    params = parameters(model.n_params) if model.n_params else ""
+    if 0 < model.n_params_active < model.n_params:  # total and active
+        params += f"/{parameters(model.n_params_active)}"
     return (
         model.name,
         model.architecture,
-        _parameters(model),
+        params,
         model.quantization if is_sound else model.state,
         f"{model.n_ctx_train:,}" if is_sound and model.n_ctx_train else "",
         size(model.size),
         _speed(model, tuned) if is_sound else "",
-        _day(model.last_used),
+        time.strftime("%Y-%m-%d", time.localtime(model.last_used)) if model.last_used else "",
         f"{spec} ({remark})" if remark else spec,
     )
-
-
-def _parameters(model: LocalModel) -> str:
-    """Return `1.5B`; for a mixture of experts `30.5B/3.3B`: total and active."""
-    if not model.n_params:
-        return ""
-    active = f"/{parameters(model.n_params_active)}" if model.n_params_active < model.n_params else ""
-    return parameters(model.n_params) + active
 
 
 def _speed(model: LocalModel, tuned: TunedMachine) -> str:
@@ -230,11 +217,6 @@ def _speed(model: LocalModel, tuned: TunedMachine) -> str:
         return f"≈{about(expected.tok_s)}" + (f" ({verdict(expected)})" if expected.too_slow else "")
     why_none = verdict(expected)
     return why_none if why_none in ("too large", "no SIMD") else ""
-
-
-def _day(seconds: float) -> str:
-    """Return `2026-11-21` in local time, "" for never."""
-    return time.strftime("%Y-%m-%d", time.localtime(seconds)) if seconds else ""
 
 
 _DELETE_EPILOG = """\b
@@ -255,20 +237,18 @@ def delete_model(spec: str, yes: bool) -> None:
     deletion = library.deletion(find_model(library, spec))
     if deletion.refused:
         raise UsageError(f"{deletion.model.name} was not deleted. {deletion.refused}")
-    confirm_delete("Delete?", yes, lambda: _explain(deletion))
+
+    def explain() -> None:
+        click.echo(f"Deleting {clean_line(deletion.model.name)} frees {size(deletion.freed)}:", err=True)
+        for line in (*(f"delete {file}" for file in deletion.files), *deletion.stays):
+            click.echo(f"  {clean_line(line)}", err=True)
+
+    confirm_delete("Delete?", yes, explain)
     freed = delete(deletion)
     if yes:  # else it was shown before
         for line in deletion.stays:
             click.echo(f"  {clean_line(line)}")
     click.echo(f"Freed {size(freed)}.")
-
-
-def _explain(deletion: Deletion) -> None:
-    click.echo(f"Deleting {clean_line(deletion.model.name)} frees {size(deletion.freed)}:", err=True)
-    for file in deletion.files:
-        click.echo(f"  delete {clean_line(str(file))}", err=True)
-    for line in deletion.stays:
-        click.echo(f"  {clean_line(line)}", err=True)
 
 
 _VERIFY_EPILOG = f"""Files in the Hugging Face cache are compared with the SHA-256 that Hugging Face published;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import click
@@ -14,13 +13,13 @@ from cpuchat.base.paths import made_models_dir, shown
 from cpuchat.base.text import clean_line
 from cpuchat.cli.models.library import specs_of
 from cpuchat.cli.output import print_json
-from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table, is_terminal
+from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 from cpuchat.config import settings
 from cpuchat.config.settings import Settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import DraftCandidate, candidates, check, expected_pair, recommended, target_costs
-from cpuchat.models.drafts.pairing import check_files, require_pair, suggestion
+from cpuchat.models.drafts.pairing import check_files, suggestion
 from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
@@ -30,7 +29,6 @@ from cpuchat.models.machine import machine_for
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.make import quantize as quantize_model
 from cpuchat.models.quantize.types import TYPES, is_folder, quant_type, suggested_folder, suggested_path
-from cpuchat.present.table import table
 from cpuchat.telemetry.units import size, time_left
 
 _EPILOG = f"""\b
@@ -76,35 +74,28 @@ def quantize(
     elif out.suffix.lower() != ".gguf":
         raise UsageError(f"Not a model file name: {out}.", "Give one that ends in .gguf.")
     job = QuantizeJob(source=path, out=out, type=wanted, threads=threads, requantize=allow_requantize, force=force)
-    return _make(job, library)
-
-
-def _make(job: QuantizeJob, library: Library) -> None:
     terminal = TerminalOutput()
-    terminal.note(f"{job.source.name} → {job.out.name}")
+    terminal.note(f"{path.name} → {out.name}")
+
+    def show(progress: QuantizeProgress) -> None:
+        """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
+        left = f"{time_left(progress.seconds_left)} · " if progress.seconds_left is not None else ""
+        terminal.status(
+            f"tensor {progress.done_tensors + 1} of {progress.tensors} · {size(progress.bytes_in)} read · "
+            f"{size(progress.bytes_out)} of {size(progress.total_out)} written · {left}{progress.tensor}"
+        )
+
     try:
-        path = asyncio.run(quantize_model(job, lambda progress: terminal.status(_status(progress))))
+        made = asyncio.run(quantize_model(job, show))
     except KeyboardInterrupt:
         raise Interrupted("Stopped; the partial file was deleted.") from None
     finally:
         terminal.clear_progress()
-    terminal.line(f"{path}  {size(path.stat().st_size)}")
-    layout, kind = format_of(job.type.tensor, cpu := engine_cpu(), chosen_types(cpu)), job.type.tensor
-    terminal.note(f"At load on this CPU, {kind} is {layout.words if layout is not None else 'used as it is'}.")
-    if not any(is_inside(path.parent, folder) for folder in library.folders):
+    terminal.line(f"{made}  {size(made.stat().st_size)}")
+    layout = format_of(wanted.tensor, cpu := engine_cpu(), chosen_types(cpu))
+    terminal.note(f"At load on this CPU, {wanted.tensor} is {layout.words if layout is not None else 'used as it is'}.")
+    if not any(is_inside(made.parent, folder) for folder in library.folders):
         terminal.note("`cpuchat models list` does not search this folder: add it to [model] folders in config.toml.")
-
-
-def _status(progress: QuantizeProgress) -> str:
-    """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
-    parts = [
-        f"tensor {progress.done_tensors + 1} of {progress.tensors}",
-        f"{size(progress.bytes_in)} read",
-        f"{size(progress.bytes_out)} of {size(progress.total_out)} written",
-    ]
-    if progress.seconds_left is not None:
-        parts.append(time_left(progress.seconds_left))
-    return " · ".join([*parts, progress.tensor])
 
 
 def _list_types() -> None:
@@ -121,80 +112,40 @@ _PAIR_EPILOG = """\b
 Examples:
   cpuchat models pair demo demo-draft
   cpuchat models pair ~/models/big.gguf
-  cpuchat models pair ~/models/big.gguf small.gguf --measure
 
 TARGET and DRAFT are what --model takes. The speed-up is predicted from the pass costs of the target on this machine,
-which are measured when it is loaded with drafting on.
-
---measure answers prompts of four kinds without drafts and with adaptive depth, and reports acceptance, tokens per pass
-and speed-up. On a terminal it asks whether DRAFT is to be the draft model, if it is worth keeping."""
+which are measured when it is loaded with drafting on. `cpuchat bench TARGET --draft-models DRAFT` measures it."""
 
 
 @click.command("pair", epilog=_PAIR_EPILOG)
 @click.argument("target")
 @click.argument("draft", required=False)
-@click.option("--measure", is_flag=True, help="Measure acceptance and speed-up of the pair; takes minutes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def pair(target: str, draft: str | None, measure: bool, as_json: bool) -> int | None:
+def pair(target: str, draft: str | None, as_json: bool) -> int:
     """Check whether DRAFT can draft for TARGET; without DRAFT, list all draft models that can, including the catalog's.
 
-    A draft model must have the target's vocabulary. Without --measure only headers are read.
+    A draft model must have the target's vocabulary. Only headers are read.
     """
     chosen = settings.load()
     library = Library(chosen.model.folders)
     path = library.resolve(target)
-    if measure and draft is None:
-        raise UsageError("--measure needs a DRAFT.", "`cpuchat models pair TARGET` lists those that fit.")
-    if measure and draft is not None:
-        return _measure(path, library.resolve(draft), library, chosen, as_json=as_json)
     if draft is None:
         return _print_candidates(path, library, chosen, as_json=as_json)
-    return _print_verdict(path, library.resolve(draft), library, chosen, as_json=as_json)
-
-
-def _print_verdict(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
-    verdict = check_files(target, draft, library=library)
-    expected = None
+    other = library.resolve(draft)
+    verdict, expected = check_files(path, other, library=library), None
     if verdict.ok:
-        costs, machine = target_costs(target), machine_for(target, chosen)
-        expected = expected_pair(read_model(target), read_model(draft), costs, machine)
+        expected = expected_pair(read_model(path), read_model(other), target_costs(path), machine_for(path, chosen))
     if as_json:
-        facts = {"target": str(target), "draft": str(draft), **msgspec.structs.asdict(verdict)}
+        facts = {"target": str(path), "draft": str(other), **msgspec.structs.asdict(verdict)}
         print_json({**facts, "expected": msgspec.to_builtins(expected)})
-    elif verdict.ok:
-        click.echo(f"{clean_line(draft.name)} can draft for {clean_line(target.name)}.")
     else:
-        click.echo(f"{clean_line(draft.name)} cannot draft for {clean_line(target.name)}: {verdict.reason}.")
-    for line in (verdict.note, verdict.hint, f"Expected: {expected.words}." if expected is not None else ""):
-        if line and not as_json:
-            click.echo(f"  {line}")
+        can = f"can draft for {clean_line(path.name)}."
+        cannot = f"cannot draft for {clean_line(path.name)}: {verdict.reason}."
+        click.echo(f"{clean_line(other.name)} {can if verdict.ok else cannot}")
+        for line in (verdict.note, verdict.hint, f"Expected: {expected.words}." if expected is not None else ""):
+            if line:
+                click.echo(f"  {line}")
     return 0 if verdict.ok else DraftMismatch.exit_code
-
-
-def _measure(target: Path, draft: Path, library: Library, chosen: Settings, *, as_json: bool) -> None:
-    """Measure a pair and offer to keep the draft model. Raises DraftMismatch, Interrupted, MeasureFailed."""
-    from cpuchat.bench.run import pair_bench, pair_result
-    from cpuchat.cli.bench import run_bench
-    from cpuchat.models.drafts.choice import ChosenDrafts
-    from cpuchat.present import bench as words
-
-    require_pair(target, draft, library)
-    report, _ = run_bench(lambda tell: pair_bench(target, draft, chosen, tell))
-    found = pair_result(report.results)
-    asks = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stderr)
-    kept = found.worth_keeping and asks and click.confirm(f"Make {draft.name} the draft model?", err=True)
-    if kept:
-        ChosenDrafts().put(target, str(draft))
-        settings.update({"speculation": {"draft_model": "", "depth": 0, "drafters": "auto"}})
-    if as_json:
-        facts = {**msgspec.to_builtins(found), "speed_up": found.speed_up}
-        facts["worth_keeping"] = found.worth_keeping
-        return print_json({"target": str(target), "draft": str(draft), **facts})
-    for line in table([words.PAIR_HEADINGS, *words.pair_rows(found)], right=(1, 2, 3, 4)):
-        click.echo(line)
-    click.echo(f"\n{words.pair_verdict(found)}")
-    if kept:
-        click.echo(f"{draft.name} is now the draft model of {target.name}.")
 
 
 def _print_candidates(target: Path, library: Library, chosen: Settings, *, as_json: bool) -> int:
@@ -222,18 +173,16 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, as_js
         if not fitting:
             click.echo(f"cpuchat: No smaller local model can draft for {clean_line(target.name)}.", err=True)
             click.echo(f"  {suggestion(target, [])}" if not listed else "", err=True, nl=not listed)
-        rows = [_candidate_row(spec, one, is_best=one is best) for spec, one in listed.items()]
-        if rows:
-            echo_table([("DRAFT MODEL", "SIZE", "EXPECTED", ""), *rows], right=(1,))
+        table = [("DRAFT MODEL", "SIZE", "EXPECTED", "")]
+        for spec, one in listed.items():
+            on_hub = "" if one.path is not None else "on Hugging Face, not checked"
+            about = f"{'≈ ' if on_hub else ''}{size(one.size)}" if one.size else ""
+            remark = " ".join(filter(None, (on_hub, "← recommended" * (one is best))))
+            table.append((spec, about, one.expected.words if one.expected.gains else "", remark))
+        if listed:
+            echo_table(table, right=(1,))
         why_none = (f"No speed-up predicted: {one.expected.why}." for one in listed.values() if not one.expected.gains)
         for note in dict.fromkeys(why_none):
             click.echo()
             echo_paragraph(clean_line(note))
     return 0 if fitting else DraftMismatch.exit_code
-
-
-def _candidate_row(spec: str, one: DraftCandidate, *, is_best: bool) -> tuple[str, ...]:
-    on_hub = "" if one.path is not None else "on Hugging Face, not checked"
-    about = f"{'≈ ' if on_hub else ''}{size(one.size)}" if one.size else ""
-    gain = one.expected.words if one.expected.gains else ""
-    return spec, about, gain, " ".join(filter(None, (on_hub, "← recommended" * is_best)))

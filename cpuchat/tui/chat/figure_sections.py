@@ -11,7 +11,6 @@ from typing import Any
 
 from cpuchat.base.text import clean_line
 from cpuchat.present import answers as words
-from cpuchat.present.chats import cores, real_time_factor
 from cpuchat.present.drafts_off import off_words
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
@@ -19,7 +18,6 @@ from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
 from cpuchat.telemetry.roofline import NO_ESTIMATE, Roofline
 from cpuchat.telemetry.speculation import DraftingFigures
-from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.figures import SCALE, TALL, Frame, Line, fit, large, percent, shape
 from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import LEVELS
@@ -86,28 +84,6 @@ TIMING = (
     ),
 )
 """Averages and counts of this answer."""
-
-
-def _spoken(label: str, value: Callable[[Speech], Any], how: Callable[[Any], tuple[str, str]]) -> PanelRow:
-    return PanelRow(label, lambda now: Metric.of(value(now.speech), NO_ANSWER), how)
-
-
-SPEECH = (
-    _spoken("first audio", lambda now: now.first_audio_s, units.duration),
-    _spoken("after token", lambda now: now.after_token_s, units.duration),
-    _spoken("RTF", lambda now: now.real_time_factor, lambda value: (real_time_factor(value), "")),
-    _spoken("audio queued", lambda now: now.queued_s if now.reading else None, lambda value: (f"{value:.1f}", "s")),
-)
-
-
-def speech(frame: Frame) -> list[Line]:
-    """Draw five rows, the most important first; none while nothing was read."""
-    now = frame.figures.speech
-    if not (now.reading or now.sound_s):
-        return []
-    rows = [_row(frame, row) for row in SPEECH]
-    rows.append(frame.item(f"{'speech on':<{_LABEL}} ", fit(cores(now), frame.width - _LABEL - 1)))
-    return rows
 
 
 _DRAFTING_ROWS, _SENTENCE_ROWS = 7, 3
@@ -300,7 +276,6 @@ SECTIONS: dict[str, Section] = {
     "drafting": (drafting,),
     "roofline": (roofline,),
     "context": (context,),
-    "speech": (speech,),
     "serving": (serving,),
     "memory": (memory,),
     "reuse": (reuse,),

@@ -273,7 +273,7 @@ def brief(frame: Frame) -> list[Line]:
     """Draw the figure that matters now, its timeline, and four more figures, each in its place in every phase."""
     tall = frame.height >= TALL
     rows = [*large(frame), *shape(frame, 5 if tall else 3), *([[]] if tall else [])]
-    return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame), _audio(frame)]
+    return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame)]
 
 
 def one_line(frame: Frame) -> Line:
@@ -285,16 +285,11 @@ def one_line(frame: Frame) -> Line:
         line = [*head, *space, *frame.bar(share, min(16, max(0, room))), *space, *tail]
     else:
         line = large(frame)[0] if unit else [frame.text("label", title(frame.figures))]
-    rows = _drafts(frame), _memory(frame), _audio(frame), _first(frame), _context(frame)
+    rows = _drafts(frame), _memory(frame), _first(frame), _context(frame)
     for row in filter(None, (*rows, frame.item(rough(frame.figures), ""))):
         if _cells(line) + 3 + _cells(row) <= frame.width:
             line += [frame.text("track", " · "), *row]
     return line
-
-
-def _audio(frame: Frame) -> Line:
-    now = frame.figures.speech
-    return frame.item("audio ", f"{f'+{now.queued_s:.1f}':>5}", " s queued") if now.reading else []
 
 
 def _cells(line: Line) -> int:

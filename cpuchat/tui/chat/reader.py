@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
@@ -11,16 +10,13 @@ from textual.message import Message
 from textual.message_pump import MessagePump
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config.settings import SpeechSection
 from cpuchat.protocol.messages import TextDelta
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import AnswerBegun, AnswerEnded, SessionEvent
-from cpuchat.telemetry.speech import Speech, SpeechMeter
 from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
-    from cpuchat.hardware.topology import Topology
     from cpuchat.speech.speaker import Speaker
 
 
@@ -36,9 +32,7 @@ class Reader:
     def __init__(self, owner: MessagePump, services: Services, session: ChatSession) -> None:
         self.enabled = services.settings.speech.answers
         self._owner, self._services, self._session = owner, services, session
-        self._meter = SpeechMeter()
         self._speaker: Speaker | None = None
-        self._topology: Topology | None = None
         self._program = ""  # that plays
         self._written: list[str] | None = None  # parts of the answer that is being written, without reasoning
         self._reads_answer = False  # not another text
@@ -61,9 +55,6 @@ class Reader:
     def busy(self) -> bool:
         return self._speaker is not None and self._speaker.busy
 
-    def figures(self) -> Speech:
-        return self._meter.figures(time.monotonic())
-
     async def switch(self) -> None:
         """Toggle reading answers; one that is being written is read from its start. Raises SpeechFailed if there is no
         voice, or nothing that plays.
@@ -79,37 +70,30 @@ class Reader:
         self._save()
         self._session.tell("Reading answers aloud (Esc stops).")
         if self._written is not None:
-            self._begin(None, answer=True)
+            self._begin(answer=True)
             self._feed("".join(self._written))
 
     async def read(self, text: str) -> None:
         """Read a text that is there. Raises SpeechFailed as `switch`."""
         self.stop()
         await self.prepare()
-        self._begin(None, answer=False)
+        self._begin(answer=False)
         if self._speaker is not None:
             await self._speaker.feed_whole(text)
 
     async def prepare(self) -> None:
-        """Start the speech process beside the loaded model, if it does not run there. Raises SpeechFailed."""
-        from cpuchat.hardware.topology import read_topology
+        """Start the speech process, if it does not run. Raises SpeechFailed."""
         from cpuchat.speech.player import ProgramPlayer, playing_program
-        from cpuchat.speech.speaker import Speaker, check_voice, cpus_beside
+        from cpuchat.speech.speaker import Speaker, check_voice
 
-        section = self._services.settings.speech
+        speed = self._services.settings.speech.speed
         check_voice()
         self._program = self._program or await playing_program()
-        if self._topology is None:
-            self._topology = await run_in_daemon_thread(read_topology)
-        if self._speaker is not None and self._speaker.speed != section.speed:
+        if self._speaker is not None and self._speaker.speed != speed:
             await self.close()
         if self._speaker is None:
-            self._speaker = Speaker(
-                section.speed, lambda: ProgramPlayer(self._program), tell=self._failed, ended=self._over,
-                meter=self._meter,
-            )  # fmt: skip
-        cpus, shared = cpus_beside(self._topology, section.cores, self._session.conversation.model)
-        self._speaker.prepare(cpus, shared=shared)
+            self._speaker = Speaker(speed, lambda: ProgramPlayer(self._program), tell=self._failed, ended=self._over)
+        self._speaker.prepare()
 
     async def prepare_if_enabled(self) -> None:
         """Prepare if answers are to be read; a voice that is missing turns that off for this run."""
@@ -131,13 +115,12 @@ class Reader:
 
     async def _begin_answer(self) -> None:
         """Begin with an answer that was just asked for, if answers are to be read."""
-        asked = time.monotonic()
         self.stop()  # what is still read of the answer before
         self._written = []
         self._session.conversation.logs_speed = True
         await self.prepare_if_enabled()
         if self.enabled:
-            self._begin(asked, answer=True)
+            self._begin(answer=True)
 
     def _feed(self, text: str) -> None:
         if self._speaker is not None and self._reads_answer:
@@ -158,13 +141,13 @@ class Reader:
             await speaker.close()
             self._owner.post_message(self.Changed())
 
-    def _begin(self, asked: float | None, *, answer: bool) -> None:
+    def _begin(self, *, answer: bool) -> None:
         if self._speaker is None:
             return
         self._reads_answer = answer
         if self._written is not None:  # what is read beside it costs a little of its speed: that is not the model's
             self._session.conversation.logs_speed = False
-        self._speaker.begin(asked)
+        self._speaker.begin()
         self._owner.post_message(self.Changed())
 
     def _over(self) -> None:

@@ -76,7 +76,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
 
     def on_mount(self) -> None:
         self.figures = LiveFigures(self, self.services)
-        self.figures.speech = self.reader.figures
         self.pass_probe = PassProbe(self, self.services, self.session, self.reader)
         self._apply_ui_settings()
         if self.services.settings.ui.show_reasoning:
@@ -242,7 +241,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
 
     @on(Reader.Changed)
     def _reading_changed(self) -> None:
-        self.figures.follow_reading(self.reader.busy)
         self.refresh_bindings()
 
     # Showing

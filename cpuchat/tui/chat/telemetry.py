@@ -5,8 +5,6 @@ They are drawn by hand: an update compares rows and never causes a layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -20,14 +18,11 @@ from textual.widget import Widget
 
 from cpuchat.telemetry.machine import ProcessMemory, process_memory
 from cpuchat.telemetry.meter import ChatFigures
-from cpuchat.telemetry.speech import Speech
 from cpuchat.tui.chat.figure_sections import all_figures
 from cpuchat.tui.chat.figures import PARTS, Frame, Line, brief, one_line, rough, title
 from cpuchat.tui.chat.status import StatusLine, short_name
 from cpuchat.tui.markdown.transcript import Transcript
 from cpuchat.tui.services import SPARE, Services, pace_beside_model
-
-_READING_SECONDS = 1.0  # between two updates of the figures of reading aloud
 
 
 class FigureRows(Widget):
@@ -134,13 +129,10 @@ class LiveFigures:
         self._status = screen.query_one(StatusLine)
         self._transcript = screen.query_one(Transcript)
         self._transcript.on_flush = self._with_text
-        self.speech: Callable[[], Speech] = Speech
-        """Returns the figures of reading aloud."""
         self._running = False
         self._shown = self._drawn = 0.0  # when the figures were, and the text
         self._pace = SPARE
         self._timer = screen.set_interval(SPARE.figures, self._without_text, pause=True)
-        self._reading_timer = screen.set_interval(_READING_SECONDS, self.show, pause=True)
 
     def start(self) -> None:
         self._running = True
@@ -150,10 +142,6 @@ class LiveFigures:
         """Update once more, then only on request."""
         self._running = False
         self._timer.pause()
-        self.show()
-
-    def follow_reading(self, is_reading: bool) -> None:
-        (self._reading_timer.resume if is_reading else self._reading_timer.pause)()
         self.show()
 
     def share_the_cores(self) -> None:
@@ -182,7 +170,7 @@ class LiveFigures:
             watch.close()
         elif pid is not None and (sample := watch.sample()) is not None:
             conversation.meter.machine(sample)
-        figures = replace(self._services.session.figures(), speech=self.speech())
+        figures = self._services.session.figures()
         self._status.show_figures(figures.n_past.value or 0, conversation.backend.engine, figures.drafting)
         memory = None if pid is None else process_memory(pid)
         draft = short_name(model.draft) if model is not None and model.draft else ""

@@ -46,10 +46,8 @@ def test_what_is_here_is_marked(hub: Path) -> None:
     revision.mkdir(parents=True)
     header_file(revision / "any.gguf", weights=4096)
     rows = {row["id"]: row for row in json.loads(run("models", "catalog", "--json").stdout)}
-    assert rows["big"]["here"] is True
-    assert rows["small"]["here"] is False
-    assert rows["big"]["fit"] == "fits"
-    assert rows["big"]["drafts"] == ["small"]
+    assert (rows["big"]["here"], rows["small"]["here"]) == (True, False)
+    assert (rows["big"]["fit"], rows["big"]["drafts"]) == ("fits", ["small"])
     assert "\nbig ○ ?  " in run("models", "catalog", "owner/").stdout
 
 

@@ -19,11 +19,12 @@ def tiny(hub: Path, tiny_model: Path) -> Path:
     return cached(hub, "some/tiny-GGUF", "tiny-F32.gguf", tiny_model)
 
 
-def test_a_model_of_the_cache(tiny: Path, hub: Path) -> None:
+def test_a_model_of_the_cache_goes_with_a_word_for_it(tiny: Path, hub: Path) -> None:
+    done = run("models", "delete", "some/tiny-GGUF:F32")
+    assert done.returncode == 2 and "--yes" in done.stderr and tiny.exists()
     room = size(tiny.stat().st_size)
     done = run("models", "delete", "some/tiny-GGUF:F32", "--yes")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"Freed {room}.\n"
+    assert (done.returncode, done.stdout) == (0, f"Freed {room}.\n"), done.stderr
     assert list(hub.iterdir()) == []
 
 
@@ -38,13 +39,6 @@ def test_what_stays_is_said(tiny: Path, tmp_path: Path) -> None:
         "Freed 0 B.",
     ]
     assert (tmp_path / "kept.gguf").exists()
-
-
-def test_without_a_terminal_it_wants_yes(tiny: Path) -> None:
-    done = run("models", "delete", "some/tiny-GGUF:F32")
-    assert done.returncode == 2
-    assert "--yes" in done.stderr
-    assert tiny.exists()
 
 
 @pytest.mark.parametrize(("key", "status", "left"), [("y", 0, False), ("n", 130, True)])

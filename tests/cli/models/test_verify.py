@@ -25,10 +25,6 @@ def test_a_sound_and_a_damaged_one(tiny: Path) -> None:
     assert done.returncode == 4
     assert done.stdout.startswith("damaged    some/tiny-GGUF:F32  (tiny-F32.gguf is damaged: its checksum")
     assert "  damaged  " in run("models", "list").stdout.splitlines()[-1]
-
-
-def test_all_of_them(tiny: Path) -> None:
-    flip_a_bit(tiny)
     done = run("models", "verify", "--all")
     assert done.returncode == 4
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["unchecked"] * 3 + ["damaged"]

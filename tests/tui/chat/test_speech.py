@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
-from rich.style import Style
 
 from cpuchat.config import settings
-from cpuchat.telemetry.meter import Meter
-from cpuchat.telemetry.speech import Speech
-from cpuchat.tui.chat.figure_sections import speech
-from cpuchat.tui.chat.figures import PARTS, Frame, brief
-from cpuchat.tui.services import CROWDED
 from tests.support.chat_app import RunningApp, running
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 from tests.support.sound_program import SoundProgram, no_sound_program
 
 ANSWER = "The first sentence is read while the second one is written. Here it is, complete at last."
@@ -34,23 +24,17 @@ async def switch_on(app: RunningApp) -> None:
 async def test_an_answer_is_read_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = SoundProgram(tmp_path / "bin", monkeypatch)
     gate = Gate()
-    served = msgspec.structs.replace(MODEL, path="http://127.0.0.1:9#name", server="llama-server", n_threads=0)
-    async with running(ScriptedBackend([answer(ANSWER, gate=gate)], model=served)) as app:
+    async with running(ScriptedBackend([answer(ANSWER, gate=gate)])) as app:
         await switch_on(app)
         await app.until(lambda: settings.load().speech.answers)
         await app.count_up_to(gate)
         await app.until(lambda: program.seconds() > 1)
         assert app.chat.busy  # the answer is not complete
-        assert app.chat.reader.figures().shared  # beside a server on this machine, which may compute anywhere
-        assert app.chat.figures._pace == CROWDED
         gate.open()
         await app.until(lambda: not app.chat.busy and not app.chat.reader.busy)
         heard = program.seconds()
         assert 3 < heard < 12
         assert np.sqrt(np.mean(program.samples**2)) > 0.02
-        await app.press("f3")
-        assert "first audio" in app.screen_text
-        assert "RTF" in app.screen_text
         await app.press("ctrl+s")
         await app.until(lambda: "Reading aloud is off." in app.notices)
         await app.until(lambda: not settings.load().speech.answers)
@@ -103,27 +87,6 @@ async def test_switched_on_during_an_answer_it_is_read_from_its_start(
         assert 0 < program.seconds() - heard < 2
 
 
-async def test_an_answer_that_ends_before_the_voice_is_there_is_not_read_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    SoundProgram(tmp_path / "bin", monkeypatch)
-    gate, machine_read = Gate(), asyncio.Event()
-
-    async def slowly(work: Callable[[], object]) -> object:
-        await machine_read.wait()
-        return work()
-
-    monkeypatch.setattr("cpuchat.tui.chat.reader.run_in_daemon_thread", slowly)
-    async with running(ScriptedBackend([answer("One two", gate=gate)])) as app:
-        await app.count_up_to(gate)
-        await app.press("ctrl+s")
-        gate.open()
-        await app.until(lambda: not app.chat.busy)
-        machine_read.set()
-        await app.until(lambda: "Reading answers aloud (Esc stops)." in app.notices)
-        assert not app.chat.reader.busy
-
-
 async def test_without_a_sound_device_the_reason_is_told_and_answers_are_not_affected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,28 +98,3 @@ async def test_without_a_sound_device_the_reason_is_told_and_answers_are_not_aff
         assert not app.chat.reader.enabled
         await app.send("Hi")
         assert app.transcript.messages[-1].content == "Hello there."
-
-
-def shown(figures: Speech, width: int = 30) -> list[str]:
-    styles: dict[str, Style] = {part: Style.null() for part in PARTS}
-    frame = Frame(replace(Meter().figures(0.0), speech=figures), None, width, 33, styles)
-    return ["".join(part.text for part in line).rstrip() for line in [*speech(frame), brief(frame)[-1]] if line]
-
-
-def test_figures_of_speech_have_units_and_denominators() -> None:
-    assert shown(Speech()) == []
-    figures = Speech(
-        reading=True, first_audio_s=0.84, after_token_s=0.62,
-        real_time_factor=0.0093, queued_s=4.25, sound_s=12.0, cpus=(6, 7),
-    )  # fmt: skip
-    assert shown(figures) == [
-        "first audio     0.84 s",
-        "after token     0.62 s",
-        "RTF            0.009",
-        "audio queued     4.2 s",
-        "speech on    CPUs 6-7",
-        "audio  +4.2 s queued",
-    ]
-    waiting = shown(Speech(reading=True, shared=True))
-    assert not any(row.startswith("first audio") for row in waiting)
-    assert "speech on    model's cores" in waiting
