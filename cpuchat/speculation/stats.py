@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from cpuchat.protocol.drafters import DrafterName
-from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
@@ -79,17 +78,8 @@ class SpeculationStats:
         counts[1] += accepted
         self._recent.append((n, accepted))
 
-    def figures(
-        self,
-        *,
-        depth: int,
-        overlap: bool,
-        draft_passes: int,
-        draft_ms: float,
-        plain_ms: float | None,
-        off: DraftsOff | None,
-    ) -> SpeculationFigures:
-        """Return the counts, with what drafting and the controller know."""
+    def counts(self) -> SpeculationFigures:
+        """Return what is counted here: all but what drafting and the controller know."""
         deepest = max((i + 1 for i, n in enumerate(self._drafted) if n), default=0)
         return SpeculationFigures(
             passes=self._passes,
@@ -103,10 +93,4 @@ class SpeculationStats:
                 for name, (n, accepted) in self._by_drafter.items()
             ),
             drafter=self._drafter,
-            depth=depth,
-            overlap=overlap,
-            draft_passes=draft_passes,
-            draft_ms=draft_ms,
-            plain_ms=plain_ms,
-            off=off,
         )

@@ -203,7 +203,8 @@ class Speculator:
 
     def figures(self) -> SpeculationFigures:
         controller, model = self._controller, self._model
-        return self._stats.figures(
+        return msgspec.structs.replace(
+            self._stats.counts(),
             depth=controller.depth,
             overlap=model is not None and model.overlap and controller.plan.depth > 0,
             draft_passes=model.passes if model is not None else 0,

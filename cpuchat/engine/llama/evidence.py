@@ -22,9 +22,8 @@ _GRAPH: Final = "graph_reserve: reserving a graph"
 
 def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
     """Return what the load of `model`, whose log is still there, did. `thread_ids` are those of its compute threads."""
-    weights = bindings.weights_of(model)
     sums: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for buffer, kind, n_bytes in weights:
+    for buffer, kind, n_bytes in bindings.weights_of(model):
         counted = sums[buffer, kind]
         counted[0] += 1
         counted[1] += n_bytes

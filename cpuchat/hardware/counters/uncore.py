@@ -42,8 +42,14 @@ def open_traffic(topology: Topology, root: Path = ROOT, kernel: Kernel | None = 
         return _intel(topology, root, calls)
     if not any(name in vendor for name in ("amd", "hygon")):
         raise CannotCount("AMD and Intel CPUs only")
-    controllers = read_pmus("amd_umc_", root)
-    return _amd_controllers(controllers, root, calls) if controllers else _amd_fabric(topology, root, calls)
+    if not (controllers := read_pmus("amd_umc_", root)):
+        return _amd_fabric(topology, root, calls)
+    # Column accesses of every memory channel: exact. Zen 4 and newer, Linux 6.8.
+    with _opening("umc", 2, root, calls) as counter:
+        for pmu in controllers:
+            for group, mask in enumerate((_READ, _WRITE)):
+                counter.add(group, pmu, pmu.configs(event=_CAS, rdwrmask=mask), LINE)
+    return counter
 
 
 def open_power(topology: Topology, root: Path = ROOT, kernel: Kernel | None = None) -> Counter:
@@ -77,15 +83,6 @@ def _opening(name: str, groups: int, root: Path, kernel: Kernel) -> Iterator[Cou
 
 def _absent(why: str, how: str, topology: Topology) -> CannotCount:
     return CannotCount("virtual machines expose no such counters") if topology.virtual else CannotCount(why, how)
-
-
-def _amd_controllers(controllers: list[Pmu], root: Path, kernel: Kernel) -> Counter:
-    """Count column accesses of every memory channel: exact. Zen 4 and newer, Linux 6.8."""
-    with _opening("umc", 2, root, kernel) as counter:
-        for pmu in controllers:
-            for group, mask in enumerate((_READ, _WRITE)):
-                counter.add(group, pmu, pmu.configs(event=_CAS, rdwrmask=mask), LINE)
-    return counter
 
 
 def _amd_fabric(topology: Topology, root: Path, kernel: Kernel) -> Counter:

@@ -62,7 +62,20 @@ class NgramIndex:
         if 2 * shared < len(self.text):  # indexing it again is faster than removing the rest
             self._clear()
             shared = 0
-        self._truncate(shared)
+        for end in range(len(self.text) - 1, shared - 1, -1):
+            for size, last, previous in self._tables:
+                key, before = _key(self.text, end, size), previous.pop()
+                if before == NOWHERE:
+                    del last[key]
+                else:
+                    last[key] = before
+        for values in (self.text, self.source, self.run):
+            del values[shared:]
+        while self._changes and self._changes[-1][0] >= shared:
+            _, token, change = self._changes.pop()
+            self.changed.pop(token, None)
+            if change is not None:
+                self.changed[token] = change
         self.extend(new[shared:])
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -121,22 +134,6 @@ class NgramIndex:
         self._changes.append((end, token, self.changed.pop(token, None)))
         if change is not None:
             self.changed[token] = change
-
-    def _truncate(self, length: int) -> None:
-        for end in range(len(self.text) - 1, length - 1, -1):
-            for size, last, previous in self._tables:
-                key, before = _key(self.text, end, size), previous.pop()
-                if before == NOWHERE:
-                    del last[key]
-                else:
-                    last[key] = before
-        for values in (self.text, self.source, self.run):
-            del values[length:]
-        while self._changes and self._changes[-1][0] >= length:
-            _, token, change = self._changes.pop()
-            self.changed.pop(token, None)
-            if change is not None:
-                self.changed[token] = change
 
 
 def _key(text: array[int], end: int, size: int) -> int:
