@@ -256,7 +256,12 @@ class Database:
         self._notices: list[str] = []
         self._erase_due = False
         try:
-            _make_private(path)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in (path.name, *(path.name + side for side in SIDES)):
+                file = path.with_name(name)
+                if file.exists() and not stat.S_ISREG(file.stat().st_mode):
+                    raise OSError(f"{file.name} is not a regular file")
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its side files the same mode
             notice = salvage_if_requested(path)
             inode = path.stat().st_ino
             try:
@@ -344,15 +349,6 @@ class Database:
         with contextlib.suppress(sqlite3.OperationalError):
             self._erase_due = bool(self._db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])
         self._db.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
-
-
-def _make_private(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in (path.name, *(path.name + side for side in SIDES)):
-        file = path.with_name(name)
-        if file.exists() and not stat.S_ISREG(file.stat().st_mode):
-            raise OSError(f"{file.name} is not a regular file")
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its side files the same mode
 
 
 def _unusable(path: Path, error: Exception) -> ChatsError:

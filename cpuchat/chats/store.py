@@ -234,8 +234,10 @@ class ChatStore(Database):
             tree = self.tree(chat.id)
             if message_id not in tree:
                 raise _no_message()
-            gone, leaf, moved = set(tree.subtree(message_id)), tree.after_deletion(message_id), set[int]()
-            if self._is_summary(message_id) and (moved := set(tree.children(message_id))):
+            gone, leaf = set(tree.subtree(message_id)), tree.after_deletion(message_id)
+            is_summary = "SELECT 1 FROM messages WHERE id = ? AND role = 'system' AND model != ''"
+            moved = set(tree.children(message_id)) if self._db.execute(is_summary, (message_id,)).fetchone() else set()
+            if moved:
                 gone, leaf = {message_id}, tree.leaf
             if not leaf:
                 return self.delete(chat.id)
@@ -247,10 +249,6 @@ class ChatStore(Database):
             self.set_leaf(chat.id, leaf)
             self._erase_due = True
         return Deleted(chat.id, message_id, {"messages": rows})
-
-    def _is_summary(self, message_id: int) -> bool:
-        query = "SELECT 1 FROM messages WHERE id = ? AND role = 'system' AND model != ''"
-        return self._db.execute(query, (message_id,)).fetchone() is not None
 
     def undelete(self, deleted: Deleted) -> None:
         """Put back what was deleted. Raises ChatsChanged if it was a branch of a chat that is gone."""

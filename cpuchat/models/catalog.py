@@ -143,11 +143,7 @@ class Catalog(msgspec.Struct, frozen=True):
 
 def load_catalog(user_file: Path | None = None) -> Catalog:
     """Read both catalogs, unless they are as they were. Never fails: invalid entries are left out and listed in
-    `problems`.
-
-    Args:
-        user_file: replaces `catalog.toml` in the config folder, which need not exist.
-    """
+    `problems`. `user_file`: replaces `catalog.toml` in the config folder, which need not exist."""
     file = user_file or paths.user_catalog()
     try:
         found = file.stat()
@@ -288,11 +284,7 @@ def estimates(models: Iterable[CatalogModel], machine: Machine) -> dict[str, Pre
 
 
 def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]) -> Ranked:
-    """Order the models by their predictions.
-
-    Args:
-        predictions: by id; without one a model is among the `others`.
-    """
+    """Order the models by their predictions. `predictions`: by id; without one a model is among the `others`."""
     newest = sorted(models, key=lambda model: -model.year)
     hopeless = {id for id, one in predictions.items() if one.verdict == "too large" or one.too_slow}
     unsuitable = tuple(model for model in newest if model.id in hopeless)

@@ -99,14 +99,9 @@ def predict(
     draft: GGUFHeader | None = None,
     exact: bool = True,
 ) -> Prediction:
-    """Predict the model of `header` (all parts of a split one), loaded with `options`.
-
-    The memory is what the engine computes before a load.
-
-    Args:
-        draft: header of a draft model to be loaded beside it.
-        exact: False: the tensors are those of a similar model.
-    """
+    """Predict the model of `header` (all parts of a split one), loaded with `options`. The memory is what the engine
+    computes before a load. `draft`: header of a draft model to be loaded beside it. `exact`: False: the tensors are
+    those of a similar model."""
     need, _ = plan_memory(header, options, machine.available)
     return _judged(
         machine,
@@ -128,13 +123,9 @@ def predict_like(
     *,
     draft: GGUFHeader | None = None,
 ) -> Prediction:
-    """Predict another quantization of the model of `sample`: everything but the weights is the same.
-
-    The memory is exact; all matrices count as of the main type.
-
-    Args:
-        size: bytes of its file, whose header is as large as that of the sample.
-    """
+    """Predict another quantization of the model of `sample`: everything but the weights is the same. The memory is
+    exact; all matrices count as of the main type. `size`: bytes of its file, whose header is as large as that of the
+    sample."""
     share = (size - sample.file_size + sample.size) / max(sample.size, 1)
     kind = main_type(quantization)
     tensors = [
@@ -170,11 +161,8 @@ def estimate_local(model: LocalModel, machine: Machine) -> Prediction:
 
 
 def local_work(model: LocalModel, id: str = "") -> ModelWork:
-    """Return the work of a model on this machine, without opening its file.
-
-    Args:
-        id: of the catalog, where its header is not known.
-    """
+    """Return the work of a model on this machine, without opening its file. `id`: of the catalog, where its header is
+    not known."""
     if model.work is not None:
         return msgspec.structs.replace(model.work, alike=ALIKE)
     params = float(model.n_params)
@@ -206,11 +194,21 @@ def _judged(
     if needed <= machine.available:
         verdict = "fits" if needed + spare_bytes(machine.total) <= machine.available else "tight"
     n_past = min(N_PAST, need.n_ctx) if need.n_ctx else N_PAST
-    tok_s, basis = _speed(work, n_past, machine, factor)
-    if scalar := scalar_type_of(work, machine.scalar_types):
-        tok_s, basis = None, why_slow(scalar)
+    read, tok_s = round(bytes_read(work, 1, n_past)), None
+    scalar = scalar_type_of(work, machine.scalar_types)
     if verdict == "too large":
-        tok_s, basis = None, "does not fit: weights would be read from disk"
+        basis = "does not fit: weights would be read from disk"
+    elif scalar:
+        basis = why_slow(scalar)
+    elif machine.profile is None:
+        basis = machine.peak_source
+    else:
+        cost = pass_cost(machine.profile, work, 1, n_past)
+        rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
+        takes = units.takes(cost.limit, cost.limit_share)
+        own = f"; × {1 / factor:.2f} in your chats with it" if abs(factor - 1) > _MUCH else ""
+        tok_s = 1 / (factor * cost.seconds)
+        basis = f"{rate} GB/s ({machine.source}) ÷ {gigabytes(read)} GB per token; {takes}{own}"
     return Prediction(
         need=need,
         draft_need=draft_need,
@@ -218,7 +216,7 @@ def _judged(
         available=machine.available,
         total_memory=machine.total,
         verdict=verdict,
-        bytes_per_token=round(bytes_read(work, 1, n_past)),
+        bytes_per_token=read,
         tok_s=tok_s,
         basis=basis if exact or exact_work or tok_s is None else f"≈ from the file size: {basis}",
         scalar_type=scalar,
@@ -230,16 +228,3 @@ def _judged(
 def spare_bytes(total: float) -> int:
     """Return what must be left of `total` bytes of memory for everything else."""
     return max(round(_SPARE_SHARE * total), _SPARE_BYTES)
-
-
-def _speed(work: ModelWork, n_past: int, machine: Machine, factor: float) -> tuple[float | None, str]:
-    """Return tok/s and the basis, or None and why."""
-    if machine.profile is None:
-        return None, machine.peak_source
-    cost = pass_cost(machine.profile, work, 1, n_past)
-    rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
-    per_token = gigabytes(round(bytes_read(work, 1, n_past)))
-    takes = units.takes(cost.limit, cost.limit_share)
-    own = f"; × {1 / factor:.2f} in your chats with it" if abs(factor - 1) > _MUCH else ""
-    basis = f"{rate} GB/s ({machine.source}) ÷ {per_token} GB per token; {takes}{own}"
-    return 1 / (factor * cost.seconds), basis

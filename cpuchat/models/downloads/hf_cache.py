@@ -133,13 +133,9 @@ class CachedFile:
 
     @contextmanager
     def locked(self, progress: DownloadProgress) -> Iterator[None]:
-        """Hold the lock that every huggingface_hub takes for this file; it ends with its process.
-
-        While another program holds it, the state is `waiting`, and `here` follows what that program has written.
-
-        Raises:
-            DownloadFailed: the cache cannot be written.
-        """
+        """Hold the lock that every huggingface_hub takes for this file; it ends with its process. While another program
+        holds it, the state is `waiting`, and `here` follows what that program has written. Raises DownloadFailed: the
+        cache cannot be written."""
         busy = DownloadFailed("Another program is downloading this file.", "Continues when it has finished.")
         with ExitStack() as held:
             while True:
@@ -202,13 +198,8 @@ class CachedFile:
 
 
 def update_main(cache: Path, repo: str, revision: str, newest_at: float) -> None:
-    """Point `refs/main` to `revision`, the newest commit at `newest_at` (seconds since 1970).
-
-    Not if another program has written it since: that has seen the same or a newer state.
-
-    Raises:
-        OSError: that failed.
-    """
+    """Point `refs/main` to `revision`, the newest commit at `newest_at` (seconds since 1970). Not if another program
+    has written it since: that has seen the same or a newer state. Raises OSError: that failed."""
     reference = repo_folder(cache, repo) / "refs" / "main"
     try:
         if reference.stat().st_mtime > newest_at or reference.read_bytes() == revision.encode():

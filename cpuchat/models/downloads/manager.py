@@ -153,12 +153,7 @@ class Downloads:
 
     def start(self, repo: str, revision: str, model: RepoModel, newest_at: float = 0.0) -> Download:
         """Start or resume the download of `model` at the commit `revision`: the same model is the same download.
-
-        `newest_at` see `Repository`.
-
-        Raises:
-            UsageError, HubError: it cannot be downloaded; nothing is started.
-        """
+        `newest_at` see `Repository`. Raises UsageError, HubError: it cannot be downloaded; nothing is started."""
         check_names(repo, revision, model.files)
         if not model.complete or not model.files:
             raise HubError(f"{model.name} is incomplete on Hugging Face: parts are missing.", "Choose another file.")

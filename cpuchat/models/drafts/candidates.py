@@ -386,12 +386,7 @@ def expected_pair(
     target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine | None, acceptance: float | None = None
 ) -> Expectation:
     """Return the expected speed-up of a local draft model or head, both by their headers; of the head that the target
-    contains, where `draft` is the target itself.
-
-    Args:
-        costs: of the target.
-        acceptance: measured for the pair.
-    """
+    contains, where `draft` is the target itself. `costs`: of the target. `acceptance`: measured for the pair."""
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
     is_head = draft.is_head or draft.path == target.path
     same = not is_head and is_same_model(target, draft)
@@ -405,10 +400,7 @@ def rank_among(preferred: Sequence[str], quantization: str) -> int:
 
 def check(candidate: DraftCandidate, target: GGUFHeader, hub: Hub | None = None) -> DraftCandidate:
     """Return the candidate with its verdict. Reads headers, of one on the hub over the network: not for the UI thread.
-
-    Args:
-        hub: None: candidates on the hub stay unchecked.
-    """
+    `hub`: None: candidates on the hub stay unchecked."""
     try:
         if candidate.head is None and candidate.path is not None:
             return msgspec.structs.replace(candidate, verdict=check_files(target.path, candidate.path))

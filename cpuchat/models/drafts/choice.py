@@ -244,13 +244,8 @@ class PlannedDraft(msgspec.Struct, frozen=True):
 
 def planned_draft(target: GGUFHeader, wanted: str, library: Library, hub: Hub | None = None) -> PlannedDraft | None:
     """Return the draft model that `choose_draft` would load once the model of `target` is downloaded; None if none.
-
     Where it would find none, the one that the catalog names, from the hub. Reads headers, over the network too.
-
-    Args:
-        wanted: as of `choose_draft`.
-        hub: None: only what is on this machine.
-    """
+    `wanted`: as of `choose_draft`. `hub`: None: only what is on this machine."""
     wanted = wanted.strip()
     if wanted == NO_DRAFT:
         return None

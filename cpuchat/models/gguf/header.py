@@ -261,13 +261,9 @@ def model_size(path: Path) -> int:
 
 
 def read_model(path: Path) -> GGUFHeader:
-    """Read a whole model: like `read_header`, with the tensors of all parts of a split one.
-
-    Tensor offsets stay those of their own part.
-
-    Raises:
-        ModelNotFound, ModelDamaged, ModelUnsupported: as `read_header`; ModelDamaged when a part is missing, too.
-    """
+    """Read a whole model: like `read_header`, with the tensors of all parts of a split one. Tensor offsets stay those
+    of their own part. Raises ModelNotFound, ModelDamaged, ModelUnsupported: as `read_header`; ModelDamaged when a part
+    is missing, too."""
     parts = model_files(path)
     header = read_header(next((part for part in parts if part.is_file()), path))
     if header.split_count == 1:

@@ -277,19 +277,16 @@ class _Reader:
         if end > MAX_HEADER:
             raise self.damaged(f"{what} ends at byte {end}, beyond the longest valid header")
         if end > len(self.buffer):
-            self._fill(end, what)
+            wanted = min(self.size, MAX_HEADER, max(end, 2 * len(self.buffer), _CHUNK))
+            while len(self.buffer) < wanted:
+                piece = self.source.read(len(self.buffer), wanted - len(self.buffer))
+                if not piece:
+                    break
+                self.buffer += piece
+            if len(self.buffer) < end:  # it shrank in the meantime
+                raise self.truncated(f" in {what}: byte {len(self.buffer)} could not be read")
         self.at = end
         return start
-
-    def _fill(self, end: int, what: str) -> None:
-        wanted = min(self.size, MAX_HEADER, max(end, 2 * len(self.buffer), _CHUNK))
-        while len(self.buffer) < wanted:
-            piece = self.source.read(len(self.buffer), wanted - len(self.buffer))
-            if not piece:
-                break
-            self.buffer += piece
-        if len(self.buffer) < end:  # it shrank in the meantime
-            raise self.truncated(f" in {what}: byte {len(self.buffer)} could not be read")
 
     def u32(self, what: str) -> int:
         return _u32(self.buffer, self.need(4, what))[0]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
 from cpuchat import __version__
@@ -270,13 +270,8 @@ class Hub:
         if "://" in query:
             query = parse_address(query).repo
         query = query.strip()
-        return responses.listed_repositories(
-            ask(
-                lambda api: list(
-                    api.list_models(search=query, filter="gguf", sort="downloads", limit=limit, expand=_FACTS)
-                )
-            )
-        )
+        usual: dict[str, Any] = {"filter": "gguf", "sort": "downloads", "expand": _FACTS}
+        return responses.listed_repositories(ask(lambda api: list(api.list_models(search=query, limit=limit, **usual))))
 
     def repository(self, repo_id: str, revision: str = MAIN) -> Repository:
         """Return its models at `revision`: a branch, a tag or a commit. Raises UsageError: `repo_id` is not
@@ -287,12 +282,8 @@ class Hub:
 
     def header(self, repo: Repository, model: RepoModel) -> GGUFHeader:
         """Return the header of a model, with the tensors of all parts of a split one; fetches some MB, and keeps the
-        last few.
-
-        Raises:
-            ModelDamaged: not a GGUF file, a contradictory header, or missing parts.
-            TooSlow: too many parts, or too slow a connection.
-        """
+        last few. Raises ModelDamaged: not a GGUF file, a contradictory header, or missing parts; TooSlow: too many
+        parts, or too slow a connection."""
         key = tuple(file.etag for file in model.files)
         if (known := self._headers.get(key)) is not None:
             return known

@@ -86,11 +86,8 @@ _TOKEN = re.compile(r"\bhf_\w+|bearer\s+\S+", re.IGNORECASE)
 
 
 def translate(error: Exception, repo: str = "") -> CpuchatError:
-    """Return the typed error for what huggingface_hub or httpx raised; a typed error is returned unchanged.
-
-    Args:
-        repo: "owner/name" of the repository that was asked about, "" for none.
-    """
+    """Return the typed error for what huggingface_hub or httpx raised; a typed error is returned unchanged. `repo`:
+    "owner/name" of the repository that was asked about, "" for none."""
     import httpx
     from huggingface_hub import errors as hub
 
