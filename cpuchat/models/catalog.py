@@ -141,10 +141,10 @@ class Catalog(msgspec.Struct, frozen=True):
         return [model for model in self.models if matches(model)]
 
 
-def load_catalog(user_file: Path | None = None) -> Catalog:
-    """Read both catalogs, unless they are as they were. Never fails: invalid entries are left out and listed in
-    `problems`. `user_file`: replaces `catalog.toml` in the config folder, which need not exist."""
-    file = user_file or paths.user_catalog()
+def load_catalog() -> Catalog:
+    """Read both catalogs, unless they are as they were; the user's is `catalog.toml` in the config folder, and need not
+    exist. Never fails: invalid entries are left out and listed in `problems`."""
+    file = paths.user_catalog()
     try:
         found = file.stat()
         state = found.st_ino, found.st_size, found.st_mtime_ns

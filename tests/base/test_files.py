@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import subprocess
@@ -40,19 +39,6 @@ def test_an_error_leaves_the_old_content(tmp_path: Path) -> None:
         raise KeyError
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_a_full_disk_leaves_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "a"
-    write_atomically(file, "old")
-
-    def full(path: Path, target: Path) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(file, "new")
-    assert list(tmp_path.iterdir()) == [file] and file.read_text() == "old"
 
 
 def test_a_lock_is_seen_by_others_until_it_ends(tmp_path: Path) -> None:

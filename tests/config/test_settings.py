@@ -11,7 +11,6 @@ from cpuchat.base.errors import SettingsError
 from cpuchat.cli.options import given_options, laid_over
 from cpuchat.config import settings
 from cpuchat.config.settings import SettingSources, parse
-from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import Sampling
 
 
@@ -30,14 +29,6 @@ def test_what_the_names_of_drafters_stand_for(name: str, drafters: tuple[str, ..
     section = parse(f'[speculation]\ndrafters = "{name}"\ndraft_model = "some/draft"').speculation
     assert section.speculation().drafters == drafters
     assert section.wanted_draft == ("some/draft" if "draft" in drafters else "none")
-
-
-def test_every_value_of_the_section_reaches_the_engine() -> None:
-    chosen = parse('[speculation]\ndepth = 7\ndraft_cores = "6,7"\n[engine]\npoll = 4\nthreads = 2')
-    assert chosen.speculation.speculation().depth == 7
-    options = chosen.load_options("draft.gguf")
-    assert (options.draft_path, options.calibrate, options.poll) == ("draft.gguf", True, 4)
-    assert PlacementSpec.of(chosen) == PlacementSpec(draft_cores="6,7", threads=2)
 
 
 def test_nothing_is_measured_when_nothing_is_to_be_drafted() -> None:

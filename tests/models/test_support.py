@@ -23,10 +23,9 @@ from cpuchat.models.machine import Machine, require_loadable
 from cpuchat.models.prediction import predict
 from cpuchat.models.support import check_supported, scalar_types, why_unsupported
 from cpuchat.planner.specs import find_model, from_header
-from cpuchat.present.models import sections, verdict
+from cpuchat.present.models import sections
 from cpuchat.protocol.messages import LoadOptions
 from tests.models.gguf.fields import fields, patched
-from tests.support.costs import reading
 from tests.support.edited_gguf import edited
 from tests.support.tiny_gguf import finish
 
@@ -121,19 +120,6 @@ def test_which_types_have_no_vector_instructions_on_which_cpu(monkeypatch: pytes
     ):
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
         assert some <= scalar_types(cpu) and not none & scalar_types(cpu), machine
-
-
-def test_a_file_of_such_a_type_is_marked_and_no_speed_is_told(tmp_path: Path) -> None:
-    one = {"blk.0.ffn_up.weight": np.zeros(2304, np.int8)}
-    header = read_header(retyped(written(tmp_path / "t.gguf", one, block_count=1), 42, 8192))
-    machine = Machine(available=8 * GB, total=16 * GB, profile=reading(30e9), source="measured")
-    there = Machine(available=8 * GB, total=16 * GB, profile=reading(30e9), scalar_types=frozenset({"Q2_0"}))
-    usual, slow = predict(header, LoadOptions(), machine), predict(header, LoadOptions(), there)
-    assert verdict(usual) == "fits" and usual.tok_s
-    assert verdict(slow) == "no SIMD" and slow.tok_s is None and slow.scalar_type == "Q2_0"
-    assert slow.basis.startswith("Q2_0 has no SIMD kernel on this CPU")
-    shown = msgspec.structs.replace(inspect(header), scalar_types=frozenset({"Q2_0"}))
-    assert "no SIMD kernel on this CPU" in dict(dict(sections(shown))["Tensors"])["Q2_0"]
 
 
 # Tables
