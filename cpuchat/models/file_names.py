@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import os
 import re
 from pathlib import Path
 from typing import Literal
 
 from cpuchat.base.errors import ModelNotFound
+from cpuchat.base.paths import engine_libraries
 from cpuchat.models.gguf.header import model_files
 
 Role = Literal["model", "head", "projector", "imatrix"]
@@ -141,14 +141,14 @@ def engine_fingerprint() -> str:
     """Identify the build of the installed engine by its version and the sizes of its libraries (of cpuchat's kernels,
     which change more often, by the content), without loading them: the same after a reinstall, and wherever it is
     installed. "" without one."""
-    package = _engine_package()
-    if package is None:
+    libraries = engine_libraries()
+    if libraries is None:
         return ""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        names = [one.name for one in package.parent.glob("llama_cpp_python-*.dist-info")]
-        sizes = [(one.name, one.stat().st_size) for one in (package / "lib").glob("lib*")]
-        for kernels in (package / "lib").glob("libcpuchat-*"):
+        names = [one.name for one in libraries.parents[1].glob("llama_cpp_python-*.dist-info")]
+        sizes = [(one.name, one.stat().st_size) for one in libraries.glob("lib*")]
+        for kernels in libraries.glob("libcpuchat-*"):
             digest.update(kernels.read_bytes())
     except OSError:
         return ""
@@ -156,22 +156,15 @@ def engine_fingerprint() -> str:
     return digest.hexdigest()
 
 
-def _engine_package() -> Path | None:
-    found = importlib.util.find_spec("llama_cpp")
-    return Path(found.origin).parent if found is not None and found.origin is not None else None
-
-
 @functools.lru_cache(maxsize=4096)
 def engine_knows(name: str) -> bool:
     """Return whether the engine's library contains this name, of an architecture or a tensor, without loading it; True
     without an engine. Up to 10 ms for a name that was not asked for before."""
-    package = _engine_package()
-    libraries = sorted((package / "lib").glob("*llama.*")) if package is not None else []
-    if not libraries:
-        return True
+    folder = engine_libraries()
+    library = min(folder.glob("*llama.*"), default=None) if folder is not None else None
     try:
         # Linkers merge strings with the ends of others, so what precedes the name does not matter.
-        return name.encode("utf-8", "replace") + b"\0" in libraries[0].read_bytes()
+        return library is None or name.encode("utf-8", "replace") + b"\0" in library.read_bytes()
     except OSError:
         return True
 
