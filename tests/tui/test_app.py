@@ -108,10 +108,12 @@ def test_what_a_keymap_cannot_have_is_named_and_left_out() -> None:
     assert load_keymap().moved == {} and "chat.models: Ctrl+N is taken" in load_keymap().problems[0]
 
 
-async def test_a_key_that_was_moved_works_and_is_in_help() -> None:
+async def test_a_key_that_was_moved_works_and_is_in_help_and_a_setting_that_is_none_is_named() -> None:
     write_keymap('[chat]\ndownloads = "ctrl+b"\n')
+    paths.settings_file().write_text("[engine]\nturbo = 1\n")
     async with running() as app:
         await app.ready()
+        await app.told("no setting named engine.turbo")
         await app.press("ctrl+b")
         await app.opens(DownloadsScreen)
         await app.press("escape", "f1")
