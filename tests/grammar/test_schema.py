@@ -231,13 +231,11 @@ WORDS = _words(5000, string.ascii_letters + " -", 1)
 @pytest.mark.parametrize(
     ("form", "values"),
     [
-        ("enum", WORDS),
         ("constants", WORDS),
         ("enum", _words(4000, "".join(map(chr, range(0x4E00, 0x8E00))), 2)),
-        ("enum", [chr(0x4E00 + i) for i in range(5000)]),
         ("enum", list(map(str, range(5000)))),
     ],
-    ids=["words", "constants", "Chinese words", "characters", "numbers"],
+    ids=["constants", "Chinese words", "numbers"],
 )
 def test_thousands_of_values_are_accepted(matches: Matches, values: list[str], form: str) -> None:
     schema = {"enum": values} if form == "enum" else {"oneOf": [{"const": one, "title": "one"} for one in values]}

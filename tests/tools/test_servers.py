@@ -125,22 +125,6 @@ async def test_what_a_server_does_is_told_and_it_is_restarted(way: str, told: st
         assert ("DEBUG: sending" in log.read_text()) == (way == "noise")
 
 
-@pytest.mark.parametrize(
-    ("line", "is_one"),
-    [
-        ('\ufeff{"id": 3, "jsonrpc": "2.0", "result"', True),
-        ('{"jsonrpc": "2.0", "id": 3, "result": ' + "[" * 9_000 + "]" * 9_000 + "}", True),
-        ('[{"jsonrpc": "2.0", "id": 3, "result": {}}]', True),
-        ('{"level": "info", "sent": "cut off', False),
-        ('DEBUG: {"jsonrpc": "2.0"}', False),
-    ],
-)
-def test_a_broken_message_is_told_from_a_print(line: str, is_one: bool) -> None:
-    from cpuchat.tools.mcp_client import is_message  # slow
-
-    assert is_message(line.encode()) is is_one
-
-
 async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_children(tmp_path: Path) -> None:
     async with hostile("hang", tmp_path, timeout=0.05) as server:
         await server.ready()
