@@ -14,7 +14,7 @@ import pytest
 
 from cpuchat.backend import process
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.process import ChildProcess, Launch, Spawner, WorkerProcess
+from cpuchat.backend.process import Launch, Spawner, WorkerProcess
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -90,26 +90,6 @@ async def test_a_stopped_worker_is_killed_with_its_helpers(
         one.suspend()
     await backend.close()
     assert not psutil.wait_procs(everyone, timeout=_STUCK)[1]
-
-
-async def test_a_worker_that_hangs_in_the_kernel_keeps_nobody_waiting(
-    backend: LocalBackend, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker in uninterruptible sleep does not die of SIGKILL; a signal that never arrives simulates it."""
-    for name in ("ANSWER_SECONDS", "_DYING_SECONDS"):
-        monkeypatch.setattr(process, name, 0.1)
-    await collect(backend.load(tiny_model, OPTIONS))
-    worker = psutil.Process(backend.pid)
-    with monkeypatch.context() as unkillable:
-        unkillable.setattr(ChildProcess, "kill", lambda _: None)
-        worker.suspend()
-        waiting = asyncio.create_task(rest(backend.generate(chat("hello"))))
-        await asyncio.sleep(0)
-        await backend.close()
-        last = await waiting
-    assert isinstance(last, Failed) and last.code == "interrupted"
-    worker.kill()
-    assert not psutil.wait_procs([worker], timeout=_STUCK)[1]
 
 
 async def test_a_killed_worker_takes_its_helpers_along_and_a_stop_between_the_reload_and_the_answer_is_heard(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -162,16 +161,6 @@ async def test_a_tool_that_changes_is_another_one(tmp_path: Path) -> None:
         assert isinstance(before, Tool) and isinstance(after, Tool) and result == ToolResult(text="seen")
         assert before.fingerprint != after.fingerprint and after.description == "Delete everything."
         assert box.tools == (after,)
-    (tmp_path / "started").unlink()
-    async with hostile("lie", tmp_path) as server:
-        await server.ready()
-        box = Toolbox([server])
-        before, _ = await call(box)
-        os.kill(int((tmp_path / "started").read_text().split()[0]), 9)
-        while server.state == "running":
-            await asyncio.sleep(0.01)
-        after, _ = await call(box)
-        assert isinstance(before, Tool) and isinstance(after, Tool) and before.fingerprint != after.fingerprint
 
 
 @pytest.mark.parametrize(("way", "told"), [("many", "128 of 200 tools"), ("endless", "128 of over 200 tools")])

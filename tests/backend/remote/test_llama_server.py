@@ -13,7 +13,6 @@ from cpuchat.base import paths
 from cpuchat.config.servers import ServerModel
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import (
-    ContextTrimmed,
     LoadOptions,
     ModelLoaded,
     PrefillProgress,
@@ -108,14 +107,3 @@ async def test_acceptance_is_what_the_server_counts(drafting: str) -> None:
     assert got.timings.tokens_per_pass == pytest.approx(200 / figures.passes)
     # The server is told to accept the first token of each pass and no second one; it does so for 94 % of the passes.
     assert figures.draft_n_accepted / figures.draft_n == pytest.approx(0.47, abs=0.03)
-
-
-async def test_a_chat_that_outgrows_the_context_is_trimmed(demo: str) -> None:
-    backend = await connected(demo)
-    texts = [f"{n} " + "word " * 300 for n in range(9)]
-    got = await collect(backend.generate(chat(*texts, max_tokens=5)))
-    assert got.of(ContextTrimmed)[0].n_ctx == 2048
-    assert got.timings.predicted_n == 5
-    too_long = await collect(backend.generate(chat("word " * 5000)))
-    assert too_long.failed.code == "context_full" and too_long.failed.alone
-    await backend.close()
