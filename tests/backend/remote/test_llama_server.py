@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cpuchat.backend.remote.adapter import Adapter
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
@@ -65,16 +66,14 @@ async def test_it_answers_as_the_worker_does(demo: str) -> None:
         await backend.close()
 
 
-async def test_figures_are_the_servers(demo: str) -> None:
-    backend, meter, seen = await connected(demo), Meter(), []
-    assert backend._adapter is not None
-    original = backend._adapter.chunk
+async def test_figures_are_the_servers(demo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, meter, seen, original = await connected(demo), Meter(), [], Adapter.chunk
 
-    def listening(data: dict) -> object:
+    def listening(adapter: Adapter, data: dict) -> object:
         seen.append(data.get("timings"))
-        return original(data)
+        return original(adapter, data)
 
-    backend._adapter.chunk = listening  # type: ignore[method-assign]
+    monkeypatch.setattr(Adapter, "chunk", listening)
     assert backend.model is not None
     meter.observe(ModelLoaded(model=backend.model), 0.0)
     meter.request_started(time.monotonic())
