@@ -45,6 +45,7 @@ class Backend(Protocol):
         """Start a worker if needed and load the model with the placement `spec`; or connect to the server of the model.
         Ends with `ModelLoaded`, `LoadCancelled` or `Failed`.
         """
+        ...
 
     def generate(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
         """Stream one answer; ends with `GenerationFinished` or `Failed`. Closing the iterator early cancels the answer.
@@ -52,12 +53,14 @@ class Backend(Protocol):
         A worker that died before is started again and the model loaded again first (its `LoadProgress` events
         come first).
         """
+        ...
 
     async def cancel(self) -> None:
         """Stop the load or answer that runs or was requested last; its iterator still ends with its final event."""
 
     async def end_reasoning(self) -> bool:
         """Let the model end its reasoning and answer now; False when it is not reasoning, or the engine cannot."""
+        ...
 
     async def count_tokens(self, text: str) -> int | None:
         """Return how many tokens a text has for the loaded model; None where that cannot be told, or not at once."""

@@ -130,6 +130,7 @@ class ToolSource(Protocol):
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Run a call of one of `tools`. When it is cancelled, what it started is stopped, or ends soon by itself."""
+        ...
 
     async def close(self) -> None:
         """Give up what it holds; it is not used again."""
