@@ -57,7 +57,6 @@ class Backend(Protocol):
 
     async def cancel(self) -> None:
         """Stop the load or answer that runs or was requested last; its iterator still ends with its final event."""
-        ...
 
     async def end_reasoning(self) -> bool:
         """Let the model end its reasoning and answer now; False when it is not reasoning, or the engine cannot."""
@@ -65,27 +64,21 @@ class Backend(Protocol):
 
     async def count_tokens(self, text: str) -> int | None:
         """Return how many tokens a text has for the loaded model; None where that cannot be told, or not at once."""
-        ...
 
     async def count_prompt(self, request: Generate) -> int | None:
         """Return how many tokens the prompt of a request has; None where that cannot be told."""
-        ...
 
     async def forget(self, chat_id: str) -> None:
         """Delete the saved KV cache of a deleted chat; "" : what is in memory of a chat without a name."""
-        ...
 
     async def unload(self) -> None:
         """Let the worker save and exit; the next answer starts it and loads the model again. Nothing may be running."""
-        ...
 
     def kill(self) -> None:
         """Kill the worker; unsaved data is lost. Streams end with `Failed`; `close` must still be called."""
-        ...
 
     async def close(self) -> None:
         """Let the worker save and exit; kill it if it takes longer than a few seconds."""
-        ...
 
 
 NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")

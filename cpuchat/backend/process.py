@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,27 +88,27 @@ class Spawner:
         """Start a worker as `launch`, called in the thread, returns; or another `module` with its arguments, and with
         `environment` added to what it inherits. The result raises OSError, and what `launch` raises.
         """
-        return self._thread.submit(lambda: _spawn(log_dir, launch(), module, environment))
+
+        def start() -> Spawned:
+            wanted, log = launch(), _new_log(log_dir)
+            # numpy must not start a thread pool of its own beside llama.cpp's.
+            more = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
+            with log.open("wb") as stderr:
+                # A process group of its own, so that no helper of the worker outlives it.
+                process = subprocess.Popen(
+                    launch_command(wanted.memory_policy, python_command("-m", *module)),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    env=child_environment(**more, **{MODULE_VARIABLE: wanted.cpu_module}),
+                    process_group=0 if sys.platform != "win32" else None,
+                )
+            return Spawned(process, log, wanted)
+
+        return self._thread.submit(start)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)
-
-
-def _spawn(log_dir: Path, launch: Launch, module: Sequence[str], environment: Mapping[str, str]) -> Spawned:
-    log = _new_log(log_dir)
-    # numpy must not start a thread pool of its own beside llama.cpp's.
-    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **environment}
-    with log.open("wb") as stderr:
-        # A process group of its own, so that no helper of the worker outlives it.
-        process = subprocess.Popen(
-            launch_command(launch.memory_policy, python_command("-m", *module)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=child_environment(**environment, **{MODULE_VARIABLE: launch.cpu_module}),
-            process_group=0 if sys.platform != "win32" else None,
-        )
-    return Spawned(process, log, launch)
 
 
 class ChildProcess:
@@ -277,8 +277,15 @@ class WorkerProcess(ChildProcess):
                 end = HEADER_SIZE + frame_length(self._unread[:HEADER_SIZE])
                 if len(self._unread) < end:
                     break
-                self._arrived(decode_event(memoryview(self._unread)[HEADER_SIZE:end]))
+                event = decode_event(memoryview(self._unread)[HEADER_SIZE:end])
                 del self._unread[:end]
+                if isinstance(event, ShuttingDown):
+                    self._shutting_down.set()
+                elif isinstance(event, TokensCounted):
+                    if (counted := self._counts.get(event.request_id)) is not None and not counted.done():
+                        counted.set_result(event.n_tokens)
+                else:
+                    self.events.put_nowait(event)
             if data:
                 return
         except BlockingIOError:
@@ -289,15 +296,6 @@ class WorkerProcess(ChildProcess):
         self._loop.remove_reader(self._output)
         reap = threading.Thread(target=self._reap, args=(broken, _DYING_SECONDS), name=f"reap-{self.pid}", daemon=True)
         reap.start()
-
-    def _arrived(self, event: AnyEvent) -> None:
-        if isinstance(event, ShuttingDown):
-            self._shutting_down.set()
-        elif isinstance(event, TokensCounted):
-            if (counted := self._counts.get(event.request_id)) is not None and not counted.done():
-                counted.set_result(event.n_tokens)
-        else:
-            self.events.put_nowait(event)
 
     def _ended(self, status: int, broken: str) -> None:
         if not self.alive:  # reported as exited already

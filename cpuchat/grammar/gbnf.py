@@ -150,7 +150,9 @@ class _Parser:
             if character in "*+?{":
                 if not elements:
                     self._fail(f"nothing before {character} to repeat")
-                elements[-1] = self._repeated(elements[-1])
+                one, times = elements[-1], self._repetition()
+                one = f"({one})" if one[-1] in "*+?}" else one
+                elements[-1] = '""' if times == "{0,0}" else f"{one}{times}"
             elif element := self._element(character, depth):
                 elements.append(element)
             else:
@@ -221,7 +223,8 @@ class _Parser:
             self._fail(f"a class has more than {_MAX_RANGES:,} characters and ranges", place)
         if not (known := [(low, min(high, _LAST)) for low, high in ranges if low <= _LAST]) and not negated:
             self._fail("a class without a character of Unicode", place)
-        return _class_of(known, negated=negated) if known else _ANY
+        parts = (f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in known)
+        return f"/[{'^' if negated else ''}{''.join(parts)}]/" if known else _ANY
 
     def _code(self) -> int:
         """Return the code point of the next character, which may be escaped."""
@@ -234,10 +237,6 @@ class _Parser:
         self._at = found.end()
         letter, digits = found[0][1], found[0][2:]
         return int(digits, 16) if digits else ord({"t": "\t", "r": "\r", "n": "\n"}.get(letter, letter))
-
-    def _repeated(self, one: str) -> str:
-        times = self._repetition()
-        return '""' if times == "{0,0}" else f"({one}){times}" if one[-1] in "*+?}" else f"{one}{times}"
 
     def _repetition(self) -> str:
         character = self._peek()
@@ -255,8 +254,3 @@ class _Parser:
             self._fail(f"{found[0]} ends before it begins")
         self._at = found.end()
         return f"{{{low},{'' if high is None else high}}}"
-
-
-def _class_of(ranges: list[tuple[int, int]], *, negated: bool) -> str:
-    parts = (f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in ranges)
-    return f"/[{'^' if negated else ''}{''.join(parts)}]/"

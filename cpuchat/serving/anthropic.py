@@ -56,7 +56,21 @@ def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
     body = reader.body(data, MessagesBody)
     reader.check_number(body.messages)
     offered = read_tools(reader, body.tools or [], "messages")
-    transcript = _messages(body)
+    if not body.messages:
+        raise Refusal(400, "`messages` is empty.", param="messages")
+    transcript = RequestMessages()
+    if system := read_text(body.system or "", "system"):
+        transcript.add("system", system)
+    for number, message in enumerate(body.messages):
+        where = f"messages[{number}]"
+        if message.role == "assistant":
+            _add_answer(message.content, transcript, where)
+        elif message.role == "user":
+            _add_question(message.content, transcript, where)
+        elif message.role == "system":
+            transcript.add("system", read_text(message.content, where))
+        else:
+            raise field_error(f"{where}.role", f"`{quoted(message.role)}` is not supported, only user and assistant")
     default, effort = reader.reasoning((body.output_config or {}).get("effort"), "output_config.effort")
     reasoning, budget = _thinking(body.thinking, default)
     given = body.tool_choice or {"type": "auto"}
@@ -91,25 +105,6 @@ def _thinking(given: dict[str, Any] | None, default: bool | None) -> tuple[bool 
         case {"type": "disabled"}:
             return False, None
     raise field_error("thinking", "must be enabled, adaptive or disabled")
-
-
-def _messages(body: MessagesBody) -> RequestMessages:
-    if not body.messages:
-        raise Refusal(400, "`messages` is empty.", param="messages")
-    found = RequestMessages()
-    if system := read_text(body.system or "", "system"):
-        found.add("system", system)
-    for number, message in enumerate(body.messages):
-        where = f"messages[{number}]"
-        if message.role == "assistant":
-            _add_answer(message.content, found, where)
-        elif message.role == "user":
-            _add_question(message.content, found, where)
-        elif message.role == "system":
-            found.add("system", read_text(message.content, where))
-        else:
-            raise field_error(f"{where}.role", f"`{quoted(message.role)}` is not supported, only user and assistant")
-    return found
 
 
 def _add_answer(content: str | list[dict[str, Any]], found: RequestMessages, where: str) -> None:

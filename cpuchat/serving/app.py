@@ -286,28 +286,20 @@ def _internal_error() -> Refusal:
     return Refusal(500, "Internal error; see the server's log.", "internal_error")
 
 
-async def _on_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return error.response(path=request.url.path)
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    """Turn an unknown path or method into an error object."""
-    assert isinstance(error, HTTPException)
-    said = f"{request.method} {quoted(request.scope['raw_path'].decode('latin-1'))}: {error.detail}."
-    if error.status_code == 404:
-        refusal = Refusal(404, f"{said} {_ELSEWHERE}", "not_found")
-    else:
-        refusal = Refusal(error.status_code, said, "http")
-    return refusal.response(error.headers, request.url.path)
-
-
-async def _on_hang_up(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)
-
-
 async def _on_error(request: Request, error: Exception) -> Response:
-    return _internal_error().response(path=request.url.path)
+    """Turn a refusal, an unknown path or method, or an internal error into an error object."""
+    refusal, headers = _internal_error(), None
+    match error:
+        case ClientDisconnect():
+            return Response(status_code=400)
+        case Refusal():
+            refusal = error
+        case HTTPException():
+            said = f"{request.method} {quoted(request.scope['raw_path'].decode('latin-1'))}: {error.detail}."
+            refusal, headers = Refusal(error.status_code, said, "http"), error.headers
+            if error.status_code == 404:
+                refusal = Refusal(404, f"{said} {_ELSEWHERE}", "not_found")
+    return refusal.response(headers, request.url.path)
 
 
 def make_app(
@@ -336,6 +328,5 @@ def make_app(
     if origins:
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.insert(0, cors)
-    handlers: dict[Any, Any] = {Refusal: _on_refusal, HTTPException: _on_http, Exception: _on_error}
-    handlers[ClientDisconnect] = _on_hang_up
+    handlers: dict[Any, Any] = dict.fromkeys((Refusal, HTTPException, ClientDisconnect, Exception), _on_error)
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)

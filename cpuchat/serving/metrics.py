@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter as Counts
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, get_args
 
@@ -34,14 +33,10 @@ _OF = "Of the running answer, else the last one."
 
 
 class ServingMetrics:
-    """Counts since the start of the server. `results`: how many requests of all endpoints have ended so;
-    `prompt_tokens`: those of prompts that were reused, and evaluated.
-    """
+    """Counts since the start of the server."""
 
     def __init__(self) -> None:
         disable_created_metrics()
-        self.results = Counts[str]()
-        self.prompt_tokens = (0, 0)
         self._registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -59,7 +54,6 @@ class ServingMetrics:
 
     def count_request(self, endpoint: str, result: Result) -> None:
         """Count a request that has ended."""
-        self.results[result] += 1
         self._requests.labels(endpoint, result).inc()
 
     def count_queued(self, seconds: float) -> None:
@@ -68,8 +62,6 @@ class ServingMetrics:
 
     def count_answer(self, timings: Timings, ttft_s: float | None) -> None:
         """Count what the engine did for a request, also a cut one. `ttft_s`: the wait in the queue included."""
-        cached, evaluated = self.prompt_tokens
-        self.prompt_tokens = (cached + timings.cache_n, evaluated + timings.prompt_n)
         figures, steps = timings.speculation, max(timings.predicted_n - 1, 0)
         counts = {
             "prompt_tokens": timings.prompt_n,

@@ -103,13 +103,23 @@ def read_chat(reader: RequestReader, data: bytes) -> ParsedRequest:
     reader.check_number(body.messages)
     offered = read_tools(reader, body.tools or [], "chat")
     transcript = read_messages(body.messages)
-    reasoning, effort = _reasoning(reader, body)
+    given = dict(body.chat_template_kwargs or {})
+    if (inner := given.pop("reasoning_effort", None)) is not None:
+        reasoning, effort = reader.reasoning(inner, "chat_template_kwargs.reasoning_effort")
+    elif body.reasoning_effort is None and isinstance(body.reasoning, dict):  # as OpenRouter's clients send it
+        reasoning, effort = reader.reasoning(body.reasoning.get("effort"), "reasoning.effort")
+    else:
+        reasoning, effort = reader.reasoning(body.reasoning_effort, "reasoning_effort")
+    wanted = {value for value in given.values() if isinstance(value, bool)}
+    if set(given) - {"enable_thinking", "thinking"} or len(wanted) != min(len(given), 1):
+        reason = "only reasoning_effort and enable_thinking, true or false, are supported"
+        raise field_error("chat_template_kwargs", reason, "unsupported")
     asked = Generate(
         messages=tuple(transcript.messages),
         continues=transcript.continues,
         tools=offered.tools,
         calling=read_choice(body.tool_choice, offered, single=body.parallel_tool_calls is False),
-        reasoning=reasoning,
+        reasoning=wanted.pop() if wanted else reasoning,
         effort=effort,
     )
     most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -178,22 +188,6 @@ def read_messages(given: list[ChatMessage]) -> RequestMessages:
         else:
             found.add(role, content)
     return found
-
-
-def _reasoning(reader: RequestReader, body: ChatBody) -> tuple[bool | None, str]:
-    """Return `Generate.reasoning` and `Generate.effort`. Raises Refusal."""
-    given = dict(body.chat_template_kwargs or {})
-    if (inner := given.pop("reasoning_effort", None)) is not None:
-        choice, effort = reader.reasoning(inner, "chat_template_kwargs.reasoning_effort")
-    elif body.reasoning_effort is None and isinstance(body.reasoning, dict):  # as OpenRouter's clients send it
-        choice, effort = reader.reasoning(body.reasoning.get("effort"), "reasoning.effort")
-    else:
-        choice, effort = reader.reasoning(body.reasoning_effort, "reasoning_effort")
-    wanted = {value for value in given.values() if isinstance(value, bool)}
-    if set(given) - {"enable_thinking", "thinking"} or len(wanted) != min(len(given), 1):
-        reason = "only reasoning_effort and enable_thinking, true or false, are supported"
-        raise field_error("chat_template_kwargs", reason, "unsupported")
-    return wanted.pop() if wanted else choice, effort
 
 
 class ChatReply(Reply):
@@ -292,16 +286,14 @@ class ChatReply(Reply):
             case TextDelta():
                 delta["content"] = event.text
             case CallDelta():
-                delta["tool_calls"] = [self._call_delta(event)]
+                call: dict[str, Any] = {"index": event.index, "function": {"arguments": event.arguments}}
+                if event.index >= self._n_told:
+                    self._n_told = event.index + 1
+                    written = self.progress.calls[event.index]
+                    function = {"name": written.name, "arguments": event.arguments}
+                    call |= {"id": written.id, "type": "function", "function": function}
+                delta["tool_calls"] = [call]
         return {"delta": delta}
-
-    def _call_delta(self, event: CallDelta) -> dict[str, Any]:
-        if event.index < self._n_told:
-            return {"index": event.index, "function": {"arguments": event.arguments}}
-        self._n_told = event.index + 1
-        call = self.progress.calls[event.index]
-        function = {"name": call.name, "arguments": event.arguments}
-        return {"index": event.index, "id": call.id, "type": "function", "function": function}
 
 
 def _finish_reason(progress: ReplyProgress) -> str:

@@ -263,9 +263,16 @@ class InferenceService:
             async for event in events:
                 now = self._clock()
                 meter.observe(event, now)
-                for call in _untold(event, progress):
-                    progress.follow(call, now)
-                    yield call
+                if isinstance(event, GenerationFinished):  # not every engine tells calls as they are written
+                    timings, n_told = event.timings, len(progress.calls)
+                    for index, call in enumerate(event.calls[n_told:], n_told):
+                        told = CallDelta(
+                            request_id=event.request_id, index=index, name=call.name, id=call.id,
+                            arguments=msgspec.json.encode(call.arguments).decode(),
+                            predicted_n=timings.predicted_n, at_ms=timings.ttft_ms + timings.predicted_ms,
+                        )  # fmt: skip
+                        progress.follow(told, now)
+                        yield told
                 progress.follow(event, now)
                 if isinstance(event, ModelLoaded):
                     self.loaded(event.model)
@@ -278,17 +285,6 @@ class InferenceService:
         """Return the page for Prometheus."""
         state = {"running": int(self.busy), "waiting": self.waiting, "limit": self.limit}
         return self.metrics.page(endpoints, state, self._info, self._conversation.meter.figures(self._clock()))
-
-
-def _untold(event: AnyEvent, progress: ReplyProgress) -> Iterator[CallDelta]:
-    """Yield the calls of an answer that no event told before: not every engine tells them as they are written."""
-    if isinstance(event, GenerationFinished):
-        for index, call in enumerate(event.calls[len(progress.calls) :], len(progress.calls)):
-            arguments = msgspec.json.encode(call.arguments).decode()
-            yield CallDelta(
-                request_id=event.request_id, index=index, name=call.name, arguments=arguments, id=call.id,
-                predicted_n=event.timings.predicted_n, at_ms=event.timings.ttft_ms + event.timings.predicted_ms,
-            )  # fmt: skip
 
 
 def _closing() -> Refusal:

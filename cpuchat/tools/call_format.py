@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from cpuchat.protocol.messages import Message, MessageData, Tool, ToolCall
+from cpuchat.protocol.messages import Message, MessageData, Tool
 
 ID = "\0"
 """Stands for the id of a call in the texts of a format, or another word: any."""
@@ -166,28 +166,21 @@ def as_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]
                 text = f"{found.pop().content}\n{text}"
             found.append(Message(role="user", content=text, tool=message.tool or "-"))
         elif message.calls:
-            content = "\n".join(filter(None, (message.content, *map(_written, message.calls))))
+            bodies = ({"name": call.name, "arguments": call.arguments} for call in message.calls)
+            written = (f"{GENERIC.opening}{json.dumps(one, ensure_ascii=False)}{GENERIC.closing}" for one in bodies)
+            content = "\n".join(filter(None, (message.content, *written)))
             found.append(msgspec.structs.replace(message, content=content, calls=()))
         else:
             found.append(message)
     if not tools:
         return found
-    about = _description(tools)
-    if found and found[0].role == "system":
-        about = f"{found.pop(0).content}\n\n{about}"
-    return [Message(role="system", content=about), *found]
-
-
-def _written(call: ToolCall) -> str:
-    body = {"name": call.name, "arguments": call.arguments}
-    return f"{GENERIC.opening}{json.dumps(body, ensure_ascii=False)}{GENERIC.closing}"
-
-
-def _description(tools: Sequence[Tool]) -> str:
     listed = "\n".join(json.dumps(tool.declaration()["function"], ensure_ascii=False) for tool in tools)
-    return (
+    about = (
         "You can call these tools, each given with the JSON schema of its arguments:\n"
         f"{listed}\n\n"
         "To call one, write nothing but this, and you will get its result:\n"
         '<tool_call>\n{"name": "the tool", "arguments": {"argument": "value"}}\n</tool_call>'
     )
+    if found and found[0].role == "system":
+        about = f"{found.pop(0).content}\n\n{about}"
+    return [Message(role="system", content=about), *found]

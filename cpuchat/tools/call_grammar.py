@@ -93,18 +93,16 @@ class _CallWriter:
         form, name = self._form, _quoted(tool.name)
         before, after = _lenient(form.opening.lstrip()), _lenient(form.closing)
         if form.shape == "object":
-            return _joined(before, self._object(tool), after)
+            written = (
+                f'"{{" sp (id_pair sp "," sp)? {_quoted(json.dumps(form.name_key))} sp ":" sp'
+                f' {_quoted(json.dumps(tool.name))} sp "," sp {_quoted(json.dumps(form.arguments_key))} sp ":" sp'
+                f' {self._arguments(tool)} (sp "," sp id_pair)? sp "}}"'
+            )
+            return _joined(before, written, after)
         if form.name_in_id:
             name = f'"functions." {name} ":" /[0-9]{{1,3}}/'
         arguments = self._arguments(tool) if form.shape == "json" else self._pairs(tool)
         return _joined(before, name, _lenient(form.middle), arguments, after)
-
-    def _object(self, tool: Tool) -> str:
-        name, key = _quoted(json.dumps(self._form.name_key)), _quoted(json.dumps(self._form.arguments_key))
-        return (
-            f'"{{" sp (id_pair sp "," sp)? {name} sp ":" sp {_quoted(json.dumps(tool.name))} sp "," sp'
-            f' {key} sp ":" sp {self._arguments(tool)} (sp "," sp id_pair)? sp "}}"'
-        )
 
     def _arguments(self, tool: Tool) -> str:
         if tool.strict:

@@ -156,7 +156,14 @@ def _next(form: CallFormat, text: str, start: int, schemas: dict[str, Any]) -> t
     if form.shape == "json":
         arguments, end = json_object(text, begin)
     else:
-        arguments, end = _pairs(form, text, begin, schemas.get(name) or {})
+        arguments, end = dict[str, Any](), begin
+        for key, value, after in read_pairs(form, text, begin, schemas.get(name) or {}):
+            arguments[key], end = value, after
+        # It ends as the format says, or without a marker that has no text.
+        closing, rest = form.closing.strip(), text[end:].strip() if end >= 0 else ""
+        visible = re.split(r"[<\[]", closing)[0].strip()
+        if not rest.startswith(closing[:2]) and not (visible and rest == visible):
+            end = -1
     if end < 0:
         return None
     if arguments is None:
@@ -207,14 +214,6 @@ def _next_object(form: CallFormat, text: str, start: int) -> tuple[ToolCall, int
     return call, _skip(text, end, form.closing)
 
 
-def _pairs(form: CallFormat, text: str, at: int, schema: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the arguments from `at` on, and where they end; -1: they do not."""
-    found = dict[str, Any]()
-    for key, value, end in read_pairs(form, text, at, schema):
-        found[key], at = value, end
-    return found, at if at >= 0 and _closes(form, text[at:].strip()) else -1
-
-
 def read_pairs(form: CallFormat, text: str, at: int, schema: Any) -> Iterator[tuple[str, Any, int]]:
     """Yield key and value of each argument from `at` on, and where it ends; -1, with the last: it does not."""
     style = form.pairs
@@ -226,13 +225,6 @@ def read_pairs(form: CallFormat, text: str, at: int, schema: Any) -> Iterator[tu
         key = match["key"]
         value, at = _value(form, text, match.end(), key, _schema_of(schema, key))
         yield key, value, at
-
-
-def _closes(form: CallFormat, rest: str) -> bool:
-    """Return whether a call ends with `rest`: as the format says, or without a marker that has no text."""
-    closing = form.closing.strip()
-    visible = re.split(r"[<\[]", closing)[0].strip()
-    return rest.startswith(closing[:2]) or (bool(visible) and rest == visible)
 
 
 def skipped_closing(form: CallFormat, text: str, at: int) -> int | None:

@@ -199,8 +199,12 @@ class Folder:
                     for name in sorted(one.name for one in shown if one.name not in folders):
                         if time.monotonic() > deadline:
                             return
-                        if fnmatch(name, file_name) and (data := self._beginning(name, handle)) is not None:
-                            yield str(folder / name), data
+                        if fnmatch(name, file_name):  # what cannot be read, or is no file, is passed over
+                            with (
+                                contextlib.suppress(OSError, UsageError),
+                                _stream(self._opened(name, handle)) as stream,
+                            ):
+                                yield str(folder / name), stream.read(_MAX_BYTES)
         finally:
             os.close(handle)
 
@@ -245,12 +249,6 @@ class Folder:
 
     def _hides(self, status: os.stat_result) -> bool:
         return (status.st_dev, status.st_ino) in self._private
-
-    def _beginning(self, name: str, folder: int) -> bytes | None:
-        """Return the first bytes of a file in an open folder; None: it cannot be read, or is no file."""
-        with contextlib.suppress(OSError, UsageError), _stream(self._opened(name, folder)) as stream:
-            return stream.read(_MAX_BYTES)
-        return None
 
 
 def _stream(handle: int) -> BinaryIO:

@@ -127,7 +127,6 @@ class ToolSource(Protocol):
 
     async def ready(self) -> None:
         """Make sure that calls can be run; `tools` may be others afterwards. Raises CpuchatError."""
-        ...
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Run a call of one of `tools`. When it is cancelled, what it started is stopped, or ends soon by itself."""
@@ -135,7 +134,6 @@ class ToolSource(Protocol):
 
     async def close(self) -> None:
         """Give up what it holds; it is not used again."""
-        ...
 
 
 class FolderSource:
@@ -189,10 +187,17 @@ class Toolbox:
         offered = list[Tool]()
         for source in self.sources:
             for tool in source.tools:
-                if len(offered) < MAX_TOOLS:
-                    name = self._unique(tool)
-                    self._owners[name] = source, tool
-                    offered.append(msgspec.structs.replace(tool, name=name))
+                if len(offered) >= MAX_TOOLS:
+                    break
+                name = _NOT_IN_NAMES.sub("_", tool.name).strip("_")[:_LONGEST_NAME] or "tool"
+                if name in self._owners:
+                    name = f"{_NOT_IN_NAMES.sub('_', tool.source) or 'other'}_{name}"[:_LONGEST_NAME]
+                number, first = 1, name
+                while name in self._owners:
+                    number += 1
+                    name = f"{first[: _LONGEST_NAME - 4]}_{number}"
+                self._owners[name] = source, tool
+                offered.append(msgspec.structs.replace(tool, name=name))
         self.tools = tuple(offered)
 
     def offered(self, source: ToolSource) -> list[Tool]:
@@ -231,16 +236,6 @@ class Toolbox:
                 return await source.run(msgspec.structs.replace(call, name=tool.name))
         except TimeoutError:
             return ToolResult(text=f"The tool was stopped: no result after {source.timeout:.0f} s.", failed=True)
-
-    def _unique(self, tool: Tool) -> str:
-        name = _NOT_IN_NAMES.sub("_", tool.name).strip("_")[:_LONGEST_NAME] or "tool"
-        if name in self._owners:
-            name = f"{_NOT_IN_NAMES.sub('_', tool.source) or 'other'}_{name}"[:_LONGEST_NAME]
-        number, chosen = 1, name
-        while chosen in self._owners:
-            number += 1
-            chosen = f"{name[: _LONGEST_NAME - 4]}_{number}"
-        return chosen
 
 
 T = TypeVar("T")

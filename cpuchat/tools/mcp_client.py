@@ -42,7 +42,8 @@ _CLOSING_SECONDS = 0.5
 """Seconds that a server gets to exit when its standard input is closed, as the protocol has it."""
 _ENDING_SECONDS = 1.0
 """Seconds between SIGTERM and SIGKILL."""
-_FIRST_KEY = re.compile(rb'[\xef\xbb\xbf\s]*[\[{][\s{]*"(?:jsonrpc|id|result)"')
+_MESSAGE = re.compile(rb'[\xef\xbb\xbf\s]*[\[{][\s{]*"(?:jsonrpc|id|result)"')
+"""What begins a message, by its first key; other lines that cannot be parsed are prints by mistake."""
 _GONE = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 for _name in ("mcp", "client"):  # which would write to the terminal
@@ -211,7 +212,7 @@ class McpSession:
                     except (ValueError, RecursionError):
                         with contextlib.suppress(OSError):
                             self._log.write(line)
-                        if is_message(line):  # others are prints to the standard output by mistake
+                        if _MESSAGE.match(line):
                             self._fail("it sent a message that is no valid JSON-RPC")
                     else:
                         await incoming.send(SessionMessage(message))
@@ -286,16 +287,6 @@ def _parsed(line: bytes) -> types.JSONRPCMessage:
         return types.jsonrpc_message_adapter.validate_json(whole, by_name=False)
 
 
-def is_message(line: bytes) -> bool:
-    """Return whether a line that cannot be parsed was meant as a message: who waits for it is not kept waiting."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return _FIRST_KEY.match(line) is not None and (b'"jsonrpc"' in line or b'"result"' in line)
-    first = value[0] if isinstance(value, list) and value else value
-    return isinstance(first, dict) and ("jsonrpc" in first or {"id", "result"} <= first.keys())
-
-
 def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
     annotations = tool.annotations
     if len(tool.name) > _LONGEST_NAME:
@@ -315,23 +306,20 @@ def _tool(tool: types.Tool, source: str, origin: str) -> Tool:
 
 
 def _text(result: types.CallToolResult) -> str:
-    """Return a result as a model reads it: text, and in place of anything else what it was."""
+    """Return a result as a model reads it: text, in place of anything else what it was, and the structured value unless
+    the texts are it: JSON of it, or of what the package `mcp` wraps in `result`. Many servers give a summary only.
+    """
     texts = [text for text in map(_block_text, result.content) if text]
     value = result.structured_content
-    if value is not None and not _says(texts, value):
-        texts.append(json.dumps(value, ensure_ascii=False))
+    if value is not None:
+        inner = value["result"] if isinstance(value, dict) and value.keys() == {"result"} else value
+        said: list[Any] = [*texts, "\n".join(texts), texts]
+        with contextlib.suppress(ValueError, RecursionError):
+            values = [json.loads(text) for text in texts]
+            said += [*values, values]
+        if inner not in said:
+            texts.append(json.dumps(value, ensure_ascii=False))
     return "\n".join(texts) or "(no output)"
-
-
-def _says(texts: list[str], value: Any) -> bool:
-    """Return whether texts are a structured value, as they should be: JSON of it, or of what the package `mcp` wraps in
-    `result`. Many servers give a summary only."""
-    inner = value["result"] if isinstance(value, dict) and value.keys() == {"result"} else value
-    said: list[Any] = [*texts, "\n".join(texts), texts]
-    with contextlib.suppress(ValueError, RecursionError):
-        values = [json.loads(text) for text in texts]
-        said += [*values, values]
-    return inner in said
 
 
 def _block_text(block: types.ContentBlock) -> str:

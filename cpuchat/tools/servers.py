@@ -61,8 +61,15 @@ class ToolServer:
         be started, or does not speak MCP; or the extra is not installed.
         """
         async with self._busy:
-            if await self._is_running():
-                return
+            session = self._session
+            try:
+                if session is not None and session.alive and session.changed:
+                    async with asyncio.timeout(START_SECONDS):
+                        self.tools = await session.tools(self.name, self._origin)
+                if session is not None and session.alive:
+                    return
+            except (ToolServerFailed, TimeoutError):
+                pass  # it is started again
             try:
                 await self._start()
             except ToolServerFailed as error:
@@ -90,19 +97,6 @@ class ToolServer:
             self._session.end()  # so that a start ends, too
         async with self._busy:
             await self._end()
-
-    async def _is_running(self) -> bool:
-        """Return whether it runs; reads its tools again if they have changed."""
-        session = self._session
-        if session is None or not session.alive:
-            return False
-        if session.changed:
-            try:
-                async with asyncio.timeout(START_SECONDS):
-                    self.tools = await session.tools(self.name, self._origin)
-            except (ToolServerFailed, TimeoutError):
-                return False
-        return True
 
     async def _start(self) -> None:
         """Connect, or connect again. Raises ToolServerFailed: with the reason alone."""

@@ -148,15 +148,3 @@ async def test_a_worker_uses_one_cpu_module_and_another_setting_starts_it_again(
         assert answered.finished.timings.predicted_n
     finally:
         await backend.close()
-
-
-async def test_a_cpu_module_that_is_not_installed_is_a_failed_load(tiny_model: Path) -> None:
-    if not installed():
-        return  # nothing is chosen
-    backend = LocalBackend()
-    try:
-        failed = (await collect(backend.load(tiny_model, LoadOptions(cpu_module="z80"), ON_ONE_CPU))).failed
-        assert failed.code == "engine_mismatch"
-        assert "z80" in failed.message and "engine.cpu_module" in failed.hint
-    finally:
-        await backend.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import subprocess
 from collections.abc import AsyncIterator
 from os import EX_SOFTWARE
@@ -18,7 +16,7 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import WorkerStuck
 from cpuchat.base.processes import python_command
 from cpuchat.hardware.sysfs import own_cpus
-from cpuchat.protocol.messages import GenerationFinished, LoadModel, LoadOptions, TextDelta, encode
+from cpuchat.protocol.messages import GenerationFinished, LoadModel, LoadOptions, encode
 from tests.support.chatting import chat, collect
 
 FAULTY = """
@@ -79,31 +77,3 @@ def test_a_worker_that_is_stuck_when_its_parent_is_gone_ends(tiny_model: Path) -
         worker.stdin.write(encode(chat("Hello", grammar=HANGS)))
         worker.stdin.close()  # as the kernel does for a killed parent
         assert worker.wait() == EX_SOFTWARE
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether every thread is stopped: beside other load, some run on for a while after the signal."""
-    states = [task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return set(states) == {"T"}
-
-
-async def test_a_stopped_worker_is_left_alone(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "STUCK_CPU_SECONDS", 0.1)  # the kernel counts in ticks of 0.01 s
-    monkeypatch.setattr(process, "POLL_SECONDS", 0.01)
-    pid = backend.pid
-    assert pid is not None
-    events = backend.generate(chat("Hello", max_tokens=400, ignore_eos=True))
-    async for event in events:
-        if isinstance(event, TextDelta):
-            break
-    os.kill(pid, signal.SIGSTOP)
-    while not _is_stopped(pid):
-        await asyncio.sleep(0.01)
-    await backend.cancel()
-    for _ in range(20):
-        await asyncio.sleep(0.01)
-    assert backend.pid == pid
-    monkeypatch.setattr(process, "STUCK_CPU_SECONDS", 60.0)
-    os.kill(pid, signal.SIGCONT)
-    last = [event async for event in events][-1]
-    assert isinstance(last, GenerationFinished) and backend.pid == pid

@@ -36,17 +36,6 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ['{"b": true}', '{"a":1,"b":false}', '{\n  "a": -3,\n  "b": true,\n  "c": null\n}', '{"b":true,"c":null}'],
         ["{}", '{"a":1}', '{"b":true,"a":1}', '{"b":true,"d":1}', '{"b":true,}', '{"b":1}', '{,"b":true}'],
     ),
-    "optional": (
-        {"properties": {"a": {"const": 1}, "b": {"const": 2}}},
-        ["{}", '{"a":1}', '{"b":2}', '{"a":1,"b":2}'],
-        ['{"b":2,"a":1}', '{"a":1,}', '{"a":1,"a":1}'],
-    ),
-    "no properties": ({"type": "object", "additionalProperties": False}, ["{}"], ['{"a":1}']),
-    "map": (
-        {"type": "object", "additionalProperties": {"type": "integer"}},
-        ["{}", '{"a": 1, "é": 2}'],
-        ['{"a": "1"}', '{"a"}'],
-    ),
     "required without a schema": ({"required": ["k"]}, ['{"k": [1]}'], ["{}"]),
     "tree": (TREE, ['{"name":"a","kids":[{"name":"b","kids":[]}]}'], ['{"name":"a"}', '{"name":"a","kids":[1]}']),
     "references": (
@@ -62,23 +51,6 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ["[[true]]", "[[true, false], [false]]", "[ [true] ]"],
         ["[]", "[[]]", "[[true,true,true]]", "[true]", "[[true],]"],
     ),
-    "tuple": (
-        {"prefixItems": [{"type": "integer"}, {"type": "string"}], "items": {"type": "null"}, "maxItems": 3},
-        ['[1, "a"]', '[1,"a",null]'],
-        ['["a"]', '[1,"a",2]', '[1,"a",null,null]'],
-    ),
-    "long array": (
-        {"maxItems": 2001, "items": {"pattern": "^([a-z]{1,900}x?)*$"}},
-        ["[" + ", ".join(['"ab"'] * 2001) + "]", "[]"],
-        ["[" + ", ".join(['"ab"'] * 2002) + "]"],
-    ),
-    "empty array": ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
-    "union": ({"type": ["string", "null"], "minLength": 2}, ['"ab"', "null"], ['"a"', "1"]),
-    "alternatives": (
-        {"anyOf": [{"type": "integer", "minimum": 5}, {"enum": ["x"]}], "description": "either"},
-        ["5", '"x"'],
-        ["4", '"y"'],
-    ),
     "discriminated": (
         {"type": "object", "required": ["kind"], "oneOf": [
             {"properties": {"kind": {"const": "a"}, "n": {"type": "integer"}}, "required": ["n"]},
@@ -92,20 +64,7 @@ CASES: dict[str, tuple[Any, list[str], list[str]]] = {
         ['{"a": 1, "b": null}'],
         ['{"a": 0, "b": null}', '{"a": 1}', '{"a": 1.5, "b": null}'],
     ),
-    "one of all": ({"$defs": {"n": {"type": "null"}}, "allOf": [{"$ref": "#/$defs/n"}], "default": 1}, ["null"], ["1"]),
-    "enum of a type": ({"type": "string", "enum": ["a", 1, "b"]}, ['"a"', '"b"'], ["1", '"c"']),
-    "lengths": (
-        {"type": "string", "minLength": 1, "maxLength": 3},
-        ['"a"', '"日本é"', '"\\nAx"'],
-        ['""', '"abcd"', '"a\nb"'],
-    ),
-    "long": ({"maxLength": 4500}, ['"' + "x" * 4500 + '"', '""'], ['"' + "x" * 4501 + '"']),
-    "dates": ({"type": "string", "format": "date-time"}, ['"2026-02-28T23:59:00Z"'], ['"2026-13-01T00:00:00Z"', '"x"']),
-    "uuid": ({"type": "string", "format": "uuid"}, ['"123e4567-e89b-12d3-a456-426614174000"'], ['"123e4567"']),
     "unknown": ({"type": "string", "format": "password", "x-order": 1, "uniqueItems": False}, ['"a"'], ["1"]),
-    "fractions": ({"type": "number", "minimum": 0.25, "exclusiveMaximum": 2, "multipleOf": 0.05}, ["0.25", "1.95"],
-                  ["0.2", "2", "0.251"]),
-    "a pattern and a length": ({"pattern": "^a*$", "maxLength": 3, "type": "string"}, ['"aaa"'], ['"aaaa"', '"b"']),
     "other properties": (
         {"properties": {"a": {"const": 1}}, "required": ["b"], "patternProperties": {"^n_": {"type": "null"}}},
         ['{"b":2}', '{"a":1,"b":[],"n_x":null}'],
@@ -231,13 +190,11 @@ WORDS = _words(5000, string.ascii_letters + " -", 1)
 @pytest.mark.parametrize(
     ("form", "values"),
     [
-        ("enum", WORDS),
         ("constants", WORDS),
         ("enum", _words(4000, "".join(map(chr, range(0x4E00, 0x8E00))), 2)),
-        ("enum", [chr(0x4E00 + i) for i in range(5000)]),
         ("enum", list(map(str, range(5000)))),
     ],
-    ids=["words", "constants", "Chinese words", "characters", "numbers"],
+    ids=["constants", "Chinese words", "numbers"],
 )
 def test_thousands_of_values_are_accepted(matches: Matches, values: list[str], form: str) -> None:
     schema = {"enum": values} if form == "enum" else {"oneOf": [{"const": one, "title": "one"} for one in values]}

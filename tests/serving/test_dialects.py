@@ -355,7 +355,8 @@ def test_tools_in_the_form_of_another_dialect_are_read(path: str, tool: dict[str
 def test_a_schema_without_the_object_around_it_is_the_form() -> None:
     forms = [{"type": "json_schema", "schema": TEXT}, {"type": "json_schema", "json_schema": {"schema": TEXT}}]
     flat, nested = (read(CHAT, {**asked(CHAT), "response_format": form}).request.grammar for form in forms)
-    assert flat == nested != ""
+    others = [(RESPONSES, {"text": {"format": forms[0]}}), (MESSAGES, {"output_config": {"format": forms[0]}})]
+    assert {read(path, {**asked(path), **more}).request.grammar for path, more in others} == {flat} == {nested} != {""}
 
 
 @pytest.mark.parametrize(

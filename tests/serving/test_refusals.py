@@ -34,18 +34,13 @@ def error(response: Any, status: int = 400) -> dict:
         ({"max_completion_tokens": -2}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"top_k": -7}, "top_k"),
-        ({"seed": -5}, "seed"),
         ({"stop": ["x" * 2000]}, "stop"),
-        ({"stop": [str(n) for n in range(50)]}, "stop"),
         ({"n": 2}, "n"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"logit_bias": {"65": 5}}, "logit_bias"),
         ({"functions": [{"name": "look"}]}, "functions"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": ["look"]}, "tools[0]"),
-        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
-        ({"reasoning_effort": "bogus"}, "reasoning_effort"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": 1}}]}, "tools[0].function.parameters"),
         (
@@ -62,7 +57,6 @@ def error(response: Any, status: int = 400) -> dict:
         ({"chat_template_kwargs": {"enable_thinking": False, "x": 1}}, "chat_template_kwargs"),
         ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens"),
         ({"grammar": "root ::= x"}, "grammar"),
-        ({"json_schema": {"type": "string", "pattern": "[z-a]"}}, "json_schema"),
     ],
 )
 def test_a_wrong_or_unsupported_field_is_named(more: dict, param: str) -> None:
@@ -83,14 +77,6 @@ def test_an_answer_without_a_limit_ends_at_a_stop_string(tiny: Server) -> None:
     choice = tiny.post(chat("Hello", max_tokens=-1, stop=[text[4], ""])).json()["choices"][0]
     assert choice["message"]["content"] == text[: text.index(text[4])]
     assert choice["finish_reason"] == "stop"
-
-
-def test_text_of_any_kind_is_answered_or_refused(tiny: Server) -> None:
-    for text in ("\\u0000", "\\ud83d\\ude00", "<|im_end|>", "\\u202e"):
-        body = f'{{"messages": [{{"role": "user", "content": "{text}"}}], "max_tokens": 2}}'
-        assert tiny.http.post(CHAT, content=body.encode()).status_code == 200
-    half = b'{"messages": [{"role": "user", "content": "\\ud83d"}], "max_tokens": 2}'
-    error(tiny.http.post(CHAT, content=half))
 
 
 def test_a_huge_body_is_refused_by_its_length(tiny: Server) -> None:

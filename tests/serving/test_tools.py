@@ -210,16 +210,6 @@ def test_errors_have_the_form_of_their_dialect(tiny: Server) -> None:
     assert found["error"]["param"] == "messages[0].content[0]"
 
 
-def test_structured_answers_in_all_dialects(tiny: Server) -> None:
-    form = {"type": "json_schema", "name": "place", "schema": SCHEMA}
-    asked = {"input": "Where?", "text": {"format": form}, "max_output_tokens": 100}
-    answer = tiny.openai.responses.create(model="", temperature=0, **asked)  # type: ignore
-    assert is_valid(answer.output_text)
-    own = {"messages": [{"role": "user", "content": "Where?"}], "max_tokens": 100, "temperature": 0}
-    own["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    assert is_valid(tiny.post(own, "/v1/messages").json()["content"][0]["text"])
-
-
 @pytest.mark.timeout(300)
 def test_an_agent_costs_what_is_new_after_a_restart(tiny_model: Path, tmp_path: Path) -> None:
     def timings(running: Server, text: str) -> dict[str, int]:

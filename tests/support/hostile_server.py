@@ -9,7 +9,7 @@ garbled    a call is answered in JSON that is cut off
 cut        a call is answered in a text that ends with half of an emoji, as programs in JavaScript cut it
 long       the name of its tool has a million characters
 noise      what is no message stands between the messages
-lie        results are not of the schema of the tool, which takes forever to check; restarted, it has another tool
+lie        results are not of the schema of the tool, which takes forever to check
 change     a call changes the tool, and it says so
 malformed  the schema of its tool is none
 strict     it ends when it is asked for its versions
@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 
 way, file = sys.argv[1], Path(sys.argv[2])
-changed = file.exists() and way == "lie"
+changed = False
 
 
 def send(**message: object) -> None:

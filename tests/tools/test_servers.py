@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -125,22 +124,6 @@ async def test_what_a_server_does_is_told_and_it_is_restarted(way: str, told: st
         assert ("DEBUG: sending" in log.read_text()) == (way == "noise")
 
 
-@pytest.mark.parametrize(
-    ("line", "is_one"),
-    [
-        ('\ufeff{"id": 3, "jsonrpc": "2.0", "result"', True),
-        ('{"jsonrpc": "2.0", "id": 3, "result": ' + "[" * 9_000 + "]" * 9_000 + "}", True),
-        ('[{"jsonrpc": "2.0", "id": 3, "result": {}}]', True),
-        ('{"level": "info", "sent": "cut off', False),
-        ('DEBUG: {"jsonrpc": "2.0"}', False),
-    ],
-)
-def test_a_broken_message_is_told_from_a_print(line: str, is_one: bool) -> None:
-    from cpuchat.tools.mcp_client import is_message  # slow
-
-    assert is_message(line.encode()) is is_one
-
-
 async def test_a_call_that_takes_too_long_or_is_stopped_ends_the_server_and_its_children(tmp_path: Path) -> None:
     async with hostile("hang", tmp_path, timeout=0.05) as server:
         await server.ready()
@@ -178,16 +161,6 @@ async def test_a_tool_that_changes_is_another_one(tmp_path: Path) -> None:
         assert isinstance(before, Tool) and isinstance(after, Tool) and result == ToolResult(text="seen")
         assert before.fingerprint != after.fingerprint and after.description == "Delete everything."
         assert box.tools == (after,)
-    (tmp_path / "started").unlink()
-    async with hostile("lie", tmp_path) as server:
-        await server.ready()
-        box = Toolbox([server])
-        before, _ = await call(box)
-        os.kill(int((tmp_path / "started").read_text().split()[0]), 9)
-        while server.state == "running":
-            await asyncio.sleep(0.01)
-        after, _ = await call(box)
-        assert isinstance(before, Tool) and isinstance(after, Tool) and before.fingerprint != after.fingerprint
 
 
 @pytest.mark.parametrize(("way", "told"), [("many", "128 of 200 tools"), ("endless", "128 of over 200 tools")])

@@ -232,9 +232,22 @@ class Adapter:
         """Return the route and the content of a request."""
         kind, options = self.kind, {**msgspec.structs.asdict(request.sampling), "seed": seed % _SEED_LIMIT}
         content: dict[str, Any] = {
-            "model": model, "stream": True, "stream_options": {"include_usage": True}, **kind.sends,
-            **self._form(request), **self._reasoning(request),
+            "model": model, "stream": True, "stream_options": {"include_usage": True}, **kind.sends
         }  # fmt: skip
+        if request.json_schema:
+            form = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
+            content["response_format"] = {"type": "json_schema", "json_schema": form}
+        elif request.grammar and kind.grammar:
+            is_inside = kind.grammar != "grammar"  # vLLM has it in an object of several forms
+            content[kind.grammar] = {"grammar": request.grammar} if is_inside else request.grammar
+        wanted = request.reasoning
+        if request.reasoning_budget is not None and "reasoning_budget" in kind.takes:
+            content["reasoning_budget_tokens"] = request.reasoning_budget
+        if wanted is not None and kind.is_engine and request.prompt is None:
+            effort = {"reasoning_effort": request.effort} if request.effort else {}
+            content["chat_template_kwargs"] = {**dict.fromkeys(("enable_thinking", "thinking"), wanted), **effort}
+        elif wanted is not None and "reasoning" in kind.takes:
+            content["reasoning_effort"] = (request.effort or "medium") if wanted else "none"
         for name in kind.takes.intersection(options).difference(request.unset):
             if options[name] or name not in _PENALTIES:
                 content[name] = options[name]
@@ -256,27 +269,6 @@ class Adapter:
         if request.prompt is not None:
             return "/v1/completions", {**content, "prompt": request.prompt}
         return "/v1/chat/completions", {**content, "messages": [self._message(one) for one in request.messages]}
-
-    def _form(self, request: Generate) -> dict[str, Any]:
-        """Return what the answer must match."""
-        if request.grammar and self.kind.grammar and not request.json_schema:
-            is_inside = self.kind.grammar != "grammar"  # vLLM has it in an object of several forms
-            return {self.kind.grammar: {"grammar": request.grammar} if is_inside else request.grammar}
-        if not request.json_schema:
-            return {}
-        form = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
-        return {"response_format": {"type": "json_schema", "json_schema": form}}
-
-    def _reasoning(self, request: Generate) -> dict[str, Any]:
-        wanted, found = request.reasoning, dict[str, Any]()
-        if request.reasoning_budget is not None and "reasoning_budget" in self.kind.takes:
-            found["reasoning_budget_tokens"] = request.reasoning_budget
-        if wanted is not None and self.kind.is_engine and request.prompt is None:
-            effort = {"reasoning_effort": request.effort} if request.effort else {}
-            found["chat_template_kwargs"] = {**dict.fromkeys(("enable_thinking", "thinking"), wanted), **effort}
-        elif wanted is not None and "reasoning" in self.kind.takes:
-            found["reasoning_effort"] = (request.effort or "medium") if wanted else "none"
-        return found
 
     def _message(self, message: Message) -> dict[str, Any]:
         found: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -353,7 +345,14 @@ class Adapter:
             if isinstance(content, list):
                 chunk.reasoning += valid_text(content, "thinking")
             chunk.calls = delta.get("tool_calls") or [{"function": delta.get("function_call")}]
-        chunk.figures = _figures(data)
+        if data.get("timings"):  # `usage` counts the same, but without what was reused
+            data = {**data, "usage": None}
+        for name, paths in FIGURES.items():
+            values = [value for path in paths if (value := number_at(data, path)) is not None]
+            if values and (values[0] or name != "predicted_n"):
+                chunk.figures[name] = values[0]
+        if {"ttft_ms", "queue_ms"} <= set(chunk.figures):
+            chunk.figures["prompt_ms"] = max(0.0, chunk.figures["ttft_ms"] - chunk.figures["queue_ms"])
         return chunk
 
     async def end_reasoning(self, answer_id: str) -> bool:
@@ -362,20 +361,6 @@ class Adapter:
             return False
         wanted = {"id": answer_id, "action": "reasoning_end"}
         return (await self.connection.post("/v1/chat/completions/control", wanted)).get("success") is True
-
-
-def _figures(data: dict[str, Any]) -> dict[str, float]:
-    """Return the `FIGURES` in a part of an answer."""
-    if data.get("timings"):  # `usage` counts the same, but without what was reused
-        data = {**data, "usage": None}
-    found: dict[str, float] = {}
-    for name, paths in FIGURES.items():
-        values = [value for path in paths if (value := number_at(data, path)) is not None]
-        if values and (values[0] or name != "predicted_n"):
-            found[name] = values[0]
-    if {"ttft_ms", "queue_ms"} <= set(found):
-        found["prompt_ms"] = max(0.0, found["ttft_ms"] - found["queue_ms"])
-    return found
 
 
 def _option(request: Generate, name: str) -> Any:

@@ -139,11 +139,12 @@ class RemoteBackend(ModelBackend[ChildProcess]):
                 # Text does not wait for the next part of the answer, which may be long in coming.
                 due = max(sent + request.output.frame_seconds - time.monotonic(), 0.0) if tally.has_text else None
                 await asyncio.wait({arriving, stopping}, timeout=due, return_when=asyncio.FIRST_COMPLETED)
-                if self._cancelled.is_set() or (arriving.done() and arriving.result() is None):
+                if self._cancelled.is_set():
                     break
                 now = time.monotonic()
                 if arriving.done():
-                    item = arriving.result()
+                    if (item := arriving.result()) is None:
+                        break
                     arriving = asyncio.ensure_future(anext(items, None))
                     assert item is not None  # the end of the answer, which is seen above
                     for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:

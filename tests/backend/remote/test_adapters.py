@@ -280,39 +280,32 @@ async def test_an_option_that_strict_servers_forbid_is_left_out() -> None:
         assert len(server.chats()) == 4 and server.chats()[-1].body["max_completion_tokens"] == 5
 
 
-async def test_a_server_that_loads_its_model_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_loads_its_model_is_waited_for_also_in_the_middle_of_a_chat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("cpuchat.backend.remote.connection.LOADING_SECONDS", 0.0)
     looks = 0
 
-    async def models(reply: Reply) -> None:
+    async def loading(reply: Reply) -> None:
         nonlocal looks
         looks += 1
-        if looks < 20:
+        if looks % 20:
             await reply.json({"error": {"message": "Loading model", "code": 503}}, 503)
-        else:
+        elif reply.asked.method == "GET":
             await reply.json({"data": [{"id": "m"}]})
-
-    async with remote_server(pages={"/v1/models": models}) as server:
-        got = await collect(RemoteBackend().load(ServerModel(server.url), LoadOptions()))
-        assert [event.phase for event in got.of(LoadProgress)] == ["connecting", "waiting"]
-        assert isinstance(got.events[-1], ModelLoaded) and looks == 20
-
-
-async def test_a_server_started_anew_is_waited_for_until_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cpuchat.backend.remote.connection.LOADING_SECONDS", 0.0)
-
-    async def answer(reply: Reply) -> None:
-        if len(server.chats()) < 20:
-            await reply.json({"error": {"message": "Loading model", "code": 503}}, 503)
         else:
             await reply.head()
             await reply.text("Here.")
             await reply.finish()
 
-    async with remote_server(answer=answer) as server:
-        _, got = await answered(server)
-        assert got.text == "Here."
-        assert got.of(Reconnecting)[0].attempt == 0
+    async with remote_server(answer=loading, pages={"/v1/models": loading}) as server:
+        backend = RemoteBackend()
+        got = await collect(backend.load(ServerModel(server.url), LoadOptions()))
+        assert [event.phase for event in got.of(LoadProgress)] == ["connecting", "waiting"]
+        assert isinstance(got.events[-1], ModelLoaded) and looks == 20
+        answer = await collect(backend.generate(chat("Hello")))
+        assert answer.text == "Here." and answer.of(Reconnecting)[0].attempt == 0
+        await backend.close()
 
 
 @pytest.mark.parametrize(("pages", "kind"), [({"/api/tags": {"models": []}}, "Ollama"), ({}, "OpenAI-compatible")])

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from cpuchat.backend.remote.adapter import Adapter
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.config.servers import ServerModel
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.protocol.messages import (
-    ContextTrimmed,
     LoadOptions,
     ModelLoaded,
     PrefillProgress,
@@ -66,16 +66,14 @@ async def test_it_answers_as_the_worker_does(demo: str) -> None:
         await backend.close()
 
 
-async def test_figures_are_the_servers(demo: str) -> None:
-    backend, meter, seen = await connected(demo), Meter(), []
-    assert backend._adapter is not None
-    original = backend._adapter.chunk
+async def test_figures_are_the_servers(demo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, meter, seen, original = await connected(demo), Meter(), [], Adapter.chunk
 
-    def listening(data: dict) -> object:
+    def listening(adapter: Adapter, data: dict) -> object:
         seen.append(data.get("timings"))
-        return original(data)
+        return original(adapter, data)
 
-    backend._adapter.chunk = listening  # type: ignore[method-assign]
+    monkeypatch.setattr(Adapter, "chunk", listening)
     assert backend.model is not None
     meter.observe(ModelLoaded(model=backend.model), 0.0)
     meter.request_started(time.monotonic())
@@ -108,14 +106,3 @@ async def test_acceptance_is_what_the_server_counts(drafting: str) -> None:
     assert got.timings.tokens_per_pass == pytest.approx(200 / figures.passes)
     # The server is told to accept the first token of each pass and no second one; it does so for 94 % of the passes.
     assert figures.draft_n_accepted / figures.draft_n == pytest.approx(0.47, abs=0.03)
-
-
-async def test_a_chat_that_outgrows_the_context_is_trimmed(demo: str) -> None:
-    backend = await connected(demo)
-    texts = [f"{n} " + "word " * 300 for n in range(9)]
-    got = await collect(backend.generate(chat(*texts, max_tokens=5)))
-    assert got.of(ContextTrimmed)[0].n_ctx == 2048
-    assert got.timings.predicted_n == 5
-    too_long = await collect(backend.generate(chat("word " * 5000)))
-    assert too_long.failed.code == "context_full" and too_long.failed.alone
-    await backend.close()

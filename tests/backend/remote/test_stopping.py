@@ -6,12 +6,12 @@ import asyncio
 
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.config.servers import ServerModel
-from cpuchat.protocol.messages import Failed, LoadOptions, TextDelta
+from cpuchat.protocol.messages import LoadOptions, TextDelta
 from tests.support.chatting import Answer, chat
 from tests.support.remote_server import Reply, connected, remote_server
 
 
-async def test_stopping_closes_the_connection_and_keeps_the_text() -> None:
+async def test_stopping_closes_the_connection_and_keeps_the_text_and_a_kill_ends_it() -> None:
     async def answer(reply: Reply) -> None:
         await reply.head()
         await reply.text("partial")
@@ -19,30 +19,20 @@ async def test_stopping_closes_the_connection_and_keeps_the_text() -> None:
         server.left.set()
 
     async with connected(answer) as (server, backend):
-        events = []
-        async for event in backend.generate(chat("Hello")):
-            events.append(event)
-            if isinstance(event, TextDelta):
-                await backend.cancel()
-        got = Answer(events)
-        assert got.text == "partial"
-        assert got.finished.stop_reason == "cancelled"
-        await asyncio.wait_for(server.left.wait(), 180)
-
-
-async def test_a_killed_backend_ends_its_stream() -> None:
-    async def answer(reply: Reply) -> None:
-        await reply.head()
-        await reply.text("partial")
-        await reply.until_left()
-
-    async with connected(answer) as (_, backend):
-        events = []
-        async for event in backend.generate(chat("Hello")):
-            events.append(event)
-            if isinstance(event, TextDelta):
-                backend.kill()
-        assert isinstance(events[-1], Failed) and events[-1].code == "interrupted"
+        for is_kill in (False, True):
+            events = []
+            async for event in backend.generate(chat("Hello")):
+                events.append(event)
+                if isinstance(event, TextDelta) and is_kill:
+                    backend.kill()
+                elif isinstance(event, TextDelta):
+                    await backend.cancel()
+            got = Answer(events)
+            assert got.text == "partial"
+            end = got.failed.code if is_kill else got.finished.stop_reason
+            assert end == ("interrupted" if is_kill else "cancelled")
+            await asyncio.wait_for(server.left.wait(), 180)
+            server.left.clear()
 
 
 async def test_a_load_that_does_not_end_can_be_cancelled() -> None:

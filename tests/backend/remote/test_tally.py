@@ -34,7 +34,7 @@ def test_rates_are_those_of_the_server_however_the_parts_arrive() -> None:
     assert timings.n_past == 103 and not timings.approximate
 
 
-def test_parts_are_counted_where_the_server_counts_no_tokens() -> None:
+def test_parts_are_counted_where_the_server_counts_no_tokens_until_usage_at_the_end_does() -> None:
     one = tally()
     for n in range(5):
         one.add(Chunk(content="x"), 100.5 + 0.1 * n)
@@ -42,17 +42,10 @@ def test_parts_are_counted_where_the_server_counts_no_tokens() -> None:
     timings = one.timings(7)
     assert timings.approximate and timings.predicted_n == 5 and not timings.reused_known
     assert timings.predicted_per_second == pytest.approx(10.0)
-
-
-def test_usage_at_the_end_replaces_the_count() -> None:
-    one = tally()
-    for n in range(5):
-        one.add(Chunk(content="xx"), 100.5 + 0.1 * n)
     one.add(Chunk(figures={"prompt_total": 20, "predicted_n": 10}), 101.0)
     timings = one.timings(7)
-    assert not timings.approximate and timings.predicted_n == 10
+    assert not timings.approximate and (timings.predicted_n, timings.n_past) == (10, 29)
     assert timings.predicted_ms == pytest.approx(400.0)
-    assert timings.n_past == 29
 
 
 def test_drafts_become_acceptance_and_tokens_per_pass() -> None:
