@@ -68,9 +68,9 @@ def quality(base: Path, other: Path, answer: SideAnswer, rows: int = 0) -> Summa
     window = Written("answer", [*answer.prompt_tokens, *answer.tokens])
     with closing(Lockstep(start, LineOutput(stream))) as lockstep:
         lockstep._base = lockstep._load(str(base))
-        lockstep._load_others([0])
         lockstep._rows = rows or lockstep._rows
-        lockstep._together(lockstep._base, [(0, lockstep._others[0])], 0, window)
+        lockstep._others.append(lockstep._load(str(other)))
+        lockstep._compare(lockstep._base, [(0, lockstep._others[0])], 0, window)
     lines = (msgspec.json.decode(line, type=Answer) for line in stream.getvalue().splitlines())
     return summarize([scores_of(one) for one in lines if isinstance(one, Scored)])
 
