@@ -10,12 +10,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
-from unittest import mock
 
 from common import HERE, WORK, MeasureError, Row, Target, alternate, arguments, machine, report, run_main
 
-from cpuchat.base import paths
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure.peak import buffer_bytes, measure
@@ -48,24 +45,21 @@ def compiled(program: str, cpus: Sequence[int], seconds: float) -> float:
     return max(map(float, done.stdout.split())) / 1e9
 
 
-def ours(cpus: Sequence[int], seconds: float, library: Path | None) -> float:
+def ours(cpus: Sequence[int], seconds: float) -> float:
     """GB/s of the probe: its best window."""
-    with mock.patch.object(paths, "engine_library", lambda _: library):
-        return measure(cpus, seconds=seconds, rounds=WINDOWS).bytes_per_s / 1e9
+    return measure(cpus, seconds=seconds, rounds=WINDOWS).bytes_per_s / 1e9
 
 
 def main() -> None:
     given = arguments(__doc__)
     where = machine()
     rounds, seconds = (1, 0.1) if given.quick else (given.rounds or ROUNDS, SECONDS)
-    program, library = build(), paths.engine_library("cpuchat-read")
-    if library is None:
-        raise MeasureError("this engine was built without the library that reads")
+    program = build()
     every = choose_cores(read_topology()).cpus
     rows = [
         one
         for name, cpus in {"1 core": every[:1], f"{len(every)} cores": every}.items()
-        for one in measured(f"read bandwidth, {name}", program, cpus, rounds, seconds, library)
+        for one in measured(f"read bandwidth, {name}", program, cpus, rounds, seconds)
     ]
     remarks = [
         f"The best of {WINDOWS} windows of {seconds:g} s per run, {buffer_bytes(every) >> 20} MiB per core; "
@@ -74,17 +68,13 @@ def main() -> None:
     report("probe", where, rows, quick=given.quick, remarks=remarks)
 
 
-def measured(what: str, program: str, cpus: Sequence[int], rounds: int, seconds: float, library: Path) -> list[Row]:
+def measured(what: str, program: str, cpus: Sequence[int], rounds: int, seconds: float) -> list[Row]:
     sides = {
-        "library": lambda: ours(cpus, seconds, library),
-        "memchr": lambda: ours(cpus, seconds, None),
+        "library": lambda: ours(cpus, seconds),
         "compiled": lambda: compiled(program, cpus, seconds),
     }
     found = alternate(rounds, sides)
-    return [
-        Row(what, "GB/s", found["library"], found["compiled"], Target(0.95)),
-        Row(f"{what}, without the library", "GB/s", found["memchr"], found["library"]),
-    ]
+    return [Row(what, "GB/s", found["library"], found["compiled"], Target(0.95))]
 
 
 if __name__ == "__main__":

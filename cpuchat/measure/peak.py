@@ -127,13 +127,15 @@ def measure(
     chosen = tuple(sorted(set(cpus)))
     if not chosen:
         raise ProbeFailed("No cores to measure.")
+    if (library := paths.engine_library("cpuchat-read")) is None:
+        raise ProbeFailed("This engine was built without cpuchat's reader of memory.", "Reinstall the engine.")
     command = [
         *python_command("-m", PROBE_MODULE),
         "--cpus", ",".join(map(str, chosen)),
         "--bytes", str(buffer_bytes(chosen, root)),
         "--seconds", f"{seconds:g}",
         "--rounds", str(rounds),
-        "--library", str(paths.engine_library("cpuchat-read") or ""),
+        "--library", str(library),
     ]  # fmt: skip
     if policy:
         command = launch_command(policy, command)

@@ -59,6 +59,11 @@ def find_all(what: str, kind: type[T]) -> list[Reading[T]]:
     return list(_rows(what, kind))
 
 
+def stamp() -> object:
+    """Return what changes whenever something is kept, by whatever program; None while nothing is. Cheap."""
+    return _FILE.run(_FILE.stamp, creates=False)
+
+
 def _rows(what: str, kind: type[T], where: str = "", *values: str) -> Iterator[Reading[T]]:
     query = f"SELECT subject, value, error, n, disturbed, at FROM measured_1 WHERE what = ? {where} ORDER BY rowid"
     rows = _FILE.run(lambda db: db.execute(query, (what, *values)).fetchall(), creates=False) or []
@@ -122,6 +127,9 @@ class _File:
                 except (OSError, UnicodeEncodeError):  # the name of a file may be no text
                     return None
         return None
+
+    def stamp(self, db: sqlite3.Connection) -> object:
+        return self._opened, db.total_changes, db.execute("PRAGMA data_version").fetchone()
 
     def _transaction(self, db: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
         if db.in_transaction:

@@ -134,10 +134,13 @@ def chosen_types(cpu: Instructions, kernels: Kernels = "auto", cpus: Collection[
         return frozenset()
     if cpus:
         return chosen_by(ProductLog(cpus, cpu=cpu).read())
-    log = ProductLog((), cpu=cpu)
-    here = [
-        one
-        for one in store.find_all(_WHAT, _Products)
-        if replace(one.subject, cores=(), policy="") == replace(log.on, policy="")
-    ]
-    return chosen_by(here[-1].value if here else {})
+    return _chosen_last(store.stamp(), cpu)
+
+
+@functools.lru_cache(4)  # forecasts ask many times
+def _chosen_last(stamp: object, cpu: Instructions) -> frozenset[str]:
+    here = replace(ProductLog((), cpu=cpu).on, policy="")
+    found = [
+        one for one in store.find_all(_WHAT, _Products) if replace(one.subject, cores=(), policy="") == here
+    ] if stamp else []  # fmt: skip
+    return chosen_by(found[-1].value if found else {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 import subprocess
 import sys
@@ -33,20 +32,6 @@ def short(cpus: tuple[int, ...] = CPUS, **more: Any) -> ReadBandwidth:
     return measure(cpus, **{"seconds": 0.02, "rounds": 2, **more})
 
 
-# What is read
-
-
-def test_every_byte_is_ones_and_every_byte_is_looked_at() -> None:
-    memory = read_probe.ProbeBuffer(4 * MIB)
-    assert memory.scan(0, 4 * MIB) is None and memory.address % (2 * MIB) == 0
-    for place in (0, 123_457, 4 * MIB - 1):
-        ctypes.memset(memory.address + place, 0, 1)
-        assert memory.scan(0, 4 * MIB) == memory.address + place
-        assert memory.scan(place // 4096 * 4096, 4096) == memory.address + place
-        ctypes.memset(memory.address + place, 1, 1)
-    assert memory.scan(MIB, 2 * MIB) is None
-
-
 def test_the_process_that_measures_is_small() -> None:
     imported = "len({'numpy', 'msgspec', 'psutil'} & set(sys.modules))"
     code = f"import sys, cpuchat.hardware.bandwidth.read_probe; print({imported})"
@@ -57,17 +42,6 @@ def test_the_process_that_measures_is_small() -> None:
 # Measuring
 
 
-@pytest.fixture(params=["library", "memchr"])
-def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the probe read with the engine's library, or as it does without."""
-    if request.param == "memchr":
-        monkeypatch.setattr(paths, "engine_library", lambda name: None)
-    elif paths.engine_library("cpuchat-read") is None:
-        pytest.skip("this engine was built without the library")
-    return request.param
-
-
-@pytest.mark.usefixtures("by")
 def test_a_measurement(small: Path) -> None:
     found = short(root=small)
     assert found.cpus == CPUS
@@ -84,7 +58,6 @@ def args(process: psutil.Process) -> list[str]:
         return []
 
 
-@pytest.mark.usefixtures("by")
 def test_cancelling_ends_the_process(small: Path) -> None:
     seen: set[psutil.Process] = set()
 
@@ -99,13 +72,11 @@ def test_cancelling_ends_the_process(small: Path) -> None:
     assert not [process for process in seen if process.is_running()]
 
 
-@pytest.mark.usefixtures("by")
 def test_a_cpu_that_may_not_be_used(small: Path) -> None:
     with pytest.raises(ProbeFailed, match=r"CPU 4000 may not be used by this process.*Choose other"):
         short((CPU, 4000), root=small)
 
 
-@pytest.mark.usefixtures("by")
 def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak, "buffer_bytes", lambda cpus, root: 1 << 55)
     with pytest.raises(ProbeFailed, match=rf"CPU {CPU}: Cannot allocate memory"):
@@ -113,18 +84,19 @@ def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("content", ["damaged", "another library"])
-def test_a_library_that_is_none_of_ours_is_not_missed(
-    content: str, monkeypatch: pytest.MonkeyPatch, small: Path
-) -> None:
+def test_a_library_that_is_none_of_ours_is_said(content: str, monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
     file = small / "libcpuchat-read.so"
     base = paths.engine_library("ggml-base")
     assert base is not None
     file.write_bytes(b"\x7fELF" * 99) if content == "damaged" else file.symlink_to(base)
     monkeypatch.setattr(paths, "engine_library", lambda name: file)
-    assert short(root=small).bytes_per_s > 1e8
+    with pytest.raises(ProbeFailed, match="reader cannot be used, reinstall the engine"):
+        short(root=small)
+    monkeypatch.setattr(paths, "engine_library", lambda name: None)
+    with pytest.raises(ProbeFailed, match="built without"):
+        short(root=small)
 
 
-@pytest.mark.usefixtures("by")
 def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
     """They take the limit at the start of the process for their stacks."""
 
@@ -133,7 +105,7 @@ def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, small: 
 
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", limited)
-    with pytest.raises(ProbeFailed, match=r"no more threads may be started|can't start new thread"):
+    with pytest.raises(ProbeFailed, match="no more threads may be started"):
         short(root=small)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -26,7 +25,6 @@ from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import LoadedHead, Model, Progress
 from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
-from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
 from cpuchat.measure.subject import Subject, decode_options, on_cores
 from cpuchat.models import costs as record
 from cpuchat.models.file_names import engine_fingerprint
@@ -273,10 +271,6 @@ def _draft_costs(sequence: Sequence) -> tuple[float, float]:
     return 1e3 * statistics.median(steps), 1e3 * statistics.median(reads)
 
 
-LOOK_SECONDS: Final = 0.2
-"""Seconds in which idle cores are told from busy ones: the system counts in hundredths."""
-
-
 def calibrated_costs(
     target: Model,
     draft: Model | LoadedHead | None,
@@ -297,12 +291,6 @@ def calibrated_costs(
     if not command.options.calibrate:
         return earlier, None if earlier else UNCALIBRATED
     known, of_target = (None if one is None or record.is_due(one) else one for one in (known, of_target))
-    if any(one is not None and one.disturbed for one in (known, of_target)):
-        busy = BusyCores()
-        busy.since_last(target.pool.cpus)
-        time.sleep(LOOK_SECONDS)
-        if (busy.since_last(target.pool.cpus) or 0.0) < MAX_BUSY_CORES:  # other programs leave these cores alone
-            known, of_target = (one if one is not None and not one.disturbed else None for one in (known, of_target))
     if known is not None:
         return known.value, None
     tell = partial(on_progress, "calibrating")
