@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import events, on, work
+from textual import events, work
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.filter import LineFilter
@@ -101,7 +100,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         self.chat_screen = ChatScreen(self.services, None if sides else initial_model)
         self._ended = False
         self._ctrl_c_at = self._interrupted_at = float("-inf")
-        self._theme_before_preview: str | None = None
         self._own_themes, self._own_keys = themes.load_themes(), keys.load_keymap()
         for theme in self._own_themes.themes.values():
             self.register_theme(theme)
@@ -133,11 +131,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         """Show the theme that a name in the settings means; nothing happens without one."""
         if (theme := self._named_theme(name)) in self.available_themes:
             self.theme = theme
-
-    def refresh_css(self, animate: bool = True) -> None:
-        """Style the screen on top, too, if it is a palette: Textual leaves out what belongs to the system."""
-        super().refresh_css(animate)
-        self.stylesheet.update(self.screen, animate=animate)
 
     def on_background_reported(self, event: BackgroundReported) -> None:
         is_auto = self.services.settings.ui.theme == themes.AUTO and self.theme == self._named_theme(themes.AUTO)
@@ -216,7 +209,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
             self.services.on_input()
         await super().on_event(event)
 
-    # Commands and themes
+    # Commands
 
     @property
     def moved_keys(self) -> tuple[keys.Key, ...]:
@@ -229,35 +222,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     def get_key_display(self, binding: Binding) -> str:
         return binding.key_display or keys.display(binding.key)
-
-    def action_change_theme(self) -> None:
-        """Choose a theme, previewed while it is selected; Esc restores the old one."""
-
-        def use(name: str) -> None:
-            self.show_theme(name)
-            self.services.save_settings({"ui": {"theme": name}})
-
-        self._theme_before_preview = self.theme
-        own = {themes.AUTO, *self._own_themes.themes}
-        rows = [
-            commands.PaletteRow(name, partial(use, name), "cpuchat" if name in own else "Textual")
-            for name in sorted({*self.available_themes, *own}, key=lambda name: (name not in own, name))
-        ]
-        self.push_screen(commands.ActionPalette(providers=[commands.listing(rows)], placeholder="Theme …"))
-
-    @on(CommandPalette.OptionHighlighted)
-    def _preview_theme(self, event: CommandPalette.OptionHighlighted) -> None:
-        if self._theme_before_preview is None:
-            return
-        hit = getattr(event.highlighted_event.option, "hit", None)
-        if (name := getattr(hit, "text", None)) is not None:
-            self.show_theme(name)
-
-    @on(CommandPalette.Closed)
-    def _palette_closed(self, event: CommandPalette.Closed) -> None:
-        before, self._theme_before_preview = self._theme_before_preview, None
-        if before is not None and not event.option_selected:
-            self.theme = before
 
     # Help and the way out
 

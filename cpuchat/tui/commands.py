@@ -1,4 +1,4 @@
-"""The command palette: everything that has a key or an action, by group, and the themes."""
+"""The command palette: everything that has a key or an action, by group."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from cpuchat.protocol.drafters import DRAFTERS
 from cpuchat.tui import keys
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
+from cpuchat.tui.widgets.model_list import label_table
 
 Row = tuple[str, str, str]
 """A key or figure, its text, and other words that find it."""
@@ -87,11 +88,7 @@ class HelpScreen(Dismissable[None], keys="help"):
         heading = self.get_component_rich_style("help--heading", partial=True)
         parts: list[Text | Table] = []
         for title, rows in sections:
-            table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-            table.add_column(width=20, no_wrap=True, style="bold")
-            table.add_column(ratio=1)
-            for left, right, _ in rows:
-                table.add_row(Text(left), Text(right))
+            table = label_table([(left, right) for left, right, _ in rows], "bold", 20)
             parts += [Text("\n" if parts else "").append(title, heading), table]
         pane = self.query_one("#help")
         pane.query_one(Static).update(Group(*parts) if parts else "No keys or figures match.")

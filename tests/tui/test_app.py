@@ -6,8 +6,6 @@ import pkgutil
 from collections.abc import Iterator
 
 import pytest
-from textual.color import Color
-from textual.command import CommandList
 from textual.screen import Screen
 from textual.widgets import Static
 
@@ -214,27 +212,6 @@ async def test_enter_in_the_palette_acts_on_the_rows_of_its_text() -> None:
             await app.opens(opens)
             await app.press("escape")
             await app.closes()
-
-
-async def test_themes_are_previewed_kept_and_given_back() -> None:
-    async with running() as app:
-        await app.ready()
-        for keys_pressed, previewed in ((("down", "down"), "cpuchat-light"), ("okabe", "okabe-ito")):
-            app.app.action_change_theme()
-            await app.shows("okabe-ito")
-            await app.press(*keys_pressed)
-            await app.until(lambda previewed=previewed: app.app.theme == previewed)
-            # The palette has the colors that it previews.
-            await app.until(lambda: app.app.screen.query_one(CommandList).styles.background == _background(app))
-            await app.press("escape" if previewed == "cpuchat-light" else "enter")
-            await app.until(lambda: app.app.screen is app.chat)
-            assert app.app.theme == ("cpuchat" if previewed == "cpuchat-light" else previewed)
-        await app.until(lambda: app.conversation.settings.ui.theme == "okabe-ito")
-    assert settings.load().ui.theme == "okabe-ito"
-
-
-def _background(app: RunningApp) -> Color:
-    return Color.parse(app.app.get_css_variables()["background"])
 
 
 async def test_notices_are_shown_once_and_beside_the_list_of_commands() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.table import Table
 from rich.text import Text
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
@@ -18,14 +17,12 @@ from cpuchat.hardware.machine import MachineFacts
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.present import machine
 from cpuchat.present.machine import Now, cpu_module, kernels_used, passes_measured
+from cpuchat.tui.widgets.model_list import label_table
 
 if TYPE_CHECKING:
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.tui.services import Services
     from cpuchat.tune.candidates import LoadedCosts, PlacementOption
-
-
-_LABEL = 16
 
 
 class FactsTable(Static):
@@ -34,12 +31,8 @@ class FactsTable(Static):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--dim"}
 
     def show(self, facts: MachineFacts, now: Now, advice: str = "") -> None:
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        table.add_column(width=_LABEL, no_wrap=True, style=self.get_component_rich_style("facts--dim", partial=True))
-        table.add_column(ratio=1, overflow="fold")
-        for label, text in machine.rows(facts, now) + ([("advice", advice)] if advice else []):
-            table.add_row(Text(label), Text(text))
-        self.update(table)
+        rows = machine.rows(facts, now) + ([("advice", advice)] if advice else [])
+        self.update(label_table(rows, self.get_component_rich_style("facts--dim", partial=True), 16))
 
 
 async def read_costs(

@@ -85,10 +85,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         model = self._conversation.model
         return None if model is None or model.server else model
 
-    @property
-    def working(self) -> bool:
-        return self._change is not None
-
     @work(exclusive=True, group="facts")
     async def _read_facts(self) -> None:
         self.facts = await asyncio.to_thread(self.reader.facts, PlacementSpec.of(self._services.settings))
@@ -176,7 +172,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
     def _marked(self) -> None:
         self._show_picture()
         spec = self.query_one(PlacementList).marked
-        if not self.working and spec != self._about:
+        if self._change is None and spec != self._about:
             self._about, self._outcome_told = spec, False
             lines: list[str] = []
             if self.facts is not None and (meant := self._placement(spec)) is not None:
@@ -193,9 +189,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "undo":
-            return True if self._before is not None and not self.working else None
+            return True if self._before is not None and self._change is None else None
         if action in ("apply", "recommended"):
-            return True if self.facts is not None and not self.working else None
+            return True if self.facts is not None and self._change is None else None
         return True
 
     def _refused(self, what: str) -> bool:
@@ -205,7 +201,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         return False
 
     def action_apply(self) -> None:
-        if self.facts is None or self.working:
+        if self.facts is None or self._change is not None:
             return
         spec = self.query_one(PlacementList).marked
         if spec == self._in_use:

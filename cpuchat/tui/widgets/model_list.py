@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 from textual import events
@@ -178,6 +179,16 @@ class ModelList(ScrollView, can_focus=False):
         return text.append_text(name).append("  " + "  ".join(columns), dim)
 
 
+def label_table(rows: Iterable[tuple[str, str]], style: Style | str, width: int | None = None) -> Table:
+    """Return labels, in a column of this width, with their texts, which wrap."""
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.add_column(no_wrap=True, style=style, width=width)
+    table.add_column(ratio=1, overflow="fold")
+    for label, text in rows:
+        table.add_row(Text(label), Text(text))
+    return table
+
+
 class Labelled(ScrollView, can_focus=False):
     """Shows labels and texts; scrolls by wheel or keys of its screen. New lines never cause a layout."""
 
@@ -221,11 +232,7 @@ class Labelled(ScrollView, can_focus=False):
         width = self.scrollable_content_region.width
         if not width:
             return
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        table.add_column(no_wrap=True, style=self.get_component_rich_style("labelled--label", partial=True))
-        table.add_column(ratio=1, overflow="fold")
-        for label, text in self.rows:
-            table.add_row(Text(label), Text(text))
+        table = label_table(self.rows, self.get_component_rich_style("labelled--label", partial=True))
         console = self.app.console
         options = console.options.update(width=width)
         lines = console.render_lines(table, options, style=self.rich_style) if self.rows else []

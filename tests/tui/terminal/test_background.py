@@ -1,11 +1,14 @@
-"""Tests that the terminal's background chooses the default theme; test_input.py has its reply among keys."""
+"""Tests what the terminal's background and name choose: the default theme, and the colors."""
 
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from cpuchat.config import settings
 from cpuchat.config.settings import read_state
+from cpuchat.tui import launch
+from cpuchat.tui.app import ChatApp
 from cpuchat.tui.terminal.background import BackgroundReported, is_light_at_start, remember
 from tests.support.chat_app import running
 
@@ -35,3 +38,32 @@ async def test_the_default_theme_follows_the_background_which_is_remembered_and_
     monkeypatch.delenv("COLORFGBG")
     remember(False)
     assert not is_light_at_start() and not read_state().light_terminals
+
+
+@pytest.mark.parametrize(
+    ("term", "colorterm", "colors"),
+    [
+        ("foot", "", "truecolor"),
+        ("xterm-direct", "", "truecolor"),
+        ("foot", "no", "standard"),
+        ("xterm", "", "standard"),
+        ("xterm-256color", "", "256"),
+    ],
+)
+def test_a_terminal_that_only_its_name_describes_has_its_colors(
+    term: str, colorterm: str, colors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLORTERM", colorterm)
+    found: list[str | None] = []
+
+    class Begun(Exception):
+        pass
+
+    def make() -> ChatApp:
+        found.append(Console(force_terminal=True).color_system)
+        raise Begun
+
+    with pytest.raises(Begun):
+        launch.run(make)
+    assert found == [colors]

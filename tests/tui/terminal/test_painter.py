@@ -1,9 +1,11 @@
-"""Tests the painter: what it writes to the terminal makes the same screen as painting everything anew."""
+"""Tests the painter, which writes what painting everything anew would show, and lean screens."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,20 +14,22 @@ import pytest
 from textual import events
 from textual._compositor import CompositorUpdate, LayoutUpdate
 from textual.app import App, ComposeResult
-from textual.geometry import Region
+from textual.events import Resize
+from textual.geometry import Region, Size
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import Static, TextArea
+from textual.widgets import Label, Static, TextArea
 
 from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
+from cpuchat.tui.commands import ActionPalette
+from cpuchat.tui.terminal import painter
 from cpuchat.tui.terminal.painter import LeanScreen, Painter, TypingScreen
-from tests.support.chat_app import running
+from tests.support.chat_app import HANG_GUARD, running
 from tests.support.scripted_backend import DRAFTING, WITH_DRAFT, ScriptedBackend
 
 pytestmark = pytest.mark.usefixtures("drawn_at_once")
 
-HANG_GUARD = 180
 TEXT = "Reading **is** a matrix × matrix 日本語を読む🙂 \n\n- item\n```py\nx = 1\n```\n\n| a | b |\n"
 
 
@@ -219,3 +223,64 @@ async def test_a_click_on_what_is_gone_and_still_shown_is_no_error() -> None:
             screen._forward_event(down)
         await app.pilot.pause()
         assert app.app.screen is screen
+
+
+async def test_what_a_removed_widget_had_drawn_is_freed() -> None:
+    painter.keep()
+    async with App[None]().run_test() as pilot:
+        label = Label("drawn")
+        await pilot.app.mount(label)
+        await pilot.pause()
+        drawn = weakref.ref(label._styles_cache)
+        assert label._styles_cache._cache
+        await label.remove()
+        del label
+        await pilot.app.mount(Label("the last one is remembered"))
+        async with asyncio.timeout(HANG_GUARD):
+            while gc.collect() >= 0 and drawn() is not None:  # messages to it may still be under way
+                await pilot.pause()
+
+
+SIZES = {"-narrow", "-wide", "-low", "-high"}
+
+
+class _Sized(LeanScreen[None]):
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-high")]
+    composed: frozenset[str] = frozenset()
+
+    def compose(self) -> ComposeResult:
+        yield Label("text")
+
+    def on_mount(self) -> None:
+        self.composed = self.classes & SIZES
+
+
+async def test_classes_are_there_before_the_first_layout_and_stay() -> None:
+    screen = _Sized()
+    async with App[None]().run_test(size=(100, 29)) as pilot:
+        await pilot.app.push_screen(screen)
+        assert screen.composed == {"-wide", "-low"}
+        await pilot.resize_terminal(40, 50)
+        await pilot.pause()
+        assert screen.classes & SIZES == {"-narrow", "-high"}
+
+
+@pytest.mark.parametrize("kind", [_Sized, ActionPalette])
+async def test_a_size_that_is_queued_behind_another_stays(kind: type[Screen[None]]) -> None:
+    screen, laid_out = kind(), list[Size]()
+
+    def refresh_layout(size: Size | None = None, scroll: bool = False) -> None:
+        laid_out.append(size or screen.size)
+        assert len(laid_out) < 9  # they would take turns for ever
+        right(size, scroll)
+
+    async with App[None]().run_test(size=(80, 24)) as pilot:
+        await pilot.app.push_screen(screen)
+        await pilot.pause()
+        right, screen._refresh_layout = screen._refresh_layout, refresh_layout  # type: ignore[method-assign]
+        screen.post_message(Resize(Size(60, 20), Size(60, 20)))
+        screen.call_later(lambda: None)  # Textual merges events that follow each other
+        screen.post_message(Resize(Size(80, 24), Size(80, 24)))
+        await pilot.pause()
+        assert screen.size == Size(80, 24)
