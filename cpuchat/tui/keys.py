@@ -67,9 +67,9 @@ class Key(msgspec.Struct, frozen=True):
 KEYS: tuple[Key, ...] = msgspec.json.decode(
     Path(__file__).with_name("keys.json").read_bytes(), type=prepared(tuple[Key, ...])
 )
-"""In the order of the help screen. Of keys with priority, the first in the table wins where several are bound: those of
-lists come before those of the box to type in. `ctrl+c` is bound by Textual itself, Enter in the places of a comparison
-by the list; both are here for footer and help.
+"""In the order of the help screen. Keys of lists have priority over the box to type in, which has none of them; Del has
+not, as the box lets it through where there is nothing to delete. Ctrl+C is bound by Textual itself, Enter in the places
+of a comparison by their list: both are here for footer and help.
 """
 
 _NAMES = {

@@ -172,7 +172,6 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
         self._services, self._path = services, model
         self._model: LocalModel | None = None
         self._repo = ""
-        """It has other quantizations of the model."""
         self.list_title = f"Compare {model.stem} with"
 
     def compose_below(self) -> ComposeResult:
@@ -186,21 +185,22 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
     @work(exclusive=True, group="read")
     async def _read(self) -> None:
         try:
-            self.listed.show(await run_in_daemon_thread(self._alternatives))
+            self._model, self._repo, rows = await run_in_daemon_thread(self._alternatives)
         except (CpuchatError, OSError) as error:
-            self.listed.show([ListRow(note=str(error))])
+            rows = [ListRow(note=str(error))]
+        self.listed.show(rows)
 
-    def _alternatives(self) -> list[ListRow]:
-        """Read the library, and return the list: quantizations on this machine, download and quantize, settings, other
-        models.
+    def _alternatives(self) -> tuple[LocalModel | None, str, list[ListRow]]:
+        """Read the library: return the model, the repository with its other quantizations ("" for none), and the list:
+        quantizations on this machine, download and quantize, settings, other models. Blocks.
         """
         library, path = self._services.library, self._path
         models = [model for model in library.local_models() if not model.damaged and model.kind == "model"]
-        self._model = model = next((model for model in models if model.path == path), None) or library.at(path)
+        model = next((model for model in models if model.path == path), None) or library.at(path)
         rest = [other for other in models if other.path != path]
         same = [other for other in rest if model is not None and is_same_model(model, other)]
         listed = match_local(load_catalog(), model) if model is not None and model.source != "demo" else None
-        self._repo = (model.repo if model is not None else "") or (listed.repos[0] if listed is not None else "")
+        repo = (model.repo if model is not None else "") or (listed.repos[0] if listed is not None else "")
 
         def of(heading: str, models: list[LocalModel]) -> list[ListRow]:
             rows = [ListRow(name=heading)] if models else []
@@ -211,12 +211,12 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
             return rows
 
         rows = [*of("other quantizations", same), ListRow(name="download or quantize")]
-        if self._repo:
-            rows.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=self._repo))
+        if repo:
+            rows.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=repo))
         rows.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
         rows.append(ListRow(name="same file, other settings"))
         rows += [ListRow(key=f"settings {n}", name=name, note=path.stem) for n, (name, _) in enumerate(_SETTINGS)]
-        return [*rows, *of("other models", [other for other in rest if other not in same])]
+        return model, repo, [*rows, *of("other models", [other for other in rest if other not in same])]
 
     @on(ModelList.Chosen)
     @work(exclusive=True, group="choose")

@@ -199,16 +199,12 @@ def _check_last_first(selectors: list[Selector], nodes: list[DOMNode]) -> bool:
 
 def _parse_once(self: Stylesheet, css: str, **options: Any) -> list[RuleSet]:
     """Return the rules of a sheet, parsed now or for any app before: nothing changes them later."""
-    key = (_values(self._variables), css, *options.items())
+    global _last
+    variables = self._variables
+    if _last[0] is not variables:  # the same object for the same values, which compares fast
+        values = frozenset(variables.items())
+        _last = variables, _themes.setdefault(values, values)
+    key = (_last[1], css, *options.items())
     if (rules := _kept.get(key)) is None:
         rules = _kept[key] = parse_rules(self, css, **options)
     return rules
-
-
-def _values(variables: dict[str, str]) -> _Variables:
-    """Return the variables of a theme as a key: the same object for the same values, which compares fast."""
-    global _last
-    if _last[0] is not variables:
-        values = frozenset(variables.items())
-        _last = variables, _themes.setdefault(values, values)
-    return _last[1]

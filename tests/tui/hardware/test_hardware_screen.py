@@ -1,4 +1,4 @@
-"""Tests the hardware screen: pictures of many machines, and trying placements on a scripted and on a real worker."""
+"""Tests the hardware screen: pictures of many machines, and trying placements on a scripted worker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from cpuchat.config import settings
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.telemetry.machine import Peaks
-from cpuchat.tui.hardware.screen import HardwareScreen
-from cpuchat.tui.services import MachineWatch
 from tests.hardware.trees import make_tree
 from tests.support.chat_app import SMALL, running
 from tests.support.hardware_screen import backend_on, opened
@@ -20,13 +18,11 @@ from tests.support.machines import (
     ON_8_CORES,
     SERVER_COUNTERS,
     WITH_DRAFT,
-    Counters,
     FixtureReader,
     OnMachine,
     on,
     surveyed,
 )
-from tests.support.scripted_backend import Gate, answer
 from tests.support.snapshots import snapshot
 
 
@@ -92,26 +88,3 @@ async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path)
         assert "N0 51 % · N1 49 %" in app.screen_text
         assert "local · requested policy rejected: This system does not let programs choose." in app.screen_text
         assert app.screen_text.count("counters are off in the settings (F2)") == 2
-
-
-async def test_two_screens_share_the_counters(tmp_path: Path) -> None:
-    """Two that count the same events take them from each other."""
-    root = make_tree(tmp_path, "epyc-9354")
-    opened_counters: list[Counters] = []
-
-    def open_monitor() -> Counters:
-        opened_counters.append(Counters(SERVER_COUNTERS))
-        return opened_counters[-1]
-
-    gate = Gate()
-    async with running(backend_on(root, answers=[answer("One two", gate=gate)])) as app:
-        app.app.services.machine_watch = MachineWatch(open_monitor)
-        await app.count_up_to(gate)
-        await app.until(lambda: opened_counters)
-        screen = HardwareScreen(app.app.services, FixtureReader(root))
-        await app.app.push_screen(screen)
-        await app.until(lambda: screen.now.sample == SERVER_COUNTERS)
-        gate.open()
-        await app.until(lambda: not app.chat.busy)
-        assert len(opened_counters) == 1
-    assert opened_counters[0].closed

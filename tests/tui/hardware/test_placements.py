@@ -1,14 +1,11 @@
-"""Tests choosing, loading and taking back placements, on a scripted and on a real worker."""
+"""Tests choosing, loading and taking back placements, on a scripted worker."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from cpuchat.backend.local import LocalBackend
-from cpuchat.base import paths
 from cpuchat.config import settings
 from cpuchat.hardware.topology import read_topology
-from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import LoadProgress, ModelLoaded
 from cpuchat.tui.hardware.screen import HardwareScreen
 from tests.hardware.trees import make_tree
@@ -107,26 +104,3 @@ async def test_nothing_runs_beside_an_answer(tmp_path: Path) -> None:
         assert len(backend.loads) == 1
         gate.open()
         await app.until(lambda: not app.chat.busy)
-
-
-async def test_a_real_chat_goes_on_with_what_it_remembers() -> None:
-    settings.update({"hardware": {"probe": False, "counters": False}, "speculation": {"drafters": "off"},
-                     "chat": {"max_tokens": 24}, "sampling": {"temperature": 0.0},
-                     "engine": {"threads": 1}})  # fmt: skip
-    backend = LocalBackend(state_dir=paths.kv_dir())
-    async with running(backend, model=Library([]).resolve("demo")) as app:
-        await app.ready()
-        await app.send("Why does a CPU write slower than it reads the prompt?")
-        screen = await opened(app)
-        before = app.conversation.model
-        await app.press("t", "enter")
-        await app.until(lambda: said(screen).startswith("Applied") and not app.chat.busy)
-        model = app.conversation.model
-        assert model is not None and before is not None and model.cpus != before.cpus
-        await app.until(lambda: settings.load().engine.threads == 0)
-        await app.press("escape")
-        await app.until(lambda: app.app.screen is app.chat)
-        await app.send("And how do I stop an answer?")
-        timings = app.conversation.messages[-1].timings
-        assert timings is not None and timings.cache_n > 0
-        assert [role for role, _ in app.stored()] == ["user", "assistant"] * 2
