@@ -120,7 +120,11 @@ def test_what_was_measured_is_for_its_instruction_set_only() -> None:
     assert "Q4_K" in chosen_types(OTHER)
 
 
-@pytest.mark.parametrize("points", [(), ((2.0, 1e9), (8.0, 1e9), (64.0, 1e9)), ((1.0, 0.0), (8.0, 1e9), (64.0, 1e9))])
+@pytest.mark.parametrize(
+    "points",
+    [(), ((2.0, 1e9), (8.0, 1e9), (64.0, 1e9)), ((1.0, 0.0), (8.0, 1e9), (64.0, 1e9))],
+    ids=["no rates", "other passes", "rates of zero"],
+)
 def test_rates_that_cannot_be_are_not_read(points: tuple[tuple[float, float], ...]) -> None:
     one = msgspec.to_builtins(measured(0.5, 0.5, 0.5))
     one["cpuchat"]["points"] = points
