@@ -7,11 +7,11 @@ import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from cpuchat.backend.process import ChildProcess
+from cpuchat.backend.process import WorkerProcess
 from cpuchat.config.servers import Source
 from cpuchat.hardware.numa.mempolicy import current
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec, place
@@ -84,17 +84,16 @@ class Backend(Protocol):
 NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="Choose one first.")
 
 
-_P = TypeVar("_P", bound=ChildProcess)
 _T = TypeVar("_T")
 
 
-class ModelBackend(ABC, Generic[_P]):
+class ModelBackend(ABC):
     """A backend of its own kind of models: what was asked for, and loading it again when its process is gone."""
 
     engine: EngineInfo | None = None
 
     def __init__(self) -> None:
-        self._process: _P | None = None
+        self._process: WorkerProcess | None = None
         self._model: ModelInfo | None = None
         self._wanted: tuple[Any, LoadOptions, PlacementSpec] | None = None
         self._cancelled = asyncio.Event()

@@ -51,7 +51,7 @@ _FINAL = (ModelLoaded, LoadCancelled, GenerationFinished, Measured, TokensScored
 _E = TypeVar("_E", Measured, TokensScored)
 
 
-class LocalBackend(ModelBackend[WorkerProcess]):
+class LocalBackend(ModelBackend):
     """See `backend.base.Backend`. Use from one event loop only."""
 
     def __init__(

@@ -111,82 +111,6 @@ class Spawner:
         self._thread.shutdown(wait=False)
 
 
-class ChildProcess:
-    """A process that was spawned, until it is `gone`. Use it from one event loop only.
-
-    Attributes:
-        pid: of the process that computes; None until that is known.
-        log: its standard error; outlives it.
-        launch: what it was started with.
-    """
-
-    title = "The process"
-
-    def __init__(self, spawned: Spawned) -> None:
-        self._process = spawned.process
-        self.pid: int | None = spawned.process.pid
-        self.log, self.launch = spawned.log, spawned.launch
-        self._status: int | None = None
-        self._gone = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def alive(self) -> bool:
-        return self._status is None
-
-    async def finished(self) -> None:
-        """Wait until the process has exited."""
-        await self._gone.wait()
-
-    async def is_gone_within(self, seconds: float) -> bool:
-        """Return whether it has exited, now or after at most `seconds`."""
-        return await _is_set_within(self._gone, seconds)
-
-    def kill(self) -> None:
-        """Kill the process and its helpers; unsaved data is lost."""
-        if self._process.poll() is None:
-            self._process.kill()
-            kill_group(self._process.pid)
-
-    def _close_stdin(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-
-    def _reap(self, broken: str = "", seconds: float | None = None) -> None:
-        """Wait until it has exited, killed after so many seconds, then report that. Runs on a separate thread."""
-        assert self._process.stdout is not None
-        try:
-            status = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:  # it is hung
-            ChildProcess.kill(self)
-            status = self._process.wait()
-        kill_group(self._process.pid)
-        self._process.stdout.close()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
-            self._loop.call_soon_threadsafe(self._ended, status, broken)
-
-    def _ended(self, status: int, broken: str) -> None:
-        self._status = status
-        self._gone.set()
-
-    def crash(self, broken: str = "", request_id: int = 0) -> Failed:
-        """Describe how it ended: by what its log says last, else by its exit status."""
-        tail = ""
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
-            tail = last_output(file)
-        return Failed(
-            request_id=request_id,
-            code=WorkerDied.code,
-            message=f"{self.title} crashed: {exit_reason(self._status or 0, tail, broken or self._last_words(tail))}.",
-            hint=f"{_NO_INSTRUCTION if self._status == -signal.SIGILL else ''}Log: {self.log}",
-        )
-
-    def _last_words(self, tail: str) -> str:
-        """Return the reason in the end of its log, where it says one in a form of its own; else ""."""
-        return ""
-
-
 async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -194,17 +118,24 @@ async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
-class WorkerProcess(ChildProcess):
-    """A running worker, as `start` makes one.
+class WorkerProcess:
+    """A running worker, as `start` makes one. Use it from one event loop only.
 
     `events` holds what it reported and, once it is gone, one last `Failed`: "worker_died", or "interrupted" when it was
     closed or killed from here. A thread of its own writes to its pipe, which may be full.
+
+    Attributes:
+        log: its standard error; outlives it.
+        launch: what it was started with.
     """
 
-    title = "The inference worker"
-
     def __init__(self, spawned: Spawned) -> None:
-        super().__init__(spawned)
+        self._process = spawned.process
+        self.pid: int = spawned.process.pid
+        self.log, self.launch = spawned.log, spawned.launch
+        self._status: int | None = None
+        self._gone = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[AnyEvent] = asyncio.Queue()
         self._shutting_down = asyncio.Event()  # or gone
         self._failure: Failed | None = None  # with which it was ended from here
@@ -220,6 +151,14 @@ class WorkerProcess(ChildProcess):
     async def start(cls, spawner: Spawner, log_dir: Path, launch: Launch) -> WorkerProcess:
         """Start a worker. Raises OSError."""
         return cls(await asyncio.wrap_future(spawner.spawn(log_dir, lambda: launch)))
+
+    @property
+    def alive(self) -> bool:
+        return self._status is None
+
+    async def finished(self) -> None:
+        """Wait until the process has exited."""
+        await self._gone.wait()
 
     def send(self, command: Command) -> None:
         """Queue a frame for the worker without waiting. Frames to a worker that has exited are dropped."""
@@ -242,10 +181,12 @@ class WorkerProcess(ChildProcess):
         """Let the worker save and exit; kill it if it does not."""
         self._failure = self._failure or WORKER_CLOSED
         self.send(Shutdown())
-        if await _is_set_within(self._shutting_down, ANSWER_SECONDS) and await self.is_gone_within(SHUTDOWN_SECONDS):
+        if await _is_set_within(self._shutting_down, ANSWER_SECONDS) and await _is_set_within(
+            self._gone, SHUTDOWN_SECONDS
+        ):
             return
         self.kill()
-        if not await self.is_gone_within(_DYING_SECONDS):  # it hangs in the kernel and dies when that lets go of it
+        if not await _is_set_within(self._gone, _DYING_SECONDS):  # it hangs in the kernel and dies when let go
             self._ended(-signal.SIGKILL, "")
 
     def wake(self) -> None:
@@ -257,7 +198,12 @@ class WorkerProcess(ChildProcess):
     def kill(self, failure: Failed = WORKER_CLOSED) -> None:
         """Kill the worker and its helpers, which reports `failure`; unsaved data is lost."""
         self._failure = self._failure or failure
-        super().kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            kill_group(self._process.pid)
 
     def _write(self, frame: bytearray) -> None:
         """Write frames, on a separate thread: the pipe of a stopped or busy worker eventually fills up and blocks."""
@@ -291,23 +237,53 @@ class WorkerProcess(ChildProcess):
         except BlockingIOError:
             return
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            super().kill()
+            self._kill()
             broken = f"invalid message on its pipe ({error})"
         self._loop.remove_reader(self._output)
         reap = threading.Thread(target=self._reap, args=(broken, _DYING_SECONDS), name=f"reap-{self.pid}", daemon=True)
         reap.start()
 
+    def _reap(self, broken: str, seconds: float) -> None:
+        """Wait until it has exited, killed after so many seconds, then report that. Runs on a separate thread."""
+        assert self._process.stdout is not None
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:  # it is hung
+            self._kill()
+            status = self._process.wait()
+        kill_group(self._process.pid)
+        self._process.stdout.close()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no receiver is left
+            self._loop.call_soon_threadsafe(self._ended, status, broken)
+
     def _ended(self, status: int, broken: str) -> None:
         if not self.alive:  # reported as exited already
             return
-        super()._ended(status, broken)
+        self._status = status
+        self._gone.set()
         self._writer.submit(self._close_stdin)
         self._writer.shutdown(wait=False)
-        self.events.put_nowait(self._failure or self.crash(broken))
+        self.events.put_nowait(self._failure or self._crash(broken))
         for counted in self._counts.values():
             if not counted.done():
                 counted.set_result(None)
         self._shutting_down.set()
+
+    def _close_stdin(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _crash(self, broken: str) -> Failed:
+        """Describe how it ended: by what its log says last, else by its exit status."""
+        tail = ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            tail = last_output(file)
+        return Failed(
+            code=WorkerDied.code,
+            message=f"The inference worker crashed: {exit_reason(self._status or 0, tail, broken)}.",
+            hint=f"{_NO_INSTRUCTION if self._status == -signal.SIGILL else ''}Log: {self.log}",
+        )
 
 
 def _new_log(log_dir: Path) -> Path:

@@ -12,7 +12,6 @@ import httpx
 import msgspec
 
 from cpuchat.backend.base import ModelBackend, ended
-from cpuchat.backend.process import ChildProcess
 from cpuchat.backend.remote.adapter import Adapter, ListedModel, identify
 from cpuchat.backend.remote.connection import Retries, ServerConnection, Status
 from cpuchat.backend.remote.exchange import Exchange
@@ -40,7 +39,7 @@ _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
 _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
 
 
-class RemoteBackend(ModelBackend[ChildProcess]):
+class RemoteBackend(ModelBackend):
     """See `backend.base.Backend`. Nothing of a chat stays here: `forget` has nothing to delete."""
 
     def __init__(self, keys: KeyRing | None = None) -> None:
