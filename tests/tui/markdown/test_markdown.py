@@ -329,9 +329,6 @@ def test_every_letter_and_digit_is_shown(source: str, width: int) -> None:
 # Texts that took from seconds to minutes; the budget is in characters, so that no clock decides what is shown.
 
 COSTLY = {
-    "quotes": ">" * 300 + " deep",
-    "items": "- " * 200 + "deep",
-    "brackets": "[" * 3000 + "deep",
     "formulas": "$$a " * 20_000,
     "dollars": "$a" * 20_000,
     "stars": "*a " * 20_000,
@@ -368,3 +365,8 @@ def test_no_row_holds_thousands_of_characters_in_one_cell() -> None:
     rows = render(COSTLY["accents"], 40, PALETTE)
     assert max(len(row.text) for row in rows) <= 16 * 40
     assert "".join(row.text for row in rows).count("\u0301") == 20_000
+
+
+@pytest.mark.parametrize("source", [">" * 300 + " deep", "- " * 200 + "deep", "[" * 3000 + "deep", "`" * 999])
+def test_hostile_nesting_is_shown(source: str) -> None:
+    assert not missing(source, render(source, 80, PALETTE))
