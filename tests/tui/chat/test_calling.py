@@ -14,7 +14,7 @@ from cpuchat.present.tools import CHOICES
 from cpuchat.protocol.messages import ToolCall
 from cpuchat.tools.folder import TOOLS
 from cpuchat.tui.chat.call_screen import CallScreen
-from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import READ, ScriptedBackend, answer, calling
 
 HOSTILE = Path(__file__).parents[2] / "support" / "hostile_server.py"
@@ -93,32 +93,26 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
 
 
 async def test_arguments_are_shown_exactly_and_a_call_runs_only_once_its_last_row_was_shown() -> None:
-    false = "path: ~/notes/today.md"
     lines = "\n".join(f"{number}: {'word ' * 20}" for number in range(100))
-    call = ToolCall(name="read_file", arguments={"content": f"Notes.{' ' * 200}{false}\n{lines}", "path": "~/.profile"})
+    false = "path: ~/notes/today.md"
+    call = ToolCall(name="read_file", arguments={"content": f"a  b\u200b{' ' * 300}{false}\n{lines}", "path": "~/x"})
     async with running(ScriptedBackend([]), size=SMALL) as app:
         await app.ready()
-        path = f"a  b\u200b{' ' * 300}end"
-        app.app.push_screen(CallScreen(TOOLS[0], ToolCall(name="read_file", arguments={"path": path})))
-        assert "path: a  b‹U+200B›‹300 spaces›end" in await asked(app)
-        await app.press("escape")
-        for size in ((60, 20), WIDE):
-            await app.pilot.resize_terminal(*size)
-            chosen = list[str | None]()
-            app.app.push_screen(dialog := CallScreen(TOOLS[0], call), chosen.append)
-            shown = await asked(app)
-            assert "2 arguments: content, path" in shown and "path: ~/.profile" in shown
-            await app.until(lambda: " more rows: " in app.screen_text)
-            run = [button for button in dialog.query(Button) if button.id != "refuse"]
-            assert len(run) == 2 and all(button.disabled for button in run)
-            await app.press("down", "right", "left")
-            assert app.app.focused is dialog.query_one("#refuse") and all(button.disabled for button in run)
-            await app.press("end")
-            await app.until(lambda run=run: not any(button.disabled for button in run))
-            assert " more row" not in app.screen_text and "99: word" in app.screen_text
-            assert all(label in app.screen_text for label in CHOICES.values())
-            await app.press("right", "enter")
-            await app.until(lambda chosen=chosen: chosen == ["once"])
+        chosen = list[str | None]()
+        app.app.push_screen(dialog := CallScreen(TOOLS[0], call), chosen.append)
+        shown = await asked(app)
+        assert "2 arguments: content, path" in shown and "a  b‹U+200B›‹300 spaces›" in shown and "path: ~/x" in shown
+        await app.until(lambda: " more rows: " in app.screen_text)
+        run = [button for button in dialog.query(Button) if button.id != "refuse"]
+        assert len(run) == 2 and all(button.disabled for button in run)
+        await app.press("down", "right", "left")
+        assert app.app.focused is dialog.query_one("#refuse") and all(button.disabled for button in run)
+        await app.press("end")
+        await app.until(lambda: not any(button.disabled for button in run))
+        assert " more row" not in app.screen_text and "99: word" in app.screen_text
+        assert all(label in app.screen_text for label in CHOICES.values())
+        await app.press("right", "enter")
+        await app.until(lambda: chosen == ["once"])
 
 
 async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:

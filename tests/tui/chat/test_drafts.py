@@ -115,32 +115,21 @@ async def test_marks_are_switched_with_a_key_remembered_and_those_of_the_last_an
     assert settings.load().ui.color_drafts
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a target, and a smaller model with the same vocabulary."""
-    return write_tiny_gguf(tmp_path / "target-F32.gguf"), write_tiny_gguf(tmp_path / "draft-F32.gguf")
-
-
-async def test_a_chosen_draft_model_is_loaded_beside_the_model_or_left_out_where_it_does_not_load(
-    pair: tuple[Path, Path],
+async def test_a_draft_model_is_loaded_beside_the_model_or_left_out_where_it_is_not_there_or_does_not_load(
+    tmp_path: Path,
 ) -> None:
-    target, draft = pair
+    target, draft = (write_tiny_gguf(tmp_path / f"{name}-F32.gguf") for name in ("target", "draft"))
     settings.update({"speculation": {"draft_model": str(draft)}})
     backend = ScriptedBackend(draft_failure=Failed(code="does_not_fit", message="It needs 9 GB, there are 4 GB."))
     async with running(backend, model=target) as app:
         await app.ready()
         assert [(path, options.draft_path) for path, options in backend.loads] == [(target, str(draft)), (target, "")]
         assert any("without the draft model draft-F32" in n and "9 GB" in n for n in app.notices)
-        await app.send("Hello")
-        assert app.stored()[-1] == ("assistant", "Hello there.")
-
-
-async def test_a_draft_model_that_is_not_there_is_told_and_the_model_loads(pair: tuple[Path, Path]) -> None:
-    settings.update({"speculation": {"draft_model": "/nowhere/draft.gguf"}})
-    async with running(model=pair[0]) as app:
-        await app.ready()
-        assert app.backend.loads[0][1].draft_path == ""
+        app.conversation.settings.speculation.draft_model = "/nowhere/draft.gguf"
+        app.chat.load_model(target)
         await app.told("nowhere")
+        await app.ready()
+        assert backend.loads[-1][1].draft_path == ""
 
 
 async def test_calibrating_says_that_it_can_be_skipped_but_while_messages_are_queued() -> None:

@@ -52,22 +52,3 @@ async def test_figures_of_another_chat_are_not_shown() -> None:
         await app.press("ctrl+n")
         assert app.conversation.figures().n_past.value == 0
         assert "0/8k" in app.screen_text
-
-
-async def test_a_draft_stays_with_its_chat() -> None:
-    async with running(prepare=two_chats) as app:
-        await app.ready()
-        await open_chat(app, "About apples")
-        await app.write("half a thought on apples")
-        await open_chat(app, "About pears")
-        assert app.prompt.text == ""
-        await app.press("up")
-        assert app.prompt.text == "About pears?"
-        await open_chat(app, "About apples")
-        assert app.prompt.text == "half a thought on apples"
-        await app.press("f4")
-        assert app.prompt.text == "About apples?"  # an edit is no draft of another chat
-        await open_chat(app, "About pears")
-        assert app.prompt.text == ""  # what was recalled is no draft
-        await open_chat(app, "About apples")
-        assert app.prompt.text == "half a thought on apples"
