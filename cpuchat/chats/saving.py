@@ -38,7 +38,7 @@ class AnswerSaver:
     discarded before all of it was stored. `store`: None saves nothing. `on_problem`: called when `problem` changes.
     """
 
-    def __init__(self, store: ChatStore | None, on_problem: Callable[[], None]) -> None:
+    def __init__(self, store: ChatStore | None, on_problem: Callable[[], object]) -> None:
         self.problem: ChatsError | None = None
         self.conflict: ChatsChanged | None = None
         self.overtaken = False

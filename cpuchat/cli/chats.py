@@ -149,8 +149,8 @@ Examples:
   cpuchat chats delete 1f3a
   cpuchat chats delete 1f3a 77c0 --yes
 
-The text is overwritten in the database, and the saved KV cache and checkpoints are deleted;
-forks keep theirs. There is no undo; `cpuchat chats export` first keeps a copy."""
+The text is overwritten in the database, and the saved KV cache and checkpoints are deleted.
+There is no undo; `cpuchat chats export` first keeps a copy."""
 
 
 @click.command("delete", epilog=_DELETE_EPILOG)

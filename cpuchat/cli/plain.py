@@ -128,11 +128,11 @@ class PlainChat:
                 show_state(event, self._terminal)
             case events.AnswerEnded() if not isinstance(event.last, Failed):
                 self._end_answer(event.last)
-            case events.SummaryEnded(problem=Failed() as problem):
+            case events.SummaryEnded(last=Failed() as problem):
                 self._fail(problem)
-            case events.SummaryEnded():
-                self._end_answer(event.finished)
-                done = words.summarized(event.finished, event.trimmed) if event.finished else ""
+            case events.SummaryEnded(last=last):
+                self._end_answer(last)
+                done = words.summarized(last, event.trimmed) if isinstance(last, GenerationFinished) else ""
                 note(done if event.is_kept else "Stopped. The chat is unchanged.")
             case Failed():
                 self._fail(event)

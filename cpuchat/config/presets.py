@@ -29,20 +29,6 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reasoning_budget: Count | None = None
     sampling: SamplingSection = msgspec.field(default_factory=SamplingSection)
 
-    @classmethod
-    def of(cls, name: str, chosen: Settings, model: str) -> Preset:
-        """Return the preset with what is `chosen`. Raises UsageError if the name is too long."""
-        if not 0 < len(name) <= MAX_NAME:
-            raise UsageError(f"A name has 1 to {MAX_NAME} characters, not {len(name)}.", "Choose another name.")
-        return cls(
-            name=name,
-            system_prompt=chosen.chat.system_prompt or None,
-            model=model,
-            reasoning=chosen.chat.reasoning,
-            reasoning_budget=chosen.chat.reasoning_budget,
-            sampling=chosen.sampling,
-        )
-
     @property
     def options(self) -> dict[str, Any]:
         """Return the sampling options that it sets."""
@@ -82,22 +68,8 @@ def find_preset(name: str) -> Preset:
     presets = load_presets()
     if name in presets:
         return presets[name]
-    known = f"Available: {', '.join(presets)}." if presets else "Save one in the app: Ctrl+P, Save as a preset."
+    known = f"Available: {', '.join(presets)}." if presets else f"Add one to {paths.presets_file()}: docs/chats.md."
     raise UsageError(f"There is no preset {name!r}.", known)
-
-
-def save_preset(preset: Preset) -> None:
-    """Add a preset, or replace the one of its name. Raises SettingsError; nothing is written then."""
-    table = msgspec.to_builtins(preset)
-    del table["name"]
-    table.pop("sampling", None)
-    if preset.options:
-        table["sampling"] = preset.options
-    file = paths.presets_file()
-    try:
-        toml.change(file, lambda document: document.update({preset.name: table}), _parse)
-    except OSError as error:
-        raise SettingsError(f"Cannot write {file}: {error.strerror}.", "Free space or change its mode.") from None
 
 
 def _parse(text: str) -> dict[str, Preset]:

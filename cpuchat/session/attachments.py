@@ -5,10 +5,11 @@ Nothing is read that was not named: a folder gives the names in it, links in it 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -53,13 +54,6 @@ _FILES = frozenset({
     "ts", "tsv", "tsx", "txt", "vue", "xml", "yaml", "yml", "zig", "zip",
 })  # fmt: skip
 """Extensions after which a name stands for a file: `@notes.md` does, `@pytest.fixture` does not."""
-_IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
-_IMAGE_BRANDS = (b"heic", b"heix", b"mif1", b"avif")
-_NO_IMAGES = "Only text can be attached, also for models and servers that take images; nothing was sent."
-
-
-class MissingFile(UsageError):
-    """A path that names no file."""
 
 
 def start_folder() -> Path:
@@ -70,55 +64,30 @@ def start_folder() -> Path:
         return Path.home()
 
 
-def attach(
-    text: str,
-    folder: Path,
-    held: Mapping[str, Attachment] | None = None,
-    known: Collection[str] = (),
-    *,
-    skips_missing: bool = False,
-) -> tuple[Attachment, ...]:
-    """Read what `text` names, in order, each once.
+def attach(text: str, folder: Path, held: Mapping[str, Attachment] | None = None) -> tuple[Attachment, ...]:
+    """Read what `text` names, in order, each once; `held`: by mark, what is taken as it is: pasted texts, and the files
+    of a message that is edited.
 
     A name after @ is a file or folder, from `folder` on; `:10-80`, `:10-` or `:10` after it takes these lines alone.
-    One that names no file is text, unless it looks like a path; see `require_files`.
-
-    Args:
-        held: by mark, what is taken as it is: pasted texts, and the files of a message that is edited.
-        known: marks that named a file before: it must still be there.
-        skips_missing: what looks like a path and names no file is text, too.
-
-    Raises:
-        MissingFile: a file is not there.
-        UsageError: it cannot be read, is too large or no text.
+    One that names no file is text, unless it looks like a path: in a folder that exists, or with the extension of a
+    file. Raises UsageError: such a file is not there, one cannot be read, is too large or no text.
     """
     held, found = held or {}, dict[str, Attachment]()
-    if not skips_missing:
-        require_files(text, folder, held, known)
-    for match in _NAMED.finditer(text):
-        for mark in _readings(match[0]):
-            if mark not in found and (attachment := held.get(mark) or _named(mark, folder)):
-                found[mark] = attachment
-            if mark in found:
-                break
-    return tuple(found.values())
-
-
-def require_files(text: str, folder: Path, held: Collection[str] = (), known: Collection[str] = ()) -> None:
-    """Raise MissingFile if a mark in `text` looks like a path and no file is there: one in a folder that exists, one
-    with the extension of a file, or a `known` one. The arguments are those of `attach`; nothing is read.
-    """
     for match in _NAMED.finditer(text):
         marks = _readings(match[0])
-        if any(mark in held or (_name(mark) and os.path.lexists(_located(_name(mark), folder)[0])) for mark in marks):
-            continue
         paths = {name: _located(name, folder)[0] for mark in marks if (name := _name(mark))}
+        mark = next((one for one in marks if one in held or os.path.lexists(paths.get(_name(one), ""))), "")
+        if mark and mark not in found:
+            found[mark] = held[mark] if mark in held else read_file(_name(mark), folder, mark)
+        if mark or not paths:
+            continue
         # Not @app.get("/a.js").
         files = [name for name, path in paths.items() if "(" not in name and path.suffix[1:].lower() in _FILES]
-        name = [*files, *paths, ""][0 if files else len(paths) - 1]
-        in_folder = "/" in name.rstrip("/") and os.path.isdir(paths[name].parent)  # noqa: PTH112 (never raises)
-        if files or in_folder or any(mark in known for mark in marks):
-            raise MissingFile(f"No such file: {clean_line(name)}.", "Correct the path; nothing was sent.")
+        name = [*files, *paths][0 if files else len(paths) - 1]
+        if files or ("/" in name.rstrip("/") and os.path.isdir(paths[name].parent)):  # noqa: PTH112 (never raises)
+            hint = "Correct the path, or write \\@ for text; nothing was sent."
+            raise UsageError(f"No such file: {clean_line(name)}.", hint)
+    return tuple(found.values())
 
 
 def _readings(mark: str) -> list[str]:
@@ -186,21 +155,8 @@ def completions(mark: str, folder: Path) -> list[str]:
     names = [name for name in names if (hidden or not name.startswith(".")) and '"' not in name]
     matching = [name for name in names if name.lower().startswith(part)]
     matching = matching or [name for name in names if part in name.lower()]
-    return [_mark(start + name) for name in matching[:_OFFERED]]
-
-
-def _mark(name: str) -> str:
-    if " " not in name:
-        return f"@{name}"
-    return f'@"{name}' if name.endswith("/") else f'@"{name}"'  # a folder goes on
-
-
-def _named(mark: str, folder: Path) -> Attachment | None:
-    """Read what a mark names; None when there is no such file."""
-    name = _name(mark)
-    if not name or not os.path.lexists(_located(name, folder)[0]):
-        return None
-    return read_file(name, folder, mark)
+    found = [start + name for name in matching[:_OFFERED]]
+    return [f"@{name}" if " " not in name else f'@"{name}' if name.endswith("/") else f'@"{name}"' for name in found]
 
 
 def _name(mark: str) -> str:
@@ -234,18 +190,18 @@ def _opened(path: Path) -> BinaryIO:
 def _whole(path: Path, name: str) -> str:
     with _opened(path) as stream:
         data = stream.read(MAX_BYTES + 1) or b""  # None: of /proc/kmsg and the like, where there is nothing yet
-        text_size = max(len(data), os.fstat(stream.fileno()).st_size)
-    _refuse_binary(data, name)
-    if len(data) > MAX_BYTES:
-        raise _too_large(f"{clean_line(name)} has {size(text_size)}", name)
-    return _decoded(data, name)
+        n_bytes = max(len(data), os.fstat(stream.fileno()).st_size)
+    if len(data) <= MAX_BYTES:
+        return _decoded(data, name)
+    raise _no_text(name) if b"\0" in data else _too_large(f"{clean_line(name)} has {size(n_bytes)}", name)
 
 
 def _lines(path: Path, name: str, first: int, last: int | None) -> tuple[str, str]:
     """Return these lines of a file, and a title that names them. What is before them is not kept in memory."""
     kept, n_bytes, number, ended = list[bytes](), 0, 1, True
     with _opened(path) as stream:
-        _refuse_binary(stream.read(_CHUNK) or b"", name)
+        if b"\0" in (stream.read(_CHUNK) or b""):
+            raise _no_text(name)
         stream.seek(0)
         while (last is None or number <= last) and (part := stream.readline(_CHUNK)):
             if number >= first:
@@ -266,30 +222,18 @@ def _lines(path: Path, name: str, first: int, last: int | None) -> tuple[str, st
 
 
 def _decoded(data: bytes, name: str) -> str:
-    if b"\0" in data:
-        raise _no_text(name, "a binary file", "Only text can be attached; nothing was sent.")
     try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        what = f"not valid UTF-8 text (byte {error.start + 1})"
-        raise _no_text(name, what, "Convert it, for example with iconv; nothing was sent.") from None
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise _no_text(name) from None
+    if "\0" in text:
+        raise _no_text(name)
+    return text
 
 
-def _refuse_binary(data: bytes, name: str) -> None:
-    """Raise UsageError for a file whose beginning tells that it is no text."""
-    is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
-    if data.startswith(_IMAGES) or is_webp or (data[4:8] == b"ftyp" and data[8:12] in _IMAGE_BRANDS):
-        raise _no_text(name, "an image", _NO_IMAGES)
-    if data.startswith(b"%PDF-"):
-        raise _no_text(name, "a PDF", "Convert it, for example with pdftotext; nothing was sent.")
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise _no_text(name, "UTF-16 text", "Convert it to UTF-8, for example with iconv; nothing was sent.")
-    if b"\0" in data:
-        raise _no_text(name, "a binary file", "Only text can be attached; nothing was sent.")
-
-
-def _no_text(name: str, what: str, hint: str) -> UsageError:
-    return UsageError(f"{clean_line(name)} is {what}.", hint)
+def _no_text(name: str) -> UsageError:
+    hint = "Only text can be attached (iconv and pdftotext convert to it); nothing was sent."
+    return UsageError(f"{clean_line(name)} is not UTF-8 text.", hint)
 
 
 def _too_large(found: str, name: str) -> UsageError:
@@ -299,27 +243,18 @@ def _too_large(found: str, name: str) -> UsageError:
 
 def _listing(path: Path) -> str:
     """Return the names in a folder, a line each, with the sizes of files."""
-    lines = [
-        clean_line(name) if n_bytes is None else f"{clean_line(name)}  {size(n_bytes)}"
-        for name, n_bytes in _scanned(path)
-    ]
+    lines = [clean_line(name) + ("" if n_bytes is None else f"  {size(n_bytes)}") for name, n_bytes in _scanned(path)]
     more = [f"… and {len(lines) - _LISTED:,} more"] if len(lines) > _LISTED else []
     return storable("\n".join([*lines[:_LISTED], *more]) or "(empty)")
 
 
 def _scanned(path: Path) -> list[tuple[str, int | None]]:
     """Return the names in a folder, folders first with a slash, and the sizes of files. Raises OSError."""
+    found = list[tuple[str, int | None]]()
     with os.scandir(path) as entries:
-        found = sorted(_entries(islice(entries, _SCANNED)), key=lambda one: (one[1] is not None, one[0].lower()))
-    return found
-
-
-def _entries(entries: Iterator[os.DirEntry[str]]) -> Iterator[tuple[str, int | None]]:
-    for entry in entries:
-        try:
-            if entry.is_dir():
-                yield f"{entry.name}/", None
-            else:
-                yield entry.name, entry.stat(follow_symlinks=False).st_size
-        except OSError:  # it has just vanished
-            continue
+        for entry in islice(entries, _SCANNED):
+            with contextlib.suppress(OSError):  # it has just vanished
+                is_folder = entry.is_dir()
+                n_bytes = None if is_folder else entry.stat(follow_symlinks=False).st_size
+                found.append((f"{entry.name}/" if is_folder else entry.name, n_bytes))
+    return sorted(found, key=lambda one: (one[1] is not None, one[0].lower()))

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cpuchat.base.errors import ChatsError, CpuchatError
-from cpuchat.base.paths import shown
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.history import ChatHistory
-from cpuchat.chats.records import Deleted, StoredMessage, WhenFull, storable
+from cpuchat.chats.records import StoredMessage, WhenFull, storable
 from cpuchat.config.presets import Preset
 from cpuchat.config.servers import Source, is_url, source
 from cpuchat.models.library.library import Library
@@ -25,7 +24,6 @@ from cpuchat.protocol.messages import (
     Failed,
     GenerationFinished,
     ModelLoaded,
-    PrefillProgress,
     Tool,
     ToolCall,
 )
@@ -36,7 +34,6 @@ from cpuchat.session.events import Outgoing, SessionEvent, Severity
 from cpuchat.session.preset import reasoning_of
 from cpuchat.session.summaries import compact
 from cpuchat.session.tools import ChatTools
-from cpuchat.telemetry.meter import ChatFigures, PrefillClock
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.loop import Choice
@@ -75,13 +72,12 @@ class ChatSession:
         self.leaving = False
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
         conversation.preset.of_new_chats = lambda: conversation.settings.chat.preset
-        conversation.on_save_problem = self._tell_saving
+        conversation.on_save_problem = lambda: self.listen(events.Changed("saving"))
         self._task: asyncio.Task[None] | None = None
         self._leave: Callable[[], None] | None = None  # stops a measurement
         self._is_awaited = False
         self._held = False  # the last answer failed: what is queued waits for the user
         self._approval: asyncio.Future[Choice] | None = None
-        self._clock: PrefillClock | None = None  # of a summary, which is not metered
 
     # State
 
@@ -136,16 +132,12 @@ class ChatSession:
         index = ids.index(message_id) if message_id in ids else len(ids) - 1
         return next((at for at in range(index, -1, -1) if messages[at].role == "user"), -1)
 
-    def prefill_left_s(self, event: PrefillProgress) -> float | None:
-        """Return the seconds that the rest of a prompt takes; None if they are not known."""
-        return self._clock.seconds_left(event) if self._clock is not None else self.conversation.meter.prefill_left_s
-
     def tell(self, text: str, severity: Severity = "information") -> None:
-        self._emit(events.Notice(text, severity))
+        self.listen(events.Notice(text, severity))
 
     def refuse(self, text: str, severity: Severity = "warning") -> None:
         """Say why an action is not possible."""
-        self._emit(events.Notice(text, severity, refuses=True))
+        self.listen(events.Notice(text, severity, refuses=True))
 
     def refuse_while_writing(self, action: str) -> bool:
         """Say that `action` has to wait, and return True, while an answer is being written."""
@@ -164,12 +156,6 @@ class ChatSession:
             self.tell(self.no_model, "warning")
         return not self.loaded
 
-    def _emit(self, event: SessionEvent) -> Awaitable[None] | None:
-        return self.listen(event)
-
-    def _tell_saving(self) -> None:
-        self._emit(events.Changed("saving"))
-
     # What runs
 
     def _run(self, activity: Activity, work: Coroutine[Any, Any, Failed | None]) -> None:
@@ -178,18 +164,23 @@ class ChatSession:
 
         async def run() -> None:
             self._held, full = False, None
-            self._emit(events.Changed("state"))
+            self.listen(events.Changed("state"))
             try:
                 await self.stop_background()
                 full = await work
             finally:
                 self._task = None
                 self.conversation.activity.change(Activity.NONE)
-                self._emit(events.Changed("state"))
+                self.listen(events.Changed("state"))
                 self._go_on(full)
 
+        def raise_error(task: asyncio.Task[None]) -> None:
+            """Raise what nobody awaits, where the event loop reports the errors of callbacks."""
+            if not self._is_awaited and not task.cancelled():
+                task.result()
+
         self._task = asyncio.create_task(run(), name="chat-session")
-        self._task.add_done_callback(self._raise_error)
+        self._task.add_done_callback(raise_error)
 
     async def stop_background(self) -> None:
         """Stop the work for idle time; it starts again when the session is idle."""
@@ -204,10 +195,6 @@ class ChatSession:
         """Kill the worker, if there is one; what is unsaved is lost."""
         if self.conversation.backend.pid is not None:
             self.conversation.backend.kill()
-
-    def figures(self) -> ChatFigures:
-        """Return the current figures."""
-        return self.conversation.figures()
 
     async def finish(self) -> None:
         """Stop what runs, and wait until its last text is shown and stored."""
@@ -228,28 +215,24 @@ class ChatSession:
         finally:
             self._is_awaited = False
 
-    def _raise_error(self, task: asyncio.Task[None]) -> None:
-        """Raise the error of a task that nobody awaits, where the event loop reports those of callbacks."""
-        if not self._is_awaited and not task.cancelled():
-            task.result()
-
     def measure(self, work: Coroutine[Any, Any, None], leave: Callable[[], None]) -> None:
         """Run a measurement, which may load the model again, in the place of an answer; `leave` stops it."""
         if self.refuse_while_busy("measure"):
             work.close()
-        else:
-            self._leave = leave
-            self._run(Activity.MEASURING, self._measure(work))
+            return
 
-    async def _measure(self, work: Awaitable[None]) -> None:
-        try:
-            await work
-            await self.show_ceiling()
-        finally:
-            self._leave = None
-            if self.source is not None:
-                self.loaded = self.conversation.model is not None
-            self._emit(events.Changed("model"))
+        async def run() -> None:
+            try:
+                await work
+                await self.show_ceiling()
+            finally:
+                self._leave = None
+                if self.source is not None:
+                    self.loaded = self.conversation.model is not None
+                self.listen(events.Changed("model"))
+
+        self._leave = leave
+        self._run(Activity.MEASURING, run())
 
     async def _stream(self, answer: AsyncGenerator[AnyEvent, None], *, stores: bool = False) -> AnyEvent | None:
         """Pass events on and return the last one; an error becomes `Failed`. `stores`: of an answer."""
@@ -258,42 +241,44 @@ class ChatSession:
             async with contextlib.aclosing(answer):
                 async for event in answer:
                     if last is None and stores:
-                        self._emit(events.Changed("question"))
+                        self.listen(events.Changed("question"))
                     last = event
-                    self._emit(event)
+                    self.listen(event)
         except CpuchatError as error:
             if stores and (last is None or isinstance(error, ChatsError)):  # not sent, or the chat was loaded again
-                self._emit(events.MessagesChanged())
+                self.listen(events.MessagesChanged())
             last = Failed.of(error)
-            self._emit(last)
+            self.listen(last)
         return last
 
     # Models
 
     def load(self, source: Source) -> None:
         """Load a model; if that fails, the one before is loaded again."""
-        if not self.refuse_while_busy("load another model"):
-            before = self.loaded_source
-            self.source, self.loaded = source, False
-            self._run(Activity.LOADING, self._load(source, before))
+        if self.refuse_while_busy("load another model"):
+            return
+        before = self.loaded_source
+        self.source, self.loaded = source, False
 
-    async def _load(self, source: Source, before: Source | None) -> None:
-        last = await self._load_one(source)
-        if isinstance(last, Failed) and before not in (None, source) and not self.leaving:
-            await self._load_one(before, again=True)
+        async def run() -> None:
+            last = await self._load_one(source)
+            if isinstance(last, Failed) and before not in (None, source) and not self.leaving:
+                await self._load_one(before, again=True)
+
+        self._run(Activity.LOADING, run())
 
     async def _load_one(self, source: Source, again: bool = False) -> AnyEvent | None:
         self.source, self.loaded = source, False
-        self._emit(events.LoadBegun(source, again))
+        self.listen(events.LoadBegun(source, again))
         last = await self._stream(self.conversation.load_model(source))
         self.loaded = isinstance(last, ModelLoaded)
-        self._emit(events.LoadEnded(source, last))
+        self.listen(events.LoadEnded(source, last))
         return last
 
     async def show_ceiling(self) -> None:
         """Give the meter the ceilings of the loaded model by the passes that were measured on its cores."""
         if await self.conversation.refresh_reach():
-            self._emit(events.Changed("ceilings"))
+            self.listen(events.Changed("ceilings"))
 
     def find_model(self, name: str) -> Source:
         """Return the model that a preset or the user names; reads files. Raises ModelNotFound, UsageError."""
@@ -308,26 +293,26 @@ class ChatSession:
         if not self.loaded and not self.busy and self.source is not None:
             self.load(self.source)
         self._send_next()
-        self._emit(events.Changed("queue"))
+        self.listen(events.Changed("queue"))
 
     def take_back(self) -> Outgoing | None:
         """Take the last message out of the queue; None if it is empty."""
         message = self.queue.pop() if self.queue else None
         if message is not None:
-            self._emit(events.Changed("queue"))
+            self.listen(events.Changed("queue"))
         return message
 
     def take_back_all(self) -> list[Outgoing]:
         """Empty the queue and return what was in it."""
         messages, self.queue = self.queue, []
         if messages:
-            self._emit(events.Changed("queue"))
+            self.listen(events.Changed("queue"))
         return messages
 
     def requeue(self, message: Outgoing) -> None:
         """Put a message that was returned before all others."""
         self.queue.insert(0, message)
-        self._emit(events.Changed("queue"))
+        self.listen(events.Changed("queue"))
 
     def hold(self) -> None:
         """Send nothing after what runs."""
@@ -337,36 +322,24 @@ class ChatSession:
         if not self.queue or not self.loaded or self.busy:
             return
         message = self.queue.pop(0)
-        self._emit(events.Changed("queue"))
-        self._send(message)
-
-    def _send(self, message: Outgoing) -> None:
+        self.listen(events.Changed("queue"))
         if message.editing is not None:
-            self._emit(events.MessagesChanged(self.question_index(message.editing)))
+            self.listen(events.MessagesChanged(self.question_index(message.editing)))
             answer = self.conversation.edit(message.text, message.editing, message.attach)
         else:
             answer = self.conversation.send(message.text, attach=message.attach)
-        self._emit(events.MessageSent(message))
+        self.listen(events.MessageSent(message))
         self._run(Activity.ANSWERING, self._answer(answer, message))
 
-    def regenerate(self, message_id: int = 0) -> bool:
-        """Answer a question again, the last one if `message_id` is 0; False if that is not possible."""
+    def regenerate(self, message_id: int = 0) -> None:
+        """Answer a question again, the last one if `message_id` is 0."""
         if self.refuse_while_busy("regenerate"):
-            return False
+            return
         if (question := self.question_index(message_id)) < 0:
             self.tell("Nothing to regenerate yet. Send a message first.")
         elif not self._refuse_without_model():
-            self._emit(events.MessagesChanged(question + 1))
+            self.listen(events.MessagesChanged(question + 1))
             self._run(Activity.ANSWERING, self._answer(self.conversation.regenerate(message_id)))
-            return True
-        return False
-
-    def will_repeat(self, message_id: int = 0) -> bool:
-        """Return whether regenerating gives the same text: the answer was, and will be, greedy."""
-        answer = self.question_index(message_id) + 1
-        used = [one.sampling for one in self.messages[answer : answer + 1] if one.stop_reason == "end"]
-        next_used = self.conversation.in_effect.sampling.sampling()
-        return bool(used) and all(one is not None and not one.temperature for one in (*used, next_used))
 
     def continue_answer(self) -> None:
         """Let the model go on with the last answer."""
@@ -394,21 +367,21 @@ class ChatSession:
         if message is not None and conversation.chat is None:
             with contextlib.suppress(CpuchatError):  # the answer fails with it
                 await conversation.preset.find()
-        if inspect.isawaitable(begun := self._emit(events.AnswerBegun(message, continues))):
+        if inspect.isawaitable(begun := self.listen(events.AnswerBegun(message, continues))):
             await begun
         last = await self._stream(answer, stores=True)
-        self._emit(events.AnswerEnded(last))
+        self.listen(events.AnswerEnded(last))
         self._held = isinstance(last, Failed)
         if message is not None:
             not_begun = message.editing is None and self.history.question is before
             if not_begun or [storable(message.text)] != self.questions[-1:]:
                 self._held = True
-                self._emit(events.MessageReturned(message))
+                self.listen(events.MessageReturned(message))
         failed = last if isinstance(last, Failed) else None
         is_full = failed is not None and failed.code == "context_full" and (failed.alone or conversation.kept_all)
         if failed is not None and not is_full and not failed.code.startswith("worker_") and conversation.model is None:
             self.loaded = False
-        self._emit(events.Changed("chats"))
+        self.listen(events.Changed("chats"))
         return failed if is_full else None
 
     def _go_on(self, failed: Failed | None) -> None:
@@ -417,13 +390,13 @@ class ChatSession:
             if not self._held:
                 asyncio.get_running_loop().call_soon(self._send_next)
         elif failed.alone:
-            self._emit(events.QuestionTooLong())
+            self.listen(events.QuestionTooLong())
         elif (chat := self.conversation.chat) is not None and len(self.messages) > 1:
             if self.makes_room(failed):
                 self._make_room(chat.when_full)
             elif not chat.when_full:
                 self.conversation.activity.change(Activity.AWAITING_ROOM)
-                self._emit(events.WhenFullAsked(failed))
+                self.listen(events.WhenFullAsked(failed))
 
     # A full context
 
@@ -460,34 +433,28 @@ class ChatSession:
             self._run(Activity.SUMMARIZING, self._compact())
 
     async def _answer_last(self) -> Failed | None:
-        self._emit(events.MessagesChanged())
+        self.listen(events.MessagesChanged())
         return await self._answer(self.conversation.regenerate())
 
     async def _compact(self, again: bool = False) -> Failed | None:
         """Pass a summary on; `again`: then answer the last question, and return as `_answer`."""
-        before, self._clock = len(self.messages), PrefillClock()
-        problem: Failed | None = None
-        finished: GenerationFinished | None = None
+        before = len(self.messages)
+        last: GenerationFinished | Failed | None = None
         trimmed: ContextTrimmed | None = None
-        self._emit(events.AnswerBegun(summarizes=True))
+        self.listen(events.AnswerBegun(summarizes=True))
         try:
             async with contextlib.aclosing(compact(self.conversation)) as summary:
                 async for event in summary:
-                    match event:
-                        case ContextTrimmed():
-                            trimmed = event
-                        case GenerationFinished():
-                            finished = event
-                        case Failed():
-                            problem = event
-                        case _:
-                            self._emit(event)
+                    if isinstance(event, ContextTrimmed):
+                        trimmed = event
+                    elif isinstance(event, GenerationFinished | Failed):
+                        last = event
+                    else:
+                        self.listen(event)
         except CpuchatError as error:
-            problem = Failed.of(error)
-        finally:
-            self._clock = None
-        is_kept = problem is None and finished is not None and len(self.messages) > before
-        self._emit(events.SummaryEnded(finished, trimmed, problem, is_kept))
+            last = Failed.of(error)
+        is_kept = isinstance(last, GenerationFinished) and len(self.messages) > before
+        self.listen(events.SummaryEnded(last, trimmed, is_kept))
         if is_kept and again:
             self.conversation.activity.change(Activity.ANSWERING)
             return await self._answer_last()
@@ -502,12 +469,12 @@ class ChatSession:
         choice: Choice | None = None
         try:
             with self.conversation.activity.awaiting_approval():
-                self._emit(events.ApprovalAsked(tool, call))
+                self.listen(events.ApprovalAsked(tool, call))
                 choice = await self._approval
                 return choice
         finally:
             self._approval = None
-            self._emit(events.ApprovalEnded(choice))
+            self.listen(events.ApprovalEnded(choice))
 
     def approve(self, choice: Choice) -> None:
         """Answer to `ApprovalAsked`."""
@@ -517,7 +484,7 @@ class ChatSession:
     def offer_folder(self, path: Path | None) -> None:
         """Let the model read files in a folder, none if None, from the next answer on. Raises UsageError."""
         self.tools.offer_folder(path)
-        self._emit(events.Changed("tools"))
+        self.listen(events.Changed("tools"))
 
     async def start_server(self, name: str, config: ToolServerConfig) -> ToolServer:
         """Start an MCP server; the model may call its tools from the next answer on. Raises CpuchatError."""
@@ -525,13 +492,13 @@ class ChatSession:
         try:
             return await self.tools.start_server(name, config)
         finally:
-            self._emit(events.Changed("tools"))
+            self.listen(events.Changed("tools"))
 
     async def end_server(self, name: str) -> None:
         """End an MCP server; the model has its tools no longer."""
         if name in self.tools.servers and not self.refuse_while_writing("change the tools"):
             await self.tools.end_server(name)
-            self._emit(events.Changed("tools"))
+            self.listen(events.Changed("tools"))
             self.tell_offered(f"MCP server {name} ended.")
 
     def tell_offered(self, text: str) -> None:
@@ -543,52 +510,35 @@ class ChatSession:
 
     async def open(self, chat_id: str, message_id: int = 0) -> None:
         """Open a stored chat, on the branch of `message_id` unless 0. Raises ChatsError."""
-        is_other = chat_id != self.chat_id
         await self.conversation.open_chat(chat_id, message_id)
-        self._show_opened(message_id, leaves=is_other)
+        self._show_opened(message_id)
 
     def new(self) -> None:
         """Start a new chat. Raises ChatsError while an answer is unsaved."""
         if not self.refuse_while_writing("start a new chat"):
             self.conversation.new_chat()
-            self._show_opened(leaves=True)
+            self._show_opened()
 
-    def _show_opened(self, message_id: int = 0, *, leaves: bool = False) -> None:
-        """Tell of the chat that is open now; `leaves`: it begins with the first folder."""
+    def _show_opened(self, message_id: int = 0) -> None:
+        """Tell of the chat that is open now."""
         if self.activity is Activity.AWAITING_ROOM:
             self.conversation.activity.change(Activity.NONE)
-        self._emit(events.ChatOpened(message_id))
-        self._emit(events.Changed("chats"))
-        if leaves and self.tools.leave_chat():
-            self._emit(events.Changed("tools"))
-            path = self.tools.folder
-            can = f"The model may read {shown(path)}" if path is not None else "The model can no longer read files"
-            self.tell(f"{can}: /tools holds for one chat.")
-
-    async def fork(self, message_id: int = 0) -> None:
-        """Copy the open chat up to a message (0: all of it) into a new chat, and open that. Raises ChatsError."""
-        if not self.messages:
-            self.tell("This chat has no messages yet.")
-        elif not self.refuse_while_writing("fork this chat"):
-            await self.conversation.fork_chat(message_id or self.messages[-1].id)
-            self._show_opened()
-            self.tell("Forked. The copy is open now.")
+        self.listen(events.ChatOpened(message_id))
+        self.listen(events.Changed("chats"))
 
     async def delete(self, chat_id: str) -> bool:
-        """Delete a chat, until `undo`; if it is open, a new one replaces it. Returns False if it has to wait. Raises
-        ChatsError.
-        """
+        """Delete a chat; a new one replaces an open one. Returns False if it has to wait. Raises ChatsError."""
         is_open = chat_id == self.chat_id
         if is_open and self.refuse_while_writing("delete this chat"):
             return False
         await self.conversation.delete_chat(chat_id)
         if is_open:
             self._show_opened()
-        self._emit(events.Changed("chats"))
+        self.listen(events.Changed("chats"))
         return True
 
     async def delete_message(self, message_id: int) -> bool:
-        """Delete a message with all that follow from it, until `undo`; False if it has to wait. Raises ChatsError."""
+        """Delete a message with all that follow from it; False if it has to wait. Raises ChatsError."""
         if self.refuse_while_writing("delete messages"):
             return False
         try:
@@ -596,15 +546,6 @@ class ChatSession:
         finally:  # it may have been changed in another window
             self._show_opened()
         return True
-
-    async def undo(self) -> Deleted | None:
-        """Put back what was deleted last, and return what it is; it is not opened. Raises ChatsError."""
-        if self.refuse_while_writing("undo"):
-            return None
-        if (deleted := await self.history.undo_delete()) is None:
-            self.tell("Nothing to undo.")
-        self._emit(events.Changed("chats"))
-        return deleted
 
     async def edit(self, message_id: int, text: str) -> None:
         """Save another text of a summary in its place, or of an answer as another branch. Raises ChatsError."""
@@ -614,27 +555,23 @@ class ChatSession:
                 await self.history.edit_summary(message_id, text)
                 self.tell("Summary saved.")
             finally:  # as it is stored
-                self._emit(events.ChatOpened(is_branch=True))
+                self.listen(events.ChatOpened(is_branch=True))
         elif message.content.strip() != text:
             edited = await self.history.edit_answer(message_id, text)
-            self._emit(events.ChatOpened(edited.id, is_branch=True))
+            self.listen(events.ChatOpened(edited.id, is_branch=True))
             self.tell("Saved as a new branch. Alt+R continues it.")
-
-    def tell_chats(self) -> None:
-        """Tell that other chats are stored."""
-        self._emit(events.Changed("chats"))
 
     async def rename(self, chat_id: str, title: str) -> None:
         """Rename a chat. Raises ChatsError."""
         await self.history.rename(chat_id, title)
-        self._emit(events.Changed("chats"))
+        self.listen(events.Changed("chats"))
 
     async def pin(self, chat_id: str) -> None:
         """List a chat before all others, or no longer. Raises ChatsError."""
         pinned = not (await self.history.stored_chat(chat_id)).pinned
         await self.history.pin(chat_id, pinned)
         self.tell("Pinned: it is listed first." if pinned else "Unpinned.")
-        self._emit(events.Changed("chats"))
+        self.listen(events.Changed("chats"))
 
     @property
     def branching(self) -> list[StoredMessage]:
@@ -658,7 +595,7 @@ class ChatSession:
             self.tell(f"This is the {which} of {len(siblings)}. {select}")
             return
         await self.conversation.open_chat(self.chat_id, siblings[at])
-        self._emit(events.ChatOpened(siblings[at], is_branch=True))
+        self.listen(events.ChatOpened(siblings[at], is_branch=True))
 
     # Presets
 
@@ -705,6 +642,6 @@ class ChatSession:
 
     def _show_options(self, before: str) -> None:
         """Tell of what the chat is answered with; `before` was the system prompt."""
-        self._emit(events.Changed("options"))
+        self.listen(events.Changed("options"))
         if self.system_prompt != before:
-            self._emit(events.ChatOpened(is_branch=True))
+            self.listen(events.ChatOpened(is_branch=True))

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -26,7 +26,6 @@ from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library import usage
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Tuned, TunedSettings, reach_of
-from cpuchat.protocol.drafters import CHOICES
 from cpuchat.protocol.messages import (
     AnyEvent,
     CallDone,
@@ -55,20 +54,14 @@ if TYPE_CHECKING:  # not needed before the first paint
     from cpuchat.models.drafts.choice import DraftChoice
     from cpuchat.tools.loop import ToolLoop
 
-DraftingMode = Literal["auto", "always", "off"]
-"""Drafting of one run: as the settings say, always, or off."""
-ALWAYS_DEPTH: Final = 4
-"""Tokens drafted per pass where drafting is not left to the depth controller."""
-
 
 class Conversation:
     """One open chat and the model that answers it. Use from one event loop.
 
-    `drafting`: as the settings say, always or off. `draft_problem` is why the draft model that the settings name was
-    not loaded. `history` is the open chat; `on_save_problem` is called when its `save_problem` changes. `logs_speed`
-    False keeps no record of speeds. `asks_when_full`: a message that its chat has no room for fails (code context_full)
-    unless the chat knows what to do. `output` is how answers are told. `store`: None keeps nothing. `library`: where
-    draft models are looked for (None: the folders of the settings).
+    `draft_problem` is why the draft model that the settings name was not loaded. `on_save_problem` is called when that
+    of the history changes. `logs_speed` False keeps no record of speeds. `asks_when_full`: a message that its chat has
+    no room for fails (code context_full) unless the chat knows what to do. `output` is how answers are told. `store`:
+    None keeps nothing. `library`: where draft models are looked for (None: the folders of the settings).
     """
 
     def __init__(
@@ -87,7 +80,8 @@ class Conversation:
         self.backend = backend
         self.meter = Meter()
         self.library = library
-        self.drafting: DraftingMode = "auto"
+        self.drafts = True
+        """Whether this run drafts, as the settings say."""
         self.draft_problem = ""
         self.logs_speed = True
         self.asks_when_full = False
@@ -97,7 +91,7 @@ class Conversation:
         """What answers may call; given up with the conversation."""
         self.output = Output()
         self.clock = time.monotonic
-        self.on_save_problem: Callable[[], None] = lambda: None
+        self.on_save_problem: Callable[[], object] = lambda: None
         self.history = ChatHistory(store, lambda: self.on_save_problem())
         self.preset = ChatPreset(self.history)
         self.activity = ActivityOwner()
@@ -126,7 +120,7 @@ class Conversation:
     @property
     def speculation(self) -> Speculation:
         """Return how the next answer is drafted."""
-        return _in_mode(self.drafting, self.in_effect.speculation.speculation())
+        return self.in_effect.speculation.speculation() if self.drafts else Speculation()
 
     @property
     def chosen(self) -> Settings:
@@ -179,11 +173,6 @@ class Conversation:
             self.meter.observe(GenerationFinished(0, reason, last.timings), self.clock())
             self.meter.in_context(self.history.n_past)
 
-    async def fork_chat(self, message_id: int) -> None:
-        """Copy the open chat up to a message into a new chat, and open that. Raises ChatsError."""
-        self.activity.refuse_while_answering()
-        await self.open_chat((await self.history.fork(message_id)).id)
-
     async def delete_chat(self, chat_id: str) -> None:
         """Delete a chat with everything saved for it; if it is open, a new chat replaces it. Raises ChatsError."""
         if self.chat is not None and self.chat.id == chat_id:
@@ -228,9 +217,7 @@ class Conversation:
             draft, note = await self._choose_draft(path, strict, calibrate)
             self.meter.expect(self.speculation)
             self.meter.load_started()
-            recommending = None  # needed at the first answer
-            if not on_server:
-                recommending = asyncio.create_task(asyncio.to_thread(_recommended, path))
+            recommending = None if on_server else asyncio.create_task(asyncio.to_thread(_recommended, path))
             while not self.activity.is_stopping:
                 failed: Failed | None = None
                 chosen = self.in_effect
@@ -241,9 +228,9 @@ class Conversation:
                         if isinstance(event, Failed) and draft is not None and not strict:
                             failed = event  # it does not tell which of the two was at fault
                         else:
-                            if isinstance(event, ModelLoaded) and not on_server:
+                            if isinstance(event, ModelLoaded) and recommending is not None and isinstance(path, Path):
                                 event = await _remember_load(event, note, path, draft, self._any_library)
-                                self.recommended = await recommending if recommending is not None else None
+                                self.recommended = await recommending
                             self.meter.observe(event, self.clock())
                             if isinstance(event, ModelLoaded):  # a chat may have been opened before
                                 self.meter.in_context(self.history.n_past)
@@ -326,38 +313,39 @@ class Conversation:
     async def _answer(
         self, prepare: Callable[[], Awaitable[list[StoredMessage]]], more: Mapping[str, Any] | None = None
     ) -> AsyncGenerator[AnyEvent, None]:
-        history, reasoning = self.history, ReasoningTime()
+        history, reasoning, backend = self.history, ReasoningTime(), self.backend
         with self.activity.streaming(Activity.ANSWERING):
             messages = await prepare()
             request = self._request(messages, more or {})
             settings = AnswerSettings.of(request, self.model, self.default_sampling, self.preset.current)
             history.begin_answer(messages, self.model_name, settings)
             self._start_meter()
+            if self.tools is None or request.continues or self.activity.is_stopping:
+                stream = backend.generate(request)
+            else:
+                guided = not (self.model and self.model.server)
+                stream = self.tools.answer(backend.generate, request, backend.count_tokens, guided=guided)
             try:
-                async with contextlib.aclosing(self._events(request)) as events:
+                async with contextlib.aclosing(stream) as events:
                     if self.activity.is_stopping:  # while the message was stored
-                        await self.backend.cancel()
+                        await backend.cancel()
                     async for event in events:
                         event = reasoning.of(event)
                         self.meter.observe(event, self.clock())
-                        if not await _put_event(self.history, event, self.model_name):
+                        if not await _put_event(history, event, self.model_name):
                             break
                         if isinstance(event, GenerationFinished):
-                            await self._log_speed(event)
+                            if self.logs_speed and self.model is not None:
+                                memory = backend.engine.memory_policy if backend.engine is not None else ""
+                                if await asyncio.to_thread(usage.answered, self.model, event.timings, memory):
+                                    await self.refresh_reach()
                             event = msgspec.structs.replace(event, timings=history.answer.timings or event.timings)
-                        yield _advised(event, history)
+                        yield event
                         if isinstance(event, CallDone) and not self.activity.is_stopping:
                             self._start_meter()
             finally:
                 await history.end_answer()
             await history.require_own_answer()
-
-    async def _log_speed(self, event: GenerationFinished) -> None:
-        model = self.model
-        if self.logs_speed and self.drafting != "always" and model is not None:
-            memory = self.backend.engine.memory_policy if self.backend.engine is not None else ""
-            if await asyncio.to_thread(usage.answered, model, event.timings, memory):
-                await self.refresh_reach()
 
     async def refresh_reach(self) -> bool:
         """Give the meter what the cores of the loaded model reach by what is measured now; returns whether there is
@@ -370,12 +358,6 @@ class Conversation:
             return False
         self.meter.predicted(reach)
         return True
-
-    def _events(self, request: Generate) -> AsyncGenerator[AnyEvent, None]:
-        generate, count = self.backend.generate, self.backend.count_tokens
-        if (tools := self.tools) is None or request.continues or self.activity.is_stopping:
-            return generate(request)
-        return tools.answer(generate, request, count, guided=not (self.model and self.model.server))
 
     def _request(self, messages: Sequence[StoredMessage], more: Mapping[str, Any]) -> Generate:
         assert self.chat is not None
@@ -418,16 +400,6 @@ class Conversation:
         self.meter.request_started(self.clock())
 
 
-def _in_mode(mode: DraftingMode, chosen: Speculation) -> Speculation:
-    """Return how to draft: `chosen`, nothing, or a fixed depth, so that every pass shows what drafters do."""
-    if mode == "auto":
-        return chosen
-    if mode == "off":
-        return Speculation()
-    drafters, depth = chosen.drafters or CHOICES["auto"], chosen.depth or ALWAYS_DEPTH
-    return msgspec.structs.replace(chosen, drafters=drafters, depth=depth)
-
-
 async def _put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> bool:
     """Extend the answer by `event`; returns False when the chat no longer has it.
 
@@ -456,16 +428,6 @@ async def _put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> 
                 await _mark_refused(history, event.code)
             return await history.put_answer(stop_reason=event.code)
     return await history.put_answer()
-
-
-def _advised(event: AnyEvent, history: ChatHistory) -> AnyEvent:
-    """Return `event`; how to send less of a file is added to the hint if a message with one is too long."""
-    if not isinstance(event, Failed) or not event.alone or (asked := history.question) is None:
-        return event
-    if not any(attachment.mark.startswith("@") for attachment in asked.attachments):
-        return event
-    hint = f"{event.hint} Of a file, attach only the lines you need: @file:10-80."
-    return msgspec.structs.replace(event, hint=hint.strip())
 
 
 async def _mark_refused(history: ChatHistory, code: str) -> None:
@@ -497,13 +459,9 @@ async def _remember_load(
     """
     left_out = draft is not None and not event.model.draft
     models = [path] if draft is None or left_out else [path, draft]
-
-    def remember() -> None:
-        usage.loaded(models)
-        for model in models:
-            library.opened(model)
-
-    await asyncio.to_thread(remember)
+    await asyncio.to_thread(usage.loaded, models)
+    for model in models:
+        await asyncio.to_thread(library.opened, model)
     if not note or left_out:
         return event
     return ModelLoaded(model=msgspec.structs.replace(event.model, notes=(*event.model.notes, note)))

@@ -99,11 +99,10 @@ class AnswerEnded:
 
 @dataclass(frozen=True)
 class SummaryEnded:
-    """A summary is over. None of it is kept unless `is_kept`; `trimmed`: what was too long to be summarized."""
+    """A summary is over. `last`: its last event; `trimmed`: what was too long to be summarized."""
 
-    finished: GenerationFinished | None
+    last: GenerationFinished | Failed | None
     trimmed: ContextTrimmed | None
-    problem: Failed | None
     is_kept: bool
 
 

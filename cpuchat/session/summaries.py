@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator
 
 from cpuchat.base.errors import UsageError
 from cpuchat.chats.history import request_messages
-from cpuchat.chats.records import StoredMessage
 from cpuchat.protocol.messages import AnyEvent, Failed, Generate, GenerationFinished, Message, TextDelta
 from cpuchat.session.conversation import Conversation
 
@@ -19,21 +17,6 @@ _SUMMARIZE = (
 )
 _LONGEST_SUMMARY = 1024  # tokens
 _SHARE = 8  # of the context, which a summary has at most
-
-
-def _request(conversation: Conversation, messages: Sequence[StoredMessage], task: str, **more: Any) -> Generate:
-    """Return a request that continues the chat with a task, so that the KV cache of the chat serves it."""
-    assert conversation.chat is not None
-    before = request_messages(conversation.chat.effective_system_prompt, messages)
-    tools = conversation.tools
-    return Generate(
-        messages=(*before, Message(role="user", content=task)),
-        reasoning=False,
-        reasoning_budget=0,
-        speculation=conversation.speculation,
-        tools=tools.toolbox.tools if tools is not None else (),  # they are in the KV cache
-        **more,
-    )
 
 
 async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
@@ -55,7 +38,16 @@ async def compact(conversation: Conversation) -> AsyncGenerator[AnyEvent, None]:
     if model is not None and model.n_ctx:
         longest = min(longest, max(model.n_ctx // _SHARE, 64))
     sampling = conversation.in_effect.sampling.request_options()
-    request = _request(conversation, covered, _SUMMARIZE, max_tokens=longest, when_full="drop_least", **sampling)
+    request = Generate(  # which continues the chat, so that its KV cache serves it
+        messages=(*request_messages(chat.effective_system_prompt, covered), Message(role="user", content=_SUMMARIZE)),
+        reasoning=False,
+        reasoning_budget=0,
+        speculation=conversation.speculation,
+        tools=conversation.tools.toolbox.tools if conversation.tools is not None else (),  # they are in the KV cache
+        max_tokens=longest,
+        when_full="drop_least",
+        **sampling,
+    )
     written = ""
     async with contextlib.aclosing(conversation.generate_detached(request)) as events:
         async for event in events:

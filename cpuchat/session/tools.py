@@ -13,11 +13,9 @@ from cpuchat.tools.servers import ToolServer
 
 
 class ChatTools:
-    """Offers tools from the next answer on; `ask` approves calls. The folder holds for one chat, servers for all."""
+    """Offers tools from the next answer on; `ask` approves calls."""
 
     def __init__(self, conversation: Conversation, ask: Ask) -> None:
-        self.first_folder: Path | None = None
-        """The folder that every new chat begins with."""
         self.servers: dict[str, ToolServer] = {}
         """The MCP servers that are offered, by name."""
         self.box = Toolbox(())
@@ -38,13 +36,6 @@ class ChatTools:
             self._folder.close()
         self._folder = folder
         self._offer()
-
-    def leave_chat(self) -> bool:
-        """Offer the first folder again; returns whether another one was offered."""
-        if self.folder == self.first_folder:
-            return False
-        self.offer_folder(self.first_folder)
-        return True
 
     async def start_server(self, name: str, config: ToolServerConfig) -> ToolServer:
         """Start an MCP server and offer its tools. Raises CpuchatError."""

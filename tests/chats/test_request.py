@@ -65,17 +65,6 @@ async def test_a_message_that_was_too_long_is_not_sent_with_the_next_one(stored:
     await core.close()
 
 
-async def test_a_message_with_a_file_that_was_too_long_says_how_to_send_less_of_it() -> None:
-    core = Conversation(settings=Settings(), backend=ScriptedBackend([too_long(), too_long()]), store=None)
-    hints: list[str] = []
-    for attachment in (FILE, PASTED):
-        last = (await everything(core.send("Why?", attach=lambda sent=attachment: (sent,))))[-1]
-        assert isinstance(last, Failed)
-        hints.append(last.hint)
-    assert hints == ["Shorten it. Of a file, attach only the lines you need: @file:10-80.", "Shorten it."]
-    await core.close()
-
-
 def test_an_export_has_attachments_and_gives_them_back(tmp_path: Path) -> None:
     store, other = ChatStore(tmp_path / "chats.db"), ChatStore(tmp_path / "other.db")
     chat = store.create_chat("Qwen")

@@ -173,7 +173,7 @@ def test_files_are_sent_before_the_question(tiny_model: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--file", "image.png"), "image.png is an image."),
+        (("--file", "image.png"), "image.png is not UTF-8 text."),
         (("--file", "gone.txt"), "Cannot read gone.txt: No such file or directory."),
         (("--raw", "--file", "gone.txt"), "--file cannot be used with --raw"),
     ],

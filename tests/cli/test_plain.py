@@ -9,8 +9,8 @@ from pathlib import Path
 from cpuchat.base import paths
 from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.chats.store import ChatStore
-from cpuchat.config.presets import Preset, save_preset
 from tests.cli.program import run_process
+from tests.support.presets import write_presets
 from tests.support.remote_server import Reply, remote_server
 from tests.support.terminal import Terminal
 
@@ -26,7 +26,7 @@ async def test_a_chat_is_lines_of_text_and_is_kept() -> None:
         '"""\nTwo\nlines @LICENSE:1\n"""\n/regenerate\n/compact\n/new\n/nonsense\n/open 3\n'
         '/chats\n/open 1\n/help\n"""\nunclosed'
     )
-    save_preset(Preset(name="strict", system_prompt="Be strict."))
+    write_presets('[strict]\nsystem_prompt = "Be strict."')
     async with remote_server(answer=answer) as server:
         arguments = ("--plain", "--preset", "strict", "--server", server.url)
         done = await asyncio.to_thread(run_process, *arguments, stdin=typed)

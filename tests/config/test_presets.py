@@ -12,12 +12,13 @@ from cpuchat.base.errors import SettingsError, UsageError
 from cpuchat.chats.store import ChatStore
 from cpuchat.chats.transfer import export_chat, import_chats
 from cpuchat.cli.options import laid_over, with_preset
-from cpuchat.config.presets import Preset, find_preset, load_presets, save_preset
+from cpuchat.config.presets import Preset, find_preset, load_presets
 from cpuchat.config.settings import SamplingSection, Settings
 from cpuchat.present.chats import markdown
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.preset import reasoning_of
 from tests.chats.test_branches import everything
+from tests.support.presets import write_presets
 from tests.support.scripted_backend import ScriptedBackend, answer
 
 pytestmark = pytest.mark.usefixtures("measured_machine")
@@ -33,11 +34,6 @@ sampling = { temperature = 0.2 }
 [story]
 sampling = { temperature = 1.2, top_k = 0 } # lively
 """
-
-
-def write(text: str) -> None:
-    paths.presets_file().parent.mkdir(parents=True, exist_ok=True)
-    paths.presets_file().write_text(text)
 
 
 @contextlib.asynccontextmanager
@@ -64,21 +60,14 @@ def asked(core: Conversation) -> tuple[str, float, bool | None]:
     return request.messages[0].content, request.sampling.temperature, request.reasoning
 
 
-def test_the_file_is_read_and_changed_in_place() -> None:
+def test_the_file_is_read() -> None:
     assert load_presets() == {}
-    write(FILE)
+    write_presets(FILE)
     review, story = load_presets().values()
     assert (review.name, review.system_prompt, review.model, review.reasoning) == (
         "Code review", "Be strict.", "demo", "off",
     )  # fmt: skip
     assert story.options == {"temperature": 1.2, "top_k": 0} and story.system_prompt is None
-
-    chosen = laid_over({"sampling__top_k": 7, "sampling__seed": 3}, Settings())
-    saved = Preset.of("mine", chosen, "/models/a.gguf")
-    save_preset(saved)
-    assert find_preset("mine") == saved and saved.options == {"top_k": 7, "seed": 3}
-    assert list(load_presets()) == ["Code review", "story", "mine"]
-    assert paths.presets_file().read_text().startswith("# For pull requests\n")
 
 
 @pytest.mark.parametrize(
@@ -90,18 +79,15 @@ def test_the_file_is_read_and_changed_in_place() -> None:
         ("[a", "is not valid TOML"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_named_and_nothing_is_written(text: str, said: str) -> None:
-    write(text)
+def test_what_is_wrong_in_the_file_is_named(text: str, said: str) -> None:
+    write_presets(text)
     with pytest.raises(SettingsError, match=r"presets\.toml") as caught:
         load_presets()
     assert said in caught.value.message
-    with pytest.raises(SettingsError):
-        save_preset(Preset(name="b"))
-    assert paths.presets_file().read_text() == text
 
 
 def test_options_of_the_command_line_count_before_the_preset() -> None:
-    write(FILE)
+    write_presets(FILE)
     base, model = with_preset("Code review", None, None)
     assert model == "demo" and base is not None and base.chat.system_prompt == "Be strict."
     assert laid_over({"sampling__temperature": 0.9}, base).sampling.temperature == 0.9
@@ -114,7 +100,7 @@ def test_options_of_the_command_line_count_before_the_preset() -> None:
 
 
 async def test_a_chat_keeps_the_preset_as_it_was_chosen() -> None:
-    write(FILE)
+    write_presets(FILE)
     async with conversation(6) as core:
         await core.preset.choose(find_preset("Code review"))
         await everything(core.send("First?"))
@@ -123,7 +109,7 @@ async def test_a_chat_keeps_the_preset_as_it_was_chosen() -> None:
         assert used is not None and (used.preset, used.system_prompt) == ("Code review", "Be strict.")
         assert core.chat is not None
         first = core.chat.id
-        write("")  # the chat has it, whatever becomes of the file
+        write_presets("")  # the chat has it, whatever becomes of the file
 
         core.new_chat()
         assert core.preset.name == ""
@@ -133,31 +119,25 @@ async def test_a_chat_keeps_the_preset_as_it_was_chosen() -> None:
         await core.open_chat(first)
         await everything(core.send("Second?"))
         assert asked(core) == ("Be strict.", 0.2, False) and core.preset.name == "Code review"
-        await core.fork_chat(core.messages[-1].id)
-        assert core.preset.name == "Code review"
+        exported = export_chat(core.history.store, core.history.store.chat(first))
+        assert exported.preset is not None and exported.preset.options == {"temperature": 0.2}
         await core.preset.choose(Preset(name="warm", sampling=SamplingSection(temperature=1.5)))
         await everything(core.regenerate())
         assert asked(core) == ("Be brief.", 1.5, None)
         await core.preset.choose(None)
         await everything(core.send("Third?"))
         assert asked(core) == ("Be brief.", 0.7, None)
-
-        exported = export_chat(core.history.store, core.history.store.chat(first))
-        assert exported.preset is not None and exported.preset.options == {"temperature": 0.2}
         await core.delete_chat(first)
         import_chats(core.history.store, [exported])
         assert core.history.store.chat(first).preset == exported.preset
 
 
 async def test_a_chat_keeps_its_own_system_prompt_beside_a_preset() -> None:
-    write(FILE)
+    write_presets(FILE)
     async with conversation(4) as core:
         await everything(core.send("First?"))
         core.settings.chat.system_prompt = "Rhyme."  # of new chats, not of this one
-        without = Preset.of("without", Settings(), "")
-        assert without.system_prompt is None
-        save_preset(without)
-        for preset, prompt in ((find_preset("without"), "Be brief."), (find_preset("Code review"), "Be strict.")):
+        for preset, prompt in ((Preset(name="without"), "Be brief."), (find_preset("Code review"), "Be strict.")):
             await core.preset.choose(preset)
             await everything(core.send("Next?"))
             assert asked(core)[0] == prompt
@@ -170,7 +150,7 @@ async def test_a_chat_keeps_its_own_system_prompt_beside_a_preset() -> None:
 
 
 async def test_new_chats_begin_with_the_preset_of_the_settings() -> None:
-    write(FILE)
+    write_presets(FILE)
     async with conversation(2) as core:
         core.preset.of_new_chats = lambda: core.settings.chat.preset
         core.settings.chat.preset = "story"
@@ -194,7 +174,6 @@ async def test_a_chat_reasons_as_was_chosen_for_it() -> None:
         await core.preset.set_reasoning(*reasoning_of("50"))
         await everything(core.send("First?"))
         assert limits(core) == (True, 50)
-        await core.fork_chat(core.messages[-1].id)
         assert core.chat is not None and core.preset.reasoning == ("on", 50)
         exported = export_chat(core.history.store, core.history.store.chat(core.chat.id))
         assert (exported.reasoning, exported.reasoning_budget) == ("on", 50)

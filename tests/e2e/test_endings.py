@@ -56,6 +56,13 @@ def check_given_back(terminal: Terminal, modes: list[object]) -> None:
     assert terminal.last_modes == modes
 
 
+def check_kept(members: list[psutil.Process]) -> None:
+    """Assert that all of them end, and that the answer is kept as far as it was."""
+    assert not psutil.wait_procs(members, timeout=180)[1]
+    (_, answer) = stored()
+    assert answer[1] and answer[2] == "cancelled"
+
+
 def last_lines(terminal: Terminal) -> str:
     """Return what is shown after the alternate screen was left."""
     return bytes(terminal.raw).rpartition(b"\x1b[?1049l")[2].decode()
@@ -119,9 +126,7 @@ def test_what_was_being_written_and_typed_survives_an_error(tiny_model: Path, tm
         members = family(terminal)
         os.kill(terminal.process.pid, signal.SIGUSR1)  # a fault in a callback, see breaking_app
         assert terminal.wait_for_end() == 1
-        assert not psutil.wait_procs(members, timeout=180)[1]
-        (_, answer) = stored()
-        assert answer[1] and answer[2] == "cancelled"
+        check_kept(members)
     with opened("--model", tiny_model, home=tmp_path) as terminal:
         terminal.wait_for("half a thought")
         terminal.wait_for("say something long")
@@ -152,9 +157,7 @@ def test_a_signal_while_streaming_ends_in_order(tiny_model: Path, tmp_path: Path
         assert terminal.wait_for_end() == 128 + signal.SIGTERM
         check_given_back(terminal, modes)
         assert "cpuchat: killed by SIGTERM. Your chat is saved." in last_lines(terminal)
-        assert not psutil.wait_procs(members, timeout=180)[1]
-        (_, answer) = stored()
-        assert answer[1] and answer[2] == "cancelled"
+        check_kept(members)
 
 
 def test_a_signal_during_the_start_ends_in_order(tiny_model: Path, tmp_path: Path) -> None:
@@ -187,9 +190,7 @@ def test_an_app_whose_terminal_is_closed_keeps_the_chat_and_goes(tiny_model: Pat
         ask(terminal, "say something long")
         members = family(terminal)
         assert terminal.hang_up() == 128 + signal.SIGHUP
-        assert not psutil.wait_procs(members, timeout=180)[1]
-        (_, answer) = stored()
-        assert answer[1] and answer[2] == "cancelled"
+        check_kept(members)
 
 
 def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path: Path) -> None:
@@ -218,9 +219,7 @@ def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path
         shell.press("ctrl+z")
         shell.wait_for("Stopped")
         shell.type("kill %1\r")  # as it lies there stopped
-        assert not psutil.wait_procs(members, timeout=180)[1]
-        (_, answer) = stored()
-        assert answer[1] and answer[2] == "cancelled"
+        check_kept(members)
     finally:
         shell.close()
 

@@ -177,7 +177,7 @@ async def test_what_cannot_be_done_while_an_answer_is_written_says_when_it_can()
         session.submit(Outgoing("Count"))
         await gate.reached.wait()
         session.load(OTHER)
-        assert not session.regenerate()
+        session.regenerate()
         session.continue_answer()
         session.summarize()
         refusals = [event for event in heard.of(events.Notice) if event.refuses]
@@ -191,7 +191,7 @@ async def test_without_messages_and_without_a_model_actions_say_so() -> None:
     async with session_of(ScriptedBackend(), load=False) as (session, heard):
         session.continue_answer()
         session.summarize()
-        assert not session.regenerate()
+        session.regenerate()
         await session.answer_now()
         for said in ("Nothing to continue", session.no_model, "Nothing to regenerate", "not reasoning"):
             assert said in heard.notices
@@ -203,7 +203,7 @@ async def test_regenerating_and_editing_make_branches_that_can_be_switched() -> 
     async with session_of(backend) as (session, heard):
         session.submit(Outgoing("Say"))
         await session.settled()
-        assert session.regenerate()
+        session.regenerate()
         await session.settled()
         assert contents(session) == ["Say", "Two."]
         second = session.messages[-1].id
@@ -263,6 +263,8 @@ async def test_an_approval_waits_for_the_user_and_ends_with_the_answer(tmp_path:
         await session.settled()
         assert contents(session)[-1] == "Read."
         session.approve("once")  # nothing is asked any more
+        session.tell_offered("Other tools.")
+        assert f"{session.history.n_past:,} tokens will be re-evaluated" in heard.notices
         session.submit(Outgoing("Again"))
         await until(lambda: session.activity is Activity.AWAITING_APPROVAL)
         await session.stop()
@@ -282,7 +284,8 @@ async def test_a_measurement_runs_in_the_place_of_an_answer() -> None:
         session.submit(Outgoing("Hello"))
         await asyncio.sleep(0)
         assert session.activity is Activity.MEASURING and not session.writing
-        assert not session.regenerate() and "when the model is loaded" in heard.notices
+        session.regenerate()
+        assert "when the model is loaded" in heard.notices
         left.set()
         await session.settled()
         assert contents(session) == ["Hello", "Hello there."]
@@ -322,25 +325,16 @@ async def test_chats_are_opened_renamed_pinned_and_left() -> None:
         assert "Pinned" in heard.notices and "Unpinned" in heard.notices
 
 
-async def test_a_deleted_chat_is_put_back_and_a_fork_is_another_one() -> None:
-    async with session_of(ScriptedBackend()) as (session, heard):
-        await session.fork()
-        assert "no messages yet" in heard.notices
+async def test_an_edited_answer_is_a_branch_and_both_are_deleted_with_the_chat() -> None:
+    async with session_of(ScriptedBackend()) as (session, _):
         session.submit(Outgoing("Hello"))
         await session.settled()
-        first = session.chat_id
-        await session.fork()
-        second = session.chat_id
-        assert second not in (None, first) and contents(session) == ["Hello", "Hello there."]
-        assert second is not None and await session.delete(second) and session.chat_id is None
-        deleted = await session.undo()
-        assert deleted is not None and deleted.chat_id == second
-        assert await session.undo() is None and "Nothing to undo" in heard.notices
-        await session.open(second)
         await session.edit(session.messages[-1].id, "Hello you.")
         assert contents(session) == ["Hello", "Hello you."] and len(session.branching) == 1
         assert await session.delete_message(session.messages[-1].id)
         assert contents(session) == ["Hello", "Hello there."]
+        assert session.chat_id is not None and await session.delete(session.chat_id)
+        assert session.chat_id is None and not await session.history.list_chats()
 
 
 async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on() -> None:

@@ -88,7 +88,7 @@ def write_keymap(text: str) -> None:
 
 def test_what_a_keymap_cannot_have_is_named_and_left_out() -> None:
     write_keymap(
-        '# mine\n[chat]\nnew = "ctrl+b"\nmodels = "ctrl+l"\nfork = "n"\nsing = "f6"\nregenerate = 3\nedit = "F99"\n'
+        '# mine\n[chat]\nnew = "ctrl+b"\nmodels = "ctrl+l"\ncopy = "n"\nsing = "f6"\nregenerate = 3\nedit = "F99"\n'
         '[compare]\ntable = "n"\n[app]\nhelp = "f2"\n[models]\nquantize = ""\n'
     )
     keymap = load_keymap()
@@ -96,7 +96,7 @@ def test_what_a_keymap_cannot_have_is_named_and_left_out() -> None:
     told = "\n".join(keymap.problems)
     taken = "chat.models: Ctrl+L is taken by “Compare two quantizations of the model, side by side” (chat.compare)"
     assert taken in told
-    assert "chat.fork: n is typed as text" in told and "chat.sing: no such action" in told
+    assert "chat.copy: n is typed as text" in told and "chat.sing: no such action" in told
     assert "chat.regenerate: needs keys in quotes" in told and "chat.edit: no key 'F99'" in told
     assert "compare.table: n is taken by “Send the next prompt to both” (compare.next)" in told
     assert "app.help: F2 is taken by “Change settings” (chat.settings)" in told

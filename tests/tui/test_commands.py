@@ -18,7 +18,7 @@ COMMANDS = [(key.title, key.found_by, None) for key in keys.KEYS if key.palette 
 def test_commands_are_found_by_their_words_and_else_by_their_letters() -> None:
     for query, expected in (
         ("theme", {"Change settings"}),  # and nothing that has only its letters
-        ("DRAFT cycle", {"Cycle drafting: auto, always, off; from the next answer"}),
+        ("DRAFTING toggle", {"Toggle drafting from the next answer on"}),
         ("view the", {"Cycle the figures: in brief, all, hidden", "Toggle the chat list"}),
         ("chngsett", {"Change settings"}),
         ("xyz", set[str]()),

@@ -139,12 +139,8 @@ class ChatList(Vertical):
 
     def on_descendant_blur(self) -> None:
         """Select the open chat again when the list is left; a dialog over it does not count."""
-        self.call_later(self._mark_open_chat)
-
-    def _mark_open_chat(self) -> None:
         options = self.query_one(Chats)
-        if not options.has_focus:
-            options.mark(self._current)
+        self.call_later(lambda: None if options.has_focus else options.mark(self._current))
 
     @on(Input.Changed)
     def _search_changed(self, event: Input.Changed) -> None:

@@ -5,31 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from textual.screen import Screen
 from textual.worker import Worker
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError, UsageError
-from cpuchat.base.files import write_atomically
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, StoredMessage, WhenFull
 from cpuchat.chats.saving import UNSAVED
-from cpuchat.config.presets import MAX_NAME, Preset, load_presets, save_preset
+from cpuchat.config.presets import Preset, load_presets
 from cpuchat.config.servers import ServerModel, Source
-from cpuchat.config.settings import with_changes
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
 from cpuchat.present.tools import server_state
 from cpuchat.session.activity import Activity
 from cpuchat.session.attachments import start_folder
 from cpuchat.session.chat import ChatSession
+from cpuchat.session.events import Changed
 from cpuchat.telemetry import units
 from cpuchat.tools.config import load_servers
 from cpuchat.tui.chat.conversation_pane import ConversationPane
@@ -44,7 +41,6 @@ if TYPE_CHECKING:
 
 FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 """Default prompt for the demo pair: its two quantizations answer it differently."""
-UNDO: Final = "You can undo this until you quit (U in the chat list)."
 _WIDEST = 36  # of what a preset sets, in cells
 _WHEN_FULL = tuple(DialogChoice(choice, label) for choice, label in answers.WHEN_FULL.items())
 T = TypeVar("T")
@@ -74,7 +70,7 @@ def _in_worker(group: str = "", waits: str = "") -> Callable[[Asked[P]], Begun[P
     return decorate
 
 
-def gist(preset: Preset) -> str:
+def _gist(preset: Preset) -> str:
     """Return what a preset sets, in short: `temperature 0.2 · reasoning off · Qwen3-8B-Q4_K_M`."""
     options = [f"{name.replace('_', ' ')} {value:g}" for name, value in preset.options.items()]
     reasoning = [f"reasoning {preset.reasoning}"] if preset.reasoning in ("on", "off") else []
@@ -105,7 +101,7 @@ class ChatCommands:
         except CpuchatError as error:
             self._session.refuse(str(error), "error")
 
-    async def _answer(self, dialog: Screen[T]) -> T | None:
+    async def _ask(self, dialog: Screen[T]) -> T | None:
         return await self._screen.app.push_screen_wait(dialog)
 
     def _list(self, placeholder: str, rows: Sequence[PaletteRow]) -> None:
@@ -115,15 +111,12 @@ class ChatCommands:
         return PaletteRow(clean_line(title), partial(run, argument), about=about)
 
     async def _confirms(self, title: str, question: str, yes: str = "Delete", no: str = "Cancel") -> bool:
-        return bool(await self._answer(ConfirmScreen(title, question, yes, no)))
+        return bool(await self._ask(ConfirmScreen(title, question, yes, no)))
 
     # Answers
 
     def regenerate(self) -> None:
-        selected = self._transcript.selected_id
-        repeats = self._session.will_repeat(selected)
-        if self._session.regenerate(selected) and repeats:
-            self._session.tell("Greedy sampling: expect the same answer again. F2, Temperature changes that.")
+        self._session.regenerate(self._transcript.selected_id)
 
     def continue_answer(self) -> None:
         self._session.continue_answer()
@@ -151,7 +144,7 @@ class ChatCommands:
     async def ask_when_full(self, problem: str) -> None:
         """Ask what a full chat does, and let it answer its last question."""
         question = f"{problem} What should this chat do when the context is full?"
-        choice = await self._answer(ChoiceScreen("Context full", question, _WHEN_FULL))
+        choice = await self._ask(ChoiceScreen("Context full", question, _WHEN_FULL))
         await self._session.choose_when_full(cast(WhenFull, choice or ""))
 
     @_in_worker("speech")
@@ -193,33 +186,12 @@ class ChatCommands:
         chat_id = chat_id or self._open_chat()
         with self._services.keys_held():
             before = (await self._session.history.stored_chat(chat_id)).title
-        if title := title or await self._answer(AskTextScreen("Rename chat", before)) or "":
+        if title := title or await self._ask(AskTextScreen("Rename chat", before)) or "":
             await self._session.rename(chat_id, title)
 
     @_in_worker()
     async def pin_chat(self, chat_id: str = "") -> None:
         await self._session.pin(chat_id or self._open_chat())
-
-    @_in_worker()
-    async def export_chat(self, chat_id: str = "") -> None:
-        from cpuchat.chats.transfer import export_chat
-        from cpuchat.present.chats import document
-
-        history, chat_id = self._session.history, chat_id or self._open_chat()
-        with self._services.keys_held():
-            chat = await history.stored_chat(chat_id)
-        name = re.sub(r"[^\w.-]+", "-", chat.title).strip("-.") or "chat"
-        folder = f"Folder: {paths.shown(start_folder())} (a path chooses another)"
-        asking = AskTextScreen("Export to Markdown (.md) or JSON (.json)", f"{name}.md", 4096, folder)
-        if not (wanted := await self._answer(asking)):
-            return
-        file = start_folder() / paths.expanded(wanted)
-        exported = await asyncio.to_thread(export_chat, history.store, await history.stored_chat(chat_id))
-        try:
-            await asyncio.to_thread(write_atomically, file, document([exported], file))
-        except OSError as error:
-            raise CpuchatError(f"Cannot write {file}: {error.strerror}. Choose another file.") from None
-        self._session.tell(f"Exported to {paths.shown(file)}.")
 
     @_in_worker()
     async def delete_chat(self, chat_id: str = "") -> None:
@@ -228,9 +200,9 @@ class ChatCommands:
             return
         with self._services.keys_held():
             title = (await session.history.stored_chat(chat_id)).title
-        confirmed = await self._confirms("Delete chat", f"Delete “{title}” and all its messages? {UNDO}")
+        confirmed = await self._confirms("Delete chat", f"Delete “{title}” and all its messages?")
         if confirmed and await session.delete(chat_id):
-            session.tell(f"Deleted “{title}”. U in the chat list undoes it.")
+            session.tell(f"Deleted “{title}”.")
 
     @_in_worker(waits="delete messages")
     async def delete_message(self) -> None:
@@ -243,21 +215,9 @@ class ChatCommands:
         rest = f" and {units.plural(following, 'message')} after it, on all branches" if following else ""
         is_summary = any(message.id == message_id and message.is_summary for message in session.messages)
         what = "this summary? What follows it stays." if is_summary else f"this message{rest}?"
-        if await self._confirms("Delete message", f"Delete {what} {UNDO}"):
+        if await self._confirms("Delete message", f"Delete {what}"):
             with self._services.keys_held():
-                if not await session.delete_message(message_id):
-                    return
-                self._transcript.focus()  # U is a key there, and a letter in the prompt
-                session.tell(f"Deleted. U {'' if self._transcript.has_messages else 'in the chat list '}undoes it.")
-
-    @_in_worker()
-    async def undo_delete(self) -> None:
-        if deleted := await self._session.undo():
-            self.open(deleted.chat_id, deleted.message_id)
-
-    @_in_worker()
-    async def fork(self) -> None:
-        await self._session.fork(self._transcript.selected_id)
+                await session.delete_message(message_id)
 
     def branch(self, step: int) -> None:
         """Open the branch beside the selected message, or beside the last one that has any."""
@@ -279,32 +239,12 @@ class ChatCommands:
         elif name:
             session.refuse(f"No preset named {clean_line(name)}. /preset lists them.")
         elif presets or session.conversation.preset.name:
-            rows = [self._row(one.name, self.preset, one.name, fit(gist(one), _WIDEST)) for one in presets.values()]
+            rows = [self._row(one.name, self.preset, one.name, fit(_gist(one), _WIDEST)) for one in presets.values()]
             none = [self._row("No preset", self.preset, "none")] if session.conversation.preset.name else []
             self._list("Preset …", [*rows, *none])
         else:
-            session.tell("There are no presets yet. Save the current settings as one: Ctrl+P, Save as a preset.")
-
-    @_in_worker("options", "save a preset")
-    async def save_preset(self) -> None:
-        conversation, presets = self._session.conversation, await asyncio.to_thread(load_presets)
-        if not (name := await self._answer(AskTextScreen("Save as a preset", conversation.preset.name, MAX_NAME))):
-            return
-        question = f"Replace the preset {clean_line(name)}?"
-        if name in presets and not await self._confirms("Preset", question, "Replace", "Keep"):
-            return
-        await conversation.preset.find()
-        chosen = conversation.chosen
-        if conversation.chat is not None:
-            chosen = with_changes(chosen, {"chat": {"system_prompt": self._session.system_prompt}})
-        preset = Preset.of(name, chosen, await run_in_daemon_thread(self._model_name))
-        await asyncio.to_thread(save_preset, preset)
-        await self._session.take_preset(preset)
-        self._session.tell(f"Preset {clean_line(name)} saved.")
-
-    def _model_name(self) -> str:
-        path, model = self._services.loaded_path, self._session.conversation.model
-        return self._services.library.spec(path) if path is not None else model.path if model is not None else ""
+            file = paths.shown(paths.presets_file())
+            session.tell(f"There are no presets in {file}. docs/chats.md shows the format.")
 
     @_in_worker("options", "choose the reasoning")
     async def chat_reasoning(self, choice: str = "") -> None:
@@ -312,7 +252,7 @@ class ChatCommands:
         used = self._session.conversation.chosen.chat
         now = answers.reasoning(used.reasoning, used.reasoning_budget or None).removeprefix("reasoning ")
         title = "Reasoning: on, off, default or a number of tokens"
-        if choice := choice or await self._answer(AskTextScreen(title, max_length=8, about=f"Now: {now}")) or "":
+        if choice := choice or await self._ask(AskTextScreen(title, max_length=8, about=f"Now: {now}")) or "":
             await self._session.set_reasoning(choice)
 
     @_in_worker("options", "edit the system prompt")
@@ -331,7 +271,11 @@ class ChatCommands:
     async def tools(self, wanted: str = "") -> None:
         """Let the model read files in a folder, "off" for none; "" asks which."""
         session = self._session
-        chosen = wanted or await self._ask_folder()
+        if not (chosen := wanted):
+            about = "Each call needs your approval. off: the model reads no files."
+            folder = paths.shown(session.tools.folder or start_folder())
+            dialog = AskTextScreen("Folder in which the model may read files", folder, 4096, about)
+            chosen = await self._ask(dialog)
         if not chosen or session.refuse_while_writing("change the tools"):  # a queued message was sent meanwhile
             return
         session.offer_folder(None if chosen == "off" else start_folder() / paths.expanded(chosen))
@@ -339,12 +283,6 @@ class ChatCommands:
             session.tell_offered("The model can no longer read files.")
         else:
             session.tell_offered(f"The model may read files in {clean_line(chosen)}. Each call needs your approval.")
-
-    async def _ask_folder(self) -> str:
-        about = "Each call needs your approval. off: the model reads no files."
-        folder = paths.shown(self._session.tools.folder or start_folder())
-        dialog = AskTextScreen("Folder in which the model may read files", folder, 4096, about)
-        return await self._answer(dialog) or ""
 
     @_in_worker("tools")
     async def forget_approvals(self) -> None:
@@ -409,7 +347,7 @@ class ChatCommands:
             session.tell(f"{effect} of a model on this machine.")
         elif session.source is not None:
             dialog = ConfirmScreen("Settings", f"{effect}. Reload the model now?", "Reload", "Later", False)
-            return session.source if await self._answer(dialog) else None
+            return session.source if await self._ask(dialog) else None
         return None
 
     def hardware(self) -> None:
@@ -423,24 +361,23 @@ class ChatCommands:
     @_in_worker("compare")
     async def compare(self) -> None:
         """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
-        if not self._session.refuse_while_busy("compare") and (sides := await self._compared_sides()):
-            first = FIRST_PROMPT if is_demo(Path(sides[0].path)) else ""
-            self.compare_sides(sides, await self._pane.composer.read_question() or first)
-
-    async def _compared_sides(self) -> Sides | None:
-        """Return the loaded model and what it is compared with; None if there is nothing. Raises CpuchatError."""
         from cpuchat.compare.runner import Side
 
-        services = self._services
+        services, resolve = self._services, self._services.library.resolve
+        if self._session.refuse_while_busy("compare"):
+            return
         if isinstance(services.loaded, ServerModel):
             self._session.tell("Only models on this machine can be compared. Ctrl+O chooses one.")
-            return None
-        path, resolve = services.loaded_path, services.library.resolve
+            return
+        path, first = services.loaded_path, ""
         if path is None or is_demo(path):
-            return await run_in_daemon_thread(lambda: (Side.of(resolve("demo")), Side.of(resolve("demo-q4"))))
-        if (other := await services.navigation.compare_with(path)) is None:
-            return None
-        return await run_in_daemon_thread(lambda: Side.of(path)), other
+            first = FIRST_PROMPT
+            sides = await run_in_daemon_thread(lambda: (Side.of(resolve("demo")), Side.of(resolve("demo-q4"))))
+        elif (other := await services.navigation.compare_with(path)) is not None:
+            sides = await run_in_daemon_thread(lambda: Side.of(path)), other
+        else:
+            return
+        self.compare_sides(sides, await self._pane.composer.read_question() or first)
 
     @_in_worker("open-chat")
     async def open_comparison(self, chat: Chat, message_id: int = 0) -> None:
@@ -471,6 +408,6 @@ class ChatCommands:
             await services.navigation.compare(sides, prompt, kept)
         finally:
             if self._screen.is_running and not services.leaving:
-                session.tell_chats()
+                session.listen(Changed("chats"))
                 if loaded is not None:
                     session.load(loaded)

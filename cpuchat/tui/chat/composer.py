@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -22,21 +22,19 @@ from cpuchat.base.errors import UsageError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.drafts import Draft, joined
-from cpuchat.chats.history import Attach, sent_text
+from cpuchat.chats.history import sent_text
 from cpuchat.chats.records import Attachment, StoredMessage
 from cpuchat.protocol.messages import ANSWER_SHARE
 from cpuchat.session.activity import Activity
 from cpuchat.session.attachments import (
     PASTED_CHARACTERS,
     PASTED_LINES,
-    MissingFile,
     attach,
     completions,
     estimated_tokens,
     is_pasted,
     named,
     pasted,
-    require_files,
     start_folder,
     unfinished,
 )
@@ -81,13 +79,6 @@ def _pasted_in(texts: Mapping[str, str]) -> dict[str, Attachment]:
     return {mark: Attachment(mark=mark, title=mark[1:].partition(":")[0], text=text) for mark, text in texts.items()}
 
 
-def _matching(typed: str, titles: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the commands that continue `typed`, then those with a word of the title that does."""
-    titles, word = list(titles), typed.removeprefix("/")
-    begun = [one for one in titles if one[0].startswith(typed)]
-    return dict([*begun, *(one for one in titles if any(part.startswith(word) for part in one[1].lower().split()))])
-
-
 class Paths(OptionList, can_focus=False):
     """The paths or commands that continue what is typed; the prompt keeps the focus and its keys choose."""
 
@@ -126,7 +117,7 @@ class Composer(PromptInput):
     """A prompt that gives messages to a session. It knows what is edited, and each chat's draft and pasted texts."""
 
     def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
-        super().__init__(self._submit_or_save, id=id)
+        super().__init__(self._enter, id=id)
         self._session = session
         self._folder = start_folder()
         self.actions: Mapping[str, str] = {}
@@ -134,9 +125,7 @@ class Composer(PromptInput):
         self.editing: int | None = None
         """Id of the message that is being edited."""
         self.edits = ""
-        """What is edited: "message", "last message", "summary", "answer" or "system prompt". Messages are sent again,
-        the others saved.
-        """
+        """What: "message" or "last message", which are sent again, "summary", "answer" or "system prompt"."""
         self.chat_id: str | None = None
         """The chat that the prompt belongs to."""
         self._before_editing = ""
@@ -148,18 +137,14 @@ class Composer(PromptInput):
         self._options = ""  # per-chat overrides
         self._is_command = False  # what is typed is one
         self._attached = ""  # what would be sent with the message, or why it cannot be
-        self._held_back = ""  # what was not sent because it names a file that is missing; the second time it is sent
         self._typed = ""  # the mark or command that is completed
         self._seen: tuple[list[str], bool, str] = ([], False, "")
-        self._known: set[str] = set()  # marks that named something since the last message
 
     def on_mount(self) -> None:
         self._paths = self.screen.query_one(Paths)
 
     def restore_drafts(self) -> str:
-        """Take over the drafts of windows that have ended; return the chat to open, which has the last one ("": none).
-        Raises ChatsError.
-        """
+        """Take over the drafts of windows that have ended; return the chat of the last or "". Raises ChatsError."""
         self._drafts = self._session.history.drafts.take()
         text, pasted = self._drafts.pop(self.chat_id, ("", {}))
         self._pasted |= _pasted_in(pasted)
@@ -206,17 +191,15 @@ class Composer(PromptInput):
             what = "Enter queues it until the model is ready"
         else:
             what = "Enter sends · Ctrl+J new line"
-        if self._held_back:
-            what = "Not sent. Press Enter again to send it as text"
         if self._attached:
             title = Content(f"{title} · {self._attached}")
         self.border_title, self.border_subtitle = title, what
-        self.set_class(self.editing is not None or bool(self._held_back), "-editing")
+        self.set_class(self.editing is not None, "-editing")
         self.hold_cursor(session.busy)
 
     # Sending
 
-    def _submit_or_save(self, text: str) -> None:
+    def _enter(self, text: str) -> None:
         """Save an edited summary, answer or system prompt, which needs no model; submit anything else."""
         if self.editing is None or self.attaches:
             self.submit(text)
@@ -236,71 +219,46 @@ class Composer(PromptInput):
         elif session.source is None:
             session.tell("Choose a model first; your text stays in the prompt.")
             run_on_screen(self, "models")
-        elif not self._hold_back(text):
+        else:
             self.accept()
-            session.submit(self._take(text))
+            self.close_completions()
+            read = partial(attach, text, self._folder, self._held) if named(text) else None
+            message = Outgoing(text, read, self.editing, self._resent)
+            self.editing, self._resent = None, {}
+            session.submit(message)
             self.save_draft()
             self.show_titles()
 
     def _run_command(self, text: str) -> None:
         name, argument = with_argument(text) or (text, "")
-        if (command := commands(self.screen).get(name)) is not None:
-            self.clear()
-            run = command[1]
-            if argument:
-                run = partial(self.app.run_action, ("", ACTIONS[name], (argument,)), self.screen)
-            self.call_later(self._run_typed, text, run)
-        else:
+        if (command := commands(self.screen).get(name)) is None:
             unknown = f"Unknown command {name}. Type / for a list; your text stays in the prompt."
             self._session.tell(unknown, "warning")
+            return
+        run = command[1]
+        if argument:
+            run = partial(self.app.run_action, ("", ACTIONS[name], (argument,)), self.screen)
 
-    async def _run_typed(self, text: str, run: Callable[[], Any]) -> None:
-        """Run a command in a context that knows how it was typed, which workers inherit."""
-        token = running_command.set(text)
-        try:
-            if inspect.isawaitable(ran := run()):
-                await ran
-        finally:
-            running_command.reset(token)
+        async def run_typed() -> None:
+            token = running_command.set(text)  # workers inherit it
+            try:
+                if inspect.isawaitable(ran := run()):
+                    await ran
+            finally:
+                running_command.reset(token)
 
-    def _hold_back(self, text: str) -> bool:
-        """Return True, and show why, if the message names a file that is missing; False the second time: then it is
-        sent as text.
-        """
-        if not self.attaches or text == self._held_back:
-            return False
-        try:
-            require_files(text, self._folder, self._held, self._known)
-        except MissingFile as error:
-            self._held_back, self._attached = text, error.message
-            self.show_titles()
-            return True
-        return False
-
-    def _take(self, text: str) -> Outgoing:
-        """Return the message that is in the prompt, with what reads the files that it names when it is sent; an edit
-        ends.
-        """
-        read = self._reading(text) if named(text) else None
-        self._known, self._held_back = set(), ""
-        self.close_completions()
-        message = Outgoing(text, read, self.editing, self._resent)
-        self.editing, self._resent = None, {}
-        return message
-
-    def _reading(self, text: str) -> Attach:
-        held, known, skips = self._held, frozenset(self._known), text == self._held_back
-        return lambda: attach(text, self._folder, held, known, skips_missing=skips)
+        self.clear()
+        self.call_later(run_typed)
 
     async def read_question(self) -> str:
         """Return the text in the prompt with what it names, as the model gets it; else the last question of the chat.
         Raises CpuchatError if a file cannot be read.
         """
         if text := self.text.strip():
-            return sent_text(text, await run_in_daemon_thread(self._reading(text)))
-        messages = self._session.conversation.messages
-        asked = next((message for message in reversed(messages) if message.role == "user"), None)
-        return sent_text(asked.content, asked.attachments) if asked is not None else ""
+            return sent_text(text, await run_in_daemon_thread(partial(attach, text, self._folder, self._held)))
+        if (at := self._session.question_index()) < 0:
+            return ""
+        return sent_text(self._session.messages[at].content, self._session.messages[at].attachments)
 
     # The queue
 
@@ -317,9 +275,7 @@ class Composer(PromptInput):
             self._edit_again(messages[0])
 
     def put_back(self, message: Outgoing) -> None:
-        """Put a message that was not sent back into the prompt; with another text in there, to the head of the
-        queue.
-        """
+        """Put a message that was not sent back into the prompt, or before the queue if another text is in there."""
         if self.text:
             self._session.requeue(message)
         else:
@@ -398,9 +354,6 @@ class Composer(PromptInput):
         if (problem := str(self._session.history.drafts.problem or "")) and problem != self._told:
             self._session.tell(f"What you type is not saved. {problem}", "warning")
         self._told = problem
-        if self._held_back and self._held_back != self.text.strip():
-            self._held_back = ""
-            self.show_titles()
         text = self.text if self.attaches else ""
         typed = text and text != self.placed  # not a message that was recalled
         mark = self._unfinished() if typed else None
@@ -409,7 +362,13 @@ class Composer(PromptInput):
             self._is_command = runs
             self.show_titles()
         if typed and runs and is_command(text):
-            self._offer_commands(text)
+            titles = {name: title for name, (title, _) in commands(self.screen).items()}
+            begun = [name for name in titles if name.startswith(text)]
+            word = text.removeprefix("/")
+            meant = [name for name in titles if any(part.startswith(word) for part in titles[name].lower().split())]
+            found = {name: titles[name] for name in (*begun, *meant) if name != text}
+            self._typed = text
+            self._paths.offer([*found], [*found.values()], highlights=text not in ("/", *titles))
         elif mark is None:
             self.close_completions()
         else:
@@ -424,38 +383,34 @@ class Composer(PromptInput):
         attached = ""
         if text:
             await asyncio.sleep(_PAUSE_SECONDS)
-            held = self._held
             try:
-                found = await run_in_daemon_thread(lambda: attach(text, self._folder, held))
-            except MissingFile as error:  # one that is being typed may still become right
-                attached = "" if typing and not self._held_back else error.message
-            except UsageError as error:
-                attached = error.message
+                found = await run_in_daemon_thread(partial(attach, text, self._folder, self._held))
+            except UsageError as error:  # what is being typed may still become right
+                attached = "" if typing else error.message
             else:
-                self._known.update(attachment.mark for attachment in found)
-                attached = self._summary(text, found)
+                if found or len(text) >= _COUNTED:
+                    title = clean_line(found[0].title) if len(found) == 1 else plural(len(found), "attachment")
+                    attached = f"{title}, {self._cost(text, found)}" if found else self._cost(text, found)
         if attached != self._attached:
             self._attached = attached
             self.show_titles()
 
-    def _summary(self, text: str, found: tuple[Attachment, ...]) -> str:
-        if not found and len(text) < _COUNTED:
-            return ""
+    def _cost(self, text: str, found: tuple[Attachment, ...]) -> str:
+        """Return the tokens of a message, and what they cost: `≈63 tokens · ≈4 s to read`."""
+        conversation = self._session.conversation
+        model, used = conversation.model, conversation.history.n_past
         parts = [*(sent_text("", [attachment]) + "\n\n" for attachment in found), text]
-        model, used = self._session.conversation.model, self._session.history.n_past
         n_tokens = sum(map(estimated_tokens, parts))
         tokens = f"≈{plural(n_tokens, 'token')}"
         room = model.n_ctx - model.n_ctx // ANSWER_SHARE if model is not None else 0
         if model is not None and 0 < room < n_tokens:
-            tokens = f"{tokens}: too long for the context of {model.n_ctx:,}"
-        elif model is not None and 0 < room < n_tokens + used:
+            return f"{tokens}: too long for the context of {model.n_ctx:,}"
+        if model is not None and 0 < room < n_tokens + used:
             tokens = f"{tokens}: with this chat {n_tokens + used:,} of {model.n_ctx:,}"
-        seconds = self._session.conversation.meter.prefill_s(n_tokens)
-        if seconds is not None and seconds > _MIN_WAIT and "too long" not in tokens:
+        seconds = conversation.meter.prefill_s(n_tokens)
+        if seconds is not None and seconds > _MIN_WAIT:
             tokens = f"{tokens} · ≈{time_left(seconds).removesuffix(' left')} to read"
-        if not found:
-            return tokens
-        return f"{clean_line(found[0].title) if len(found) == 1 else plural(len(found), 'attachment')}, {tokens}"
+        return tokens
 
     # Completion
 
@@ -470,7 +425,11 @@ class Composer(PromptInput):
             return False
         chosen = self._paths.marks[index]
         if is_command(self._typed):
-            return self._complete_command(chosen) and not sends
+            is_unchanged = self.text == self._typed
+            self.close_completions()
+            if is_unchanged:
+                self.put(chosen)
+            return is_unchanged and not sends
         if (mark := self._unfinished()) != self._typed:
             return False
         self.close_completions()
@@ -480,14 +439,6 @@ class Composer(PromptInput):
         start = column - len(mark or "")
         self.replace(insert, (row, start), (row, column))
         self.move_cursor((row, start + len(insert)))
-        return True
-
-    def _complete_command(self, name: str) -> bool:
-        typed = self._typed
-        self.close_completions()
-        if self.text != typed:
-            return False
-        self.put(name)
         return True
 
     def move_completion(self, step: int) -> bool:
@@ -502,13 +453,6 @@ class Composer(PromptInput):
         if was_open:
             self._paths.offer([])
         return was_open
-
-    def _offer_commands(self, typed: str) -> None:
-        titles = {name: title for name, (title, _) in commands(self.screen).items()}
-        found = _matching(typed, titles.items())
-        found.pop(typed, None)
-        self._typed = typed
-        self._paths.offer([*found], [*found.values()], highlights=typed not in ("/", *titles))
 
     def _unfinished(self) -> str | None:
         row, column = self.cursor_location

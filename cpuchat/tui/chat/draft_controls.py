@@ -1,4 +1,4 @@
-"""Drafting controls of the chat screen: auto, always, off, and coloring drafted tokens."""
+"""Drafting controls of the chat screen: on or off, and coloring drafted tokens."""
 
 from __future__ import annotations
 
@@ -7,40 +7,30 @@ from typing import TYPE_CHECKING
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.session.conversation import DraftingMode
 from cpuchat.tui.services import Services
 
 if TYPE_CHECKING:
     from cpuchat.tui.markdown.transcript import Transcript
 
 
-_NEXT: dict[DraftingMode, DraftingMode] = {"auto": "always", "always": "off", "off": "auto"}
-
-
-def cycle(services: Services) -> str:
-    """Cycle drafting of the next answers of this run: auto, always, off; returns the message to show.
+def switch(services: Services) -> str:
+    """Switch drafting of the next answers of this run off, or on as the settings say; returns the message to show.
 
     If the settings have no drafters, the first press sets them to auto.
     """
     conversation = services.conversation
     if isinstance(services.loaded, ServerModel):
         return "The server drafts as it was started; its options switch it on or off."
-    loaded = conversation.model
-    if conversation.settings.speculation.drafters == "off" and conversation.drafting != "always":
-        conversation.drafting = "auto"
+    if conversation.settings.speculation.drafters == "off":
+        conversation.drafts = True
         services.save_settings({"speculation": {"drafters": "auto"}})
         return "Drafting on from the next answer. The draft model and calibration come with the next load (Ctrl+O)."
-    conversation.drafting = _NEXT[conversation.drafting]
-    when = "from the next answer"
-    if conversation.drafting == "off":
-        return f"Drafting off {when}. F9: auto; F2 to disable it permanently."
-    if conversation.drafting == "always":
-        depth = conversation.speculation.depth
-        limits = "" if loaded is None or loaded.draft else " No draft model is loaded: only repeated text is drafted."
-        return f"Drafting always {when}, with fixed depth {depth}, even where that is slower.{limits} F9: off."
+    conversation.drafts = not conversation.drafts
+    if not conversation.drafts:
+        return "Drafting off from the next answer. F9: on; F2 to disable it permanently."
     if conversation.in_effect.speculation.drafters == "off":
-        return "Drafting auto: off, because tuning found it slower with this model (`cpuchat tune --undo` reverts it)."
-    return f"Drafting auto {when}, with adaptive depth."
+        return "Drafting off, because tuning found it slower with this model (`cpuchat tune --undo` reverts it)."
+    return "Drafting on from the next answer."
 
 
 def color(services: Services, transcript: Transcript) -> str:

@@ -1,20 +1,15 @@
-"""The sections of all figures, with their sources and denominators.
-
-A figure has its place on the panel as a `PanelRow` of a section in `SECTIONS`.
-"""
+"""The sections of all figures, with their sources and denominators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from cpuchat.base.text import clean_line
 from cpuchat.present import answers as words
 from cpuchat.present.drafts_off import off_words
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
 from cpuchat.telemetry.roofline import NO_ESTIMATE, Roofline
 from cpuchat.telemetry.speculation import DraftingFigures
@@ -22,75 +17,54 @@ from cpuchat.tui.chat.figures import SCALE, TALL, Frame, Line, fit, large, perce
 from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import LEVELS
 
-_LABEL, _NUMBER = 12, 8
-"""Cells of a label, and of the number behind it."""
+_LABEL, _END = 12, 20
+"""Cells of a label, and the one at which the number behind it ends."""
 _SPACED = 38
 """Rows from which on there are empty rows between the sections."""
+_LIMIT_END = 26  # these labels are long
+_DRAFTING_ROWS, _SENTENCE_ROWS = 7, 3
+_BY_POSITION = "by position"
+_REMARK_ROWS = 2
+_LIMITED = {"memory": "memory-bound", "compute": "compute-bound", "overhead": "overhead-bound"}
+_HINTED = {"prefill_tok_s": "prefill", "prefill_cached": "reused", "acceptance": "acceptance"}
+"""Figures that a server does not report unless it is started with an option."""
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class PanelRow:
-    """The place of a figure on the panel.
-
-    `figure` returns the figure, `words` its value as number and unit. The number ends at cell `end`. `counted`: from
-    tokens, which a server may not report; then ≈ stands behind the unit.
-    """
-
-    label: str
-    figure: Callable[[ChatFigures], Metric[Any]]
-    words: Callable[[Any], tuple[str, str]]
-    end: int = _LABEL + _NUMBER
-    counted: bool = False
-
-
-def _row(frame: Frame, row: PanelRow) -> Line:
-    value = row.figure(frame.figures).value
-    if value is None:
-        return []
-    number, unit = row.words(value)
-    return _labelled(frame, row.label, number, f"{unit}{frame.approximately if row.counted else ''}", row.end)
-
-
-def _labelled(frame: Frame, label: str, number: str, unit: str, end: int = _LABEL + _NUMBER) -> Line:
+def _row(frame: Frame, label: str, number: str, unit: str, end: int = _END) -> Line:
     label = f"{label:<{_LABEL}}"
     return frame.item(label, f"{number:>{end - len(label)}}", f" {unit}".rstrip())
+
+
+def _figure(
+    frame: Frame, label: str, figure: Metric[T], words: Callable[[T], tuple[str, str]], end: int = _END
+) -> Line:
+    """Draw a figure; `words` returns its number and unit. The row stays empty while it is not known."""
+    return [] if figure.value is None else _row(frame, label, *words(figure.value), end)
 
 
 def _tok_s(value: float) -> tuple[str, str]:
     return units.rate(value), "tok/s"
 
 
-def _reused(frame: Frame) -> list[Line]:
-    """Draw `reused 3,102 of 3,140 tokens`."""
-    figures = frame.figures
-    if figures.phase in ("idle", "loading") or figures.prefill_cached.value is None:
-        return [[]]
-    if not figures.reuse:
-        return [_labelled(frame, "reused", f"{figures.prefill_cached.value:,}", "tokens")]
-    both = f"{figures.prefill_cached.value:,} of {figures.prefill_total:,}"
-    return [frame.item("reused", f"{both:>{frame.width - 13}}", " tokens")]
-
-
-TIMING = (
-    PanelRow("average", lambda now: now.decode_tok_s, _tok_s, counted=True),
-    PanelRow("first token", lambda now: now.ttft_s, units.duration),
-    PanelRow("prefill", lambda now: now.prefill_tok_s, _tok_s),
-    _reused,
-    PanelRow(
-        "written",
-        lambda now: Metric.of(now.predicted_n or None, NO_ANSWER),
-        lambda count: (f"{count:,}", "token" if count == 1 else "tokens"),
-        counted=True,
-    ),
-)
-"""Averages and counts of this answer."""
-
-
-_DRAFTING_ROWS, _SENTENCE_ROWS = 7, 3
-_BY_POSITION = "by position"
-_PER_PASS = PanelRow("per pass", lambda now: now.drafting.tokens_per_pass, lambda value: (f"{value:.1f}", "tokens"))
-_PLAIN = PanelRow("plain", lambda now: now.drafting.plain_tok_s, _tok_s)
-_DRAFT_SHARE = PanelRow("drafting", lambda now: now.drafting.draft_share, lambda value: (percent(value), "% time"))
+def timing(frame: Frame) -> list[Line]:
+    """Draw averages and counts of this answer."""
+    now, written = frame.figures, Metric.of(frame.figures.predicted_n or None, NO_ANSWER)
+    about = frame.approximately  # of what is counted from tokens, which a server may not report
+    if now.phase in ("idle", "loading") or now.prefill_cached.value is None:
+        reused: Line = []
+    elif now.reuse:
+        both = f"{now.prefill_cached.value:,} of {now.prefill_total:,}"
+        reused = frame.item("reused", f"{both:>{frame.width - 13}}", " tokens")
+    else:
+        reused = _row(frame, "reused", f"{now.prefill_cached.value:,}", "tokens")
+    return [
+        _figure(frame, "average", now.decode_tok_s, lambda value: (units.rate(value), f"tok/s{about}")),
+        _figure(frame, "first token", now.ttft_s, units.duration),
+        _figure(frame, "prefill", now.prefill_tok_s, _tok_s),
+        reused,
+        _figure(frame, "written", written, lambda count: (f"{count:,}", f"token{'s' * (count != 1)}{about}")),
+    ]
 
 
 def drafting(frame: Frame) -> list[Line]:
@@ -102,25 +76,28 @@ def drafting(frame: Frame) -> list[Line]:
         return [frame.item(f"{'drafts':<{_LABEL}}", "", "off (F9 or F2)")]
     if now.acceptance.value is None and now.off:
         return [] if on_server else _off(frame, now.off, _DRAFTING_ROWS)
-    head = [_acceptance(frame, now), _row(frame, _PER_PASS)]
+    accepted: Line = []
+    if now.acceptance_now.value is not None and now.acceptance.value is not None:
+        accepted = frame.item("acceptance", f"{percent(now.acceptance_now.value):>5}", " %")
+        accepted += frame.item("  avg", f"{percent(now.acceptance.value):>4}", " %")
+    head = [accepted, _figure(frame, "per pass", now.tokens_per_pass, lambda value: (f"{value:.1f}", "tokens"))]
     if on_server or now.counts.source == "server":  # it counts, and tells no times of its own
         source = [] if not now.counts.source else [frame.item(f"{'source':<{_LABEL}}", "server")]
         return [*head, *source, _by_position(frame, now)]
-    rest = [_depth(frame, now), _by_position(frame, now), _by_drafter(frame, now)]
-    rest = _off(frame, now.off, _SENTENCE_ROWS) if now.off else rest
-    return [*head, _row(frame, _PLAIN), _row(frame, _DRAFT_SHARE), *rest]
+    head.append(_figure(frame, "plain", now.plain_tok_s, _tok_s))
+    head.append(_figure(frame, "drafting", now.draft_share, lambda value: (percent(value), "% time")))
+    if now.off:
+        return [*head, *_off(frame, now.off, _SENTENCE_ROWS)]
+    depth: Line = []
+    if now.depth is not None:
+        label = f"{'adaptive depth' if now.adaptive else 'fixed depth':<{_LABEL + 2}}"
+        depth = _row(frame, label, str(now.depth), "token" if now.depth == 1 else "tokens")
+    return [*head, depth, _by_position(frame, now), _by_drafter(frame, now)]
 
 
 def _off(frame: Frame, off: DraftsOff, height: int) -> list[Line]:
     rows = frame.sentence(f"drafts off: {off_words(off)}", height)
     return rows + [[] for _ in range(height - len(rows))]
-
-
-def _acceptance(frame: Frame, now: DraftingFigures) -> Line:
-    if now.acceptance_now.value is None or now.acceptance.value is None:
-        return []
-    line = frame.item("acceptance", f"{percent(now.acceptance_now.value):>5}", " %")
-    return [*line, *frame.item("  avg", f"{percent(now.acceptance.value):>4}", " %")]
 
 
 def _by_position(frame: Frame, now: DraftingFigures) -> Line:
@@ -150,62 +127,45 @@ def _by_drafter(frame: Frame, now: DraftingFigures) -> Line:
     return line
 
 
-def _depth(frame: Frame, now: DraftingFigures) -> Line:
-    if now.depth is None:
-        return []
-    label = f"{'adaptive depth' if now.adaptive else 'fixed depth':<{_LABEL + 2}}"
-    return _labelled(frame, label, str(now.depth), "token" if now.depth == 1 else "tokens")
-
-
-_REMARK_ROWS = 2
-_LIMITED = {"memory": "memory-bound", "compute": "compute-bound", "overhead": "overhead-bound"}
-
-
-_LIMIT_END = 26  # the labels are long
-LIMITS = (
-    PanelRow("limit without drafts", lambda now: now.roofline.ceiling_plain, _tok_s, _LIMIT_END),
-    PanelRow("limit with drafts", lambda now: now.roofline.ceiling_accepted, _tok_s, _LIMIT_END),
-    PanelRow("limit by compute", lambda now: now.roofline.ceiling_compute, _tok_s, _LIMIT_END),
-)
-
-
 def roofline(frame: Frame) -> list[Line]:
     """Draw seven rows: bandwidth, its bar against the peak, its source and the bottleneck (or what is wrong with the
     figure), and the limits in tok/s; one more for power, if known. Memory limits nothing where the model fits in L3.
     """
     if frame.figures.on_server:  # its memory is not this machine's
         return []
-    now = frame.figures.roofline
-    power = [_power(frame, now.watts.value, now.joules_per_token.value)] if now.watts.value is not None else []
+    now, power = frame.figures.roofline, list[Line]()
+    if now.watts.value is not None:
+        joules = now.joules_per_token.value
+        each = "" if joules is None else f"{units.rate(joules):>6} J/tok"
+        watts = frame.item(f"{'power':<{_LABEL - 4}}", f"{now.watts.value:>5,.0f}", " W ")
+        power = [[*watts, frame.text("value", each)]]
     if now.bandwidth.why == NO_ESTIMATE:  # of a llama-server on this machine
         return power
-    limits = LIMITS[-1:] if now.fits_cache else LIMITS
-    return [
-        _bandwidth(frame, now),
-        _bandwidth_bar(frame, now),
-        *_remarks(frame, now),
-        *(_row(frame, row) for row in limits),
-        *power,
-    ]
+    limits = [_figure(frame, "limit by compute", now.ceiling_compute, _tok_s, _LIMIT_END)]
+    if not now.fits_cache:
+        limits = [
+            _figure(frame, "limit without drafts", now.ceiling_plain, _tok_s, _LIMIT_END),
+            _figure(frame, "limit with drafts", now.ceiling_accepted, _tok_s, _LIMIT_END),
+            *limits,
+        ]
+    return [*_bandwidth(frame, now), *_remarks(frame, now), *limits, *power]
 
 
-def _bandwidth(frame: Frame, now: Roofline) -> Line:
-    if now.bandwidth.value is None:
-        return []
-    used = units.bandwidth(now.bandwidth.value)
-    if now.peak.value is None or now.fits_cache:
-        return _labelled(frame, "bandwidth", used, "GB/s")
-    rest = f" of {units.bandwidth(now.peak.value.bytes_per_s)} GB/s"
-    return frame.item(f"{'bandwidth':<{_LABEL}}", f"{used:>{max(4, 16 - len(rest))}}", rest)
-
-
-def _bandwidth_bar(frame: Frame, now: Roofline) -> Line:
-    share, why = now.utilization.value, now.utilization.why
+def _bandwidth(frame: Frame, now: Roofline) -> list[Line]:
+    """Draw two rows: the bandwidth in GB/s, and its bar, or why there is none."""
+    share, why, drawn = now.utilization.value, now.utilization.why, list[Line]([[], []])
+    if now.bandwidth.value is not None:
+        used = units.bandwidth(now.bandwidth.value)
+        if now.peak.value is None or now.fits_cache:
+            drawn[0] = _row(frame, "bandwidth", used, "GB/s")
+        else:
+            rest = f" of {units.bandwidth(now.peak.value.bytes_per_s)} GB/s"
+            drawn[0] = frame.item(f"{'bandwidth':<{_LABEL}}", f"{used:>{max(4, 16 - len(rest))}}", rest)
     if share is not None:
-        return frame.gauge(share / SCALE, f"{100 * share:3.0f} %", 1 / SCALE)
-    if why in (NO_ANSWER, NO_MODEL):
-        return []
-    return [frame.text("label", fit("fits in L3: not memory-bound" if now.fits_cache else why, frame.width))]
+        drawn[1] = frame.gauge(share / SCALE, f"{100 * share:3.0f} %", 1 / SCALE)
+    elif why not in (NO_ANSWER, NO_MODEL):
+        drawn[1] = [frame.text("label", fit("fits in L3: not memory-bound" if now.fits_cache else why, frame.width))]
+    return drawn
 
 
 def _remarks(frame: Frame, now: Roofline) -> list[Line]:
@@ -219,15 +179,6 @@ def _remarks(frame: Frame, now: Roofline) -> list[Line]:
         drawn = frame.sentence(wrong, _REMARK_ROWS, "limit")
         return drawn if len(drawn) == _REMARK_ROWS else [source, *drawn]
     return [source, [frame.text("label", fit(_LIMITED.get(now.limit, ""), frame.width))]]
-
-
-def _power(frame: Frame, watts: float, joules: float | None) -> Line:
-    each = "" if joules is None else f"{units.rate(joules):>6} J/tok"
-    return [*frame.item(f"{'power':<{_LABEL - 4}}", f"{watts:>5,.0f}", " W "), frame.text("value", each)]
-
-
-_HINTED = {"prefill_tok_s": "prefill", "prefill_cached": "reused", "acceptance": "acceptance"}
-"""Figures that a server does not report unless it is started with an option."""
 
 
 def serving(frame: Frame) -> list[Line]:
@@ -245,7 +196,7 @@ def serving(frame: Frame) -> list[Line]:
 def context(frame: Frame) -> list[Line]:
     used, size = frame.figures.n_past.value, frame.figures.n_ctx.value
     if not size or used is None:
-        return [_labelled(frame, "context", f"{used:,}", "tokens")] if used else []
+        return [_row(frame, "context", f"{used:,}", "tokens")] if used else []
     total, left = f"{used:,} of {size:,}", f"{max(0, size - used):,} left"
     return [
         frame.item("context", f"{total:>{max(len(total) + 1, frame.width - 7)}}"),
@@ -258,7 +209,7 @@ def memory(frame: Frame) -> list[Line]:
     if frame.memory is None:
         return []
     rows = ("private mem", frame.memory.private), ("shared mem", frame.memory.shared)
-    return [frame.item(f"{label:<{_LABEL}}", f"{units.size(n_bytes):>{_NUMBER}}") for label, n_bytes in rows]
+    return [frame.item(f"{label:<{_LABEL}}", f"{units.size(n_bytes):>{_END - _LABEL}}") for label, n_bytes in rows]
 
 
 def reuse(frame: Frame) -> list[Line]:
@@ -270,35 +221,20 @@ def reuse(frame: Frame) -> list[Line]:
     return [[frame.text("label", fit(text, frame.width))] for text in shortest]
 
 
-Section = Sequence[PanelRow | Callable[[Frame], Sequence[Line]]]
-SECTIONS: dict[str, Section] = {
-    "timing": TIMING,
-    "drafting": (drafting,),
-    "roofline": (roofline,),
-    "context": (context,),
-    "serving": (serving,),
-    "memory": (memory,),
-    "reuse": (reuse,),
-}
+SECTIONS: tuple[Callable[[Frame], Sequence[Line]], ...] = (
+    timing, drafting, roofline, context, serving, memory, reuse,
+)  # fmt: skip
 """The sections of the panel, from top to bottom."""
 
 
-def draw(section: Section, frame: Frame) -> list[Line]:
-    """Draw a section, once the figures are settled without its empty rows."""
-    rows: list[Line] = []
-    for part in section:
-        if not isinstance(part, PanelRow):
-            rows += part(frame)
-        else:
-            rows.append(_row(frame, part))
-    return [row for row in rows if any(part.text.strip() for part in row)] if frame.settled else rows
-
-
 def all_figures(frame: Frame) -> list[Line]:
-    """Draw the figure that matters now, its timeline, and every figure that is known; more rows than fit, perhaps."""
+    """Draw the figure that matters now, its timeline, and every figure that is known; more rows than fit, perhaps.
+    Once the figures are settled, empty rows are left out.
+    """
     gap: list[Line] = [[]] if frame.height >= _SPACED else []
     rows = [*large(frame), *(shape(frame, 4 if gap else 3) if frame.height >= TALL else [])]
-    for section in SECTIONS.values():
-        if drawn := draw(section, frame):
+    for section in SECTIONS:
+        drawn = [row for row in section(frame) if not frame.settled or any(part.text.strip() for part in row)]
+        if drawn:
             rows += [*gap, *drawn]
     return rows

@@ -34,7 +34,7 @@ class Reader:
         self._owner, self._services, self._session = owner, services, session
         self._speaker: Speaker | None = None
         self._program = ""  # that plays
-        self._written: list[str] | None = None  # parts of the answer that is being written, without reasoning
+        self._is_writing = False  # an answer
         self._reads_answer = False  # not another text
         self._leaving: asyncio.Task[None] | None = None
 
@@ -42,11 +42,10 @@ class Reader:
         match event:
             case AnswerBegun(summarizes=False):
                 return self._begin_answer()
-            case TextDelta(channel="answer") if self._written is not None:
-                self._written.append(event.text)
-                self._feed(event.text)
+            case TextDelta(channel="answer") if self._speaker is not None and self._reads_answer:
+                self._speaker.feed(event.text)
             case AnswerEnded():
-                self._written = None
+                self._is_writing = False
                 if self._speaker is not None and self._reads_answer:
                     self._speaker.finish()
         return None
@@ -56,22 +55,16 @@ class Reader:
         return self._speaker is not None and self._speaker.busy
 
     async def switch(self) -> None:
-        """Toggle reading answers; one that is being written is read from its start. Raises SpeechFailed if there is no
-        voice, or nothing that plays.
-        """
+        """Toggle reading answers, from the next one on. Raises SpeechFailed: no voice, or nothing that plays."""
         if self.enabled:
             self.enabled = False
-            self._save()
             await self.close()
             self._session.tell("Reading aloud is off.")
-            return
-        await self.prepare()
-        self.enabled = True
-        self._save()
-        self._session.tell("Reading answers aloud (Esc stops).")
-        if self._written is not None:
-            self._begin(answer=True)
-            self._feed("".join(self._written))
+        else:
+            await self.prepare()
+            self.enabled = True
+            self._session.tell("Reading answers aloud (Esc stops).")
+        self._services.save_settings({"speech": {"answers": self.enabled}})
 
     async def read(self, text: str) -> None:
         """Read a text that is there. Raises SpeechFailed as `switch`."""
@@ -116,15 +109,11 @@ class Reader:
     async def _begin_answer(self) -> None:
         """Begin with an answer that was just asked for, if answers are to be read."""
         self.stop()  # what is still read of the answer before
-        self._written = []
+        self._is_writing, self._reads_answer = True, False
         self._session.conversation.logs_speed = True
         await self.prepare_if_enabled()
         if self.enabled:
             self._begin(answer=True)
-
-    def _feed(self, text: str) -> None:
-        if self._speaker is not None and self._reads_answer:
-            self._speaker.feed(text)
 
     def stop(self) -> bool:
         """Be silent at once; False if nothing was read."""
@@ -136,7 +125,7 @@ class Reader:
 
     async def close(self) -> None:
         """End the speech process; the next reading starts it again."""
-        speaker, self._speaker = self._speaker, None
+        speaker, self._speaker, self._reads_answer = self._speaker, None, False
         if speaker is not None:
             await speaker.close()
             self._owner.post_message(self.Changed())
@@ -145,23 +134,21 @@ class Reader:
         if self._speaker is None:
             return
         self._reads_answer = answer
-        if self._written is not None:  # what is read beside it costs a little of its speed: that is not the model's
+        if self._is_writing:  # what is read beside it costs a little of its speed: that is not the model's
             self._session.conversation.logs_speed = False
         self._speaker.begin()
         self._owner.post_message(self.Changed())
 
     def _over(self) -> None:
         """Follow the end of a reading; the process stays while answers are to be read."""
+
+        async def leave() -> None:
+            if not self.enabled and not self.busy:
+                await self.close()
+
         self._owner.post_message(self.Changed())
         if not self.enabled:
-            self._leaving = asyncio.ensure_future(self._leave())
-
-    async def _leave(self) -> None:
-        if not self.enabled and not self.busy:
-            await self.close()
-
-    def _save(self) -> None:
-        self._services.save_settings({"speech": {"answers": self.enabled}})
+            self._leaving = asyncio.ensure_future(leave())
 
     def _failed(self, error: CpuchatError) -> None:
         off = "Reading aloud is off until the next start (Ctrl+S retries)." if self.enabled else ""

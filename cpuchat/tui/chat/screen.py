@@ -11,10 +11,9 @@ from textual.app import ComposeResult, ScreenStackError
 from textual.containers import Horizontal
 from textual.worker import Worker
 
-from cpuchat.chats.store import Matcher
 from cpuchat.config.servers import Source
 from cpuchat.present import answers
-from cpuchat.protocol.messages import LoadCancelled, ModelLoaded
+from cpuchat.protocol.messages import Failed, LoadCancelled, ModelLoaded
 from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.events import SessionEvent, Severity
@@ -85,7 +84,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         with self.commands.telling():
             self._unsent_in = self._composer.restore_drafts()
         if self.services.tools_folder is not None:
-            self.session.tools.first_folder = self.services.tools_folder
             self.session.offer_folder(self.services.tools_folder)
         self.call_after_refresh(self._start)  # after the first paint, which waits for nothing
 
@@ -162,8 +160,15 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         match event:
             case events.Notice():
                 (self.refuse if event.refuses else self.tell)(event.text, event.severity)
-            case events.Changed():
-                self._show_change(event.what)
+            case events.Changed("state"):
+                self._show_state()
+            case events.Changed("question" | "chats"):
+                self._transcript.show_title()
+                self.list_chats()
+            case events.Changed("ceilings"):
+                self.figures.show()
+            case events.Changed("model") if self.session.loaded:
+                self._show_ready()
             case events.LoadBegun(again=True):
                 self.notify(f"Loading {event.source.stem} again.", markup=False)
             case events.LoadEnded():
@@ -182,19 +187,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             case events.ApprovalEnded(choice=None) if self._call_dialog is not None:  # the answer was stopped
                 self.run_worker(self._call_dialog.dismiss_when_on_top("refuse"), group="approval")
         return reading
-
-    def _show_change(self, what: str) -> None:
-        match what:
-            case "state":
-                self._show_state()
-            case "question" | "chats":
-                self._transcript.show_title()
-                self.list_chats()
-            case "ceilings":
-                self.figures.show()
-            case "model":
-                if self.session.loaded:
-                    self._show_ready()
 
     def _end_load(self, event: events.LoadEnded) -> None:
         if isinstance(event.last, LoadCancelled):
@@ -230,11 +222,11 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
 
     def _end_summary(self, event: events.SummaryEnded) -> None:
         self._show_opened(events.ChatOpened(is_branch=True))
-        if event.problem is not None:
-            self.tell(answers.failure(event.problem), "error")
-        elif event.is_kept and event.finished is not None:
-            lost = event.trimmed is not None or event.finished.stop_reason != "end"
-            told = f"{answers.summarized(event.finished, event.trimmed)} Select it and press F4 to edit it."
+        if isinstance(event.last, Failed):
+            self.tell(answers.failure(event.last), "error")
+        elif event.is_kept and event.last is not None:
+            lost = event.trimmed is not None or event.last.stop_reason != "end"
+            told = f"{answers.summarized(event.last, event.trimmed)} Select it and press F4 to edit it."
             self.tell(told, "warning" if lost else "information")
         else:
             self.tell("Stopped. The chat is unchanged.", "warning")
@@ -246,23 +238,21 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     # Showing
 
     def _show_opened(self, event: events.ChatOpened) -> None:
-        """Show the open chat from its end, or from a message, with what is searched for marked."""
         if event.is_branch:
             self._composer.switch_branch()
             self._show_chat_state()
             self._transcript.show_chat(top=event.message_id)
             return
-        matcher = Matcher(self._chats.searching) if self._chats.searching else None
         self._chats.clear_search()
-        self.show_chat(event.message_id, matcher)
-        if event.message_id and matcher is not None:
-            self._transcript.focus()  # n goes to the next match
+        self.show_chat(event.message_id)
+        if event.message_id:
+            self._transcript.focus()
 
-    def show_chat(self, message_id: int = 0, matcher: Matcher | None = None) -> None:
-        """Show the open chat from its end, or from a message, with what `matcher` finds marked."""
+    def show_chat(self, message_id: int = 0) -> None:
+        """Show the open chat from its end, or from a message."""
         self._composer.switch_chat()
         self.remove_class("-chats-over")
-        self._transcript.show_chat(top=message_id, matcher=matcher)
+        self._transcript.show_chat(top=message_id)
         self._pane.show_welcome()
         self._show_chat_state()
 
@@ -304,7 +294,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.figures.show()
 
     def action_drafting(self) -> None:
-        self.tell(draft_controls.cycle(self.services))
+        self.tell(draft_controls.switch(self.services))
         self.figures.show()
 
     def action_color_drafts(self) -> None:

@@ -86,7 +86,7 @@ class StatusLine(Widget):
     def show_fill(self, session: ChatSession) -> None:
         """Show the loaded model and how full its context is; warn once that it is almost full."""
         model, chat = session.conversation.model, session.conversation.chat
-        used = session.figures().n_past.value or 0
+        used = session.conversation.figures().n_past.value or 0
         if model is not self._model:
             self.show_model(model)
         self._used = used
@@ -131,12 +131,21 @@ class StatusLine(Widget):
         left = [("" if is_named else " cpuchat ", "name"), (f" {model.name} ", "model")]
         if model.quantization.lower() not in model.name.lower():
             left.append((model.quantization, "dim"))
-        threads = units.plural(model.n_threads, "core" if len(model.cpus) == model.n_threads else "thread")
-        here = [(threads, "dim"), self._policy_part()]
-        where = [(model.server, "dim")] if model.server else here
+        where: list[_Part] = [(model.server, "dim")]
+        if not model.server:
+            threads = units.plural(model.n_threads, "core" if len(model.cpus) == model.n_threads else "thread")
+            policy = self._engine.memory_policy if self._engine is not None else ""
+            named = ("" if policy == "local" else policy.replace(":", " ", 1)), "dim"
+            if self._engine is not None and self._engine.policy_refused:
+                named = "memory policy rejected", "warn"
+            where = [(threads, "dim"), named]
         tools = units.plural(self._n_tools, "tool") if self._n_tools else ""
-        right = [*where, (tools, "dim"), self._context_part()]
-        return left, self._draft_words(), [part for part in right if part[0]]
+        context = f"{units.context(self._used, model.n_ctx)} ctx", "dim"
+        if not model.n_ctx:  # of a server that does not report it
+            context = (f"{units.tokens(self._used)} ctx" if self._used else ""), "dim"
+        elif 0 < WARNING_SHARE * model.n_ctx <= self._used:
+            context = f"! {context[0]}", "warn"
+        return left, self._draft_words(), [part for part in (*where, (tools, "dim"), context) if part[0]]
 
     def render(self) -> RenderResult:
         styles = {
@@ -159,19 +168,6 @@ class StatusLine(Widget):
     async def on_click(self, event: textual_events.Click) -> None:
         if event.x < self._name_end:
             await self.run_action("screen.models")
-
-    def _policy_part(self) -> _Part:
-        if self._engine is not None and self._engine.policy_refused:
-            return "memory policy rejected", "warn"
-        policy = self._engine.memory_policy if self._engine is not None else ""
-        return ("" if policy == "local" else policy.replace(":", " ", 1)), "dim"
-
-    def _context_part(self) -> _Part:
-        if self._model is None or not self._model.n_ctx:  # of a server that does not report it
-            return (f"{units.tokens(self._used)} ctx" if self._used else ""), "dim"
-        words = f"{units.context(self._used, self._model.n_ctx)} ctx"
-        is_full = 0 < WARNING_SHARE * self._model.n_ctx <= self._used
-        return (f"! {words}", "warn") if is_full else (words, "dim")
 
     def _draft_words(self) -> list[str]:
         model, now = self._model, self._drafting

@@ -83,8 +83,7 @@ class FigureRows(Widget):
         self._draw()
         self.refresh()
 
-    def on_resize(self) -> None:
-        self.redraw()
+    on_resize = redraw
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
@@ -170,7 +169,7 @@ class LiveFigures:
             watch.close()
         elif pid is not None and (sample := watch.sample()) is not None:
             conversation.meter.machine(sample)
-        figures = self._services.session.figures()
+        figures = conversation.figures()
         self._status.show_figures(figures.n_past.value or 0, conversation.backend.engine, figures.drafting)
         memory = None if pid is None else process_memory(pid)
         draft = short_name(model.draft) if model is not None and model.draft else ""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from rich.style import Style
 from textual.binding import BindingType
 from textual.content import Content
-from textual.strip import Strip
 
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import StoredMessage, Tree
-from cpuchat.chats.store import Matcher
 from cpuchat.config.presets import Preset
 from cpuchat.present import answers
 from cpuchat.protocol.messages import (
@@ -35,12 +31,9 @@ from cpuchat.telemetry.units import plural
 from cpuchat.tui import keys
 from cpuchat.tui.chat.figure_sections import fit
 from cpuchat.tui.markdown.message_view import Spans
-from cpuchat.tui.markdown.rows import selected
-from cpuchat.tui.markdown.transcript import MessageSource, Transcript, TranscriptMessage
+from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
 from cpuchat.tui.threads import spare_from_collections
 
-_FOUND = Style(reverse=True)
-_ABOVE = 2  # lines above a hit that is jumped to
 _SPARED_CHUNKS = 8  # between two calls of `spare_from_collections` while a long chat is rendered
 SUMMARY = "Summary of earlier messages"
 _TITLES = {
@@ -63,7 +56,6 @@ class ChatTranscript(Transcript):
     def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._session = session
-        self._matcher: Matcher | None = None
         self._chunks = 0  # of long chats, rendered so far
         self._next_block = 0  # to copy, from the last one back
         self._open = False  # an answer is being written
@@ -74,35 +66,26 @@ class ChatTranscript(Transcript):
         self._spans: dict[int, Spans] = {}  # drafters of the parts of this run's answers, by message id
 
     @property
-    def selected_id(self) -> int:
-        """Return the id of the message under the marker; 0 when none is stored there, or the transcript is not in
-        use.
-        """
+    def _selected(self) -> TranscriptMessage | None:
+        """Return the message under the marker, while the transcript is in use."""
         in_use = self.has_focus and self._current is not None and self._current < len(self._entries)
-        return max(0, self._entries[self._current or 0].message.id) if in_use else 0
+        return self._entries[self._current or 0].message if in_use else None
+
+    @property
+    def selected_id(self) -> int:
+        """Return the id of the message under the marker; 0 when none is stored there."""
+        return max(0, self._selected.id) if self._selected is not None else 0
 
     @property
     def selects_system_prompt(self) -> bool:
-        """Return whether the marker is at the system prompt, which is no message, and the transcript is in use."""
-        if not self.has_focus or self._current is None or self._current >= len(self._entries):
-            return False
-        message = self._entries[self._current].message
-        return message.role == "system" and not message.id
+        """Return whether the marker is at the system prompt, which is no message."""
+        return self._selected is not None and self._selected.role == "system" and not self._selected.id
 
     @property
     def has_messages(self) -> bool:
         return bool(self._entries)
 
-    def set_messages(
-        self, messages: Sequence[MessageSource], top: int | None = None, matcher: Matcher | None = None
-    ) -> None:
-        """Show only these, as `Transcript`, from the first line with what was searched for in the message at `top`;
-        every place where it stands is marked.
-        """
-        self._matcher = matcher
-        super().set_messages(messages, top)
-
-    def show_chat(self, end: int | None = None, top: int = 0, matcher: Matcher | None = None) -> None:
+    def show_chat(self, end: int | None = None, top: int = 0) -> None:
         """Show the messages of the open chat before the index `end`, from the one with the id `top` on."""
         conversation, tree = self._session.conversation, self._session.history.tree
         messages = conversation.messages[:end]
@@ -110,7 +93,7 @@ class ChatTranscript(Transcript):
         chat = conversation.chat
         rows = system_prompt(chat.effective_system_prompt, chat.preset) if chat is not None else []
         shown = [*rows, *(partial(stored_message, m, tree, self._spans.get(m.id, ())) for m in messages)]
-        self.set_messages(shown, None if at is None else at + len(rows), matcher)
+        self.set_messages(shown, None if at is None else at + len(rows))
 
     # The answer that is being written
 
@@ -122,7 +105,8 @@ class ChatTranscript(Transcript):
                     self.set_pending("")
                 self.append(event.text, event.channel, "" if self._summarizes else event.drafter)
             case PrefillProgress() if not self._written:
-                self.set_pending(answers.prefill_progress(event, self._session.prefill_left_s(event)))
+                left_s = None if self._summarizes else self._session.conversation.meter.prefill_left_s
+                self.set_pending(answers.prefill_progress(event, left_s))
             case LoadProgress() if self._open:  # a dead worker is started again before it answers
                 remote = event.phase in answers.SERVER_PHASES
                 loading = answers.load_progress("the server", event, skips=not self._session.queue)
@@ -150,20 +134,16 @@ class ChatTranscript(Transcript):
         chat = self._session.conversation.chat
         self.border_title = Content(clean_line(chat.title)) if chat else "New chat"
 
-    def _show_saving(self) -> None:
-        """Show that the answer could not be saved, or that it is saved now."""
-        problem = self._session.history.save_problem
-        self.border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
-        if problem is not None:
-            self._session.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
-        elif not self._session.history.answer_lost:
-            self.identify_last()
-            self._session.tell("Answer saved.")
-
     def _follow_session(self, event: SessionEvent) -> None:
         match event:
             case session_events.Changed("saving"):
-                self._show_saving()
+                problem = self._session.history.save_problem
+                self.border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
+                if problem is not None:
+                    self._session.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
+                elif not self._session.history.answer_lost:
+                    self.identify_last()
+                    self._session.tell("Answer saved.")
             case session_events.MessagesChanged():
                 self._close("")
                 self.show_chat(event.end)
@@ -171,8 +151,11 @@ class ChatTranscript(Transcript):
                 self.start_copying_over()
                 self.add_message(sent_message(event.message.text))
             case session_events.Changed("question"):
-                if (question := self._session.history.question) is not None:
-                    self._show_attachments(attached(question))
+                question = self._session.history.question
+                entry = next((entry for entry in reversed(self._entries) if entry.message.role == "user"), None)
+                if question is not None and entry is not None and entry.message.attachments != attached(question):
+                    entry.message = replace(entry.message, attachments=attached(question))
+                    self._show_whole(entry)
             case session_events.AnswerBegun(summarizes=True):
                 self.begin_answer(SUMMARY)
                 self.set_pending("Summarizing the chat…")
@@ -237,9 +220,18 @@ class ChatTranscript(Transcript):
             self._flush_soon()
 
     def identify_last(self) -> None:
-        """Give the last question, and the answer to it, the ids that they have in the store."""
-        for message in last_turn(self._session.conversation.messages, self._session.history.tree):
-            self._identify(message)
+        """Give the last question, and the answer to it, their ids, places and attachments, unless an answer is open."""
+        messages = self._session.messages
+        if not messages or self._entries.open_answer() is not None:
+            return
+        for message in messages[-2:] if messages[-1].role == "assistant" else messages[-1:]:
+            stored = stored_message(message, self._session.history.tree)
+            entry = next((one for one in reversed(self._entries) if one.message.role == stored.role), None)
+            if entry is not None:
+                known = entry.message
+                entry.message = replace(known, id=stored.id, place=stored.place, attachments=stored.attachments)
+                if (known.place, known.attachments) != (stored.place, stored.attachments):
+                    self._show_whole(entry)
 
     # Copying
 
@@ -248,7 +240,7 @@ class ChatTranscript(Transcript):
 
     def copy_message(self) -> None:
         if text := self.current_message_text():
-            self._copy(text, plural(len(text), "character"))
+            self.app.copy_to_clipboard(text, plural(len(text), "character"))  # pyright: ignore[reportCallIssue] (of ChatApp)
         else:
             self._session.tell("No answer to copy yet.")
 
@@ -261,25 +253,10 @@ class ChatTranscript(Transcript):
         self._next_block += 1
         block, which = blocks[index], f" (block {index + 1} of {len(blocks)})" if len(blocks) > 1 else ""
         n_lines = plural(block.text.count("\n") + 1, "line")
-        self._copy(block.text, f"{n_lines} of {clean_line(block.language) or 'code'}{which}")
-
-    def _copy(self, text: str, what: str) -> None:
-        self.app.copy_to_clipboard(text, what)  # pyright: ignore[reportCallIssue] (of ChatApp)
+        what = f"{n_lines} of {clean_line(block.language) or 'code'}{which}"
+        self.app.copy_to_clipboard(block.text, what)  # pyright: ignore[reportCallIssue] (of ChatApp)
 
     # Rows
-
-    def _first_line(self, index: int) -> int:
-        if self._matcher is None:
-            return 0
-        start = self._entries.starts[index]
-        return max(0, next((at for at in self._entries[index].content if self._hits(start + at)), 0) - _ABOVE)
-
-    def _hits(self, at: int) -> list[tuple[int, int]]:
-        """Return where a line has what was searched for: in the text of a message, not in its title or note."""
-        index = self._entries.at(at)
-        if self._matcher is None or at - self._entries.starts[index] not in self._entries[index].content:
-            return []
-        return self._matcher.spans(self._entries.line(at).text)
 
     def _render_stale(self) -> None:
         self._chunks += 1
@@ -289,37 +266,6 @@ class ChatTranscript(Transcript):
             self._chunk_timer.start(0.0)
         else:
             super()._render_stale()
-
-    def begin_answer(self, title: str, drafted: bool = False, hint: str = "") -> None:
-        self._matcher = self._current = None
-        super().begin_answer(title, drafted, hint)
-
-    def _identify(self, message: TranscriptMessage) -> None:
-        """Give the last message of this role its id, its place among its siblings and its attachments, unless an answer
-        is open.
-        """
-        if self._entries.open_answer() is not None:
-            return
-        for entry in reversed(self._entries):
-            if entry.message.role == message.role and entry.open is None:
-                known = entry.message
-                entry.message = replace(known, id=message.id, place=message.place, attachments=message.attachments)
-                if (known.place, known.attachments) != (message.place, message.attachments):
-                    self._show_whole(entry)
-                return
-
-    def _show_attachments(self, attachments: tuple[tuple[str, str], ...]) -> None:
-        entry = next((entry for entry in reversed(self._entries) if entry.message.role == "user"), None)
-        if entry is not None and entry.message.attachments != attachments:
-            entry.message = replace(entry.message, attachments=attachments)
-            self._show_whole(entry)
-
-    def render_line(self, y: int) -> Strip:
-        strip = super().render_line(y)
-        at = y + self.scroll_offset.y
-        for start, end in self._hits(at) if at < self._entries.height else ():
-            strip = selected(strip, start, end, _FOUND)
-        return strip
 
 
 def sent_message(text: str) -> TranscriptMessage:
@@ -340,18 +286,6 @@ def system_prompt(text: str, preset: Preset | None) -> list[TranscriptMessage]:
     return [TranscriptMessage(role="system", title="", content="", attachments=((title, text),))]
 
 
-def _reasoning_s(message: StoredMessage) -> float:
-    """Return how long the reasoning that is shown took; 0 when it is only a part of all."""
-    if message.timings is None or any(step.reasoning for step in message.steps):
-        return 0.0
-    return message.timings.reasoning_ms / 1e3
-
-
-def last_turn(messages: list[StoredMessage], tree: Tree) -> list[TranscriptMessage]:
-    answered = bool(messages) and messages[-1].role == "assistant"
-    return [stored_message(message, tree) for message in (messages[-2:] if answered else messages[-1:])]
-
-
 def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> TranscriptMessage:
     """Convert a message of the chat with these branches. `spans`: the drafter of each part, if known."""
     siblings = tree.siblings(message.id)
@@ -359,12 +293,13 @@ def stored_message(message: StoredMessage, tree: Tree, spans: Spans = ()) -> Tra
     if message.role == "user":
         sent = sent_message(message.content)
         return replace(sent, id=message.id, place=place, attachments=attached(message))
+    is_whole = message.timings is not None and not any(step.reasoning for step in message.steps)
     return TranscriptMessage(
         role=message.role,
         title=SUMMARY if message.is_summary else message.model or "Answer",
         content=message.content,
         reasoning=message.reasoning,
-        reasoning_s=_reasoning_s(message),
+        reasoning_s=message.timings.reasoning_ms / 1e3 if message.timings is not None and is_whole else 0.0,
         note=answers.summary(message.timings, message.stop_reason or "", message.sampling, message.default_sampling),
         spans=spans,
         id=message.id,

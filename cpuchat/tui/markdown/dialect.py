@@ -5,7 +5,7 @@ Against stock CommonMark:
 - HTML is text (`vector<int>` stays), but for `<br>`, which breaks the line. Entities are decoded as usual (in code they
   stay), but for those of control characters.
 - Link reference definitions are text: they would vanish, and would make a block depend on another one.
-- Link targets and titles are kept letter by letter, without decoding or percent-encoding.
+- Link targets are not percent-encoded.
 - A table of over `MAX_COLUMNS` columns is text: each of its cells would be a line.
 - A paragraph, heading or cell with over `MAX_MARKS` characters that may be markup is text: the inline rules look for
   the other end of each, and a screen must not wait for it (5,000 take 0.1 s).
@@ -23,10 +23,9 @@ import html
 import re
 from collections.abc import MutableMapping
 from itertools import islice, takewhile
-from types import SimpleNamespace
 from typing import Any
 
-from markdown_it import MarkdownIt, helpers
+from markdown_it import MarkdownIt
 from markdown_it.common.utils import isPunctChar
 from markdown_it.rules_block import StateBlock, fence
 from markdown_it.rules_block.table import table
@@ -65,13 +64,6 @@ def build() -> MarkdownIt:
     setattr(md, "normalizeLink", str)  # noqa: B010 (methods of this one parser, not of the class)
     setattr(md, "normalizeLinkText", str)  # noqa: B010
     setattr(md, "validateLink", lambda url: True)  # noqa: B010
-    setattr(  # noqa: B010
-        md,
-        "helpers",
-        SimpleNamespace(
-            parseLinkLabel=helpers.parseLinkLabel, parseLinkDestination=_destination, parseLinkTitle=_title
-        ),
-    )
     md.block.ruler.at("table", _table, {"alt": ["paragraph", "reference"]})
     md.block.ruler.at("fence", _fence, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     md.block.ruler.before("fence", "math_block", _math_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
@@ -144,21 +136,6 @@ def _fence(state: StateBlock, start_line: int, end_line: int, silent: bool) -> b
     token.content = state.getLines(start_line + 1, last, state.sCount[start_line], True)
     token.map = [start_line, state.line]
     return True
-
-
-def _destination(string: str, pos: int, maximum: int) -> Any:
-    result = helpers.parseLinkDestination(string, pos, maximum)
-    if result.ok:
-        raw = string[pos : result.pos]
-        result.str = raw[1:-1] if raw.startswith("<") else raw
-    return result
-
-
-def _title(string: str, start: int, maximum: int, prev_state: Any = None) -> Any:
-    result = helpers.parseLinkTitle(string, start, maximum, prev_state)
-    if result.ok:
-        result.str = string[start + 1 : result.pos - 1]
-    return result
 
 
 def _table(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:

@@ -371,22 +371,46 @@ class OpenMessage:
         self.title = title
         self.view = view
         self.drafted = drafted
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
         self.pending = ""
-        self.steps: tuple[ToolStep, ...] = ()
-        self._step_state = ""
-        self._cleaner = Cleaner()
-        self._reasoning_cleaner = Cleaner()
-        self._reasoned_at: tuple[float, float] | None = None  # its first and its last text, or the first of the answer
-        self._spans: list[Span] = []
-        self._fresh = deque[tuple[str, str]]()  # content that the stream has not seen yet, and who proposed it
-        self._stream = _new_stream("assistant", drafted and view.color_drafts, view)
+        self.lines: list[Line] = []
         self._head: list[Line] = []  # title, steps and reasoning
         self._head_of: tuple[object, ...] | None = None
-        self._done: list[Line] = []
-        self.lines: list[Line] = []
+        self.show_steps(())
         self.update()
+
+    def show_steps(self, steps: tuple[ToolStep, ...], state: str = "") -> None:
+        """Show these steps, and begin again with the text after them."""
+        self.steps, self._step_state = steps, state
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self._cleaner, self._reasoning_cleaner = Cleaner(), Cleaner()
+        self._reasoned_at: tuple[float, float] | None = None  # its first and its last text, or the first of the answer
+        self._spans: list[Span] = []
+        self._render_anew()
+
+    def _render_anew(self) -> None:
+        self._stream = _new_stream("assistant", self.drafted and self.view.color_drafts, self.view)
+        self._fresh = deque(pieces("".join(self.content), self._spans))  # not seen by it yet
+        self._done: list[Line] = []
+
+    def restyle(self, view: View) -> None:
+        """Render from the start for another width, palette or folding."""
+        self.view, self._head_of = view, None
+        self._render_anew()
+        self.update()
+
+    def message(self, note: str = "") -> TranscriptMessage:
+        content, reasoning = "".join(self.content), "".join(self.reasoning)
+        spans, seconds, steps = tuple(self._spans), self.reasoning_s, self.steps
+        message = TranscriptMessage(
+            "assistant", self.title, content, reasoning, note, spans, reasoning_s=seconds, steps=steps
+        )
+        return message.cleaned()
+
+    def finish(self, note: str) -> TranscriptMessage:
+        self._take(self._cleaner.flush(), "")
+        self.reasoning.append(self._reasoning_cleaner.flush())
+        return self.message(note)
 
     @property
     def reasoning_s(self) -> float:
@@ -404,14 +428,6 @@ class OpenMessage:
                 cleaned = cleaned.lstrip("\n")
             self._take(cleaned, drafter)
 
-    def show_steps(self, steps: tuple[ToolStep, ...], state: str = "") -> None:
-        self.steps, self._step_state = steps, state
-        self.content, self.reasoning, self._done = [], [], []
-        self._fresh.clear()
-        self._cleaner, self._reasoning_cleaner, self._spans = Cleaner(), Cleaner(), []
-        self._stream = _new_stream("assistant", self.drafted and self.view.color_drafts, self.view)
-        self._reasoned_at = None
-
     def _take(self, text: str, drafter: str) -> None:
         if text:
             self.content.append(text)
@@ -423,14 +439,6 @@ class OpenMessage:
     def behind(self) -> bool:
         """Return whether more text has come than one `update` renders."""
         return bool(self._fresh)
-
-    def restyle(self, view: View) -> None:
-        """Render from the start for another width, palette or folding."""
-        self.view = view
-        self._stream = _new_stream("assistant", self.drafted and self.view.color_drafts, self.view)
-        self._fresh = deque(pieces("".join(self.content), self._spans))
-        self._head_of, self._done = None, []
-        self.update()
 
     def update(self) -> int:
         """Render what came in; returns the first changed line."""
@@ -444,50 +452,32 @@ class OpenMessage:
         _feed(self._stream, self._fresh)
         final, tail = self._stream.update()
         self._done += view.lines(final)
+        waits = bool(self.pending) and not self.content
         if not tail:
             # A line is kept for what comes next: the state of the prefill, then the text's first line.
-            tail = note_rows(self.pending, view) if self.pending and not self.content else [TextRow()]
-        if not (self.pending and not self.content):
+            tail = note_rows(self.pending, view) if waits else [TextRow()]
+        if not waits:
             tail[-1].runs = [*tail[-1].runs, (CURSOR, view.palette.cursor)]
-        return self._replace([*self._head, *self._done, *view.lines([*tail, *key]), view.line(TextRow())])
-
-    def message(self, note: str = "") -> TranscriptMessage:
-        content, reasoning = "".join(self.content), "".join(self.reasoning)
-        spans, seconds, steps = tuple(self._spans), self.reasoning_s, self.steps
-        message = TranscriptMessage(
-            "assistant", self.title, content, reasoning, note, spans, reasoning_s=seconds, steps=steps
-        )
-        return message.cleaned()
-
-    def finish(self, note: str) -> TranscriptMessage:
-        self._take(self._cleaner.flush(), "")
-        self.reasoning.append(self._reasoning_cleaner.flush())
-        return self.message(note)
-
-    def _live_reasoning(self) -> list[TextRow]:
-        text = "".join(self.reasoning)
-        if not text.strip():
-            return []
-        if self.content or self.view.show_reasoning:
-            # Unfolded, the last part: all of it would be wrapped again with each token.
-            shown = text[-UNFOLDED_CHARACTERS:] if self.view.show_reasoning and not self.content else text
-            return fold_rows(shown, self.reasoning_s, self.view)
-        # The last rows only, at a fixed height: what comes below does not move.
-        rows = _reasoning_rows(text[-4 * LIVE_REASONING * self.view.width :], self.view)[-LIVE_REASONING:]
-        rows += [TextRow([("│ ", self.view.palette.rule)]) for _ in range(LIVE_REASONING - len(rows))]
-        about = _about_reasoning(text, self.reasoning_s)
-        head = " · ".join(filter(None, (f"▾ {about}", self._hint)))
-        return [TextRow([(head[: self.view.text_width], self.view.palette.dim)]), *rows]
-
-    def _replace(self, new: list[Line]) -> int:
-        old = self.lines
+        old, new = self.lines, [*self._head, *self._done, *view.lines([*tail, *key]), view.line(TextRow())]
         first = len(new) if len(new) == len(old) else min(len(new), len(old))
         for index, (before, after) in enumerate(zip(old, new, strict=False)):
-            if before is after:
-                continue
-            if before == after:
+            if before is not after and before == after:
                 new[index] = before
-            elif index < first:
-                first = index
+            elif before is not after:
+                first = min(first, index)
         self.lines = new
         return first
+
+    def _live_reasoning(self) -> list[TextRow]:
+        text, view = "".join(self.reasoning), self.view
+        if not text.strip():
+            return []
+        if self.content or view.show_reasoning:
+            # Unfolded, the last part: all of it would be wrapped again with each token.
+            shown = text[-UNFOLDED_CHARACTERS:] if view.show_reasoning and not self.content else text
+            return fold_rows(shown, self.reasoning_s, view)
+        # The last rows only, at a fixed height: what comes below does not move.
+        rows = _reasoning_rows(text[-4 * LIVE_REASONING * view.width :], view)[-LIVE_REASONING:]
+        rows += [TextRow([("│ ", view.palette.rule)]) for _ in range(LIVE_REASONING - len(rows))]
+        head = " · ".join(filter(None, (f"▾ {_about_reasoning(text, self.reasoning_s)}", self._hint)))
+        return [TextRow([(head[: view.text_width], view.palette.dim)]), *rows]

@@ -16,7 +16,6 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -34,30 +33,22 @@ if TYPE_CHECKING:
     from pygments.token import _TokenType
 
 
-# Pygments' kinds of tokens; the nearest ancestor counts.
 _ROLES = {
-    "Comment": "comment",
-    "Comment.Preproc": "keyword",
-    "Keyword": "keyword",
-    "Keyword.Type": "type",
-    "Keyword.Constant": "number",
-    "Operator.Word": "keyword",
-    "Literal.String": "string",
-    "Literal.String.Doc": "comment",
-    "Literal.Number": "number",
-    "Name.Function": "name",
-    "Name.Class": "type",
-    "Name.Namespace": "name",
-    "Name.Decorator": "name",
-    "Name.Tag": "keyword",
-    "Name.Attribute": "name",
-    "Name.Builtin": "type",
-    "Name.Exception": "type",
-    "Generic.Inserted": "inserted",
-    "Generic.Deleted": "deleted",
-    "Generic.Heading": "heading",
-    "Generic.Subheading": "heading",
+    kind: role
+    for role, kinds in {
+        "comment": "Comment Literal.String.Doc",
+        "keyword": "Comment.Preproc Keyword Operator.Word Name.Tag",
+        "type": "Keyword.Type Name.Class Name.Builtin Name.Exception",
+        "number": "Keyword.Constant Literal.Number",
+        "string": "Literal.String",
+        "name": "Name.Function Name.Namespace Name.Decorator Name.Attribute",
+        "inserted": "Generic.Inserted",
+        "deleted": "Generic.Deleted",
+        "heading": "Generic.Heading Generic.Subheading",
+    }.items()
+    for kind in kinds.split()
 }
+"""Fields of the palette by Pygments' kinds of tokens; the nearest ancestor counts."""
 _DIFF = re.compile(r"diff --git |--- .*\n\+\+\+ |@@ -\d")
 _MAX_LINE = 2000  # minified files: some lexers are quadratic in the line's length
 
@@ -84,14 +75,6 @@ def find_lexer(language: str) -> Lexer | None:
         return None
 
 
-def _add(line: list[Run], text: str, style: Style) -> None:
-    """Append a run, or extend the last one: fewer segments, and no character is separated from its modifiers."""
-    if line and line[-1][1] == style:
-        line[-1] = (line[-1][0] + text, style)
-    else:
-        line.append((text, style))
-
-
 def highlight(code: str, language: str, palette: TextStyles) -> tuple[list[list[Run]], list[bool]]:
     """Return `code` as one list of runs per line, and for each line whether highlighting may start afresh after it.
 
@@ -110,8 +93,10 @@ def highlight(code: str, language: str, palette: TextStyles) -> tuple[list[list[
             role = "label" if language == "diff" and value.startswith(("--- ", "+++ ")) else _role(kind)
             run_style = style + getattr(palette, role) if role else style
             first, *others = value.split("\n")
-            if first:
-                _add(lines[-1], first, run_style)
+            if first and lines[-1] and lines[-1][-1][1] == run_style:  # no character is separated from its modifiers
+                lines[-1][-1] = (lines[-1][-1][0] + first, run_style)
+            elif first:
+                lines[-1].append((first, run_style))
             for other in others:
                 # A line break inside a string or a comment: the next line is still part of it.
                 safe.append(role not in ("string", "comment") or str(kind) == "Token.Comment.Single")
@@ -127,15 +112,6 @@ _MIN_COLUMN = 6
 _BETWEEN = 3  # " │ "
 
 
-@dataclass
-class Table:
-    """Cells as styled runs. `aligns`: "left", "right", "center" or ""."""
-
-    header: list[Cell]
-    rows: list[list[Cell]]
-    aligns: list[str]
-
-
 def _size(line: list[Run]) -> int:
     return sum(cell_len(text) for text, _ in line)
 
@@ -144,15 +120,9 @@ def _width(cell: Cell) -> int:
     return max(map(_size, cell), default=0)
 
 
-def _joined(cell: Cell) -> list[Run]:
-    return [run for number, line in enumerate(cell) for run in ([(" ", Style()), *line] if number else line)]
-
-
-def column_widths(table: Table, width: int) -> list[int] | None:
-    """Return the width of each column in cells, None when they would be too narrow to read."""
-    natural = [
-        max(1, _width(head), *(_width(row[column]) for row in table.rows)) for column, head in enumerate(table.header)
-    ]
+def column_widths(lines: Sequence[Sequence[Cell]], width: int) -> list[int] | None:
+    """Return the width of each column of these lines in cells, None when they would be too narrow to read."""
+    natural = [max(1, *map(_width, column)) for column in zip(*lines, strict=False)]
     room = width - _BETWEEN * (len(natural) - 1) - 2
     if sum(natural) <= room:
         return natural
@@ -168,23 +138,7 @@ def column_widths(table: Table, width: int) -> list[int] | None:
     return widths
 
 
-def layout(table: Table, width: int, palette: TextStyles, widths: list[int] | None = None) -> list[TextRow]:
-    """Return rows of the table; with `widths`, the columns of an earlier part of it, without the header."""
-    continued = widths is not None
-    widths = widths or column_widths(table, width)
-    if widths is None:
-        return _stacked(table, width, palette)
-    rows: list[TextRow] = []
-    if not continued:
-        rows += _row(table.header, widths, table.aligns, palette)
-        bars = "─┼─".join("─" * size for size in widths)
-        rows.append(TextRow([(f"─{bars}─", palette.rule)]))
-    for cells in table.rows:
-        rows += _row(cells, widths, table.aligns, palette)
-    return rows
-
-
-def _row(cells: list[Cell], widths: list[int], aligns: list[str], palette: TextStyles) -> list[TextRow]:
+def _table_row(cells: Sequence[Cell], widths: list[int], aligns: list[str], palette: TextStyles) -> list[TextRow]:
     columns = [
         [row for line in cell for row in wrap(TextRow(list(line)), size)]
         for cell, size in zip(cells, widths, strict=False)
@@ -198,25 +152,26 @@ def _row(cells: list[Cell], widths: list[int], aligns: list[str], palette: TextS
             content = column[line].runs if line < len(column) else []
             free = size - _size(content)
             before = {"right": free, "center": free // 2}.get(aligns[index], 0)
-            if before > 0:
-                runs.append((" " * before, palette.rule))
-            runs += content
-            if free - before > 0:
-                runs.append((" " * (free - before), palette.rule))
+            space = (" " * before, palette.rule), (" " * (free - before), palette.rule)
+            runs += [run for run in (space[0], *content, space[1]) if run[0]]
         rows.append(TextRow(runs))
     return rows
 
 
-def _stacked(table: Table, width: int, palette: TextStyles) -> list[TextRow]:
+def _stacked(header: Sequence[Cell], lines: Sequence[Sequence[Cell]], width: int, palette: TextStyles) -> list[TextRow]:
     """Render one "heading: value" line per cell, for any width."""
+
+    def joined(cell: Cell) -> list[Run]:
+        return [run for number, line in enumerate(cell) for run in ([(" ", Style()), *line] if number else line)]
+
+    if not lines:
+        return [row for head in header for row in wrap(TextRow(joined(head)), width)]
     rows: list[TextRow] = []
-    if not table.rows:
-        return [row for head in table.header for row in wrap(TextRow(_joined(head)), width)]
-    for index, cells in enumerate(table.rows):
+    for index, cells in enumerate(lines):
         if index:
             rows.append(TextRow([("─" * min(width, 12), palette.rule)]))
-        for head, cell in zip(table.header, cells, strict=False):
-            rows += wrap(TextRow([*_joined(head), (": ", palette.dim), *_joined(cell)]), width)
+        for head, cell in zip(header, cells, strict=False):
+            rows += wrap(TextRow([*joined(head), (": ", palette.dim), *joined(cell)]), width)
     return rows
 
 
@@ -231,7 +186,6 @@ def warm_up() -> None:
     """Load the parser and Pygments in a thread, in about 0.1 s."""
 
     def load() -> None:
-
         parse("")
         find_lexer("python")
 
@@ -457,10 +411,14 @@ class Renderer:
             elif token.type == "inline":
                 cell_style = style + self.palette.head if head else style
                 lines[-1].append(self.inline(token.children or [], cell_style))
-        table = Table(lines[0], lines[1:], aligns)
         fixed = self.table_widths if self.continued else None
-        self.table_widths = fixed or column_widths(table, width)
-        return layout(table, width, self.palette, fixed)
+        widths = self.table_widths = fixed or column_widths(lines, width)
+        if widths is None:
+            return _stacked(lines[0], lines[1:], width, self.palette)
+        drawn = [_table_row(cells, widths, aligns, self.palette) for cells in lines]
+        bars = "─┼─".join("─" * size for size in widths)
+        head_rows = [] if fixed else [*drawn[0], TextRow([(f"─{bars}─", self.palette.rule)])]
+        return [*head_rows, *(row for rows in drawn[1:] for row in rows)]
 
     def inline(self, children: Sequence[Token], style: Style) -> list[list[Run]]:
         """Return the styled runs of a paragraph, one list per line."""

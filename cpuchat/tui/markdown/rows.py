@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len, split_graphemes
@@ -146,16 +147,13 @@ def _cuts(text: str, width: int) -> list[tuple[int, int, str]]:
             cells += size
     if start < len(text) or not cuts:
         cuts.append((start, len(text), ""))
-    return [short for cut in cuts for short in _shortened(*cut, _MAX_PER_CELL * width)]
-
-
-def _shortened(start: int, end: int, joint: str, max_length: int) -> Iterator[tuple[int, int, str]]:
-    """Split a cut into pieces of at most `max_length` characters: thousands of accents fit into one cell, and freeze
-    terminals."""
-    while end - start > max_length:
-        yield start, start + max_length, ""
-        start += max_length
-    yield start, end, joint
+    pieces: list[tuple[int, int, str]] = []
+    for start, end, joint in cuts:
+        while end - start > _MAX_PER_CELL * width:  # thousands of accents fit into one cell, and freeze terminals
+            pieces.append((start, start + _MAX_PER_CELL * width, ""))
+            start += _MAX_PER_CELL * width
+        pieces.append((start, end, joint))
+    return pieces
 
 
 def _take(runs: deque[Run], count: int) -> list[Run]:
@@ -220,20 +218,14 @@ class LineStream:
 
     def _rows(self) -> list[TextRow]:
         if any("\t" in text for text, _ in self._line):
-            self._line = _expanded(self._line)
+            line, before, shown = self._line, "", ""
+            self._line = []
+            for text, style in line:  # where a stop is depends on all text before it
+                before += text
+                now = expand_tabs(before)
+                self._line.append((now[len(shown) :], style))
+                shown = now
         return wrap(TextRow([run for run in self._line if run[0]], self._joint), self._width)
-
-
-def _expanded(runs: list[Run]) -> list[Run]:
-    """Expand tabs; where a stop is depends on all text before it."""
-    result: list[Run] = []
-    before = shown = ""
-    for text, style in runs:
-        before += text
-        now = expand_tabs(before)
-        result.append((now[len(shown) :], style))
-        shown = now
-    return result
 
 
 def to_line(row: TextRow, width: int, base: Style, gutter: str = "") -> Line:
@@ -335,42 +327,7 @@ ROLES = tuple(f.name for f in fields(TextStyles) if f.name not in ("base", "draf
 _DRAFTER_CLASSES = tuple(f"{_PREFIX}drafter-{row.name}" for row in DRAFTERS)
 COMPONENT_CLASSES = {*(_PREFIX + role for role in ROLES), *_DRAFTER_CLASSES}
 
-# Percentages are mixed with what lies behind; ANSI colors cannot be, so there the weak roles are dimmed instead.
-COMPONENT_CSS = """
-    & > .transcript--dim, & > .transcript--comment, & > .transcript--label { color: $hint; }
-    & > .transcript--rule { color: $foreground 35%; }
-    & > .transcript--comment { text-style: italic; }
-    & > .transcript--you { color: $text-primary; text-style: bold; }
-    & > .transcript--model { color: $text-secondary; text-style: bold; }
-    & > .transcript--marker, & > .transcript--cursor { color: $text-accent; text-style: bold; }
-    & > .transcript--notice { color: $text-warning; text-style: italic; }
-    & > .transcript--title { color: $text-primary; text-style: bold underline; }
-    & > .transcript--heading { color: $text-primary; text-style: bold; }
-    & > .transcript--strong, & > .transcript--head { text-style: bold; }
-    & > .transcript--emphasis { text-style: italic; }
-    & > .transcript--strike { text-style: strike; }
-    & > .transcript--code, & > .transcript--math { color: $text-accent; }
-    & > .transcript--link { color: $text-primary; text-style: underline; }
-    & > .transcript--quote { color: $foreground 80%; text-style: italic; }
-    & > .transcript--bullet { color: $text-secondary; text-style: bold; }
-    & > .transcript--code, & > .transcript--block, & > .transcript--label { background: $foreground 7%; }
-    & > .transcript--keyword { color: $text-secondary; text-style: bold; }
-    & > .transcript--string { color: $text-success; }
-    & > .transcript--number { color: $text-warning; }
-    & > .transcript--name { color: $text-primary; }
-    & > .transcript--type { color: $text-accent; }
-    & > .transcript--inserted { color: $text-success; }
-    & > .transcript--deleted { color: $text-error; }
-    & > .transcript--undrafted { text-style: bold; }
-    & > .transcript--changed { color: $text-warning; text-style: underline; }
-    & > .transcript--parted { color: $text-accent; text-style: bold reverse; }
-    &:ansi > .transcript--code, &:ansi > .transcript--block, &:ansi > .transcript--label { background: transparent; }
-    &:ansi > .transcript--dim, &:ansi > .transcript--comment, &:ansi > .transcript--label, &:ansi > .transcript--rule {
-        color: ansi_default;
-        text-style: dim;
-    }
-    &:ansi > .transcript--quote { color: ansi_default; }
-""" + "".join(
+COMPONENT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8") + "".join(
     f"    & > .{name} {{ color: {row.color}; text-style: {row.text_style}; }}\n"
     for name, row in zip(_DRAFTER_CLASSES, DRAFTERS, strict=True)
 )
@@ -378,17 +335,12 @@ COMPONENT_CSS = """
 
 def from_widget(widget: Widget) -> TextStyles:
     """Return the palette of `widget`'s theme; `widget` declares `COMPONENT_CLASSES` and styles them in CSS."""
-    roles: dict[str, Any] = {role: _own(widget, _PREFIX + role) for role in ROLES}
-    drafters = tuple(_own(widget, name) for name in _DRAFTER_CLASSES)
-    return TextStyles(base=widget.rich_style, drafters=drafters, **roles)
 
+    def own(name: str) -> Style:
+        """Return what the component sets itself, its colors blended with the background."""
+        styles, full = widget.get_component_styles(name), widget.get_component_rich_style(name)
+        color = full.color if styles.has_rule("color") else None
+        return Style(color=color, bgcolor=full.bgcolor if styles.has_rule("background") else None) + styles.text_style
 
-def _own(widget: Widget, name: str) -> Style:
-    """Return what the component sets itself, its colors blended with the background."""
-    styles = widget.get_component_styles(name)
-    full = widget.get_component_rich_style(name)
-    own = Style(
-        color=full.color if styles.has_rule("color") else None,
-        bgcolor=full.bgcolor if styles.has_rule("background") else None,
-    )
-    return own + styles.text_style
+    roles: dict[str, Any] = {role: own(_PREFIX + role) for role in ROLES}
+    return TextStyles(base=widget.rich_style, drafters=tuple(map(own, _DRAFTER_CLASSES)), **roles)

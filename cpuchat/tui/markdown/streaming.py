@@ -91,7 +91,8 @@ class Stream:
                 last, following = done[-1], parse_blocks(self._open)[0].type
                 in_list = last[0].type == following and following.endswith("list_open")
                 final += self._complete(text[:cut])
-                self._gap = _is_loose(last) if in_list else last[0].type != "heading_open"
+                is_loose = any(one.type == "paragraph_open" and one.level == 2 and not one.hidden for one in last)
+                self._gap = is_loose if in_list else last[0].type != "heading_open"
                 self._head = 0
             return True
         head, cut = _inner_cut(text, self._palette)
@@ -182,10 +183,6 @@ def _offset(text: str, line: int) -> int:
     for _ in range(line):
         at = text.index("\n", at) + 1
     return at
-
-
-def _is_loose(block: Sequence[Token]) -> bool:
-    return any(token.type == "paragraph_open" and token.level == 2 and not token.hidden for token in block)
 
 
 def _close_markup(tokens: Sequence[Token]) -> None:

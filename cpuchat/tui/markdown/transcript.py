@@ -246,6 +246,7 @@ class Transcript(ScrollView, can_focus=True):
         `drafted`: `append` will name the drafter of each part. `hint` is shown while the model reasons.
         """
         self.finish_answer()
+        self._current = None
         message = TranscriptMessage("assistant", title, "").cleaned()
         self.following = True
         view = self._view or View(80, palettes.TextStyles())
@@ -386,16 +387,13 @@ class Transcript(ScrollView, can_focus=True):
             room -= len(entry.lines)
         self._resized()
         if not self.following:
-            line = offset * len(self._entries[top].lines) // height if jump is None else self._first_line(top)
+            line = offset * len(self._entries[top].lines) // height if jump is None else 0
             self._steer(self._entries.starts[top] + line)
         self.refresh()
         if jump is not None and self._entries[jump].is_current(view):
             self._jump = None
         if left:
             self._chunk_timer.start(_CHUNK_PAUSE)
-
-    def _first_line(self, index: int) -> int:
-        return 0
 
     def _flush_soon(self) -> None:
         self._flush_timer.start(self._not_before - perf_counter())
@@ -413,18 +411,14 @@ class Transcript(ScrollView, can_focus=True):
         if len(entry.lines) != old_count:
             self._resized()
         if self.scroll_offset.y == old_scroll:  # else the scroll has the whole view drawn again
-            start = self._entries.starts[index]
-            self._refresh_rows(start + first, start + max(len(entry.lines), old_count))
+            start = self._entries.starts[index] - old_scroll
+            top, bottom = max(0, start + first), min(self.size.height, start + max(len(entry.lines), old_count))
+            if top < bottom:
+                self.refresh(Region(0, top, self.scrollable_content_region.width, bottom - top))
         self._not_before = started + max(self.min_interval, COST_FACTOR * (perf_counter() - started))
         if entry.open is not None and entry.open.behind:
             self._flush_timer.start(_CHUNK_PAUSE)
         self.on_flush()
-
-    def _refresh_rows(self, first: int, end: int) -> None:
-        top = max(0, first - self.scroll_offset.y)
-        bottom = min(self.size.height, end - self.scroll_offset.y)
-        if top < bottom:
-            self.refresh(Region(0, top, self.scrollable_content_region.width, bottom - top))
 
     # Drawing
 
@@ -469,16 +463,13 @@ class Transcript(ScrollView, can_focus=True):
             return
         last = len(self._entries) - 1
         self._current = last if self._current is None else min(max(0, self._current + step), last)
-        self._show_entry(self._current)
-        self.refresh()
-
-    def _show_entry(self, index: int) -> None:
-        first, after = self._entries.starts[index], self._entries.starts[index + 1]
+        first, after = self._entries.starts[self._current], self._entries.starts[self._current + 1]
         top, height = self.scroll_offset.y, self.size.height
         if first < top or (after > top + height and after - first >= height):
             self.scroll_to(y=first, animate=False)
         elif after > top + height:
             self.scroll_to(y=after - height, animate=False)
+        self.refresh()
 
     # Events
 

@@ -11,11 +11,10 @@ from textual.widgets import Button
 
 from cpuchat.base import paths
 from cpuchat.present.tools import CHOICES
-from cpuchat.protocol.messages import Tool, ToolCall
+from cpuchat.protocol.messages import ToolCall
 from cpuchat.tools.folder import TOOLS
 from cpuchat.tui.chat.call_screen import CallScreen
-from cpuchat.tui.widgets.dialogs import AskTextScreen
-from tests.support.chat_app import SMALL, WIDE, RunningApp, running
+from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.scripted_backend import READ, ScriptedBackend, answer, calling
 
 HOSTILE = Path(__file__).parents[2] / "support" / "hostile_server.py"
@@ -80,83 +79,40 @@ async def test_a_call_is_stopped_and_tools_are_turned_off(tmp_path: Path) -> Non
     backend = ScriptedBackend([calling("I will look.", READ), answer("Hello.")])
     async with running(backend) as app:
         await offered(app, tmp_path)
-        app.app.push_screen(CallScreen(Tool(name="look [/at] it", source="eyes"), READ))
-        assert "The model calls look [/at] it" in await asked(app)
-        await app.press("escape")
         await app.send("What is in it?", wait=False)
         await asked(app)
         await app.press("ctrl+c")
         await app.until(lambda: not app.chat.busy and app.app.screen is app.chat)
         assert app.transcript.messages[-1].note.endswith("stopped") and len(backend.requests) == 1
         app.chat.commands.forget_approvals()
-        await app.until(lambda: any("approval again" in notice for notice in app.notices))
-        app.chat.commands.tools()
-        await app.opens(AskTextScreen)
-        await app.press("ctrl+u", *"off", "enter")
+        await app.told("approval again")
+        app.chat.commands.tools("off")
         await app.until(lambda: "tools" not in app.status)
         await app.send("Hello?")
         assert not backend.requests[1].tools
 
 
-async def test_tools_hold_for_one_chat_and_what_a_change_costs_is_told(tmp_path: Path) -> None:
-    backend = ScriptedBackend([answer("One."), answer("Two."), answer("Three."), answer("Four."), answer("Five.")])
-    async with running(backend) as app:
-        await app.ready()
-        app.chat.commands.tools(str(tmp_path))
-        await app.until(lambda: "3 tools" in app.status)
-        assert "will be re-evaluated" not in app.notices[-1]
-        await app.send("First?")
-        assert backend.requests[0].tools
-        n_past = app.conversation.history.n_past
-        app.chat.commands.tools("off")
-        await app.until(lambda: any(f"{n_past:,} tokens will be re-evaluated" in notice for notice in app.notices))
-        app.chat.commands.tools(str(tmp_path))
-        await app.until(lambda: "3 tools" in app.status)
-        first = app.conversation.chat
-        assert first is not None
-        app.chat.commands.new_chat()
-        await app.until(lambda: "holds for one chat" in app.notices[-1])
-        await app.send("Second?")
-        assert not backend.requests[1].tools
-        app.chat.session.tools.first_folder = tmp_path  # as --tools-folder has it
-        app.chat.commands.new_chat()
-        await app.send("Third?")
-        assert backend.requests[2].tools
-        app.chat.commands.tools("off")
-        await app.until(lambda: "tools" not in app.status)
-        app.chat.open_chat(first.id)
-        await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.id == first.id)
-        await app.send("Fourth?")
-        assert backend.requests[3].tools
-
-
 async def test_arguments_are_shown_exactly_and_a_call_runs_only_once_its_last_row_was_shown() -> None:
-    false = "path: ~/notes/today.md"
     lines = "\n".join(f"{number}: {'word ' * 20}" for number in range(100))
-    call = ToolCall(name="read_file", arguments={"content": f"Notes.{' ' * 200}{false}\n{lines}", "path": "~/.profile"})
+    false = "path: ~/notes/today.md"
+    call = ToolCall(name="read_file", arguments={"content": f"a  b\u200b{' ' * 300}{false}\n{lines}", "path": "~/x"})
     async with running(ScriptedBackend([]), size=SMALL) as app:
         await app.ready()
-        path = f"a  b\u200b{' ' * 300}end"
-        app.app.push_screen(CallScreen(TOOLS[0], ToolCall(name="read_file", arguments={"path": path})))
-        assert "path: a  b‹U+200B›‹300 spaces›end" in await asked(app)
-        await app.press("escape")
-        for size in ((60, 20), WIDE):
-            await app.pilot.resize_terminal(*size)
-            chosen = list[str | None]()
-            app.app.push_screen(dialog := CallScreen(TOOLS[0], call), chosen.append)
-            shown = await asked(app)
-            assert "2 arguments: content, path" in shown and "path: ~/.profile" in shown
-            await app.until(lambda: " more rows: " in app.screen_text)
-            run = [button for button in dialog.query(Button) if button.id != "refuse"]
-            assert len(run) == 2 and all(button.disabled for button in run)
-            await app.press("down", "right", "left")
-            assert app.app.focused is dialog.query_one("#refuse") and all(button.disabled for button in run)
-            await app.press("end")
-            await app.until(lambda run=run: not any(button.disabled for button in run))
-            assert " more row" not in app.screen_text and "99: word" in app.screen_text
-            assert all(label in app.screen_text for label in CHOICES.values())
-            await app.press("right", "enter")
-            await app.until(lambda chosen=chosen: chosen == ["once"])
+        chosen = list[str | None]()
+        app.app.push_screen(dialog := CallScreen(TOOLS[0], call), chosen.append)
+        shown = await asked(app)
+        assert "2 arguments: content, path" in shown and "a  b‹U+200B›‹300 spaces›" in shown and "path: ~/x" in shown
+        await app.until(lambda: " more rows: " in app.screen_text)
+        run = [button for button in dialog.query(Button) if button.id != "refuse"]
+        assert len(run) == 2 and all(button.disabled for button in run)
+        await app.press("down", "right", "left")
+        assert app.app.focused is dialog.query_one("#refuse") and all(button.disabled for button in run)
+        await app.press("end")
+        await app.until(lambda: not any(button.disabled for button in run))
+        assert " more row" not in app.screen_text and "99: word" in app.screen_text
+        assert all(label in app.screen_text for label in CHOICES.values())
+        await app.press("right", "enter")
+        await app.until(lambda: chosen == ["once"])
 
 
 async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:

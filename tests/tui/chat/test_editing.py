@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from cpuchat.config.presets import Preset, save_preset
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.tui.chat.transcript import ChatTranscript
 from tests.support.chat_app import SMALL, running
+from tests.support.presets import write_presets
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 
 async def test_a_chats_system_prompt_is_edited_and_what_that_costs_is_said() -> None:
-    save_preset(Preset(name="warm", system_prompt="Hum."))
+    write_presets('[warm]\nsystem_prompt = "Hum."')
     backend = ScriptedBackend([answer("One.", prompt_n=500), answer("Two."), answer("Three."), answer("Four.")])
     async with running(backend, size=SMALL) as app:
         await app.ready()
@@ -63,7 +63,7 @@ async def test_a_chats_system_prompt_is_edited_and_what_that_costs_is_said() -> 
         await app.until(lambda: app.prompt.text == "Hum.")
         app.prompt.clear()
         await app.press("enter")
-        await app.until(lambda: "▸ System prompt" not in app.screen_text and not app.chat._composer.editing)
+        await app.until(lambda: app.prompt.border_title == "Message · warm" and "▸ System" not in app.screen_text)
         await app.send("Second")
         assert [message.role for message in backend.requests[-1].messages] == ["user", "assistant", "user"]
         assert app.conversation.preset.name == "warm"

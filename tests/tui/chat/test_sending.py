@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from cpuchat.base import paths
@@ -22,15 +20,12 @@ async def test_a_message_sent_while_loading_waits_and_what_is_typed_after_it_is_
         for key in (*"first", "enter", *"second"):
             app.app.simulate_key(key)
         await app.until(lambda: app.prompt.text == "second" and "Queued: first" in app.screen_text)
-        await app.press("enter")
-        await app.until(lambda: app.prompt.text == "" and "        second" in app.screen_text)
-        await app.press("escape")
+        await app.press("enter", "escape")
         assert app.prompt.text == "first\nsecond" and "Queued: " not in app.screen_text
         await app.press("enter")
         assert not backend.requests
         gate.open()
         await app.idle(1)
-        assert backend.requests[0].messages[-1].content == "first\nsecond"
         assert app.stored()[0] == ("user", "first\nsecond")
 
 
@@ -72,27 +67,6 @@ async def test_an_error_that_ends_the_app_keeps_what_was_written_and_what_was_qu
     assert "".join(log.read_text() for log in paths.log_dir().glob("app-*.log")).count("Error") == 1
 
 
-async def test_editing_my_last_message_replaces_it_and_escape_brings_the_draft_back() -> None:
-    backend = ScriptedBackend([answer("First."), answer("Second."), answer("Third.")])
-    async with running(backend) as app:
-        await app.ready()
-        await app.press("ctrl+r")
-        await app.told("Nothing to regenerate yet")
-        await app.send("One")
-        await app.send("Two")
-        await app.write("half a thought")
-        await app.press("f4", "escape")
-        assert app.prompt.text == "half a thought"
-        assert "Edit last message" not in app.screen_text
-        await app.press("f4")
-        assert app.prompt.text == "Two"
-        assert "Edit last message" in app.screen_text
-        await app.press("!", "enter")
-        await app.idle(3)
-        assert app.contents() == ["One", "First.", "Two!", "Third."]
-        assert [content for _, content in app.stored()] == ["One", "First.", "Two!", "Third."]
-
-
 async def test_an_answer_that_is_not_saved_is_told_until_it_is() -> None:
     before, end = Gate(), Gate()
     long = "word " * 5000
@@ -126,29 +100,6 @@ async def test_ctrl_c_stops_the_answer_and_quits_only_after_that() -> None:
         await app.told("quits")
         app.press_last("ctrl+c")
         await app.until(lambda: backend.closed)
-
-
-async def test_a_load_or_an_answer_that_is_about_to_begin_is_stopped_too() -> None:
-    backend = ScriptedBackend([[Gate(), *answer("One")]], [Gate(), ModelLoaded(model=MODEL)])
-    async with running(backend) as app:
-        await app.until(lambda: app.chat.conversation.busy)
-        await app.press("escape")
-        await app.idle()
-        for stop in (app.chat.action_stop, app.chat.interrupt):
-            backend.die()
-            backend.load_steps = [Gate(), ModelLoaded(model=MODEL)]
-            app.chat.load_model(Path(MODEL.path))
-            await stop()
-            await app.idle()
-            assert "no model" in app.status
-            backend.load_steps = [ModelLoaded(model=MODEL)]
-            app.chat.load_model(Path(MODEL.path))
-            await app.ready()
-            app.chat.submit("Count")
-            await stop()
-            await app.idle()
-            assert app.contents()[-1] == "Count"  # of an answer without a token nothing is left
-            await app.press("ctrl+n")
 
 
 async def test_stopping_before_the_first_word_brings_the_old_answer_back() -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from textual.command import CommandPalette
 
-from cpuchat.config.presets import Preset, find_preset, save_preset
-from cpuchat.config.settings import SamplingSection
-from cpuchat.tui.chat.commands import gist
 from cpuchat.tui.chat.composer import Paths, commands
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from tests.support.chat_app import running
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
+from tests.support.presets import write_presets
+from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 
 async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_message_or_stays() -> None:
@@ -47,22 +43,16 @@ async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_mess
 
 
 async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt() -> None:
-    save_preset(Preset(name="Code review"))
+    write_presets('["Code review"]')
     gate = Gate()
     async with running(ScriptedBackend([answer("One.", gate=gate)])) as app:
         await app.count_up_to(gate)
-        for command in ("/preset Code review", "/new", "/regenerate"):
-            told = len(app.notices)
-            await app.run(command)
-            await app.until(lambda told=told: any("when the answer is done" in one for one in app.notices[told:]))
-            assert app.prompt.text == command
+        await app.run("/preset Code review")
+        await app.told("when the answer is done")
+        assert app.prompt.text == "/preset Code review"
         gate.open()
         await app.idle()
-        for command, problem in (
-            ("/preset nobody", "No preset named nobody"),
-            ("/reasoning much", "Not a choice of reasoning: 'much'"),
-            ("/tools /x", "/x"),
-        ):
+        for command, problem in (("/preset nobody", "No preset named nobody"), ("/tools /x", "/x")):
             await app.run(command)
             await app.told(problem)
             assert app.prompt.text == command
@@ -71,33 +61,32 @@ async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt() -
         assert "Enter runs" in app.screen_text
         await app.press("enter")
         await app.until(lambda: app.conversation.chat is not None and app.conversation.chat.title == "Dates")
-        await app.run("/preset Code review")
-        await app.until(lambda: app.conversation.preset.name == "Code review")
-        assert not app.prompt.text
-        await app.run("/preset none")
-        await app.until(lambda: not app.conversation.preset.name)
-        await app.run("/reasoning 200")
-        await app.until(lambda: app.conversation.preset.reasoning == ("on", 200))
-        await app.run("/tools .")
-        await app.until(lambda: "3 tools" in app.status)
-        await app.run("/tools off")
-        await app.until(lambda: "tools" not in app.status)
-        await app.write("")
-        await app.chat.run_action("preset('nobody')")  # not typed
-        await app.until(lambda: sum("No preset" in notice for notice in app.notices) == 2)
-        assert not app.prompt.text and len(app.backend.requests) == 1
+        preset = app.conversation.preset
+        for command, done in (
+            ("/preset Code review", lambda: preset.name == "Code review"),
+            ("/preset none", lambda: not preset.name),
+            ("/reasoning 200", lambda: preset.reasoning == ("on", 200)),
+            ("/tools .", lambda: "3 tools" in app.status),
+            ("/tools off", lambda: "tools" not in app.status),
+        ):
+            await app.run(command)
+            await app.until(done)
+            assert not app.prompt.text
 
 
-async def test_a_preset_is_chosen_and_saved() -> None:
+async def test_a_preset_is_chosen() -> None:
     backend = ScriptedBackend([answer("One."), answer("Two.")])
     async with running(backend) as app:
         await app.ready()
         await app.chat.run_action("preset")
-        await app.told("There are no presets yet.")
-        save_preset(Preset(name="warm", system_prompt="Sing.", sampling=SamplingSection(temperature=1.5)))
-        save_preset(Preset(name="calm", model="/models/none.gguf", sampling=SamplingSection(temperature=0.1)))
+        await app.told("There are no presets in ")
+        write_presets(
+            '[warm]\nsystem_prompt = "Sing."\nsampling.temperature = 1.5\n'
+            '[calm]\nmodel = "/models/none.gguf"\nreasoning = "off"\nsampling.temperature = 0.1\n'
+        )
         await app.chat.run_action("preset")
         await app.opens(CommandPalette)
+        await app.shows("temperature 0.1 · reasoning off · n…")
         await app.press(*"warm")
         await app.until(lambda: "warm" in app.screen_text.split("Preset …")[-1])
         await app.press("enter")
@@ -113,19 +102,6 @@ async def test_a_preset_is_chosen_and_saved() -> None:
         await app.told("none.gguf")  # its model is not here
         await app.send("Second")
         assert backend.requests[-1].sampling.temperature == 0.1
-
-        await app.chat.run_action("save_preset")
-        await app.opens(AskTextScreen)
-        await app.press(*"calm2", "enter")
-        await app.told("Preset calm2 saved.")
-        saved = find_preset("calm2")
-        assert saved.options == {"temperature": 0.1} and Path(saved.model) == Path(MODEL.path)
-        assert app.prompt.border_title == "Message · calm2"
-
-
-def test_what_a_preset_sets_in_short() -> None:
-    preset = Preset(name="a", reasoning="off", model="Qwen/Qwen2.5-7B-GGUF", sampling=SamplingSection(top_p=0.9))
-    assert gist(preset) == "top p 0.9 · reasoning off · Qwen2.5-7B-GGUF"
 
 
 async def test_a_chat_reasons_as_was_chosen_for_it_and_answers_now() -> None:

@@ -29,7 +29,7 @@ async def test_an_answer_is_read_while_it_is_written(tmp_path: Path, monkeypatch
         await app.until(lambda: settings.load().speech.answers)
         await app.count_up_to(gate)
         await app.until(lambda: program.seconds() > 1)
-        assert app.chat.busy  # the answer is not complete
+        assert app.chat.busy and not app.conversation.logs_speed  # the answer is not complete
         gate.open()
         await app.until(lambda: not app.chat.busy and not app.chat.reader.busy)
         heard = program.seconds()
@@ -59,32 +59,6 @@ async def test_escape_silences_what_is_read_after_the_answer(tmp_path: Path, mon
         await app.press("escape")
         assert not app.chat.reader.busy
         assert app.chat.pass_probe.is_idle
-
-
-async def test_switched_on_during_an_answer_it_is_read_from_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = SoundProgram(tmp_path / "bin", monkeypatch)
-    gate, before = Gate(), Gate()
-    async with running(ScriptedBackend([answer(ANSWER, gate=gate), [before, *answer("Yes.")]])) as app:
-        await app.count_up_to(gate)
-        assert app.conversation.logs_speed
-        await app.press("ctrl+s")
-        await app.until(lambda: app.chat.reader.busy)
-        assert not app.conversation.logs_speed
-        gate.open()
-        await app.until(lambda: not app.chat.busy and not app.chat.reader.busy)
-        assert (heard := program.seconds()) > 4
-        await app.press("ctrl+s")
-        await app.until(lambda: "Reading aloud is off." in app.notices)
-        # Of one that has no text yet, nothing is read; nor of the one that it replaces.
-        app.chat.commands.regenerate()
-        await app.until(before.reached.is_set)
-        await app.press("ctrl+s")
-        await app.until(lambda: app.chat.reader.busy)
-        before.open()
-        await app.until(lambda: not app.chat.busy and not app.chat.reader.busy)
-        assert 0 < program.seconds() - heard < 2
 
 
 async def test_without_a_sound_device_the_reason_is_told_and_answers_are_not_affected(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
-from cpuchat.protocol.messages import Failed, ModelLoaded, TextDelta
+from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.session.conversation import Conversation
 from tests.support.chat_app import SMALL, RunningApp, running
-from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer, timings
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, timings
 
 SLOWER = msgspec.structs.replace(timings(7), predicted_ms=300.0)
 
@@ -31,11 +30,10 @@ async def open_chat(app: RunningApp, title: str) -> None:
     await app.pilot.pause()
 
 
-@pytest.mark.parametrize("size", [SMALL, (140, 40)])
-async def test_figures_of_another_chat_are_not_shown(size: tuple[int, int]) -> None:
+async def test_figures_of_another_chat_are_not_shown() -> None:
     gate = Gate()
     backend = ScriptedBackend(load_steps=[gate, ModelLoaded(model=MODEL)])
-    async with running(backend, prepare=two_chats, size=size) as app:
+    async with running(backend, prepare=two_chats, size=SMALL) as app:
         await app.until(gate.reached.is_set)
         await open_chat(app, "About pears")  # before the model is loaded
         gate.open()
@@ -54,62 +52,3 @@ async def test_figures_of_another_chat_are_not_shown(size: tuple[int, int]) -> N
         await app.press("ctrl+n")
         assert app.conversation.figures().n_past.value == 0
         assert "0/8k" in app.screen_text
-
-
-async def test_a_draft_stays_with_its_chat() -> None:
-    async with running(prepare=two_chats) as app:
-        await app.ready()
-        await open_chat(app, "About apples")
-        await app.write("half a thought on apples")
-        await open_chat(app, "About pears")
-        assert app.prompt.text == ""
-        await app.press("up")
-        assert app.prompt.text == "About pears?"
-        await open_chat(app, "About apples")
-        assert app.prompt.text == "half a thought on apples"
-        await app.press("f4")
-        assert app.prompt.text == "About apples?"  # an edit is no draft of another chat
-        await open_chat(app, "About pears")
-        assert app.prompt.text == ""  # what was recalled is no draft
-        await open_chat(app, "About apples")
-        assert app.prompt.text == "half a thought on apples"
-        await app.press("ctrl+n")
-        await app.write("a new one")
-        await open_chat(app, "About pears")
-        await app.press("ctrl+n")
-        assert app.prompt.text == "a new one"
-        await app.send("a new one")
-        await app.write("more of it")
-        await open_chat(app, "About pears")
-        await app.press("ctrl+n")
-        assert app.prompt.text == ""
-        await open_chat(app, "a new one")
-        assert app.prompt.text == "more of it"
-        app.chat.commands.delete_chat()
-        await app.confirm()
-        await app.until(lambda: app.conversation.chat is None)
-        await app.pilot.pause()
-        assert app.prompt.text == ""
-
-
-async def test_an_answer_has_its_models_name_after_the_worker_died() -> None:
-    class Dying(ScriptedBackend):
-        """Its worker is gone when its first answer has failed."""
-
-        async def generate(self, request):  # type: ignore[no-untyped-def]
-            async for event in super().generate(request):
-                if isinstance(event, Failed):
-                    self.die()
-                yield event
-
-    dead = Failed(code="worker_died", message="The worker is gone.", request_id=1)
-    said = TextDelta(request_id=1, text="So", predicted_n=1, at_ms=210.0)
-    again = msgspec.structs.replace(dead, message="Gone again.")
-    async with running(Dying([[said, dead], [said, again], answer("Here.")])) as app:
-        await app.ready()
-        for _ in range(3):
-            await app.send("Hello?")
-        titles = [message.title for message in app.transcript.messages if message.role == "assistant"]
-        assert titles == [MODEL.name] * 3
-        stored = app.conversation.messages
-        assert [m.model for m in stored if m.role == "assistant"] == [MODEL.name] * 3

@@ -16,13 +16,12 @@ from textual.events import MouseScrollDown
 
 from cpuchat.protocol.messages import Event, ModelLoaded, Speculation
 from cpuchat.protocol.reasons import DraftsOff
-from cpuchat.protocol.timings import DrafterCount, Reuse, SpeculationFigures
-from cpuchat.telemetry import units
+from cpuchat.protocol.timings import DrafterCount, Reuse
 from cpuchat.telemetry.meter import ChatFigures, Meter
-from cpuchat.telemetry.metric import Metric, missing
+from cpuchat.telemetry.metric import Metric
 from cpuchat.tui.chat import figure_sections
-from cpuchat.tui.chat.figure_sections import SECTIONS, TIMING, PanelRow, all_figures
-from cpuchat.tui.chat.figures import PARTS, Frame, brief, large, one_line, rough, title
+from cpuchat.tui.chat.figure_sections import all_figures
+from cpuchat.tui.chat.figures import PARTS, Frame, brief, one_line, rough, title
 from cpuchat.tui.chat.telemetry import FigureRows, TelemetryLine, TelemetryPanel
 from tests.support.meter_states import (
     EDITED,
@@ -117,17 +116,6 @@ def test_a_limit_is_not_below_what_was_measured() -> None:
     assert rough(now) == "rough speeds" and not rough(STATES["writing"][0].figures())
 
 
-def test_the_title_says_of_what_the_figures_are() -> None:
-    titles = {state: title(STATES[state][0].figures()) for state in LOOKS}
-    assert titles == {
-        "idle": "Now", "reading": "Now · reading the prompt", "writing": "Now", "refused": "Now",
-        "done": "Last answer · stopped",
-    }  # fmt: skip
-    done = STATES["done"][0].figures()
-    assert title(dataclasses.replace(done, stop_reason=None)) == "Last answer · failed"
-    assert title(dataclasses.replace(done, stop_reason="end")) == "Last answer"
-
-
 def test_why_not_more_was_reused_stands_below() -> None:
     told = {"message 2 was edited", "210 tokens re-evaluated", "restored from disk in 40 ms"}
     for events in (reading(EDITED), [*reading(EDITED), *writing(10), drafted(DRAFTING)]):
@@ -146,56 +134,23 @@ def test_what_a_server_does_not_report_names_the_option() -> None:
     assert "acceptance" not in before and "For reused: start vLLM" in before
 
 
-EXTREME = msgspec.structs.replace(
-    DRAFTING,
-    draft_n=470,
-    draft_n_accepted=470,
-    recent_draft_n_accepted=200,
-    passes=13,
-    by_position=((13, 13),) * 31,
-    by_drafter=(
-        DrafterCount(name="suffix", draft_n=460, draft_n_accepted=469),
-        DrafterCount(name="lookup", draft_n=10, draft_n_accepted=1),
-    ),
-    drafter="suffix",
-    depth=31,
-    overlap=True,
-    plain_ms=2000.0,
-)
-
-
-@pytest.mark.parametrize(
-    "off", [None, REFUSED.off, *(DraftsOff("model", note=note) for note in ("words that go on " * 9, "x" * 90))]
-)
-@pytest.mark.parametrize("figures", [DRAFTING, EXTREME, SpeculationFigures()])
-def test_no_row_is_cut_off(figures: SpeculationFigures, off: DraftsOff | None) -> None:
-    update = drafted(msgspec.structs.replace(figures, off=off))
-    meter = meter_after(*LOADED, *READING, *writing(10), update)
+@pytest.mark.parametrize("note", ["", "words that go on " * 9, "x" * 90])
+def test_no_row_is_cut_off(note: str) -> None:
+    suffix = DrafterCount(name="suffix", draft_n=460, draft_n_accepted=469)
+    lookup = DrafterCount(name="lookup", draft_n=10, draft_n_accepted=1)
+    extreme = msgspec.structs.replace(
+        DRAFTING,
+        draft_n=470,
+        draft_n_accepted=470,
+        passes=13,
+        by_position=((13, 13),) * 31,
+        by_drafter=(suffix, lookup),
+        depth=31,
+        off=DraftsOff("model", note=note) if note else None,
+    )
+    meter = meter_after(*LOADED, *READING, *writing(10), drafted(extreme))
     for what, size in (("brief", BRIEF), ("brief", (8, 28)), ("all", ALL), ("all", (8, 32)), ("line", (1, 58))):
-        for row in drawn(what, meter, size):
-            assert cell_len(row) <= size[1], row
-
-
-@dataclasses.dataclass(frozen=True)
-class ToyFigures(ChatFigures):
-    """The figures with one more, as a contributor adds it to its record."""
-
-    toy_s: Metric[float] = dataclasses.field(default_factory=lambda: missing("no toy yet"))
-
-
-@pytest.mark.parametrize(("toy", "row"), [(Metric(2.5), "toy             2.50 s"), (missing("no toy yet"), "")])
-def test_a_new_figure_needs_a_field_and_a_row(toy: Metric[float], row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def value(now: ChatFigures) -> Metric[float]:
-        assert isinstance(now, ToyFigures)
-        return now.toy_s
-
-    monkeypatch.setitem(SECTIONS, "timing", (*TIMING, PanelRow("toy", value, units.duration)))
-    plain = STATES["writing"][0].figures()
-    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
-    figures = ToyFigures(**fields, toy_s=toy)
-    rows = ["".join(one.text for one in line) for line in all_figures(frame_of(figures, ALL))]
-    written = next(y for y, text in enumerate(rows) if text.startswith("written"))
-    assert rows[written + 1] == row
+        assert all(cell_len(row) <= size[1] for row in drawn(what, meter, size))
 
 
 def test_without_drafters_the_section_is_one_row() -> None:
@@ -203,31 +158,6 @@ def test_without_drafters_the_section_is_one_row() -> None:
     rows = drawn("all", meter, ALL)
     assert "drafts      off (F9 or F2)" in rows and not any(row.startswith("acceptance") for row in rows)
     assert drawn("brief", meter)[10] == "drafts    off"
-
-
-def test_slower_than_plain_is_not_shown_as_a_success() -> None:
-    slow = msgspec.structs.replace(DRAFTING, plain_ms=10.0)
-    meter = meter_after(*LOADED, *READING, *writing(10), drafted(slow))
-    styles = {part: Style(color=f"color({number})") for number, part in enumerate(PARTS)}
-    (shown,) = [one for row in large(frame_of(meter.figures(), BRIEF, styles)) for one in row if "×" in one.text]
-    assert float(shown.text.strip("× ")) < 1
-    assert shown.style == styles["limit"]
-
-
-async def test_showing_figures_causes_no_layout_and_draws_changed_rows_only() -> None:
-    panel, line = TelemetryPanel(), TelemetryLine()
-    app = HostApp(panel, line, css="TelemetryPanel { height: 30; } TelemetryLine { height: 1; }")
-    async with app.run_test(size=(80, 34)) as pilot:
-        await pilot.pause()
-        layouts: list[bool] = []
-        refresh = app.screen._refresh_layout
-        app.screen._refresh_layout = lambda *a, **k: (layouts.append(True), refresh(*a, **k))[1]  # type: ignore[method-assign]
-        for meter, memory in STATES.values():
-            for widget in (panel, line):
-                widget.show(meter.figures(), memory)
-            await pilot.pause()
-        assert not layouts
-        assert panel._draw() == []
 
 
 async def test_all_figures_scroll_where_they_do_not_fit() -> None:
@@ -242,12 +172,6 @@ async def test_all_figures_scroll_where_they_do_not_fit() -> None:
             panel.post_message(MouseScrollDown(panel, 0, 0, 0, 1, 0, False, False, False))
         await pilot.pause()
         assert rows_of(panel)[-2].startswith("private mem") and rows_of(panel)[-1].startswith("shared mem")
-        dark, text = [panel.render_line(y) for y in range(9)], rows_of(panel)
-        app.theme = "textual-light"
-        await pilot.pause()
-        panel.show(STATES["writing"][0].figures(), MEMORY)
-        assert rows_of(panel) == text  # in other colors
-        assert [panel.render_line(y) for y in range(9)] != dark
 
 
 def rows_of(widget: FigureRows) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,6 @@ from cpuchat.tui.markdown.message_view import (
     OpenMessage,
     TranscriptMessage,
     View,
-    add_span,
     legend,
     pieces,
 )
@@ -26,13 +23,6 @@ from tests.tui.markdown.rendered import message_lines
 PLAIN = TextStyles()
 NAMES = ["", *(row.name for row in DRAFTERS)]
 proposed = st.lists(st.tuples(st.text("ab \n\t日*#", max_size=12), st.sampled_from(NAMES)), max_size=12)
-
-
-def test_neighbours_of_one_drafter_become_one_span() -> None:
-    spans: list[tuple[int, str]] = []
-    for length, name in [(3, ""), (2, "draft"), (0, "lookup"), (4, "draft"), (1, "")]:
-        add_span(spans, length, name)
-    assert spans == [(3, ""), (6, "draft"), (1, "")]
 
 
 @given(proposed, st.integers(4, 20))
@@ -82,12 +72,6 @@ def test_switching_in_the_middle_of_an_answer_shows_all_of_it() -> None:
     assert answer.message().spans == ((8, ""), (11, "draft"), (5, "lookup"))
     answer.restyle(plain)
     assert "own and drafted more" in " ".join(line.text for line in answer.lines)
-
-
-def test_drafters_differ_without_colours() -> None:
-    styles = [PLAIN.of_drafter(name) for name in NAMES]
-    assert all(a != b for a, b in itertools.combinations(styles, 2))
-    assert all(style.color is None for style in styles)
 
 
 @pytest.mark.parametrize("on", [False, True])

@@ -24,7 +24,7 @@ def plain(source: str) -> str:
         ("$O(n\\log n)$", "O(n log n)"),
         ("$\\log_2n + \\sin\\theta$", "log₂ n + sin θ"),
         ("$$\\sum_{i=1}^{n}x_i = \\frac{n(n+1)}{2}$$", "∑ᵢ₌₁ⁿ xᵢ = n(n+1)/2"),
-        ("$\\frac{1}{2}mv^2$, $\\frac{1}{5}m$", "½mv², (1/5)m"),
+        ("$\\frac{1}{2}mv^2$, $\\frac{1}{5}m$", "(1/2)mv², (1/5)m"),
         ("$\\frac{dy}{dx}$, $\\frac{x}{2a}$", "dy/dx, x/(2a)"),
         ("$\\sqrt{x+1}$, $\\sqrt[3]{x}$", "√(x+1), ∛x"),
         ("$x \\in \\mathbb{R}^n$, $\\forall \\epsilon > 0$", "x ∈ ℝⁿ, ∀ ϵ > 0"),

@@ -142,22 +142,3 @@ async def test_the_app_answers_keys_while_a_long_answer_is_rendered(work: Work) 
         await app.until(lambda: not app.chat.busy and app.transcript.up_to_date)
         assert "end" in app.transcript.lines[-3].text + app.transcript.lines[-2].text
         assert len(re.findall("x", "".join(line.text for line in app.transcript.lines))) >= text.count("x")
-
-
-async def test_a_long_message_keeps_its_lines_until_the_new_ones_are_complete(work: Work) -> None:
-    async with running(ScriptedBackend(), size=SMALL) as app:
-        transcript, text = app.transcript, TEXTS["a table of many rows"]
-        await app.ready()
-        await app.send("Hello")  # an empty transcript is not shown
-        work.reset()
-        transcript.set_messages([TranscriptMessage("user", "", "first"), TranscriptMessage("assistant", "", text)], 1)
-        work.check()
-        assert 0 < len(transcript.lines) < text.count("\n")
-        await app.until(lambda: transcript.up_to_date)
-        before = len(transcript.lines)
-        assert before > text.count("\n") - 2
-        assert transcript.scroll_offset.y == 2  # the message that was jumped to
-        await app.pilot.resize_terminal(60, 24)
-        assert len(transcript.lines) == before
-        await app.until(lambda: transcript.up_to_date)
-        assert is_whole(transcript.lines, text)

@@ -53,10 +53,6 @@ async def until(pilot: Pilot[Any], condition: Callable[[], bool]) -> None:
             await pilot.pause()
 
 
-def rendered(transcript: Transcript) -> bool:
-    return transcript.up_to_date
-
-
 LONG = [message for n in range(40) for message in (said(f"question {n}"), answered(f"answer {n}\n\n- one\n- two"))]
 
 
@@ -170,7 +166,7 @@ async def test_follows_the_end_until_the_user_scrolls_up() -> None:
     async with app.run_test(size=(40, 10)) as pilot:
         await pilot.pause()
         transcript.set_messages(LONG)
-        await until(pilot, lambda: rendered(transcript))
+        await until(pilot, lambda: transcript.up_to_date)
         assert transcript.scroll_y == transcript.max_scroll_y
         transcript.begin_answer("Model")
         transcript.append("line\n\n" * 20)
@@ -209,7 +205,7 @@ async def test_the_view_follows_a_third_at_a_time() -> None:
         await until(pilot, lambda: transcript.size.height == 9)
         assert shown(transcript)[-2].strip() == "next"  # no room below what is not being written
         transcript.set_messages(LONG)
-        await until(pilot, lambda: rendered(transcript))
+        await until(pilot, lambda: transcript.up_to_date)
         assert "".join(shown(transcript)[-2]).strip() == "• two"
 
 
@@ -217,17 +213,17 @@ async def test_a_new_width_keeps_the_place_and_another_theme_changes_the_colours
     app, transcript = host()
     async with app.run_test(size=(60, 12)) as pilot:
         transcript.set_messages([answered(f"answer {n} " + "with words " * 30) for n in range(60)])
-        await until(pilot, lambda: rendered(transcript) and transcript.max_scroll_y > 0)
+        await until(pilot, lambda: transcript.up_to_date and transcript.max_scroll_y > 0)
         for width in (40, 100):
             place = next(y for y, line in enumerate(transcript.lines) if "answer 30 " in line.text) - 1
             transcript.scroll_to(y=place, animate=False)
             await pilot.resize_terminal(width, 12)
-            await until(pilot, lambda width=width: width - 3 < transcript.size.width <= width and rendered(transcript))
+            await until(pilot, lambda width=width: width - 3 < transcript.size.width <= width and transcript.up_to_date)
             assert "answer 30" in shown(transcript)[1]
             assert all(cell_len(row) <= width for row in shown(transcript))
-        before = transcript.render_line(0)._segments
+        before = transcript.render_line(0)
         app.theme = "textual-light"
-        await until(pilot, lambda: transcript.render_line(0)._segments != before and rendered(transcript))
+        await until(pilot, lambda: transcript.render_line(0) != before and transcript.up_to_date)
 
 
 async def test_a_long_chat_is_rendered_from_its_end_bit_by_bit() -> None:
@@ -241,9 +237,9 @@ async def test_a_long_chat_is_rendered_from_its_end_bit_by_bit() -> None:
             return answered(f"answer {n} " + "word " * 400)
 
         transcript.set_messages([partial(answer, n) for n in range(50)])
-        assert "answer 49" in everything(transcript) and not rendered(transcript)
+        assert "answer 49" in everything(transcript) and not transcript.up_to_date
         assert made and min(made) > 25  # the others take time, and nobody sees them yet
-        await until(pilot, lambda: rendered(transcript))
+        await until(pilot, lambda: transcript.up_to_date)
         assert sorted(made) == list(range(50))
         assert transcript.scroll_y == transcript.max_scroll_y
         assert "answer 0 " in everything(transcript)
@@ -253,7 +249,7 @@ async def test_wheel_and_page_keys_scroll_and_the_marker_moves_between_messages(
     app, transcript = host()
     async with app.run_test(size=(40, 10)) as pilot:
         transcript.set_messages(LONG)
-        await until(pilot, lambda: rendered(transcript))
+        await until(pilot, lambda: transcript.up_to_date)
         assert transcript.current_message_text() == "answer 39\n\n- one\n- two"
         transcript.focus()
         end = transcript.scroll_y
@@ -280,7 +276,7 @@ async def test_mouse_selection_copies_what_was_written() -> None:
     async with app.run_test(size=(30, 12)) as pilot:
         source = "wide 日本 words that are wrapped here\n\n```py\nx = 'long code is wrapped too'\n```"
         transcript.set_messages([*LONG, answered(source)])
-        await until(pilot, lambda: rendered(transcript))
+        await until(pilot, lambda: transcript.up_to_date)
         rows = shown(transcript)
         first = next(y for y, row in enumerate(rows) if "wide" in row)
         last = next(y for y, row in enumerate(rows) if "wrapped too" in row)
@@ -292,7 +288,7 @@ async def test_mouse_selection_copies_what_was_written() -> None:
         )
         app.screen.clear_selection()
         transcript.set_messages([said("日本語 text")])  # the right cells are marked
-        await until(pilot, lambda: rendered(transcript))
+        await until(pilot, lambda: transcript.up_to_date)
         await pilot.mouse_down(transcript, offset=(4, 1))
         await pilot.hover(transcript, offset=(7, 1))
         await pilot.mouse_up(transcript, offset=(7, 1))
@@ -333,7 +329,7 @@ async def test_looks(name: str, size: tuple[int, int], theme: str) -> None:
     app, transcript = host(theme=theme)
     async with app.run_test(size=size) as pilot:
         transcript.set_messages([said("Why is decoding slow?"), answered(SAMPLE, "because of memory", "stopped")])
-        await until(pilot, lambda: rendered(transcript))
+        await until(pilot, lambda: transcript.up_to_date)
         transcript.begin_answer("Model")
         transcript.set_pending("reading the prompt 512/2048")
         transcript.flush()
@@ -348,7 +344,7 @@ async def test_attachments_are_folded_and_unfold_up_to_a_limit() -> None:
         long = ("big.log", "x\n" * 1_000_000), ("wide", "y" * 4_000_000)
         attachments = (("a\x1b[2J.py", "\x1b]0;x\x07\n▸ fold\n"), *long)
         transcript.set_messages([TranscriptMessage("user", "You", "▸ Why?", id=1, attachments=attachments)])
-        await until(pilot, lambda: rendered(transcript))
+        await until(pilot, lambda: transcript.up_to_date)
         assert everything(transcript).splitlines() == [
             "  You", "  ▸ a␛[2J.py · 2 lines (F7)", "  ▸ big.log · 1,000,000 lines (F7)", "  ▸ wide · 1 line (F7)",
             "  ▸ Why?",

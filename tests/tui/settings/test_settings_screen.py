@@ -12,12 +12,12 @@ from textual.widgets import Input, TextArea
 
 from cpuchat.base import paths
 from cpuchat.config import settings
-from cpuchat.config.presets import Preset, save_preset
 from cpuchat.config.settings import DECLARED, Settings, value_of
 from cpuchat.models.machine import Tuned, TunedChoice, TunedSettings
 from cpuchat.tui.settings import TABS, Field, SettingRow, SettingsScreen, fields
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
+from tests.support.presets import write_presets
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 from tests.support.snapshots import snapshot
 
@@ -73,7 +73,7 @@ def test_a_wrong_value_is_refused_with_what_is_wanted(key: str, text: str, wants
 
 
 async def test_changes_are_saved_comments_stay_and_engine_settings_offer_to_load_again() -> None:
-    save_preset(Preset(name="calm"))
+    write_presets("[calm]")
     file = paths.settings_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('[sampling]\n# mine\ntop_k = 20\n[chat]\npreset = "gone"\n')
