@@ -26,7 +26,9 @@ def run(*arguments: str, stdin: str | bytes | None = None) -> subprocess.Complet
             code = main(arguments)
         for stream in (out, err):
             stream.seek(0)
-        return subprocess.CompletedProcess(arguments, code, out.buffer.read().decode(), err.buffer.read().decode())
+        return subprocess.CompletedProcess(
+            arguments, code, bytes(out.buffer.read()).decode(), bytes(err.buffer.read()).decode()
+        )
 
 
 def run_process(*arguments: str, stdin: str | bytes | None = None) -> subprocess.CompletedProcess[str]:

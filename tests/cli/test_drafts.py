@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("measured_machine", "one_core")
 
 
 def kill(terminal: Terminal) -> None:
-    os.kill(terminal.process.pid, signal.SIGKILL)
+    os.kill(terminal.pid, signal.SIGKILL)
     terminal.close()
 
 

@@ -112,7 +112,7 @@ async def test_ctrl_c_stops_an_answer_the_next_line_is_sent_and_ctrl_c_quits(tmp
         terminal.wait_for("Ctrl+C again")
         terminal.press("ctrl+c")
         try:
-            return terminal.wait_for_end(), terminal.raw
+            return terminal.wait_for_end(), bytes(terminal.raw)
         finally:
             terminal.close()
 

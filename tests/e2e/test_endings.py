@@ -43,7 +43,7 @@ def opened(*arguments: str | Path, home: Path, **terminal_is: Any) -> Iterator[T
 
 
 def family(terminal: Terminal) -> list[psutil.Process]:
-    app = psutil.Process(terminal.process.pid)
+    app = psutil.Process(terminal.pid)
     return [app, *app.children(recursive=True)]
 
 
@@ -124,7 +124,7 @@ def test_what_was_being_written_and_typed_survives_an_error(tiny_model: Path, tm
         terminal.type("half a thought")
         terminal.wait_for("half a thought")
         members = family(terminal)
-        os.kill(terminal.process.pid, signal.SIGUSR1)  # a fault in a callback, see breaking_app
+        os.kill(terminal.pid, signal.SIGUSR1)  # a fault in a callback, see breaking_app
         assert terminal.wait_for_end() == 1
         check_kept(members)
     with opened("--model", tiny_model, home=tmp_path) as terminal:
@@ -153,7 +153,7 @@ def test_a_signal_while_streaming_ends_in_order(tiny_model: Path, tmp_path: Path
         terminal.wait_for("tiny F32")
         ask(terminal, "say something long")
         members = family(terminal)
-        os.kill(terminal.process.pid, signal.SIGTERM)
+        os.kill(terminal.pid, signal.SIGTERM)
         assert terminal.wait_for_end() == 128 + signal.SIGTERM
         check_given_back(terminal, modes)
         assert "cpuchat: killed by SIGTERM. Your chat is saved." in last_lines(terminal)
@@ -164,7 +164,7 @@ def test_a_signal_during_the_start_ends_in_order(tiny_model: Path, tmp_path: Pat
     with opened("--model", tiny_model, home=tmp_path) as terminal:
         modes = terminal.modes
         terminal.wait_until(lambda _: b"\x1b[?1049h" in terminal.raw, "the alternate screen")
-        os.kill(terminal.process.pid, signal.SIGINT)
+        os.kill(terminal.pid, signal.SIGINT)
         assert terminal.wait_for_end() == 128 + signal.SIGINT
         check_given_back(terminal, modes)
 
@@ -177,7 +177,7 @@ def test_a_second_signal_ends_an_app_that_is_stuck(tiny_model: Path, tmp_path: P
         terminal.wait_for("stuck now")
         members = family(terminal)
         for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(terminal.process.pid, number)
+            os.kill(terminal.pid, number)
         # Which of two signals at once comes second is the kernel's choice.
         assert terminal.wait_for_end() in (128 + signal.SIGINT, 128 + signal.SIGTERM)
         check_given_back(terminal, modes)
@@ -200,7 +200,7 @@ def test_ctrl_z_stops_the_whole_job_and_fg_comes_back(tiny_model: Path, tmp_path
         shell.type(f"PS1='ready$ '; {sys.executable} -m cpuchat.cli.main --model {tiny_model}\r")
         shell.wait_for("tiny F32")
         ask(shell, "say something long")
-        members = psutil.Process(shell.process.pid).children(recursive=True)
+        members = psutil.Process(shell.pid).children(recursive=True)
         assert len(members) > 1
         shell.press("ctrl+z")
         shell.wait_for("Stopped")
@@ -229,7 +229,7 @@ def test_a_worker_that_is_stopped_while_it_starts_does_not_keep_anyone_from_quit
 ) -> None:
     with opened("--model", tiny_model, home=tmp_path) as terminal:
         modes = terminal.modes
-        app = psutil.Process(terminal.process.pid)
+        app = psutil.Process(terminal.pid)
         while not (workers := [one for one in app.children() if "cpuchat.worker" in one.cmdline()]):
             pass
         workers[0].suspend()
@@ -247,7 +247,7 @@ def test_a_terminal_that_tells_little_is_used_as_one_of_80_by_24(tiny_model: Pat
         modes = terminal.modes
         terminal.wait_for("Enter sends")
         members = family(terminal)
-        os.kill(terminal.process.pid, signal.SIGQUIT)
+        os.kill(terminal.pid, signal.SIGQUIT)
         assert terminal.wait_for_end() == 128 + signal.SIGQUIT
         assert "cpuchat: killed by SIGQUIT" in last_lines(terminal)
         check_given_back(terminal, modes)

@@ -77,7 +77,9 @@ def _wait_until_ready(url: str) -> None:
 
 def main() -> None:
     """Serve until standard input ends."""
-    import xllamacpp
+    import importlib
+
+    xllamacpp: Any = importlib.import_module("xllamacpp")
 
     options = json.loads(sys.argv[1])
     params = xllamacpp.CommonParams()

@@ -122,7 +122,7 @@ class RemoteServer:
 
     async def _page(self, reply: Reply) -> None:
         pages = {"/v1/models": {"object": "list", "data": [{"id": "org/some-Q4_K_M", "owned_by": self.owner}]}}
-        page = {**pages, **self.pages}.get(reply.asked.path)
+        page: Any = {**pages, **self.pages}.get(reply.asked.path)
         if callable(page):
             await page(reply)
         elif page is None:

@@ -39,6 +39,10 @@ KEYS = {
 }
 
 
+def _heed_quit() -> None:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
 class Terminal:
     """`columns` × `rows` cells. Every wait is for something to be on the screen, never for a time."""
 
@@ -76,8 +80,13 @@ class Terminal:
             env=environment,
             timeout=None,
             # A shell's background jobs ignore it, and so do the tests in one; a program in a terminal does not.
-            preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL),
+            preexec_fn=_heed_quit,
         )
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     @property
     def text(self) -> str:
@@ -173,7 +182,7 @@ class Terminal:
         """Close the terminal; returns the program's exit status."""
         os.close(self.process.child_fd)
         self._hung_up = True
-        return os.waitstatus_to_exitcode(os.waitpid(self.process.pid, 0)[1])
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def close(self) -> None:
         if not self._hung_up and self.process.isalive():
