@@ -83,7 +83,7 @@ async def record(name: str, rounds: int) -> None:
         why = f"{recording.verdict.kind}, shares of the time that threads waited for a core: {waits}"
         raise MeasureError(f"{name}: {why}. Run it again on a quiet machine.")
     file = paths.recording_file(name)
-    recording.write(file)
+    file.write_bytes(msgspec.json.encode(recording))
     ends = ", ".join(f"{one.name} {len(one.tokens)} tokens at {one.tok_s or 0:.1f} tok/s" for one in recording.sides)
     print(f"{file}: {ends}, {file.stat().st_size:,} bytes")
 

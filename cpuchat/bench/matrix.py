@@ -6,12 +6,12 @@ be drafted.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.resources
 import itertools
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
@@ -24,7 +24,6 @@ from cpuchat.config.settings import (
     Cores,
     MemoryPolicy,
     Settings,
-    SettingsSection,
     explained,
     value_of,
     with_changes,
@@ -33,7 +32,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import tuned_settings
+from cpuchat.models.machine import GROUPS, tuned_settings
 from cpuchat.protocol.drafters import CHOICES, DrafterChoice
 from cpuchat.protocol.options import UNQUANTIZED, CacheType, FlashAttention
 
@@ -59,8 +58,6 @@ def load() -> list[BenchPrompt]:
     return [msgspec.structs.replace(prompt, text=prompt.text.strip()) for prompt in prompts]
 
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=4096)]
-Tokens = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 WorkloadKind = Literal["prompts", "pp", "tg"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -96,6 +93,16 @@ class BenchWorkload(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+VARIED: Final[dict[str, tuple[str, ...]]] = {
+    "threads": ("threads",),
+    "cores": ("cores",),
+    "memory_policies": ("memory_policy",),
+    "kv_types": ("cache_type_k", "cache_type_v"),
+    "flash_attn": ("flash_attn",),
+}
+"""Lists of a matrix, and the settings of the section engine that they vary; one value for each of two: `q8_0/f16`."""
+
+
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is loaded: cells with the same are measured without loading again. `draft` "": none is loaded.
 
@@ -104,9 +111,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     draft: str = ""
-    threads: int = 0
-    cores: str = "auto"
-    memory_policy: str = "auto"
+    threads: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    cores: Cores = "auto"
+    memory_policy: MemoryPolicy = "auto"
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
     flash_attn: FlashAttention = "auto"
@@ -145,68 +152,56 @@ class BenchCell(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, drafters=OFF, draft_depth=0)
 
 
-class Matrix(SettingsSection):
-    """Matrix as a user asks for it. An empty list: the value of the settings, with what tuning found for the model.
+def workloads(
+    prompts: Sequence[Kind] = (), tokens: int = 128, pp: Sequence[int] = (), tg: Sequence[int] = (),
+    depth: Sequence[int] = (0,),
+) -> list[BenchWorkload]:  # fmt: skip
+    """Return the tests: `pp` and `tg` random tokens at each `depth`; without them prompts, by default all kinds, of
+    `tokens` tokens each."""
+    found: list[BenchWorkload] = []
+    for at in dict.fromkeys(depth):
+        found += [BenchWorkload.random("pp", n, at) for n in dict.fromkeys(pp)]
+        found += [BenchWorkload.random("tg", n, at) for n in dict.fromkeys(tg)]
+    kinds = prompts or ([] if found else KINDS)
+    return [*found, *(BenchWorkload.of_prompts(kind, tokens) for kind in dict.fromkeys(kinds))]
 
-    `drafters` are names with an optional draft depth (`draft:4`); `kv_types` one type, or those of K and V
-    (`q8_0/f16`). `pp` and `tg` are numbers of random tokens, measured at each `depth`; without them `prompts` are run,
-    by default all kinds, `tokens` tokens each.
+
+def cells_of(
+    models: Sequence[str],
+    tests: Sequence[BenchWorkload],
+    chosen: Settings,
+    library: Library,
+    *,
+    drafters: Sequence[str] = (),
+    draft_models: Sequence[str] = (),
+    **varied: Sequence[str],
+) -> list[BenchCell]:
+    """Return all cells, those of one setup together. Where something drafts there is a plain cell as well.
+
+    Args:
+        models: none: the one used last.
+        drafters: names with an optional draft depth (`draft:4`); none: off and auto.
+        varied: lists by the names of `VARIED`. What is not listed is as in the settings, with what tuning found for the
+            model.
+
+    Raises:
+        UsageError: values that are not valid, or do not go together.
+        ModelNotFound, DraftMismatch, ModelDamaged: as `Library.resolve` and `choose_draft`.
     """
-
-    models: list[str] = []
-    drafters: list[str] = []
-    draft_models: list[str] = []
-    threads: list[Count] = []
-    cores: list[Cores] = []
-    memory_policies: list[MemoryPolicy] = []
-    kv_types: list[str] = []
-    flash_attn: list[FlashAttention] = []
-    prompts: list[Kind] = []
-    tokens: Tokens = 128
-    pp: list[Tokens] = []
-    tg: list[Tokens] = []
-    depth: list[Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]] = msgspec.field(default_factory=lambda: [0])
-    rounds: Annotated[int, msgspec.Meta(ge=MIN_ROUNDS, le=1000)] = MIN_ROUNDS
-
-    def tests(self) -> list[BenchWorkload]:
-        """Return all tests."""
-        found: list[BenchWorkload] = []
-        for depth in dict.fromkeys(self.depth):
-            found += [BenchWorkload.random("pp", n, depth) for n in dict.fromkeys(self.pp)]
-            found += [BenchWorkload.random("tg", n, depth) for n in dict.fromkeys(self.tg)]
-        kinds = self.prompts or ([] if found else KINDS)
-        return [*found, *(BenchWorkload.of_prompts(kind, self.tokens) for kind in dict.fromkeys(kinds))]
-
-
-def read_matrix(values: Mapping[str, Any]) -> Matrix:
-    """Return what the options say. Raises UsageError: a value is not valid; the message names its option."""
-    given = {key: value for key, value in values.items() if value not in (None, ())}
-    try:
-        return msgspec.convert(given, prepared(Matrix), strict=False)
-    except msgspec.ValidationError as error:
-        key, reason = explained(error)
-        name = re.sub(r"\[.*", "", key)
-        if "matching regex" in reason:
-            words = {"cores": "engine.cores", "memory_policies": "engine.memory_policy"}
-            reason = f"must be {DECLARED[words[name]].wanted}"
-        raise UsageError(f"--{name.replace('_', '-')}: {reason}.", "See cpuchat bench --help.") from None
-
-
-def cells_of(matrix: Matrix, chosen: Settings, library: Library) -> list[BenchCell]:
-    """Return all cells, those of one setup together. Where something drafts there is a plain cell as well. Raises
-    UsageError: values that are not valid, or do not go together; ModelNotFound, DraftMismatch, ModelDamaged: as
-    `Library.resolve` and `choose_draft`.
-    """
-    default: list[tuple[DrafterChoice, int]] = [(OFF, 0), ("auto", 0)]
-    drafters = [_drafters(text) for text in matrix.drafters] or default
-    tests, plain = matrix.tests(), default[:1]
+    plain: list[tuple[DrafterChoice, int]] = [(OFF, 0)]
+    drafting = [_drafters(text) for text in drafters or (OFF, "auto")]
+    files = dict.fromkeys(library.resolve(spec) for spec in models or [last_here(chosen.model.last) or "demo"])
+    found = dict.fromkeys(setup for file in files for setup in setups_of(file, chosen, **varied))
+    possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in UNQUANTIZED]
+    if not possible:
+        raise UsageError("A quantized V cache needs flash attention, which is off.", "Use --kv-types q8_0/f16.")
     cells: dict[BenchCell, None] = {}
-    for setup in _setups(matrix, chosen, library):
-        for draft in _drafts(matrix, chosen, library, setup, drafters, tests):
+    for setup in possible:
+        for draft in _drafts(draft_models, chosen, library, setup, drafting, tests):
             loaded = msgspec.structs.replace(setup, draft=draft)
             for test in tests:
-                several = test.kind == "prompts" and any(name != OFF for name, _ in drafters)
-                for name, depth in [*plain, *drafters] if several else plain:
+                several = test.kind == "prompts" and any(name != OFF for name, _ in drafting)
+                for name, depth in [*plain, *drafting] if several else plain:
                     cells[BenchCell(setup=loaded, test=test, drafters=name, draft_depth=depth)] = None
     return list(cells)
 
@@ -215,17 +210,16 @@ def located(cells: Iterable[BenchCell], library: Library) -> list[BenchCell]:
     """Return cells of another run, perhaps of another machine: files that are elsewhere here are found by name. Raises
     ModelNotFound: one of them is not on this machine.
     """
-    found: dict[str, str] = {"": ""}
 
+    @functools.cache
     def here(path: str) -> str:
-        if path not in found:
-            found[path] = path if Path(path).is_file() else str(library.resolve(Path(path).name))
-        return found[path]
+        return path if not path or Path(path).is_file() else str(library.resolve(Path(path).name))
 
-    def moved(setup: Setup) -> Setup:
-        return msgspec.structs.replace(setup, model=here(setup.model), draft=here(setup.draft))
+    def moved(cell: BenchCell) -> BenchCell:
+        setup = msgspec.structs.replace(cell.setup, model=here(cell.setup.model), draft=here(cell.setup.draft))
+        return msgspec.structs.replace(cell, setup=setup)
 
-    return list(dict.fromkeys(msgspec.structs.replace(cell, setup=moved(cell.setup)) for cell in cells))
+    return list(dict.fromkeys(map(moved, cells)))
 
 
 def check_placements(cells: Iterable[BenchCell], chosen: Settings) -> None:
@@ -236,38 +230,33 @@ def check_placements(cells: Iterable[BenchCell], chosen: Settings) -> None:
         place(topology, spec, with_draft=bool(setup.draft))
 
 
-def _setups(matrix: Matrix, chosen: Settings, library: Library) -> list[Setup]:
-    models = matrix.models or [last_here(chosen.model.last) or "demo"]
-    files = dict.fromkeys(library.resolve(spec) for spec in models)
-    found = [setup for file in files for setup in setups_of(file, matrix, chosen)]
-    possible = [one for one in found if one.flash_attn != "off" or one.cache_type_v in UNQUANTIZED]
-    if not possible:
-        raise UsageError("A quantized V cache needs flash attention, which is off.", "Use --kv-types q8_0/f16.")
-    return list(dict.fromkeys(possible))
-
-
-def setups_of(file: Path, matrix: Matrix, chosen: Settings) -> list[Setup]:
-    """Return the setups of one model; what tuning found for it is used where the matrix names nothing else."""
+def setups_of(file: Path, chosen: Settings, **varied: Sequence[str]) -> list[Setup]:
+    """Return the setups of one model; what tuning found for it is used where `varied` names nothing that belongs to it.
+    Raises UsageError: a value is not valid; the message names its option."""
     tuned = tuned_settings(file, chosen)
-    placed = (chosen if matrix.threads or matrix.cores or matrix.memory_policies else tuned).engine
-    attending = (chosen if matrix.kv_types or matrix.flash_attn else tuned).engine
-    now, before = ((one.engine.n_batch, one.engine.n_ubatch) for one in (tuned, chosen))
-    batch, ubatch = now if now != before else (0, 0)
-    flash: list[FlashAttention] = matrix.flash_attn or [attending.flash_attn]
-    kv_types = [_kv_types(text) for text in matrix.kv_types] or [(attending.type_k, attending.type_v)]
-    return [
-        Setup(
-            model=str(file), threads=threads, cores=cores, memory_policy=memory,
-            cache_type_k=kv[0], cache_type_v=kv[1], flash_attn=flash_attn, batch=batch, ubatch=ubatch,
-        )
-        for threads, cores, memory, kv, flash_attn in itertools.product(
-            matrix.threads or [placed.threads],
-            matrix.cores or [placed.cores],
-            matrix.memory_policies or [placed.memory_policy],
-            kv_types,
-            flash,
-        )
-    ]  # fmt: skip
+    keys = {f"engine.{key}" for name in varied for key in VARIED[name]}
+    given = [key for group in (("engine.threads", "engine.cores", "engine.memory_policy"), *GROUPS) if keys & {*group}
+             for key in group if key.startswith("engine.")]  # fmt: skip
+    base = with_changes(tuned, {"engine": {key.partition(".")[2]: value_of(chosen, key) for key in given}})
+    fields = {
+        name: value_of(base, f"engine.{name}") for name in Setup.__struct_fields__ if f"engine.{name}" in DECLARED
+    }
+    if (tuned.engine.n_batch, tuned.engine.n_ubatch) == (chosen.engine.n_batch, chosen.engine.n_ubatch):
+        fields |= {"batch": 0, "ubatch": 0}
+    found: list[Setup] = []
+    for values in itertools.product(*varied.values()):
+        for name, value in zip(varied, values, strict=True):
+            parts = value.split("/") if len(VARIED[name]) > 1 else [value]
+            fields |= {key: parts[min(n, len(parts) - 1)] for n, key in enumerate(VARIED[name])}
+        try:
+            found.append(msgspec.convert({"model": str(file), **fields}, prepared(Setup), strict=False))
+        except msgspec.ValidationError as error:
+            key, _ = explained(error)
+            option = next((name for name, keys in VARIED.items() if key in keys), key).replace("_", "-")
+            raise UsageError(
+                f"--{option}: must be {DECLARED[f'engine.{key}'].wanted}.", "See cpuchat bench --help."
+            ) from None
+    return found
 
 
 def _drafters(text: str) -> tuple[DrafterChoice, int]:
@@ -282,30 +271,21 @@ def _drafters(text: str) -> tuple[DrafterChoice, int]:
     return name, int(depth or 0)
 
 
-def _kv_types(text: str) -> tuple[CacheType, CacheType]:
-    """Parse `q8_0` or `q8_0/f16`. Raises UsageError."""
-    k, _, v = text.partition("/")
-    for one in (k, v or k):
-        if one not in get_args(CacheType):
-            raise UsageError(f"kv_types: {one!r} is not one of {', '.join(get_args(CacheType))}.")
-    return cast(CacheType, k), cast(CacheType, v or k)
-
-
 def _drafts(
-    matrix: Matrix,
+    draft_models: Sequence[str],
     chosen: Settings,
     library: Library,
     setup: Setup,
-    drafters: list[tuple[DrafterChoice, int]],
-    tests: list[BenchWorkload],
+    drafters: Sequence[tuple[DrafterChoice, int]],
+    tests: Sequence[BenchWorkload],
 ) -> list[str]:
     """Return the draft models to measure with this setup, "" for none. Raises as `choose_draft`."""
     names = [name for name, _ in drafters if name in _WITH_DRAFT_MODEL]
     if not names or all(test.kind != "prompts" for test in tests):
         return [""]
     found: list[str] = []
-    for wanted in matrix.draft_models or [chosen.speculation.draft_model]:
-        path, _ = choose_draft(Path(setup.model), wanted, library, strict=bool(matrix.draft_models))
+    for wanted in draft_models or [chosen.speculation.draft_model]:
+        path, _ = choose_draft(Path(setup.model), wanted, library, strict=bool(draft_models))
         if path is None and "draft" in names:
             raise UsageError(
                 f"There is no draft model for {Path(setup.model).name}.", "Choose one with --draft-models."

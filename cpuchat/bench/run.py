@@ -17,9 +17,8 @@ from cpuchat.bench.matrix import OFF, BenchCell, BenchPrompt, Setup, load
 from cpuchat.bench.results import Environment, Measurement, Report, read_environment, report_of
 from cpuchat.bench.sample import Sample, measure_cell
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.monitor import Monitor
 from cpuchat.hardware.placement.placement import PlacementSpec
-from cpuchat.hardware.topology import read_topology
+from cpuchat.measure.turns import in_order
 from cpuchat.protocol.messages import LoadProgress
 from cpuchat.protocol.model_info import ModelInfo
 
@@ -84,7 +83,8 @@ class Bench:
         """
         try:
             await self._start()
-            await self._run()
+            for _, cells in groupby(self.cells, lambda cell: cell.setup):
+                await self._measure_setup(list(cells))
         finally:
             await self._backend.close()
 
@@ -99,30 +99,21 @@ class Bench:
         models = [path for cell in self.cells for path in (cell.setup.model, cell.setup.draft)]
         self._environment = read_environment(self._backend.engine, models, self._chosen)
 
-    async def _run(self) -> None:
-        monitor = Monitor(read_topology()) if self._chosen.hardware.counters else None
-        try:
-            for _, cells in groupby(self.cells, lambda cell: cell.setup):
-                await self._measure_setup(list(cells), monitor)
-        finally:
-            if monitor is not None:
-                monitor.close()
-
-    async def _measure_setup(self, cells: list[BenchCell], monitor: Monitor | None) -> None:
+    async def _measure_setup(self, cells: list[BenchCell]) -> None:
         """Measure the cells of one setup in rounds, after one that only warms up, every other one backwards. A cell
         that fails is left out of the next; after a crash the model is loaded again.
         """
         try:
             await self._load(cells)
             for number in range(self.rounds + 1):
-                for cell in cells if number % 2 else cells[::-1]:
+                for cell in in_order(cells, number):
                     if cell in self.failed:
                         continue
                     if self._backend.model is None:
                         await self._load(cells)
-                    sample = await self._measure(cell, monitor)
+                    sample = await self._measure(cell)
                     if sample is not None and number:
-                        self.measured.append(Measurement(cell, number, sample))
+                        self.measured.append(Measurement(cell, sample))
                     self._tell()
         except Interrupted:
             raise
@@ -161,7 +152,7 @@ class Bench:
         needed = max([*random, longest + _TEMPLATE_TOKENS + max(cell.test.n_gen for cell in cells) if kinds else 0])
         return -(-needed // _CTX_STEP) * _CTX_STEP
 
-    async def _measure(self, cell: BenchCell, monitor: Monitor | None) -> Sample | None:
+    async def _measure(self, cell: BenchCell) -> Sample | None:
         """Measure a cell once; None if it failed. Raises Interrupted."""
         progress, sample = self.progress, None
         progress.what = cell.words
@@ -169,7 +160,7 @@ class Bench:
         start = time.monotonic()
         try:
             prompts = [one for one in self._prompts if one.kind == cell.test.name]
-            sample = await measure_cell(self._backend, cell, prompts, monitor)
+            sample = await measure_cell(self._backend, cell, prompts)
         except MeasureFailed as error:
             if not self._stopped:
                 self.failed[cell] = str(error)

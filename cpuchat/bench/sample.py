@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -14,16 +11,13 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import MeasureFailed
 from cpuchat.bench.matrix import BenchCell, BenchPrompt
 from cpuchat.config.settings import SpeculationSection
-from cpuchat.hardware.monitor import Monitor
+from cpuchat.measure.answer import answer_greedily
 from cpuchat.protocol.messages import Failed, Generate, Measure, Message, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.reasons import DraftsOff
-from cpuchat.protocol.timings import Timings
-from cpuchat.telemetry.answer import answer_greedily
+from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.telemetry.roofline import after_answer
-
-_PSS = re.compile(r"^Pss: +(\d+) kB", re.MULTILINE)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +29,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         ttft_ms: mean of the prompts.
         passes: of the target while something was drafted; 0 otherwise.
         bandwidth: bytes per second that decoding reads by the model's header; `utilization` of the measured peak.
-        memory: bytes of the worker (PSS: shared pages count in part).
-        joules: of the CPU packages, the prompts' prefill included; None without a counter.
+        memory: resident bytes of the worker.
         text: hash of what was written.
-        short: fewer tokens than asked for were written.
+        disturbed: other programs used the cores.
         drafts_off: why nothing was drafted.
     """
 
@@ -54,9 +47,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: float | None = None
     utilization: float | None = None
     memory: int | None = None
-    joules: float | None = None
     text: str = ""
-    short: bool = False
+    disturbed: bool = False
     drafts_off: DraftsOff | None = None
 
     @property
@@ -65,40 +57,19 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return self.decode or self.prefill or 0.0
 
 
-async def measure_cell(
-    backend: LocalBackend, cell: BenchCell, prompts: Sequence[BenchPrompt], monitor: Monitor | None = None
-) -> Sample:
-    """Measure a cell once. `prompts`: of the cell's kind. `monitor`: reads the energy counters. Raises
-    MeasureFailed: the engine failed, was stopped, or no model is loaded.
+async def measure_cell(backend: LocalBackend, cell: BenchCell, prompts: Sequence[BenchPrompt]) -> Sample:
+    """Measure a cell once. `prompts`: of the cell's kind. Raises MeasureFailed: the engine failed, was stopped, or no
+    model is loaded.
     """
     model = backend.model
     if model is None:
         raise MeasureFailed("No model is loaded.")
-    before = _joules(monitor)
     if cell.test.kind == "prompts":
         sample = await _prompts(backend, model, cell, prompts)
     else:
         sample = await _random(backend, model, cell)
-    after = _joules(monitor)
-    joules = after - before if before is not None and after is not None and after > before else None
-    return msgspec.structs.replace(sample, joules=joules, memory=_memory(backend.pid))
-
-
-def _joules(monitor: Monitor | None) -> float | None:
-    if monitor is None:
-        return None
-    sample = monitor.sample()
-    return sample.power.joules if sample.power is not None else 0.0
-
-
-def _memory(pid: int | None) -> int | None:
-    if pid is None:
-        return None
-    with contextlib.suppress(OSError):
-        if found := _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")):
-            return int(found[1]) << 10
-    memory = process_memory(pid)
-    return memory.private + memory.shared if memory is not None else None
+    memory = process_memory(backend.pid) if backend.pid is not None else None
+    return msgspec.structs.replace(sample, memory=memory.private + memory.shared if memory is not None else None)
 
 
 async def _random(backend: LocalBackend, model: ModelInfo, cell: BenchCell) -> Sample:
@@ -106,15 +77,17 @@ async def _random(backend: LocalBackend, model: ModelInfo, cell: BenchCell) -> S
     found = await backend.measure(Measure(n_prompt=test.n_prompt, n_gen=test.n_gen, depth=test.depth))
     if isinstance(found, Failed):
         raise MeasureFailed(found.message, found.hint)
-    seconds = found.seconds
+    seconds, disturbed = found.seconds, (found.cpu_wait or 0.0) > MAX_CPU_WAIT
     if test.kind == "pp":
-        return Sample(seconds=seconds, prompt_n=test.n_prompt, prefill=test.n_prompt / seconds)
+        rate = test.n_prompt / seconds
+        return Sample(seconds=seconds, prompt_n=test.n_prompt, prefill=rate, disturbed=disturbed)
     timings = Timings(predicted_n=test.n_gen + 1, predicted_ms=1e3 * seconds, n_past=test.depth + test.n_gen)
     roofline = after_answer(model, timings)
     return Sample(
         seconds=seconds,
         predicted_n=test.n_gen,
         decode=test.n_gen / seconds,
+        disturbed=disturbed,
         bandwidth=roofline.estimate.value,
         utilization=roofline.utilization.value,
     )
@@ -138,10 +111,10 @@ async def _prompts(backend: LocalBackend, model: ModelInfo, cell: BenchCell, pro
         )
         answers.append(await answer_greedily(backend.generate, request, take))
         digest.update(b"\0")
-    return _summed(model, answers, cell.test.n_gen, digest.hexdigest())
+    return _summed(model, answers, digest.hexdigest())
 
 
-def _summed(model: ModelInfo, answers: Sequence[Timings], tokens: int, text: str) -> Sample:
+def _summed(model: ModelInfo, answers: Sequence[Timings], text: str) -> Sample:
     """Return the figures of all answers together; bandwidths are weighted with the time of decoding."""
     prompt_ms, predicted_ms = sum(one.prompt_ms for one in answers), sum(one.predicted_ms for one in answers)
     steps, prompt_n = sum(one.predicted_n - 1 for one in answers), sum(one.prompt_n for one in answers)
@@ -166,7 +139,7 @@ def _summed(model: ModelInfo, answers: Sequence[Timings], tokens: int, text: str
         bandwidth=weighted([one.estimate.value for one in rooflines]),
         utilization=weighted([one.utilization.value for one in rooflines]),
         text=text,
-        short=any(one.predicted_n < tokens for one in answers),
+        disturbed=any((one.cpu_wait or 0.0) > MAX_CPU_WAIT for one in answers),
         drafts_off=None
         if any(one.draft_n for one in answers)
         else next((one.off for one in figures if one.off is not None), None),

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from cpuchat.base.errors import UsageError
-from cpuchat.bench.results import Environment
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.knobs import huge_pages
 from cpuchat.hardware.numa.residency import Residency, read_residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thread_cpus
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
+from cpuchat.measure.answer import answer_greedily
 from cpuchat.measure.peak import with_peak
 from cpuchat.models.cpu_modules import AUTO, engine_cpu
 from cpuchat.models.gguf.header import model_files
@@ -24,7 +24,6 @@ from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.protocol.messages import Generate
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.telemetry.answer import answer_greedily
 
 if TYPE_CHECKING:
     from cpuchat.session.conversation import Conversation
@@ -93,13 +92,3 @@ class SettingProof(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     state: State
     proof: str
-
-
-class WhyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of a model on a machine. `command` repeats it."""
-
-    command: str
-    model: str
-    quantization: str
-    environment: Environment
-    settings: tuple[SettingProof, ...]

@@ -7,11 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -443,20 +441,3 @@ class ChatHistory:
 
 async def _read_by(attach: Attach | None) -> tuple[Attachment, ...]:
     return () if attach is None else await asyncio.to_thread(attach)
-
-
-_QUERY = """
-    SELECT COALESCE(SUM(MAX(json_extract(timings, '$.prompt_n'), 0)), 0),
-           COALESCE(SUM(MAX(json_extract(timings, '$.predicted_n'), 0)), 0)
-    FROM messages WHERE role = 'assistant' AND json_valid(timings)
-"""
-
-
-def token_counts(file: Path) -> tuple[int, int]:
-    """Return how many prompt tokens were evaluated, and how many were written; zeros for a file that cannot be read."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            prompt, written = db.execute(_QUERY).fetchone()
-            return int(prompt), int(written)
-    except (sqlite3.Error, OverflowError, ValueError):
-        return 0, 0

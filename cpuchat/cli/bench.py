@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,13 @@ import msgspec
 from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError
 from cpuchat.cli.options import file_option, laid_over
 from cpuchat.cli.output import print_json
+from cpuchat.cli.terminal import TerminalOutput
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.drafters import CHOICES
+from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
+    from cpuchat.bench.matrix import Kind
     from cpuchat.bench.results import Report
     from cpuchat.bench.run import Bench
 
@@ -36,25 +40,32 @@ Each cell is warmed up and measured in at least 3 rounds; every other round runs
 prints what was measured. Markdown goes to standard output, progress to standard error.
 
 With --diff, NEW is a file that --json wrote; without NEW, the cells of OLD are measured again. A difference counts if
-it exceeds 2 % and the spread of the rounds.
+it exceeds 2 % and what such rounds differ by.
 
 Exit codes: 1 slower than before (--diff), 2 wrong usage or settings, 3 no such model, {MeasureFailed.exit_code} some
 cells were not measured, {Interrupted.exit_code} stopped by Ctrl+C."""
 
 
-def _listed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+def _list(flag: str, help: str, kind: click.ParamType = click.STRING) -> Any:
+    """Make an option whose values are lists of a `kind`."""
+
+    def listed(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[Any]:
+        parts = [part.strip() for value in values for part in value.split(",") if part.strip()]
+        return [kind.convert(part, option, context) for part in parts]
+
+    return click.option(flag, multiple=True, callback=listed, metavar="LIST", help=help)
 
 
-def _list(flag: str, metavar: str, help: str) -> Any:
-    return click.option(flag, multiple=True, callback=_listed, metavar=metavar, help=help)
+_SHOWN_SECONDS = 0.1
+_TOKENS = click.IntRange(1, 1_000_000)
+_KINDS = click.Choice(["code", "summary", "maths", "chat"])
 
 
 @click.command("bench", epilog=_EPILOG)
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@_list("--drafters", "LIST", f"{', '.join(CHOICES)}; with a fixed draft depth: draft:4. Default: off,auto.")
-@_list("--draft-models", "LIST", "Draft models; default: the one that belongs to the model.")
-@_list("--threads", "LIST", "Compute threads; 0 = automatic.")
+@_list("--drafters", f"{', '.join(CHOICES)}; with a fixed draft depth: draft:4. Default: off,auto.")
+@_list("--draft-models", "Draft models; default: the one that belongs to the model.")
+@_list("--threads", "Compute threads; 0 = automatic.")
 @click.option("--cores", multiple=True, metavar="LIST", help="Compute cores, repeatable: auto, all, 0-7, l3:0, 4/l3.")
 @click.option(
     "--memory-policies",
@@ -62,39 +73,54 @@ def _list(flag: str, metavar: str, help: str) -> Any:
     metavar="POLICY",
     help="NUMA memory policies, repeatable: auto, local, interleave, bind:0.",
 )
-@_list("--kv-types", "LIST", "KV cache types: f16, q8_0; K and V apart: q8_0/f16.")
-@_list("--flash-attn", "LIST", "auto, on, off.")
-@_list("--prompts", "LIST", "Kinds of built-in prompts: code, summary, maths, chat. Default: all.")
-@click.option("--tokens", type=int, metavar="N", help="Tokens of each answer. Default: 128.")
-@_list("--pp", "LIST", "Prefill of N random tokens, as llama-bench's -p.")
-@_list("--tg", "LIST", "Decoding of N random tokens, as llama-bench's -n.")
-@_list("--depth", "LIST", "Tokens in the KV cache before --pp and --tg. Default: 0.")
-@click.option("--rounds", type=int, metavar="N", help="Rounds, at least 3. Default: 3.")
+@_list("--kv-types", "KV cache types: f16, q8_0; K and V apart: q8_0/f16.")
+@_list("--flash-attn", "auto, on, off.")
+@_list(
+    "--prompts",
+    "Kinds of built-in prompts: code, summary, maths, chat. Default: all.",
+    click.Choice(["code", "summary", "maths", "chat"]),
+)
+@click.option("--tokens", type=_TOKENS, default=128, metavar="N", help="Tokens of each answer. Default: 128.")
+@_list("--pp", "Prefill of N random tokens, as llama-bench's -p.", _TOKENS)
+@_list("--tg", "Decoding of N random tokens, as llama-bench's -n.", _TOKENS)
+@_list("--depth", "Tokens in the KV cache before --pp and --tg. Default: 0.", click.IntRange(0, 10_000_000))
+@click.option("--rounds", type=click.IntRange(3, 1000), default=3, metavar="N", help="Rounds, at least 3. Default: 3.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with llama-bench's field names.")
 @file_option(
     "--diff", metavar="OLD [NEW]", help="Compare with an earlier --json file; exit code 1 if a figure is slower."
 )
-def bench(models: tuple[str, ...], as_json: bool, diff: Path | None, **values: Any) -> int:
+def bench(
+    models: tuple[str, ...],
+    as_json: bool,
+    diff: Path | None,
+    rounds: int,
+    tokens: int,
+    prompts: list[Kind],
+    pp: list[int],
+    tg: list[int],
+    depth: list[int],
+    **lists: Sequence[str],
+) -> int:
     """Measure time to first token, prefill and decoding of MODEL (default: the one used last) over a matrix of
     settings.
     """
-    from cpuchat.bench.matrix import cells_of, check_placements, located, read_matrix
+    from cpuchat.bench.matrix import cells_of, check_placements, located, workloads
     from cpuchat.bench.results import read_report
     from cpuchat.bench.run import Bench
 
     old = read_report(diff) if diff is not None else None
     chosen = laid_over({})
     library = Library(chosen.model.folders)
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value}
+    given = {name: values for name, values in lists.items() if values}
     if old is not None and len(models) == 1:
         return _print_diff(old, read_report(Path(models[0])), as_json=as_json)
     if old is not None:
-        if models or given:
+        if models or given or prompts or pp or tg:
             raise UsageError("--diff takes at most one other file and no list.", _DIFF_HINT)
         cells, rounds = located((one.cell for one in old.results), library), old.rounds
     else:
-        matrix = read_matrix({"models": list(models), **given})
-        cells, rounds = cells_of(matrix, chosen, library), matrix.rounds
+        tests = workloads(prompts, tokens, pp, tg, depth or [0])
+        cells = cells_of(models, tests, chosen, library, **given)
     check_placements(cells, chosen)
     found, failed = run_bench(lambda tell: Bench(cells, rounds, chosen, tell=tell))
     if old is not None:
@@ -116,11 +142,22 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
         Interrupted: Ctrl+C before anything was measured.
         MeasureFailed: no cell was measured.
     """
-    from cpuchat.cli.live import LiveBench
     from cpuchat.cli.session import run_stoppable
+    from cpuchat.present.bench import progress_bar
 
-    live = LiveBench()
-    running = make(lambda: live.show(running))
+    terminal, told, due = TerminalOutput(), 0, 0.0
+
+    def show() -> None:
+        nonlocal told, due
+        for one in running.measured[told:]:
+            told += 1
+            of = len(running.cells) * running.rounds
+            terminal.note(f"{told} of {of}: {one.cell.words}: {units.rate(one.sample.rate)} tok/s")
+        if time.monotonic() >= due:
+            progress, due = running.progress, time.monotonic() + _SHOWN_SECONDS
+            terminal.status(progress_bar(progress.done, progress.total, progress.seconds_left, progress.what))
+
+    running = make(show)
     try:
         asyncio.run(run_stoppable(running))
     except Interrupted:
@@ -128,17 +165,18 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
             raise
         return running.report(), Interrupted.exit_code
     finally:
-        live.clear()
+        terminal.clear_progress()
     if running.failed and len(running.failed) == len(running.cells):
         raise MeasureFailed(next(iter(running.failed.values())))
     return running.report(), MeasureFailed.exit_code if running.failed else 0
 
 
 def _print(found: Report, *, as_json: bool) -> None:
+    from cpuchat.bench.results import as_json as as_report
     from cpuchat.present.bench import markdown
 
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(as_report(found))
     else:
         click.echo("\n".join(markdown(found)))
 
@@ -150,7 +188,8 @@ def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:
     found = compare_reports(old, new)
     if as_json:
         facts = [
-            {**msgspec.to_builtins(one), "change": one.change, "verdict": one.verdict} for one in found.differences
+            {**msgspec.to_builtins(one), "change": one.difference.gain, "verdict": one.verdict}
+            for one in found.differences
         ]
         rest = {name: msgspec.to_builtins(getattr(found, name)) for name in ("only_old", "only_new")}
         print_json({"regressed": found.regressed, "differences": facts, **rest})

@@ -14,7 +14,7 @@ import click
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, from_code
 from cpuchat.cli.options import file_option, overridden, placement_options, setting
-from cpuchat.cli.output import json_line, print_json, write_output
+from cpuchat.cli.output import json_line, print_json
 from cpuchat.cli.question import TextCommand, compose, file_text, standard_input
 from cpuchat.cli.terminal import TerminalOutput, paragraph
 from cpuchat.hardware.placement.placement import PlacementSpec, place
@@ -36,7 +36,7 @@ _EPILOG = """\b
 Examples:
   cpuchat compare demo demo-q4                              in the app
   cpuchat compare demo demo-q4 "What is quantization?"      both answers, the table and why
-  cpuchat compare owner/repo:Q8_0 owner/repo:Q4_K_M --rounds 3 --export report.md "Hello"
+  cpuchat compare owner/repo:Q8_0 owner/repo:Q4_K_M --rounds 3 "Hello" > report.txt
   cpuchat compare demo,threads=1 demo,threads=2 "Hello"
   cpuchat compare demo demo,drafters=draft --json "Hello"
 
@@ -58,7 +58,6 @@ predicts both answers: how many of A's words B would have written, and where it 
 @click.option("--no-agreement", is_flag=True, help="Do not let each side predict both answers, token by token.")
 @click.option("--system", metavar="TEXT", help="System prompt; empty = none.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when all rounds are complete.")
-@file_option("--export", help="Write a Markdown report.")
 def compare(
     a: str,
     b: str,
@@ -67,7 +66,6 @@ def compare(
     no_agreement: bool,
     system: str | None,
     as_json: bool,
-    export: Path | None,
     **values: Any,
 ) -> int:
     """Let A and B answer the same prompt, and say which is faster and why.
@@ -85,7 +83,7 @@ def compare(
         side.settings(chosen)  # refuses wrong values before anything is loaded
     text = " ".join(prompt)
     if not text and sys.stdin is not None and sys.stdin.isatty():
-        if as_json or export is not None or rounds > 1:
+        if as_json or rounds > 1:
             raise UsageError("No prompt given.", 'Give one, as in: cpuchat compare demo demo-q4 "Hello".')
         from cpuchat.cli.app import open_app
 
@@ -94,7 +92,7 @@ def compare(
     terminal = TerminalOutput(quiet=as_json)
     running = _Run(sides, chosen, terminal, stream=not as_json)
     code = asyncio.run(running.run(text, rounds, agrees=not no_agreement))
-    running.show(as_json=as_json, export=export)
+    running.show(as_json=as_json)
     return code
 
 
@@ -167,14 +165,12 @@ class _Run:
             self._terminal.line()
         self._shown = None
 
-    def show(self, *, as_json: bool, export: Path | None) -> None:
-        """Print what was measured, and write the report."""
+    def show(self, *, as_json: bool) -> None:
+        """Print what was measured."""
         from cpuchat.compare.figures import figures_of
         from cpuchat.present import compare as words
 
         comparison, terminal = self._comparison, self._terminal
-        if export is not None:
-            write_output(export, words.markdown(comparison), 0o644)
         if as_json:
             terminal.line(json_line(words.as_json(comparison)))
             return

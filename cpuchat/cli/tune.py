@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted
 from cpuchat.cli.options import model_path, overridden
 from cpuchat.cli.output import print_json
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cpuchat.config.settings import Settings
-    from cpuchat.tune.trial import TuneResult
-    from cpuchat.tune.tuner import Tuner
+    from cpuchat.tune.tuner import Tuner, TuneResult
 
 _EPILOG = """\b
 Examples:
@@ -39,10 +37,9 @@ Machine settings that only root can change: `cpuchat doctor`."""
 
 @click.command(epilog=_EPILOG)
 @click.argument("model", required=False)
-@click.option("--quantized-kv", is_flag=True, help="Also adopt a KV cache of 8 bits, which changes the output.")
 @click.option("--undo", is_flag=True, help="Forget what was found for this model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def tune(model: str | None, quantized_kv: bool, undo: bool, as_json: bool) -> int:
+def tune(model: str | None, undo: bool, as_json: bool) -> int:
     """Find the fastest settings for MODEL on this machine by measuring, in about 3 minutes.
 
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
@@ -56,17 +53,9 @@ def tune(model: str | None, quantized_kv: bool, undo: bool, as_json: bool) -> in
         known = TunedSettings().forget(path)
         click.echo(f"{path.stem}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
         return 0
-    result = _run(Tuner(path, chosen, prompt_share=_share_of_chats(), quantized_kv=quantized_kv))
+    result = _run(Tuner(path, chosen))
     _print(result, path, chosen, as_json=as_json)
     return Interrupted.exit_code if result.stopped else 0
-
-
-def _share_of_chats() -> float:
-    from cpuchat.chats.history import token_counts
-    from cpuchat.tune.trial import DEFAULT_PROMPT_SHARE, prompt_share_of
-
-    share = prompt_share_of(*token_counts(paths.chats_db()))
-    return DEFAULT_PROMPT_SHARE if share is None else share
 
 
 def _run(tuner: Tuner) -> TuneResult:
@@ -74,19 +63,18 @@ def _run(tuner: Tuner) -> TuneResult:
     import asyncio
 
     from cpuchat.cli.session import run_stoppable
-    from cpuchat.tune import tuner as report
+    from cpuchat.present import tune as words
 
     terminal, said = TerminalOutput(), 0
 
     def tell() -> None:
         nonlocal said
-        progress = tuner.progress
-        for one in progress.choices[said:]:
+        for one in tuner.choices[said:]:
             said += 1
             if not terminal.moves:
-                terminal.note(" · ".join(filter(None, report.tuning_row(one))))
-        if progress.what:
-            terminal.status(f"{progress.seconds:3.0f} of {progress.limit:.0f} s · {progress.what} · Ctrl+C stops")
+                terminal.note(" · ".join(filter(None, words.row(one))))
+        if tuner.what:
+            terminal.status(f"{tuner.seconds:3.0f} of {tuner.limit:.0f} s · {tuner.what} · Ctrl+C stops")
 
     tuner.tell = tell
     try:
@@ -96,13 +84,13 @@ def _run(tuner: Tuner) -> TuneResult:
 
 
 def _print(result: TuneResult, path: Path, chosen: Settings, *, as_json: bool) -> None:
-    from cpuchat.tune import tuner as report
+    from cpuchat.present import tune as words
 
     if as_json:
         print_json({"path": str(path), **msgspec.to_builtins(result)})
         return
-    echo_table([report.TUNING_HEADINGS, *map(report.tuning_row, result.choices)], report.TUNING_RIGHT)
+    echo_table([words.HEADINGS, *map(words.row, result.choices)], words.RIGHT)
     click.echo()
-    for line in report.tuning_summary(result, undo=f"cpuchat tune {path.name} --undo reverts"):
+    for line in words.summary(result, undo=f"cpuchat tune {path.name} --undo reverts"):
         echo_paragraph(line)
-    echo_paragraph(f"Weighed with {100 * result.prompt_share:.0f} % prompt tokens; took {result.seconds:.0f} s.")
+    echo_paragraph(f"Took {result.seconds:.0f} s.")

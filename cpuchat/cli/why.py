@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from cpuchat.cli.options import engine_options, given_options, model_path, overridden
+from cpuchat.cli.options import engine_options, model_path, overridden
 from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, columns, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cpuchat.bench.why import SettingFacts, WhyReport
+    from cpuchat.bench.why import SettingFacts
     from cpuchat.config.settings import Settings
 
 _EPILOG = """\b
@@ -42,23 +41,24 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
     from cpuchat.bench.results import read_environment
-    from cpuchat.bench.why import WhyReport
-    from cpuchat.present.why import rows
+    from cpuchat.present import why as words
 
     chosen = overridden(values)
     path = model_path(model, chosen)
     terminal = TerminalOutput()
     facts = asyncio.run(_gather(path, chosen, terminal))
     terminal.clear_progress()
-    report = WhyReport(
-        command=shlex.join(["cpuchat", "why", model or str(path), *_options(values)]),
-        model=facts.model.name or path.stem,
-        quantization=facts.model.quantization,
-        environment=read_environment(facts.engine, (facts.model.path, facts.model.draft_path), facts.chosen),
-        settings=tuple(rows(facts)),
-    )
-    _print(report, as_json=as_json)
-    return int(any(row.state == "fails" for row in report.settings))
+    settings = words.rows(facts)
+    environment = read_environment(facts.engine, (facts.model.path, facts.model.draft_path), facts.chosen)
+    if as_json:
+        report = {"model": facts.model.name or path.stem, "environment": environment, "settings": settings}
+        print_json(msgspec.to_builtins(report))
+    else:
+        for label, text in words.about(facts, environment):
+            echo_paragraph(f"{label}: {text}", rest="  ")
+        click.echo()
+        echo_table([words.HEADINGS, *words.wrapped(words.table_rows(settings), columns())])
+    return int(any(row.state == "fails" for row in settings))
 
 
 async def _gather(path: Path, chosen: Settings, terminal: TerminalOutput) -> SettingFacts:
@@ -69,21 +69,3 @@ async def _gather(path: Path, chosen: Settings, terminal: TerminalOutput) -> Set
     async with Session(chosen, terminal) as session:
         await session.load(path)
         return await prove(session.conversation)
-
-
-def _options(values: dict[str, Any]) -> list[str]:
-    options: list[str] = []
-    for key, option in given_options(values).items():
-        options += [option, str(values[key.replace(".", "__")])]
-    return options
-
-
-def _print(report: WhyReport, *, as_json: bool) -> None:
-    from cpuchat.present import why as words
-
-    if as_json:
-        return print_json(msgspec.to_builtins(report))
-    for label, text in words.about(report):
-        echo_paragraph(f"{label}: {text}", rest="  ")
-    click.echo()
-    echo_table([words.HEADINGS, *words.wrapped(words.table_rows(report), columns())])

@@ -219,10 +219,14 @@ def _answer(written: Written, parts: Sequence[ScoredRows]) -> AnswerAgreement:
     )  # fmt: skip
     words = list(_words(written.text, tokens))
     agreed = np.array([all(token.rank == 1 for token in tokens[first:last]) for first, last in words], np.float64)
+    sizes, share = [len(part) for part in np.array_split(agreed, len(words) // _CLUSTER or 1)], Interval(1.0, 0.0, 1.0)
+    if words:
+        few = len(sizes) < _MIN_CLUSTERS
+        share = wilson(float(agreed.mean()), len(words)) if few else clustered_share(agreed, sizes)
     return AnswerAgreement(
         tokens=tokens,
         n_words=len(words),
-        words=_share(agreed),
+        words=share,
         places=tuple(_places(written.text, tokens, words)),
         same_top=float(array("same_top").mean(dtype=np.float64)),
         kld=float(kld.mean(dtype=np.float64)),
@@ -244,14 +248,6 @@ def _words(text: str, tokens: Sequence[ScoredToken]) -> Iterator[tuple[int, int]
             first -= 1  # part of a character, which a later token completes
         if first < len(tokens):
             yield first, min(last, len(tokens))
-
-
-def _share(agreed: np.ndarray) -> Interval:
-    n = len(agreed)
-    if not n:
-        return Interval(1.0, 0.0, 1.0)
-    sizes = [len(part) for part in np.array_split(agreed, n // _CLUSTER or 1)]
-    return clustered_share(agreed, sizes) if len(sizes) >= _MIN_CLUSTERS else wilson(float(agreed.mean()), n)
 
 
 def _places(text: str, tokens: Sequence[ScoredToken], words: Sequence[tuple[int, int]]) -> Iterator[UnlikelyWord]:

@@ -7,6 +7,7 @@ where memory is not enough for both. In the chat database a comparison is a chat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,6 @@ from cpuchat.base.errors import ChatsError, CpuchatError, MeasureFailed, UsageEr
 from cpuchat.chats.records import Chat, StoredMessage, column, title_of
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, score_answers
 from cpuchat.compare.runner import (
-    DraftOffer,
     KeptTokens,
     Round,
     Runner,
@@ -31,11 +31,9 @@ from cpuchat.compare.runner import (
     short_names,
 )
 from cpuchat.config.settings import Settings
-from cpuchat.models.drafts.candidates import expected_pair, target_costs
+from cpuchat.measure.turns import in_order
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import is_demo, is_same_model
-from cpuchat.models.machine import machine_for
 from cpuchat.protocol.messages import AnyEvent, Score, TokensScored
 from cpuchat.quality.measure import require_same_vocabulary
 from cpuchat.telemetry.machine import process_memory
@@ -144,7 +142,6 @@ class Comparison:
             assert a is not None and b is not None
             n_vocab = (await asyncio.to_thread(read_model, Path(self.sides[0].path))).n_vocab
             last.agreement = await score_answers((a, b), n_vocab, run, tell=tell)
-            last.draft_offer = await asyncio.to_thread(self._draft_offer, last.agreement)
             return last.agreement
         except MeasureFailed:
             if self.stopped:
@@ -154,19 +151,6 @@ class Comparison:
             # One that cannot free what it took has ended.
             await asyncio.gather(*(runner.end_scoring() for runner in self.runners), return_exceptions=True)
             self.busy = False
-
-    def _draft_offer(self, found: Agreement) -> DraftOffer | None:
-        """Return what the smaller file would gain as the draft model of the larger one; None unless both are the same
-        model. Reads headers, and what the cores reach."""
-        headers = [read_model(Path(side.path)) for side in self.sides]
-        target = int(headers[1].file_size > headers[0].file_size)
-        larger, smaller = headers[target], headers[1 - target]
-        if larger.file_size == smaller.file_size or is_demo(larger.path) or not is_same_model(larger, smaller):
-            return None
-        machine = machine_for(larger.path, self.runners[target].settings)
-        acceptance = found.answers[target].same_top
-        expected = expected_pair(larger, smaller, target_costs(larger.path), machine, acceptance)
-        return DraftOffer(target, expected.gains[0]) if expected.gains and not expected.scalar_type else None
 
     async def stop(self) -> None:
         """Stop the running round, which ends with what is written."""
@@ -201,10 +185,14 @@ class Comparison:
         self.busy, self.stopped = True, False
         turn = self.turns[-1]
         try:
-            await self._check_memory()
-            first = len(turn.rounds) % 2
-            new = self.running = Round(first=first)
-            order = (first, 1 - first)
+            if not self._checked:
+                settings = [runner.settings for runner in self.runners]
+                n_ctx, self.in_turn = await asyncio.to_thread(fit_together, self.sides, settings, self._library)
+                for runner in self.runners:
+                    runner.settings.engine.n_ctx = runner.settings.engine.n_ctx or n_ctx
+                self._checked = True
+            order = in_order((0, 1), len(turn.rounds))
+            new = self.running = Round(first=order[0])
             turn.rounds.append(new)
             if not self.in_turn:
                 for side in order:  # one after the other: they read the same disk
@@ -223,19 +211,11 @@ class Comparison:
             self.busy, self.running = False, None
             self._writing.clear()
 
-    async def _check_memory(self) -> None:
-        if not self._checked:
-            settings = [runner.settings for runner in self.runners]
-            n_ctx, self.in_turn = await asyncio.to_thread(fit_together, self.sides, settings, self._library)
-            for runner in self.runners:
-                runner.settings.engine.n_ctx = runner.settings.engine.n_ctx or n_ctx
-            self._checked = True
-
     async def _load(self, side: int, new: Round) -> bool:
         if self.stopped:
             return False
         runner, self._writing = self.runners[side], {side}
-        loaded = await runner.load(self._teller(side))
+        loaded = await runner.load(lambda event: self.tell(side, event))
         new.answers[side].failed = runner.failed
         self._writing = set()
         return loaded and not self.stopped
@@ -247,13 +227,12 @@ class Comparison:
             return
         if await self._load(side, new):
             self._writing = {side}
-            await self.runners[side].answer(self.turns, new.answers[side], self._teller(side), lambda: self.stopped)
+            await self.runners[side].answer(
+                self.turns, new.answers[side], lambda event: self.tell(side, event), lambda: self.stopped
+            )
             self._writing = set()
             if self.in_turn:
                 await self._read_memory(new)
-
-    def _teller(self, side: int) -> Callable[[AnyEvent], None]:
-        return lambda event: self.tell(side, event)
 
     async def _read_memory(self, new: Round) -> None:
         for answer, runner in zip(new.answers, self.runners, strict=True):
@@ -335,14 +314,6 @@ def sides_of(chat: Chat) -> Sides:
         raise ChatsError("This comparison is damaged: its models are unknown.", "Delete it.") from None
 
 
-def _tokens_of(message: StoredMessage) -> KeptTokens:
-    """Return what is known of an answer's tokens: nothing where that is damaged."""
-    try:
-        return msgspec.json.decode(message.recording or "{}", type=prepared(KeptTokens))
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return KeptTokens()
-
-
 def turn_with(messages: list[StoredMessage], message_id: int) -> int | None:
     """Return the index of the turn with this message; None without it."""
     before = [message.role for message in messages if message.id <= message_id]
@@ -362,7 +333,9 @@ def turns_of(chat: Chat, messages: list[StoredMessage]) -> list[Turn]:
             into = next((one for one in answers if not one.stop_reason), answers[1])
             into.content, into.reasoning, into.timings = message.content, message.reasoning, message.timings
             into.stop_reason = message.stop_reason or "cancelled"
-            tokens = _tokens_of(message)
+            tokens = KeptTokens()
+            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):  # damaged
+                tokens = msgspec.json.decode(message.recording or "{}", type=prepared(KeptTokens))
             into.written = TokenText.of(message.reasoning + message.content, tokens)
             agreed.append(tokens.agreement if into.written.n_tokens else None)
             if into is answers[1] and (a := agreed[-2]) is not None and (b := agreed[-1]) is not None:

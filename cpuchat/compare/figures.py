@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from cpuchat.compare.runner import Round, SideAnswer
+from cpuchat.measure.difference import ALONE, MATTERS, Difference, compare
 
 MIN_ROUNDS = 3
 """Rounds from which on medians and the spread are shown."""
-NOISE, MAX_NOISE = 0.03, 1.5
-"""Share by which two identical answers of a second differ on an idle machine. What interrupts has a length of its own,
-so shorter answers differ more: those of the demo, 0.03 s, by a factor of 2."""
-SAME_BYTES = 0.02
+_ALONE_SECONDS = 0.25
+LOOKS = 3
+"""Verdicts that a comparison asks for: one after each round, of which most tell the same."""
 MEMORY_BUSY, MAX_REACHED = 0.4, 1.1
 """Utilization of the memory below which it is not the limit of decoding; and the share of what the bytes allow above
 which they do not explain the difference."""
@@ -63,7 +63,8 @@ Kind = Literal[
     "incomplete",  # a side has no speed, or was stopped
     "disturbed",  # other programs were using the cores
     "cached",  # the weights of both stay in L3: bytes do not decide
-    "noise",  # the difference is within the spread
+    "same",  # any difference is too small to matter
+    "noisy",  # it cannot be told yet
     "settings",  # both read the same bytes
     "bytes",  # fewer bytes, faster: how much of what they allow
     "other limit",  # fewer bytes, but not faster, or faster although memory is not the limit
@@ -74,14 +75,14 @@ Kind = Literal[
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Comparison. `speed` and `bytes` are B ÷ A, `reached` is the share of what the bytes allow to the side that reads
-    fewer; `noise` is the spread of the rounds as a share of the speed, or what is assumed for single rounds;
-    `utilization` of the memory by the side that uses it less, None: not known."""
+    fewer; `interval` holds the true speed; `utilization` of the memory by the side that uses it less, None: not
+    known."""
 
     kind: Kind
     speed: float = 0.0
     bytes: float = 0.0
     reached: float = 0.0
-    noise: float = NOISE
+    interval: tuple[float, float] = (0.0, 0.0)
     n_rounds: int = 1
     compute_bound: bool = False
     utilization: float | None = None
@@ -94,12 +95,14 @@ class ComparisonFigures:
     rows: dict[Name, ComparisonRow] = field(default_factory=dict)
     verdict: Verdict = Verdict("incomplete")
     n_rounds: int = 0
-    ratios: tuple[float, float] | None = None
-    """The smallest and the largest B ÷ A of the rates in a round; None before there are medians."""
 
     @property
     def medians(self) -> bool:
         return self.n_rounds >= MIN_ROUNDS
+
+    def medians_of(self, side: int) -> dict[Name, float]:
+        """Return what is known of a side (0, 1)."""
+        return {name: value.median for name, row in self.rows.items() if (value := (row.a, row.b)[side]) is not None}
 
 
 def figures_of(rounds: Sequence[Round]) -> ComparisonFigures:
@@ -109,18 +112,14 @@ def figures_of(rounds: Sequence[Round]) -> ComparisonFigures:
         return ComparisonFigures()
     complete = [one for one in rounds if one.complete]
     counted = complete if len(complete) >= MIN_ROUNDS else (complete or list(rounds))[-1:]
-    rows: dict[Name, ComparisonRow] = {
-        name: ComparisonRow(name, *(_value(name, counted, side) for side in (0, 1))) for name in NAMES
-    }
-    rows = {name: row for name, row in rows.items() if row.a is not None or row.b is not None}
-    ratios = [one.ratio for one in counted if one.ratio is not None]
-    spread = (min(ratios), max(ratios)) if len(ratios) >= MIN_ROUNDS else None
-    return ComparisonFigures(rows, _verdict(rows, counted), len(complete), spread)
-
-
-def _value(name: Name, rounds: Sequence[Round], side: int) -> Value | None:
-    found = [value for one in rounds if (value := figure(name, one.answers[side])) is not None]
-    return Value.of(found) if found else None
+    rows: dict[Name, ComparisonRow] = {}
+    for name in NAMES:
+        known = [
+            [value for one in counted if (value := figure(name, one.answers[side])) is not None] for side in (0, 1)
+        ]
+        if any(known):
+            rows[name] = ComparisonRow(name, *(Value.of(values) if values else None for values in known))
+    return ComparisonFigures(rows, _verdict(rows, complete or counted), len(complete))
 
 
 def figure(name: Name, answer: SideAnswer) -> float | None:
@@ -155,18 +154,22 @@ def figure(name: Name, answer: SideAnswer) -> float | None:
             return roofline.joules_per_token.value if roofline else None
 
 
-def _noise_of_one(measured: Round) -> float:
-    """Return the spread that is assumed for a single round."""
-    seconds = min((one.timings.predicted_ms / 1e3 for one in measured.answers if one.timings), default=1.0)
-    return min(max(NOISE, NOISE / max(seconds, 1e-3)), MAX_NOISE)
+def _compared(rounds: Sequence[Round]) -> Difference:
+    """Compare the rates of the complete rounds. What interrupts has a length of its own, so before there are several,
+    answers shorter than those of `ALONE` are taken to differ by more."""
+    timings = [one.timings for done in rounds for one in done.answers if one.timings is not None]
+    seconds = min(one.predicted_ms / 1e3 for one in timings)
+    noise = ALONE * max(_ALONE_SECONDS / max(seconds, 0.01), 1.0) if len(rounds) == 1 else 0.0
+    rates = [[one.answers[side].timings for one in rounds] for side in (0, 1)]
+    a, b = ([one.predicted_per_second or 0.0 for one in side if one is not None] for side in rates)
+    return compare(a, b, asked=LOOKS, noise=noise)
 
 
 def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdict:
     speed = rows.get("tok_s")
-    if speed is None or speed.a is None or speed.b is None or not speed.ratio or not rounds[-1].complete:
+    if speed is None or not speed.ratio or not rounds[-1].complete:
         return Verdict("incomplete")
-    ratio, n = speed.ratio, min(speed.a.n, speed.b.n)
-    noise = max(one.spread / one.median for one in (speed.a, speed.b)) if n >= MIN_ROUNDS else _noise_of_one(rounds[-1])
+    found = _compared(rounds)
     size = rows.get("bytes")
     read = size.ratio if size is not None else None
     last = [answer.roofline for answer in rounds[-1].answers]
@@ -175,19 +178,22 @@ def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdic
     min_busy = min(busy, default=None)
 
     def verdict(kind: Kind, reached: float = 0.0) -> Verdict:
-        return Verdict(kind, ratio, read or 0.0, reached, noise, n, by_compute, min_busy)
+        ratio = speed.ratio or 0.0
+        return Verdict(kind, ratio, read or 0.0, reached, found.interval, len(rounds), by_compute, min_busy)
 
     if any(one.disturbed for one in rounds):
         return verdict("disturbed")
-    if abs(ratio - 1) <= noise:
-        return verdict("noise")
+    if found.verdict in ("same", "noisy"):
+        return verdict(found.verdict)
     if all(one is not None and one.fits_cache for one in last):
         return verdict("cached")
     if not read:  # of one that was kept and is shown again, it was known
         kept = any(answer.model is None for answer in rounds[-1].answers)
         return verdict("settings" if kept else "unknown")
-    if abs(read - 1) <= SAME_BYTES or "acceptance" in rows:
+    if abs(read - 1) <= MATTERS or "acceptance" in rows:
         return verdict("settings")
-    reached = ratio * read if read < 1 else 1 / (ratio * read)
-    by_bytes = (read < 1) == (ratio > 1) and reached <= MAX_REACHED and (min_busy is None or min_busy >= MEMORY_BUSY)
+    reached = speed.ratio * read if read < 1 else 1 / (speed.ratio * read)
+    by_bytes = (
+        (read < 1) == (speed.ratio > 1) and reached <= MAX_REACHED and (min_busy is None or min_busy >= MEMORY_BUSY)
+    )
     return verdict("bytes" if by_bytes else "other limit", reached)

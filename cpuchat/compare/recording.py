@@ -14,7 +14,6 @@ from msgspec import Meta
 
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
-from cpuchat.base.files import read_json, write_atomically
 from cpuchat.compare.figures import ComparisonFigures, Name, Verdict, figures_of
 from cpuchat.compare.runner import Round, SideAnswer, Turn
 from cpuchat.hardware.topology import read_topology
@@ -23,7 +22,6 @@ from cpuchat.telemetry import units
 if TYPE_CHECKING:
     from cpuchat.compare.comparison import Comparison
 
-_MAX_BYTES = 4 << 20
 _MAX_WORDS = 4000
 _SAMPLES = 24
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]
@@ -78,8 +76,8 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Both answers to one prompt. `stopped`: the user has stopped it; there is no verdict then. `n_rounds` and `ratios`
-    as of `ComparisonFigures`. `known_times`: False where those of the tokens were not kept: all are at the mean rate.
+    """Both answers to one prompt. `stopped`: the user has stopped it; there is no verdict then. `n_rounds` as of
+    `ComparisonFigures`; `ratios`: the interval of B ÷ A, from three rounds on.
     """
 
     title: str
@@ -90,27 +88,31 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_rounds: int = 1
     ratios: tuple[_Ratio, _Ratio] | None = None
     stopped: bool = False
-    known_times: bool = True
 
     @classmethod
     def of(cls, comparison: Comparison, turn: Turn, running: Round | None = None) -> Recording:
         """Record the round of `turn` that counts, or what there is of the one that is `running`."""
-        figures = figures_of(turn.counted()) if running is None else ComparisonFigures()
-        shown = running or _typical(turn.counted(), figures.verdict.speed)
+        figures, shown = ComparisonFigures(), running
+        if shown is None:  # of those with the same answers as the last one, that whose ratio is nearest to the medians'
+            counted = turn.counted()
+            figures, texts = figures_of(counted), [answer.content for answer in counted[-1].answers]
+            speed = figures.verdict.speed
+            alike = [one for one in counted if [answer.content for answer in one.answers] == texts]
+            shown = min(reversed(alike), key=lambda one: abs((one.ratio or speed) - speed))
         a, b = (
-            _side(name, answer, _medians(figures, index))
-            for index, (name, answer) in enumerate(zip(comparison.names, shown.answers, strict=True))
+            _side(name, answer, figures.medians_of(n))
+            for n, (name, answer) in enumerate(zip(comparison.names, shown.answers, strict=True))
         )
+        n_threads = next((one.model.n_threads for one in shown.answers if one.model is not None and not running), 0)
         return cls(
             title=" against ".join(comparison.names),
             sides=(a, b),
-            machine=_machine(shown.answers) if running is None else "",
+            machine=f"{read_topology().cpu_name} · {units.plural(n_threads, 'thread')}" if n_threads else "",
             prompt=turn.prompt,
             verdict=figures.verdict,
             n_rounds=max(figures.n_rounds, 1),
-            ratios=figures.ratios,
+            ratios=figures.verdict.interval if figures.medians and figures.verdict.speed else None,
             stopped=running is None and shown.stopped,
-            known_times=all(answer.written.n_tokens or not answer.content for answer in shown.answers),
         )
 
     @property
@@ -131,53 +133,22 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def leader(self) -> int | None:
         """Return the faster side; None where that cannot be said."""
         verdict = self.verdict
-        if verdict.kind in ("incomplete", "disturbed") or (verdict.kind == "noise" and verdict.n_rounds > 1):
+        if verdict.kind in ("incomplete", "disturbed", "same") or (verdict.kind == "noisy" and verdict.n_rounds > 1):
             return None
         return int(verdict.speed > 1)
 
-    def write(self, path: Path) -> None:
-        """Write it as JSON. Raises RecordingError."""
-        try:
-            write_atomically(path, msgspec.json.encode(self), mode=0o644)
-        except OSError as error:
-            raise RecordingError(f"Cannot write {path}: {error.strerror}.") from None
-
 
 def read_recording(path: Path) -> Recording:
-    """Read what `Recording.write` wrote. Raises RecordingError: it cannot be read, or is something else."""
+    """Read a recording that belongs to cpuchat. Raises RecordingError."""
     try:
-        recording = read_json(path, lambda data: msgspec.json.decode(data, type=prepared(Recording)), _MAX_BYTES)
-        for side in recording.sides:
-            times = [at_ms for _, at_ms in side.tokens]
-            if times != sorted(times) or len(side.drafters) not in (0, len(times)):
-                raise ValueError("its tokens are not in the order of their times, or their drafters are missing")
-        if recording.verdict.kind not in ("incomplete", "disturbed") and recording.verdict.speed <= 0:
-            raise ValueError("a verdict without a speed")
-        return recording
-    except OSError as error:
-        raise RecordingError(f"Cannot read {path}: {error.strerror}.") from None
-    except ValueError as error:
-        raise RecordingError(f"Not a recording: {path}: {error}.", "Record the comparison again.") from None
-
-
-def _typical(rounds: Sequence[Round], speed: float) -> Round:
-    """Return the round with the same answers as the last one whose ratio is nearest to that of the medians."""
-    texts = [answer.content for answer in rounds[-1].answers]
-    alike = [one for one in rounds if [answer.content for answer in one.answers] == texts]
-    return min(reversed(alike), key=lambda one: abs((one.ratio or speed) - speed))
-
-
-def _medians(figures: ComparisonFigures, index: int) -> dict[Name, float]:
-    found: dict[Name, float] = {}
-    for name, row in figures.rows.items():
-        if (value := (row.a, row.b)[index]) is not None:
-            found[name] = value.median
-    return found
+        return msgspec.json.decode(path.read_bytes(), type=prepared(Recording))
+    except (OSError, ValueError) as error:
+        raise RecordingError(f"Cannot read {path}: {error}.", "Reinstall cpuchat.") from None
 
 
 def _side(name: str, answer: SideAnswer, medians: dict[Name, float]) -> RecordedSide:
     """Return the record of an answer."""
-    roofline, size, tokens = answer.roofline, medians.get("bytes"), _timed(answer)
+    roofline, size, tokens = answer.roofline, medians.get("bytes"), tuple(answer.written.tokens())
     peak, utilization = None, medians.get("utilization")
     if roofline is not None and roofline.peak.value is not None:
         peak = roofline.peak.value.bytes_per_s
@@ -198,18 +169,6 @@ def _side(name: str, answer: SideAnswer, medians: dict[Name, float]) -> Recorded
     )
 
 
-def _timed(answer: SideAnswer) -> tuple[tuple[str, float], ...]:
-    """Return the tokens with their times; of an answer that was kept without them, at its mean rate."""
-    if answer.written.n_tokens:
-        return tuple(answer.written.tokens())
-    timings, text = answer.timings, answer.content
-    if timings is None or not timings.predicted_n:
-        return ()
-    n, step = timings.predicted_n, timings.predicted_ms / max(timings.predicted_n - 1, 1)
-    ends = [len(text) * number // n for number in range(n + 1)]
-    return tuple((text[ends[number] : ends[number + 1]], step * number) for number in range(n))
-
-
 def _bandwidth(tokens: Sequence[tuple[str, float]], bytes_per_token: float) -> tuple[float, ...]:
     """Return what was read per second in equal parts of the answer, each of several tokens."""
     n = min(_SAMPLES, len(tokens) // 4)
@@ -221,12 +180,6 @@ def _bandwidth(tokens: Sequence[tuple[str, float]], bytes_per_token: float) -> t
     for _, at_ms in tokens[1:]:
         counts[min(n - 1, int(at_ms / part))] += 1
     return tuple(round(1e3 * count * bytes_per_token / part) for count in counts)
-
-
-def _machine(answers: Sequence[SideAnswer]) -> str:
-    """`EPYC 9354P · 32 threads`."""
-    model = next((answer.model for answer in answers if answer.model is not None), None)
-    return f"{read_topology().cpu_name} · {units.plural(model.n_threads, 'thread')}" if model is not None else ""
 
 
 class SameWords(NamedTuple):

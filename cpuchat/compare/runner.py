@@ -21,7 +21,6 @@ from cpuchat.base.errors import CpuchatError, MeasureFailed, UsageError
 from cpuchat.base.text import common_prefix
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, Written
 from cpuchat.config.settings import Settings, explained
-from cpuchat.models.drafts.candidates import DraftGain
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
 from cpuchat.models.gguf.header import read_model
@@ -165,20 +164,15 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
     if same_file and all(option.load_mode == "mmap" for option in options):
         total -= min(need.weights - need.reclaimable for need in needs)
     n_ctx = min(need.n_ctx for need in needs)
-    total += sum(_draft(side, one, library, n_ctx) for side, one in zip(sides, settings, strict=True))
+    for side, one in zip(sides, settings, strict=True):
+        with contextlib.suppress(CpuchatError, OSError):  # it is then loaded without a draft model
+            wanted = one.speculation.wanted_draft
+            draft, _ = choose_draft(Path(side.path), wanted, library, strict=False, settings=one)
+            if draft is not None:
+                own = draft == Path(side.path)
+                total += draft_memory(read_model(draft), one.load_options(), n_ctx, own=own).min_bytes
     why = f"Both models need {gigabytes(total)} GB of {gigabytes(available)} GB available: they are loaded in turn."
     return n_ctx, why if total > available else ""
-
-
-def _draft(side: Side, settings: Settings, library: Library, n_ctx: int) -> int:
-    """Return the bytes that the side's draft model needs; 0 without one."""
-    try:
-        wanted = settings.speculation.wanted_draft
-        draft, _ = choose_draft(Path(side.path), wanted, library, strict=False, settings=settings)
-        own, options = draft == Path(side.path), settings.load_options()
-        return draft_memory(read_model(draft), options, n_ctx, own=own).min_bytes if draft is not None else 0
-    except (CpuchatError, OSError):  # it is then loaded without
-        return 0
 
 
 _MIN_WAIT_MS = 20.0
@@ -305,26 +299,16 @@ class SideAnswer:
         return Written(self.prompt_tokens, self.tokens, self.written.text, self.written.ends)
 
 
-@dataclass(frozen=True)
-class DraftOffer:
-    """What the smaller of two quantizations would gain as the draft model of the larger one, which is side `target` (0
-    or 1): by the cost model, at the acceptance that their agreement measured."""
-
-    target: int
-    gain: DraftGain
-
-
 @dataclass
 class Round:
     """Both answers to one prompt. `first` (0 or 1) is the side that answered first. `agreement` is None before it is
-    known; `agreement_note` is why it never will be. `draft_offer` comes with it, None where no gain can be predicted.
+    known; `agreement_note` is why it never will be.
     """
 
     first: int = 0
     answers: tuple[SideAnswer, SideAnswer] = field(default_factory=lambda: (SideAnswer(), SideAnswer()))
     agreement: Agreement | None = None
     agreement_note: str = ""
-    draft_offer: DraftOffer | None = None
 
     @property
     def complete(self) -> bool:
@@ -402,18 +386,15 @@ class Runner:
             tell(self.failed)
         if self.failed is not None or self.conversation.model is None:
             return False
-        await self._warm_up()
-        return True
-
-    async def _warm_up(self) -> None:
-        """Answer two tokens that nobody sees: the first prompt after a load starts the template's process and meets
-        cold caches, and would take from the figures of whichever side answers then."""
+        # The first prompt after a load starts the template's process and meets cold caches, and would take from the
+        # figures of whichever side answers then: two tokens that nobody sees.
         request = Generate(
             messages=(Message(role="user", content="Hello"),), sampling=Sampling(temperature=0.0), max_tokens=2
         )
         async with contextlib.aclosing(self.conversation.generate_detached(request)) as events:
             async for _ in events:  # what fails here fails again in the answer
                 pass
+        return True
 
     async def answer(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,11 +15,10 @@ from cpuchat.bench.results import Diff, Environment, Report, Result
 from cpuchat.present.drafts_off import off_words
 from cpuchat.present.table import markdown_table, table
 from cpuchat.telemetry import units
-from cpuchat.telemetry.answer import percent
 
 HEADINGS = (
     "model", "settings", "drafters", "test", "first token", "prefill tok/s", "decode tok/s", "speed-up", "accepted",
-    "tokens/pass", "memory", "GB/s", "utilization", "J/token", "",
+    "tokens/pass", "memory", "GB/s", "utilization", "",
 )  # fmt: skip
 RIGHT = tuple(range(4, len(HEADINGS) - 1))
 _SETTINGS = {
@@ -53,34 +54,38 @@ def setting_words(setup: Setup, names: set[str]) -> str:
 def _row(result: Result, names: set[str]) -> tuple[str, ...]:
     return (
         *_cell_names(result, names),
-        result.test,
-        " ".join(units.duration(result.ttft_ms / 1e3)) if result.ttft_ms is not None else "",
-        _rate(result.prefill_ts, result.prefill_samples_ts),
-        _rate(result.decode_ts, result.samples_ts if result.decode_ts is not None else ()),
-        units.factor(result.speed_up) if result.speed_up is not None else "",
-        f"{100 * result.acceptance:.0f} %" if result.acceptance is not None else "",
-        f"{result.tokens_per_pass:.2f}" if result.tokens_per_pass is not None else "",
-        units.size(result.memory_bytes) if result.memory_bytes is not None else "",
-        units.bandwidth(result.bandwidth) if result.bandwidth is not None else "",
-        f"{100 * result.utilization:.0f} %" if result.utilization is not None else "",
-        f"{result.joules_per_token:.2f}" if result.joules_per_token is not None else "",
+        result.cell.test.name,
+        _words(result.median("ttft_ms"), lambda ms: " ".join(units.duration(ms / 1e3))),
+        _rate(result.rates("prefill")),
+        _rate(result.rates("decode")),
+        _words(result.speed_up, units.factor),
+        _words(result.acceptance, "{:.0%}".format).replace("%", " %"),
+        _words(result.tokens_per_pass, "{:.2f}".format),
+        _words(result.median("memory"), lambda n_bytes: units.size(round(n_bytes))),
+        _words(result.median("bandwidth"), units.bandwidth),
+        _words(result.median("utilization"), "{:.0%}".format).replace("%", " %"),
         _remark(result),
     )
 
 
 def _cell_names(result: Result, names: set[str]) -> tuple[str, str, str]:
     """Return model, settings and drafters of a cell; "" for those that all cells share."""
-    model = Path(result.model_filename).stem if "model" in names else ""
-    return model, setting_words(result.cell.setup, names), result.drafters if result.cell.test.kind == "prompts" else ""
+    cell = result.cell
+    model = Path(cell.setup.model).stem if "model" in names else ""
+    return model, setting_words(cell.setup, names), cell.drafting if cell.test.kind == "prompts" else ""
 
 
-def _rate(value: float | None, samples: Sequence[float]) -> str:
+def _words(value: float | None, words: Callable[[float], str]) -> str:
+    return words(value) if value is not None else ""
+
+
+def _rate(rates: Sequence[float]) -> str:
     """Return a median with half of the range of its rounds: `41.3 ± 0.4`."""
-    if value is None or len(samples) < 2:
-        return "" if value is None else units.rate(value)
-    half = (max(samples) - min(samples)) / 2
-    digits = len(units.rate(value).partition(".")[2])
-    return f"{units.rate(value)} ± {half:,.{digits}f}"
+    if not rates:
+        return ""
+    value = units.rate(statistics.median(rates))
+    half, digits = (max(rates) - min(rates)) / 2, len(value.partition(".")[2])
+    return f"{value} ± {half:,.{digits}f}" if len(rates) > 1 else value
 
 
 def _remark(result: Result) -> str:
@@ -88,7 +93,6 @@ def _remark(result: Result) -> str:
         "failed" if result.failure else "",
         "noisy" if result.noisy else "",
         "text differs" if result.same_text is False else "",
-        "ended early" if result.short else "",
     ]
     return ", ".join(filter(None, remarks))
 
@@ -115,13 +119,11 @@ def notes(report: Report) -> list[str]:
             "text differs from plain decoding: a batch over several tokens rounds differently, which decides between "
             "tokens of almost equal probability."
         )
-    if any(one.drafters == OFF and one.cell.setup.draft for one in results):
+    if any(one.cell.drafters == OFF and one.cell.setup.draft for one in results):
         found.append("Memory includes the draft model even where it is not used.")
-    if any(one.joules_per_token is not None for one in results):
-        found.append("J/token: CPU packages, prefill included.")
     drafted = [one for one in results if one.drafts_off is not None]
-    reasons = dict.fromkeys(f"{one.drafters}: nothing was drafted: {off_words(one.drafts_off)}" for one in drafted)
-    failures = dict.fromkeys(f"{Path(one.model_filename).name}: {one.failure}" for one in results if one.failure)
+    reasons = dict.fromkeys(f"{one.cell.drafting}: nothing was drafted: {off_words(one.drafts_off)}" for one in drafted)
+    failures = dict.fromkeys(f"{one.name}: {one.failure}" for one in results if one.failure)
     return [*found, *reasons, *failures]
 
 
@@ -144,7 +146,7 @@ def environment_lines(environment: Environment) -> list[tuple[str, str]]:
         ("cpuchat", f"{environment.cpuchat}, Python {environment.python}"),
         ("engine", f"llama-cpp-python {engine.version}, llama.cpp {engine.llama_commit}, {' '.join(engine.features)}"),
         *(
-            ("model", f"{Path(one.path).name}, {one.size:,} bytes, fingerprint {one.fingerprint}")
+            ("model", f"{Path(one.path).name}, {one.size:,} bytes, SHA-256 {one.sha256}")
             for one in environment.files
         ),
         *settings,
@@ -153,13 +155,16 @@ def environment_lines(environment: Environment) -> list[tuple[str, str]]:
 
 def markdown(report: Report) -> list[str]:
     """Return the whole report as Markdown."""
+    block = [(name, clean_line(value)) for name, value in environment_lines(report.environment)]
+    return [*summary(report), "", "```", *table(block), "```"]
+
+
+def summary(report: Report) -> list[str]:
+    """Return the table of a report with its notes as Markdown."""
     lines = [f"{common(report)}; {report.rounds} rounds: median ± half of the range.", ""]
     lines += markdown_table([HEADINGS, *rows(report.results)], RIGHT)
     found = notes(report)
-    if found:
-        lines += ["", *(f"- {clean_line(note)}" for note in found)]
-    block = [(name, clean_line(value)) for name, value in environment_lines(report.environment)]
-    return [*lines, "", "```", *table(block), "```"]
+    return [*lines, "", *(f"- {clean_line(note)}" for note in found)] if found else lines
 
 
 def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -> str:
@@ -170,7 +175,7 @@ def progress_bar(done: int, total: int, seconds_left: float | None, what: str) -
 
 
 DIFF_HEADINGS = (
-    "model", "settings", "drafters", "test", "figure", "before tok/s", "now tok/s", "change", "threshold", "",
+    "model", "settings", "drafters", "test", "figure", "before tok/s", "now tok/s", "change", "±", "",
 )  # fmt: skip
 
 
@@ -180,13 +185,13 @@ def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
     return [
         (
             *_cell_names(one.old, names),
-            one.old.test,
+            one.old.cell.test.name,
             one.figure,
             units.rate(one.before),
             units.rate(one.after),
-            percent(one.change),
-            f"{100 * one.needed:.1f} %",
-            "" if one.verdict == "same" else one.verdict,
+            units.change(one.difference.gain),
+            f"{100 * math.expm1(one.difference.needed):.1f} %",
+            one.verdict,
         )
         for one in diff.differences
     ]
@@ -199,11 +204,11 @@ def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:
     if not diff.differences:
         verdict = "Nothing to compare: the two benchmarks have no cell in common."
     elif not any(counts.values()):
-        verdict = f"No difference exceeds the spread of the rounds ({units.plural(len(diff.differences), 'figure')})."
+        verdict = f"No figure is known to differ ({units.plural(len(diff.differences), 'figure')})."
     else:
         found = [f"{n} {'is' if n == 1 else 'are'} {word}" for word, n in counts.items() if n]
         total = units.plural(len(diff.differences), "figure")
-        verdict = f"Of {total}, {' and '.join(found)} by more than the spread of the rounds."
+        verdict = f"Of {total}, {' and '.join(found)} by more than the rounds scatter."
     lines += ["", verdict]
     if old.build != new.build:
         lines.append(f"Engine before: {old.build}; now: {new.build}.")

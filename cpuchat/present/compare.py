@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cpuchat.base.text import clean, clean_line
-from cpuchat.compare.agreement import Agreement, AnswerAgreement, ScoredToken, UnlikelyWord
+from cpuchat.base.text import clean_line
+from cpuchat.compare.agreement import Agreement, UnlikelyWord
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import (
-    MEMORY_BUSY,
     MIN_ROUNDS,
     ComparisonFigures,
     ComparisonRow,
@@ -22,10 +21,9 @@ from cpuchat.compare.figures import (
     figures_of,
 )
 from cpuchat.compare.recording import Recording
-from cpuchat.compare.runner import DraftOffer, Round, SideAnswer, TextDifference, Turn
-from cpuchat.present.answers import roofline_json, stop_reason, timings_json
+from cpuchat.compare.runner import Round, SideAnswer, TextDifference, Turn
+from cpuchat.present.answers import roofline_json, timings_json
 from cpuchat.present.quality import token
-from cpuchat.present.table import markdown_table
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import ChatFigures
@@ -126,12 +124,15 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "") -> str:
     speed = units.factor(found.speed if b_leads else 1 / found.speed)
     share = (found.bytes if b_leads else 1 / found.bytes) if found.bytes else 0.0
     match found.kind:
-        case "noise" if found.n_rounds < MIN_ROUNDS:
-            sure = f"one round: {repeat or 'a repeat'} makes it sure"
-            return f"{fast} wrote {speed} as fast; {sure}."
-        case "noise":
-            spread = f"within the spread of {found.n_rounds} rounds ({100 * found.noise:.0f} %)"
-            return f"No significant difference: {speed}, {spread}."
+        case "same":
+            return f"Equally fast: {speed}, after {found.n_rounds} rounds."
+        case "noisy" if found.n_rounds < MIN_ROUNDS:
+            n_rounds = "one round" if found.n_rounds == 1 else f"{found.n_rounds} rounds"
+            return f"{fast} wrote {speed} as fast; {n_rounds}: {repeat or 'a repeat'} makes it sure."
+        case "noisy":
+            ends = found.interval if b_leads else tuple(1 / one for one in reversed(found.interval))
+            low, high = (units.factor(one) for one in ends)
+            return f"Too close to tell after {found.n_rounds} rounds: {speed} ({low.rstrip('×')}–{high})."
         case "cached":
             read = f"reads {_bytes(share)} and " if share else ""
             return f"{fast} {read}is {speed} as fast. Both fit in the L3 cache: memory bandwidth is not the limit."
@@ -146,15 +147,9 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "") -> str:
 
 
 def _other_limit(found: Verdict, fast: str, speed: str, share: float) -> str:
-    limit = "Compute" if found.compute_bound else "Something other than memory"
-    if share > 1:
-        return f"{fast} reads {_bytes(share)} but is {speed} as fast. {limit} limits it."
-    if found.utilization is not None and found.utilization < MEMORY_BUSY:
-        other = "compute is" if found.compute_bound else "it is not"
-        used = f"Memory bandwidth is used to {100 * found.utilization:.0f} %: {other} the limit."
-        return f"{fast} reads {_bytes(share)} and is {speed} as fast. {used}"
-    more = f"more than {_bytes(share)} allow ({units.factor(1 / share)})"
-    return f"{fast} is {speed} as fast, {more}. {limit} differs, too."
+    limit = "Compute limits" if found.compute_bound else "Something other than memory limits"
+    used = f": the bandwidth is used to {100 * found.utilization:.0f} %" if found.utilization is not None else ""
+    return f"{fast} reads {_bytes(share)} and is {speed} as fast. {limit} it{used}."
 
 
 def label(recording: Recording) -> str:
@@ -164,8 +159,6 @@ def label(recording: Recording) -> str:
     if recording.verdict.kind == "disturbed":
         return "replay of two disturbed runs · too noisy"
     parts = ["replay of two fair runs"]
-    if not recording.known_times:
-        parts.append("at their mean rates")
     if recording.ratios is not None and recording.leader is not None:
         ends = recording.ratios if recording.leader else tuple(1 / one for one in reversed(recording.ratios))
         low, high = (units.factor(one).rstrip("×") for one in ends)
@@ -209,15 +202,6 @@ def agreement(found: Agreement, names: Sequence[str]) -> str:
     if not matter and found.answers[0].words.value < 1:
         matter = "no place matters"
     return f"{names[1]} would have written {share} of {names[0]}'s words ({interval}{f'; {matter}' if matter else ''}."
-
-
-def draft_offer(found: DraftOffer, names: Sequence[str]) -> str:
-    """`Q4_K_M as the draft model of Q8_0: ≈1.2× (estimated, at an acceptance of 96 %).`"""
-    pair = f"{names[1 - found.target]} as the draft model of {names[found.target]}"
-    if not found.gain.depth:
-        return f"{pair}: no gain (estimated)."
-    rate = f"estimated, at an acceptance of {_percent(found.gain.acceptance)}"
-    return f"{pair}: ≈{found.gain.speedup:.1f}× ({rate})."
 
 
 def brief_agreement(found: Agreement) -> str:
@@ -275,7 +259,6 @@ def sentences(comparison: Comparison, turn: Turn, repeat: str = "") -> list[str]
         verdict(figures.verdict, comparison.names, repeat),
         difference(shown.difference(), shown),
         agreement(shown.agreement, comparison.names) if shown.agreement is not None else shown.agreement_note,
-        draft_offer(shown.draft_offer, comparison.names) if shown.draft_offer is not None else "",
         comparison.in_turn,
     ]
     return [one for one in found if one]
@@ -315,22 +298,7 @@ def _round_json(one: Round) -> dict[str, Any]:
         "stopped": one.stopped,
         "disturbed": one.disturbed,
         "answers": [_answer_json(answer) for answer in one.answers],
-        "agreement": _agreement_json(one.agreement) if one.agreement is not None else None,
-        "draft_offer": one.draft_offer
-        and {"target": "AB"[one.draft_offer.target], "gain": msgspec.to_builtins(one.draft_offer.gain)},
-    }
-
-
-def _agreement_json(found: Agreement) -> dict[str, Any]:
-    def answer(one: AnswerAgreement) -> dict[str, Any]:
-        names = ScoredToken.__struct_fields__
-        tokens = [{name: getattr(token, name) for name in names} | {"step": token.step} for token in one.tokens]
-        return msgspec.to_builtins(msgspec.structs.replace(one, tokens=())) | {"tokens": tokens}
-
-    return {
-        "answers": [answer(one) for one in found.answers],
-        "evaluating_s": list(found.evaluating),
-        "comparing_s": found.comparing,
+        "agreement": msgspec.to_builtins(one.agreement),
     }
 
 
@@ -345,61 +313,3 @@ def _answer_json(answer: SideAnswer) -> dict[str, Any]:
         "timings": timings_json(answer.timings) if answer.timings is not None else None,
         "roofline": roofline_json(answer.roofline) if answer.roofline is not None else None,
     }
-
-
-def title(comparison: Comparison) -> str:
-    """`Q8_0 against Q4_K_M`."""
-    return " against ".join(comparison.names)
-
-
-def markdown(comparison: Comparison) -> str:
-    """Return the whole comparison."""
-    parts = [f"# {clean_line(title(comparison))}", "\n".join(_sides(comparison))]
-    for turn in comparison.turns:
-        parts += _turn(comparison, turn)
-    return "\n\n".join(parts) + "\n"
-
-
-def _sides(comparison: Comparison) -> list[str]:
-    lines = []
-    for letter, side, runner in zip("AB", comparison.sides, comparison.runners, strict=True):
-        model = runner.model
-        facts = [clean_line(side.label)]
-        if model is not None:
-            facts += [f"{model.n_threads} threads", f"KV {runner.settings.engine.type_k}"]
-        sampling = runner.settings.sampling.temperature
-        facts += ["greedy" if not sampling else f"temperature {sampling:g}"]
-        facts += [f"drafters {runner.settings.speculation.drafters}"]
-        lines.append(f"- **{letter}**: {' · '.join(dict.fromkeys(facts))}")
-    return lines
-
-
-def _turn(comparison: Comparison, turn: Turn) -> list[str]:
-    parts = ["## Prompt", "\n".join(f"> {line}" for line in clean(turn.prompt).splitlines())]
-    if not turn.rounds:
-        return parts
-    for letter, name, answer in zip("AB", comparison.names, turn.counted()[-1].answers, strict=True):
-        text = clean(answer.content).strip() or (f"({answer.failed.message})" if answer.failed else "(no answer)")
-        ended = stop_reason(answer.stop_reason) if answer.failed is None else "failed"
-        parts += [f"### {letter} · {clean_line(name)}", text, *([f"*{ended}*"] if ended else [])]
-    figures = figures_of(turn.counted())
-    parts += ["### B against A", "\n".join(markdown_table(rows(figures, comparison.names), range(1, 4)))]
-    parts += sentences(comparison, turn)
-    parts += _places(comparison, turn.rounds[-1])
-    if figures.medians:
-        parts.append(f"Medians of {figures.n_rounds} rounds, with their range.")
-    return parts
-
-
-def _places(comparison: Comparison, done: Round) -> list[str]:
-    if done.agreement is None or not done.agreement.answers[0].places:
-        return []
-    head = ("before", f"A {comparison.names[0]}", "", f"B {comparison.names[1]}", "", "A's choice with B")
-    body = [
-        (
-            one.before.replace("\n", "⏎"), token(one.text), _share(one.p),
-            token(one.top), _share(one.p_top), _share(one.p_other),
-        )
-        for one in done.agreement.answers[0].places
-    ]  # fmt: skip
-    return ["### Places that matter", "\n".join(markdown_table([head, *body], range(1, 6)))]

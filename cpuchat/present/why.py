@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cpuchat.bench.why import SettingFacts, SettingProof, State, WhyReport
+from cpuchat.bench.results import Environment
+from cpuchat.bench.why import SettingFacts, SettingProof, State
 from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages
@@ -134,9 +135,9 @@ _NARROW: Final = 24  # characters of a column that is not wrapped any more
 _MARKS: Final = {"fails": "✗ ", "unknown": "? "}
 
 
-def table_rows(report: WhyReport) -> list[tuple[str, ...]]:
+def table_rows(settings: Sequence[SettingProof]) -> list[tuple[str, ...]]:
     """Return the rows of the table below `HEADINGS`."""
-    return [(row.name, row.value, _MARKS.get(row.state, "") + row.proof) for row in report.settings]
+    return [(row.name, row.value, _MARKS.get(row.state, "") + row.proof) for row in settings]
 
 
 def wrapped(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
@@ -149,14 +150,12 @@ def wrapped(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
     return lines
 
 
-def about(report: WhyReport) -> list[tuple[str, str]]:
-    """Return the machine, the model, the engine's build and the command, each with its label."""
-    environment = report.environment
-    features = " ".join(environment.engine.features)
+def about(facts: SettingFacts, environment: Environment) -> list[tuple[str, str]]:
+    """Return the machine, the model and the engine's build, each with its label."""
+    engine = environment.engine
     return [
         ("Machine", f"{environment.machine}, {units.size(environment.memory_bytes)}"),
-        ("Model", f"{report.model} {report.quantization}"),
-        ("Engine", f"llama.cpp {environment.engine.llama_commit}, {features}"),
+        ("Model", f"{facts.model.name} {facts.model.quantization}"),
+        ("Engine", f"llama.cpp {engine.llama_commit}, {' '.join(engine.features)}"),
         ("Date", f"{environment.date}, cpuchat {environment.cpuchat}, Linux {environment.kernel}"),
-        ("Command", report.command),
     ]

@@ -13,7 +13,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from cpuchat.telemetry.rounds import student
+from cpuchat.measure.difference import student
 
 Z95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""

@@ -25,6 +25,12 @@ def factor(value: float) -> str:
     return f"{value:.2f}×" if value < 9.995 else f"{value:.1f}×"
 
 
+def change(share: float) -> str:
+    """Format a gain or a loss: `+3.2 %`, `−1.0 %`; what rounds to zero has no sign."""
+    text = f"{100 * abs(share):.1f} %"
+    return text if text == "0.0 %" else ("+" if share > 0 else "−") + text
+
+
 def bandwidth(bytes_per_s: float) -> str:
     """Format GB/s without the unit, decimal: `0.42`, `7.3`, `44`, `367`."""
     value = bytes_per_s / 1e9

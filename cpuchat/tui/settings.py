@@ -28,7 +28,7 @@ from cpuchat.config import settings as settings_file
 from cpuchat.config.presets import load_presets
 from cpuchat.config.servers import ServerModel
 from cpuchat.config.settings import DECLARED, DeclaredSetting, Settings, value_of, with_changes
-from cpuchat.telemetry.answer import percent
+from cpuchat.telemetry import units
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
@@ -381,8 +381,8 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
             or all(value_of(conversation.in_effect, key) == value_of(conversation.settings, key) for key in choice.keys)
         ):
             return ""
-        gains = [f"{name} {percent(gain)}" for name, gain in (("decode", choice.decode), ("prefill", choice.prefill))
-                 if gain]  # fmt: skip
+        both = (("decode", choice.decode), ("prefill", choice.prefill))
+        gains = [f"{name} {units.change(gain)}" for name, gain in both if gain]
         how = "tuned with an earlier engine" if tuned.is_outdated else "tuned"
         return f"{', '.join((f'{how}: {choice.words}', *gains))} · `cpuchat tune --undo` reverts"
 

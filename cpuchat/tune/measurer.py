@@ -16,17 +16,14 @@ from cpuchat.base.errors import Interrupted, MeasureFailed
 from cpuchat.bench.matrix import Kind, load
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.measure.answer import answer_greedily
 from cpuchat.protocol.messages import Generate, LoadOptions, Message, Speculation
-from cpuchat.protocol.model_info import EngineInfo
 from cpuchat.protocol.timings import Timings
-from cpuchat.telemetry.answer import answer_greedily
 from cpuchat.tune.candidates import TuningChoice
-from cpuchat.tune.halving import Speed
+from cpuchat.tune.search import Speed
 
 _DECODE_SECONDS: Final = 1.0
 _TEXT_SECONDS: Final = 2.5
-_LONGER: Final = 1.5
-"""Factor of the lengths from one rung to the next."""
 _REPEATS: Final = 2
 """Answers per measurement, of which the fastest counts: what interrupts one only slows it down."""
 CTX: Final = 2048
@@ -39,41 +36,26 @@ _KINDS: Final[tuple[Kind, ...]] = ("code", "chat")
 
 
 class Measurer:
-    """Measures speeds; loads the model again when settings need it. `name` is the model's, "" before it is loaded."""
+    """Measures speeds; loads the model again when settings need it. `name` is the model's, "" before it is loaded. Once
+    it is `stopped`, and its `backend` cancelled or killed, `measure` raises Interrupted.
+    """
 
     def __init__(self, path: Path) -> None:
         self.name = ""
+        self.backend = LocalBackend()
+        self.stopped = False
         self._path = path
-        self._backend = LocalBackend()
         self._loaded: tuple[LoadOptions, PlacementSpec] | None = None
-        self._stopped = False
         self._rates = Speed(prefill=1.0, decode=(1.0,))
         self._chars_per_token = 4.0
         prompts = load()
         self._text = "\n\n".join(one.text for one in prompts)
         self._prompts = [next(one for one in prompts if one.kind == kind) for kind in _KINDS]
 
-    async def stop(self) -> None:
-        """Stop what runs: `measure` raises Interrupted."""
-        self._stopped = True
-        await self._backend.cancel()
-
-    def kill(self) -> None:
-        self._stopped = True
-        self._backend.kill()
-
-    async def close(self) -> None:
-        await self._backend.close()
-
-    @property
-    def engine(self) -> EngineInfo | None:
-        """Return the engine of the worker; None before `first`."""
-        return self._backend.engine
-
     @property
     def max_tokens(self) -> int:
         """Return the longest prompt that fits the context."""
-        model = self._backend.model
+        model = self.backend.model
         return min(model.n_ctx if model is not None else CTX, CTX) // 2
 
     async def first(self, chosen: Settings) -> Speed:
@@ -86,30 +68,29 @@ class Measurer:
             self._chars_per_token = len(prompt) / timings.prompt_n
         return self._rates
 
-    async def measure(self, chosen: Settings, choice: TuningChoice, rung: int, draft: str) -> Speed:
-        """Measure once. Raises Interrupted: stopped; CpuchatError: it cannot be loaded or measured."""
-        if await self._load(chosen, draft, calibrate=choice.test == "texts"):
+    async def measure(self, chosen: Settings, choice: TuningChoice, draft: str) -> Speed:
+        """Measure once; `draft` is the draft model of choices about texts. Raises Interrupted: stopped; CpuchatError:
+        it cannot be loaded or measured.
+        """
+        of_texts = choice.test == "texts"
+        if await self._load(chosen, draft if of_texts else "", calibrate=of_texts):
             await self._answer(self._text[: _WARM_UP[0]], _WARM_UP[1])
-        factor = _LONGER ** (rung - 1)
-        if choice.test == "texts":
-            return await self._texts(chosen, factor)
-        prompt = self._prompt(choice.prompt_seconds * factor)
-        if choice.test == "prefill":
-            found = [await self._answer(prompt, 2) for _ in range(_REPEATS)]
-            return Speed(prefill=max(_speed(one).prefill for one in found), decode=self._rates.decode)
-        found = [await self._answer(prompt, self._tokens(_DECODE_SECONDS * factor)) for _ in range(_REPEATS)]
-        both = [_speed(one) for one in found]
-        return Speed(prefill=max(one.prefill for one in both), decode=(max(one.mean_decode for one in both),))
+        if of_texts:
+            return await self._texts(chosen)
+        prompt = self._prompt(choice.prompt_seconds)
+        n_tokens = 2 if choice.test == "prefill" else self._tokens(_DECODE_SECONDS)
+        found = [_speed(await self._answer(prompt, n_tokens)) for _ in range(_REPEATS)]
+        decode = self._rates.mean_decode if choice.test == "prefill" else max(one.mean_decode for one in found)
+        return Speed(prefill=max(one.prefill for one in found), decode=(decode,))
 
-    async def _texts(self, chosen: Settings, factor: float) -> Speed:
+    async def _texts(self, chosen: Settings) -> Speed:
         """Measure the decoding of a text of each kind, drafted as `chosen` says."""
-        model, rates = self._backend.model, list[float]()
-        n_tokens = self._tokens(_TEXT_SECONDS * factor)
+        model, rates = self.backend.model, list[float]()
         for prompt in self._prompts:
             messages = (Message(role="user", content=prompt.text),)
             timings = await self._answer(
                 prompt.text if model is not None and not model.has_template else messages,
-                n_tokens,
+                self._tokens(_TEXT_SECONDS),
                 chosen.speculation.speculation(),
             )
             rates.append(_speed(timings).mean_decode)
@@ -129,9 +110,9 @@ class Measurer:
         self, prompt: str | tuple[Message, ...], n_tokens: int, speculation: Speculation | None = None
     ) -> Timings:
         """Return the figures of one greedy answer, with nothing reused from earlier ones."""
-        if self._stopped:
+        if self.stopped:
             raise Interrupted("Stopped.")
-        await self._backend.forget("")
+        await self.backend.forget("")
         request = Generate(
             prompt=prompt if isinstance(prompt, str) else None,
             messages=() if isinstance(prompt, str) else prompt,
@@ -140,9 +121,9 @@ class Measurer:
             ignore_eos=True,
         )
         try:
-            return await answer_greedily(self._backend.generate, request)
+            return await answer_greedily(self.backend.generate, request)
         except MeasureFailed:
-            if self._stopped:
+            if self.stopped:
                 raise Interrupted("Stopped.") from None
             raise
 
@@ -150,15 +131,15 @@ class Measurer:
         """Load the model if it is not loaded so; returns whether it was. Raises CpuchatError. `calibrate`: measure
         what passes cost, which adaptive draft depths need.
         """
-        if self._stopped:
+        if self.stopped:
             raise Interrupted("Stopped.")
         options = chosen.load_options(draft)
         options = msgspec.structs.replace(options, n_ctx=options.n_ctx or CTX, calibrate=calibrate)
         wanted = options, PlacementSpec.of(chosen)
-        if self._loaded == wanted and self._backend.model is not None:
+        if self._loaded == wanted and self.backend.model is not None:
             return False
         self._loaded = None
-        self.name = (await load_to_measure(self._backend, self._path, *wanted, lambda: self._stopped)).name
+        self.name = (await load_to_measure(self.backend, self._path, *wanted, lambda: self.stopped)).name
         self._loaded = wanted
         return True
 

@@ -1,27 +1,28 @@
-"""Tests which cells a matrix has, from options and from TOML, and what is said about wrong values."""
+"""Tests which cells a matrix has, and what is said about wrong values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from cpuchat.base.errors import DraftMismatch, ModelNotFound, UsageError
-from cpuchat.bench.matrix import BenchCell, cells_of, check_placements, located, read_matrix
+from cpuchat.bench.matrix import BenchCell, cells_of, check_placements, located, workloads
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Tuned, TunedSettings
 
 
-def cells(**values: object) -> list[BenchCell]:
-    return cells_of(read_matrix(values), Settings(), Library([]))
+def cells(models: Sequence[str] = ("demo",), **values: Any) -> list[BenchCell]:
+    tests = workloads(**{name: values.pop(name) for name in ("prompts", "pp", "tg", "depth") if name in values})
+    return cells_of(models, tests, Settings(), Library([]), **values)
 
 
 def test_the_product_of_all_lists_by_setup() -> None:
-    found = cells(
-        models=["demo"], threads=["1", "2"], kv_types=["f16", "q8_0/f16"], pp=["64"], tg=["8"], depth=["0", "32"]
-    )
+    found = cells(threads=["1", "2"], kv_types=["f16", "q8_0/f16"], pp=[64], tg=[8], depth=[0, 32])
     assert len(found) == 2 * 2 * 4
     assert [one.test.name for one in found[:4]] == ["pp64", "tg8", "pp64 @ d32", "tg8 @ d32"]
     setups = list(dict.fromkeys(one.setup for one in found))
@@ -32,7 +33,7 @@ def test_the_product_of_all_lists_by_setup() -> None:
 
 
 def test_where_something_drafts_there_is_a_plain_cell() -> None:
-    found = cells(models=["demo"], prompts=["code", "chat"], drafters=["draft:4", "lookup"])
+    found = cells(prompts=["code", "chat"], drafters=["draft:4", "lookup"])
     assert [(one.test.name, one.drafting) for one in found] == [
         ("code", "off"), ("code", "draft:4"), ("code", "lookup"),
         ("chat", "off"), ("chat", "draft:4"), ("chat", "lookup"),
@@ -42,20 +43,20 @@ def test_where_something_drafts_there_is_a_plain_cell() -> None:
 
 
 def test_all_prompts_are_the_default_and_no_draft_model_is_loaded_for_nothing() -> None:
-    assert len({one.test.name for one in cells(models=["demo"])}) == 4
-    assert not cells(models=["demo"], drafters=["off"], prompts=["code"])[0].setup.draft
-    assert not cells(models=["demo"], drafters=["lookup"], prompts=["code"])[0].setup.draft
-    assert not cells(models=["demo"], tg=["8"])[0].setup.draft
+    assert len({one.test.name for one in cells()}) == 4
+    assert not cells(drafters=["off"], prompts=["code"])[0].setup.draft
+    assert not cells(drafters=["lookup"], prompts=["code"])[0].setup.draft
+    assert not cells(tg=[8])[0].setup.draft
 
 
 def test_what_cannot_be_is_left_out_or_refused() -> None:
-    found = cells(models=["demo"], flash_attn=["on", "off"], kv_types=["f16", "q8_0"], tg=["8"])
+    found = cells(flash_attn=["on", "off"], kv_types=["f16", "q8_0"], tg=[8])
     possible = {("on", "f16"), ("on", "q8_0"), ("off", "f16")}
     assert {(one.setup.flash_attn, one.setup.cache_type_v) for one in found} == possible
     with pytest.raises(UsageError, match="needs flash attention"):
-        cells(models=["demo"], flash_attn=["off"], kv_types=["q8_0"])
+        cells(flash_attn=["off"], kv_types=["q8_0"])
     with pytest.raises(UsageError, match="threads"):
-        check_placements(cells(models=["demo"], threads=["4096"], tg=["8"]), Settings())
+        check_placements(cells(threads=["4096"], tg=[8]), Settings())
 
 
 @pytest.mark.parametrize(
@@ -63,14 +64,14 @@ def test_what_cannot_be_is_left_out_or_refused() -> None:
     [
         ({"drafters": ["fast"]}, "drafters: 'fast' is not one of"),
         ({"drafters": ["draft:99"]}, "drafters: 'draft:99'"),
-        ({"kv_types": ["q9"]}, "kv_types: 'q9' is not one of"),
+        ({"kv_types": ["q9"]}, "--kv-types: must be "),
         ({"threads": ["many"]}, "--threads: "),
         ({"cores": ["everywhere"]}, "--cores: must be auto, all"),
     ],
 )
-def test_wrong_options_are_named(values: dict, said: str) -> None:
+def test_wrong_options_are_named(values: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as raised:
-        cells(models=["demo"], **values)
+        cells(**values)
     assert said in str(raised.value)
 
 
@@ -78,11 +79,11 @@ def test_models_and_drafts_that_are_not_there() -> None:
     with pytest.raises(ModelNotFound):
         cells(models=["nothing.gguf"])
     with pytest.raises((DraftMismatch, ModelNotFound)):
-        cells(models=["demo"], drafters=["draft"], draft_models=["nothing.gguf"])
+        cells(drafters=["draft"], draft_models=["nothing.gguf"])
 
 
 def test_cells_of_another_machine_are_found_by_the_names_of_their_files() -> None:
-    (ours,) = cells(models=["demo"], tg=["8"])
+    (ours,) = cells(tg=[8])
 
     def elsewhere(name: str) -> BenchCell:
         return msgspec.structs.replace(ours, setup=msgspec.structs.replace(ours.setup, model=f"/elsewhere/{name}"))
@@ -97,7 +98,7 @@ def test_what_tuning_found_is_measured_where_the_matrix_names_nothing_else() -> 
     TunedSettings().put(Library([]).resolve("demo"), Tuned(model="demo", changes=changes))
 
     def setups(**values: object) -> list[tuple[int, str, int]]:
-        found = dict.fromkeys(one.setup for one in cells(models=["demo", "demo-q4"], tg=["8"], **values))
+        found = dict.fromkeys(one.setup for one in cells(models=["demo", "demo-q4"], tg=[8], **values))
         return [(one.threads, one.flash_attn, one.ubatch) for one in found]
 
     untuned = (0, "auto", 0)

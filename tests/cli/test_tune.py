@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.base import paths
-from cpuchat.chats.store import ChatStore
 from cpuchat.config import settings
 from cpuchat.models.machine import TunedSettings
-from cpuchat.protocol.timings import Timings
 from tests.cli.program import run, start
-from tests.support.tuning import make_up_speeds, with_small_cache, without_flash_attention
+from tests.support.tuning import make_up_speeds, without_flash_attention
 
 
 @pytest.fixture(autouse=True)
@@ -40,26 +37,10 @@ def test_a_table_one_sentence_and_the_way_back(tiny_model: Path, monkeypatch: py
     assert "was not tuned" in run("tune", str(tiny_model), "--undo").stdout
 
 
-def test_json_and_the_kv_cache_only_if_asked_for(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_up_speeds(monkeypatch, with_small_cache)
+def test_json_tells_all(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up_speeds(monkeypatch, without_flash_attention)
     found = json.loads(run("tune", str(tiny_model), "--json").stdout)
-    assert (found["changes"], found["prompt_share"]) == ({}, 0.5)
-    assert [one["name"] for one in found["choices"] if one["offered"]] == ["KV cache"]
-    found = json.loads(run("tune", str(tiny_model), "--json", "--quantized-kv").stdout)
-    assert found["changes"]["engine"] == {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
-    assert found["decode"] == pytest.approx([20, 22])
-
-
-def test_the_prompt_share_is_that_of_the_chats(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_up_speeds(monkeypatch, with_small_cache)
-    store = ChatStore(paths.chats_db())
-    chat = store.create_chat("m")
-    for _ in range(2):
-        store.add_message(chat.id, "user", "long")
-        answer = Timings(prompt_n=3000, predicted_n=1000, predicted_ms=1.0)
-        store.add_message(chat.id, "assistant", "short", timings=answer)
-    store.close()
-    assert json.loads(run("tune", str(tiny_model), "--json").stdout)["prompt_share"] == 0.75
+    assert found["changes"] == {"engine": {"flash_attn": "off"}} and found["prefill"] == pytest.approx([100, 125])
 
 
 @pytest.mark.parametrize(

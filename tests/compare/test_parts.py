@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.compare.agreement import Agreement, AnswerAgreement
-from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import (
     Side,
     TextDifference,
@@ -20,21 +18,14 @@ from cpuchat.compare.runner import (
     short_names,
 )
 from cpuchat.config.settings import Settings
-from cpuchat.costs.calibrations import PassCosts
-from cpuchat.measure.subject import Subject
-from cpuchat.models.costs import keep_calibration
-from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.present.compare import draft_offer, live
+from cpuchat.present.compare import live
 from cpuchat.protocol.messages import TextDelta
-from cpuchat.quality.statistics import wilson
 from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.metric import Metric
-from tests.models.drafts.files import header_file
-from tests.support.scripted_backend import ScriptedBackend
 
 resolve = Library([]).resolve
 
@@ -76,25 +67,6 @@ def test_names_tell_only_what_differs(a: str, b: str, names: tuple[str, str]) ->
     two = (Side(path=f"{size}.gguf", model=f"Qwen2.5 Coder {size} Instruct", quantization=kind)
            for size, kind in (("1.5B", "Q8_0"), ("0.5B", "Q4_K_M")))  # fmt: skip
     assert short_names(*two) == ("1.5B Q8_0", "0.5B Q4_K_M")
-
-
-async def test_the_smaller_file_of_a_model_is_offered_as_the_draft_model_of_the_larger_one(tmp_path: Path) -> None:
-    files = [header_file(tmp_path / f"Big-{name}.gguf", weights=4096, kind=kind)
-             for name, kind in (("Q4_K_M", "F16"), ("Q8_0", "F32"))]  # fmt: skip
-    prints = (file_fingerprint(files[1]), file_fingerprint(files[0]))
-    keep_calibration(Subject(model=prints), PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=20.0))
-    comparison = Comparison((Side.of(files[0]), Side.of(files[1])), Settings(), backend=ScriptedBackend)
-    answer = AnswerAgreement(tokens=(), n_words=9, words=wilson(0.9, 9), places=(), same_top=0.96, kld=0.0, ppl=1.0,
-                             ppl_other=1.0)  # fmt: skip
-    found = comparison._draft_offer(Agreement(answers=(answer, answer)))
-    assert found is not None and found.target == 1
-    assert (found.gain.kind, found.gain.acceptance) == ("measured", 0.96) and found.gain.speedup > 1.2
-    words = draft_offer(found, ("Q4_K_M", "Q8_0"))
-    assert (
-        words == f"Q4_K_M as the draft model of Q8_0: ≈{found.gain.speedup:.1f}× (estimated, at an acceptance of 96 %)."
-    )
-    other = Comparison((Side.of(files[1]), Side.of(header_file(tmp_path / "Small.gguf"))), Settings())
-    assert other._draft_offer(Agreement(answers=(answer, answer))) is None
 
 
 def written(*deltas: tuple[str, tuple[int, ...]]) -> TokenText:

@@ -28,7 +28,6 @@ from cpuchat.protocol.timings import Timings
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.roofline import after_answer
 from cpuchat.telemetry.units import gigabytes
-from cpuchat.tune.candidates import loaded_costs
 from tests.costs.made_up import probe, two_cores
 from tests.hardware.counters.simulated import Simulated
 from tests.models.library.test_usage import answer, info
@@ -41,7 +40,7 @@ CPUS, POLICY = PLACED.cpus, PLACED.memory_policy.words
 
 
 def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
-    """Return the peak as every view has it: of the panel, a summary, F12, doctor, why, a list, a plan, a placement."""
+    """Return the peak as every view has it: of the panel, a summary, F12, doctor, why, a list, a plan."""
     loaded = with_peak(model, POLICY)
     meter = Meter()
     meter.observe(ModelLoaded(model=loaded), 0.0)
@@ -52,7 +51,6 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
     screen = MachineReader(known=known_of).facts()
     doctor = gather_facts(WantedSetup(), kernel=Simulated().calls, refused=lambda _: "", known=known_of)
     engine = EngineInfo(version="1", pid=os.getpid(), memory_policy=POLICY)
-    costs = loaded_costs(model, POLICY)
     machine = this_machine(Settings())
     found = {
         "panel": panel.peak.value.bytes_per_s if panel.peak.value is not None else None,
@@ -61,7 +59,6 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
         "doctor": page_json(doctor, [])["peak_read"],
         "why": gather(Settings(), model, engine, timings).model.peak_read or None,
         "list": machine.peak or None,
-        "placement": costs.peak if costs is not None else None,
     }
     if machine.peak:
         found["plan"] = round(1e9 * ThisMachine(Settings()).of().read_gbs.value, 3)

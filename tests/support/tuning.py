@@ -8,8 +8,8 @@ import pytest
 
 from cpuchat.config.settings import Settings
 from cpuchat.tune.candidates import TuningChoice
-from cpuchat.tune.halving import Speed
 from cpuchat.tune.measurer import Measurer
+from cpuchat.tune.search import Speed
 
 Factors = Callable[[Settings], tuple[float, float]]
 """Factors of prefill and decoding with these settings."""
@@ -20,9 +20,9 @@ def make_up_speeds(monkeypatch: pytest.MonkeyPatch, factors: Factors, but: str =
     is measured."""
     really = Measurer.measure
 
-    async def measure(self: Measurer, chosen: Settings, choice: TuningChoice, rung: int, draft: str) -> Speed:
+    async def measure(self: Measurer, chosen: Settings, choice: TuningChoice, draft: str) -> Speed:
         if choice.name == but:
-            return await really(self, chosen, choice, rung, draft)
+            return await really(self, chosen, choice, draft)
         prefill, decode = factors(chosen)
         return Speed(prefill=100 * prefill, decode=(20 * decode,))
 
@@ -30,11 +30,5 @@ def make_up_speeds(monkeypatch: pytest.MonkeyPatch, factors: Factors, but: str =
 
 
 def without_flash_attention(chosen: Settings) -> tuple[float, float]:
-    """Make flash attention cost a fifth of the prefill, and an 8-bit cache gain a tenth of decoding."""
-    prefill = 1.25 if chosen.engine.flash_attn == "off" else 1.0
-    return prefill, 1.1 if chosen.engine.type_k == "q8_0" else 1.0
-
-
-def with_small_cache(chosen: Settings) -> tuple[float, float]:
-    """Make an 8-bit cache gain a tenth of decoding."""
-    return 1.0, 1.1 if chosen.engine.type_k == "q8_0" else 1.0
+    """Make flash attention cost a fifth of the prefill."""
+    return 1.25 if chosen.engine.flash_attn == "off" else 1.0, 1.0

@@ -51,7 +51,6 @@ def test_flash_attention_is_left_on_for_a_quantized_cache() -> None:
     assert [one.words for one in candidates.attention_choice(Settings()).candidates] == ["off"]
     off = with_changes(Settings(), {"engine": {"flash_attn": "off"}})
     assert [one.words for one in candidates.attention_choice(off).candidates] == ["auto"]
-    assert candidates.kv_choice(off).skipped
     quantized = with_changes(Settings(), {"engine": {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}})
     assert candidates.attention_choice(quantized).skipped
 

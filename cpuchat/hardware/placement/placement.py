@@ -9,14 +9,13 @@ group of its own pays only while drafting and verifying overlap.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from cpuchat.base.errors import UsageError
 from cpuchat.config.settings import Changes, Settings, with_changes
-from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
+from cpuchat.hardware.lists import format_cpu_list
 from cpuchat.hardware.numa.mempolicy import Policy, choose_policy
 from cpuchat.hardware.placement.cores import CoreChoice, allowed_part, choose_cores
 from cpuchat.hardware.topology import Topology
@@ -264,6 +263,20 @@ def candidates(topology: Topology) -> list[PlacementCandidate]:
     return found
 
 
+def offered(topology: Topology, in_use: PlacementSpec) -> list[PlacementCandidate]:
+    """Return the placements that this machine allows; the one in use, if it is one of them, in its own words."""
+    try:
+        now = place(topology, in_use, with_draft=in_use.names_draft_cores)
+    except UsageError:
+        return candidates(topology)
+
+    def is_in_use(one: PlacementCandidate) -> bool:
+        placed = one.placement
+        return (placed.cpus, placed.draft_cpus, placed.memory_policy) == (now.cpus, now.draft_cpus, now.memory_policy)
+
+    return [replace(one, spec=in_use) if is_in_use(one) else one for one in candidates(topology)]
+
+
 def _candidate(topology: Topology, name: str, spec: PlacementSpec, reason: str) -> list[PlacementCandidate]:
     """Return a list with the candidate, or an empty one if that would leave a model without cores."""
     try:
@@ -290,32 +303,3 @@ def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:
         f"{who}: an L3 group of its own would give the draft model a part of the links to memory, and take it from the "
         "target."
     )
-
-
-class ReadRates(NamedTuple):
-    """Measured read bandwidth in bytes per second: of the whole machine, of one L3 group alone, and of one core (None:
-    not known, taken as no bound)."""
-
-    peak: float
-    l3_link: float | None = None
-    one_core: float | None = None
-
-    def of(self, topology: Topology, cpus: Collection[int], memory: str = "auto") -> float:
-        """Return the bytes per second that `cpus` can read together.
-
-        Each link carries what its cores ask for, at most that of one L3 group; all links together at most the part of
-        the peak that belongs to the sockets of `cpus`, and to the nodes that the policy `memory` binds to."""
-        sockets = {core.package for cpu in cpus if (core := topology.core_of(cpu)) is not None}
-        share = max(len(sockets), 1) / max(len(topology.packages), 1)
-        if memory.startswith("bind:"):
-            share = min(share, len(parse_cpu_list(memory.removeprefix("bind:"))) / max(len(topology.cpu_nodes), 1))
-        cores: dict[int, set[int]] = {}
-        for cpu in cpus:
-            core, group = topology.core_of(cpu), topology.l3_of(cpu)
-            link = group.fabric_link if group is not None else -1
-            cores.setdefault(link, set()).add(core.index if core is not None else cpu)
-        total = 0.0
-        for link, members in cores.items():
-            of_link = self.l3_link if self.l3_link is not None and link >= 0 else math.inf
-            total += min(len(members) * self.one_core if self.one_core is not None else math.inf, of_link)
-        return min(total, self.peak * share)

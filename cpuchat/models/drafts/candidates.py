@@ -107,16 +107,13 @@ class Expectation(msgspec.Struct, frozen=True):
         return ", ".join(gain.words for gain in self.gains)
 
 
-def gain(
-    pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kind = "measured", *, overlap: bool = False
-) -> DraftGain:
+def gain(pass_ms: Sequence[float], draft_ms: float, acceptance: float, kind: Kind = "measured") -> DraftGain:
     """Return the best depth, 0 included.
 
     Args:
         pass_ms: milliseconds of a pass of the target over 1, 2, ... tokens; at least one.
         draft_ms: milliseconds for a drafted token.
         acceptance: probability that a drafted token is accepted if those before it were, 0 to 1.
-        overlap: the next tokens are drafted while these are verified.
     """
     tokens = reached = 1.0
     best = DraftGain(kind, acceptance, 0, 1.0)
@@ -125,9 +122,7 @@ def gain(
     for depth in range(1, len(pass_ms)):
         reached *= acceptance
         tokens += reached
-        drafting = depth * draft_ms
-        took = max(pass_ms[depth], drafting) if overlap else pass_ms[depth] + drafting
-        speedup = tokens * pass_ms[0] / took
+        speedup = tokens * pass_ms[0] / (pass_ms[depth] + depth * draft_ms)
         if speedup > best.speedup:
             best = DraftGain(kind, acceptance, depth, speedup)
     return best

@@ -20,7 +20,7 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelDamaged
-from cpuchat.base.files import is_locked
+from cpuchat.base.files import JsonCache, is_locked
 from cpuchat.hardware.numa.residency import mapped_by
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import files_beside
@@ -287,6 +287,22 @@ def _announced(part: Path) -> str:
             if len(lines) > 2 and _HASH.fullmatch(lines[1]) and part.stat().st_mtime <= float(lines[2]) + 1:
                 return lines[1]
     return ""
+
+
+def content_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file: as it was published where that is known, else computed once and kept. Raises
+    ModelDamaged: it cannot be read.
+    """
+    try:
+        if len(known := _announced(path)) == 64:
+            return known
+        cache, key = JsonCache(paths.hashes_file(), str, version=1, max_entries=500), stat_fingerprint([path])
+        if (found := cache.read().get(key)) is None:
+            found = file_digest(path, "0" * 64, lambda _: None)
+            cache.put(key, found)
+        return found
+    except OSError as error:
+        raise ModelDamaged(f"Cannot read {error.filename}: {error.strerror}.", "Check the disk.") from None
 
 
 def file_digest(path: Path, wanted: str, progress: Callable[[int], None]) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -16,16 +14,12 @@ from textual.widgets import Static
 from textual.worker import Worker
 
 from cpuchat.base.errors import CpuchatError
-from cpuchat.base.files import write_atomically
-from cpuchat.base.paths import expanded, shown
 from cpuchat.base.text import clean_line
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, Side
-from cpuchat.models.drafts.candidates import WORTH
 from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
-from cpuchat.session.attachments import start_folder
 from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
 from cpuchat.tui.compare.agreement import PlacesList
@@ -34,7 +28,7 @@ from cpuchat.tui.compare.stage import Stage
 from cpuchat.tui.services import SPARE, Services, pace_beside
 from cpuchat.tui.terminal.painter import Painter, TypingScreen
 from cpuchat.tui.threads import result_of, yield_to_inference
-from cpuchat.tui.widgets.dialogs import AskTextScreen, Dismissable
+from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.prompt import PromptInput
 
@@ -174,10 +168,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         for pane, answer in zip(self._panes, last.answers, strict=True):
             pane.show_agreement(found, answer)
         self.query_one(PlacesList).show(found)
-        offer = ""
-        if last.draft_offer is not None and last.draft_offer.gain.speedup >= WORTH:
-            offer = f"{compare.draft_offer(last.draft_offer, self.comparison.names)} {self._key('draft')} uses it."
-        self._stage.agree(found, offer)
+        self._stage.agree(found)
         self.query_one(TablePane).show(self.comparison, self._key("repeat"))
 
     async def _one_round(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool) -> Round | None:
@@ -394,34 +385,3 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         if not self.busy:
             self.remove_class("-table")
             self._stage.replay()
-
-    def action_draft(self) -> None:
-        """Make the smaller file the draft model of the larger one."""
-        turns = self.comparison.turns
-        offer = turns[-1].rounds[-1].draft_offer if turns and turns[-1].rounds else None
-        if offer is None:
-            self.notify("Known after two quantizations of the same model have answered, and their agreement is there.")
-            return
-        target, draft = (Path(self._sides[side].path) for side in (offer.target, 1 - offer.target))
-        self._services.use_draft_model(target, str(draft))
-        names = self.comparison.names
-        text = f"{names[1 - offer.target]} is the draft model of {names[offer.target]} from its next load on."
-        self.notify(clean_line(text), markup=False)
-
-    @work
-    async def action_export(self) -> None:
-        if not self.comparison.turns:
-            self.notify("There is nothing to export yet.")
-            return
-        name = re.sub(r"[^\w.-]+", "-", compare.title(self.comparison)).strip("-") + ".md"
-        wanted = await self.app.push_screen_wait(AskTextScreen("Export to Markdown", shown(start_folder() / name)))
-        if not wanted:
-            return
-        file = expanded(wanted)
-        try:
-            text = compare.markdown(self.comparison)
-            await asyncio.to_thread(write_atomically, file, text, mode=0o644)
-        except OSError as error:
-            self.notify(f"Cannot write {file}: {error.strerror}.", severity="error", markup=False)
-        else:
-            self.notify(f"{shown(file)} written.", markup=False)

@@ -49,16 +49,13 @@ _MAX_BAR, _MAX_NAME, _LABEL, _RATE = 24, 22, 17, 12
 
 
 class Scene:
-    """A recording with what drawing it takes. `say` is the sentence, `offer` what is said behind it; the strip shows
+    """A recording with what drawing it takes. `say` is the sentence; the strip shows
     the `agreement` on A's answer, before that is known the equal words."""
 
-    def __init__(
-        self, recording: Recording, say: str = "", agreement: Agreement | None = None, offer: str = ""
-    ) -> None:
+    def __init__(self, recording: Recording, say: str = "", agreement: Agreement | None = None) -> None:
         self.recording = recording
         self.say = say
         self.agreement = agreement
-        self.offer = offer
 
     @cached_property
     def _same(self) -> SameWords:
@@ -78,7 +75,7 @@ class Scene:
             lines = self._tracks(at_ms, width, 0, " ")
         if (strip := self._strip(at_ms, width, wide)) is not None:
             lines.append(strip)
-        said = wrap(f"{self.say} {self.offer}".strip(), max(width, 1))  # a window may have no column left
+        said = wrap(self.say, max(width, 1))  # a window may have no column left
         is_shown = at_ms >= self.recording.end_ms
         return [*lines, *([(text, "value")] if is_shown else [] for text in said)]
 
@@ -281,10 +278,10 @@ class Stage(Widget):
         if str(self.border_title or "") != _LIVE_TITLE:
             self.border_title = Content(_LIVE_TITLE)
 
-    def agree(self, agreement: Agreement, offer: str = "") -> None:
-        """Show the agreement in place of the equal words, and say `offer` behind the sentence."""
+    def agree(self, agreement: Agreement) -> None:
+        """Show the agreement in place of the equal words."""
         if self._scene is not None:
-            self._scene = Scene(self._scene.recording, self._scene.say, agreement, clean_line(offer))
+            self._scene = Scene(self._scene.recording, self._scene.say, agreement)
             self._show_changes()
             self.refresh(layout=True)
 

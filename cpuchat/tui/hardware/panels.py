@@ -14,7 +14,7 @@ from textual.widgets.option_list import Option
 
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.hardware.machine import MachineFacts
-from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.hardware.placement.placement import PlacementCandidate, PlacementSpec
 from cpuchat.present import machine
 from cpuchat.present.machine import Now, cpu_module, kernels_used, passes_measured
 from cpuchat.tui.widgets.model_list import label_table
@@ -22,7 +22,6 @@ from cpuchat.tui.widgets.model_list import label_table
 if TYPE_CHECKING:
     from cpuchat.protocol.model_info import ModelInfo
     from cpuchat.tui.services import Services
-    from cpuchat.tune.candidates import LoadedCosts, PlacementOption
 
 
 class FactsTable(Static):
@@ -35,26 +34,21 @@ class FactsTable(Static):
         self.update(label_table(rows, self.get_component_rich_style("facts--dim", partial=True), 16))
 
 
-async def read_costs(
-    services: Services, model: ModelInfo | None, root: Path
-) -> tuple[LoadedCosts | None, dict[str, str]]:
-    """Return what passes of the loaded `model` cost, and the fields of `Now` about passes, CPU modules and kernels on
-    the cores of the settings."""
+async def read_words(services: Services, model: ModelInfo | None, root: Path) -> dict[str, str]:
+    """Return the fields of `Now` about passes, CPU modules and kernels on the cores of the settings."""
     from cpuchat.measure.peak import with_peak
     from cpuchat.models.cpu_modules import AUTO, engine_cpu
     from cpuchat.models.kernels import ProductLog
-    from cpuchat.tune.candidates import loaded_costs
 
     settings, engine = services.settings, services.conversation.backend.engine
     memory, in_effect = engine.memory_policy if engine is not None else "", services.conversation.in_effect
 
-    def read() -> tuple[LoadedCosts | None, dict[str, str]]:
-        costs = loaded_costs(model, memory, root) if model is not None else None
+    def read() -> dict[str, str]:
         kernels = ""
         if model is not None and engine is not None and model.evidence is not None:
             products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
             kernels = kernels_used(with_peak(model, memory), engine, products)
-        return costs, {
+        return {
             "passes": passes_measured(settings, root),
             "cpu_module": cpu_module(settings, in_effect, engine),
             "kernels": kernels,
@@ -70,18 +64,20 @@ class PlacementList(OptionList):
 
     def __init__(self) -> None:
         super().__init__(id="placements", compact=True)
-        self._offers: tuple[PlacementOption, ...] = ()
-        self._in_use = PlacementSpec()
+        self._offers: tuple[PlacementCandidate, ...] = ()
+        self._in_use, self._has_draft = PlacementSpec(), True
 
     @property
     def marked(self) -> PlacementSpec:
         at = self.highlighted
         return self._offers[at].spec if at is not None and at < len(self._offers) else self._in_use
 
-    def offer(self, offers: Sequence[PlacementOption], in_use: PlacementSpec) -> None:
-        """List these. A selection of the user's stays; else the one in use is selected."""
+    def offer(self, offers: Sequence[PlacementCandidate], in_use: PlacementSpec, *, has_draft: bool = True) -> None:
+        """List these, the recommended one first. A selection of the user's stays; else the one in use is selected.
+        Without a draft model those with cores for one say so.
+        """
         wanted = in_use if self.marked == self._in_use else self.marked
-        self._offers, self._in_use = tuple(offers), in_use
+        self._offers, self._in_use, self._has_draft = tuple(offers), in_use, has_draft
         self._list(wanted)
 
     def mark(self, spec: PlacementSpec) -> None:
@@ -91,7 +87,10 @@ class PlacementList(OptionList):
 
     def _list(self, wanted: PlacementSpec) -> None:
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
-        rows = [self._row(offer.name, offer.spec, offer.speed, offer.recommended, width) for offer in self._offers]
+        rows: list[Text] = []
+        for number, offer in enumerate(self._offers):
+            note = "needs draft" if offer.placement.is_split and not self._has_draft else ""
+            rows.append(self._row(offer.name, offer.spec, note, not number, width))
         if (spec := self._in_use) not in [offer.spec for offer in self._offers]:
             parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
             parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory_policy}"]
@@ -100,10 +99,10 @@ class PlacementList(OptionList):
             self.set_options([Option(row) for row in rows])
             self.mark(wanted)
 
-    def _row(self, name: str, spec: PlacementSpec, speed: str, is_recommended: bool, width: int) -> Text:
+    def _row(self, name: str, spec: PlacementSpec, note: str, is_recommended: bool, width: int) -> Text:
         in_use = spec == self._in_use
         marks = " · ".join(filter(None, ("in use" if in_use else "", "recommended" if is_recommended else "")))
-        right = f"  {speed:>13}"
+        right = f"  {note:>13}"
         text = Text.assemble((name, "bold" if in_use else ""), (f"  {marks}" if marks else "", "dim"))
         text.truncate(max(width - len(right) - 2, 12), overflow="ellipsis", pad=True)
         return Text.assemble("● " if in_use else "○ ", text, right, no_wrap=True)

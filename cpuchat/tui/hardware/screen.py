@@ -15,18 +15,24 @@ from textual.content import Content
 from textual.widgets import OptionList, Static
 
 from cpuchat.hardware.machine import MachineFacts, MachineReader
-from cpuchat.hardware.placement.placement import Placement, PlacementError, PlacementSpec, place
+from cpuchat.hardware.placement.placement import (
+    Placement,
+    PlacementCandidate,
+    PlacementError,
+    PlacementSpec,
+    offered,
+    place,
+)
 from cpuchat.measure.peak import known_of
 from cpuchat.present import machine
 from cpuchat.present.machine import Now
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.session.placement import PlacementChange
 from cpuchat.tui.hardware.panels import FactsTable, PlacementList
 from cpuchat.tui.hardware.picture import MachinePicture, Use
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
-from cpuchat.tune.candidates import LoadedCosts, PlacementOptions
-from cpuchat.tune.trial import PlacementChange
 
 SAMPLE_SECONDS = 1.0
 _FIRST_SAMPLE_SECONDS = 0.15  # the counters are being opened until then
@@ -53,8 +59,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._before: PlacementSpec | None = None  # where `u` goes: the previous placement
         self._about: PlacementSpec | None = None  # what the lines at the bottom are about
         self._outcome_told = False  # the lines at the bottom are about a change
-        self._options: PlacementOptions | None = None
-        self._costs: LoadedCosts | None = None
+        self._options: list[PlacementCandidate] = []
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="machine") as pane:
@@ -104,7 +109,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self.query_one("#machine").border_title = Content(machine.title(self.facts))
         self._outcome_told = False
         self._list_placements(self.facts)
-        self._read_costs()
+        self._read_words()
         self._show()
 
     @work(exclusive=True, group="placement")
@@ -126,7 +131,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if not self.has_widgets or self.facts is None:
             return
         self._show_picture()
-        advice = self._options.advice if self._options is not None else ""
+        advice = ""
+        if self._options and self._options[0].spec != self._in_use:
+            advice = f"“{self._options[0].name}” is recommended · t selects it, Enter tries it"
         self.query_one(FactsTable).show(self.facts, self.now, advice)
 
     def _show_picture(self) -> None:
@@ -138,23 +145,18 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         use = Use.of(placed.cpus, placed.draft_cpus) if placed is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
 
-    @work(exclusive=True, group="costs")
-    async def _read_costs(self) -> None:
-        from cpuchat.tui.hardware.panels import read_costs
+    @work(exclusive=True, group="words")
+    async def _read_words(self) -> None:
+        from cpuchat.tui.hardware.panels import read_words
 
-        costs, words = await read_costs(self._services, self._model, self.reader.root)
+        words = await read_words(self._services, self._model, self.reader.root)
         self.now = dataclasses.replace(self.now, **words)
-        if self.facts is not None and self.has_widgets and costs != self._costs:
-            self._costs = costs
-            self._list_placements(self.facts)
         self._show()
 
     def _list_placements(self, facts: MachineFacts) -> None:
-        from cpuchat.tune.candidates import compare_placements
-
-        self._options = compare_placements(facts.topology, facts.peaks, self._model,
-                                           self._conversation.figures(), self._in_use, self._costs)  # fmt: skip
-        self.query_one(PlacementList).offer(self._options.options, self._in_use)
+        self._options = offered(facts.topology, self._in_use)
+        has_draft = self._model is None or bool(self._model.draft)
+        self.query_one(PlacementList).offer(self._options, self._in_use, has_draft=has_draft)
         if not self._outcome_told:
             self._about = None
             self._marked()
@@ -176,8 +178,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._about, self._outcome_told = spec, False
             lines: list[str] = []
             if self.facts is not None and (meant := self._placement(spec)) is not None:
-                choice = self._options.find(spec) if self._options is not None else None
-                lines = [choice.about if choice is not None else meant.reason, *meant.notes]
+                choice = next((one for one in self._options if one.spec == spec), None)
+                lines = [choice.reason if choice is not None else meant.reason, *meant.notes]
                 if len(self.facts.topology.nodes) > 1:
                     lines.append(f"memory: {meant.memory_policy.words}, {meant.policy_reason}")
             self.query_one("#about", Static).update(Text("\n".join(filter(None, lines))))
@@ -215,9 +217,8 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._load(before)
 
     def action_recommended(self) -> None:
-        choice = self._options.recommended if self._options is not None else None
-        if choice is not None:
-            self.query_one(PlacementList).mark(choice.spec)
+        if self._options:
+            self.query_one(PlacementList).mark(self._options[0].spec)
 
     def _load(self, spec: PlacementSpec) -> None:
         conversation = self._conversation

@@ -15,8 +15,8 @@ from cpuchat.hardware.placement.placement import (
     SHARED,
     PlacementCandidate,
     PlacementSpec,
-    ReadRates,
     candidates,
+    offered,
     place,
 )
 from cpuchat.hardware.topology import Topology
@@ -84,15 +84,7 @@ def test_cores_of_each_placement(machine: Machine) -> None:
     assert (pairs[OWN_L3].spec.draft_cores, len(pairs[OWN_L3].placement.cpus)) == ("l3:15", 120)
 
 
-def test_read_rate_of_cores_links_and_memory(machine: Machine) -> None:
-    one, known = machine("epyc-9354"), ReadRates(367.0, 50.0, 25.3)
-    assert known.of(one, (0,)) == 25.3
-    assert known.of(one, range(4)) == 50.0
-    assert known.of(one, (0, 32)) == 25.3, "two threads of a core are one core"
-    assert known.of(one, (0, 4, 8)) == pytest.approx(75.9)
-    assert known.of(one, range(28)) == 350.0
-    assert known.of(one, range(32)) == 367.0
-    assert ReadRates(367.0).of(one, range(4)) == 367.0, "what is not known is no bound"
-    assert known.of(machine("epyc-9754"), range(16)) == 50.0, "two groups, one link"
-    assert known.of(machine("2x-epyc-7543"), range(32)) == 183.5, "the memory of one socket"
-    assert known.of(machine("epyc-9354p-nps4"), range(32), "bind:0") == 91.75
+def test_what_is_in_use_keeps_its_words(machine: Machine) -> None:
+    topology = machine("epyc-9354")
+    assert offered(topology, PlacementSpec(cores="all"))[0].spec == PlacementSpec(cores="all")
+    assert offered(topology, PlacementSpec(cores="l3:0-3")) == candidates(topology)

@@ -17,7 +17,7 @@ from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.session.conversation import Conversation
-from cpuchat.tune.trial import PlacementChange
+from cpuchat.session.placement import PlacementChange
 from tests.support.chatting import collect
 
 pytestmark = pytest.mark.slow

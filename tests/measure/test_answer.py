@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from cpuchat.base.errors import MeasureFailed
+from cpuchat.measure.answer import answer_greedily
 from cpuchat.protocol.messages import (
     AnyEvent,
     Failed,
@@ -17,7 +18,6 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.timings import Timings
-from cpuchat.telemetry.answer import answer_greedily
 
 TEXT = TextDelta(request_id=1, text="x")
 

@@ -34,9 +34,3 @@ async def answer_greedily(
                 case GenerationFinished():
                     return event.timings
     raise MeasureFailed("The measurement returned no figures.", "Measure again.")
-
-
-def percent(share: float) -> str:
-    """Format as `+3.2 %`, `−1.0 %`; what rounds to zero has no sign."""
-    text = f"{100 * abs(share):.1f} %"
-    return text if text == "0.0 %" else ("+" if share > 0 else "−") + text
