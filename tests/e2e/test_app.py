@@ -89,10 +89,10 @@ def test_keys_in_one_read_keep_their_order_an_answer_is_stopped_and_a_killed_wor
         terminal.press("esc")
         terminal.wait_for("stopped")
         assert "second two" in terminal.text
-        terminal.type("\x10export\r")
-        terminal.wait_for("Export to Markdown")
+        terminal.type("\x10rename\r")
+        terminal.wait_for("Rename chat")
         terminal.press("esc")
-        terminal.wait_until(lambda screen: "Export to Markdown" not in screen, "the chat")
+        terminal.wait_until(lambda screen: "Rename chat" not in screen, "the chat")
         terminal.press("enter")
         terminal.wait_until(lambda _: len(stored()) == 4 and stored()[3][1], "an answer to what was typed")
         children = psutil.Process(terminal.process.pid).children()
