@@ -122,6 +122,7 @@ _MAY_END = re.compile(r"[.!?…।॥؟۔][^\w\s]{0,8}\s{1,8}\S{1,80}\s|[。！�
 _TAIL = 100  # characters: the longest match of it
 _MARK = re.compile(r"\s*(?:>\s?)*\s*(?:[-*+]\s+(\[[ xX]\]\s)?|(\d{1,9})[.)]\s+|#{1,6}\s+)?")
 _FENCE = re.compile(r"(`{3,}(?=[^`]*$)|~{3,}|\$\$(?!.*\$\$)|\\\[(?!.*\\\]))\s*(\S*)")
+_WORD = re.compile(r"(?<![A-Za-z0-9.'’-])[A-Za-z0-9.'’-]*$")
 _RULE = re.compile(r"[-*_=\s]+")
 _WHOLE_LINES = ("|", "```", "~~~", "$$", "\\[", "#")
 """Beginnings of lines that are read when they are complete."""
@@ -201,8 +202,10 @@ class SentenceSplitter:
         return _pieces(f"{head}{', '.join(filter(None, cells))}", is_end=True)
 
     def _read(self) -> list[str]:
-        """Return the sentences of the paragraph that are complete."""
-        *whole, self._paragraph = _divided(self._paragraph) or [""]
+        """Return the sentences of the paragraph that are complete; a word that is being written tells nothing yet."""
+        word = _WORD.findall(self._paragraph)[0] if self._begun else ""
+        *whole, last = _divided(self._paragraph.removesuffix(word)) or [""]
+        self._paragraph = last + word
         return [one for part in whole for one in _pieces(spoken_inline(part))]
 
     def _end_paragraph(self) -> list[str]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpuchat.speech.sentences import MAX_CHARS, SentenceSplitter
@@ -114,6 +114,7 @@ def test_markdown_becomes_sentences() -> None:
 
 
 @given(st.lists(st.integers(1, 40), max_size=200))
+@example([1, 1, 1, 1, 34, 40, 40])
 def test_any_division_gives_the_same_sentences(lengths: list[int]) -> None:
     pieces, at = [], 0
     for length in lengths:
