@@ -50,6 +50,12 @@ _ALL = "all"  # machines, for --on
     metavar="X",
     help="Target tok/s per user; default: 5 (reading speed).",
 )
+@click.option(
+    "--usd-per-hour",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    metavar="USD",
+    help="Price of the machine for an hour: adds the cost of a million tokens.",
+)
 @click.option("--machines", "list_machines", is_flag=True, help="List the machines with the sources of their figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: rates in tok/s, sizes in bytes.")
 def plan(
@@ -97,7 +103,13 @@ def plan(
 def _workload(values: dict[str, Any]) -> PlannedWorkload:
     from cpuchat.planner.plan import PlannedWorkload
 
-    names = {"ctx": "n_ctx", "prompt": "n_prompt", "answer": "n_answer", "tok_s": "tok_s"}
+    names = {
+        "ctx": "n_ctx",
+        "prompt": "n_prompt",
+        "answer": "n_answer",
+        "tok_s": "tok_s",
+        "usd_per_hour": "usd_per_hour",
+    }
     given = {name: values[key] for key, name in names.items() if values[key] is not None}
     usual = PlannedWorkload()  # long prompts and answers make the default context longer
     longest = given.get("n_prompt", usual.n_prompt) + given.get("n_answer", usual.n_answer)

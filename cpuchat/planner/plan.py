@@ -36,13 +36,14 @@ _BUFFERS, _MAX_BUFFERS = 0.01, 2e9  # of the engine, as a share of the weights
 
 
 class PlannedWorkload(msgspec.Struct, frozen=True, kw_only=True):
-    """The work to plan for: tokens of context per chat, of a prompt, and of an answer, and the target `tok_s` of each
-    user."""
+    """The work to plan for: tokens of context per chat, of a prompt, and of an answer, the target `tok_s` of each user,
+    and what an hour of the machine costs (0: not known)."""
 
     n_ctx: int = 8192
     n_prompt: int = 500
     n_answer: int = 300
     tok_s: float = PACE
+    usd_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
         if self.n_prompt + self.n_answer > self.n_ctx:
@@ -135,6 +136,8 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     draft_ceiling: Range | None = None
     users: Range | None = None
     shared_tok_s: Range | None = None
+    usd_per_million: Range | None = None
+    shared_usd_per_million: Range | None = None
     scalar_type: str = ""
 
     @property
@@ -179,9 +182,17 @@ def make_plan(
         n * batch_rate(machine.profile(name), work, n, past) if n else 0.0
         for name, n in zip(SCENARIOS, chats, strict=True)
     ]
+    shared = _ordered(together)
+
+    def usd_per_million(rates: Range) -> Range | None:
+        priced = workload.usd_per_hour and rates.low > 0
+        return rates.map(lambda rate: 1e6 * workload.usd_per_hour / (3600 * rate)) if priced else None
+
     plan = msgspec.structs.replace(
         plan,
         tok_s=tok_s,
+        usd_per_million=usd_per_million(tok_s),
+        shared_usd_per_million=usd_per_million(shared),
         limit=middle.limit,
         limit_share=middle.limit_share,
         prefill_tok_s=ttft_s.map(lambda seconds: workload.n_prompt / seconds),
@@ -189,7 +200,7 @@ def make_plan(
         memory_ceiling=_memory_ceiling(machine, plan),
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
         users=_ordered(chats),
-        shared_tok_s=_ordered(together),
+        shared_tok_s=shared,
     )
     if draft is not None and not scalar_type_of(draft.work, machine.scalar_types):
         *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0))

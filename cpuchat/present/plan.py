@@ -59,7 +59,12 @@ def lines(plan: CapacityPlan) -> Lines:
         ),
         ("ceilings", f"reading ≤ {rates(plan.memory_ceiling)}, computing ≤ {rates(plan.compute_ceiling)} tok/s"),
     ]
-    return [*found, *_draft_lines(plan), *_shared(plan)]
+    found += [*_draft_lines(plan), *_shared(plan)]
+    if plan.usd_per_million is not None:
+        together = plan.shared_usd_per_million
+        shared = f", ${together.value:.2f} with all of these users" if together is not None else ""
+        found.append(("cost", f"${plan.usd_per_million.value:.2f} per million tokens for one chat{shared}"))
+    return found
 
 
 def _draft_lines(plan: CapacityPlan) -> Lines:

@@ -11,11 +11,11 @@ from tests.cli.program import run
 
 
 def test_a_model_on_a_machine() -> None:
-    done = run("plan", "70b:Q4_K_M", "--on", "9754", "--draft", "llama-3.2-1b-instruct")
+    done = run("plan", "70b:Q4_K_M", "--on", "9754", "--draft", "llama-3.2-1b-instruct", "--usd-per-hour", "2")
     assert done.returncode == 0, done.stderr
     assert "70B Q4_K_M on EPYC 9754\n" in done.stdout
     assert "draft model  Llama 3.2 1B Instruct Q4_K_M" in done.stdout
-    for label in ("memory", "tok/s", "first token", "ceilings", "draft model", "users"):
+    for label in ("memory", "tok/s", "first token", "ceilings", "draft model", "users", "cost"):
         assert f"\n  {label} " in done.stdout
     assert "GB/s" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
