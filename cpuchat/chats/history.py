@@ -20,6 +20,7 @@ from cpuchat.chats.records import (
     AnswerSettings,
     Attachment,
     Chat,
+    Deleted,
     SearchHit,
     StoredMessage,
     Tree,
@@ -93,6 +94,7 @@ class ChatHistory:
         self.chat: Chat | None = None
         self.messages: list[StoredMessage] = []
         self.tree = Tree()
+        self._deleted: list[Deleted] = []  # in this run: what is deleted is in no file
         self._store = store
         self._saver = AnswerSaver(store, on_save_problem)
         self.drafts = DraftSaver(store)
@@ -183,12 +185,18 @@ class ChatHistory:
         if self.chat is not None and self.chat.id == chat_id:
             self.chat = msgspec.structs.replace(self.chat, **changes)
 
+    async def fork(self, message_id: int = 0) -> Chat:
+        """Copy the open chat up to a message (0: the last one) into a new one. Raises ChatsError."""
+        assert self.chat is not None
+        await self._require_saved()
+        return await asyncio.to_thread(self.store.fork, self.chat.id, message_id or self.messages[-1].id)
+
     async def delete(self, chat_id: str) -> None:
-        """Delete a chat. Raises ChatsError."""
-        await asyncio.to_thread(self.store.delete, chat_id)
+        """Delete a chat; `undo_delete` puts it back. Raises ChatsError."""
+        self._deleted.append(await asyncio.to_thread(self.store.delete, chat_id))
 
     async def delete_branch(self, message_id: int) -> bool:
-        """Delete a message of the open chat and all that follow from it.
+        """Delete a message of the open chat and all that follow from it; `undo_delete` puts them back.
 
         Returns False when that was all of the chat, which is deleted then. Raises ChatsError: nothing was deleted;
         ChatsChanged: another instance changed the chat, which has been loaded again.
@@ -196,7 +204,23 @@ class ChatHistory:
         assert self.chat is not None
         await self._require_saved()
         async with self._loading_again():
-            return await asyncio.to_thread(self.store.delete_branch, self.chat, message_id)
+            deleted = await asyncio.to_thread(self.store.delete_branch, self.chat, message_id)
+        self._deleted.append(deleted)
+        return bool(deleted.message_id)
+
+    async def undo_delete(self) -> Deleted | None:
+        """Put back and return what this run deleted last or None. Raises ChatsError, also for an unsaved answer."""
+        await self._require_saved()
+        if not self._deleted:
+            return None
+        deleted = self._deleted.pop()
+        try:
+            await asyncio.to_thread(self.store.undelete, deleted)
+        except ChatsError as error:
+            if not isinstance(error, ChatsChanged):
+                self._deleted.append(deleted)  # once there is room on the disk
+            raise
+        return deleted
 
     async def add_question(
         self, text: str, model: str, attach: Attach | None = None, **options: Any

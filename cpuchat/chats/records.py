@@ -69,6 +69,14 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
         return choice == "stop" or (choice == "compact" and can_summarize)
 
 
+class Deleted(msgspec.Struct, frozen=True):
+    """Deleted rows of each table, to be put back, and the first message of a branch (0: the chat)."""
+
+    chat_id: str
+    message_id: int
+    rows: dict[str, list[tuple[Any, ...]]]
+
+
 class Excerpt(msgspec.Struct, frozen=True):
     """A message that a search found: the text around the first hit, on one line, and where in it the hits are."""
 

@@ -22,11 +22,13 @@ import msgspec
 
 from cpuchat.base.errors import ChatsChanged
 from cpuchat.base.text import clean_line
+from cpuchat.chats import schema
 from cpuchat.chats.database import Database
 from cpuchat.chats.records import (
     CHAT_COLUMNS,
     MESSAGE_COLUMNS,
     Chat,
+    Deleted,
     Excerpt,
     SearchHit,
     StoredMessage,
@@ -43,6 +45,7 @@ from cpuchat.protocol.messages import Role
 
 _CHAT = ", ".join(CHAT_COLUMNS)
 _MESSAGE = ", ".join(MESSAGE_COLUMNS)
+_FORK = "Fork: "  # first, so that a narrow list does not cut it off
 _PER_CHAT = 3  # messages
 MAX_CHATS = 100
 """Chats that a search returns, at most."""
@@ -194,16 +197,32 @@ class ChatStore(Database):
                 raise _no_chat()
             self._erase_due = True
 
-    def delete(self, chat_id: str) -> None:
+    def fork(self, chat_id: str, message_id: int) -> Chat:
+        """Copy the messages up to this one into a new chat. Raises ChatsChanged if it does not exist."""
+        now = time.time()
+        with self.transaction():
+            chat, tree = self.chat(chat_id), self.tree(chat_id)
+            if message_id not in tree:
+                raise _no_message()
+            new = {"id": new_chat_id(), "title": f"{_FORK}{chat.title.removeprefix(_FORK)}", "leaf": message_id}
+            fork = msgspec.structs.replace(chat, **new, created=now, updated=now, pinned=False)
+            tree.leaf = message_id
+            messages = self.messages(chat_id, tree)
+            self.add_copy(fork, [msgspec.structs.replace(one, chat_id=fork.id) for one in messages])
+            return self.chat(fork.id)
+
+    def delete(self, chat_id: str) -> Deleted:
         """Delete the chat and its messages; nothing happens when there is none."""
         with self.transaction():
+            rows = {table: self._rows_of(table, chat_id) for table in schema.TABLES}
             self._db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
             self._erase_due = True
+        return Deleted(chat_id, 0, rows)
 
-    def delete_branch(self, chat: Chat, message_id: int) -> bool:
+    def delete_branch(self, chat: Chat, message_id: int) -> Deleted:
         """Delete a message and all that follow from it; the branch beside it is open then. Of a summary, what follows
-        stays. A chat that would be empty is deleted: False. Raises ChatsChanged: the message is gone, or the chat is
-        not of this version any more.
+        stays. A chat that would be empty is deleted. Raises ChatsChanged: the message is gone, or the chat is not of
+        this version any more.
         """
         with self.transaction():
             self.require_unchanged(chat)
@@ -216,15 +235,31 @@ class ChatStore(Database):
             if moved:
                 gone, leaf = {message_id}, tree.leaf
             if not leaf:
-                self.delete(chat.id)
-                return False
+                return self.delete(chat.id)
             self._touch(chat.id, time.time())
+            rows = [row for row in self._rows_of("messages", chat.id) if row[0] in gone | moved]
             parent = tree.parent(message_id)
             self._db.executemany("UPDATE messages SET parent = ? WHERE id = ?", [(parent, id) for id in moved])
             self._db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
             self.set_leaf(chat.id, leaf)
             self._erase_due = True
-        return True
+        return Deleted(chat.id, message_id, {"messages": rows})
+
+    def undelete(self, deleted: Deleted) -> None:
+        """Put back what was deleted. Raises ChatsChanged if it was a branch of a chat that is gone."""
+        with self.transaction():
+            if deleted.message_id:
+                self._touch(deleted.chat_id, time.time())
+            for table, rows in deleted.rows.items():
+                for row in rows:
+                    values = [storable(value) if isinstance(value, str) else value for value in row]
+                    self._db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})", values)
+            for id, chat_id, parent, *_ in deleted.rows["messages"]:  # those after a summary are there already
+                self._db.execute("UPDATE messages SET parent = ? WHERE id = ? AND chat_id = ?", (parent, id, chat_id))
+
+    def _rows_of(self, table: str, chat_id: str) -> list[tuple[Any, ...]]:
+        key = "id" if table == "chats" else "chat_id"
+        return self._db.execute(f"SELECT * FROM {table} WHERE {key} = ?", (chat_id,)).fetchall()
 
     # --- messages ---
 

@@ -14,7 +14,7 @@ from cpuchat.base.errors import ChatsError, CpuchatError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.history import ChatHistory
-from cpuchat.chats.records import StoredMessage, WhenFull, storable
+from cpuchat.chats.records import Deleted, StoredMessage, WhenFull, storable
 from cpuchat.config.presets import Preset
 from cpuchat.config.servers import Source, is_url, source
 from cpuchat.models.library.library import Library
@@ -526,8 +526,16 @@ class ChatSession:
         self.listen(events.ChatOpened(message_id))
         self.listen(events.Changed("chats"))
 
+    async def fork(self, message_id: int = 0) -> None:
+        """Copy the open chat up to a message (0: all of it) into a new chat, and open that. Raises ChatsError."""
+        if not self.messages:
+            self.tell("This chat has no messages yet.")
+        elif not self.refuse_while_writing("fork this chat"):
+            await self.open((await self.history.fork(message_id)).id)
+            self.tell("Forked. The copy is open now.")
+
     async def delete(self, chat_id: str) -> bool:
-        """Delete a chat; a new one replaces an open one. Returns False if it has to wait. Raises ChatsError."""
+        """Delete a chat, until `undo`; a new one replaces an open one. False if it has to wait. Raises ChatsError."""
         is_open = chat_id == self.chat_id
         if is_open and self.refuse_while_writing("delete this chat"):
             return False
@@ -538,7 +546,7 @@ class ChatSession:
         return True
 
     async def delete_message(self, message_id: int) -> bool:
-        """Delete a message with all that follow from it; False if it has to wait. Raises ChatsError."""
+        """Delete a message with all that follow from it, until `undo`; False if it has to wait. Raises ChatsError."""
         if self.refuse_while_writing("delete messages"):
             return False
         try:
@@ -546,6 +554,15 @@ class ChatSession:
         finally:  # it may have been changed in another window
             self._show_opened()
         return True
+
+    async def undo(self) -> Deleted | None:
+        """Put back what was deleted last, and return what it is; it is not opened. Raises ChatsError."""
+        if self.refuse_while_writing("undo"):
+            return None
+        if (deleted := await self.history.undo_delete()) is None:
+            self.tell("Nothing to undo.")
+        self.listen(events.Changed("chats"))
+        return deleted
 
     async def edit(self, message_id: int, text: str) -> None:
         """Save another text of a summary in its place, or of an answer as another branch. Raises ChatsError."""

@@ -43,6 +43,13 @@ def texts(core: Conversation) -> list[str]:
     return [message.content for message in core.messages]
 
 
+async def undone(core: Conversation) -> bool:
+    """Put back what was deleted last, and open it; return whether there was anything."""
+    if deleted := await core.history.undo_delete():
+        await core.open_chat(deleted.chat_id, deleted.message_id)
+    return deleted is not None
+
+
 def asked(core: Conversation) -> list[str]:
     """Return what the model was asked last."""
     assert isinstance(core.backend, ScriptedBackend)
@@ -75,7 +82,7 @@ def test_the_branch_that_was_open_is_open_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["chat", "branch"])
-def test_what_was_deleted_is_in_no_file(tmp_path: Path, what: str) -> None:
+def test_what_was_deleted_can_be_put_back_and_is_in_no_file_before(tmp_path: Path, what: str) -> None:
     path = tmp_path / "only" / "chats.db"
     store = ChatStore(path)
     chat = store.create_chat("m", "Be brief.", title=SECRET if what == "chat" else "T")
@@ -85,11 +92,17 @@ def test_what_was_deleted_is_in_no_file(tmp_path: Path, what: str) -> None:
     )
     store.add_message(chat.id, "user", f"{SECRET}?")
     store.add_message(chat.id, "assistant", "Another.", after=question.id, stop_reason="end")
-    if what == "chat":
-        store.delete(chat.id)
-    else:
-        store.delete_branch(store.chat(chat.id), told.id)
+    before, tree = store.chat(chat.id), store.tree(chat.id)
+    deleted = store.delete(chat.id) if what == "chat" else store.delete_branch(store.chat(chat.id), told.id)
     assert leftovers(path) == [] and store.search(SECRET[:6]) == []
+    store.add_message(store.create_chat("m", title="Later").id, "user", "x")
+    store.undelete(deleted)
+    store.undelete(deleted)  # twice is once
+    (hit,) = store.search(SECRET)
+    assert hit.excerpts[0].message_id == told.id
+    assert store.tree(chat.id).subtree(question.id) == tree.subtree(question.id)
+    assert [m.content for m in store.messages(chat.id)] == ["q", "Another."]
+    assert store.chat(chat.id).updated == before.updated or what == "branch"
     store.close()
 
 
@@ -135,7 +148,7 @@ async def test_an_edited_question_is_a_branch_of_its_own() -> None:
             await everything(core.edit("x", second.id))  # not on this branch
 
 
-async def test_deleting_a_branch_opens_the_one_beside_it() -> None:
+async def test_deleting_a_branch_opens_the_one_beside_it_and_can_be_undone() -> None:
     async with conversation("One.", "Two.", "Three.") as core:
         await everything(core.send("First?"))
         await everything(core.regenerate())
@@ -149,6 +162,11 @@ async def test_deleting_a_branch_opens_the_one_beside_it() -> None:
         assert texts(core) == ["First?"]
         await core.delete_message(core.messages[0].id)
         assert core.chat is None and core.history.store.chats() == []
+
+        assert await undone(core) and texts(core) == ["First?"]
+        assert await undone(core) and texts(core) == ["First?", "One."]
+        assert await undone(core) and texts(core) == ["First?", "Two.", "More?", "Three."]
+        assert not await undone(core)
 
 
 async def test_a_deletion_in_a_chat_that_another_window_has_changed_is_refused() -> None:

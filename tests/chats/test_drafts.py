@@ -72,11 +72,13 @@ def test_windows_keep_their_own_drafts_until_they_end(store: ChatStore) -> None:
     first.communicate()
 
 
-def test_a_draft_is_deleted_with_its_chat_and_leaves_nothing_in_the_file(store: ChatStore) -> None:
+def test_a_draft_is_deleted_and_put_back_with_its_chat_and_leaves_nothing_in_the_file(store: ChatStore) -> None:
     chat = store.create_chat("model")
     saver = DraftSaver(store)
     saver.put(chat.id, "a private thought", {})
     saver.save()
+    store.undelete(store.delete(chat.id))
+    assert DraftSaver(store).take() == {chat.id: ("a private thought", {})}
     store.delete(chat.id)
     saver.put(chat.id, "too late", {})
     saver.save()

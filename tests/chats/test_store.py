@@ -91,6 +91,7 @@ def test_a_chat_that_another_instance_deleted(store, path):
         lambda: store.rename(chat.id, "x"),
         lambda: store.add_message(chat.id, "user", "y"),
         lambda: store.delete_branch(chat, message.id),
+        lambda: store.fork(chat.id, message.id),
     ):
         with pytest.raises(ChatsError, match="no longer exists"):
             call()

@@ -76,14 +76,20 @@ async def test_an_unanswered_question_is_not_part_of_its_summary() -> None:
         assert core.history.tree.siblings(two.id) == [two.id, core.messages[-1].id]
 
 
-async def test_a_summary_is_deleted_without_what_follows() -> None:
+async def test_a_summary_is_deleted_without_what_follows_and_put_back() -> None:
     async with briefly("One.", "They said one.", "Two.", "Three.") as core:
         await everything(core.send("First?"))
         await everything(compact(core))
         summary = core.messages[-1]
         await everything(core.send("Second?"))
+        whole = texts(core)
         await core.delete_message(summary.id)
         assert texts(core) == ["First?", "One.", "Second?", "Two."]
+        deleted = await core.history.undo_delete()
+        assert deleted is not None
+        await core.open_chat(deleted.chat_id, deleted.message_id)
+        assert texts(core) == whole
+        await core.delete_message(summary.id)
         await everything(core.send("Third?"))
         assert [content for _, content in asked(core)] == ["Be brief.", "First?", "One.", "Second?", "Two.", "Third?"]
 

@@ -325,8 +325,32 @@ async def test_chats_are_opened_renamed_pinned_and_left() -> None:
         assert "Pinned" in heard.notices and "Unpinned" in heard.notices
 
 
-async def test_an_edited_answer_is_a_branch_and_both_are_deleted_with_the_chat() -> None:
-    async with session_of(ScriptedBackend()) as (session, _):
+async def test_a_fork_is_a_chat_of_its_own() -> None:
+    backend = ScriptedBackend([answer(text) for text in ("One.", "Two.", "Three.", "Four.")])
+    async with session_of(backend) as (session, heard):
+        await session.fork()
+        assert "no messages yet" in heard.notices
+        for text in ("First?", "Second?"):
+            session.submit(Outgoing(text))
+            await session.settled()
+        original, before = session.chat_id, session.messages
+        assert original is not None
+        await session.fork(before[1].id)
+        assert contents(session) == ["First?", "One."] and session.messages[1].timings == before[1].timings
+        session.submit(Outgoing("Other?"))
+        await session.fork()
+        assert "You can fork this chat when the answer is done" in heard.notices
+        await session.settled()
+        await session.fork()
+        assert contents(session) == ["First?", "One.", "Other?", "Three."]
+        await session.open(original)
+        assert session.messages == before
+        titles = [chat.title for chat in await session.history.list_chats()]
+        assert sorted(titles) == ["First?", "Fork: First?", "Fork: First?"]
+
+
+async def test_an_edited_answer_is_a_branch_and_both_are_deleted_with_the_chat_until_undo() -> None:
+    async with session_of(ScriptedBackend()) as (session, heard):
         session.submit(Outgoing("Hello"))
         await session.settled()
         await session.edit(session.messages[-1].id, "Hello you.")
@@ -335,6 +359,12 @@ async def test_an_edited_answer_is_a_branch_and_both_are_deleted_with_the_chat()
         assert contents(session) == ["Hello", "Hello there."]
         assert session.chat_id is not None and await session.delete(session.chat_id)
         assert session.chat_id is None and not await session.history.list_chats()
+        for texts in (["Hello", "Hello there."], ["Hello", "Hello you."]):
+            deleted = await session.undo()
+            assert deleted is not None
+            await session.open(deleted.chat_id, deleted.message_id)
+            assert contents(session) == texts
+        assert await session.undo() is None and "Nothing to undo." in heard.notices
 
 
 async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -14,6 +15,7 @@ from textual.worker import Worker
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError, UsageError
+from cpuchat.base.files import write_atomically
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, StoredMessage, WhenFull
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 """Default prompt for the demo pair: its two quantizations answer it differently."""
+_UNDO = "You can undo this until you quit (U in transcript or chat list)."
 _WIDEST = 36  # of what a preset sets, in cells
 _WHEN_FULL = tuple(DialogChoice(choice, label) for choice, label in answers.WHEN_FULL.items())
 T = TypeVar("T")
@@ -194,15 +197,35 @@ class ChatCommands:
         await self._session.pin(chat_id or self._open_chat())
 
     @_in_worker()
+    async def export_chat(self) -> None:
+        """Write the open chat to a file that the user names, as Markdown or JSON."""
+        from cpuchat.chats.transfer import export_chat
+        from cpuchat.present.chats import document
+
+        history, chat_id = self._session.history, self._open_chat()
+        name = re.sub(r"[^\w.-]+", "-", history.chat.title if history.chat else "").strip("-.") or "chat"
+        about = f"Folder: {paths.shown(start_folder())} (a path chooses another)"
+        dialog = AskTextScreen("Export to Markdown (.md) or JSON (.json)", f"{name}.md", 4096, about)
+        if not (wanted := await self._ask(dialog)):
+            return
+        file = start_folder() / paths.expanded(wanted)
+        exported = await asyncio.to_thread(export_chat, history.store, await history.stored_chat(chat_id))
+        try:
+            await asyncio.to_thread(write_atomically, file, document([exported], file))
+        except OSError as error:
+            raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
+        self._session.tell(f"Exported to {paths.shown(file)}.")
+
+    @_in_worker()
     async def delete_chat(self, chat_id: str = "") -> None:
         session, chat_id = self._session, chat_id or self._open_chat()
         if chat_id == session.chat_id and session.refuse_while_writing("delete this chat"):
             return
         with self._services.keys_held():
             title = (await session.history.stored_chat(chat_id)).title
-        confirmed = await self._confirms("Delete chat", f"Delete “{title}” and all its messages?")
+        confirmed = await self._confirms("Delete chat", f"Delete “{title}” and all its messages? {_UNDO}")
         if confirmed and await session.delete(chat_id):
-            session.tell(f"Deleted “{title}”.")
+            session.tell(f"Deleted “{title}”. U in the chat list undoes it.")
 
     @_in_worker(waits="delete messages")
     async def delete_message(self) -> None:
@@ -215,9 +238,20 @@ class ChatCommands:
         rest = f" and {units.plural(following, 'message')} after it, on all branches" if following else ""
         is_summary = any(message.id == message_id and message.is_summary for message in session.messages)
         what = "this summary? What follows it stays." if is_summary else f"this message{rest}?"
-        if await self._confirms("Delete message", f"Delete {what}"):
+        if await self._confirms("Delete message", f"Delete {what} {_UNDO}"):
             with self._services.keys_held():
-                await session.delete_message(message_id)
+                if await session.delete_message(message_id):
+                    self._transcript.focus()  # U is a key there, and a letter in the prompt
+                    session.tell(f"Deleted. U {'' if self._transcript.has_messages else 'in the chat list '}undoes it.")
+
+    @_in_worker()
+    async def undo_delete(self) -> None:
+        if deleted := await self._session.undo():
+            self.open(deleted.chat_id, deleted.message_id)
+
+    @_in_worker()
+    async def fork(self) -> None:
+        await self._session.fork(self._transcript.selected_id)
 
     def branch(self, step: int) -> None:
         """Open the branch beside the selected message, or beside the last one that has any."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input
 
 from cpuchat.base.errors import ChatsError
 from cpuchat.chats.records import StoredMessage
@@ -14,7 +16,7 @@ from cpuchat.chats.store import ChatStore, Matcher
 from cpuchat.protocol.messages import Role
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import Chats, excerpt_row
-from cpuchat.tui.widgets.dialogs import ConfirmScreen
+from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
 from tests.support.chat_app import RunningApp, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
@@ -51,7 +53,7 @@ async def test_the_answers_to_a_question_are_browsed_and_past_the_last_that_is_s
         await app.press("alt+left")
         await app.shows("‹ 2/3 ›")
         await app.select(1)
-        await app.shows(" k previous  j next ")
+        await app.shows(" k previous  j next  f fork ")
         assert app.screen_text.splitlines()[-1].rstrip().endswith("^P commands")
         await app.press("h")
         await app.shows("‹ 1/3 ›")
@@ -103,22 +105,62 @@ async def test_an_earlier_message_is_edited_and_answered_again_and_another_branc
         await app.until(lambda: app.contents() == ["First", "One.", "Second", "Two."])
 
 
-async def test_messages_and_chats_are_deleted() -> None:
-    async with running(ScriptedBackend([answer("One."), answer("Three.")])) as app:
+async def test_a_fork_is_opened_and_what_was_deleted_comes_back() -> None:
+    async with running(ScriptedBackend([answer("One."), answer("Two."), answer("Three.")])) as app:
         await app.ready()
         await app.send("First")
-        await again(app)
-        for index, left in ((1, ["First", "One."]), (1, ["First"]), (0, [])):
+        await app.send("Second")
+        await app.select(1)
+        await app.press("f")
+        await app.until(lambda: app.contents() == ["First", "One."])
+        assert "Fork: First" in str(app.transcript.border_title)
+
+        for index, left in ((1, ["First"]), (0, [])):  # the key that a deletion names undoes it
             await app.select(index)
             await app.press("d")
             await app.confirm()
             await app.until(lambda left=left: app.contents() == left and app.app.screen is app.chat)
-        assert "‹" not in app.screen_text and app.conversation.chat is None
-        await app.send("Second")
+            if not left:
+                assert app.notices[-1] == "Deleted. U in the chat list undoes it."
+                app.chat.query_one(Chats).focus()
+            await app.press("u")
+            await app.until(lambda: app.contents() == ["First", "One."])
+            assert not app.prompt.text
+
+        await again(app)
+        await app.select(1)
+        await app.press("d")
+        await app.confirm()
+        await app.until(lambda: app.contents() == ["First", "One."])
+        assert "‹" not in app.screen_text
         app.chat.query_one(Chats).focus()
         await app.press("home", "d")
         await app.confirm()
         await app.until(lambda: app.conversation.chat is None and not app.contents())
+        app.chat.query_one(Chats).focus()
+        await app.press("u")
+        await app.until(lambda: app.contents() == ["First", "One."])
+        app.chat.commands.undo_delete()
+        await app.until(lambda: app.contents() == ["First", "Three."])
+        app.chat.commands.undo_delete()
+        await app.told("Nothing to undo")
+
+
+async def test_the_open_chat_is_exported_by_the_name_of_the_file(tmp_path: Path) -> None:
+    async with running(ScriptedBackend([answer("One.")])) as app:
+        await app.ready()
+        await app.send("First")
+        for name, start in (("chat.md", "# First\n"), ("chat.json", "{\n"), ("chat.md/chat.md", "")):
+            app.chat.commands.export_chat()
+            await app.opens(AskTextScreen)
+            field = app.app.screen.query_one(Input)
+            assert field.value == "First.md"
+            field.value = str(file := tmp_path / name)
+            await app.press("enter")
+            if start:
+                await app.until(file.exists)
+                assert file.read_text().startswith(start) and "One." in file.read_text()
+        await app.told("Exported to", "Cannot write")
 
 
 def long_chat(conversation: Conversation) -> None:
@@ -166,7 +208,7 @@ async def test_a_dialog_over_a_long_chat_is_freed() -> None:
         assert dialog() is None
 
 
-async def test_a_message_that_is_saved_late_can_be_deleted_then(
+async def test_a_message_that_is_saved_late_can_be_deleted_then_and_undoing_twice_undoes_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     added, full = ChatStore.add_message, True
@@ -189,6 +231,10 @@ async def test_a_message_that_is_saved_late_can_be_deleted_then(
         await app.press("d")
         await app.confirm()
         await app.until(lambda: app.contents() == ["First", "One.", "Second"])
+        app.chat.commands.undo_delete()
+        app.chat.commands.undo_delete()
+        await app.told("Nothing to undo.")
+        await app.until(lambda: app.contents() == ["First", "One.", "Second", "Two."])
 
 
 @pytest.mark.parametrize("content", ["the long needle", "x\x1b[1m the\u202e long\n needle", "needle"])
