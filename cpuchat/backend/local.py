@@ -20,12 +20,13 @@ import msgspec
 from cpuchat.backend.base import NO_MODEL, ModelBackend, place_here
 from cpuchat.backend.process import WORKER_CLOSED, Launch, Spawned, Spawner, WorkerProcess, watch_over
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, UsageError, WorkerDied
+from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelNotFound, ModelUnsupported, UsageError, WorkerDied
 from cpuchat.config.servers import running_servers
 from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 from cpuchat.measure.peak import with_peak
 from cpuchat.models.cpu_modules import AUTO, installed
 from cpuchat.models.gguf.header import model_files
+from cpuchat.models.heads import shares_cores
 from cpuchat.protocol.messages import (
     AnyEvent,
     Cancel,
@@ -90,7 +91,7 @@ class LocalBackend(ModelBackend):
         self._sizes = await asyncio.to_thread(_file_sizes, path, Path(options.draft_path or path))
         try:
             names = [_transferable(one) for one in (path, self._state_dir or Path())]
-            placement = await asyncio.to_thread(place_here, spec, with_draft=bool(options.draft_path))
+            placement = await asyncio.to_thread(_placed, path, options.draft_path, spec)
             launch = await asyncio.to_thread(_launch, placement, options.cpu_module)
         except CpuchatError as error:
             yield Failed.of(error)
@@ -348,6 +349,13 @@ class _Exchange:
         self.channel = event.channel if isinstance(event, TextDelta) else self.channel
         self.finished = isinstance(event, _FINAL)
         return event
+
+
+def _placed(path: Path, draft: str, spec: PlacementSpec) -> Placement:
+    own_cores = bool(draft) and spec.names_draft_cores
+    with contextlib.suppress(ModelNotFound, ModelDamaged, ModelUnsupported):  # the worker tells
+        own_cores = own_cores and not shares_cores(path, Path(draft))
+    return place_here(spec, with_draft=own_cores)
 
 
 def _launch(placement: Placement, cpu_module: str) -> Launch:

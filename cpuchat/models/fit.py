@@ -540,15 +540,13 @@ def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int, *, own: bo
 
     `own`: the head that the target contains; `required_memory` counts its weights and KV cache with the others.
     """
-    hidden = 0
-    if (
-        own or draft.is_head
-    ):  # llama.cpp's buffer of hidden states, and those that the worker keeps (engine.drafting.head)
-        width = max(draft.number("target_hidden_size"), draft.n_embd) * (3 if draft.architecture == "eagle3" else 1)
-        hidden = 4 * width * (2 * options.n_batch + 1024)
+    is_head = own or draft.is_head
+    width = max(draft.number("target_hidden_size"), draft.n_embd) * (3 if draft.architecture == "eagle3" else 1)
+    # llama.cpp's buffer of hidden states, and those that the worker keeps (engine.drafting.head).
+    hidden = 4 * width * (2 * options.n_batch + 1024) if is_head else 0
     if own:
         return MemoryNeed(0, 0, 0, _compute_bytes(draft, options, n_ctx, VERIFIED) + hidden, n_ctx=n_ctx)
-    need = required_memory(draft, options, min(n_ctx, draft.n_ctx_train or n_ctx))
+    need = required_memory(draft, options, n_ctx if is_head else min(n_ctx, draft.n_ctx_train or n_ctx))
     return msgspec.structs.replace(need, compute=need.compute + hidden)
 
 

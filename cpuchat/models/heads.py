@@ -15,6 +15,7 @@ from typing import Literal
 from cpuchat.base.errors import DraftMismatch
 from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import role_of
+from cpuchat.models.fit import decoding_layers
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import LazyArray
 
@@ -34,9 +35,9 @@ _MTP = frozenset(
 )  # fmt: skip
 _LAYER_INPUTS = frozenset(
     {"bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "lfm2", "llama", "mimo2", "minimax-m2", "muse-glimmer",
-     "nanbeige", "nemotron_h", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp"}
+     "nanbeige", "nemotron_h", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"}
 )  # fmt: skip
-_HIDDEN = _MTP | {"gemma4", "gpt-oss", "nemotron_h"}
+_HIDDEN = (_MTP | {"gemma4", "gpt-oss", "nemotron_h"}) - {"deepseek4"}  # whose rows are wider than its states
 MAX_SIZE_DIFFERENCE = 128
 """Tokens by which the vocabularies of a target and of a draft model or head may differ."""
 _MAX_LAYERS = 64  # of the target that a head reads: three to six are usual
@@ -92,9 +93,10 @@ def difference(target: GGUFHeader, head: GGUFHeader) -> str:
         layers = head.value("target_layers")
         layers = layers.first(_MAX_LAYERS) if isinstance(layers, LazyArray) else []
         last = max((layer for layer in layers if isinstance(layer, int)), default=0)
-        if not reason and last > target.n_layer:
-            reason = f"it reads layer {last}, the target has {target.n_layer}"
-        elif not reason and last == target.n_layer and target.architecture not in _HIDDEN:
+        n_layer = decoding_layers(target)
+        if not reason and last > n_layer:
+            reason = f"it reads layer {last}, the target has {n_layer}"
+        elif not reason and last == n_layer and target.architecture not in _HIDDEN:
             name = clean_line(target.architecture)
             reason = f"it reads the last hidden states, which this engine does not give of {name}"
     tokens = head.metadata.get("tokenizer.ggml.tokens")  # where it has a vocabulary of its own
@@ -107,6 +109,11 @@ def _width_difference(ours: int, theirs: int) -> str:
     if ours and theirs and ours != theirs:
         return f"it reads hidden states of {theirs:,} values, the target has {ours:,}"
     return ""
+
+
+def shares_cores(target: Path, draft: Path) -> bool:
+    """Return whether `draft` is a head, which computes on the cores of its model. Raises as `read_model`."""
+    return os.path.realpath(target) == os.path.realpath(draft) or read_model(draft).is_head
 
 
 def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch:

@@ -183,6 +183,8 @@ class McpSession:
                 opened.set_exception(error)
         finally:
             self._over = True
+            if not opened.done():  # it was closed meanwhile
+                opened.set_exception(EOFError("it was closed"))
 
     async def _notice(self, message: object) -> None:
         self.changed = self.changed or isinstance(message, types.ToolListChangedNotification)

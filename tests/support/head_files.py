@@ -27,7 +27,7 @@ def tap_head_file(
     *,
     architecture: str = "eagle3",
     n_embd: int = 64,
-    layers: Sequence[int] = (1, 2, 3),
+    layers: Sequence[int] = (0, 1, 2),
     tokens: Sequence[str] | None = WORDS,
 ) -> Path:
     """Write an EAGLE-3 or DFlash head that reads hidden states of `n_embd` values from these layers of its target."""

@@ -48,11 +48,14 @@ class DraftModel(Drafter):
     """
 
     name = "draft"
+    rereads = False
+    """It reads again what it has drafted and was accepted."""
 
     def __init__(self, sequence: Sequence, n_vocab: int) -> None:
         self._sequence = sequence
         self._n_vocab = n_vocab
         self._text: list[int] = []
+        self.follows = True
         self._start = 0
         self._synced = 0  # tokens of the sequence that are the text's
         self.passes = 0
@@ -92,6 +95,9 @@ class DraftModel(Drafter):
         """Replace tokens that only the target's vocabulary has, which llama.cpp would reject."""
         n_vocab = self._sequence.n_vocab
         return [token if token < n_vocab else _UNREADABLE for token in tokens]
+
+    def end_answer(self) -> None:
+        """End an answer."""
 
     def restart(self, n: int) -> None:
         """Clear the sequence and continue from the last `n` tokens of the text, unread."""
@@ -311,6 +317,10 @@ class ModelDrafting:
         self._begin()
         self._draft.begin_answer(text)
 
+    def follow(self, wanted: bool) -> None:
+        """Let a head follow the model, or not: it costs a little of each pass."""
+        self._draft.follows = wanted
+
     def forget(self) -> None:
         self._draft.begin_answer(())
 
@@ -331,6 +341,7 @@ class ModelDrafting:
 
     def end_answer(self) -> None:
         self._ahead_of, self._ready = None, []
+        self._draft.end_answer()
         if self._thread is not None:
             self._thread.drop()
 
@@ -365,7 +376,9 @@ class ModelDrafting:
         ready, self._ready = self._ready[: plan.depth], []
         if ready:
             return Proposal("draft", ready, [UNKNOWN] * len(ready))
-        if draft.n_unread > 2:  # fewer are read together with the first drafted token
+        if draft.n_unread > (
+            MAX_DEPTH + 1 if draft.rereads else 2
+        ):  # fewer are read together with the first drafted token
             self._read(draft.n_unread, is_shadow=False)
         proposal = self._run(lambda: draft.propose(plan.depth))
         return proposal if proposal.tokens else None

@@ -18,7 +18,7 @@ import numpy as np
 from cpuchat.base.errors import GenerationFailed
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.llama.head_sequence import HeadSequence
-from cpuchat.engine.llama.sequence import Sequence
+from cpuchat.engine.llama.sequence import Aborted, Sequence
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 
 _KEPT: Final = 512
@@ -37,11 +37,15 @@ class HiddenStates:
         self._begin = 0  # row of the array that holds `first`
         self.first = self.end = 0
 
+    def forget(self, at: int) -> None:
+        """Begin at position `at`, with nothing known."""
+        self.first = self.end = at
+        self._begin = 0
+
     def put(self, at: int, rows: np.ndarray) -> None:
         """Keep the rows of the tokens from position `at` on, in place of what was known of them."""
         if not self.first <= at <= self.end:
-            self.first = self.end = at
-            self._begin = 0
+            self.forget(at)
         n, held = len(rows), at - self.first
         if self._begin + held + n > len(self._rows):
             kept = min(held, _KEPT)
@@ -58,7 +62,7 @@ class HiddenStates:
 
 
 class Head(DraftModel):
-    """Drafts with the head of the model whose answers it is for.
+    """Drafts with a head of the model whose answers it is for.
 
     It knows the hidden states of what the model has evaluated since it was made (`observe`). Where some are missing,
     after a state was restored, it begins behind them: attention in one layer, above the hidden states of a whole
@@ -68,7 +72,12 @@ class Head(DraftModel):
         sequence: of the head.
         target: of the model; it tells each batch from now on.
         n_vocab: ids that both have.
+
+    Attributes:
+        follows: it keeps hidden states, and reads prompts beside the model.
     """
+
+    rereads = True
 
     def __init__(self, sequence: HeadSequence, target: Sequence, n_vocab: int) -> None:
         super().__init__(sequence, n_vocab)
@@ -79,12 +88,16 @@ class Head(DraftModel):
         target.on_evaluated = self.observe
 
     def observe(self, at: int, n: int) -> None:
-        """Keep the hidden states of the `n` tokens that the model has just evaluated, from position `at` on."""
+        """Keep the hidden states of the `n` tokens that the model has just evaluated, from position `at` on; 0: others
+        are in its KV cache from now on."""
+        if not n or not self.follows:
+            return self._known.forget(at)
         self._known.put(at, self._head.features(self._target, n))
         if n > _LONGEST_PASS and at + n - self._start - len(self._sequence) >= _READ_AFTER:
             self.begin_answer(self._target.tokens)
             with contextlib.suppress(GenerationFailed):  # the answer does not need it
                 self.read(len(self._target))
+        return None
 
     @property
     def n_unread_from_start(self) -> int | None:
@@ -103,11 +116,32 @@ class Head(DraftModel):
         super().restart(n)
         self._begin_behind_unknown()
 
+    @property
+    def _is_blind(self) -> bool:
+        """Return whether the model has evaluated nothing since its state was restored."""
+        return not self._known.first < len(self._text) <= self._known.end + 1
+
     def propose(self, max_n: int) -> Proposal:
-        if self._known.end < len(self._text) - 1 or self._known.first > len(self._text) - 1:
-            return Proposal("draft")  # the model has evaluated nothing since its state was restored
+        if self._is_blind:
+            return Proposal("draft")
         self._begin_behind_unknown()
         return super().propose(max_n)
+
+    def read(self, n: int) -> int:
+        return 0 if self._is_blind else super().read(n)
+
+    def score(self, n: int) -> list[bool]:
+        return [] if self._is_blind else super().score(n)
+
+    def end_answer(self) -> None:
+        """Read all that the model has evaluated, and drop what was not accepted: this is saved with its state."""
+        if self.follows:
+            self.begin_answer(self._target.tokens)
+            if not self._is_blind:
+                self._drop_rejected(0)
+                with contextlib.suppress(Aborted, GenerationFailed):
+                    self._extend(self._text[self._start + self._synced :], n_outputs=0)
+                self._synced = len(self._sequence)
 
     def _begin_behind_unknown(self) -> None:
         """Let the sequence begin where the hidden states before its unread tokens are known."""

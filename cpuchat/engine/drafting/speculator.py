@@ -93,6 +93,8 @@ class Speculator:
     def begin_answer(self, options: Speculation, text: Tokens[int]) -> bool:
         """Begin an answer to `text`. Returns False when drafting is off, and `disabled` is why if it was requested."""
         self._begin(options)
+        if self._draft is not None:
+            self._draft.follow("draft" in options.drafters)
         named = {drafter.name: drafter for drafter in self._free}
         free = [named[name] for name in options.drafters if name in named]
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
@@ -305,7 +307,7 @@ def _load_draft(
         if kind := require_head(target.header, header):
             if command.draft_cpus:
                 notes.append("A draft head computes on the cores of its model, one after the other.")
-            return target.open_head(header, kind, on_progress)
+            return target.open_head(header, kind, on_progress, max(available, 0))
         verdict = check_pair(target.header, header)
         if not verdict.ok:
             notes.append(f"No draft model: {verdict.reason} {verdict.hint}".strip())

@@ -11,7 +11,7 @@ import numpy as np
 from cpuchat.base.errors import GenerationFailed
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag, llama
-from cpuchat.engine.llama.sequence import Sequence
+from cpuchat.engine.llama.sequence import ABORTED, Aborted, Sequence
 
 _ENCODED = 32
 """Hidden states that are encoded at once: llama.cpp has room for as many as for rows of logits."""
@@ -112,8 +112,9 @@ class EagleSequence(HeadSequence):
 
     def states_of(self, features: np.ndarray) -> np.ndarray:
         states = np.empty((len(features), self.states.shape[1]), np.float32)
-        for at in range(0, len(features), _ENCODED):
-            rows = np.ascontiguousarray(features[at : at + _ENCODED])
+        size = min(_ENCODED, self.n_ubatch)
+        for at in range(0, len(features), size):
+            rows = np.ascontiguousarray(features[at : at + size])
             states[at : at + len(rows)] = self._encoded(rows)
         return states
 
@@ -128,6 +129,9 @@ class EagleSequence(HeadSequence):
         self._is_stepping = False
         if self.pool is not None:
             self.pool.prepare(self, 0.0)
-        if status := llama.llama_encode(self.context, batch):
+        status = llama.llama_encode(self.context, batch)
+        if status == ABORTED:
+            raise Aborted
+        if status:
             raise GenerationFailed(f"llama.cpp failed to encode hidden states: code {status}.", "Reload the model.")
         return _rows(bindings.hidden_states_address(self.context), n, self.states.shape[1])

@@ -43,7 +43,7 @@ from cpuchat.hardware.numa.mempolicy import allowed_nodes, current, in_effect
 from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
-from cpuchat.models.fit import MemoryNeed, check_fit, draft_memory, plan_memory
+from cpuchat.models.fit import MemoryNeed, check_fit, decoding_layers, draft_memory, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.heads import HeadKind, title
@@ -396,48 +396,55 @@ class Model:
         context = self._new_context(self.pool.n_threads, n_ctx, n_outputs, n_outputs)
         return self._new_sequence(context)
 
-    def open_head(self, header: GGUFHeader, kind: HeadKind, on_progress: Progress) -> LoadedHead:
+    def open_head(
+        self, header: GGUFHeader, kind: HeadKind, on_progress: Progress, available: int | None = None
+    ) -> LoadedHead:
         """Return a draft head with a context of its own on the same threads: that of the model itself, which was loaded
-        with it, or the one in the file of `header`. Free it before this model.
+        with it, or the one in the file of `header`. Free it before this model. `available` as of `load`.
 
         Raises:
             Interrupted: `abort` was set.
             ModelNotFound, ModelDamaged, DoesNotFit, GenerationFailed: as `load`.
         """
-        own = None
+        is_own, own = same_file(str(header.path), self.header.path), None
+        need = draft_memory(header, self.options, self.sequence.n_ctx, own=is_own)
+        check_fit(need, available_for_model() if available is None else available)
         try:
-            if header.path != self.header.path:
+            if not is_own:
                 if self.options.load_mode == "mmap":
                     bring_in(header, self.pool.cpus, on_progress, self._abort)
                 own = self._load_file(header, on_progress)
-            context = self._new_context(
-                self.pool.n_threads, self.sequence.n_ctx, self.plan.n_outputs, head=own or self._model
+            info = msgspec.structs.replace(
+                self.info,
+                path=str(header.path),
+                name=title(kind) if is_own else header.name or header.path.stem,
+                quantization="" if is_own else header.quantization,
+                work=model_work(header, self.options, of_head=True),
+                fingerprint=file_fingerprint(header.path),
             )
+            return LoadedHead(self._head_sequence(header, kind, own or self._model), own, info, need)
         except BaseException as error:
             if own is not None:
                 llama.llama_model_free(own)
             if isinstance(error, Aborted):
                 raise Interrupted("The load was cancelled.") from None
             raise
+
+    def _head_sequence(self, header: GGUFHeader, kind: HeadKind, model: Any) -> HeadSequence:
+        context = self._new_context(self.pool.n_threads, self.sequence.n_ctx, self.plan.n_outputs, head=model)
         sizes: dict[str, Any] = {
-            "n_vocab": header.n_vocab or self.vocab.n_tokens, "n_embd": header.n_embd, "abort": self._abort
-        }  # fmt: skip
+            "n_vocab": int(llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))),
+            "n_embd": int(llama.llama_model_n_embd_out(model)),
+            "abort": self._abort,
+        }
         layers = header.value("target_layers")
         if kind == "eagle3" and isinstance(layers, LazyArray):
-            of_model: dict[str, Any] = {"n_layer": self.header.n_layer, "n_target": self.header.n_embd}
+            of_model: dict[str, Any] = {"n_layer": decoding_layers(self.header), "n_target": self.header.n_embd}
             sequence = EagleSequence(context, **sizes, **of_model, layers=layers.first(len(layers)))
         else:
             sequence = HeadSequence(context, **sizes)
         self.pool.attach(sequence)
-        info = msgspec.structs.replace(
-            self.info,
-            path=str(header.path),
-            name=title(kind) if own is None else header.name or header.path.stem,
-            quantization=header.quantization if own is not None else "",
-            work=model_work(header, self.options, of_head=True),
-            fingerprint=file_fingerprint(header.path),
-        )
-        return LoadedHead(sequence, own, info, draft_memory(header, self.options, self.sequence.n_ctx, own=own is None))
+        return sequence
 
     @staticmethod
     def free_sequence(sequence: Sequence) -> None:

@@ -146,7 +146,7 @@ def request_rollback(params: Any, n_rs_seq: int) -> None:
         params.kv_unified = True  # one cache for both, each with room for the whole context
 
 
-_OK, _NO_SLOT, _ABORTED = 0, 1, 2
+_OK, _NO_SLOT, ABORTED = 0, 1, 2
 _MAX_ROWS = 256
 
 
@@ -178,7 +178,8 @@ class Sequence:
         is_divisible: beside the partial state there is attention that keeps every token.
         partial_bytes: of a partial state; 0: none is needed, going back is cutting.
         pool: the threads that compute it, and `attached` the ggml_threadpool of them that does now.
-        on_evaluated: told the place and number of the tokens of each batch, while what llama.cpp gave for it is there.
+        on_evaluated: told the place and number of the tokens of each batch, while what llama.cpp gave for it is there;
+            0 tokens where others are in the KV cache from now on.
         is_broken: a stopped batch has left a part in the recurrent state: only `set_state` and `clear` make it usable.
     """
 
@@ -283,7 +284,7 @@ class Sequence:
             past = len(self.tokens)
             self.tokens.extend(tokens[: max(held - past, 0)])
             self.truncate(min(held, past + len(tokens)))
-        if status == _ABORTED:
+        if status == ABORTED:
             raise Aborted
         if status == _NO_SLOT:
             raise GenerationFailed(f"The context of {self.n_ctx:,} tokens is full.", "Start a new chat or raise --ctx.")
@@ -380,6 +381,8 @@ class Sequence:
     def clear(self) -> None:
         llama.llama_memory_clear(self._kv_cache, False)
         self.tokens.clear()
+        if self.on_evaluated is not None:
+            self.on_evaluated(0, 0)
         self._n_checkpoint, self.is_broken = 0, False
 
     def first_saved(self) -> int:
@@ -411,6 +414,8 @@ class Sequence:
             self.clear()
             return False
         self.tokens, self.is_broken, self._n_checkpoint = list(tokens), False, 0
+        if self.on_evaluated is not None and not partial:
+            self.on_evaluated(len(tokens), 0)
         return True
 
     def free(self) -> None:

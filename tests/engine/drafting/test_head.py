@@ -114,6 +114,23 @@ def test_edited_continued_and_restored_chats(talk: Callable[..., HeadTalker]) ->
     same([*second, 402])
 
 
+def test_nothing_is_drafted_from_the_hidden_states_of_another_text(talk: Callable[..., HeadTalker]) -> None:
+    model, alone = talk(0.8), talk(0.8)
+    model.say(PROMPT, drafts(4), max_tokens=24)
+    tokens, state = list(model.target.sequence.tokens), model.target.sequence.state()
+    own = model.sequence.tokens.copy(), model.sequence.state()
+    model.say(list(range(600, 1000)), max_tokens=1)  # longer
+    assert model.target.sequence.set_state(tokens, state) and model.sequence.set_state(*own)
+    model.head.begin_answer(tokens)
+    assert not model.head.propose(4).tokens
+    assert (model.head.read(9), model.head.score(9)) == (0, [])
+    longer = [*tokens, 402, 403]
+    drafted = model.say(longer, drafts(4), max_tokens=24)
+    assert drafted.tokens == alone.say(longer, max_tokens=24).tokens
+    assert drafted.figures is not None and drafted.figures.draft_n_accepted
+    assert model.sequence.tokens == model.target.sequence.tokens  # what was restored is gone on with
+
+
 def test_a_sampled_answer_is_that_without_drafts(talk: Callable[..., HeadTalker]) -> None:
     model = talk(0.7, weight=0.3)
     sampling = Sampling(temperature=1.0, seed=7)
