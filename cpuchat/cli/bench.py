@@ -125,7 +125,13 @@ def bench(
     found, failed = run_bench(lambda tell: Bench(cells, rounds, chosen, tell=tell))
     if old is not None:
         return _print_diff(old, found, as_json=as_json) or failed
-    _print(found, as_json=as_json)
+    from cpuchat.bench.results import as_json as as_report
+    from cpuchat.present.bench import markdown
+
+    if as_json:
+        print_json(as_report(found))
+    else:
+        click.echo("\n".join(markdown(found)))
     return failed
 
 
@@ -169,16 +175,6 @@ def run_bench(make: Callable[[Callable[[], None]], Bench]) -> tuple[Report, int]
     if running.failed and len(running.failed) == len(running.cells):
         raise MeasureFailed(next(iter(running.failed.values())))
     return running.report(), MeasureFailed.exit_code if running.failed else 0
-
-
-def _print(found: Report, *, as_json: bool) -> None:
-    from cpuchat.bench.results import as_json as as_report
-    from cpuchat.present.bench import markdown
-
-    if as_json:
-        print_json(as_report(found))
-    else:
-        click.echo("\n".join(markdown(found)))
 
 
 def _print_diff(old: Report, new: Report, *, as_json: bool) -> int:

@@ -223,25 +223,19 @@ def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool
         folder=paths.quality_dir(),
     )
     measurement.restore()
-    terminal = TerminalOutput(quiet=as_json)
-    stopped = _measure(measurement, chosen, terminal)
+    terminal, stopped = TerminalOutput(quiet=as_json), False
+    placement = place(read_topology(), PlacementSpec.of(chosen))
+    try:
+        asyncio.run(measurement.run(placement, lambda _: terminal.status(words.status(measurement))))
+    except KeyboardInterrupt:
+        stopped = True
+    finally:
+        terminal.clear_progress()
     _print(measurement, terminal, as_json=as_json)
     if stopped:
         terminal.warn("cpuchat: stopped; the same command resumes.")
         return Interrupted.exit_code
     return 0
-
-
-def _measure(measurement: QualityMeasurement, chosen: Settings, terminal: TerminalOutput) -> bool:
-    """Returns whether Ctrl+C stopped it."""
-    placement = place(read_topology(), PlacementSpec.of(chosen))
-    try:
-        asyncio.run(measurement.run(placement, lambda _: terminal.status(words.status(measurement))))
-    except KeyboardInterrupt:
-        return True
-    finally:
-        terminal.clear_progress()
-    return False
 
 
 def _print(measurement: QualityMeasurement, terminal: TerminalOutput, *, as_json: bool) -> None:

@@ -21,9 +21,7 @@ from cpuchat.present.table import table
 from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
-    from cpuchat.config.settings import Settings
     from cpuchat.hardware.bandwidth.theoretical import Theoretical
-    from cpuchat.hardware.diagnostics import WantedSetup
     from cpuchat.hardware.topology import Topology
     from cpuchat.measure.peak import ReadBandwidth
 
@@ -99,7 +97,7 @@ def probe(as_json: bool, **values: Any) -> None:
 
 
 def _probe_lines(topology: Topology, found: dict[str, ReadBandwidth], limit: Theoretical | None) -> list[str]:
-    from cpuchat.present.machine import measured_sets
+    from cpuchat.present.machine import measured_sets, share_of_peak, theoretical_peak
 
     lines = [clean_line(topology.name)]
     if topology.virtual:
@@ -108,18 +106,11 @@ def _probe_lines(topology: Topology, found: dict[str, ReadBandwidth], limit: The
     for name, one in measured_sets(**found):
         low, middle, high = (gigabytes(figure(one.rounds)) for figure in (min, statistics.median, max))
         rows.append((name, str(len(one.cpus)), gigabytes(one.bytes_per_s), f"{middle} ({low}–{high})"))
-    lines += ["", *table(rows, right=(1, 2))]
-    return [*lines, "", *map(clean_line, _probe_conclusions(topology, found, limit))]
-
-
-def _probe_conclusions(topology: Topology, found: dict[str, ReadBandwidth], limit: Theoretical | None) -> list[str]:
-    from cpuchat.present.machine import share_of_peak, theoretical_peak
-
+    lines += ["", *table(rows, right=(1, 2)), ""]
     best, worst = found["all_cores"].bytes_per_s, min(found["all_cores"].rounds)
-    lines: list[str] = []
     if worst < _STEADY * best:
         lines.append("Rounds differ by more than 10 %: other programs are running. Repeat on an idle machine.")
-    lines.append(f"Theoretical peak: {theoretical_peak(topology, limit)}")
+    lines.append(clean_line(f"Theoretical peak: {theoretical_peak(topology, limit)}"))
     if (share := share_of_peak(found["all_cores"], limit)) is not None:
         lines.append(f"All cores reach {100 * share:.0f} % of it")
     return lines
@@ -159,8 +150,9 @@ def doctor(as_json: bool) -> int:
     import asyncio
 
     from cpuchat.cli.version import engine_info
-    from cpuchat.hardware.diagnostics import examine, gather_facts
+    from cpuchat.hardware.diagnostics import WantedSetup, examine, gather_facts
     from cpuchat.measure.peak import known_of
+    from cpuchat.models.gguf.header import model_size
     from cpuchat.present.machine import page, page_json
 
     chosen = laid_over({})
@@ -170,7 +162,12 @@ def doctor(as_json: bool) -> int:
         engine = asyncio.run(engine_info(chosen.engine.cpu_module))
     except CpuchatError as error:
         engine_error = error
-    wanted = _wanted_setup(chosen)
+    name, size, setup = "", 0, chosen.engine
+    if chosen.model.last:
+        with contextlib.suppress(CpuchatError, OSError):
+            path = model_path(None, chosen)
+            name, size = path.name, model_size(path)
+    wanted = WantedSetup(setup.cores, setup.threads, setup.memory_policy, name, size)
     facts = gather_facts(wanted, engine=engine, engine_error=engine_error, topology=topology, known=known_of, root=ROOT)
     findings = examine(facts)
     if as_json:
@@ -179,15 +176,3 @@ def doctor(as_json: bool) -> int:
         for line in page(facts, findings, columns()):
             click.echo(line)
     return 1 if any(finding.level in ("problem", "warning") for finding in findings) else 0
-
-
-def _wanted_setup(chosen: Settings) -> WantedSetup:
-    from cpuchat.hardware.diagnostics import WantedSetup
-    from cpuchat.models.gguf.header import model_size
-
-    name, size, engine = "", 0, chosen.engine
-    if chosen.model.last:
-        with contextlib.suppress(CpuchatError, OSError):
-            path = model_path(None, chosen)
-            name, size = path.name, model_size(path)
-    return WantedSetup(engine.cores, engine.threads, engine.memory_policy, name, size)

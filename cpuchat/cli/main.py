@@ -59,7 +59,6 @@ Examples:
 Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Until one
 has been chosen, the bundled demo model is used. Exit codes: docs/reliability.md."""
 
-_TRACEBACK = "Run it again with CPUCHAT_DEBUG=1 for a traceback."
 _MORE_THREADS = "Raise the limit: `ulimit -u`, TasksMax of a systemd unit, or pids.max of the control group."
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -180,7 +179,8 @@ def _run(given: Sequence[str]) -> int:
 
             traceback.print_exc()
             return CpuchatError.exit_code
-        what, hint = f"Unexpected {type(error).__name__}: {error}. This is a bug.", _TRACEBACK
+        what = f"Unexpected {type(error).__name__}: {error}. This is a bug."
+        hint = "Run it again with CPUCHAT_DEBUG=1 for a traceback."
         if "can't start new thread" in str(error):
             what, hint = "The system refuses to start another thread for cpuchat.", _MORE_THREADS
         return _fail(CpuchatError(what, hint), arguments)

@@ -10,7 +10,7 @@ from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.chats.records import Chat, StoredMessage
+from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
 from cpuchat.cli.app import opening
 from cpuchat.cli.lines import MANY_LINES, Lines
@@ -232,19 +232,16 @@ class PlainChat:
     async def do_history(self, _: str) -> None:
         """Print the open chat."""
         for message in self._chat.messages:
-            self._print(message)
-
-    def _print(self, message: StoredMessage) -> None:
-        answered = "Summary" if message.is_summary else clean_line(message.model) or "Answer"
-        speaker = "You" if message.role == "user" else answered
-        for step in message.steps:
-            if said := step.said.strip():
-                self._terminal.line(f"{speaker}: {said}")
-            for call in step.calls:
-                self._terminal.note(f"The model called {title(call)}.")
-        self._terminal.line(f"{speaker}: {message.content}")
-        for attachment in message.attachments:
-            self._terminal.note(f"Attached: {clean_line(attachment.title)}.")
+            answered = "Summary" if message.is_summary else clean_line(message.model) or "Answer"
+            speaker = "You" if message.role == "user" else answered
+            for step in message.steps:
+                if said := step.said.strip():
+                    self._terminal.line(f"{speaker}: {said}")
+                for call in step.calls:
+                    self._terminal.note(f"The model called {title(call)}.")
+            self._terminal.line(f"{speaker}: {message.content}")
+            for attachment in message.attachments:
+                self._terminal.note(f"Attached: {clean_line(attachment.title)}.")
 
 
 def _words(*parts: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,8 +17,8 @@ from cpuchat.present import plan as words
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.planner.plan import MachineFor, PlannedWorkload
-    from cpuchat.planner.specs import MachineSpec, PlannedModel
+    from cpuchat.planner.plan import MachineFor
+    from cpuchat.planner.specs import MachineSpec
 
 _EPILOG = """\b
 Examples:
@@ -65,7 +64,14 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.planner.plan import catalog_models, machine_plans, make_plan, usual_draft
+    from cpuchat.planner.plan import (
+        PlannedWorkload,
+        catalog_models,
+        catalog_plans,
+        machine_plans,
+        make_plan,
+        usual_draft,
+    )
     from cpuchat.planner.specs import find_model, models_here
 
     if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
@@ -76,11 +82,28 @@ def plan(
     if list_machines:
         return _show_machines(as_json)
     chosen, catalog = settings.load(), load_catalog()
-    workload, folders = _workload(values), chosen.model.folders
+    folders = chosen.model.folders
+    names = {"ctx": "n_ctx", "prompt": "n_prompt", "answer": "n_answer", "tok_s": "tok_s"}
+    names["usd_per_hour"] = "usd_per_hour"
+    given = {name: values[key] for key, name in names.items() if values[key] is not None}
+    usual = PlannedWorkload()  # long prompts and answers make the default context longer
+    longest = given.get("n_prompt", usual.n_prompt) + given.get("n_answer", usual.n_answer)
+    workload = PlannedWorkload(**{"n_ctx": max(usual.n_ctx, longest), **given})
     here = models_here(catalog, folders)
     if model is None:
         on, models = _machine(machine, chosen), catalog_models(catalog, here)
-        return _show_catalog(on, models, workload, as_json, values["tok_s"])
+        found, target = catalog_plans(on, models, workload), values["tok_s"]
+        if target is not None:
+            found = [one for one in found if one.tok_s is not None and one.tok_s.value >= target]
+        if as_json:
+            return print_json(msgspec.to_builtins(found))
+        limit = f" at {target:g} tok/s or more" if target is not None else ""
+        click.echo(f"{on(None, None).name}: {len(found)} models of the catalog run{limit}.\n")
+        echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
+        echo_paragraph(
+            f"\nPlain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
+        )
+        return None
     wanted = find_model(model, catalog, folders)
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if machine == _ALL:
@@ -100,22 +123,6 @@ def plan(
     return None
 
 
-def _workload(values: dict[str, Any]) -> PlannedWorkload:
-    from cpuchat.planner.plan import PlannedWorkload
-
-    names = {
-        "ctx": "n_ctx",
-        "prompt": "n_prompt",
-        "answer": "n_answer",
-        "tok_s": "tok_s",
-        "usd_per_hour": "usd_per_hour",
-    }
-    given = {name: values[key] for key, name in names.items() if values[key] is not None}
-    usual = PlannedWorkload()  # long prompts and answers make the default context longer
-    longest = given.get("n_prompt", usual.n_prompt) + given.get("n_answer", usual.n_answer)
-    return PlannedWorkload(**{"n_ctx": max(usual.n_ctx, longest), **given})
-
-
 def _machine(name: str | None, chosen: Settings) -> MachineFor:
     """Return the machine to plan on. Raises UsageError."""
     from cpuchat.planner.specs import HERE, ThisMachine, find_machine
@@ -124,28 +131,6 @@ def _machine(name: str | None, chosen: Settings) -> MachineFor:
         return ThisMachine(chosen).of
     found = find_machine(name)
     return lambda model, draft: found
-
-
-def _show_catalog(
-    machine_for: MachineFor,
-    models: Sequence[PlannedModel],
-    workload: PlannedWorkload,
-    as_json: bool,
-    target: float | None,
-) -> None:
-    from cpuchat.planner.plan import catalog_plans
-
-    found = catalog_plans(machine_for, models, workload)
-    if target is not None:
-        found = [one for one in found if one.tok_s is not None and one.tok_s.value >= target]
-    if as_json:
-        return print_json(msgspec.to_builtins(found))
-    limit = f" at {target:g} tok/s or more" if target is not None else ""
-    click.echo(f"{machine_for(None, None).name}: {len(found)} models of the catalog run{limit}.\n")
-    echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
-    echo_paragraph(
-        f"\nPlain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
-    )
 
 
 def _every_machine() -> list[MachineSpec]:

@@ -57,7 +57,7 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
         for label, text in words.about(facts, environment):
             echo_paragraph(f"{label}: {text}", rest="  ")
         click.echo()
-        echo_table([words.HEADINGS, *words.wrapped(words.table_rows(settings), columns())])
+        echo_table([words.HEADINGS, *words.wrapped(settings, columns())])
     return int(any(row.state == "fails" for row in settings))
 
 

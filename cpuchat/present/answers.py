@@ -17,7 +17,7 @@ from cpuchat.protocol.messages import (
     Sampling,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
+from cpuchat.protocol.timings import Reuse, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 
@@ -254,7 +254,27 @@ def timings_json(timings: Timings) -> dict[str, Any]:
     if timings.reuse is not None:
         fields["reuse"] = msgspec.to_builtins(timings.reuse)
     if timings.speculation is not None:
-        fields["speculation"] = _speculation_json(timings, timings.speculation)
+        figures = timings.speculation
+        here = {} if figures.source else {
+            "draft_passes": figures.draft_passes,
+            "draft_ms": figures.draft_ms,
+            "depth": figures.depth,
+            "overlap": figures.overlap,
+        }  # fmt: skip
+        fields["speculation"] = {
+            "passes": figures.passes,
+            "tokens_per_pass": timings.tokens_per_pass,
+            "speed_up": timings.speed_up,
+            "plain_ms": figures.plain_ms,
+            **here,
+            "by_position": [{"draft_n": n, "draft_n_accepted": accepted} for n, accepted in figures.by_position],
+            "drafters": [
+                {"name": one.name, "draft_n": one.draft_n, "draft_n_accepted": one.draft_n_accepted}
+                for one in figures.by_drafter
+            ],
+            "reason": off_words(figures.off),
+            **({"source": figures.source} if figures.source else {}),
+        }
     return fields
 
 
@@ -279,30 +299,4 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
         },
         "limit": roofline.limit or None,
         "note": roofline.off or (roofline.utilization.why if roofline.estimate.value is not None else ""),
-    }
-
-
-def _speculation_json(timings: Timings, figures: SpeculationFigures) -> dict[str, Any]:
-    """Return the figures of speculation. `by_position` counts for the first, second, ... token of a draft; `reason`
-    says why nothing is drafted, "" if something is. `source` and less of the rest where a server counted.
-    """
-    here = {} if figures.source else {
-        "draft_passes": figures.draft_passes,
-        "draft_ms": figures.draft_ms,
-        "depth": figures.depth,
-        "overlap": figures.overlap,
-    }  # fmt: skip
-    return {
-        "passes": figures.passes,
-        "tokens_per_pass": timings.tokens_per_pass,
-        "speed_up": timings.speed_up,
-        "plain_ms": figures.plain_ms,
-        **here,
-        "by_position": [{"draft_n": n, "draft_n_accepted": accepted} for n, accepted in figures.by_position],
-        "drafters": [
-            {"name": one.name, "draft_n": one.draft_n, "draft_n_accepted": one.draft_n_accepted}
-            for one in figures.by_drafter
-        ],
-        "reason": off_words(figures.off),
-        **({"source": figures.source} if figures.source else {}),
     }

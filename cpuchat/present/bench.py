@@ -52,6 +52,11 @@ def setting_words(setup: Setup, names: set[str]) -> str:
 
 
 def _row(result: Result, names: set[str]) -> tuple[str, ...]:
+    remarks = [
+        "failed" if result.failure else "",
+        "noisy" if result.noisy else "",
+        "text differs" if result.same_text is False else "",
+    ]
     return (
         *_cell_names(result, names),
         result.cell.test.name,
@@ -64,7 +69,7 @@ def _row(result: Result, names: set[str]) -> tuple[str, ...]:
         _words(result.median("memory"), lambda n_bytes: units.size(round(n_bytes))),
         _words(result.median("bandwidth"), units.bandwidth),
         _words(result.median("utilization"), "{:.0%}".format).replace("%", " %"),
-        _remark(result),
+        ", ".join(filter(None, remarks)),
     )
 
 
@@ -86,15 +91,6 @@ def _rate(rates: Sequence[float]) -> str:
     value = units.rate(statistics.median(rates))
     half, digits = (max(rates) - min(rates)) / 2, len(value.partition(".")[2])
     return f"{value} ± {half:,.{digits}f}" if len(rates) > 1 else value
-
-
-def _remark(result: Result) -> str:
-    remarks = [
-        "failed" if result.failure else "",
-        "noisy" if result.noisy else "",
-        "text differs" if result.same_text is False else "",
-    ]
-    return ", ".join(filter(None, remarks))
 
 
 def common(report: Report) -> str:

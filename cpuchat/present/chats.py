@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cpuchat.base.text import clean, clean_line
 from cpuchat.chats.history import fenced
-from cpuchat.chats.records import Attachment, Chat, StoredMessage
+from cpuchat.chats.records import Attachment, Chat
 from cpuchat.chats.transfer import Imported, PortableChat, encoded
 from cpuchat.config.settings import Settings
 from cpuchat.present.answers import summary
@@ -52,27 +52,24 @@ def markdown(chat: PortableChat) -> str:
         parts += ["## System prompt", system_prompt]
     tree = chat.tree
     for message in messages:
-        parts += _message(message, tree.siblings(message.id))
+        siblings = tree.siblings(message.id)
+        system = "Summary" if message.model else "System"
+        speaker = {"user": "You", "system": system}.get(message.role) or clean_line(message.model) or "Answer"
+        place = f" ({siblings.index(message.id) + 1} of {len(siblings)})" if len(siblings) > 1 else ""
+        reasoning = clean(message.reasoning).strip()
+        used = message.settings
+        defaults = used and used.default_sampling
+        note = summary(message.timings, message.stop_reason or "", used and used.sampling, defaults)
+        shown = [
+            f"## {speaker}{place}",
+            "\n".join(f"> {line}".rstrip() for line in reasoning.splitlines()),
+            *map(_attachment, message.attachments),
+            *(part for step in message.steps for part in _step(step)),
+            clean(message.content).strip("\n"),
+            f"*{clean_line(note)}*" if note else "",
+        ]
+        parts += filter(None, shown)
     return "\n\n".join(parts) + "\n"
-
-
-def _message(message: StoredMessage, siblings: list[int]) -> list[str]:
-    system = "Summary" if message.model else "System"
-    speaker = {"user": "You", "system": system}.get(message.role) or clean_line(message.model) or "Answer"
-    place = f" ({siblings.index(message.id) + 1} of {len(siblings)})" if len(siblings) > 1 else ""
-    reasoning = clean(message.reasoning).strip()
-    used = message.settings
-    defaults = used and used.default_sampling
-    note = summary(message.timings, message.stop_reason or "", used and used.sampling, defaults)
-    parts = [
-        f"## {speaker}{place}",
-        "\n".join(f"> {line}".rstrip() for line in reasoning.splitlines()),
-        *map(_attachment, message.attachments),
-        *(part for step in message.steps for part in _step(step)),
-        clean(message.content).strip("\n"),
-        f"*{clean_line(note)}*" if note else "",
-    ]
-    return [part for part in parts if part]
 
 
 def _attachment(attachment: Attachment) -> str:

@@ -208,13 +208,8 @@ def brief_agreement(found: Agreement) -> str:
     """`96 % (94–98) · 3 places matter`: the same of A's answer, beside a label."""
     words, n = found.answers[0].words, len(found.answers[0].places)
     matter = f" · {units.plural(n, 'place')} {'matters' if n == 1 else 'matter'}" if n else ""
-    share = _percent(words.value) if words.value in (0, 1) else f"{_below_whole(words.value)} %"
+    share = _percent(words.value) if words.value in (0, 1) else f"{min(max(round(100 * words.value), 1), 99)} %"
     return f"{share} ({100 * words.low:.0f}–{100 * words.high:.0f}){matter}"
-
-
-def _below_whole(share: float) -> int:
-    """Return a percentage, 1 to 99: neither all nor none."""
-    return min(max(round(100 * share), 1), 99)
 
 
 def place(one: UnlikelyWord, other: str) -> str:

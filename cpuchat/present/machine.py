@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
     from cpuchat.hardware.bandwidth.theoretical import Theoretical
     from cpuchat.hardware.diagnostics import DiagnosticFacts, Finding
-    from cpuchat.hardware.knobs import Knob
     from cpuchat.hardware.machine import MachineFacts
     from cpuchat.hardware.numa.residency import Residency
     from cpuchat.hardware.topology import Topology
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """(label, text)"""
 
-_NOT_MEASURED = "not measured: `cpuchat probe` measures it (about 30 s)"
 _PASSES_NOT_MEASURED = "not measured: speeds are rough · measured while the app is idle, or by `cpuchat probe`"
 _COUNTERS_OFF = "counters are off in the settings (F2)"
 
@@ -71,24 +69,7 @@ def title(facts: MachineFacts) -> str:
 
 def rows(facts: MachineFacts, now: Now) -> list[Row]:
     """Return all rows of the hardware screen about the machine and the worker on it."""
-    found = [
-        ("cores", _cores(facts.topology, now.model)),
-        ("read bandwidth", _read_bandwidth(facts)),
-        *([("passes", now.passes)] if now.passes else []),
-        ("theoretical peak", theoretical_peak(facts.topology, facts.theoretical)),
-        ("weights", _weights(now)),
-        *([("CPU module", now.cpu_module)] if now.cpu_module else []),
-        *([("kernels", now.kernels)] if now.kernels else []),
-        *([("saved KV", kept)] if (kept := kept_states(now.model)) else []),
-        ("memory policy", _policy(facts, now)),
-        ("memory traffic", _traffic(now)),
-        ("power", _power(now)),
-    ]
-    return found + [("" if number else "note", note) for number, note in enumerate(facts.topology.notes)]
-
-
-def _cores(topology: Topology, model: ModelInfo | None) -> str:
-    """Describe which part of the cores, of their L3 groups and SMT siblings is used."""
+    topology, model = facts.topology, now.model
     total, allowed = len(topology.cores), len(topology.allowed_cores)
     target, draft = (set(model.cpus), set(model.draft_cpus) - set(model.cpus)) if model else (set[int](), set[int]())
     words = [plural(total, "core")]
@@ -108,7 +89,20 @@ def _cores(topology: Topology, model: ModelInfo | None) -> str:
         twice = sum(len((target | draft).intersection(core.cpus)) > 1 for core in topology.cores)
         smt = "SMT unused" if target else "SMT"
         words.append(f"both SMT siblings of {plural(twice, 'core')} in use" if twice else smt)
-    return " · ".join(words)
+    found = [
+        ("cores", " · ".join(words)),
+        ("read bandwidth", _read_bandwidth(facts)),
+        *([("passes", now.passes)] if now.passes else []),
+        ("theoretical peak", theoretical_peak(topology, facts.theoretical)),
+        ("weights", _weights(now)),
+        *([("CPU module", now.cpu_module)] if now.cpu_module else []),
+        *([("kernels", now.kernels)] if now.kernels else []),
+        *([("saved KV", kept)] if (kept := kept_states(now.model)) else []),
+        ("memory policy", _policy(facts, now)),
+        ("memory traffic", _traffic(now)),
+        ("power", _power(now)),
+    ]
+    return found + [("" if number else "note", note) for number, note in enumerate(topology.notes)]
 
 
 _R = TypeVar("_R", "Peak", "ReadBandwidth")
@@ -128,7 +122,7 @@ def _read_bandwidth(facts: MachineFacts) -> str:
     """`1 core 25.3, all 32 cores 367 GB/s · 80 % of the theoretical peak`, and whether other programs ran meanwhile."""
     peak, known = facts.peaks.all_cores, facts.peaks
     if peak is None:
-        return _NOT_MEASURED
+        return "not measured: `cpuchat probe` measures it (about 30 s)"
     sets = measured_sets(peak, known.one_core, known.l3_group)
     if len(sets) == 1 and len(peak.cpus) > 1:
         return f"{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} · `cpuchat probe` measures in detail"
@@ -264,26 +258,21 @@ def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH) ->
         lines += wrap(finding.fix, "  → ", "    ")
     if passed := [finding.title for finding in findings if finding.level == "ok"]:
         lines += ["", *wrap(f"ok: {', '.join(passed)}")]
-    if facts.knobs:
-        lines += ["", *_knobs(facts.knobs, wrap)]
-    return lines
-
-
-def _knobs(knobs: Iterable[Knob], wrap: Callable[..., list[str]]) -> list[str]:
-    """Format what only root can change. Shell lines stay whole, to be copied; those that cannot be changed from here
-    are one entry per reason.
-    """
-    lines: list[str] = []
+    changeable: list[str] = []  # shell lines stay whole, to be copied
     fixed: dict[str, list[str]] = {}
-    for knob in knobs:
+    for knob in facts.knobs:
         if knob.why_not:
             fixed.setdefault(knob.why_not, []).append(f"{knob.name} ({knob.state})" if knob.state else knob.name)
             continue
         set_already = "" if knob.change or knob.back else ", as recommended"
-        lines += wrap(f"{knob.name}: {knob.state}{set_already}. {knob.worth} [{knob.source}]")
-        lines += [f"  {arrow} {clean_line(line)}" for arrow, line in (("→", knob.change), ("←", knob.back)) if line]
-    if lines:
-        lines = [*wrap("Only root can change these, until the next boot. → changes one, ← takes it back:"), *lines]
+        changeable += wrap(f"{knob.name}: {knob.state}{set_already}. {knob.worth} [{knob.source}]")
+        both = (("→", knob.change), ("←", knob.back))
+        changeable += [f"  {arrow} {clean_line(line)}" for arrow, line in both if line]
+    if facts.knobs:
+        lines.append("")
+    if changeable:
+        lines += wrap("Only root can change these, until the next boot. → changes one, ← takes it back:")
+        lines += changeable
     for why, names in fixed.items():
         lines += wrap(f"{', '.join(names)}: not changeable, {why}")
     return lines
@@ -291,20 +280,30 @@ def _knobs(knobs: Iterable[Knob], wrap: Callable[..., list[str]]) -> list[str]:
 
 def about(facts: DiagnosticFacts) -> list[Row]:
     """Return the machine and how it is used, one row each."""
+    limit = facts.topology.memory_limit
+    memory = [f"{gigabytes(facts.topology.memory_total)} GB, {gigabytes(facts.available)} GB available"]
+    if limit is not None:
+        memory.append(f"cgroup memory limit: {gigabytes(limit)} GB")
+    memory.append(f"theoretical peak: {theoretical_peak(facts.topology, facts.theoretical)}")
+    wanted = facts.settings
+    chosen = [f"cores {wanted.cores}", f"threads {wanted.threads or 'auto'}", f"memory {wanted.memory_policy}"]
+    chosen += [f"{knob.name} {knob.state}" for knob in facts.knobs if knob.level]
+    if wanted.model:
+        chosen.append(f"model {wanted.model}, {gigabytes(wanted.model_bytes)} GB")
     return [
         ("cores", _cores_named(facts)),
-        ("memory", _memory(facts)),
+        ("memory", " · ".join(memory)),
         ("bandwidth", _bandwidth(facts)),
         ("NUMA", _numa(facts)),
-        ("counters", _counters(facts)),
+        ("counters", f"memory traffic: {facts.counter} · power: {facts.power}"),
         ("engine", _engine(facts)),
-        ("settings", _settings(facts)),
+        ("settings", " · ".join(chosen)),
     ]
 
 
 def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]:
     """Return the page as JSON: `about` is its upper half; the rest are figures in bytes and bytes per second."""
-    machine = facts.topology
+    machine, engine = facts.topology, facts.engine
     return {
         "machine": machine.name,
         "about": dict(about(facts)),
@@ -320,10 +319,15 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "memory_policy": facts.placement.memory_policy.words if facts.placement is not None else None,
         "counter": facts.counter.name or None,
         "power": facts.power.name or None,
-        "engine": _engine_json(facts.engine) if facts.engine else None,
+        "engine": {
+            "commit": engine.llama_commit,
+            "features": engine.features,
+            "module": engine.module or None,
+            "kernels": engine.kernels or None,
+        } if engine else None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "knobs": [dataclasses.asdict(knob) for knob in facts.knobs],
-    }
+    }  # fmt: skip
 
 
 def _cores_named(facts: DiagnosticFacts) -> str:
@@ -334,15 +338,6 @@ def _cores_named(facts: DiagnosticFacts) -> str:
     cpus = facts.placement.cpus
     notes = " ".join(("", *facts.placement.notes))
     return f"{len(cpus)} in use, CPUs {format_cpu_list(cpus)}. {facts.placement.reason}{notes}"
-
-
-def _memory(facts: DiagnosticFacts) -> str:
-    limit = facts.topology.memory_limit
-    parts = [f"{gigabytes(facts.topology.memory_total)} GB, {gigabytes(facts.available)} GB available"]
-    if limit is not None:
-        parts.append(f"cgroup memory limit: {gigabytes(limit)} GB")
-    parts.append(f"theoretical peak: {theoretical_peak(facts.topology, facts.theoretical)}")
-    return " · ".join(parts)
 
 
 def _bandwidth(facts: DiagnosticFacts) -> str:
@@ -363,10 +358,6 @@ def _numa(facts: DiagnosticFacts) -> str:
     return f"{facts.topology.nps_words} · memory policy {policy}: {facts.placement.policy_reason}"
 
 
-def _counters(facts: DiagnosticFacts) -> str:
-    return f"memory traffic: {facts.counter} · power: {facts.power}"
-
-
 def _engine(facts: DiagnosticFacts) -> str:
     if facts.engine is None:
         return f"n/a: {facts.engine_error.message if facts.engine_error is not None else 'not started'}"
@@ -374,11 +365,6 @@ def _engine(facts: DiagnosticFacts) -> str:
     features = ", ".join(facts.engine.features) or "no optional CPU features"
     words = f"CPU module: {module_words(facts.engine)} · kernels: {kernel_words(facts.engine)}"
     return f"{version} with {features} · {words}"
-
-
-def _engine_json(engine: EngineInfo) -> dict[str, Any]:
-    return {"commit": engine.llama_commit, "features": engine.features, "module": engine.module or None,
-            "kernels": engine.kernels or None}  # fmt: skip
 
 
 def module_words(engine: EngineInfo) -> str:
@@ -420,12 +406,3 @@ def kernels_used(model: ModelInfo, engine: EngineInfo, products: Mapping[str, Me
             words += f": {gigabytes(rates[used])}{peak} GB/s, {rates[used] / rates[other]:.1f}× {other}"
         parts.append(words)
     return "; ".join(parts) or "llama.cpp's: cpuchat has none for these types of weights"
-
-
-def _settings(facts: DiagnosticFacts) -> str:
-    wanted = facts.settings
-    parts = [f"cores {wanted.cores}", f"threads {wanted.threads or 'auto'}", f"memory {wanted.memory_policy}"]
-    parts += [f"{knob.name} {knob.state}" for knob in facts.knobs if knob.level]
-    if wanted.model:
-        parts.append(f"model {wanted.model}, {gigabytes(wanted.model_bytes)} GB")
-    return " · ".join(parts)

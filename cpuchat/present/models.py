@@ -74,6 +74,11 @@ def _model(model: Inspection) -> Rows:
     parts = f", {header.split_count} parts" if header.split_count > 1 else ""
     active = f", {units.parameters(header.n_params_active)} active" if header.n_params_active < header.n_params else ""
     heads = f"{header.n_head} query, {model.heads_kv} KV, head size {header.key_length}" if header.n_head else ""
+    layers = f"{model.windowed_layers} of {plural(model.header.n_layer, 'layer')}"
+    experts = ""
+    if model.experts is not None:
+        shared = f" and {model.experts.shared} shared" if model.experts.shared else ""
+        experts = f"{model.experts.used} of {model.experts.count}{shared} per token"
     return [
         ("name", header.name),
         ("architecture", header.architecture),
@@ -82,8 +87,8 @@ def _model(model: Inspection) -> Rows:
         ("trained context", plural(header.n_ctx_train, "token") if header.n_ctx_train else ""),
         ("layers", f"{header.n_layer}, embedding {header.n_embd:,}, feed-forward {header.n_ff:,}"),
         ("attention heads", heads),
-        ("sliding window", _window(model)),
-        ("experts", _experts(model)),
+        ("sliding window", f"{plural(model.window, 'token')} in {layers}" if model.window else ""),
+        ("experts", experts),
         ("file", f"GGUF version {header.version}{parts}"),
     ]
 
@@ -99,34 +104,19 @@ def _other(model: Inspection) -> Rows:
     ]
 
 
-def _window(model: Inspection) -> str:
-    layers = f"{model.windowed_layers} of {plural(model.header.n_layer, 'layer')}"
-    return f"{plural(model.window, 'token')} in {layers}" if model.window else ""
-
-
-def _experts(model: Inspection) -> str:
-    if model.experts is None:
-        return ""
-    shared = f" and {model.experts.shared} shared" if model.experts.shared else ""
-    return f"{model.experts.used} of {model.experts.count}{shared} per token"
-
-
 def _memory(model: Inspection) -> Rows:
+    from cpuchat.models.fit import lazy_bytes
+
+    lazy = lazy_bytes(model.header) if model.tables else 0
+    on_disk = f"; {units.size(lazy)} of them stay on disk and count as no memory" if lazy else ""
+    tables = f"{units.size(model.tables)}, of which a token reads single rows{on_disk}"
     return [
         ("size", f"{units.size(model.header.file_size)}, tensors {units.size(model.header.size)}"),
         ("read per token", f"{units.size(model.bytes_per_token)} without the KV cache"),
-        ("lookup tables", _tables(model) if model.tables else ""),
+        ("lookup tables", tables if model.tables else ""),
         ("KV cache", kv_growth(model.kv_per_token, model.kv_windowed, " as F16")),
         ("recurrent state", f"{units.size(model.state)}, independent of the context" if model.state else ""),
     ]
-
-
-def _tables(model: Inspection) -> str:
-    from cpuchat.models.fit import lazy_bytes
-
-    lazy = lazy_bytes(model.header)
-    on_disk = f"; {units.size(lazy)} of them stay on disk and count as no memory" if lazy else ""
-    return f"{units.size(model.tables)}, of which a token reads single rows{on_disk}"
 
 
 def kv_growth(per_token: int, windowed: int, kind: str = "") -> str:
@@ -305,9 +295,6 @@ def doubt(machine: Machine | None) -> str:
     return "no speeds until `cpuchat probe`"
 
 
-_PARTS_HEADING = "Draft heads and multimodal projectors (not models)"
-
-
 def key_of(model: RepoModel) -> str:
     """Return the path of its first file, which is unique in the repository."""
     return model.files[0].path
@@ -359,7 +346,7 @@ def repository_rows(models: Sequence[RepositoryEntry]) -> list[ListRow]:
     """Return the rows: language models first, then heads and multimodal projectors under a heading."""
     chat = [repository_row(entry) for entry in models if entry.model.kind == "model"]
     other = [repository_row(entry) for entry in models if entry.model.kind != "model"]
-    return chat + ([ListRow(name=_PARTS_HEADING), *other] if other else [])
+    return chat + ([ListRow(name="Draft heads and multimodal projectors (not models)"), *other] if other else [])
 
 
 def repository_row(entry: RepositoryEntry) -> ListRow:
@@ -529,7 +516,3 @@ def requantizing(model: LocalModel) -> str:
     if not model.quantization or model.quantization.upper() in PRECISE:
         return ""
     return f"{model.quantization} is already quantized; quantizing again loses more quality. Use F16, BF16 or Q8_0."
-
-
-def forecast_progress(done: int, total: int) -> str:
-    return f"Computing sizes and speeds · {done} of {total}"

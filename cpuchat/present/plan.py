@@ -46,13 +46,25 @@ def title(plan: CapacityPlan) -> str:
 
 def lines(plan: CapacityPlan) -> Lines:
     """Return the plan as labels and texts."""
-    found = [("memory", _memory(plan))]
+    need = plan.memory
+    memory = [f"weights {gigabytes(need.weights)}"]
+    memory.append(f"KV cache {gigabytes(need.kv)} ({units.tokens(plan.workload.n_ctx)} tokens)")
+    memory += [f"draft {gigabytes(need.draft)}"] if need.draft else []
+    memory.append(f"buffers {gigabytes(need.buffers)}")
+    found = [("memory", f"{' + '.join(memory)} = {gigabytes(need.needed)} of {gigabytes(need.usable)} GB: {need.fit}")]
     if plan.tok_s is None:
         return [*found, ("tok/s", f"n/a: {plan.why_not}")]
     assert plan.ttft_s is not None  # all figures are there when one is
+    machine = plan.machine
+    low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
+    per_token = gigabytes(plan.bytes_per_token)
     found += [
         ("tok/s", f"{rates(plan.tok_s)}, plain decoding"),
-        ("", _reason(plan)),
+        (
+            "",
+            f"{low:.0f} to {high:.0f} GB/s of {machine.read_gbs.value:.0f} ÷ {per_token} GB per token; "
+            f"{units.takes(plan.limit, plan.limit_share)}",
+        ),
         (
             "first token",
             f"{seconds(plan.ttft_s)}, prompt of {plan.workload.n_prompt:,} tokens at {rates(plan.prefill_tok_s)} tok/s",
@@ -80,25 +92,6 @@ def _draft_lines(plan: CapacityPlan) -> Lines:
     elif not any(one.pays for one in plan.drafted):
         found.append(("", "Off is recommended: the best gain is under 10 %."))
     return found
-
-
-def _memory(plan: CapacityPlan) -> str:
-    need = plan.memory
-    parts = [f"weights {gigabytes(need.weights)}"]
-    parts.append(f"KV cache {gigabytes(need.kv)} ({units.tokens(plan.workload.n_ctx)} tokens)")
-    parts += [f"draft {gigabytes(need.draft)}"] if need.draft else []
-    parts.append(f"buffers {gigabytes(need.buffers)}")
-    return f"{' + '.join(parts)} = {gigabytes(need.needed)} of {gigabytes(need.usable)} GB: {need.fit}"
-
-
-def _reason(plan: CapacityPlan) -> str:
-    machine = plan.machine
-    low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
-    per_token = gigabytes(plan.bytes_per_token)
-    return (
-        f"{low:.0f} to {high:.0f} GB/s of {machine.read_gbs.value:.0f} ÷ {per_token} GB per token; "
-        f"{units.takes(plan.limit, plan.limit_share)}"
-    )
 
 
 def _drafted(drafted: Drafted) -> str:
@@ -135,14 +128,9 @@ def catalog_row(plan: CapacityPlan) -> tuple[str, ...]:
     )
 
 
-def _code_draft(plan: CapacityPlan) -> Drafted | None:
-    """Return the plan with its draft model in code; None without a draft model."""
-    return next((one for one in plan.drafted if one.acceptance == CODE), None)
-
-
 def machine_row(plan: CapacityPlan) -> tuple[str, ...]:
     """Return a line of a model on all machines, as of `MACHINE_HEADS`."""
-    code = _code_draft(plan)
+    code = next((one for one in plan.drafted if one.acceptance == CODE), None)
     cells = (plan.machine.name, f"{plan.machine.read_gbs.value:.0f} GB/s")
     if plan.tok_s is None or plan.users is None:
         return (*cells, plan.verdict, "", "", "")

@@ -135,13 +135,9 @@ _NARROW: Final = 24  # characters of a column that is not wrapped any more
 _MARKS: Final = {"fails": "✗ ", "unknown": "? "}
 
 
-def table_rows(settings: Sequence[SettingProof]) -> list[tuple[str, ...]]:
-    """Return the rows of the table below `HEADINGS`."""
-    return [(row.name, row.value, _MARKS.get(row.state, "") + row.proof) for row in settings]
-
-
-def wrapped(rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, ...]]:
-    """Return the rows with the proof wrapped so that a table of `width` characters holds them."""
+def wrapped(settings: Sequence[SettingProof], width: int) -> list[tuple[str, ...]]:
+    """Return the rows below `HEADINGS` with the proof wrapped so that a table of `width` characters holds them."""
+    rows = [(row.name, row.value, _MARKS.get(row.state, "") + row.proof) for row in settings]
     left = max(_NARROW, width - 4 - sum(max(len(row[n]) for row in rows) for n in (0, 1)))
     lines: list[tuple[str, ...]] = []
     for name, value, proof in rows:

@@ -286,10 +286,6 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def worker_groups(self) -> list[int]:
         return [backend.pid for backend in self.services.backends if backend.pid is not None]
 
-    def save_now(self) -> None:
-        """Save before the process ends without its event loop; quick, and may raise."""
-        self.conversation.history.save()
-
     async def _end(self) -> None:
         """Close the jobs and the conversation, once. An error in one does not prevent closing the others."""
         if self._ended:

@@ -18,8 +18,9 @@ _PROGRAMS = {
 }  # fmt: skip
 
 
-def _names() -> list[str]:
-    """Return what sets the clipboard of the user's screen: over SSH, not that of the remote machine."""
+def copy(text: str) -> str:
+    """Give `text` to the first program that takes it, and return its name; "" if there is none. Blocks."""
+    # What sets the clipboard of the user's screen: over SSH, not that of the remote machine.
     has, display = os.environ.get, os.environ.get("DISPLAY", "")
     is_remote = has("SSH_CONNECTION") or has("SSH_TTY")
     wanted = {
@@ -29,12 +30,7 @@ def _names() -> list[str]:
         "tmux buffer": has("TMUX"), "tmux": has("TMUX"),
     }  # fmt: skip
     wanted["xclip"] = wanted["xsel"] = display and wanted["xclip"]
-    return [name for name in _PROGRAMS if wanted[name]]
-
-
-def copy(text: str) -> str:
-    """Give `text` to the first program that takes it, and return its name; "" if there is none. Blocks."""
-    for name in _names():
+    for name in filter(wanted.get, _PROGRAMS):
         data = text.encode("utf-16-le" if name == "clip.exe" else "utf-8", "replace")
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             # Most stay in the background, with what they were given: no pipe to wait for, no signal of this terminal.

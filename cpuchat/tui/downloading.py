@@ -121,7 +121,6 @@ class Downloading:
         return self._manager
 
     def _told(self, download: Download) -> None:
-        """Take over what the manager tells."""
         if self._manager is None:  # closing
             return
         before = self._states.get(download.id)

@@ -76,7 +76,7 @@ def _signals(app: ChatApp) -> Iterator[None]:
                 loop.call_soon_threadsafe(app.end_by, number)
         elif number != signal.SIGHUP:  # that comes from the kernel and from the shell
             with contextlib.suppress(BaseException):
-                app.save_now()
+                app.conversation.history.save()  # quick
             app.give_terminal_back()
             os._exit(128 + number)
 

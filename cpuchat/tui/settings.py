@@ -387,7 +387,6 @@ class SettingsScreen(Dismissable[Settings | None], keys="settings"):
         return f"{', '.join((f'{how}: {choice.words}', *gains))} · `cpuchat tune --undo` reverts"
 
     def _unset(self, field: Field) -> str:
-        """Return what is shown in place of a setting that is empty."""
         if field.default is not None:
             return ""
         if self._is_served:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cpuchat.bench.why import SettingFacts
+from cpuchat.bench.why import SettingFacts, SettingProof
 from cpuchat.config.settings import Settings, with_changes
 from cpuchat.costs.products import ProductRate
 from cpuchat.hardware.numa.residency import Residency
@@ -130,7 +130,7 @@ def test_a_machine_where_little_matters_or_is_known(tmp_path: Path) -> None:
 
 def test_a_long_proof_is_wrapped() -> None:
     proof = " ".join(["word"] * 40)
-    lines = wrapped([("a", "b", proof)], 80)
+    lines = wrapped([SettingProof(name="a", value="b", state="works", proof=proof)], 80)
     assert lines[0][:2] == ("a", "b") and lines[1][:2] == ("", "")
     assert all(len(line) <= 74 for *_, line in lines)
     assert " ".join(line for *_, line in lines) == proof

@@ -212,7 +212,25 @@ class Composer(PromptInput):
         """Run `text` if it is a command; else send it, or leave it in the prompt and say why."""
         session = self._session
         if self.editing is None and (is_command(text) or with_argument(text)):
-            self._run_command(text)
+            name, argument = with_argument(text) or (text, "")
+            if (command := commands(self.screen).get(name)) is None:
+                unknown = f"Unknown command {name}. Type / for a list; your text stays in the prompt."
+                session.tell(unknown, "warning")
+                return
+            run = command[1]
+            if argument:
+                run = partial(self.app.run_action, ("", ACTIONS[name], (argument,)), self.screen)
+
+            async def run_typed() -> None:
+                token = running_command.set(text)  # workers inherit it
+                try:
+                    if inspect.isawaitable(ran := run()):
+                        await ran
+                finally:
+                    running_command.reset(token)
+
+            self.clear()
+            self.call_later(run_typed)
         elif action := self.actions.get(text):
             self.clear()
             self.call_later(self.screen.run_action, action)
@@ -228,27 +246,6 @@ class Composer(PromptInput):
             session.submit(message)
             self.save_draft()
             self.show_titles()
-
-    def _run_command(self, text: str) -> None:
-        name, argument = with_argument(text) or (text, "")
-        if (command := commands(self.screen).get(name)) is None:
-            unknown = f"Unknown command {name}. Type / for a list; your text stays in the prompt."
-            self._session.tell(unknown, "warning")
-            return
-        run = command[1]
-        if argument:
-            run = partial(self.app.run_action, ("", ACTIONS[name], (argument,)), self.screen)
-
-        async def run_typed() -> None:
-            token = running_command.set(text)  # workers inherit it
-            try:
-                if inspect.isawaitable(ran := run()):
-                    await ran
-            finally:
-                running_command.reset(token)
-
-        self.clear()
-        self.call_later(run_typed)
 
     async def read_question(self) -> str:
         """Return the text in the prompt with what it names, as the model gets it; else the last question of the chat.

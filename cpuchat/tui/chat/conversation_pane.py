@@ -18,7 +18,7 @@ from cpuchat.session.events import SessionEvent
 from cpuchat.tui.chat.composer import Composer, Paths, QueuedMessages
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.transcript import ChatTranscript
-from cpuchat.tui.chat.welcome import OF_DEMO, OF_OTHERS, SUGGESTED_ACTIONS, WelcomePane, start_of
+from cpuchat.tui.chat.welcome import OF_DEMO, OF_OTHERS, STARTS, SUGGESTED_ACTIONS, WelcomePane
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.prompt import PromptInput
 
@@ -76,7 +76,7 @@ class ConversationPane(Vertical):
         offered: tuple[str, ...] = ()
         if empty and path is not None:
             offered = OF_DEMO if isinstance(path, Path) and is_demo(path) else OF_OTHERS
-        self.composer.suggestions = tuple(map(start_of, offered))
+        self.composer.suggestions = tuple(STARTS.get(question, question) for question in offered)
         self.composer.actions = SUGGESTED_ACTIONS if empty else {}
         if empty:
             idle = (self._session.loaded or path is None) and not self._session.busy

@@ -148,11 +148,6 @@ def roofline(frame: Frame) -> list[Line]:
             _figure(frame, "limit with drafts", now.ceiling_accepted, _tok_s, _LIMIT_END),
             *limits,
         ]
-    return [*_bandwidth(frame, now), *_remarks(frame, now), *limits, *power]
-
-
-def _bandwidth(frame: Frame, now: Roofline) -> list[Line]:
-    """Draw two rows: the bandwidth in GB/s, and its bar, or why there is none."""
     share, why, drawn = now.utilization.value, now.utilization.why, list[Line]([[], []])
     if now.bandwidth.value is not None:
         used = units.bandwidth(now.bandwidth.value)
@@ -165,7 +160,7 @@ def _bandwidth(frame: Frame, now: Roofline) -> list[Line]:
         drawn[1] = frame.gauge(share / SCALE, f"{100 * share:3.0f} %", 1 / SCALE)
     elif why not in (NO_ANSWER, NO_MODEL):
         drawn[1] = [frame.text("label", fit("fits in L3: not memory-bound" if now.fits_cache else why, frame.width))]
-    return drawn
+    return [*drawn, *_remarks(frame, now), *limits, *power]
 
 
 def _remarks(frame: Frame, now: Roofline) -> list[Line]:

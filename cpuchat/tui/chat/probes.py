@@ -88,7 +88,6 @@ class PassProbe:
         return self._known == self._subject()
 
     def _subject(self) -> PlacementSpec:
-        """Return the cores that are to be measured."""
         from cpuchat.hardware.placement.placement import PlacementSpec
 
         return PlacementSpec.of(self._services.settings)

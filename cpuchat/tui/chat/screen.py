@@ -172,13 +172,29 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             case events.LoadBegun(again=True):
                 self.notify(f"Loading {event.source.stem} again.", markup=False)
             case events.LoadEnded():
-                self._end_load(event)
+                if isinstance(event.last, LoadCancelled):
+                    self.tell("Load stopped. Your next message restarts it.")
+                elif isinstance(event.last, ModelLoaded):
+                    if problem := self.conversation.draft_problem:
+                        self.tell(problem, "error")
+                    self._show_ready()
+                    # It may fit the cost model anew, so nothing waits for it.
+                    self.run_worker(self.session.show_ceiling(), group="ceiling", exclusive=True)
+                    self.services.save_settings({"model": {"last": str(event.source)}})
             case events.ChatOpened():
                 self._show_opened(event)
             case events.AnswerBegun():
                 self.refresh_bindings()
             case events.SummaryEnded():
-                self._end_summary(event)
+                self._show_opened(events.ChatOpened(is_branch=True))
+                if isinstance(event.last, Failed):
+                    self.tell(answers.failure(event.last), "error")
+                elif event.is_kept and event.last is not None:
+                    lost = event.trimmed is not None or event.last.stop_reason != "end"
+                    told = f"{answers.summarized(event.last, event.trimmed)} Select it and press F4 to edit it."
+                    self.tell(told, "warning" if lost else "information")
+                else:
+                    self.tell("Stopped. The chat is unchanged.", "warning")
             case events.WhenFullAsked():
                 self.commands.ask_when_full(event.failed.message)
             case events.ApprovalAsked():
@@ -187,17 +203,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
             case events.ApprovalEnded(choice=None) if self._call_dialog is not None:  # the answer was stopped
                 self.run_worker(self._call_dialog.dismiss_when_on_top("refuse"), group="approval")
         return reading
-
-    def _end_load(self, event: events.LoadEnded) -> None:
-        if isinstance(event.last, LoadCancelled):
-            self.tell("Load stopped. Your next message restarts it.")
-        elif isinstance(event.last, ModelLoaded):
-            if problem := self.conversation.draft_problem:
-                self.tell(problem, "error")
-            self._show_ready()
-            # It may fit the cost model anew, so nothing waits for it.
-            self.run_worker(self.session.show_ceiling(), group="ceiling", exclusive=True)
-            self.services.save_settings({"model": {"last": str(event.source)}})
 
     def _show_ready(self) -> None:
         """Share the cores with the model that was loaded."""
@@ -219,17 +224,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self._pane.show_options()
         self._transcript.show_title()
         self.refresh_bindings()
-
-    def _end_summary(self, event: events.SummaryEnded) -> None:
-        self._show_opened(events.ChatOpened(is_branch=True))
-        if isinstance(event.last, Failed):
-            self.tell(answers.failure(event.last), "error")
-        elif event.is_kept and event.last is not None:
-            lost = event.trimmed is not None or event.last.stop_reason != "end"
-            told = f"{answers.summarized(event.last, event.trimmed)} Select it and press F4 to edit it."
-            self.tell(told, "warning" if lost else "information")
-        else:
-            self.tell("Stopped. The chat is unchanged.", "warning")
 
     @on(Reader.Changed)
     def _reading_changed(self) -> None:

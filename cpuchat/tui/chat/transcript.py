@@ -117,7 +117,15 @@ class ChatTranscript(Transcript):
                 self._left_out = answers.left_out(event)
                 self._session.tell(answers.context_trimmed(event), "warning")
             case GenerationFinished() if not event.calls or event.stop_reason == "cancelled":  # else it goes on
-                self._finish(event)
+                answer = self._session.history.answer
+                note = answers.summary(event.timings, event.stop_reason, answer.sampling, answer.default_sampling)
+                is_empty = event.stop_reason == "cancelled" and not (answer.content or answer.reasoning or answer.steps)
+                self._close(" · ".join(filter(None, (note, event.note, self._left_out))))
+                if is_empty:
+                    self.show_chat()  # without the empty answer
+                    self._session.tell("The request was stopped before the first token.")
+                if note := answers.note(event.timings):
+                    self._session.tell(note, "warning")
             case CallsMade() | CallDone():
                 steps = self._session.history.answer.steps
                 self._show_call(_RUNNING)
@@ -161,7 +169,19 @@ class ChatTranscript(Transcript):
                 self.set_pending("Summarizing the chat…")
                 self._summarizes, self._written = True, False
             case session_events.AnswerBegun():
-                self._begin(event)
+                conversation = self._session.conversation
+                if event.message is not None and conversation.chat is None:
+                    rows = system_prompt(conversation.chosen.chat.system_prompt, conversation.preset.current)
+                    if rows:
+                        self.set_messages([*rows, sent_message(event.message.text)])
+                self.start_copying_over()
+                drafted, model = bool(conversation.speculation.drafters), conversation.model
+                hint = "F10 answers now" if model is not None and not model.server else ""
+                begin = self.reopen_answer if event.continues else self.begin_answer
+                begin(conversation.model_name or "Answer", drafted, hint)
+                self.set_pending(_WAITING)
+                self._open, self._written, self._left_out = True, False, ""
+                self._replaces = event.message is None or event.message.editing is not None
             case session_events.AnswerEnded():
                 self._close("stopped")  # if it ended without a final event
             case session_events.SummaryEnded():
@@ -171,32 +191,6 @@ class ChatTranscript(Transcript):
                 self._show_call("waiting for your approval")
             case session_events.ApprovalEnded() if event.choice is not None:
                 self._show_call(_RUNNING)
-
-    def _begin(self, event: session_events.AnswerBegun) -> None:
-        conversation = self._session.conversation
-        if event.message is not None and conversation.chat is None:
-            rows = system_prompt(conversation.chosen.chat.system_prompt, conversation.preset.current)
-            if rows:
-                self.set_messages([*rows, sent_message(event.message.text)])
-        self.start_copying_over()
-        drafted, model = bool(conversation.speculation.drafters), conversation.model
-        hint = "F10 answers now" if model is not None and not model.server else ""
-        begin = self.reopen_answer if event.continues else self.begin_answer
-        begin(conversation.model_name or "Answer", drafted, hint)
-        self.set_pending(_WAITING)
-        self._open, self._written, self._left_out = True, False, ""
-        self._replaces = event.message is None or event.message.editing is not None
-
-    def _finish(self, event: GenerationFinished) -> None:
-        answer = self._session.history.answer
-        note = answers.summary(event.timings, event.stop_reason, answer.sampling, answer.default_sampling)
-        is_empty = event.stop_reason == "cancelled" and not (answer.content or answer.reasoning or answer.steps)
-        self._close(" · ".join(filter(None, (note, event.note, self._left_out))))
-        if is_empty:
-            self.show_chat()  # without the empty answer
-            self._session.tell("The request was stopped before the first token.")
-        if note := answers.note(event.timings):
-            self._session.tell(note, "warning")
 
     def _close(self, note: str) -> None:
         if not self._open:

@@ -25,10 +25,6 @@ OF_DEMO = ("What can you do?", DRAFTS, RACE)
 OF_OTHERS = ("What can you do?", CODE, COMPARE, "What is speculative decoding?")
 
 
-def start_of(question: str) -> str:
-    return STARTS.get(question, question)
-
-
 class WelcomePane(Static):
     """Shows what can be asked, what this machine can run, and the keys."""
 

@@ -335,7 +335,6 @@ class Stage(Widget):
         return len(self._scene.rows(self.at_ms, width)) if self._scene is not None else 0
 
     def _show_changes(self) -> None:
-        """Draw the rows again that changed."""
         width = self.content_size.width
         if self._scene is None or not width or not self.is_attached:
             return

@@ -127,7 +127,11 @@ def _block_rows(block: _Block, topology: Topology, use: Use, room: int, gap: str
     label = max(len(group.name) for group in block.groups) + 2
     drawn: list[list[Line]] = []
     for group in block.groups:
-        lines = _wrap(_cells(group.cores, topology.allowed, use, gap), max(room - label - 2, 4))
+        lines: list[Line] = [[]]
+        for cell in _cells(group.cores, topology.allowed, use, gap):
+            if lines[-1] and _width(lines[-1]) + len(cell[0].rstrip()) > max(room - label - 2, 4):
+                lines.append([])
+            lines[-1].append(cell)
         heads = [group.name, *[""] * (len(lines) - 1)]
         drawn.append([[(head.ljust(label), "label"), *line] for head, line in zip(heads, lines, strict=True)])
     widest = max(_width(line) for lines in drawn for line in lines)
@@ -160,15 +164,6 @@ def _cells(cores: Sequence[Core], allowed: Collection[int], use: Use, gap: str) 
         for core in some:
             part = use.part(core, allowed)
             yield CELLS[part] + gap, part
-
-
-def _wrap(cells: Iterator[tuple[str, str]], width: int) -> list[Line]:
-    lines: list[Line] = [[]]
-    for cell in cells:
-        if lines[-1] and _width(lines[-1]) + len(cell[0].rstrip()) > width:
-            lines.append([])
-        lines[-1].append(cell)
-    return lines
 
 
 def _width(line: Line) -> int:

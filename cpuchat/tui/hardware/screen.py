@@ -108,7 +108,12 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._read_placement(backend.pid, [Path(model.path)])
         self.query_one("#machine").border_title = Content(machine.title(self.facts))
         self._outcome_told = False
-        self._list_placements(self.facts)
+        self._options = offered(self.facts.topology, self._in_use)
+        has_draft = self._model is None or bool(self._model.draft)
+        self.query_one(PlacementList).offer(self._options, self._in_use, has_draft=has_draft)
+        if not self._outcome_told:
+            self._about = None
+            self._marked()
         self._read_words()
         self._show()
 
@@ -152,14 +157,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         words = await read_words(self._services, self._model, self.reader.root)
         self.now = dataclasses.replace(self.now, **words)
         self._show()
-
-    def _list_placements(self, facts: MachineFacts) -> None:
-        self._options = offered(facts.topology, self._in_use)
-        has_draft = self._model is None or bool(self._model.draft)
-        self.query_one(PlacementList).offer(self._options, self._in_use, has_draft=has_draft)
-        if not self._outcome_told:
-            self._about = None
-            self._marked()
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:
         """Return `spec` resolved here; None while the machine is unknown, or if it is impossible."""

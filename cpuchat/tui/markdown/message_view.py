@@ -46,14 +46,6 @@ Spans = tuple[Span, ...]
 _NAMES = {"": "the model", **{row.name: row.name for row in DRAFTERS}}
 
 
-def add_span(spans: list[Span], length: int, drafter: str) -> None:
-    """Add `length` characters proposed by `drafter`; adjacent ones of one drafter are merged."""
-    if spans and spans[-1][1] == drafter:
-        length += spans.pop()[0]
-    if length:
-        spans.append((length, drafter))
-
-
 def pieces(text: str, spans: Sequence[Span]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     at = 0
@@ -433,7 +425,11 @@ class OpenMessage:
             self.content.append(text)
             self._fresh.append((text, drafter))
             if self.drafted:
-                add_span(self._spans, len(text), drafter)
+                spans, length = self._spans, len(text)
+                if spans and spans[-1][1] == drafter:  # adjacent ones of one drafter are merged
+                    length += spans.pop()[0]
+                if length:
+                    spans.append((length, drafter))
 
     @property
     def behind(self) -> bool:

@@ -352,7 +352,21 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
         case Download() as download:
             rows = downloads.download_details(download)
         case CatalogModel() as model:
-            rows = _catalog(model, known, catalog)
+            active = f", {units.parameters(round(1e9 * model.active_params))} active" if model.is_moe else ""
+            sizes = [f"{name} {units.size(round(size * 1e9))}" for name, size in model.sizes.items()]
+            drafts = [draft.name for draft in catalog.drafts_of(model)] if catalog is not None else []
+            if sizes and model.quantization not in model.verified:
+                sizes.append("estimated")
+            rows = [
+                ("model", _kind(round(1e9 * model.params), "", model.context, active, str(model.year), model.license)),
+                *_memory(known),
+                ("speed", prediction.speed_with_basis(known.prediction)),
+                ("purpose", prediction.purpose(model)),
+                ("note", model.note),
+                ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
+                ("sizes", " · ".join(sizes)),
+                ("from", model.repos[0]),
+            ]
         case FoundRepository() as found:
             gated = "accept its terms on huggingface.co, then run `hf auth login`" if found.gated else ""
             rows = [
@@ -402,11 +416,6 @@ def title(subject: Subject) -> str:
             return "About"
 
 
-def resumable(model: LocalModel) -> bool:
-    """Return whether it is a partial download of a known repository."""
-    return model.unfinished is not None and bool(model.repo)
-
-
 def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, entry: CatalogModel | None) -> list[Row]:
     experts = ""
     if model.n_expert:
@@ -445,24 +454,6 @@ def _memory(known: ModelDetails) -> list[Row]:
     if known.problem:
         return [("problem", known.problem)]
     return [("memory", known.prediction.explained)] if known.prediction is not None else []
-
-
-def _catalog(model: CatalogModel, known: ModelDetails, catalog: Catalog | None) -> list[Row]:
-    active = f", {units.parameters(round(1e9 * model.active_params))} active" if model.is_moe else ""
-    sizes = [f"{name} {units.size(round(size * 1e9))}" for name, size in model.sizes.items()]
-    drafts = [draft.name for draft in catalog.drafts_of(model)] if catalog is not None else []
-    if sizes and model.quantization not in model.verified:
-        sizes.append("estimated")
-    return [
-        ("model", _kind(round(1e9 * model.params), "", model.context, active, str(model.year), model.license)),
-        *_memory(known),
-        ("speed", prediction.speed_with_basis(known.prediction)),
-        ("purpose", prediction.purpose(model)),
-        ("note", model.note),
-        ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
-        ("sizes", " · ".join(sizes)),
-        ("from", model.repos[0]),
-    ]
 
 
 def deletion_question(deletion: Deletion) -> str:

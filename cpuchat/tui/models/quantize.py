@@ -89,8 +89,8 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
                         )
                     self._show_types()
                     done, of = len(self.predictions), len(self._types)
-                    progress = models.forecast_progress(done, of) if done < of else models.requantizing(self._model)
-                    self._say(self._outcome or progress)
+                    progress = f"Computing sizes and speeds · {done} of {of}" if done < of else ""
+                    self._say(self._outcome or progress or models.requantizing(self._model))
         except CpuchatError as error:
             self._say(error.message)
             self.notify(clean_line(str(error)), severity="error", timeout=10, markup=False)

@@ -281,25 +281,22 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
             if (model := self.state.to_judge(entry.key)) is not None:
                 await self._read_header(self.state, model)
                 entry = self.marked or entry
-            await self._download(entry, self.state.repository)
-
-    async def _download(self, entry: RepositoryEntry, repository: Repository) -> None:
-        """Start a download; what cannot be loaded here is asked about before."""
-        if reason := entry.reason_against_download:
-            self.warn(reason)
-            return
-        title, reason = "", ""
-        if isinstance(entry.problem, ModelUnsupported):
-            title, reason = "Unsupported", entry.problem.message
-        elif entry.prediction is not None and entry.prediction.verdict == "too large":
-            title, reason = "Too large", f"{downloads.download_title(entry.model)}: {entry.prediction.explained}."
-        question = clean_line(f"{reason} Download anyway?")
-        if title and not await self.confirm(title, question, "Download", danger=False):
-            return
-        try:
-            self._services.downloading.start(repository.id, repository.revision, entry.model, repository.newest_at)
-        except CpuchatError as error:
-            self.notify(clean_line(str(error)), severity="error", markup=False)
+            if reason := entry.reason_against_download:
+                self.warn(reason)
+                return
+            title, reason = "", ""
+            if isinstance(entry.problem, ModelUnsupported):
+                title, reason = "Unsupported", entry.problem.message
+            elif entry.prediction is not None and entry.prediction.verdict == "too large":
+                title, reason = "Too large", f"{downloads.download_title(entry.model)}: {entry.prediction.explained}."
+            question = clean_line(f"{reason} Download anyway?")
+            if title and not await self.confirm(title, question, "Download", danger=False):
+                return
+            repository = self.state.repository
+            try:
+                self._services.downloading.start(repository.id, repository.revision, entry.model, repository.newest_at)
+            except CpuchatError as error:
+                self.notify(clean_line(str(error)), severity="error", markup=False)
 
     def action_hold(self) -> None:
         entry = self.marked

@@ -312,7 +312,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     def _choose(self) -> None:
         self.state_changed()
         match self.entry.subject if self.entry is not None else None:
-            case LocalModel() as model if entries.resumable(model):
+            case LocalModel() as model if model.unfinished is not None and model.repo:
                 self._open_repository(model.repo, model.quantization)
             case LocalModel(damaged=str() as problem):
                 self.warn(problem)
