@@ -114,20 +114,17 @@ class EagleSequence(HeadSequence):
         states = np.empty((len(features), self.states.shape[1]), np.float32)
         for at in range(0, len(features), _ENCODED):
             rows = np.ascontiguousarray(features[at : at + _ENCODED])
-            states[at : at + len(rows)] = self._encoded(rows)
+            n = len(rows)
+            batch = llama.llama_batch(
+                n_tokens=n, token=None, embd=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), pos=self._batch.pos,
+                n_seq_id=self._batch.n_seq_id, seq_id=self._batch.seq_id, logits=self._batch.logits,
+            )  # fmt: skip
+            self._pos[:n] = np.arange(len(self.tokens), len(self.tokens) + n)
+            self._wanted[:n] = 1
+            self._is_stepping = False
+            if self.pool is not None:
+                self.pool.prepare(self, 0.0)
+            if status := llama.llama_encode(self.context, batch):
+                raise GenerationFailed(f"llama.cpp failed to encode hidden states: code {status}.", "Reload the model.")
+            states[at : at + n] = _rows(bindings.hidden_states_address(self.context), n, states.shape[1])
         return states
-
-    def _encoded(self, rows: np.ndarray) -> np.ndarray:
-        n = len(rows)
-        batch = llama.llama_batch(
-            n_tokens=n, token=None, embd=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), pos=self._batch.pos,
-            n_seq_id=self._batch.n_seq_id, seq_id=self._batch.seq_id, logits=self._batch.logits,
-        )  # fmt: skip
-        self._pos[:n] = np.arange(len(self.tokens), len(self.tokens) + n)
-        self._wanted[:n] = 1
-        self._is_stepping = False
-        if self.pool is not None:
-            self.pool.prepare(self, 0.0)
-        if status := llama.llama_encode(self.context, batch):
-            raise GenerationFailed(f"llama.cpp failed to encode hidden states: code {status}.", "Reload the model.")
-        return _rows(bindings.hidden_states_address(self.context), n, self.states.shape[1])
