@@ -263,7 +263,17 @@ class WorkerProcess:
         self._gone.set()
         self._writer.submit(self._close_stdin)
         self._writer.shutdown(wait=False)
-        self.events.put_nowait(self._failure or self._crash(broken))
+        failure = self._failure
+        if failure is None:  # it crashed: described by what its log says last, else by its exit status
+            tail = ""
+            with contextlib.suppress(OSError), self.log.open("rb") as file:
+                tail = last_output(file)
+            failure = Failed(
+                code=WorkerDied.code,
+                message=f"The inference worker crashed: {exit_reason(status, tail, broken)}.",
+                hint=f"{_NO_INSTRUCTION if status == -signal.SIGILL else ''}Log: {self.log}",
+            )
+        self.events.put_nowait(failure)
         for counted in self._counts.values():
             if not counted.done():
                 counted.set_result(None)
@@ -273,17 +283,6 @@ class WorkerProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-
-    def _crash(self, broken: str) -> Failed:
-        """Describe how it ended: by what its log says last, else by its exit status."""
-        tail = ""
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
-            tail = last_output(file)
-        return Failed(
-            code=WorkerDied.code,
-            message=f"The inference worker crashed: {exit_reason(self._status or 0, tail, broken)}.",
-            hint=f"{_NO_INSTRUCTION if self._status == -signal.SIGILL else ''}Log: {self.log}",
-        )
 
 
 def _new_log(log_dir: Path) -> Path:

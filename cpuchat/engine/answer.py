@@ -56,8 +56,6 @@ class LoadedModel:
             self.speculator.forget()
 
 
-_PROMPT_TAIL = 200
-"""Characters at the end of a prompt that are searched for an opening reasoning marker."""
 LOOK_SECONDS = 1.0
 """Seconds between two looks at whether other programs have the cores; each reads a file per thread."""
 
@@ -139,7 +137,21 @@ class AnswerRun:
             cpu_wait = self._look_at_cores()
         finally:
             store.record(prompt, result.tokens)
-        self._finish(result.stop_reason, self._timings(prefilled, result, cpu_wait), result.tokens)
+        n, speculation = len(result.tokens), self._speculation
+        timings = Timings(
+            cache_n=prefilled.cache_n,
+            prompt_n=prefilled.prompt_n,
+            prompt_ms=1e3 * prefilled.seconds if prefilled.prompt_n else 0.0,
+            predicted_n=n,
+            predicted_ms=1e3 * (result.last - result.first) if n else 0.0,
+            ttft_ms=1e3 * (result.first - self._arrived) if n else 0.0,
+            draft_n=speculation.draft_n if speculation else 0,
+            draft_n_accepted=speculation.draft_n_accepted if speculation else 0,
+            speculation=self._compared(speculation) if speculation else None,
+            overhead_us=1e6 * result.overhead_seconds / n if n else 0.0,
+            cpu_wait=cpu_wait,
+        )
+        self._finish(result.stop_reason, timings, result.tokens)
 
     def count_prompt(self) -> int:
         """Return the tokens of the prompt. Raises CpuchatError."""
@@ -211,7 +223,20 @@ class AnswerRun:
 
     def _decode(self, prompt: RenderedPrompt, prefilled: Prefill) -> DecodeResult:
         command, speculator, is_eog = self._command, self._loaded.speculator, self._vocab.is_eog
-        stream = self._stream(prompt.text)
+        stops, ends_itself = command.stop, command.ignore_eos or command.grammar
+        if self._loaded.template is None and command.prompt is None and not ends_itself:
+            stops = (*stops, *PLAIN_STOPS)  # without a template only the next speaker's name shows the end
+        splitter, piece = Unsplit() if command.output.unsplit else self._splitter(prompt.text), self._vocab.piece
+        if self._guide is not None:
+            piece = self._guide.piece
+            splitter = self._calls = CallSplitter(
+                splitter, self._call_format, command.tools, command.calling, streams=command.output.streams_calls
+            )
+        self._text = TextStream(
+            command.request_id, self._emit, piece, splitter, stops, self._arrived, command.output.frame_seconds
+        )
+        # On this thread with stop strings: one of them ends the answer with the token that completes it.
+        stream = self._text if stops else ThreadedStream(self._output_thread, self._text)
         self.reasoning.begin(self._splitter(prompt.text))
         is_drafting = speculator.begin_answer(command.speculation, prompt.tokens)
         if not is_drafting and speculator.disabled is not None:
@@ -224,47 +249,14 @@ class AnswerRun:
             self._speculation = speculator.figures()
         return result
 
-    def _stream(self, text: bytes) -> TextStream | ThreadedStream:
-        """Return the stream for the answer's text. With stop strings it runs on this thread, because a stop string ends
-        the answer with the token that completes it."""
-        command, stops = self._command, self._command.stop
-        ends_itself = command.ignore_eos or command.grammar
-        if self._loaded.template is None and command.prompt is None and not ends_itself:
-            stops = (*stops, *PLAIN_STOPS)  # without a template only the next speaker's name shows the end
-        splitter, piece = Unsplit() if command.output.unsplit else self._splitter(text), self._vocab.piece
-        if self._guide is not None:
-            piece = self._guide.piece
-            splitter = self._calls = CallSplitter(
-                splitter, self._call_format, command.tools, command.calling, streams=command.output.streams_calls
-            )
-        self._text = TextStream(
-            command.request_id, self._emit, piece, splitter, stops, self._arrived, command.output.frame_seconds
-        )
-        return self._text if stops else ThreadedStream(self._output_thread, self._text)
-
     def _splitter(self, text: bytes) -> ReasoningSplitter:
         splitter = self._new_splitter(text.decode("utf-8", "replace").removesuffix(self._continued))
         splitter.resume(self._continued.replace(MARK, ""))
         return splitter
 
     def _new_splitter(self, prompt: str) -> ReasoningSplitter:
-        return ReasoningSplitter(prompt[-_PROMPT_TAIL:].replace(MARK, ""), self._loaded.model.header.chat_template)
-
-    def _timings(self, prefilled: Prefill, result: DecodeResult, cpu_wait: float | None) -> Timings:
-        n, speculation = len(result.tokens), self._speculation
-        return Timings(
-            cache_n=prefilled.cache_n,
-            prompt_n=prefilled.prompt_n,
-            prompt_ms=1e3 * prefilled.seconds if prefilled.prompt_n else 0.0,
-            predicted_n=n,
-            predicted_ms=1e3 * (result.last - result.first) if n else 0.0,
-            ttft_ms=1e3 * (result.first - self._arrived) if n else 0.0,
-            draft_n=speculation.draft_n if speculation else 0,
-            draft_n_accepted=speculation.draft_n_accepted if speculation else 0,
-            speculation=self._compared(speculation) if speculation else None,
-            overhead_us=1e6 * result.overhead_seconds / n if n else 0.0,
-            cpu_wait=cpu_wait,
-        )
+        tail = prompt[-200:].replace(MARK, "")  # where an opening reasoning marker would be
+        return ReasoningSplitter(tail, self._loaded.model.header.chat_template)
 
     def _look_at_cores(self) -> float | None:
         """Return the share of the decoding time for which the threads waited for a core; see `Timings`."""

@@ -136,9 +136,22 @@ class Lockstep:
                 rows = _evaluate(model, window, start, end)
                 parts[i].append(self._comparer.compare(base_rows, rows, window.tokens[start + 1 : end + 1]))
         for other, scored in parts.items():
-            scores = Scores.joined([scores for scores, _ in scored])
-            worst = tuple(_worst(base.vocab, window, scores, Tops.joined([tops for _, tops in scored])))
-            self._output.send(Scored(other=other, window=number, worst=worst, **scores.packed()))
+            scores, tops = Scores.joined([scores for scores, _ in scored]), Tops.joined([tops for _, tops in scored])
+            differing, worst = np.flatnonzero(scores.same_top == 0), list[Disagreement]()
+            for i in differing[np.argsort(-scores.kld[differing], kind="stable")][:_WORST]:
+                at = window.first + int(i)
+                worst.append(
+                    Disagreement(
+                        kld=float(scores.kld[i]),
+                        context=_text(base.vocab, window.tokens[max(at + 1 - _CONTEXT_TOKENS, 0) : at + 1]),
+                        token=_text(base.vocab, [window.tokens[at + 1]]),
+                        base_top=_text(base.vocab, [int(tops.base[i])]),
+                        base_p=float(tops.base_p[i]),
+                        other_top=_text(base.vocab, [int(tops.other[i])]),
+                        other_p=float(tops.other_p[i]),
+                    )
+                )
+            self._output.send(Scored(other=other, window=number, worst=tuple(worst), **scores.packed()))
 
 
 def _evaluate(model: Model, window: Window, start: int, end: int) -> list[np.ndarray]:
@@ -180,21 +193,6 @@ def _tokens(vocab: Vocab, text: Text, template: str) -> list[int]:
             chat = ChatTemplate(helper, vocab.bos_text, vocab.eos_text)
             rendered = [chat.render(dialogue) for dialogue in marked]
     return [token for dialogue in rendered for token in vocab.tokenize_prompt(dialogue.encode())]
-
-
-def _worst(vocab: Vocab, window: Window, scores: Scores, tops: Tops) -> Iterator[Disagreement]:
-    differing = np.flatnonzero(scores.same_top == 0)
-    for i in differing[np.argsort(-scores.kld[differing], kind="stable")][:_WORST]:
-        at = window.first + int(i)
-        yield Disagreement(
-            kld=float(scores.kld[i]),
-            context=_text(vocab, window.tokens[max(at + 1 - _CONTEXT_TOKENS, 0) : at + 1]),
-            token=_text(vocab, [window.tokens[at + 1]]),
-            base_top=_text(vocab, [int(tops.base[i])]),
-            base_p=float(tops.base_p[i]),
-            other_top=_text(vocab, [int(tops.other[i])]),
-            other_p=float(tops.other_p[i]),
-        )
 
 
 def _text(vocab: Vocab, tokens: list[int]) -> str:

@@ -40,9 +40,7 @@ SLAB_BYTES = 256 << 20
 # "size = 1.00 MiB -> 0.28 MiB (q4_K)"; the second half is missing where a tensor stays as it is.
 _TENSOR = re.compile(rb"\[ *\d+/ *\d+\] (.+?) +- \[[^\[]*type = *(\w+), $", re.DOTALL)
 _TARGET = re.compile(rb"size = .*MiB \((\w+)\)\n$")
-_ERROR = 4  # ggml_log_level
 _FAILED = "failed to quantize: "
-_CANNOT_WRITE = "iostream"  # std::ofstream is used for nothing but the output
 
 
 class LogParser:
@@ -58,7 +56,7 @@ class LogParser:
         llama.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def _on_line(self, level: int, text: bytes, _user: object) -> None:
-        if level == _ERROR:
+        if level == 4:  # GGML_LOG_LEVEL_ERROR
             self.errors.append(text.decode("utf-8", "replace").strip())
         elif match := _TENSOR.search(text):
             self._name = match[1].decode("utf-8", "replace")
@@ -71,7 +69,7 @@ class LogParser:
     def failure(self) -> CpuchatError:
         said = next((line for line in reversed(self.errors) if _FAILED in line), "")
         reason = said.partition(_FAILED)[2] or " ".join(filter(None, self.errors)) or "llama.cpp gave no reason"
-        if _CANNOT_WRITE in reason:
+        if "iostream" in reason:  # std::ofstream is used for nothing but the output
             return DiskFull(
                 "Cannot write the whole file: the disk is full, or a file size limit is reached.",
                 "Free some space, or choose another folder or a smaller type.",

@@ -50,15 +50,27 @@ class Scorer:
         rows = self._rows(list(command.tokens), command.n, command.n_prompt)
         evaluated = perf_counter()
         self._model.pool.rest()  # its threads would spin on the cores that comparing needs
-        compared = self._compare(command, rows) if command.bases else ()
-        if not command.bases:
+        compared: list[ScoredRows] = []
+        if command.bases:
+            n_vocab, vocab, tokens = len(rows[0]), self._model.vocab, command.tokens[-command.n :]
+            if self._comparer is None:
+                self._comparer = RowComparer(self._model.pool.cpus, n_vocab)
+            given = np.memmap(command.file, np.float32, "r", shape=(len(rows), n_vocab))
+            for base in command.bases:
+                pair = (given, rows) if base == "file" else (rows, given)
+                scores, tops = self._comparer.compare(*pair, tokens)
+                ranks = self._comparer.ranks(pair[1], tokens).astype("<i4").tobytes()
+                texts = tuple(vocab.raw_piece(int(top)).decode("utf-8", "replace") for top in tops.other)
+                top_p = tops.other_p.astype("<f4").tobytes()
+                compared.append(ScoredRows(**scores.packed(), ranks=ranks, tops=texts, tops_p=top_p))
+        else:
             with Path(command.file).open("r+b", buffering=0) as file:
                 for row in rows:
                     file.write(row.data)
         done = perf_counter()
         return TokensScored(
             request_id=command.request_id,
-            compared=compared,
+            compared=tuple(compared),
             seconds=evaluated - start,
             compare_seconds=done - evaluated,
         )
@@ -85,19 +97,3 @@ class Scorer:
         if batch:
             sequence.extend(batch, n_outputs=len(batch))
         return rows + [sequence.logits(i) for i in range(len(batch))]
-
-    def _compare(self, command: Score, rows: list[np.ndarray]) -> tuple[ScoredRows, ...]:
-        n_vocab, vocab = len(rows[0]), self._model.vocab
-        if self._comparer is None:
-            self._comparer = RowComparer(self._model.pool.cpus, n_vocab)
-        given = np.memmap(command.file, np.float32, "r", shape=(len(rows), n_vocab))
-        tokens = command.tokens[-command.n :]
-        found: list[ScoredRows] = []
-        for base in command.bases:
-            pair = (given, rows) if base == "file" else (rows, given)
-            scores, tops = self._comparer.compare(*pair, tokens)
-            ranks = self._comparer.ranks(pair[1], tokens).astype("<i4").tobytes()
-            texts = tuple(vocab.raw_piece(int(top)).decode("utf-8", "replace") for top in tops.other)
-            top_p = tops.other_p.astype("<f4").tobytes()
-            found.append(ScoredRows(**scores.packed(), ranks=ranks, tops=texts, tops_p=top_p))
-        return tuple(found)

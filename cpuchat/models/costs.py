@@ -147,7 +147,9 @@ class CostLog:
         Args:
             file: the key of the model's files (`usage`).
         """
-        seconds = _plain_seconds(timings)
+        rate, waited = timings.predicted_per_second, timings.cpu_wait
+        is_long, is_alone = timings.predicted_n > _MIN_TOKENS, waited is not None and waited <= MAX_CPU_WAIT
+        seconds = 1 / rate if rate and is_long and is_alone and not timings.draft_n else 0.0  # of a plain pass
         if not model.fingerprint or model.work is None or not (seconds or model.pass_ms):
             return
         work = replace(model.work, alike=0.0)  # calibrations choose tokens at random
@@ -177,16 +179,6 @@ class CostLog:
         sources += [f"chats with {plural(len(known), 'model')}"] * bool(known)
         factors = {one.file: factor / usual for one, factor in known if one.file}
         return Costs(scaled(profile, 1 / usual) if large else profile, " and ".join(sources), factors)
-
-
-def _plain_seconds(timings: Timings) -> float:
-    """Return the mean seconds of a token; 0 for an answer with drafts, a short one, and one beside other programs."""
-    rate = timings.predicted_per_second
-    if timings.draft_n or not rate or timings.predicted_n <= _MIN_TOKENS:
-        return 0.0
-    if timings.cpu_wait is None or timings.cpu_wait > MAX_CPU_WAIT:
-        return 0.0
-    return 1 / rate
 
 
 def _rate(one: Observation) -> float:

@@ -119,6 +119,17 @@ def inspect(header: GGUFHeader) -> Inspection:
         has_shared = any("_shexp." in tensor.name for tensor in header.tensors)
         shared = header.number("expert_shared_count") or int(has_shared)
         experts = Experts(count=n_experts, used=header.number("expert_used_count"), shared=shared)
+    tokenizer, vocab, merges = None, vocabulary(header), header.metadata.get("tokenizer.ggml.merges")
+    if vocab.n_tokens:
+        tokenizer = Tokenizer(
+            model=vocab.model,
+            kind=vocab.kind,
+            pre=header.text("tokenizer.ggml.pre"),
+            n_tokens=vocab.n_tokens,
+            n_merges=len(merges) if isinstance(merges, LazyArray) else 0,
+            add_bos=vocab.add_bos,
+            add_eos=vocab.add_eos,
+        )
     totals: dict[str, tuple[int, int, int]] = {}
     for tensor in header.tensors:
         count, n_params, nbytes = totals.get(tensor.type, (0, 0, 0))
@@ -137,29 +148,13 @@ def inspect(header: GGUFHeader) -> Inspection:
         tables=table_bytes(header),
         experts=experts,
         tensors=tuple(sorted(kinds, key=lambda kind: -kind.nbytes)),
-        tokenizer=_tokenizer(header),
+        tokenizer=tokenizer,
         templates=_templates(header),
         license=header.text("general.license"),
         base_models=_base_models(header),
         settings=tuple((key, _brief(value)) for key, value in header.metadata.items()),
         problem=why_unsupported(header),
         scalar_types=scalar_types(engine_cpu()),
-    )
-
-
-def _tokenizer(header: GGUFHeader) -> Tokenizer | None:
-    found = vocabulary(header)
-    if not found.n_tokens:
-        return None
-    merges = header.metadata.get("tokenizer.ggml.merges")
-    return Tokenizer(
-        model=found.model,
-        kind=found.kind,
-        pre=header.text("tokenizer.ggml.pre"),
-        n_tokens=found.n_tokens,
-        n_merges=len(merges) if isinstance(merges, LazyArray) else 0,
-        add_bos=found.add_bos,
-        add_eos=found.add_eos,
     )
 
 

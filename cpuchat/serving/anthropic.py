@@ -72,7 +72,18 @@ def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
         else:
             raise field_error(f"{where}.role", f"`{quoted(message.role)}` is not supported, only user and assistant")
     default, effort = reader.reasoning((body.output_config or {}).get("effort"), "output_config.effort")
-    reasoning, budget = _thinking(body.thinking, default)
+    reasoning, budget = default, None
+    match body.thinking:
+        case None:
+            pass
+        case {"type": "enabled", "budget_tokens": int(budget)} if budget > 0:
+            reasoning = True
+        case {"type": "enabled" | "adaptive"}:
+            reasoning, budget = True, None
+        case {"type": "disabled"}:
+            reasoning, budget = False, None
+        case _:
+            raise field_error("thinking", "must be enabled, adaptive or disabled")
     given = body.tool_choice or {"type": "auto"}
     mode, single = str(given.get("type")), bool(given.get("disable_parallel_tool_use"))
     named = (str(given.get("name")),) if mode == "tool" else ()
@@ -92,19 +103,6 @@ def read_messages(reader: RequestReader, data: bytes) -> ParsedRequest:
     return reader.parsed(
         body, asked, offered=offered, max_tokens=body.max_tokens, stop=body.stop_sequences, reasoning_budget=budget
     )
-
-
-def _thinking(given: dict[str, Any] | None, default: bool | None) -> tuple[bool | None, int | None]:
-    match given:
-        case None:
-            return default, None
-        case {"type": "enabled", "budget_tokens": int(budget)} if budget > 0:
-            return True, budget
-        case {"type": "enabled" | "adaptive"}:
-            return True, None
-        case {"type": "disabled"}:
-            return False, None
-    raise field_error("thinking", "must be enabled, adaptive or disabled")
 
 
 def _add_answer(content: str | list[dict[str, Any]], found: RequestMessages, where: str) -> None:

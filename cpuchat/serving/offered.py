@@ -7,6 +7,7 @@ is left out.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,18 +32,13 @@ class Kind(NamedTuple):
     def item(self, arguments: str) -> dict[str, Any]:
         """Return what an item of a call has beside its ids, with arguments as JSON that may be cut."""
         if self.type == "custom":
-            return {"name": self.name, "input": str(_object(arguments).get("input", ""))}
+            given: dict[str, Any] = {}
+            for end in ("", '"}', "}"):  # it may be cut in its last text
+                with contextlib.suppress(ValueError):
+                    given = msgspec.json.decode(arguments + end, type=prepared(dict[str, Any]))
+                    break
+            return {"name": self.name, "input": str(given.get("input", ""))}
         return {"name": self.name, **({"namespace": self.namespace} if self.namespace else {}), "arguments": arguments}
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call, also of one that was cut in its last text."""
-    for end in ("", '"}', "}"):
-        try:
-            return msgspec.json.decode(arguments + end, type=prepared(dict[str, Any]))
-        except ValueError:
-            continue
-    return {}
 
 
 @dataclass(frozen=True)

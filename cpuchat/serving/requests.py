@@ -33,7 +33,6 @@ from cpuchat.protocol.messages import (
     Message,
     Output,
     Role,
-    Sampling,
     Speculation,
     StateKey,
     Tool,
@@ -208,10 +207,17 @@ class RequestReader:
             if max_tokens < 1 and max_tokens != -1:
                 raise field_error("max_tokens", f"must be at least 1, not {max_tokens}")
             limit = max(min(max_tokens, self.n_ctx), 0)
+        if body.top_k is not None and body.top_k < -1:
+            raise field_error("top_k", "expected `int` >= 0")
+        values = msgspec.structs.asdict(self.settings.sampling)
+        values |= {name: given for name in values if (given := getattr(body, name)) is not None}
+        for name in ("top_k", "repeat_last_n"):
+            if values[name] is not None:
+                values[name] = max(min(values[name], _INT32), 0)  # -1 is "off" in other servers
         request = msgspec.structs.replace(
             asked,
             messages=messages,
-            sampling=self._sampling(body),
+            sampling=SamplingSection(**values).sampling(),
             max_tokens=limit,
             stop=_stops(stop),
             speculation=self._speculation,
@@ -237,17 +243,6 @@ class RequestReader:
             words = "`none` asks for no reasoning, other words for reasoning"
             self.note(f"The chat template of {self._names[0]} takes no effort of reasoning: {words}.")
         return effort != "none", effort
-
-    def _sampling(self, body: RequestBody) -> Sampling:
-        """Return the settings with what the request gives."""
-        if body.top_k is not None and body.top_k < -1:
-            raise field_error("top_k", "expected `int` >= 0")
-        values = msgspec.structs.asdict(self.settings.sampling)
-        values |= {name: given for name in values if (given := getattr(body, name)) is not None}
-        for name in ("top_k", "repeat_last_n"):
-            if values[name] is not None:
-                values[name] = max(min(values[name], _INT32), 0)  # -1 is "off" in other servers
-        return SamplingSection(**values).sampling()
 
 
 def _without_billing(messages: tuple[Message, ...]) -> tuple[Message, ...]:

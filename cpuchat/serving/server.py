@@ -39,7 +39,6 @@ CONNECTIONS = 512
 """Beyond these, or half of the open files that the process may have, requests get 503."""
 HEAD_SECONDS = 10.0
 """A request's head must arrive within, from the connection or its own first byte on."""
-_KEEP_ALIVE_SECONDS = 30
 _CLOSING_SECONDS = 3
 _BACKLOG = 32  # asyncio accepts as many before it looks at the first: with more, descriptors run out
 
@@ -127,7 +126,7 @@ async def serving(app: ASGIApp, listeners: list[socket.socket]) -> AsyncIterator
         proxy_headers=False,  # any local program could ask in another's name
         server_header=False,
         headers=[("server", "cpuchat")],
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=30,
         timeout_graceful_shutdown=_CLOSING_SECONDS,
     )
     # Else each invalid request is a line, and each part for a client that has left.
@@ -146,7 +145,7 @@ TOKEN_VARIABLE = "CPUCHAT_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
 OPEN_PATH = "/v1/health"
 _MAPPED = 16 * "0" + ("FFFF0000" if sys.byteorder == "little" else "0000FFFF")  # before an IPv4 address in IPv6
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")  # RFC 3986, 3.2.2
 
 
 class Guard:
@@ -176,7 +175,9 @@ class Guard:
         if origin is not None and origin not in self._origins and "*" not in self._origins:
             message = "Origin not allowed. Start the server with --cors-origin to allow it."
             return Refusal(403, message, "origin_not_allowed")
-        if self._local and not self._digest and not is_loopback(_host_name(headers.get("host", ""))):
+        found = _HOST.fullmatch(headers.get("host", ""))
+        host = (found[1] or found[2]) if found else ""
+        if self._local and not self._digest and not is_loopback(host):
             return Refusal(403, "Use localhost or 127.0.0.1 as the server's name.", "host_not_allowed")
         if not self._digest or path == OPEN_PATH:
             return None
@@ -208,12 +209,6 @@ def _kernel_name(host: str, port: int) -> str:
         return ""
     packed = (getattr(address, "ipv4_mapped", None) or address).packed
     return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed)) + f":{port:04X}"
-
-
-def _host_name(host: str) -> str:
-    """Return the `Host` header without the port; "" for one that is not a name or an address (RFC 3986, 3.2.2)."""
-    found = _HOST.fullmatch(host)
-    return (found[1] or found[2]) if found else ""
 
 
 def read_token(file: Path | None) -> str:

@@ -378,7 +378,18 @@ async def identify(connection: ServerConnection) -> Adapter:
     for what only it has. Raises Status, httpx.HTTPError: it is not reached, or refuses; ServerError: it is not an
     inference server.
     """
-    listing = await _listing(connection)
+    try:
+        body = await connection.get("/v1/models")
+    except Status as status:
+        if status.code != 404 or not connection.server.count("/") > 2:
+            raise
+        body = await connection.get("/models")  # the address is already that of the OpenAI routes
+        connection.root = connection.server
+    listing = decoded(b'{"data": %b}' % body if body.lstrip().startswith(b"[") else body)  # Together's is a list alone
+    listing = {**listing, "data": listing.get("data") or listing.get("models")}
+    if not isinstance(listing["data"], list) and listing.get("object") != "list":
+        problem = f"{host(connection.server)} is not an OpenAI-compatible server."
+        raise ServerError(problem, "Check the address and the port.")
     owners = {str(entry.get("owned_by")) for entry in _entries(listing, "data")}
     kind = next((kind for owner, kind in KINDS.items() if owner in owners), None)
     if kind is None and "openai" not in owners and "models" in await _object(connection, "/api/tags"):
@@ -415,25 +426,6 @@ def _entries(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
     found = data.get(key)
     entries = found[:_MAX_MODELS] if isinstance(found, list) else []
     return [one if isinstance(one, dict) else {"id": one} for one in entries]
-
-
-async def _listing(connection: ServerConnection) -> dict[str, Any]:
-    """Return the list of models; where the address is already that of the OpenAI routes, `/v1` is left out. Raises
-    Status, httpx.HTTPError, ServerError: as `identify`.
-    """
-    try:
-        body = await connection.get("/v1/models")
-    except Status as status:
-        if status.code != 404 or not connection.server.count("/") > 2:
-            raise
-        body = await connection.get("/models")
-        connection.root = connection.server
-    found = decoded(b'{"data": %b}' % body if body.lstrip().startswith(b"[") else body)  # Together's is a list alone
-    found = {**found, "data": found.get("data") or found.get("models")}
-    if not isinstance(found["data"], list) and found.get("object") != "list":
-        problem = f"{host(connection.server)} is not an OpenAI-compatible server."
-        raise ServerError(problem, "Check the address and the port.")
-    return found
 
 
 async def _object(connection: ServerConnection, path: str) -> dict[str, Any]:

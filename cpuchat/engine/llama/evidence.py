@@ -17,7 +17,6 @@ _KV_SIZE: Final = re.compile(
 )  # one for each kind of layers: with a sliding window and without
 _LOAD_MODE: Final = re.compile(r"\(load_mode = ([^)]+)\)")
 _MASK_USER: Final = re.compile(r"kq_mask.*is used by node .* \((FLASH_ATTN_EXT|SOFT_MAX)\)$")
-_GRAPH: Final = "graph_reserve: reserving a graph"
 
 
 def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
@@ -31,33 +30,30 @@ def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
         BufferWeights(buffer=buffer, type=kind, n_tensors=n, bytes=n_bytes)
         for (buffer, kind), (n, n_bytes) in sorted(sums.items(), key=lambda item: -item[1][1])
     )
-    return LoadEvidence(
-        weights=found,
-        scalar_types=scalar_types({one.type for one in found if not one.is_repacked}),
-        thread_ids=tuple(thread_ids),
-        **_from_log(),
-    )
-
-
-def _from_log() -> dict[str, Any]:
-    """Return the fields that the log of a load tells; of several graphs the last one's attention."""
-    found: dict[str, Any] = {}
-    nodes = {"FLASH_ATTN_EXT": 0, "SOFT_MAX": 0}
+    told: dict[str, Any] = {}
+    nodes = {"FLASH_ATTN_EXT": 0, "SOFT_MAX": 0}  # of several graphs, those of the last one
     kv_mib, in_graph = 0.0, False
     for line in bindings.log.lines():
         if match := _LOAD_MODE.search(line):
-            found["load_mode"] = match[1]
+            told["load_mode"] = match[1]
         elif match := _KV_SIZE.match(line):
             kv_mib += float(match[1])
-            found |= {"type_k": match[2], "type_v": match[3]}
+            told |= {"type_k": match[2], "type_v": match[3]}
         elif match := _MASK_USER.search(line):
             if not in_graph:
                 nodes, in_graph = dict.fromkeys(nodes, 0), True
             nodes[match[1]] += 1
-        elif line.startswith(_GRAPH):
+        elif line.startswith("graph_reserve: reserving a graph"):
             in_graph = False
-    kv_bytes = int(kv_mib * (1 << 20))
-    return found | {"kv_bytes": kv_bytes, "flash_nodes": nodes["FLASH_ATTN_EXT"], "softmax_nodes": nodes["SOFT_MAX"]}
+    return LoadEvidence(
+        weights=found,
+        scalar_types=scalar_types({one.type for one in found if not one.is_repacked}),
+        thread_ids=tuple(thread_ids),
+        kv_bytes=int(kv_mib * (1 << 20)),
+        flash_nodes=nodes["FLASH_ATTN_EXT"],
+        softmax_nodes=nodes["SOFT_MAX"],
+        **told,
+    )
 
 
 def scalar_types(types: Iterable[str]) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ _MAX_WAIT: Final = 0.15
 """Share of the time that fewer threads may wait for a CPU: above it, leaving cores to other programs is no use."""
 _MIN_SAMPLE: Final = 200_000_000  # ns that a thread computed or waited; what begins beside a short pass is over soon
 _TASKS: Final = Path("/proc/self/task")
+_SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
 
 
 def cpu_wait_seconds() -> float | None:
@@ -201,8 +202,14 @@ class ThreadPool:
             raise GenerationFailed(f"Cannot start {n} compute threads.", "Use fewer threads.")
         new = sorted(_thread_ids() - before)[: n - 1]
         threads = self._pools[n] = _Threads(address, (threading.get_native_id(), *new))
-        for thread in threads.ids:
-            _shorten_slice(thread)
+        # A thread that wakes at a barrier is to preempt other programs while they have had more than their share: it
+        # asks for short slices of the same share (sched_setattr(2), since Linux 6.12; before, nothing happens).
+        for thread in threads.ids if sys.platform == "linux" and _SCHED_SETATTR is not None else ():
+            if os.sched_getscheduler(thread) == os.SCHED_OTHER:
+                nice = os.getpriority(os.PRIO_PROCESS, thread)
+                # struct sched_attr: size, policy, flags, nice, priority, runtime (100 µs is the shortest), ...
+                attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, 100_000, 0, 0)
+                ctypes.CDLL(None).syscall(_SCHED_SETATTR, thread, attributes, 0)
         return threads
 
     def _pin(self) -> None:
@@ -231,21 +238,6 @@ def _thread_ids() -> set[int]:
         return {int(task.name) for task in _TASKS.iterdir()}
     except OSError:
         return set()
-
-
-_SLICE_NS: Final = 100_000  # the shortest that Linux takes
-_SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
-
-
-def _shorten_slice(thread: int) -> None:
-    """Let a thread that wakes at a barrier preempt other programs while they have had more than their share.
-
-    It asks for short slices of the same share (sched_setattr(2), since Linux 6.12; before, nothing happens)."""
-    if sys.platform == "linux" and _SCHED_SETATTR is not None and os.sched_getscheduler(thread) == os.SCHED_OTHER:
-        nice = os.getpriority(os.PRIO_PROCESS, thread)
-        # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period.
-        attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, _SLICE_NS, 0, 0)
-        ctypes.CDLL(None).syscall(_SCHED_SETATTR, thread, attributes, 0)
 
 
 def _thread_times(threads: Iterable[int]) -> Iterable[tuple[int, tuple[int, int]]]:

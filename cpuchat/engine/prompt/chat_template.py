@@ -261,7 +261,17 @@ class ChatTemplate:
         if reasoning is not None:
             choice |= dict.fromkeys(("enable_thinking", "thinking"), reasoning)
         in_text = self._call_format is not None and self._call_format.arguments_as_text
-        dicts = [_as_dict(m, in_text) for m in messages]
+        dicts: list[dict[str, Any]] = []
+        for message in messages:
+            fields: dict[str, Any] = {"role": message.role, "content": message.content}
+            if message.role == "tool":
+                fields |= {"tool_call_id": message.call_id, "name": message.tool}
+            if message.calls:
+                fields["tool_calls"] = [call.declaration(as_text=in_text) for call in message.calls]
+            if message.role == "assistant" and message.reasoning:
+                # One thing, three names: Qwen, GLM, Kimi, ... / gpt-oss, LFM, Command / Solar, Bielik.
+                fields |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), message.reasoning)
+            dicts.append(fields)
         return self._render_dicts(dicts, style, True, {**choice, "tools": [tool.declaration() for tool in tools]})
 
     def _render_dicts(
@@ -308,15 +318,3 @@ class ChatTemplate:
             if at < 0:
                 return False
         return all(word in text for word in calls)
-
-
-def _as_dict(message: Message, arguments_as_text: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.role == "tool":
-        fields |= {"tool_call_id": message.call_id, "name": message.tool}
-    if message.calls:
-        fields["tool_calls"] = [call.declaration(as_text=arguments_as_text) for call in message.calls]
-    if message.role == "assistant" and message.reasoning:
-        # One thing, three names: Qwen, GLM, Kimi, ... / gpt-oss, LFM, Command / Solar, Bielik.
-        fields |= dict.fromkeys(("reasoning_content", "thinking", "reasoning"), message.reasoning)
-    return fields

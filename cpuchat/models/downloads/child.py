@@ -84,7 +84,10 @@ def with_retries(act: Callable[[], T], progress: DownloadProgress) -> T:
             fault = DownloadFailed(str(error), "Resume, or try again later.") if is_broken else (
                 errors.translate(error, order.repo)
             )  # fmt: skip
-            refusal = _refusal(error)
+            import httpx
+            from huggingface_hub.errors import HfHubHTTPError
+
+            refusal = error.response if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError) else None
             if not _is_transient(error, refusal):
                 raise fault from None
             if progress.done - before >= max(_MIN_PROGRESS, min((total - before) // 64, _ENOUGH_PROGRESS)):
@@ -129,14 +132,6 @@ def _is_transient(error: Exception, refusal: httpx.Response | None) -> bool:
     return isinstance(error, BrokenResponse | TooSlow | httpx.TransportError)
 
 
-def _refusal(error: Exception) -> httpx.Response | None:
-    """Return the response of a server that refused the request."""
-    import httpx
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return error.response if isinstance(error, HfHubHTTPError | httpx.HTTPStatusError) else None
-
-
 _REFUSED = frozenset({400, 401, 403, 404, 410, 416})
 """Statuses of expired signed links: the next attempt gets a new link."""
 
@@ -176,7 +171,8 @@ def _pieces(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: 
     """Yield the content from `offset` on, never more than the file's size.
 
     Each attempt starts at the hub: signed links of the servers that it redirects to expire. httpx passes the
-    Authorization header on only within the host and port that it was meant for.
+    Authorization header on only within the host and port that it was meant for. Raises BrokenResponse: a web page;
+    WrongResponse: not this file, or not the requested range.
     """
     from cpuchat.models.hub.http import ResponseLimits
 
@@ -191,8 +187,25 @@ def _pieces(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: 
         if elsewhere and response.status_code in _REFUSED:
             raise WrongResponse(f"The download server of {host()} returned status {response.status_code}.")
         raise_for_status(response)
+        if response.status_code not in (200, 206):
+            raise WrongResponse(f"{host()} sent no file (status {response.status_code}).")
+        if response.headers.get("content-type", "").startswith("text/html"):
+            raise BrokenResponse(
+                f"Received a web page instead of the file, from {host()} or a login page of this network."
+            )
+        for hop in (*response.history, response):
+            etag = hop.headers.get("x-linked-etag", "").removeprefix("W/").strip('"')
+            if etag and etag != file.etag:
+                raise WrongResponse(f"{host()} serves a different file than it listed.")
         # A server without range support sends the file from its beginning.
-        skip = offset - _first_byte(response, file, offset)
+        skip, size = offset, response.headers.get("content-length")
+        if response.status_code == 206:
+            span, _, size = response.headers.get("content-range", "").removeprefix("bytes ").partition("/")
+            skip = 0
+            if span.partition("-")[0] != str(offset):
+                raise WrongResponse(f"{host()} sent a different byte range than requested.")
+        if size is not None and size != str(file.size):
+            raise WrongResponse(f"{host()} sends {clean_line(size)[:20]} bytes but listed {file.size}.")
         for piece in response.iter_raw():
             wanted = piece[skip : skip + missing]
             skip = max(skip - len(piece), 0)
@@ -209,28 +222,6 @@ def _client() -> httpx.Client:
     from cpuchat.models.hub.http import client
 
     return client()
-
-
-def _first_byte(response: httpx.Response, file: HubFile, offset: int) -> int:
-    """Return at which byte of the file the body starts: `offset` or 0. Raises BrokenResponse: a web page;
-    WrongResponse: not this file, or not the requested range."""
-    if response.status_code not in (200, 206):
-        raise WrongResponse(f"{host()} sent no file (status {response.status_code}).")
-    if response.headers.get("content-type", "").startswith("text/html"):
-        raise BrokenResponse(f"Received a web page instead of the file, from {host()} or a login page of this network.")
-    for hop in (*response.history, response):
-        etag = hop.headers.get("x-linked-etag", "").removeprefix("W/").strip('"')
-        if etag and etag != file.etag:
-            raise WrongResponse(f"{host()} serves a different file than it listed.")
-    start, size = 0, response.headers.get("content-length")
-    if response.status_code == 206:
-        span, _, size = response.headers.get("content-range", "").removeprefix("bytes ").partition("/")
-        start = offset
-        if span.partition("-")[0] != str(offset):
-            raise WrongResponse(f"{host()} sent a different byte range than requested.")
-    if size is not None and size != str(file.size):
-        raise WrongResponse(f"{host()} sends {clean_line(size)[:20]} bytes but listed {file.size}.")
-    return start
 
 
 def fetch_model(progress: DownloadProgress) -> Path:
@@ -308,15 +299,12 @@ def _fetch_file(file: HubFile, progress: DownloadProgress) -> Path:
     return named
 
 
-_NICENESS = 10  # decoding goes first
-
-
 class _Stopped(BaseException):
     """Raised by SIGTERM. Not an Exception, so that no handler takes it for a network fault."""
 
 
 def main() -> None:
-    os.nice(_NICENESS)
+    os.nice(10)  # decoding goes first
     signal.signal(signal.SIGTERM, _stop)
     progress: DownloadProgress | None = None
     try:

@@ -19,7 +19,7 @@ from cpuchat.base.errors import CpuchatError, ModelNotFound
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import stat_fingerprint
-from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, model_files, model_size, read_header, vocabulary
+from cpuchat.models.gguf.header import GGUFHeader, model_files, model_size, read_header, vocabulary
 from cpuchat.models.heads import MAX_SIZE_DIFFERENCE, mismatch
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel
@@ -100,10 +100,6 @@ def _difference(target: GGUFHeader, draft: GGUFHeader) -> str:
             f"its vocabulary has {theirs.n_tokens:,} tokens against {ours.n_tokens:,} of the target "
             f"(at most {MAX_SIZE_DIFFERENCE} may differ)"
         )
-    return _token_difference(ours, theirs)
-
-
-def _token_difference(ours: Vocabulary, theirs: Vocabulary) -> str:
     if ours.tokens is None and theirs.tokens is None:
         return ""  # synthetic models: ids without texts
     if ours.tokens is None or theirs.tokens is None:

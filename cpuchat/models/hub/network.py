@@ -23,7 +23,6 @@ from cpuchat.base.text import without_password
 
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PORTS = {"http": 80, "https": 443}
-_MAX_PORTS = 1 << 16
 
 
 class ProxySetting(NamedTuple):
@@ -44,7 +43,7 @@ class ProxySetting(NamedTuple):
             )
         with suppress(ValueError, httpx.InvalidURL):
             proxy = httpx.Proxy(address, ssl_context=context if address.startswith("https:") else None)
-            if proxy.url.host and (proxy.url.port is None or 0 < proxy.url.port < _MAX_PORTS):
+            if proxy.url.host and (proxy.url.port is None or 0 < proxy.url.port < 1 << 16):
                 return proxy
         raise UsageError(
             f"{self.variable} is not the address of a proxy: {without_password(self.address)!r}.",

@@ -109,9 +109,6 @@ class Library:
             cached = repo_places(repo_folder(self.cache, match["repo"]), match["repo"])
             if cached:
                 return self._quantization_of(match["repo"], cached, match["quant"])
-        return self._by_name(spec, match["repo"] if match is not None else "")
-
-    def _by_name(self, spec: str, repo: str) -> Path:
         names: dict[str, Path] = {}
         for place in self.places():
             if not place.is_unfinished:
@@ -123,7 +120,7 @@ class Library:
             return names[spec.lower()]
         close = difflib.get_close_matches(spec.lower(), [*names, *DEMO_FILES], n=3, cutoff=0.5)
         hints = [f"Did you mean {' or '.join(close)}?"] if close else []
-        if "/" in repo and not spec.lower().endswith(".gguf"):
+        if match is not None and "/" in match["repo"] and not spec.lower().endswith(".gguf"):
             hints.append(f"If it is a Hugging Face repository, download it first: cpuchat models download {spec}.")
         hints = hints or ["Give the path of a GGUF file, or `demo` for the model that comes with cpuchat."]
         raise ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
