@@ -71,6 +71,7 @@ def draft_token_table(n_vocab: int, alpha: float, seed: int = 0) -> Tokens:
 
 
 def inverse_of(table: Tokens) -> Tokens:
+    """Return the word that leads to each token; -1: none does."""
     words = np.arange(FIRST_WORD, len(table))
     inverse = np.full(len(table), -1, np.int64)
     inverse[table[words]] = words
