@@ -82,22 +82,19 @@ class Bench:
         measured.
         """
         try:
-            await self._start()
+            failure = await self._backend.start()
+            if self._stopped:
+                raise Interrupted("Stopped.")
+            if failure is not None:
+                raise from_code(failure.code, failure.message, failure.hint)
+            if self._backend.engine is None:
+                raise WorkerDied("The inference worker did not start.", "Run the command again.")
+            models = [path for cell in self.cells for path in (cell.setup.model, cell.setup.draft)]
+            self._environment = read_environment(self._backend.engine, models, self._chosen)
             for _, cells in groupby(self.cells, lambda cell: cell.setup):
                 await self._measure_setup(list(cells))
         finally:
             await self._backend.close()
-
-    async def _start(self) -> None:
-        failure = await self._backend.start()
-        if self._stopped:
-            raise Interrupted("Stopped.")
-        if failure is not None:
-            raise from_code(failure.code, failure.message, failure.hint)
-        if self._backend.engine is None:
-            raise WorkerDied("The inference worker did not start.", "Run the command again.")
-        models = [path for cell in self.cells for path in (cell.setup.model, cell.setup.draft)]
-        self._environment = read_environment(self._backend.engine, models, self._chosen)
 
     async def _measure_setup(self, cells: list[BenchCell]) -> None:
         """Measure the cells of one setup in rounds, after one that only warms up, every other one backwards. A cell
@@ -139,10 +136,9 @@ class Bench:
             self.progress.what = f"{event.phase} {Path(setup.model).name}{share}"
             self._tell()
 
-        model = await load_to_measure(
+        self._models[setup] = await load_to_measure(
             self._backend, Path(setup.model), options, PlacementSpec.of(chosen), lambda: self._stopped, tell
         )
-        self._models[setup] = model
 
     def _context(self, cells: Sequence[BenchCell]) -> int:
         """Return the tokens that the longest test needs; a token has two bytes of a prompt at least."""

@@ -84,16 +84,12 @@ def _products(profile: CostProfile, seen: Sequence[Observation]) -> list[Product
         maximum = math.inf  # seconds per byte of a longer pass
         for one in sorted(passes, key=lambda one: one.n_tokens, reverse=True):
             if one.work.weight_bytes == largest:
-                maximum = min(maximum, _seconds_of_main(profile, one) / one.main.nbytes)
+                others = pass_cost(profile, one.work, one.n_tokens, one.n_past, n_outputs=one.n_outputs).seconds
+                seconds = max(one.seconds - others + profile.seconds(one.main, largest), _MIN * one.seconds)
+                maximum = min(maximum, seconds / one.main.nbytes)
                 points[one.main.batch] = 1 / maximum
         found.append(ProductRate(kind, tuple(sorted(points.items()))))
     return found
-
-
-def _seconds_of_main(profile: CostProfile, one: Observation) -> float:
-    main, working_set = one.main, one.work.weight_bytes
-    others = pass_cost(profile, one.work, one.n_tokens, one.n_past, n_outputs=one.n_outputs).seconds
-    return max(one.seconds - others + profile.seconds(main, working_set), _MIN * one.seconds)
 
 
 def _beside_products(profile: CostProfile, seen: Sequence[Observation]) -> CostProfile:

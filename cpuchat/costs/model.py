@@ -282,19 +282,11 @@ class PairCosts:
     draft: float
 
 
-def pair_costs(
-    profile: CostProfile,
-    target: ModelWork,
-    draft: ModelWork,
-    n_past: float,
-    longest: int,
-    drafting: CostProfile | None = None,
-) -> PairCosts:
-    """Return what a target with a draft model costs, for passes of up to `longest` tokens; `drafting` are the draft
-    model's cores (None: the same)."""
+def pair_costs(profile: CostProfile, target: ModelWork, draft: ModelWork, n_past: float, longest: int) -> PairCosts:
+    """Return what a target with a draft model costs, for passes of up to `longest` tokens."""
     return PairCosts(
         tuple(pass_cost(profile, target, n, n_past, beside=draft.weight_bytes).seconds for n in range(1, longest + 1)),
-        pass_cost(drafting or profile, draft, 1, n_past, beside=target.weight_bytes).seconds,
+        pass_cost(profile, draft, 1, n_past, beside=target.weight_bytes).seconds,
     )
 
 

@@ -62,7 +62,17 @@ class _Parser:
             self._fail("a zero byte", zero)
         self._skip(_SPACE_OR_NEWLINE)
         while self._at < len(self._text):
-            self._rule()
+            name = self._name()
+            self._skip(_SPACE)
+            if self._peek(3) != "::=":
+                self._fail(f"expected ::= after {name} (names consist of letters, digits and -)")
+            self._at += 3
+            self._skip(_SPACE_OR_NEWLINE)
+            self._name_of_rule, self._inner[name] = name, []
+            self._rules[name] = self._alternates(0)
+            if self._at < len(self._text) and self._peek() not in "\r\n":
+                self._fail(f"unexpected {self._peek()!r}")
+            self._skip(_SPACE_OR_NEWLINE)
         if _ROOT not in self._rules:
             raise UsageError(f"{self._source}: there is no rule named root.", "The answer begins with that rule.")
         for name, place in self._references.items():
@@ -119,19 +129,6 @@ class _Parser:
             self._fail(f"expected the name of a rule, found {self._peek() or 'the end'!r}")
         self._at = found.end()
         return found[0]
-
-    def _rule(self) -> None:
-        name = self._name()
-        self._skip(_SPACE)
-        if self._peek(3) != "::=":
-            self._fail(f"expected ::= after {name} (names consist of letters, digits and -)")
-        self._at += 3
-        self._skip(_SPACE_OR_NEWLINE)
-        self._name_of_rule, self._inner[name] = name, []
-        self._rules[name] = self._alternates(0)
-        if self._at < len(self._text) and self._peek() not in "\r\n":
-            self._fail(f"unexpected {self._peek()!r}")
-        self._skip(_SPACE_OR_NEWLINE)
 
     def _alternates(self, depth: int) -> str:
         if depth > MAX_LEVELS:

@@ -127,7 +127,8 @@ class _Preparation:
         if found.get("format") not in _FORMATS:
             found.pop("format", None)
         if isinstance(pattern := found.get("pattern"), str):
-            found["pattern"] = _without_zero(pattern)
+            # Negated classes exclude U+0000 too: llguidance (1.9) takes `[^"]` and `[^\\]` for any character at all.
+            found["pattern"] = _NEGATED_CLASS.sub(lambda one: r"[^\x00" if one[0] == "[^" else one[0], pattern)
             self._pattern_length += len(pattern)
             if self._pattern_length > _LONGEST_PATTERNS:
                 self._fail(path, f"patterns of more than {_LONGEST_PATTERNS:,} characters")
@@ -194,10 +195,3 @@ def _target(document: Any, reference: str) -> Any:
 
 def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
-
-
-def _without_zero(pattern: str) -> str:
-    r"""Return a regular expression whose negated classes exclude U+0000, too: llguidance (1.9) takes `[^"]` and `[^\\]`
-    for any character at all.
-    """
-    return _NEGATED_CLASS.sub(lambda found: r"[^\x00" if found[0] == "[^" else found[0], pattern)

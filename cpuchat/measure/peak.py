@@ -195,10 +195,7 @@ def run_probe(command: list[str], cancelled: Cancelled, limit: float) -> dict[st
         finally:
             if process.poll() is None:
                 process.kill()
-    return _parsed(output, errors, process.returncode)
-
-
-def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
+    status = process.returncode
     try:
         found = json.loads(output)
     except ValueError:
@@ -215,9 +212,6 @@ def _parsed(output: bytes, errors: bytes, status: int) -> dict[str, Any]:
     raise ProbeFailed(f"The measuring process {why}.", "It is probably out of memory: close other programs.")
 
 
-_WORDS: Final = {"one_core": "1 core", "l3_group": "1 L3 group", "all_cores": "all cores"}
-
-
 def sets_of(topology: Topology, cpus: Collection[int] = ()) -> dict[str, tuple[int, ...]]:
     """Return the sets of cores that tell the fabric link of an L3 group from the memory behind it: `cpus` (none: those
     that compute by default), one of them, and those of one L3 group, by the fields of `Peaks`."""
@@ -232,16 +226,16 @@ def survey(
     *,
     cpus: Sequence[int] = (),
     policy: str = "",
-    cancelled: Cancelled = lambda: False,
     root: Path = ROOT,
 ) -> dict[str, ReadBandwidth]:
-    """Measure and keep all `sets_of`, in about 6 seconds. Raises ProbeFailed, Interrupted as `measure`."""
+    """Measure and keep all `sets_of`, in about 6 seconds. Raises ProbeFailed as `measure`."""
     sets = {name: some for name, some in sets_of(topology, cpus).items() if some}
-    words = {sets[name]: what for name, what in _WORDS.items() if name in sets}
+    names = {"one_core": "1 core", "l3_group": "1 L3 group", "all_cores": "all cores"}
+    words = {sets[name]: what for name, what in names.items() if name in sets}
     found: dict[tuple[int, ...], ReadBandwidth] = {}
     for number, (some, what) in enumerate(words.items()):
         on_progress(number, len(words), what)
-        found[some] = measure(some, policy=policy, cancelled=cancelled, root=root)
+        found[some] = measure(some, policy=policy, root=root)
         keep(found[some], policy, root=root)
     return {name: found[some] for name, some in sets.items()}
 

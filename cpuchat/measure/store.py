@@ -122,8 +122,11 @@ class _File:
                     return None if db is None else self._transaction(db, work) if creates else work(db)
                 except sqlite3.OperationalError:
                     return None  # locked, no room, no such folder
-                except sqlite3.DatabaseError:
-                    self._set_aside()
+                except sqlite3.DatabaseError:  # damaged
+                    self._close()
+                    file = paths.measured_file()
+                    with contextlib.suppress(OSError):
+                        file.replace(file.with_name(f"{file.name}.damaged"))
                 except (OSError, UnicodeEncodeError):  # the name of a file may be no text
                     return None
         return None
@@ -169,12 +172,6 @@ class _File:
         if self._db is not None:
             self._db.close()
         self._db = self._opened = None
-
-    def _set_aside(self) -> None:
-        self._close()
-        file = paths.measured_file()
-        with contextlib.suppress(OSError):
-            file.replace(file.with_name(f"{file.name}.damaged"))
 
 
 _FILE = _File()

@@ -70,20 +70,17 @@ class Turns(Generic[C]):
         await self._measured_anchor()
         for number in range(2):
             for at in range(0, len(rivals), _GROUP):
-                await self._group(in_order(rivals[at : at + _GROUP], number), found)
+                before, measured = await self._between(in_order(rivals[at : at + _GROUP], number))
+                after = self.anchors[-1]  # the anchor is taken as changing evenly meanwhile
+                for place, (rival, rates) in enumerate(measured, 1):
+                    share = place / (len(measured) + 1)
+                    anchor = {name: before[name] + share * (after[name] - before[name]) for name in before}
+                    found[rival].anchors.append(anchor)
+                    found[rival].rivals.append(rates)
             rivals = [rival for rival in rivals if found[rival].rivals and found[rival].difference(self._by).may_gain]
         measured = [rival for rival in found if found[rival].rivals]
         ranked = sorted(measured, key=lambda rival: found[rival].difference(self._by).ratio, reverse=True)
         return {rival: found[rival] for rival in ranked}
-
-    async def _group(self, rivals: Sequence[C], found: dict[C, Rounds]) -> None:
-        """Measure some rivals, and the anchor after them, which is taken as changing evenly meanwhile."""
-        before, measured = await self._between(rivals)
-        after = self.anchors[-1]
-        for number, (rival, rates) in enumerate(measured, 1):
-            at = number / (len(measured) + 1)
-            found[rival].anchors.append({name: before[name] + at * (after[name] - before[name]) for name in before})
-            found[rival].rivals.append(rates)
 
     async def duel(self, rival: C, figures: Sequence[str]) -> Rounds:
         """Measure one rival until it is clear whether it is faster in one of these figures, or cannot be: from the

@@ -157,8 +157,18 @@ def make_plan(
     machine: MachineSpec, model: PlannedModel, workload: PlannedWorkload, *, draft: PlannedModel | None = None
 ) -> CapacityPlan:
     """Plan `model` on `machine`."""
-    memory = _memory(machine, model, draft, workload)
-    each = memory.kv + (draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0)
+    total, kv = 1e9 * machine.memory_gb.value, model.kv_bytes(workload.n_ctx) + model.work.state
+    draft_kv = draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0
+    memory = PlannedMemory(
+        weights=model.size - model.work.on_disk,
+        kv=kv,
+        draft=draft.size + draft_kv if draft is not None else 0.0,
+        buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS),
+        # What is available now is counted without what other programs use.
+        usable=1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total,
+        spare=spare_bytes(total),
+    )
+    each = kv + draft_kv
     left = memory.usable - memory.needed + each
     plan = CapacityPlan(
         machine=machine,
@@ -188,6 +198,9 @@ def make_plan(
         priced = workload.usd_per_hour and rates.low > 0
         return rates.map(lambda rate: 1e6 * workload.usd_per_hour / (3600 * rate)) if priced else None
 
+    # As if only reading took time, like the chat's panel; it is faster where the caches hold the weights.
+    cached = machine.profile().read_rate(work.weight_bytes)
+    reading = (max(1e9 * machine.read_gbs.at(name), cached) / plan.bytes_per_token for name in SCENARIOS)
     plan = msgspec.structs.replace(
         plan,
         tok_s=tok_s,
@@ -197,7 +210,7 @@ def make_plan(
         limit_share=middle.limit_share,
         prefill_tok_s=ttft_s.map(lambda seconds: workload.n_prompt / seconds),
         ttft_s=ttft_s,
-        memory_ceiling=_memory_ceiling(machine, plan),
+        memory_ceiling=Range(*reading),
         compute_ceiling=_over(machine, lambda profile: compute_ceiling(profile, work, past)),
         users=_ordered(chats),
         shared_tok_s=shared,
@@ -216,29 +229,6 @@ def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range
 def _ordered(figures: Sequence[float]) -> Range:
     low, value, high = figures
     return Range(min(low, high), value, max(low, high))
-
-
-def _memory_ceiling(machine: MachineSpec, plan: CapacityPlan) -> Range:
-    """Return the tok/s if only reading took time, at the read bandwidth: as in the chat's panel."""
-    read = machine.read_gbs
-    cached = machine.profile().read_rate(plan.model.work.weight_bytes)  # faster where the weights stay in the caches
-    low, value, high = (max(1e9 * read.at(name), cached) / plan.bytes_per_token for name in SCENARIOS)
-    return Range(low, value, high)
-
-
-def _memory(
-    machine: MachineSpec, model: PlannedModel, draft: PlannedModel | None, workload: PlannedWorkload
-) -> PlannedMemory:
-    total = 1e9 * machine.memory_gb.value
-    return PlannedMemory(
-        weights=model.size - model.work.on_disk,
-        kv=model.kv_bytes(workload.n_ctx) + model.work.state,
-        draft=draft.size + draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0,
-        buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS),
-        # What is available now is counted without what other programs use.
-        usable=1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total,
-        spare=spare_bytes(total),
-    )
 
 
 def _drafted(

@@ -166,24 +166,29 @@ class QualityMeasurement:
         )
         async with process:
             await process.send(start)
-            started, before = time.monotonic(), 0
+            progress, started, before = self.progress, time.monotonic(), 0
             while True:
                 answer = await process.receive()
                 match answer:
                     case Loading():
-                        self.progress.loading, self.progress.share = answer.name, answer.share
+                        progress.loading, progress.share = answer.name, answer.share
                     case Planned():
-                        started, before = time.monotonic(), self._plan(answer)
+                        self._plan(answer)
+                        started, before = time.monotonic(), progress.done
                     case Scored():
-                        self._take(answer)
-                        self._estimate(time.monotonic() - started, before)
+                        self.comparisons[answer.other].windows[answer.window] = answer
+                        progress.loading = ""
+                        progress.done += 1
+                        if self._saved:
+                            self._saved[answer.other].append(answer)
+                        seconds, new = time.monotonic() - started, progress.done - before
+                        progress.seconds_left = seconds / new * (progress.total - progress.done)
                     case QualityFinished():
-                        tell(self.progress)
+                        tell(progress)
                         return
-                tell(self.progress)
+                tell(progress)
 
-    def _plan(self, planned: Planned) -> int:
-        """Returns how many windows are measured already."""
+    def _plan(self, planned: Planned) -> None:
         progress, wanted = self.progress, set(range(len(planned.kinds)))
         for comparison in self.comparisons:
             for number in set(comparison.windows) - wanted:
@@ -191,19 +196,6 @@ class QualityMeasurement:
         progress.kinds, progress.loading = planned.kinds, ""
         progress.total = len(planned.kinds) * len(self.comparisons)
         progress.done = sum(len(comparison.windows) for comparison in self.comparisons)
-        return progress.done
-
-    def _take(self, scored: Scored) -> None:
-        self.comparisons[scored.other].windows[scored.window] = scored
-        self.progress.loading = ""
-        self.progress.done += 1
-        if self._saved:
-            self._saved[scored.other].append(scored)
-
-    def _estimate(self, seconds: float, before: int) -> None:
-        progress = self.progress
-        new = progress.done - before
-        progress.seconds_left = seconds / new * (progress.total - progress.done) if new else None
 
     def by_kind(self, comparison: QualityLoss) -> list[tuple[str, Summary]]:
         """Summarize each kind of text by itself."""

@@ -74,7 +74,10 @@ def attach(text: str, folder: Path, held: Mapping[str, Attachment] | None = None
     """
     held, found = held or {}, dict[str, Attachment]()
     for match in _NAMED.finditer(text):
-        marks = _readings(match[0])
+        marks = [match[0]]
+        if marks[0][1:2] not in _QUOTES:  # what it may be without the text that follows it, the longest first
+            ends = (end for end in range(min(len(match[0]), _LONGEST) - 1, 1, -1) if _END.match(match[0], end))
+            marks += [match[0][:end] for end in ends]
         paths = {name: _located(name, folder)[0] for mark in marks if (name := _name(mark))}
         mark = next((one for one in marks if one in held or os.path.lexists(paths.get(_name(one), ""))), "")
         if mark and mark not in found:
@@ -90,14 +93,6 @@ def attach(text: str, folder: Path, held: Mapping[str, Attachment] | None = None
     return tuple(found.values())
 
 
-def _readings(mark: str) -> list[str]:
-    """Return what a mark may be without the text that follows it, the longest first."""
-    if mark[1:2] in _QUOTES:
-        return [mark]
-    ends = (end for end in range(min(len(mark), _LONGEST) - 1, 1, -1) if _END.match(mark, end))
-    return [mark, *(mark[:end] for end in ends)]
-
-
 def named(text: str) -> list[str]:
     """Return the marks in `text` that may stand for attachments."""
     return [match[0] for match in _NAMED.finditer(text)]
@@ -108,7 +103,11 @@ def read_file(name: str, folder: Path, mark: str = "") -> Attachment:
     path, first, last = _located(name, folder)
     try:
         if path.is_dir():
-            text, title = _listing(path), f"{name}, a folder"
+            names = [
+                clean_line(one) + ("" if n_bytes is None else f"  {size(n_bytes)}") for one, n_bytes in _scanned(path)
+            ]
+            more = [f"… and {len(names) - _LISTED:,} more"] if len(names) > _LISTED else []
+            text, title = storable("\n".join([*names[:_LISTED], *more]) or "(empty)"), f"{name}, a folder"
         elif first:
             text, title = _lines(path, name, first, last)
         else:
@@ -239,13 +238,6 @@ def _no_text(name: str) -> UsageError:
 def _too_large(found: str, name: str) -> UsageError:
     file = clean_line(name.rpartition(":")[0] if _RANGE.fullmatch(name) else name)
     return UsageError(f"{found}; at most {size(MAX_BYTES)} can be attached.", f"Name fewer lines: @{file}:1-200.")
-
-
-def _listing(path: Path) -> str:
-    """Return the names in a folder, a line each, with the sizes of files."""
-    lines = [clean_line(name) + ("" if n_bytes is None else f"  {size(n_bytes)}") for name, n_bytes in _scanned(path)]
-    more = [f"… and {len(lines) - _LISTED:,} more"] if len(lines) > _LISTED else []
-    return storable("\n".join([*lines[:_LISTED], *more]) or "(empty)")
 
 
 def _scanned(path: Path) -> list[tuple[str, int | None]]:

@@ -214,7 +214,8 @@ class Meter:
             case PrefillProgress():
                 self._prefill_progress(event, now)
             case SpeculationUpdate():
-                self._speculation.update(event.figures, event.predicted_n, self._decode_ms())
+                decode_ms = self._points[-1][0] - self._first[0] if self._first is not None and self._points else 0.0
+                self._speculation.update(event.figures, event.predicted_n, decode_ms)
                 self._roofline.update(event.figures, event.predicted_n)
             case GenerationFinished():
                 self._finish(event)
@@ -301,7 +302,8 @@ class Meter:
             self._n_past = self._prefill.total + max(0, event.predicted_n - 1)  # the newest is not evaluated yet
         self._predicted_n = event.predicted_n
         while self._next_sample <= event.at_ms:
-            self._history.append(self._between(self._next_sample - SAMPLE_MS, self._next_sample))
+            written = self._tokens_at(self._next_sample) - self._tokens_at(self._next_sample - SAMPLE_MS)
+            self._history.append(written / SAMPLE_MS * 1e3)
             self._next_sample += SAMPLE_MS
         # one point older than the window stays, to interpolate from
         while len(points) > 2 and points[1][0] <= min(event.at_ms - _LIVE_MS, self._next_sample - SAMPLE_MS):
@@ -340,10 +342,6 @@ class Meter:
             before = point
         return before[1]
 
-    def _between(self, start: float, end: float) -> float:
-        """tok/s between two times of the worker's clock."""
-        return (self._tokens_at(end) - self._tokens_at(start)) / (end - start) * 1e3
-
     def _live(self, now: float | None) -> float | None:
         """Return tok/s over the last second until `now`, at most that of the worker's clock; a delta that is not
         overdue does not lower the rate, so that models slower than a token per second have one, too.
@@ -368,18 +366,17 @@ class Meter:
             return None
         return (self._points[-1][1] - self._first[1]) / (self._points[-1][0] - self._first[0]) * 1e3
 
-    def _decode_ms(self) -> float:
-        """Return the ms from the first token to the newest."""
-        return self._points[-1][0] - self._first[0] if self._first is not None and self._points else 0.0
-
     def figures(self, now: float | None = None) -> ChatFigures:
         """Return the figures at `now` (monotonic seconds), which lowers the live rate while no token arrives."""
         prefill, timings = self._prefill, self._timings
         live, decode = self._live(now), self._decode()
-        unreported = self._unreported()
+        of_model = self._model.unreported if self._model is not None else ()
+        unreported = {name: why for name, why in of_model if name not in self._reported}
         no_model = "model is loading" if self._phase == "loading" else NO_MODEL
         no_answer = {"loading": "model is loading", "idle": NO_ANSWER}.get(self._phase, "")
-        no_rate = no_answer or self._why_no_rate()
+        no_rate = no_answer or ("needs two tokens" if self._predicted_n else "no tokens generated")
+        if self._phase == "prefill":
+            no_rate = "no token yet"
         no_prefill = no_answer or self._why_no_prefill()
 
         def figure(name: str, value: _T | None, why: str) -> Metric[_T]:
@@ -410,11 +407,6 @@ class Meter:
             prefill_left_s=self.prefill_left_s if self._phase == "prefill" else None,
         )
 
-    def _unreported(self) -> dict[str, str]:
-        """Return the reasons why the server does not report figures, by their names."""
-        pairs = self._model.unreported if self._model is not None else ()
-        return {name: why for name, why in pairs if name not in self._reported}
-
     def _hides(self, figure: str) -> bool:
         return self._model is not None and bool(self._model.why_unreported(figure))
 
@@ -426,12 +418,6 @@ class Meter:
         if timings is None and self._hides("prefill_cached"):
             return None
         return self._prefill.cache_n if self._prefill is not None else 0
-
-    def _why_no_rate(self) -> str:
-        """Return why an answer that has begun has no speed yet."""
-        if self._phase == "prefill":
-            return "no token yet"
-        return "needs two tokens" if self._predicted_n else "no tokens generated"
 
     def _why_no_prefill(self) -> str:
         """Return why an answer that has begun has no speed of its prompt."""

@@ -38,7 +38,6 @@ NO_MEMORY_LIMIT = "weights fit in L3: no memory limit"
 NO_ESTIMATE = "no estimate for this model"
 _PARTLY_CACHED = "part of the weights stays in L3"
 """Reasons for a missing figure: of a model in the caches, and of one whose tensors are not known."""
-_COUNTER_OFF = "counter above the measured peak"  # although nothing else ran
 _NO_FIGURE: Metric[Any] = missing(NO_MODEL)
 
 
@@ -200,7 +199,7 @@ def roofline(
     exceeded = _PARTLY_CACHED if read_at_best > OFF * max_bytes_per_s else ""
     plain, accepted = _memory_ceilings(model, now, max_bytes_per_s, no_limit or exceeded)
     compute = _compute_ceiling(now, _prefill_rate(model, prefill_tok_s, reach.compute_tok_s))
-    off = _COUNTER_OFF if over_peak and not remark else ""
+    off = "counter above the measured peak" if over_peak and not remark else ""  # although nothing else ran
     if average is not None and peak is not None and average > OFF * peak.bytes_per_s and not cached:
         off = f"above the memory peak: {_PARTLY_CACHED}"
     return Roofline(
@@ -421,7 +420,13 @@ class RooflineMeter:
         whole, figures = self._whole, self._figures
         machine = self._machine
         if whole is None:
-            whole, recent = self._so_far(predicted_n)
+            whole = recent = self._told[-1]
+            if whole.passes:
+                last_second = whole.since(self._told[0])
+                recent = last_second if last_second.passes > 0 and last_second.tokens > 0 else whole
+            else:  # nothing is drafted
+                tokens = max(predicted_n - 1, 0)
+                whole = recent = Evaluated(tokens, tokens)
         else:
             recent, live = whole, average
             n_past = n_past if self._n_past is None else self._n_past
@@ -436,16 +441,6 @@ class RooflineMeter:
         )
         joules = self._average.joules_per_token
         return roofline(self._model, now, self._prefill, machine, joules, self._reach)
-
-    def _so_far(self, predicted_n: int) -> tuple[Evaluated, Evaluated]:
-        """Return (the whole answer, about its last second)."""
-        newest = self._told[-1]
-        if not newest.passes:  # nothing is drafted
-            tokens = max(predicted_n - 1, 0)
-            plain = Evaluated(tokens, tokens)
-            return plain, plain
-        recent = newest.since(self._told[0])
-        return newest, recent if recent.passes > 0 and recent.tokens > 0 else newest
 
 
 def after_answer(model: ModelInfo, timings: Timings, reach: Reach = Reach()) -> Roofline:

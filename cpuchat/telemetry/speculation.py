@@ -75,6 +75,10 @@ class SpeculationMeter:
         nothing = "nothing drafted" if answered else NO_ANSWER
         depth = None if self._figures is None or self._server else self.asked.depth or counts.depth
         plain = self._plain_tok_s(counts)
+        # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
+        long_enough = self._figures is not None and self._decode_ms >= max(counts.draft_ms, 1.0)
+        timed = long_enough and not self._server and (counts.draft_n or counts.draft_ms)
+        not_timed = "answer too short" if answered and depth is not None else nothing
         return DraftingFigures(
             counts=counts,
             wanted=True,
@@ -84,16 +88,10 @@ class SpeculationMeter:
             acceptance_now=_share(counts.recent_draft_n_accepted, counts.recent_draft_n, nothing),
             acceptance=_share(counts.draft_n_accepted, counts.draft_n, nothing),
             tokens_per_pass=Metric.of(counts.tokens_per_pass(self._predicted_n), nothing),
-            draft_share=self._draft_share(counts, "answer too short" if answered and depth is not None else nothing),
+            draft_share=Metric(counts.draft_ms / self._decode_ms) if timed else missing(not_timed),
             plain_tok_s=plain,
             speed_up=Metric.of(counts.speed_up(tok_s, self._predicted_n), plain.why or nothing),
         )
-
-    def _draft_share(self, counts: SpeculationFigures, why: str) -> Metric[float]:
-        # Taken at two moments, so in the first instants of an answer the part can seem larger than the whole.
-        long_enough = self._figures is not None and self._decode_ms >= max(counts.draft_ms, 1.0)
-        timed = long_enough and not self._server and (counts.draft_n or counts.draft_ms)
-        return Metric(counts.draft_ms / self._decode_ms) if timed else missing(why)
 
     def _plain_tok_s(self, counts: SpeculationFigures) -> Metric[float]:
         """Return the plain speed: of an answer without drafts, its own average speed."""

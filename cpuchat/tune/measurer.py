@@ -13,7 +13,7 @@ import msgspec
 from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import Interrupted, MeasureFailed
-from cpuchat.bench.matrix import Kind, load
+from cpuchat.bench.matrix import load
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.measure.answer import answer_greedily
@@ -32,7 +32,6 @@ _PROMPT_TOKENS: Final = 64
 """At least."""
 _WARM_UP: Final = (256, 4)  # characters and tokens
 _FIRST_SECONDS: Final = (0.3, 1.0)
-_KINDS: Final[tuple[Kind, ...]] = ("code", "chat")
 
 
 class Measurer:
@@ -50,7 +49,7 @@ class Measurer:
         self._chars_per_token = 4.0
         prompts = load()
         self._text = "\n\n".join(one.text for one in prompts)
-        self._prompts = [next(one for one in prompts if one.kind == kind) for kind in _KINDS]
+        self._prompts = [next(one for one in prompts if one.kind == kind) for kind in ("code", "chat")]
 
     @property
     def max_tokens(self) -> int:

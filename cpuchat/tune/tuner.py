@@ -121,33 +121,26 @@ class Tuner:
         chosen: Settings,
         *,
         seconds: float | None = None,
-        library: Library | None = None,
         tell: Callable[[], None] = lambda: None,
     ) -> None:
         self.what, self.choices, self.limit = "", list[ChoiceResult](), seconds or LIMIT_SECONDS
         self.tell = tell
         self._may_extend = seconds is None
         self._path, self._wanted = path, chosen
-        self._library = library or Library(chosen.model.folders)
         self._measurer = Measurer(path)
         self._start = time.monotonic()
         self._longest = 0.0  # seconds of one measurement
-        self._draft = ""
+        self._draft = ""  # the draft model that a load would use
         self._out_of_time = False
         self._before: Rates | None = None
 
     async def stop(self, *, kill: bool = False) -> None:
         """Stop as soon as possible; `run` returns what was found until then."""
-        if kill:
-            self.kill()
-        else:
-            self._measurer.stopped = True
-            await self._measurer.backend.cancel()
-
-    def kill(self) -> None:
-        """Stop without waiting for the worker."""
         self._measurer.stopped = True
-        self._measurer.backend.kill()
+        if kill:
+            self._measurer.backend.kill()
+        else:
+            await self._measurer.backend.cancel()
 
     async def run(self) -> TuneResult:
         """Tune, and keep what was adopted for the next loads. Raises Interrupted: stopped before the model was
@@ -158,7 +151,11 @@ class Tuner:
         earlier = await asyncio.to_thread(kept.find, self._path)
         chosen = earlier.applied_to(self._wanted) if earlier is not None else self._wanted
         topology = await asyncio.to_thread(read_topology)
-        self._draft = await asyncio.to_thread(self._find_draft, chosen)
+        with contextlib.suppress(CpuchatError):  # without one
+            library = Library(chosen.model.folders)
+            wanted = chosen.speculation.wanted_draft
+            draft, _ = await asyncio.to_thread(choose_draft, self._path, wanted, library, strict=False)
+            self._draft = str(draft or "")
         try:
             self._note("loading the model")
             about = await self._measurer.first(chosen)
@@ -187,14 +184,6 @@ class Tuner:
         max_tokens = min(int(candidates.UBATCH_SECONDS * about.prefill), self._measurer.max_tokens)
         yield lambda chosen: candidates.ubatch_choice(chosen, max_tokens)
         yield lambda chosen: candidates.drafter_choice(chosen, self._draft)
-
-    def _find_draft(self, chosen: Settings) -> str:
-        """Return the draft model that a load would use, "" for none."""
-        try:
-            draft, _ = choose_draft(self._path, chosen.speculation.wanted_draft, self._library, strict=False)
-        except CpuchatError:
-            return ""
-        return str(draft or "")
 
     async def _decide(self, choice: TuningChoice, chosen: Settings) -> Settings:
         """Make a choice; returns the settings with it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cpuchat.hardware.placement.cores import BusyCores
-from tests.hardware.test_cgroups import write
+from tests.hardware.knob_files import write
 
 
 def test_cores_that_were_busy_since_the_last_look(tmp_path: Path) -> None:

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpuchat.hardware.sysfs import cpu_quota
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    return root
+from tests.hardware.knob_files import write
 
 
 def v2(root: Path, group: str, files: dict[str, str]) -> Path:

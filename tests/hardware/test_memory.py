@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from cpuchat.hardware import memory
-from tests.hardware.test_cgroups import v2, write
+from tests.hardware.knob_files import write
+from tests.hardware.test_cgroups import v2
 
 GIB = 1 << 30
 MEMINFO = {"proc/meminfo": f"MemTotal:  {16 << 20} kB\nMemFree: 1 kB\nMemAvailable: {12 << 20} kB\nHugePages_Total: 0"}

@@ -217,3 +217,9 @@ async def running(
         yield ran
         if not ran.looked:
             draw(app)
+
+
+def three_chats(conversation: Conversation) -> None:
+    for title in ("Regex for dates", "TOML schema", "What is a [roofline]?"):
+        chat = conversation.history.store.create_chat("m", title=title)
+        conversation.history.store.add_message(chat.id, "user", f"About {title}")

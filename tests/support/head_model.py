@@ -17,7 +17,7 @@ from cpuchat.models.synthetic.model import (
     metadata,
     write_gguf,
 )
-from tests.support.pair_files import draft_token_table, next_token_table, write_pair
+from tests.support.pair_files import draft_token_table, inverse_of, next_token_table, write_pair
 
 _CONV, _STATE = 4, 32
 
@@ -38,7 +38,7 @@ def write_head_model(
     table, drafted = next_token_table(n_vocab), draft_token_table(n_vocab, alpha)
     rng = generator(0, "head model")
     codes = rng.choice(np.array([-1, 1], np.float32), (n_vocab, n_embd))
-    codes[:FIRST_WORD] = codes[_inverse(table)[table[:FIRST_WORD]]]  # as `pair_files`: specials lead into the cycle
+    codes[:FIRST_WORD] = codes[inverse_of(table)[table[:FIRST_WORD]]]  # as `pair_files`: specials lead into the cycle
     head = np.concatenate([np.eye(n_embd, dtype=np.float32), np.zeros((n_embd, n_embd), np.float32)], axis=1)
     both = [
         from_array("token_embd.weight", codes),
@@ -120,16 +120,9 @@ def write_eagle_pair(path: Path, head_path: Path, alpha: float, *, n_vocab: int 
     write_gguf(head_path, own | vocabulary, tensors)
 
 
-def _inverse(table: np.ndarray) -> np.ndarray:
-    words = np.arange(FIRST_WORD, len(table))
-    inverse = np.zeros(len(table), np.int64)
-    inverse[table[words]] = words
-    return inverse
-
-
 def _matching(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Return the output matrix that gives the token `table[t]` after the code of t."""
-    rows = codes[_inverse(table)] / codes.shape[1] ** 0.5
+    rows = codes[inverse_of(table)] / codes.shape[1] ** 0.5
     rows[:FIRST_WORD] = 0.0  # nothing leads to these
     return rows.astype(np.float32)
 

@@ -19,13 +19,7 @@ _READY_SECONDS = 180.0
 
 @contextlib.contextmanager
 def llama_server(
-    model: Path,
-    *,
-    n_ctx: int = 2048,
-    draft: Path | None = None,
-    depth: int = 3,
-    rates: Sequence[float] = (),
-    api_key: str = "",
+    model: Path, *, n_ctx: int = 2048, draft: Path | None = None, depth: int = 3, rates: Sequence[float] = ()
 ) -> Iterator[str]:
     """Yield the address of a server with one slot and one thread.
 
@@ -33,7 +27,7 @@ def llama_server(
     """
     options: dict[str, Any] = {
         "model": str(model), "n_ctx": n_ctx, "draft": str(draft or ""), "depth": depth,
-        "rates": list(rates), "api_key": api_key, "metrics": True,
+        "rates": list(rates),
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.support.llama_server", json.dumps(options)]
     root = Path(__file__).parent.parent.parent
@@ -90,10 +84,8 @@ def main() -> None:
     params.n_parallel = 1
     params.cpuparams.n_threads = 1
     params.cpuparams_batch.n_threads = 1
-    params.endpoint_metrics = options["metrics"]
+    params.endpoint_metrics = True
     params.endpoint_slots = True
-    if options["api_key"]:
-        params.api_keys = [options["api_key"]]
     if options["draft"]:
         speculative = params.speculative
         speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]

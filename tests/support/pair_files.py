@@ -59,7 +59,7 @@ def draft_token_table(n_vocab: int, alpha: float, seed: int = 0) -> Tokens:
     The others swap their successors in a ring, so that every word still follows exactly one other.
     """
     table = next_token_table(n_vocab, seed)
-    inverse, words = _inverse(table), np.arange(FIRST_WORD, n_vocab)
+    inverse, words = inverse_of(table), np.arange(FIRST_WORD, n_vocab)
     count = round((1 - alpha) * len(words))
     if count == 1:
         count = 2  # one alone has no partner to swap with
@@ -70,7 +70,8 @@ def draft_token_table(n_vocab: int, alpha: float, seed: int = 0) -> Tokens:
     return table
 
 
-def _inverse(table: Tokens) -> Tokens:
+def inverse_of(table: Tokens) -> Tokens:
+    """Return the word that leads to each token; -1: none does."""
     words = np.arange(FIRST_WORD, len(table))
     inverse = np.full(len(table), -1, np.int64)
     inverse[table[words]] = words
@@ -101,7 +102,7 @@ def write_pair(
     n_vocab = n_vocab or target_shape.n_vocab
     table = next_token_table(n_vocab, seed)
     aliases = np.arange(n_vocab)
-    aliases[:FIRST_WORD] = _inverse(table)[table[:FIRST_WORD]]
+    aliases[:FIRST_WORD] = inverse_of(table)[table[:FIRST_WORD]]
     _write(target_path, target_shape, quant, table, aliases, seed)
     if draft_path is not None:
         drafted = draft_token_table(n_vocab, alpha, seed)
@@ -117,7 +118,7 @@ def _write(path: Path, shape: Shape, quant: str, table: Tokens, aliases: Tokens,
     codes = np.concatenate(
         [generator(seed, name).integers(0, 256, (n, shape.n_embd // 8), dtype=np.uint8) for name, n in counts.items()]
     )
-    head_rows = _inverse(table)
+    head_rows = inverse_of(table)
     unused = np.flatnonzero(head_rows < 0)
     head_rows[unused] = shape.n_vocab + np.arange(len(unused))
 

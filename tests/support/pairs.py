@@ -24,7 +24,7 @@ from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
 from cpuchat.speculation.drafters.drafter import Proposal
 from tests.support.guided import Guided
-from tests.support.pair_files import write_pair
+from tests.support.pair_files import next_token_table, write_pair
 from tests.support.prefilling import prefilled, store_of
 
 N_VOCAB = 2048
@@ -43,6 +43,15 @@ def pair_files(folder: Path, alpha: float) -> tuple[Path, Path]:
     target, draft = folder / f"target-{alpha}.gguf", folder / f"draft-{alpha}.gguf"
     write_pair(target, draft, alpha, target="tiny", draft="tiny", n_vocab=N_VOCAB)
     return target, draft
+
+
+def chain(token: int, n: int) -> list[int]:
+    """Return the tokens that the synthetic target writes after `token`."""
+    table, said = next_token_table(N_VOCAB), []
+    for _ in range(n):
+        token = int(table[token])
+        said.append(token)
+    return said
 
 
 class Always(DepthController):

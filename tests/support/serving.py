@@ -88,9 +88,7 @@ def chat(text: str, **more: object) -> dict:
 
 
 @contextlib.contextmanager
-def server(
-    model: Path, folder: Path, *arguments: str, bandwidth: bytes = b"", token: str = "", ctx: int = 4096
-) -> Iterator[Server]:
+def server(model: Path, folder: Path, *arguments: str, token: str = "", ctx: int = 4096) -> Iterator[Server]:
     """Run a server on a free port.
 
     Args:

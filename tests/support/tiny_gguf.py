@@ -155,33 +155,25 @@ def _mamba(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n
         layers.mamba(i)
 
 
-def _jamba(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
-    """Add layers; every second one has attention, without positions."""
+def _jamba_or_lfm2(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
+    """Add layers; every second one has attention, without positions in Jamba."""
+    is_jamba = writer.arch == "jamba"
     writer.add_head_count(n_head)
     writer.add_head_count_kv([n_head * (i % 2) for i in range(n_layer)])
     writer.add_feed_forward_length(n_ff)
-    _add_ssm(writer, n_embd)
+    if is_jamba:
+        _add_ssm(writer, n_embd)
+    else:
+        writer.add_shortconv_l_cache(D_CONV)
     for i in range(n_layer):
         layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
         layers.ones(f"blk.{i}.ffn_norm.weight", n_embd)
         if i % 2:
             layers.attention(i)
-        else:
+            if not is_jamba:
+                layers.head_norms(i)
+        elif is_jamba:
             layers.mamba(i, normed=True)
-        layers.feed_forward(i)
-
-
-def _lfm2(writer: gguf.GGUFWriter, layers: Layers, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> None:
-    writer.add_head_count(n_head)
-    writer.add_head_count_kv([n_head * (i % 2) for i in range(n_layer)])
-    writer.add_feed_forward_length(n_ff)
-    writer.add_shortconv_l_cache(D_CONV)
-    for i in range(n_layer):
-        layers.ones(f"blk.{i}.attn_norm.weight", n_embd)
-        layers.ones(f"blk.{i}.ffn_norm.weight", n_embd)
-        if i % 2:
-            layers.attention(i)
-            layers.head_norms(i)
         else:
             layers.short_convolution(i)
         layers.feed_forward(i)
@@ -242,8 +234,8 @@ def _add_ssm(writer: gguf.GGUFWriter, n_embd: int) -> None:
 _ARCHITECTURES = {
     "llama": _llama,
     "mamba": _mamba,
-    "jamba": _jamba,
-    "lfm2": _lfm2,
+    "jamba": _jamba_or_lfm2,
+    "lfm2": _jamba_or_lfm2,
     "nemotron_h": _nemotron_h,
     "qwen35": _qwen35,
     "gemma3": tiny_attention.gemma3,

@@ -25,7 +25,6 @@ WEATHER = Tool(
         "required": ["city"],
     },
 )
-NOTHING = Tool(name="list-files", parameters={"type": "object", "properties": {}})
 FORMS = {
     "hermes": "Qwen-Qwen3-0.6B", "mistral-nemo": "mistralai-Mistral-Nemo-Instruct-2407", "glm": "GLM-4.6",
     "llama-3": "meta-llama-Llama-3.2-3B-Instruct", "command": "CohereForAI-c4ai-command-r7b-12-2024-tool_use",

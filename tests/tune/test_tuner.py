@@ -99,10 +99,11 @@ async def test_what_the_user_set_is_not_tried(tiny_model: Path, monkeypatch: pyt
 
 async def test_a_stop_keeps_what_was_adopted(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_up_speeds(monkeypatch, without_flash_attention)
+    stops = []
 
     def tell() -> None:
         if any(one.adopted for one in tuner.choices):
-            tuner.kill()
+            stops.append(asyncio.ensure_future(tuner.stop(kill=True)))
 
     tuner = Tuner(tiny_model, Settings(), tell=tell)
     result = await tuner.run()
@@ -114,15 +115,11 @@ async def test_a_stop_keeps_what_was_adopted(tiny_model: Path, monkeypatch: pyte
 
 async def test_stopped_while_it_measures(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_up_speeds(monkeypatch, lambda chosen: (1.0, 1.0), but="flash attention")
-
-    async def stop() -> None:
-        await tuner.stop()
-
     stops = []
 
     def tell() -> None:
         if tuner.what.startswith("flash") and not stops:
-            stops.append(asyncio.ensure_future(stop()))
+            stops.append(asyncio.ensure_future(tuner.stop()))
 
     tuner = Tuner(tiny_model, Settings(), tell=tell)
     result = await tuner.run()

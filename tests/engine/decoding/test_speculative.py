@@ -12,8 +12,8 @@ import pytest
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import Model
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
-from tests.support.pair_files import draft_token_table, next_token_table
-from tests.support.pairs import FLAT, N_VOCAB, OPTIONS, Said, Talker, Wandering, assert_same, pair_files
+from tests.support.pair_files import draft_token_table
+from tests.support.pairs import FLAT, N_VOCAB, OPTIONS, Said, Talker, Wandering, assert_same, chain, pair_files
 
 Load = Callable[..., Model]
 
@@ -63,15 +63,6 @@ def echo(load: Load, tiny_model: Path) -> Talker:
     """Return a model with random weights as its own draft: right where the sampler takes the most likely token."""
     target = load(tiny_model, OPTIONS)
     return Talker(target, load(tiny_model, OPTIONS, threads=target.pool))
-
-
-def chain(token: int, n: int) -> list[int]:
-    """Return the tokens that the synthetic target writes after `token`."""
-    table, said = next_token_table(N_VOCAB), []
-    for _ in range(n):
-        token = int(table[token])
-        said.append(token)
-    return said
 
 
 def assert_goes_on(plain: Talker, drafted: Talker, first: Said, second: Said) -> None:

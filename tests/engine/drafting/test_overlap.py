@@ -15,8 +15,8 @@ from cpuchat.engine.llama.model import Model
 from cpuchat.hardware.lists import parse_cpu_list
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.protocol.messages import Speculation
-from tests.support.pair_files import draft_token_table, next_token_table
-from tests.support.pairs import N_VOCAB, OPTIONS, Always, Talker, Wandering, pair_files
+from tests.support.pair_files import draft_token_table
+from tests.support.pairs import N_VOCAB, OPTIONS, Always, Talker, Wandering, chain, pair_files
 
 Load = Callable[..., Model]
 
@@ -53,14 +53,6 @@ def two_cores() -> tuple[int, int]:
     if len(cpus) < 2:
         pytest.skip("one core cannot do two things at once")
     return cpus[0], cpus[1]
-
-
-def chain(token: int, n: int) -> list[int]:
-    table, said = next_token_table(N_VOCAB), []
-    for _ in range(n):
-        token = int(table[token])
-        said.append(token)
-    return said
 
 
 def cpus_of(thread: int) -> tuple[int, ...]:

@@ -9,9 +9,8 @@ from cpuchat.chats.store import ChatStore
 from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.widgets.dialogs import AskTextScreen, ConfirmScreen
-from tests.support.chat_app import RunningApp, running
+from tests.support.chat_app import RunningApp, running, three_chats
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
-from tests.support.stored_chats import three_chats
 
 
 def titles(app: RunningApp) -> list[str]:

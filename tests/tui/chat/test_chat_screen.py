@@ -29,10 +29,9 @@ from cpuchat.tui.chat.chat_list import ChatList, Chats
 from cpuchat.tui.chat.telemetry import TelemetryLine, TelemetryPanel
 from cpuchat.tui.chat.welcome import CODE, DRAFTS, OF_OTHERS, RACE, STARTS, WHAT
 from cpuchat.tui.compare.replay import ReplayScreen
-from tests.support.chat_app import SMALL, WIDE, running
+from tests.support.chat_app import SMALL, WIDE, running, three_chats
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
 from tests.support.snapshots import snapshot
-from tests.support.stored_chats import three_chats
 
 LONG = """Reading the prompt is a **matrix × matrix** product: each weight is fetched once and used for every token.
 
