@@ -17,7 +17,7 @@ from cpuchat.present import plan as words
 
 if TYPE_CHECKING:
     from cpuchat.config.settings import Settings
-    from cpuchat.planner.plan import MachineFor
+    from cpuchat.planner.plan import MachineFor, PlannedWorkload
     from cpuchat.planner.specs import MachineSpec
 
 _EPILOG = """\b
@@ -64,14 +64,7 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.planner.plan import (
-        PlannedWorkload,
-        catalog_models,
-        catalog_plans,
-        machine_plans,
-        make_plan,
-        usual_draft,
-    )
+    from cpuchat.planner.plan import catalog_models, catalog_plans, machine_plans, make_plan, usual_draft
     from cpuchat.planner.specs import find_model, models_here
 
     if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
@@ -82,13 +75,7 @@ def plan(
     if list_machines:
         return _show_machines(as_json)
     chosen, catalog = settings.load(), load_catalog()
-    folders = chosen.model.folders
-    names = {"ctx": "n_ctx", "prompt": "n_prompt", "answer": "n_answer", "tok_s": "tok_s"}
-    names["usd_per_hour"] = "usd_per_hour"
-    given = {name: values[key] for key, name in names.items() if values[key] is not None}
-    usual = PlannedWorkload()  # long prompts and answers make the default context longer
-    longest = given.get("n_prompt", usual.n_prompt) + given.get("n_answer", usual.n_answer)
-    workload = PlannedWorkload(**{"n_ctx": max(usual.n_ctx, longest), **given})
+    workload, folders = _workload(**values), chosen.model.folders
     here = models_here(catalog, folders)
     if model is None:
         on, models = _machine(machine, chosen), catalog_models(catalog, here)
@@ -121,6 +108,19 @@ def plan(
     if not planned.model.exact:
         echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
     return None
+
+
+def _workload(
+    ctx: int | None, prompt: int | None, answer: int | None, tok_s: float | None, usd_per_hour: float | None
+) -> PlannedWorkload:
+    from cpuchat.planner.plan import PlannedWorkload
+
+    given = {"n_prompt": prompt, "n_answer": answer, "tok_s": tok_s, "usd_per_hour": usd_per_hour}
+    usual = msgspec.structs.replace(
+        PlannedWorkload(n_ctx=1 << 30), **{name: value for name, value in given.items() if value}
+    )
+    # Long prompts and answers make the default context longer.
+    return msgspec.structs.replace(usual, n_ctx=ctx or max(PlannedWorkload().n_ctx, usual.n_prompt + usual.n_answer))
 
 
 def _machine(name: str | None, chosen: Settings) -> MachineFor:

@@ -16,7 +16,7 @@ from cpuchat.base.errors import DraftMismatch
 from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import role_of
 from cpuchat.models.fit import decoding_layers
-from cpuchat.models.gguf.header import GGUFHeader
+from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import LazyArray
 
 HeadKind = Literal["eagle3", "mtp", "dflash", "dspark"]

@@ -52,6 +52,11 @@ class PlannedWorkload(msgspec.Struct, frozen=True, kw_only=True):
                 f"Use --ctx {self.n_prompt + self.n_answer} or more.",
             )
 
+    def usd_per_million(self, rates: Range) -> Range | None:
+        """Return what a million tokens cost at these rates; None where that is not known."""
+        priced = self.usd_per_hour and rates.low > 0
+        return rates.map(lambda rate: 1e6 * self.usd_per_hour / (3600 * rate)) if priced else None
+
     @property
     def n_past(self) -> float:
         """Return the tokens in the context in the middle of an answer."""
@@ -158,13 +163,11 @@ def make_plan(
 ) -> CapacityPlan:
     """Plan `model` on `machine`."""
     total, kv = 1e9 * machine.memory_gb.value, model.kv_bytes(workload.n_ctx) + model.work.state
-    draft_kv = draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0
     memory = PlannedMemory(
         weights=model.size - model.work.on_disk,
         kv=kv,
-        draft=draft.size + draft_kv if draft is not None else 0.0,
+        draft=draft.size + draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0,
         buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS),
-        # What is available now is counted without what other programs use.
         usable=1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total,
         spare=spare_bytes(total),
     )
@@ -194,18 +197,14 @@ def make_plan(
     ]
     shared = _ordered(together)
 
-    def usd_per_million(rates: Range) -> Range | None:
-        priced = workload.usd_per_hour and rates.low > 0
-        return rates.map(lambda rate: 1e6 * workload.usd_per_hour / (3600 * rate)) if priced else None
-
     # As if only reading took time, like the chat's panel; it is faster where the caches hold the weights.
     cached = machine.profile().read_rate(work.weight_bytes)
     reading = (max(1e9 * machine.read_gbs.at(name), cached) / plan.bytes_per_token for name in SCENARIOS)
     plan = msgspec.structs.replace(
         plan,
         tok_s=tok_s,
-        usd_per_million=usd_per_million(tok_s),
-        shared_usd_per_million=usd_per_million(shared),
+        usd_per_million=workload.usd_per_million(tok_s),
+        shared_usd_per_million=workload.usd_per_million(shared),
         limit=middle.limit,
         limit_share=middle.limit_share,
         prefill_tok_s=ttft_s.map(lambda seconds: workload.n_prompt / seconds),
