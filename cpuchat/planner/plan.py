@@ -163,10 +163,11 @@ def make_plan(
 ) -> CapacityPlan:
     """Plan `model` on `machine`."""
     total, kv = 1e9 * machine.memory_gb.value, model.kv_bytes(workload.n_ctx) + model.work.state
+    draft_kv = draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0
     memory = PlannedMemory(
         weights=model.size - model.work.on_disk,
         kv=kv,
-        draft=draft.size + draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0,
+        draft=draft.size + draft_kv if draft is not None else 0.0,
         buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS),
         usable=1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total,
         spare=spare_bytes(total),
