@@ -197,7 +197,6 @@ def make_plan(
         for name, n in zip(SCENARIOS, chats, strict=True)
     ]
     shared = _ordered(together)
-
     # As if only reading took time, like the chat's panel; it is faster where the caches hold the weights.
     cached = machine.profile().read_rate(work.weight_bytes)
     reading = (max(1e9 * machine.read_gbs.at(name), cached) / plan.bytes_per_token for name in SCENARIOS)
