@@ -74,7 +74,8 @@ def _content(text: tuple[str, ...], quiet: bool) -> str:
         is_file = is_file or (file.exists() and not file.is_dir())
         if len(text) == 1 and is_file and "\n" not in content:
             content = file_text(file, INPUT_LIMIT)
-    content = content or standard_input(quiet)
+    if not any(text):
+        content = standard_input(quiet)
     if not content.strip():
         raise UsageError("Nothing to read aloud.", 'Give a text, such as "Hello", a file, or pipe it in.')
     return content
