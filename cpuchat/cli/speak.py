@@ -40,17 +40,7 @@ def speak(text: tuple[str, ...], output: Path | None, quiet: bool, **values: Any
     from cpuchat.speech.player import ProgramPlayer, WavPlayer, playing_program
     from cpuchat.speech.speaker import Speaker, check_voice, read_aloud
 
-    speed = laid_over(values).speech.speed
-    content = " ".join(text)
-    file = paths.expanded(content)
-    is_file = file.suffix in _SUFFIXES and not any(character.isspace() for character in content)
-    with contextlib.suppress(OSError):  # too long for a name
-        is_file = is_file or (file.exists() and not file.is_dir())
-        if len(text) == 1 and is_file and "\n" not in content:
-            content = file_text(file, INPUT_LIMIT)
-    content = content or standard_input(quiet)
-    if not content.strip():
-        raise UsageError("Nothing to read aloud.", 'Give a text, such as "Hello", a file, or pipe it in.')
+    speed, content = laid_over(values).speech.speed, _content(text, quiet)
     if output is not None and not output.absolute().parent.is_dir():
         raise UsageError(f"{paths.shown(output.parent)} is not a folder.", "Choose another file.")
     check_voice()
@@ -71,3 +61,21 @@ def speak(text: tuple[str, ...], output: Path | None, quiet: bool, **values: Any
     if not seconds:
         raise UsageError("Nothing to read aloud: the text has no words.", "Give another text.")
     TerminalOutput(quiet=quiet).note(f"{seconds:.1f} s of speech to {where}")
+
+
+def _content(text: tuple[str, ...], quiet: bool) -> str:
+    """Return what is to be read: the text of the one file that is named, one that exists or is called like a text file;
+    else the words, else standard input. Raises UsageError: nothing, or a file that is not text.
+    """
+    content = " ".join(text)
+    file = paths.expanded(content)
+    is_file = file.suffix in _SUFFIXES and not any(character.isspace() for character in content)
+    with contextlib.suppress(OSError):  # too long for a name
+        is_file = is_file or (file.exists() and not file.is_dir())
+        if len(text) == 1 and is_file and "\n" not in content:
+            content = file_text(file, INPUT_LIMIT)
+    if not any(text):
+        content = standard_input(quiet)
+    if not content.strip():
+        raise UsageError("Nothing to read aloud.", 'Give a text, such as "Hello", a file, or pipe it in.')
+    return content

@@ -31,6 +31,7 @@ _LISTED = 500  # names of a folder
 _SCANNED = 20_000
 _OFFERED = 50  # completions
 _CHUNK = 1 << 16
+_PDF = b"%PDF-"  # some are plain ASCII
 _QUOTES = {'"': '"', "'": "'", "`": "`", "“": "”", "„": "“", "‘": "’", "«": "»", "「": "」", "『": "』"}
 _AROUND = _QUOTES | {"(": ")", "[": "]", "<": ">", "（": "）", "【": "】", "《": "》", "〈": "〉"}
 # Letters that follow a name without a space: Thai to Khmer, Chinese, Japanese and Korean with their punctuation.
@@ -190,16 +191,19 @@ def _whole(path: Path, name: str) -> str:
     with _opened(path) as stream:
         data = stream.read(MAX_BYTES + 1) or b""  # None: of /proc/kmsg and the like, where there is nothing yet
         n_bytes = max(len(data), os.fstat(stream.fileno()).st_size)
-    if len(data) <= MAX_BYTES:
-        return _decoded(data, name)
-    raise _no_text(name) if b"\0" in data else _too_large(f"{clean_line(name)} has {size(n_bytes)}", name)
+    if data.startswith(_PDF) or (len(data) > MAX_BYTES and b"\0" in data):
+        raise _no_text(name)
+    if len(data) > MAX_BYTES:
+        raise _too_large(f"{clean_line(name)} has {size(n_bytes)}", name)
+    return _decoded(data, name)
 
 
 def _lines(path: Path, name: str, first: int, last: int | None) -> tuple[str, str]:
     """Return these lines of a file, and a title that names them. What is before them is not kept in memory."""
     kept, n_bytes, number, ended = list[bytes](), 0, 1, True
     with _opened(path) as stream:
-        if b"\0" in (stream.read(_CHUNK) or b""):
+        start = stream.read(_CHUNK) or b""
+        if b"\0" in start or start.startswith(_PDF):
             raise _no_text(name)
         stream.seek(0)
         while (last is None or number <= last) and (part := stream.readline(_CHUNK)):

@@ -46,10 +46,21 @@ _SYMBOLS = tuple((re.compile(pattern), words) for pattern, words in (
 ))  # fmt: skip
 _ADDRESS = re.compile(r"\b(?:https?|ftp)://(?:www\.)?([^\s/<>()\"'`:]+)[^\s<>\"'`]*?(?=[.,;:!?)]*(?:[\s<>\"'`]|$))")
 _DATA = re.compile(r"(?:\bdata:[\w/+.-]+;base64,)?[A-Za-z0-9+/=_-]{80,}")  # an embedded image, a hash
-_TAG_OR_FOOTNOTE = re.compile(r"</?[a-z]{1,10}\s?/?>|\[\^[^\]]+\]:?", re.I)
+_TAG_OR_FOOTNOTE = re.compile(r"</?[a-z]{1,10}\d?(?:\s[^<>=]*=[^<>]*|\sopen)?\s?/?>|\[\^[^\]]+\]:?", re.I)
 # Variation selectors, ZWJ, the keycap, skin tones.
 _OF_EMOJI = re.compile("[\ufe00-\ufe0f\u200d\u20e3\U0001f3fb-\U0001f3ff\U000e0100-\U000e01ef]")
 _SPACES, _BEFORE_MARK = re.compile(r"\s+"), re.compile(r"\s+([,.;:!?])")
+
+
+def _spoken_text(text: str) -> str:
+    """Return `text` without markup that is left in it, with units, operators and symbols as words: `63 GB/s` as
+    "63 gigabytes per second"; addresses by their host.
+    """
+    text = _TAG_OR_FOOTNOTE.sub(" ", _ADDRESS.sub(lambda match: match[1].replace(".", " dot "), text))
+    text = _WITH_UNIT.sub(_unit, _DATA.sub(" ", text).replace("μ", "µ"))
+    for pattern, words in _SYMBOLS:
+        text = pattern.sub(words, text)
+    return text
 
 
 def _unit(match: re.Match[str]) -> str:
@@ -84,16 +95,10 @@ def _words(tokens: Sequence[Token]) -> str:
 
 
 def spoken_inline(text: str) -> str:
-    """Return the words of a line of Markdown, without emoji and other characters that have no sound; with units,
-    operators and symbols as words: `63 GB/s` as "63 gigabytes per second"; addresses by their host.
-    """
+    """Return the words of a line of Markdown, without emoji and other characters that have no sound."""
     dollars = re.sub(r"\\\( ?(.+?) ?\\\)", r"$\1$", text.replace("\\[", "$$").replace("\\]", "$$"))
     (token,) = _parser().parseInline(dollars)
-    words = unicodedata.normalize("NFC", clean(_words(token.children or [])))
-    words = _TAG_OR_FOOTNOTE.sub(" ", _ADDRESS.sub(lambda match: match[1].replace(".", " dot "), words))
-    words = _WITH_UNIT.sub(_unit, _DATA.sub(" ", words).replace("μ", "µ"))
-    for pattern, spoken in _SYMBOLS:
-        words = pattern.sub(spoken, words)
+    words = _spoken_text(unicodedata.normalize("NFC", clean(_words(token.children or []))))
     heard = "".join(
         one
         for one in words
@@ -119,7 +124,7 @@ _MARK = re.compile(r"\s*(?:>\s?)*\s*(?:[-*+]\s+(\[[ xX]\]\s)?|(\d{1,9})[.)]\s+|#
 _FENCE = re.compile(r"(`{3,}(?=[^`]*$)|~{3,}|\$\$(?!.*\$\$)|\\\[(?!.*\\\]))\s*(\S*)")
 _WORD = re.compile(r"(?<![A-Za-z0-9.'’-])[A-Za-z0-9.'’-]*$")
 _RULE = re.compile(r"[-*_=\s]+")
-_WHOLE_LINES = ("|", "```", "~~~", "$$", "\\[", "#")
+_WHOLE_LINES = ("|", "-", ":", "```", "~~~", "$$", "\\[", "#")
 """Beginnings of lines that are read when they are complete."""
 
 
@@ -131,7 +136,7 @@ class SentenceSplitter:
         self._begun = False  # its beginning is part of the paragraph already
         self._paragraph = ""  # what was not read of it
         self._fence = ""  # the end of code or of a formula that is skipped
-        self._in_table = False
+        self._in_table = self._in_list = self._in_code = False
 
     def feed(self, text: str) -> list[str]:
         """Return the sentences that `text` completes."""
@@ -139,7 +144,9 @@ class SentenceSplitter:
         found = [one for line in lines for one in self._take(line)]
         tail = f"{self._paragraph[-_TAIL:]} {self._line[-_TAIL - len(text) :]}"
         start = _MARK.sub("", self._line, count=1)
-        is_known = self._begun or (not start.startswith(_WHOLE_LINES) and len(start.strip()) > 3)
+        is_heading = "#" in self._line[: len(self._line) - len(start)]
+        is_held = is_heading or self._in_table or self._is_code(self._line) or start.startswith(_WHOLE_LINES)
+        is_known = self._begun or (not is_held and len(start.strip()) > 3)
         is_long = len(self._line) + len(self._paragraph) > _MAX_OPEN
         if is_long or (not self._fence and is_known and _MAY_END.search(tail) is not None):
             line, self._line = self._line, ""
@@ -149,7 +156,7 @@ class SentenceSplitter:
     def flush(self) -> list[str]:
         """Return what is left at the end of the text."""
         found = self._take(self._line) + self._end_paragraph()
-        self._line, self._fence, self._in_table = "", "", False
+        self._line, self._fence, self._in_table, self._in_list, self._in_code = "", "", False, False, False
         return found
 
     def _take(self, line: str, *, is_whole: bool = True) -> list[str]:
@@ -161,37 +168,56 @@ class SentenceSplitter:
             self._begun = not is_whole
             self._paragraph += line
             return self._read()
+        if self._is_code(line):
+            found, self._in_code = [] if self._in_code else ["Code block."], True
+            return found
+        self._in_code = self._in_code and not line.strip()
         mark = _MARK.match(line)
         assert mark is not None  # all of it may be missing
         rest, (task, number) = line[mark.end() :], mark.groups()
-        if opened := _FENCE.match(rest):
+        is_item = mark[0].strip(" \t>")[:1] not in ("", "#")
+        if is_item or (rest.strip() and not line[0].isspace()):
+            self._in_list = is_item
+        found = self._end_paragraph() if mark[0].strip(" \t>") else []
+        is_row = rest.startswith("|") or (self._in_table and "|" in rest)
+        self._in_table = self._in_table and is_row
+        opened = _FENCE.match(rest)
+        if opened and not (opened[1] == "$$" and self._paragraph.count("$$") % 2):  # no end of one in a paragraph
             self._fence = opened[1].replace("\\[", "\\]")
             code = f"Code block, {spoken_inline(opened[2])}." if opened[2] else "Code block."
-            return [*self._end_paragraph(), code if opened[1][0] in "`~" else "Formula."]
-        if rest.startswith("|"):
-            found = self._end_paragraph()
-            if rest.strip("|-: \t"):  # else the line below the head
-                cells = [spoken_inline(cell) for cell in re.split(r"(?<!\\)\|", rest.strip("| \t"))]
-                head, self._in_table = "" if self._in_table else "Table: ", True
-                found += _pieces(f"{head}{', '.join(filter(None, cells))}", is_end=True)
-            return found
-        self._in_table = False
+            return [*found, *self._end_paragraph(), code if opened[1][0] in "`~" else "Formula."]
+        if "|" in self._paragraph and {"|", "-"} <= set(rest) <= set("|-: \t"):  # below the head of a table
+            head, self._paragraph = self._paragraph, ""
+            return self._row(head)
+        if is_row:
+            return found + self._end_paragraph() + self._row(rest)
         if not rest.strip() or _RULE.fullmatch(rest):
-            return self._end_paragraph()
-        found = self._end_paragraph() if mark[0].strip(" \t>") else []
+            return found + self._end_paragraph()
         prefix = f"{number}: " if number else "" if not task else "To do: " if task == "[ ] " else "Done: "
         self._paragraph += f"{' ' if self._paragraph else ''}{prefix}{rest}"
         self._begun = not is_whole
         return found + (self._end_paragraph() if "#" in mark[0] else self._read())
 
+    def _is_code(self, line: str) -> bool:
+        """Return whether a line is code by its indentation; in a paragraph and in a list that means nothing."""
+        return line.startswith(("    ", "\t")) and line.strip() != "" and not (self._paragraph or self._in_list)
+
     def _skip(self, line: str) -> None:
-        """Look for the end of code or of a formula, behind which the line goes on."""
+        """Look for the end of code or of a formula, behind which the line goes on; an empty line ends a formula too."""
         if self._fence[0] in "`~":
             is_end, rest = line.startswith(self._fence) and not line.strip(self._fence[0]), ""
         else:
             _, is_end, rest = line.partition(self._fence)
-        if is_end:
+        if is_end or (self._fence[0] not in "`~" and not line):
             self._fence, self._paragraph = "", rest.lstrip(" ,.;:")
+
+    def _row(self, line: str) -> list[str]:
+        """Return a row of a table, cell by cell; nothing of the line below its head."""
+        if not line.strip("|-: \t"):
+            return []
+        cells = [spoken_inline(cell) for cell in re.split(r"(?<!\\)\|", line.strip("| \t"))]
+        head, self._in_table = "" if self._in_table else "Table: ", True
+        return _pieces(f"{head}{', '.join(filter(None, cells))}", is_end=True)
 
     def _read(self) -> list[str]:
         """Return the sentences of the paragraph that are complete; a word that is being written tells nothing yet."""
@@ -208,11 +234,12 @@ class SentenceSplitter:
 
 
 def _divided(text: str) -> list[str]:
-    """Return the sentences of a paragraph; one does not end within a code span or a link."""
+    """Return the sentences of a paragraph; one does not end within a code span, a formula or a link."""
     found, part = list[str](), ""
     for sentence in segment("en", text):
         part += sentence
-        if len(part) > MAX_CHARS or (part.count("`") % 2 == 0 and part.count("[") <= part.count("]")):
+        is_open = part.count("`") % 2 or part.count("$$") % 2 or part.count("[") > part.count("]")
+        if len(part) > MAX_CHARS or not is_open:
             found.append(part)
             part = ""
     return [*found, part] if part else found

@@ -46,7 +46,8 @@ _COLORS = frozenset(
 _PERCENT = re.compile(r"(?P<color>\S+)\s+(?P<percent>\d{1,3})%")
 # `auto` and `initial` are not for themes to set, so variables that Textual fills with them take a plain color too.
 _STYLE_VARIABLES = frozenset({"link-style", "link-style-hover"})
-_STYLES = ("none", "bold", "dim", "italic", "underline", "reverse", "strike")
+_STYLE = r"(?:not )?(?:bold|dim|italic|underline|reverse|strike)"
+_STYLES = re.compile(rf"none|{_STYLE}(?: {_STYLE})*")  # Textual takes "none" among others too, and Rich fails on it
 _MAX_FILE = 64 << 10
 
 
@@ -142,8 +143,8 @@ def parse_theme(text: str) -> Theme:
         if kind is None:
             raise ThemeError(f"variables.{key}: unknown")
         if kind == "style":
-            if value not in _STYLES:
-                raise ThemeError(f"variables.{key}: {value!r} is not a text style; choose from {', '.join(_STYLES)}")
+            if not _STYLES.fullmatch(value):
+                raise ThemeError(f'variables.{key}: {value!r} is not a text style (try "bold italic" or "none")')
         else:
             _check_color(f"variables.{key}", value, percent=key not in OWN_VARIABLES)
     if file.ansi:

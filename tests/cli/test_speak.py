@@ -44,6 +44,7 @@ def test_without_a_sound_device_it_says_how_to_write_a_file(tmp_path: Path, monk
     ("arguments", "told"),
     [
         ((), "Nothing to read aloud."),
+        (("/dev/null",), "Nothing to read aloud."),  # a file: standard input is not read in its place
         (("no-such-file.md",), "Cannot read no-such-file.md"),
         (("🎉", "-o", "never.wav"), "Nothing to read aloud"),
         (("Hello", "-o", "no/such/folder/a.wav"), "is not a folder"),
@@ -51,6 +52,6 @@ def test_without_a_sound_device_it_says_how_to_write_a_file(tmp_path: Path, monk
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], told: str) -> None:
-    done = run("speak", *arguments)
+    done = run("speak", *arguments, stdin="Hello." if arguments else None)
     assert done.returncode == 2
     assert told in done.stderr

@@ -101,7 +101,7 @@ def test_a_folder_is_a_listing_that_reads_no_file(folder: Path, tmp_path_factory
     assert read(f"@{elsewhere}", folder)[0][2] == "(empty)"
 
 
-@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0", b"\xff\xfeh\0i\0", b"caf\xe9\n"])
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0", b"\xff\xfeh\0i\0", b"caf\xe9\n", b"%PDF-1.4\n%\n"])
 @pytest.mark.parametrize("lines", ["", ":1-2"])
 def test_what_is_no_text_is_refused(folder: Path, data: bytes, lines: str) -> None:
     (folder / "data").write_bytes(data)

@@ -26,6 +26,7 @@ from cpuchat.speech.sentences import SentenceSplitter, spoken_inline
         ("see https://www.example.com/a?b=c.", "see example dot com."),
         ("`read_file()` of `a.py`", "read file of a dot py"),
         ("a<br>b &amp; c[^1]", "a b and c"),
+        ('See <a href="https://x.y/z">the docs</a>, <h2>all</h2> if a <b and c> d', "See the docs, all if a b and c d"),
         ("$x^2 + y$", "x squared plus y"),
         (r"where \(\frac{a}{b} \le 2\)", "where Formula"),
         ("🎉 Done ✅ 👍🏽 1️⃣", "Done 1"),

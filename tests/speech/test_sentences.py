@@ -59,6 +59,33 @@ $$x$$ is the energy.
 b \\], where it ends.
 Inline \\(x^2\\) math. 日本語です。次の文。
 
+The law is $$
+F = ma
+$$, as known. It
+costs $$. Really.
+
+$$ is not closed. Skipped
+
+- Price: $$
+- item
+
+    that goes on. Here
+1. It is:
+   $$
+   y
+   $$
+
+Indented:
+
+    def f(): pass. Not read
+
+    # Nor. This
+and after it. In a table:
+
+model | tok/s, e.g. of
+--- | --:
+Qwen 1.5B | 31.0. No rule
+
 ***
 
 Last one without an end
@@ -100,6 +127,23 @@ SENTENCES = [
     "Inline x squared math.",
     "日本語です。",
     "次の文。",
+    "The law is Formula, as known.",
+    "It costs $$.",
+    "Really.",
+    "Formula.",
+    "Price: $$.",
+    "item.",
+    "that goes on.",
+    "Here.",
+    "1: It is:",
+    "Formula.",
+    "Indented:",
+    "Code block.",
+    "and after it.",
+    "In a table:",
+    "Table: model, tokens per second, e.g. of.",
+    "Qwen 1.5B, 31.0.",
+    "No rule.",
     "Last one without an end.",
 ]
 

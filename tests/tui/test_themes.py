@@ -37,6 +37,8 @@ def test_packaged_themes_are_all_good() -> None:
         (GOOD + 'shiny = "red"\n', "colors.shiny"),
         (GOOD + '[variables]\nfooter-background = "notacolor"\n', "variables.footer-background"),
         (GOOD + '[variables]\nblock-cursor-text-style = "blod"\n', "variables.block-cursor-text-style"),
+        (GOOD + '[variables]\nlink-style = "none bold"\n', "variables.link-style"),
+        (GOOD + '[variables]\nlink-style = "bold not"\n', "variables.link-style"),
         (GOOD + '[variables]\nscrollbar = "12px"\n', "variables.scrollbar"),
         (GOOD + '[variables]\nborder = "auto 90%"\n', "variables.border"),
         (GOOD + '[variables]\nborder = "red 190%"\n', "variables.border"),
@@ -51,9 +53,10 @@ def test_a_bad_theme_is_refused_and_the_key_named(text: str, named: str) -> None
         parse_theme(text)
 
 
-def test_a_percentage_and_a_text_style_are_fine() -> None:
-    theme = parse_theme(GOOD + '[variables]\ninput-selection-background = "#81a1c1 35%"\nlink-style = "underline"\n')
-    assert theme.variables["input-selection-background"] == "#81a1c1 35%"
+@pytest.mark.parametrize("style", ["none", "underline", "bold italic", "not bold", "dim not strike"])
+def test_a_percentage_and_text_styles_are_fine(style: str) -> None:
+    theme = parse_theme(GOOD + f'[variables]\ninput-selection-background = "#81a1c1 35%"\nlink-style = "{style}"\n')
+    assert theme.variables == {"input-selection-background": "#81a1c1 35%", "link-style": style}
 
 
 def test_bad_files_are_reported_and_good_ones_kept(tmp_path: Path) -> None:

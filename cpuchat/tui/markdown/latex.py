@@ -12,7 +12,8 @@ from html.entities import html5
 _DELIMITERS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
 _DEEPEST = 20  # groups in groups
 _BEFORE, _AFTER = "\ue000", "\ue001"  # stand around names of functions: where letters touch them, spaces do
-_LITERAL = {"{": "\ue002", "}": "\ue003", "_": "\ue004", "^": "\ue005", "$": "\ue006", "\\": "\ue007"}
+_LITERAL = {"{": "\ue002", "}": "\ue003", "_": "\ue004", "^": "\ue005", "$": "\ue006", "\\": "\ue007",
+            "&": "\ue008", "'": "\ue009"}  # fmt: skip
 """Characters that are shown, and no markup."""
 _SHOWN = str.maketrans({mark: char for char, mark in _LITERAL.items()})
 
@@ -31,8 +32,8 @@ _SYMBOLS = {
 }  # fmt: skip
 """Symbols that HTML names otherwise, or not at all; all others have the names of HTML's entities."""
 _ESCAPED = {
-    "%": "%", "#": "#", "&": "&", "|": "‖", ",": " ", ";": " ", ":": " ", " ": " ", "!": "", "\\": "\n",
-    **{char: _LITERAL[char] for char in "{}$_"},
+    "%": "%", "#": "#", "|": "‖", ",": " ", ";": " ", ":": " ", " ": " ", "!": "", "\\": "\n",
+    **{char: _LITERAL[char] for char in "{}$_&"},
 }  # fmt: skip
 _FUNCTIONS = _names(
     "arccos arcsin arctan arg cos cosh cot coth csc deg det dim exp gcd hom inf ker lg lim liminf limsup ln log max min"
@@ -67,6 +68,10 @@ _FACTOR = re.compile(rf"\d[\d.]*|[d∂]?[^\W\d_][{_MARKS}⁰-ₜ²³¹ᵃ-ᶻ]*|
 _NAME = re.compile(r"[^\W\d_]{2,}")
 _COMMAND = re.compile(r"\\(?:([A-Za-z]+)|(.))", re.DOTALL)
 _DONE = r"[^{}\\_^$]*"  # a text in which nothing is left to be shown
+_SINGLE = re.compile(
+    r"(\\[dt]?frac(?![A-Za-z])\s*(?:\{[^{}]*\}\s*)?|\\sqrt(?![A-Za-z])\s*(?:\[\d\]\s*)?)([A-Za-z\d\u0391-\u03f5])"
+)
+"""An argument that is one letter, which may be Greek, or digit, and has no braces."""
 _GROUP = re.compile(
     rf"\\[dt]?frac\s*\{{(?P<over>{_DONE})\}}\s*\{{(?P<under>{_DONE})\}}"
     rf"|\\sqrt\s*(?:\[(?P<index>[234])\])?\s*\{{(?P<root>{_DONE})\}}"
@@ -83,8 +88,10 @@ def unicode_math(source: str) -> str | None:
     body = source.removeprefix(opening).removesuffix(closing).strip()
     if opening == "$" and not re.search(r"[\\^_]", body) and _NAME.search(body):
         return None  # rather names of variables in a shell: $HOME/$USER
-    body = re.sub(r"\\[dt]?frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", body)
+    body = re.sub(r"\\(?:left|right)\s*\.", "", body)
+    body = re.sub(r"\\(?:text|mbox)[a-z]*\s*\{[^{}]*\}", lambda text: text[0].replace("'", _LITERAL["'"]), body)
     shown = _COMMAND.sub(_symbol, body).replace("&", "").replace("~", " ").replace("'", "′")
+    shown = _SINGLE.sub(r"\1{\2}", _SINGLE.sub(r"\1{\2}", shown))
     for _ in range(_DEEPEST):
         if (after := _GROUP.sub(_group, shown)) == shown:
             break

@@ -27,6 +27,10 @@ def plain(source: str) -> str:
         ("$\\frac{1}{2}mv^2$, $\\frac{1}{5}m$", "(1/2)mv², (1/5)m"),
         ("$\\frac{dy}{dx}$, $\\frac{x}{2a}$", "dy/dx, x/(2a)"),
         ("$\\sqrt{x+1}$, $\\sqrt[3]{x}$", "√(x+1), ∛x"),
+        ("$\\sqrt2$, $\\sqrt n$, $\\sqrt[3]2$, $\\sqrt\\pi$", "√2, √n, ∛2, √π"),
+        ("$\\frac ab$, $\\frac{a}b$, $\\frac1{x+1}$, $\\frac\\pi2x$", "a/b, a/b, 1/(x+1), (π/2)x"),
+        ("$\\left. \\frac{a}{b} \\right|_0$, $\\left\\{ x \\right.$", "a/b |₀, { x"),
+        ("$\\text{R\\&D}$, $f' \\text{ isn't } f^2$", "R&D, f′ isn't f²"),
         ("$x \\in \\mathbb{R}^n$, $\\forall \\epsilon > 0$", "x ∈ ℝⁿ, ∀ ϵ > 0"),
         ("$\\left( \\alpha \\right)^{-1}$, $90^\\circ$", "( α )⁻¹, 90°"),
         ("$x_{\\text{max}}$, $A^\\top$, $x_q$, $e^{i\\pi}$", "xₘₐₓ, Aᵀ, x_q, e^(iπ)"),
@@ -44,7 +48,8 @@ def test_a_simple_formula_is_unicode(source: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["$\\mystery{x}$", "$a^{b$", "$a}$", "$\\frac{a}$", "$" + "{" * 40 + "a^2" + "}" * 40 + "$", "$" + "^" * 400 + "x$",
+    ["$\\mystery{x}$", "$a^{b$", "$a}$", "$\\frac{a}$", "$\\fracab$", "$\\sqrtx$", "$\\sqrt \\mathrm{ab}$",
+     "$\\sqrt\\frac12$", "$" + "{" * 40 + "a^2" + "}" * 40 + "$", "$" + "^" * 400 + "x$",
      "$\\text{a $", "$x^$", "$\\tilde{ab}^2$", "$\\not= x$", "$\\begin{pmatrix}a^2\\end{pmatrix}$"],
 )  # fmt: skip
 def test_a_formula_with_anything_unknown_stays_as_written(source: str) -> None:
