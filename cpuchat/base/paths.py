@@ -94,7 +94,6 @@ user_machines_dir = _inside(config_dir, "machines")
 
 state_file = _inside(data_dir, "state.json")
 """The app's state: the last model, visible panes."""
-"""Tools that run without asking."""
 keys_file = _inside(data_dir, "keys.toml")
 """API keys by server; mode 0600. Not in the config folder, which many keep in a repository."""
 chats_db = _inside(data_dir, "chats.db")

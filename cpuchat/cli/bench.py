@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError
 from cpuchat.cli.options import file_option, laid_over
@@ -78,7 +79,7 @@ _KINDS = click.Choice(["code", "summary", "maths", "chat"])
 @_list(
     "--prompts",
     "Kinds of built-in prompts: code, summary, maths, chat. Default: all.",
-    click.Choice(["code", "summary", "maths", "chat"]),
+    _KINDS,
 )
 @click.option("--tokens", type=_TOKENS, default=128, metavar="N", help="Tokens of each answer. Default: 128.")
 @_list("--pp", "Prefill of N random tokens, as llama-bench's -p.", _TOKENS)
@@ -108,15 +109,17 @@ def bench(
     from cpuchat.bench.results import read_report
     from cpuchat.bench.run import Bench
 
+    given = {name: values for name, values in lists.items() if values}
+    source = click.get_current_context().get_parameter_source
+    numbers = any(source(name) is ParameterSource.COMMANDLINE for name in ("tokens", "rounds"))
+    if diff is not None and (len(models) > 1 or given or prompts or pp or tg or depth or numbers):
+        raise UsageError("--diff takes at most one other file and no option but --json.", _DIFF_HINT)
     old = read_report(diff) if diff is not None else None
+    if old is not None and models:
+        return _print_diff(old, read_report(Path(models[0])), as_json=as_json)
     chosen = laid_over({})
     library = Library(chosen.model.folders)
-    given = {name: values for name, values in lists.items() if values}
-    if old is not None and len(models) == 1:
-        return _print_diff(old, read_report(Path(models[0])), as_json=as_json)
     if old is not None:
-        if models or given or prompts or pp or tg:
-            raise UsageError("--diff takes at most one other file and no list.", _DIFF_HINT)
         cells, rounds = located((one.cell for one in old.results), library), old.rounds
     else:
         tests = workloads(prompts, tokens, pp, tg, depth or [0])

@@ -41,10 +41,10 @@ Examples:
   cpuchat compare demo demo,drafters=draft --json "Hello"
 
 A and B are values for --model, each optionally followed by its own settings: drafters, draft-model, draft-depth,
-threads, cores, memory, kv (cache type), flash-attn, temperature. Both answer greedily and without drafters unless their
-settings say otherwise. One answers after the other, each on the whole machine; where memory is too small for both, they
-are loaded in turn. Each round swaps the order; from three rounds on, medians and ranges are shown. Then each side
-predicts both answers: how many of A's words B would have written, and where it matters."""
+threads, cores, memory-policy, kv (cache type), flash-attn, temperature. Both answer greedily and without drafters
+unless their settings say otherwise. One answers after the other, each on the whole machine; where memory is too small
+for both, they are loaded in turn. Each round swaps the order; from three rounds on, medians and ranges are shown. Then
+each side predicts both answers: how many of A's words B would have written, and where it matters."""
 
 
 @click.command(

@@ -118,6 +118,8 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
                 f"Put it after the command: cpuchat {ctx.invoked_subcommand} {flag} "
                 f"{'' if value is True else shown}".rstrip(),
             )
+    if ctx.invoked_subcommand is not None or plain:  # the app says it itself
+        _tell_unknown_keys()
     if ctx.invoked_subcommand is not None:
         return 0
     if plain:
@@ -127,6 +129,14 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
     from cpuchat.cli.app import open_app
 
     return open_app(model, values, server=server)
+
+
+def _tell_unknown_keys() -> None:
+    from cpuchat.base.text import clean_line
+    from cpuchat.config.settings import unknown_keys
+
+    if unknown := ", ".join(map(clean_line, unknown_keys())):
+        click.echo(f"cpuchat: left out of config.toml, as no settings: {unknown}.", err=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

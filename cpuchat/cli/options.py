@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
@@ -14,7 +13,6 @@ import msgspec
 
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
-from cpuchat.base.text import clean_line
 from cpuchat.config import settings
 from cpuchat.config.servers import ServerModel, is_url, last_here, last_on_server, normalized
 from cpuchat.config.settings import Settings
@@ -171,9 +169,6 @@ def overridden(values: Mapping[str, Any], base: Settings | None = None) -> Setti
 def laid_over(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
     """Return the same as `overridden` for commands that do not compute, without checks against this machine."""
     tables = msgspec.to_builtins(base or settings.load())
-    if unknown := settings.unknown_keys():
-        print(f"cpuchat: left out of config.toml, as no settings: {', '.join(map(clean_line, unknown))}.",
-              file=sys.stderr)  # fmt: skip
     for name, value in values.items():
         table, separator, key = name.partition("__")
         if isinstance(value, float) and not math.isfinite(value):  # which no bound excludes

@@ -489,9 +489,8 @@ def load(file: Path | None = None) -> Settings:
 def parse(text: str, origin: str = "config.toml") -> Settings:
     """Parse settings, without unknown keys. Raises SettingsError as `load` does."""
     tables = toml.parse(text, origin)
-    for key in _unknown(tables):
-        section, _, name = key.partition(".")
-        del (tables[section] if name else tables)[name or section]
+    for *section, key in _unknown(tables):
+        del (tables[section[0]] if section else tables)[key]
     try:
         return msgspec.convert(tables, prepared(Settings))
     except msgspec.ValidationError as error:
@@ -499,17 +498,17 @@ def parse(text: str, origin: str = "config.toml") -> Settings:
         raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Fix or remove that key.") from None
 
 
-def _unknown(tables: dict[str, Any]) -> list[str]:
+def _unknown(tables: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the unknown sections, and the unknown keys of the others with their section. Either may have dots."""
     sections = Settings.__struct_fields__
-    names = [f"{section}.{name}" for section in sections for name in tables.get(section, ())
-             if isinstance(tables[section], dict)]  # fmt: skip
-    return [*(section for section in tables if section not in sections), *(one for one in names if one not in DECLARED)]
+    keys = [(section, key) for section in sections if isinstance(tables.get(section), dict) for key in tables[section]]
+    return [*((one,) for one in tables if one not in sections), *(one for one in keys if ".".join(one) not in DECLARED)]
 
 
 def unknown_keys() -> list[str]:
     """Return the keys of config.toml that are no settings, and so are left out; none of a file that is not valid."""
     try:
-        return _unknown(toml.parse(toml.read(paths.settings_file()), "config.toml"))
+        return [".".join(key) for key in _unknown(toml.parse(toml.read(paths.settings_file()), "config.toml"))]
     except SettingsError:
         return []
 

@@ -293,8 +293,15 @@ def _round_json(one: Round) -> dict[str, Any]:
         "stopped": one.stopped,
         "disturbed": one.disturbed,
         "answers": [_answer_json(answer) for answer in one.answers],
-        "agreement": msgspec.to_builtins(one.agreement),
+        "agreement": _agreement_json(one.agreement) if one.agreement is not None else None,
     }
+
+
+def _agreement_json(found: Agreement) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(found)
+    for answer, own in zip(shown["answers"], found.answers, strict=True):
+        answer["tokens"] = [msgspec.structs.asdict(token) | {"step": token.step} for token in own.tokens]
+    return shown
 
 
 def _answer_json(answer: SideAnswer) -> dict[str, Any]:

@@ -141,11 +141,19 @@ def test_nothing_that_can_be_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("demo", "--rounds", "1"), ("--diff", "none.json"), ("demo", "--threads", "4096", "--tg", "8")]
+    ("arguments", "says"),
+    [
+        (("demo", "--rounds", "1"), "--rounds"),
+        (("--diff", "none.json"), "none.json"),
+        (("--diff", "none.json", "--rounds", "3"), "no option"),
+        (("--diff", "none.json", "new.json", "--tokens", "128"), "no option"),
+        (("--diff", "none.json", "--depth", "0"), "no option"),
+        (("demo", "--threads", "4096", "--tg", "8"), "threads"),
+    ],
 )
-def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+def test_wrong_usage(arguments: tuple[str, ...], says: str) -> None:
     done = run("bench", *arguments)
-    assert done.returncode == UsageError.exit_code and not done.stdout
+    assert done.returncode == UsageError.exit_code and not done.stdout and says in done.stderr
 
 
 def made_report(*rates: float, disturbed: bool = False) -> Report:

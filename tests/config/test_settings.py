@@ -8,10 +8,11 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import SettingsError
-from cpuchat.cli.options import given_options, laid_over
+from cpuchat.cli.options import given_options
 from cpuchat.config import settings
 from cpuchat.config.settings import SettingSources, parse
 from cpuchat.protocol.messages import Sampling
+from tests.cli.program import run
 
 
 @pytest.mark.parametrize(
@@ -75,16 +76,18 @@ def test_a_wrong_key_or_value_is_named(line: str, key: str) -> None:
         parse(f"[speculation]\n{line}")
 
 
-def test_an_unknown_key_is_left_out_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_key_is_left_out_and_named() -> None:
     file = paths.settings_file()
     file.parent.mkdir(parents=True)
-    text = '[speculation]\ndept = 1\ndepth = 3\n\n[racing]\nside = "left"\n'
+    text = '"engine.threads" = 4\n"x." = 1\n[speculation]\ndept = 1\n"a.b" = 1\n"" = 1\ndepth = 3\n[racing]\nside = 1\n'
     file.write_text(text)
-    assert settings.load().speculation.depth == laid_over({}).speculation.depth == 3
-    assert settings.unknown_keys() == ["racing", "speculation.dept"]
-    assert "racing, speculation.dept" in capsys.readouterr().err
+    assert settings.load().speculation.depth == 3
+    unknown = ["engine.threads", "x.", "racing", "speculation.dept", "speculation.a.b", "speculation."]
+    assert settings.unknown_keys() == unknown
+    done = run("models", "list", "--json")
+    assert done.returncode == 0 and done.stderr.count(", ".join(unknown)) == 1
     assert settings.update({"speculation": {"depth": 4}}).speculation.depth == 4
-    assert file.read_text() == text.replace("3", "4")
+    assert file.read_text() == text.replace("depth = 3", "depth = 4")
 
 
 def test_a_change_keeps_the_users_comments_and_is_refused_when_it_is_wrong(tmp_path: Path) -> None:
@@ -112,6 +115,8 @@ def test_a_change_keeps_the_users_comments_and_is_refused_when_it_is_wrong(tmp_p
         ('[speculation]\ndraft_model = "a\\u0000b"', "NUL"),
         ("[model]\nfolders = " + "[" * 5000 + "]" * 5000, "not valid TOML"),
         ("[engine]\nthreads = " + "9" * 5000, "not valid TOML"),
+        ("ui = 5", "ui: expected"),
+        ("ui = true", "ui: expected"),
         ("[sampling]\ntemperature = " + "9" * 400, "sampling.temperature"),
     ],
 )

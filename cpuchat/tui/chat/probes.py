@@ -4,6 +4,7 @@ this machine, the basis of all predicted speeds.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from cpuchat.bench.cost_probe import CostProbe
     from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 
+    _Subject = tuple[PlacementSpec, tuple[int, ...]]  # the cores of the settings, and those of the loaded model
+    _Cores = tuple[tuple[int, ...], str]  # under this memory policy
+
 _MEMORY = 2_000_000_000
 """Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
 its repacked copy as much."""
@@ -35,11 +39,12 @@ _ENDED = "Pass costs measured: predictions now use them (F12 shows details)."
 
 
 class PassProbe:
-    """Measures the cores of the settings once, unless `hardware.probe` is off or the models run on a server.
+    """Measures the cores of the settings once, and the read bandwidth of those that the loaded model computes on; not
+    with `hardware.probe` off, and not for models on a server.
 
     The read bandwidth after a check has found app and cores idle, passes after `CHECKS` checks in a row. It waits while
     other programs compute or serve models, and gives way when they begin to, and when somebody types. What they
-    disturbed is measured again an hour later, without a word.
+    disturbed is measured again an hour later, without a word; a peak that an answer raised at once, then hourly.
     """
 
     CHECKS, CHECK_SECONDS = 6, 5.0
@@ -50,8 +55,8 @@ class PassProbe:
         self._idle = 0
         self._stopped = False
         self._worker: Worker[None] | None = None
-        self._known: PlacementSpec | None = None
-        self._retry_at = 0.0
+        self._known: _Subject | None = None
+        self._retry_at = self._raised_at = 0.0  # from when on the disturbed, and a raised peak, are measured again
         self._reported: set[str] = set()
         self._probe: CostProbe | None = None
         services.on_input = self.interrupt
@@ -84,13 +89,16 @@ class PassProbe:
 
     @property
     def done(self) -> bool:
-        """Return whether the cores of the settings are measured, or cannot be."""
-        return self._known == self._subject()
+        """Return whether these cores are measured, or cannot be, and no answer has raised their peak since."""
+        peak = self._session.conversation.meter.figures().roofline.peak.value
+        raised = peak is not None and peak.at_least and monotonic() >= self._raised_at
+        return self._known == self._subject() and not raised
 
-    def _subject(self) -> PlacementSpec:
+    def _subject(self) -> _Subject:
         from cpuchat.hardware.placement.placement import PlacementSpec
 
-        return PlacementSpec.of(self._services.settings)
+        model = self._session.conversation.model  # tuned, or with a draft model on cores of its own
+        return PlacementSpec.of(self._services.settings), model.compute_cpus if model is not None else ()
 
     def _is_wanted(self) -> bool:
         model = self._session.conversation.model
@@ -114,48 +122,59 @@ class PassProbe:
             await result_of(worker)
 
     async def _measure(self, with_passes: bool) -> None:
-        subject, pid = self._subject(), self._session.conversation.backend.pid
+        subject, backend, probed = self._subject(), self._session.conversation.backend, False
+        spec, used = subject
         try:
-            placement = await run_in_daemon_thread(lambda: _to_measure(subject))
-            if placement is None:
-                self._known = subject
-            elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(pid)):
-                await self._measure_cores(subject, placement, with_passes)
+            placement, probed = await run_in_daemon_thread(lambda: _placed(spec))
+            sets = {(placement.cpus, placement.memory_policy.words)}
+            if used and backend.engine is not None and {*used} <= {*own_cpus()}:
+                sets.add((used, backend.engine.memory_policy))
+            if probed and not await run_in_daemon_thread(lambda: any(_lacks_peak(*one) for one in sets)):
+                self._end(subject)
+                await self._session.show_ceiling()
+            elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(backend.pid)):
+                await self._measure_cores(subject, placement, sets, with_passes, probed)
         except Interrupted:
             pass
         except (CpuchatError, OSError) as error:
             if not self._stopped:
-                self._known = subject
-                if _BEGUN in self._reported:
+                self._end(subject)
+                if _BEGUN in self._reported and not probed:
                     self._report_once(f"Pass costs not measured: {clean_line(str(error))}")
         finally:
             self._probe = None
 
-    async def _measure_cores(self, subject: PlacementSpec, placement: Placement, with_passes: bool) -> None:
+    def _end(self, subject: _Subject) -> None:
+        """Leave these cores alone; where an answer had raised their peak, for an hour even if another one does."""
+        if self._known == subject:
+            self._raised_at = monotonic() + RETRY_SECONDS
+        self._known = subject
+
+    async def _measure_cores(
+        self, subject: _Subject, placement: Placement, sets: Collection[_Cores], with_passes: bool, probed: bool
+    ) -> None:
         from cpuchat.bench.cost_probe import CostProbe, save_passes
 
-        model, engine = self._session.conversation.model, self._session.conversation.backend.engine
-        sets = {(placement.cpus, placement.memory_policy.words): None}
-        used = model.compute_cpus if model is not None else ()  # tuned, or with a draft model on cores of its own
-        if used and engine is not None and {*used} <= {*own_cpus()}:
-            sets[used, engine.memory_policy] = None
         is_free = await run_in_daemon_thread(lambda: all([self._measures_peak(*one) for one in sets]))
         if self._stopped:
             return
         await self._session.show_ceiling()
+        if probed and is_free:
+            self._end(subject)
+            return
         if not with_passes:
             return
         n_passes = 0
         if is_free:
             self._report_once(_BEGUN)
-            self._probe = CostProbe(subject, gives_way=True)
+            self._probe = CostProbe(subject[0], gives_way=True)
             found = await self._probe.run()
             self._probe = None
             n_passes = await run_in_daemon_thread(lambda: save_passes(found, placement))
         if not n_passes:
             self._retry_at = monotonic() + RETRY_SECONDS
             return
-        self._known = subject
+        self._end(subject)
         await self._session.show_ceiling()
         self._screen.notify(_ENDED, markup=False)
 
@@ -168,23 +187,29 @@ class PassProbe:
         """Measure the read bandwidth of these cores, unless it is known; False beside other programs."""
         from cpuchat.measure import peak
 
-        known = peak.known(cpus, memory)
-        if known is not None and not known.at_least:
+        if not _lacks_peak(cpus, memory):  # any more: the other set may be the same cores
             return True
         found = peak.measure(cpus, policy=memory, cancelled=lambda: self._stopped)
         peak.keep(found, memory)
         return not found.disturbed
 
 
-def _to_measure(spec: PlacementSpec) -> Placement | None:
-    """Return where `spec` computes; None when its passes are measured. Raises CpuchatError: this machine does not have
-    these cores."""
+def _placed(spec: PlacementSpec) -> tuple[Placement, bool]:
+    """Return where `spec` computes, and whether its passes are measured. Raises CpuchatError: this machine does not
+    have these cores."""
     from cpuchat.hardware.placement.placement import place
     from cpuchat.hardware.topology import read_topology
     from cpuchat.models.costs import CostLog
 
     placement = place(read_topology(), spec)
-    return None if CostLog(placement.cpus, placement.memory_policy.words).probe is not None else placement
+    return placement, CostLog(placement.cpus, placement.memory_policy.words).probe is not None
+
+
+def _lacks_peak(cpus: tuple[int, ...], memory: str) -> bool:
+    from cpuchat.measure import peak
+
+    known = peak.known(cpus, memory)
+    return known is None or known.at_least
 
 
 def _is_free(pid: int | None) -> bool:

@@ -162,6 +162,11 @@ _SETTINGS: tuple[tuple[str, dict[str, str]], ...] = (
 _DOWNLOAD, _QUANTIZE = "download", "quantize"
 
 
+def _settings_rows(path: Path) -> list[ListRow]:
+    rows = [ListRow(key=f"settings {n}", name=name, note=path.stem) for n, (name, _) in enumerate(_SETTINGS)]
+    return [ListRow(name="same file, other settings"), *rows]
+
+
 class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
     """Returns the other side, or None."""
 
@@ -187,7 +192,7 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
         try:
             self._model, self._repo, rows = await run_in_daemon_thread(self._alternatives)
         except (CpuchatError, OSError) as error:
-            rows = [ListRow(note=str(error))]
+            rows = [ListRow(note=str(error)), *_settings_rows(self._path)]
         self.listed.show(rows)
 
     def _alternatives(self) -> tuple[LocalModel | None, str, list[ListRow]]:
@@ -214,8 +219,7 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
         if repo:
             rows.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=repo))
         rows.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
-        rows.append(ListRow(name="same file, other settings"))
-        rows += [ListRow(key=f"settings {n}", name=name, note=path.stem) for n, (name, _) in enumerate(_SETTINGS)]
+        rows += _settings_rows(path)
         return model, repo, [*rows, *of("other models", [other for other in rest if other not in same])]
 
     @on(ModelList.Chosen)

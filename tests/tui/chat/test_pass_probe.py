@@ -17,7 +17,10 @@ from cpuchat.costs.fit import Observation
 from cpuchat.hardware.placement.cores import BusyCores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
+from cpuchat.measure import peak
+from cpuchat.measure.peak import ReadBandwidth
 from cpuchat.models.costs import CostLog
+from cpuchat.telemetry.machine import Peak
 from cpuchat.tui.chat import probes
 from tests.costs.made_up import probe, two_cores
 from tests.support.chat_app import running
@@ -94,6 +97,42 @@ async def test_passes_are_measured_once_per_cores_and_the_user_is_told() -> None
         await app.until(lambda: app.chat.pass_probe.done)
         assert not [notice for notice in app.notices if BEGUN in notice]
     assert len(MadeUp.runs) == n
+
+
+async def test_peaks_of_the_cores_in_use_are_measured_once_the_passes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[int, ...]] = []
+
+    def measure(cpus: tuple[int, ...], **_: object) -> ReadBandwidth:
+        measured.append(cpus)
+        return ReadBandwidth(cpus, 30e9, (30e9,), (1.0,) * len(cpus))
+
+    monkeypatch.setattr(peak, "measure", measure)
+    placed = place(read_topology(), PlacementSpec())
+    cpus, policy = placed.cpus, placed.memory_policy.words
+    backend = ScriptedBackend(model=msgspec.structs.replace(MODEL, cpus=cpus))
+    async with running(backend) as app:
+        passes = app.chat.pass_probe
+
+        async def raised() -> None:
+            """Raise the peak as an answer does."""
+            peak.raise_to(Peak(80e9, cpus, at_least=True), policy)
+            await app.chat.session.show_ceiling()
+
+        await app.ready()
+        await app.until(lambda: passes.done)
+        assert not measured
+        n = len(MadeUp.runs)
+        await raised()
+        assert not passes.done
+        await app.until(lambda: passes.done)
+        await raised()
+        assert passes.done and measured == [cpus]  # hourly
+        tuned = msgspec.structs.replace(MODEL, cpus=cpus[:1])
+        monkeypatch.setattr(ScriptedBackend, "model", tuned)
+        peak.raise_to(Peak(9e9, cpus[:1], at_least=True), policy)
+        assert not passes.done
+        await app.until(lambda: passes.done)
+        assert cpus[:1] in measured and len(MadeUp.runs) == n
 
 
 async def test_it_waits_for_programs_that_compute_for_servers_and_for_memory(others: Others) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -239,7 +239,13 @@ async def test_one_key_compares_the_demo_with_its_other_quantization() -> None:
         await app.until(lambda: screen.comparison.turns and not screen.busy)
 
 
-async def test_any_other_model_is_compared_with_what_is_chosen() -> None:
+@pytest.mark.parametrize("readable", [True, False])
+async def test_any_other_model_is_compared_with_what_is_chosen(readable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_: Library) -> NoReturn:
+        raise OSError("Input/output error")
+
+    if not readable:
+        monkeypatch.setattr(Library, "local_models", unreadable)
     async with running(ScriptedBackend()) as app:
         await app.ready()
         app.app.services.new_backend = lambda: ScriptedBackend()
