@@ -1,4 +1,4 @@
-"""The read probe, with the engine's library and without, and a read kernel of one stream, on the same cores in turn.
+"""The read probe, which is the engine's library, and a read kernel of one stream, on the same cores in turn.
 
 All pin one thread per core, read memory of the same size in huge pages, and count in windows of the same length; the
 best window of each run is compared, as the probe reports it. Needs gcc. The library reads several streams: it may be

@@ -22,7 +22,11 @@ import msgspec
 
 from cpuchat.backend.local import LocalBackend
 from cpuchat.base import paths
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.placement.placement import PlacementSpec
+from cpuchat.hardware.topology import read_topology
+from cpuchat.measure import peak, store
+from cpuchat.measure.subject import on_cores
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.protocol.messages import (
@@ -100,10 +104,11 @@ def files(run: Run, folder: Path) -> tuple[Path, Path | None]:
 
 async def record(name: str, run: Run, folder: Path) -> Recorded:
     target, draft = files(run, folder)
-    options = LoadOptions(
-        n_ctx=run.n_ctx, draft_path=str(draft or ""), probe=run.probe,
-        calibrate=bool(run.speculation.drafters),
-    )  # fmt: skip
+    cpus = choose_cores(read_topology()).cpus
+    store.forget(on_cores(cpus), peak.WHAT)
+    if run.probe:
+        peak.keep(peak.measure(cpus))
+    options = LoadOptions(n_ctx=run.n_ctx, draft_path=str(draft or ""), calibrate=bool(run.speculation.drafters))
     backend, recorded = LocalBackend(), Recorded(name, run.speculation, [])
     began = time.monotonic()
 

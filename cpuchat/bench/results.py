@@ -129,8 +129,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.cell.setup.model).name
 
     def rates(self, figure: Figure) -> list[float]:
-        """Return tok/s of each round; [] where the test is not about that."""
-        return [rate for one in self.samples if (rate := getattr(one, figure)) is not None]
+        """Return tok/s of each round that has any; [] where the test is not about that."""
+        return [rate for one in self.samples if (rate := getattr(one, figure))]
 
     def median(self, figure: str) -> float | None:
         """Return the median of a figure of the samples; None where none has it."""

@@ -155,19 +155,19 @@ def figure(name: Name, answer: SideAnswer) -> float | None:
 
 
 def _compared(rounds: Sequence[Round]) -> Difference:
-    """Compare the rates of the complete rounds. What interrupts has a length of its own, so before there are several,
+    """Compare the rates of rounds that have both. What interrupts has a length of its own, so before there are several,
     answers shorter than those of `ALONE` are taken to differ by more."""
     timings = [one.timings for done in rounds for one in done.answers if one.timings is not None]
     seconds = min(one.predicted_ms / 1e3 for one in timings)
     noise = ALONE * max(_ALONE_SECONDS / max(seconds, 0.01), 1.0) if len(rounds) == 1 else 0.0
-    rates = [[one.answers[side].timings for one in rounds] for side in (0, 1)]
-    a, b = ([one.predicted_per_second or 0.0 for one in side if one is not None] for side in rates)
+    a, b = ([figure("tok_s", one.answers[side]) or 0.0 for one in rounds] for side in (0, 1))
     return compare(a, b, asked=LOOKS, noise=noise)
 
 
 def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdict:
     speed = rows.get("tok_s")
-    if speed is None or not speed.ratio or not rounds[-1].complete:
+    rounds = [one for one in rounds if one.complete and one.ratio is not None]  # an answer of one token has no rate
+    if speed is None or not speed.ratio or not rounds:
         return Verdict("incomplete")
     found = _compared(rounds)
     size = rows.get("bytes")

@@ -86,7 +86,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         tables["sampling"]["temperature"] = 0.0
         tables["speculation"]["drafters"] = "auto" if "draft-model" in self.changes else "off"
         for key, value in self.changes.items():
-            for name in KEYS[key]:
+            for name in KEYS.get(key, ()):  # one that was kept may name what is no option any more
                 section, _, field = name.partition(".")
                 tables[section][field] = value
         try:

@@ -120,8 +120,10 @@ class _File:
                 try:
                     db = self._open(creates)
                     return None if db is None else self._transaction(db, work) if creates else work(db)
-                except sqlite3.OperationalError:
-                    return None  # locked, no room, no such folder
+                except sqlite3.OperationalError:  # locked, no room, no such folder; or no table, which opening makes
+                    if self._db is not None and not self._db.in_transaction:
+                        self._close()
+                    return None
                 except sqlite3.DatabaseError:  # damaged
                     self._close()
                     file = paths.measured_file()

@@ -41,6 +41,12 @@ class Rounds:
         self.rivals: list[Rates] = []
         self._asked = asked
 
+    def continue_from(self, anchor: Rates) -> None:
+        """Take what was measured as of a machine on which the last anchor was this one: no ratio changes."""
+        factors = {name: anchor[name] / rate for name, rate in self.anchors[-1].items()}
+        for side in (self.anchors, self.rivals):
+            side[:] = [{name: factor * rates[name] for name, factor in factors.items()} for rates in side]
+
     def difference(self, name: str) -> Difference:
         a, b = ([rates[name] for rates in side] for side in (self.anchors, self.rivals))
         return compare(a, b, asked=self._asked)
@@ -92,7 +98,10 @@ class Turns(Generic[C]):
             before, measured = await self._between([rival])
             if not measured:
                 break
-            rounds.anchors = [*(rounds.anchors or [before]), self.anchors[-1]]
+            if not rounds.anchors:
+                rounds.anchors.append(before)
+            rounds.continue_from(before)  # another one than the last, if that drifted
+            rounds.anchors.append(self.anchors[-1])
             rounds.rivals.append(measured[0][1])
             now = [rounds.difference(name) for name in figures]
             is_sure = len(rounds.rivals) >= MIN_ROUNDS and any(one.verdict == "faster" for one in now)

@@ -36,8 +36,8 @@ ACCEPTED: Final = "accepted drafts"
 KEPT_SECONDS: Final = 30 * 86_400.0
 """Seconds for which a calibration is valid: kernels, firmware and cooling change less often..."""
 UNSTEADY_SECONDS: Final = 3_600.0
-"""...and seconds if its measurements scattered, so that it is repeated when the machine may be idle. One that other
-programs disturbed is repeated as soon as the cores are idle."""
+"""...and seconds if its measurements scattered, or other programs disturbed it, so that it is repeated when the machine
+may be idle."""
 _MAX_COMPARED: Final = 10_000.0
 """More is no count of this program's: it forgets."""
 _MIN_TOKENS = 64

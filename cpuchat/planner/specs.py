@@ -383,8 +383,8 @@ class ThisMachine:
         """Return the machine for a model and its draft model.
 
         For files that are here: with the cores that tuning found for the model, if these were measured, and as fast as
-        chats with both were. Raises UsageError: the read bandwidth was not measured yet, or while other programs ran;
-        or the cores of the settings are not possible here.
+        chats with both were. Raises UsageError: the read bandwidth was not measured yet, or the cores of the settings
+        are not possible here.
         """
         topology, settings, found = machine_topology.read_topology(), self._settings, self._machine
         paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]

@@ -109,7 +109,9 @@ def notes(report: Report) -> list[str]:
     found: list[str] = []
     results = report.results
     if any(one.noisy for one in results):
-        found.append("noisy: the rounds differ by over 10 %, probably because other programs ran.")
+        found.append(
+            "noisy: the rounds differ by over 10 %, or threads waited for a core, probably because other programs ran."
+        )
     if any(one.same_text is False for one in results):
         found.append(
             "text differs from plain decoding: a batch over several tokens rounds differently, which decides between "
@@ -117,6 +119,8 @@ def notes(report: Report) -> list[str]:
         )
     if any(one.cell.drafters == OFF and one.cell.setup.draft for one in results):
         found.append("Memory includes the draft model even where it is not used.")
+    if any(one.rates("decode") for one in results) and all(one.peak is None for one in results):
+        found.append("No utilization: read bandwidth not measured; run `cpuchat probe`.")
     drafted = [one for one in results if one.drafts_off is not None]
     reasons = dict.fromkeys(f"{one.cell.drafting}: nothing was drafted: {off_words(one.drafts_off)}" for one in drafted)
     failures = dict.fromkeys(f"{one.name}: {one.failure}" for one in results if one.failure)

@@ -25,6 +25,8 @@ def _decision(one: ChoiceResult) -> str:
     match one.verdict:
         case None:
             return f"not tried: {one.reason}"
+        case "mixed" if one.prefill is None:  # of drafters, on several texts
+            return "not adopted: slower in one text"
         case "mixed":
             slower = "decode" if (one.decode or 0.0) < (one.prefill or 0.0) else "prefill"
             return f"not adopted: slower {slower}"

@@ -16,6 +16,7 @@ from cpuchat.bench.run import Bench
 from cpuchat.bench.sample import Sample
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
+from cpuchat.present.bench import notes
 from cpuchat.protocol.model_info import EngineInfo
 from tests.cli.program import run
 from tests.support.terminal import Terminal
@@ -177,6 +178,15 @@ def test_differences_need_more_than_the_scatter_of_undisturbed_rounds() -> None:
     assert verdict(before, made_report(90, 91, 92, disturbed=True)) == "noisy"
     assert verdict(made_report(90, 100, 110), made_report(70, 75, 80)) == "noisy"
     assert verdict(made_report(*[100] * 20), made_report(*[99.5] * 20)) == "same"
+    nothing = [Sample(seconds=1.0, decode=0.0)] * 3  # of answers of one token
+    cell = msgspec.structs.replace(before.results[0], samples=tuple(nothing))
+    assert not compare_reports(before, msgspec.structs.replace(before, results=(cell,))).differences
+
+
+def test_a_report_without_a_measured_bandwidth_says_why_it_has_no_utilization() -> None:
+    found = made_report(100, 101)
+    measured = msgspec.structs.replace(found, results=(msgspec.structs.replace(found.results[0], peak=50e9),))
+    assert any("`cpuchat probe`" in note for note in notes(found)) and not notes(measured)
 
 
 def test_a_report_is_read_as_it_was_written_and_cells_of_only_one_are_named(tmp_path: Path) -> None:

@@ -106,6 +106,16 @@ def test_a_difference_within_the_noise_is_none_and_three_rounds_give_medians() -
     assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (20.0–30.0)", "27.0 tok/s (22.0–32.0)", "1.08×")
 
 
+def test_a_round_with_an_answer_of_one_token_has_no_part_in_the_verdict() -> None:
+    rounds = [a_round(answered(Q8, rate), answered(Q4, 1.5 * rate)) for rate in (25.0, 25.1, 24.9)]
+    short = a_round(answered(Q8, 25.0, predicted_n=1, predicted_ms=0.0), answered(Q4, 37.5))
+    for order in ([*rounds, short], [short, *rounds]):
+        verdict = figures_of(order).verdict
+        assert (verdict.kind, verdict.n_rounds) == ("bytes", 3)
+    other = a_round(*reversed(short.answers))
+    assert figures_of([short, other, short]).verdict.kind == "incomplete"
+
+
 def test_drafts_show_acceptance_and_are_not_explained_by_bytes() -> None:
     drafted = SpeculationFigures(passes=20, draft_n=60, draft_n_accepted=30)
     fast = answered(Q8, 40.0, draft_n=60, draft_n_accepted=30, speculation=drafted)

@@ -43,6 +43,8 @@ def test_a_side_is_a_model_and_settings_greedy_and_without_drafters_unless_it_sa
     assert parse_side("demo", resolve).settings(base).speculation.drafters == "off"
     other = parse_side("demo,drafters=auto,temperature=0.5", resolve).settings(base)
     assert other.sampling.temperature == 0.5 and other.speculation.drafters == "auto"
+    kept = Side(path="q8.gguf", changes={"memory": "interleave", "threads": "2"}).settings(base)  # of an older version
+    assert kept.engine.threads == 2 and kept.engine.memory_policy == base.engine.memory_policy
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,18 @@ def test_a_damaged_file_is_set_aside_and_measured_anew(damage: Callable[[Path], 
     assert value() == 2.5 and file.with_name("measured.db.damaged").exists()
 
 
+def test_a_file_that_is_emptied_while_it_is_open_is_made_anew() -> None:
+    store.keep(ON, "speed", 1.5)
+    os.truncate(paths.measured_file(), 0)
+    assert value() is None
+    store.keep(ON, "speed", 2.5)
+    assert value() == 2.5
+    os.truncate(paths.measured_file(), 0)
+    store.change(ON, "speed", float, lambda before: 3.5)
+    store.keep(ON, "speed", 4.5)
+    assert value() == 4.5
+
+
 def test_values_that_cannot_be_read_are_none(tmp_path: Path) -> None:
     store.keep(ON, "speed", "fast")
     assert value() is None and store.find_all("speed", float) == []

@@ -142,6 +142,10 @@ def as_number(words: str) -> float:
 
 def test_there_are_runs_of_all_kinds() -> None:
     assert len(FILES) >= 9
+    events = [event for file in FILES for _, event in msgspec.json.decode(file.read_bytes(), type=Recorded).events]
+    models = [event.model for event in events if isinstance(event, ModelLoaded)]
+    assert all(model.work is not None for model in models)  # without it there is no ceiling: record them anew
+    assert {model.peak_read > 0 for model in models} == {True, False}
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["L3", "memory"])

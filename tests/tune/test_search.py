@@ -94,6 +94,12 @@ async def test_a_steady_drift_changes_nothing() -> None:
     assert (await MadeUp(cooling, a=(1.0, 1.0)).find()).verdict != "faster"
 
 
+async def test_a_machine_that_becomes_faster_once_changes_nothing() -> None:
+    for at in range(16):
+        found = await MadeUp(lambda n, at=at: 0.85 if n < at else 1.0, a=(1.01, 1.01)).find()
+        assert gain(found, "decode") == pytest.approx(0.01), at
+
+
 async def test_what_was_disturbed_once_is_measured_again() -> None:
     def gust(n: int) -> float:
         return 0.5 if n == 0 else 1.0  # the first measurement of the anchor

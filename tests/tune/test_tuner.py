@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpuchat.backend.local import LocalBackend
@@ -16,7 +17,7 @@ from cpuchat.present import tune as words
 from cpuchat.protocol.messages import ModelLoaded
 from cpuchat.session.conversation import Conversation
 from cpuchat.tune import measurer
-from cpuchat.tune.tuner import Tuner, TuneResult
+from cpuchat.tune.tuner import ChoiceResult, Tuner, TuneResult
 from tests.support.chatting import collect
 from tests.support.tuning import make_up_speeds, without_flash_attention
 
@@ -34,6 +35,12 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure prompts of at most 256 tokens and answers of 16."""
     monkeypatch.setattr(measurer, "CTX", 512)
     monkeypatch.setattr(measurer, "TOKENS", (4, 16))
+
+
+def test_drafters_that_lose_with_a_text_are_not_said_to_slow_prefill() -> None:
+    mixed = ChoiceResult(name="drafters", before="off", after="lookup", verdict="mixed", decode=0.05)
+    assert words.row(mixed)[-1] == "not adopted: slower in one text"
+    assert words.row(msgspec.structs.replace(mixed, prefill=-0.05))[-1] == "not adopted: slower prefill"
 
 
 async def test_every_choice_is_measured_and_what_is_adopted_is_kept(tiny_model: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from textual.screen import Screen
 from textual.worker import Worker
 
-from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.errors import CpuchatError, Interrupted, ProbeFailed
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import running_servers
@@ -59,6 +59,7 @@ class PassProbe:
         self._retry_at = self._raised_at = 0.0  # from when on the disturbed, and a raised peak, are measured again
         self._reported: set[str] = set()
         self._probe: CostProbe | None = None
+        self._was_disturbed = False  # by other programs, when the read bandwidth was measured last
         services.on_input = self.interrupt
         session.background.append(self)
         screen.set_interval(self.CHECK_SECONDS, self._check)
@@ -82,7 +83,7 @@ class PassProbe:
         busy = self._busy.since_last((model.compute_cpus if model is not None else ()) or own_cpus())
         is_free = busy is not None and busy < MAX_BUSY_CORES and self.is_idle and self._screen.is_current
         self._idle = self._idle + 1 if is_free else 0
-        if self._idle == 1 or self._idle >= self.CHECKS:
+        if (self._idle == 1 and not self._was_disturbed) or self._idle >= self.CHECKS:
             with_passes, self._stopped = self._idle >= self.CHECKS, False
             self._idle = 0 if with_passes else self._idle
             self._worker = self._screen.run_worker(self._measure(with_passes), group="pass-probe", name="pass-probe")
@@ -136,6 +137,9 @@ class PassProbe:
                 await self._measure_cores(subject, placement, sets, with_passes, probed)
         except Interrupted:
             pass
+        except ProbeFailed as error:  # little memory is free, for now
+            self._retry_at = monotonic() + RETRY_SECONDS
+            self._report_once(f"The read bandwidth was not measured: {clean_line(str(error))}")
         except (CpuchatError, OSError) as error:
             if not self._stopped:
                 self._end(subject)
@@ -156,6 +160,7 @@ class PassProbe:
         from cpuchat.bench.cost_probe import CostProbe, save_passes
 
         is_free = await run_in_daemon_thread(lambda: all([self._measures_peak(*one) for one in sets]))
+        self._was_disturbed = not is_free
         if self._stopped:
             return
         await self._session.show_ceiling()
