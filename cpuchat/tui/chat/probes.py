@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from textual.screen import Screen
 from textual.worker import Worker
 
-from cpuchat.base.errors import CpuchatError, Interrupted, ProbeFailed
+from cpuchat.base.errors import CpuchatError, Interrupted
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import running_servers
@@ -124,6 +124,8 @@ class PassProbe:
 
     async def _measure(self, with_passes: bool) -> None:
         subject, backend, probed = self._subject(), self._session.conversation.backend, False
+        from cpuchat.measure.peak import ProbeFailed
+
         spec, used = subject
         try:
             placement, probed = await run_in_daemon_thread(lambda: _placed(spec))
