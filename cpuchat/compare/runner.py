@@ -347,8 +347,10 @@ class Turn:
     rounds: list[Round] = field(default_factory=list)
 
     def counted(self) -> list[Round]:
-        """Return the rounds that count: the complete and undisturbed ones. Without one, the last round."""
-        return [one for one in self.rounds if one.complete and not one.disturbed] or self.rounds[-1:]
+        """Return the rounds that count: the complete and undisturbed ones. Without one, the last complete one, else the
+        last."""
+        complete = [one for one in self.rounds if one.complete]
+        return [one for one in complete if not one.disturbed] or complete[-1:] or self.rounds[-1:]
 
 
 class Runner:

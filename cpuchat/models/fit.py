@@ -210,16 +210,10 @@ def lazy_bytes(header: GGUFHeader) -> int:
     return sum(tables) if header.architecture in _LAZY else 0
 
 
-def decoding_layers(header: GGUFHeader) -> int:
-    """Return the number of decoding layers: those that predict further tokens come last (llama_hparams::n_layer)."""
-    extra = header.number("nextn_predict_layers")
-    return header.n_layer - extra if extra < header.n_layer else header.n_layer
-
-
 def windows_of(header: GGUFHeader) -> list[int]:
     """Return the attention window of each layer in tokens, the current one included; 0: all tokens."""
     n_layer, known = header.n_layer, _WINDOWS.get(header.architecture)
-    if known is None or (header.architecture == "exaone4" and decoding_layers(header) != _EXAONE4_LAYERS):
+    if known is None or (header.architecture == "exaone4" and header.decoding_layers != _EXAONE4_LAYERS):
         return [0] * n_layer
     size = header.number("attention.sliding_window", known.size)
     size = known.fixed if size and known.fixed else size
@@ -229,7 +223,7 @@ def windows_of(header: GGUFHeader) -> list[int]:
     else:
         every = pattern if isinstance(pattern, int) and pattern >= 0 else known.every
         full = 0 if known.full_first else every - 1
-        flags = [every == 0 or layer % every != full for layer in range(decoding_layers(header))]
+        flags = [every == 0 or layer % every != full for layer in range(header.decoding_layers)]
     return [size if flag else 0 for flag in flags] + [0] * (n_layer - len(flags))
 
 

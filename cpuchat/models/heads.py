@@ -15,7 +15,6 @@ from typing import Literal
 from cpuchat.base.errors import DraftMismatch
 from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import role_of
-from cpuchat.models.fit import decoding_layers
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import LazyArray
 
@@ -93,7 +92,7 @@ def difference(target: GGUFHeader, head: GGUFHeader) -> str:
         layers = head.value("target_layers")
         layers = layers.first(_MAX_LAYERS) if isinstance(layers, LazyArray) else []
         last = max((layer for layer in layers if isinstance(layer, int)), default=0)
-        n_layer = decoding_layers(target)
+        n_layer = target.decoding_layers
         if not reason and last > n_layer:
             reason = f"it reads layer {last}, the target has {n_layer}"
         elif not reason and last == n_layer and target.architecture not in _HIDDEN:

@@ -21,7 +21,6 @@ from cpuchat.base.decoding import prepared
 from cpuchat.costs.model import ALIKE, BITS, by_type, bytes_read
 from cpuchat.models import fit
 from cpuchat.models.file_names import without_prefix
-from cpuchat.models.fit import decoding_layers
 from cpuchat.models.gguf.header import GGUFHeader
 from cpuchat.models.gguf.parse import BY_NAME, TensorInfo
 from cpuchat.protocol.messages import LoadOptions
@@ -54,7 +53,7 @@ def model_work(
     """Return the work of a pass of the model of `header` (of `read_model`), loaded with `options`. `alike` as of
     `ModelWork`: 0 for random tokens, `ALIKE` for text. `of_head`: of the draft head in this file instead."""
     n_expert = header.number("expert_count")
-    head, layers = header.output_matrix, range(decoding_layers(header))
+    head, layers = header.output_matrix, range(header.decoding_layers)
     if of_head:
         layers = range(len(layers) if header.number("nextn_predict_layers") else 0, header.n_layer)
         head = next((one.name for one in header.tensors if one.name.endswith(_OWN_MATRIX)), head)

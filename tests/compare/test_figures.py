@@ -82,7 +82,7 @@ def test_a_stopped_or_disturbed_round_takes_no_place() -> None:
     assert "F9 repeats" in compare.verdict(verdict, NAMES, "F9")
     assert Turn("Why?", [fair, stopped, disturbed]).counted() == [fair]
     assert Turn("Why?", [stopped]).counted() == [stopped]
-    assert Turn("Why?", [disturbed]).counted() == [disturbed]
+    assert Turn("Why?", [disturbed]).counted() == Turn("Why?", [disturbed, stopped]).counted() == [disturbed]
 
 
 def test_a_short_round_differs_more_by_itself() -> None:

@@ -43,7 +43,7 @@ from cpuchat.hardware.numa.mempolicy import allowed_nodes, current, in_effect
 from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.file_names import file_fingerprint
-from cpuchat.models.fit import MemoryNeed, check_fit, decoding_layers, draft_memory, plan_memory
+from cpuchat.models.fit import MemoryNeed, check_fit, draft_memory, plan_memory
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model
 from cpuchat.models.gguf.parse import LazyArray
 from cpuchat.models.heads import HeadKind, title
@@ -439,7 +439,7 @@ class Model:
         }
         layers = header.value("target_layers")
         if kind == "eagle3" and isinstance(layers, LazyArray):
-            of_model: dict[str, Any] = {"n_layer": decoding_layers(self.header), "n_target": self.header.n_embd}
+            of_model: dict[str, Any] = {"n_layer": self.header.decoding_layers, "n_target": self.header.n_embd}
             sequence = EagleSequence(context, **sizes, **of_model, layers=layers.first(len(layers)))
         else:
             sequence = HeadSequence(context, **sizes)

@@ -170,6 +170,12 @@ class GGUFHeader(Parsed, frozen=True):
         return count if isinstance(count, int) and count > 1 else 1
 
     @property
+    def decoding_layers(self) -> int:
+        """Return the number of layers without those that predict further tokens, which come last (llama_hparams)."""
+        extra = self.number("nextn_predict_layers")
+        return self.n_layer - extra if extra < self.n_layer else self.n_layer
+
+    @property
     def is_projector(self) -> bool:
         """Return whether it is a multimodal projector (mmproj), adapter or the like, not a language model."""
         return self.architecture == "clip" or self.text("general.type") in _COMPANIONS
