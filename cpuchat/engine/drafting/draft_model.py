@@ -376,9 +376,8 @@ class ModelDrafting:
         ready, self._ready = self._ready[: plan.depth], []
         if ready:
             return Proposal("draft", ready, [UNKNOWN] * len(ready))
-        if draft.n_unread > (
-            MAX_DEPTH + 1 if draft.rereads else 2
-        ):  # fewer are read together with the first drafted token
+        # Fewer are read together with the first drafted token.
+        if draft.n_unread > (MAX_DEPTH + 1 if draft.rereads else 2):
             self._read(draft.n_unread, is_shadow=False)
         proposal = self._run(lambda: draft.propose(plan.depth))
         return proposal if proposal.tokens else None

@@ -128,10 +128,16 @@ class Head(DraftModel):
         return super().propose(max_n)
 
     def read(self, n: int) -> int:
-        return 0 if self._is_blind else super().read(n)
+        if self._is_blind:
+            return 0
+        self._begin_behind_unknown()
+        return super().read(n)
 
     def score(self, n: int) -> list[bool]:
-        return [] if self._is_blind else super().score(n)
+        if self._is_blind:
+            return []
+        self._begin_behind_unknown()
+        return super().score(n)
 
     def end_answer(self) -> None:
         """Read all that the model has evaluated, and drop what was not accepted: this is saved with its state."""

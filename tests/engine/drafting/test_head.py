@@ -131,6 +131,22 @@ def test_nothing_is_drafted_from_the_hidden_states_of_another_text(talk: Callabl
     assert model.sequence.tokens == model.target.sequence.tokens  # what was restored is gone on with
 
 
+@pytest.mark.parametrize("how", ["read", "score"])
+def test_it_goes_on_with_what_it_still_knows_after_it_was_off_for_long(load: Load, tmp_path: Path, how: str) -> None:
+    path = write_head_model(tmp_path / "long.gguf", 1.0)
+    options = msgspec.structs.replace(OPTIONS, n_ctx=2048, draft_path=str(path))
+    model = HeadTalker(load(path, options))
+    model.say(PROMPT, max_tokens=1)
+    model.head.begin_answer(PROMPT)
+    written = [*range(300, 1000), *range(300, 1000)]
+    for token in written:
+        model.target.sequence.step(token)
+    model.head.append([*written, 500])
+    getattr(model.head, how)(len(written))
+    assert model.head.propose(2).tokens[0] == next_token_table(N_VOCAB)[500]
+    model.close()
+
+
 def test_a_sampled_answer_is_that_without_drafts(talk: Callable[..., HeadTalker]) -> None:
     model = talk(0.7, weight=0.3)
     sampling = Sampling(temperature=1.0, seed=7)
