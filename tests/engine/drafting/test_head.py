@@ -144,6 +144,7 @@ def test_it_goes_on_with_what_it_still_knows_after_it_was_off_for_long(load: Loa
     model.head.append([*written, 500])
     getattr(model.head, how)(len(written))
     assert model.head.propose(2).tokens[0] == next_token_table(N_VOCAB)[500]
+    assert len(model.sequence) < len(written)  # what is further back was not read with the states of other tokens
     model.close()
 
 
