@@ -25,7 +25,9 @@ from cpuchat.measure.subject import Subject
 MAX_ENTRIES: Final = 1000
 """Of one `what`; the latest are kept."""
 _WAIT_SECONDS: Final = 2.0
-"""For another program that writes, which takes milliseconds; after this it counts as hung, and nothing is kept."""
+"""For another program that writes, which takes milliseconds; after this it counts as hung, and nothing is read or kept
+for `_HUNG_SECONDS`: a start reads a dozen times."""
+_HUNG_SECONDS: Final = 60.0
 _TABLE: Final = """CREATE TABLE IF NOT EXISTS measured_1 (
     subject TEXT NOT NULL, what TEXT NOT NULL, value BLOB NOT NULL, error REAL, n INTEGER, disturbed INTEGER, at REAL,
     PRIMARY KEY (subject, what))"""
@@ -112,21 +114,26 @@ class _File:
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
         self._opened: tuple[Path, int] | None = None
+        self._hung: tuple[Path, float] | None = None  # the file that another program blocks, and until when
 
     def run(self, work: Callable[[sqlite3.Connection], T], *, creates: bool = True) -> T | None:
         """Do `work` in a transaction; None where the file cannot be used, or is not there and not to be made."""
         with self._lock:
+            file = paths.measured_file()
+            if self._hung is not None and self._hung[0] == file and time.monotonic() < self._hung[1]:
+                return None
             for _ in range(2):
                 try:
                     db = self._open(creates)
                     return None if db is None else self._transaction(db, work) if creates else work(db)
-                except sqlite3.OperationalError:  # locked, no room, no such folder; or no table, which opening makes
+                except sqlite3.OperationalError as error:  # no room, no such folder; or no table, which opening makes
+                    if "locked" in str(error):
+                        self._hung = file, time.monotonic() + _HUNG_SECONDS
                     if self._db is not None and not self._db.in_transaction:
                         self._close()
                     return None
                 except sqlite3.DatabaseError:  # damaged
                     self._close()
-                    file = paths.measured_file()
                     with contextlib.suppress(OSError):
                         file.replace(file.with_name(f"{file.name}.damaged"))
                 except (OSError, UnicodeEncodeError):  # the name of a file may be no text

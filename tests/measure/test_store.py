@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,6 +37,19 @@ def test_what_is_kept_is_of_its_subject() -> None:
     assert value() == 2.5
     store.forget(ON, "speed")
     assert value() is None
+
+
+def test_a_file_that_another_program_blocks_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    store.keep(ON, "speed", 1.5)
+    other = sqlite3.connect(paths.measured_file(), isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    monkeypatch.setattr(store, "_WAIT_SECONDS", 0.01)
+    store.keep(ON, "speed", 2.5)
+    other.execute("ROLLBACK")
+    other.close()
+    assert value() is None  # not asked: each look at a file that is blocked would wait
+    monkeypatch.setattr(store, "_FILE", store._File())
+    assert value() == 1.5
 
 
 def test_the_latest_come_last_and_the_oldest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
