@@ -269,10 +269,17 @@ def _context(frame: Frame) -> Line:
     return _bar_row(frame, "context", number, share, of, warns=share >= WARNING_SHARE)
 
 
+_BELOW = 18  # rows that a timeline which grows in a high terminal leaves to the rest, and empty
+
+
 def brief(frame: Frame) -> list[Line]:
     """Draw the figure that matters now, its timeline, and four more figures, each in its place in every phase."""
     tall = frame.height >= TALL
-    rows = [*large(frame), *shape(frame, 5 if tall else 3), *([[]] if tall else [])]
+    rows = [
+        *large(frame),
+        *shape(frame, min(max(5, frame.height - _BELOW), 14) if tall else 3),
+        *([[]] if tall else []),
+    ]
     return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame)]
 
 

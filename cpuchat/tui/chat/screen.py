@@ -42,7 +42,9 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     """Lays the chat out, binds its actions, and shows the events of its session."""
 
     AUTO_FOCUS = TEXT_FIELD = "#prompt"
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-tiny"), (60, "-narrow"), (100, "-wide")]
+    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [
+        (0, "-tiny"), (60, "-narrow"), (120, "-panel"), (146, "-wide"),
+    ]  # fmt: skip
     VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (30, "-high")]
 
     def __init__(self, services: Services, initial_model: Source | None) -> None:
@@ -281,7 +283,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     def action_telemetry(self) -> None:
         """Show the figures in brief, then all of them where there is room for a panel, then none."""
         panel, hidden = self.query_one(TelemetryPanel), self.has_class("-no-telemetry")
-        everything = self.has_class("-wide") and not hidden and not panel.has_class("-all")
+        everything = self.figures.in_panel and not hidden and not panel.has_class("-all")
         panel.set_class(everything, "-all")
         self.set_class(not hidden and not everything, "-no-telemetry")
         self.services.save_settings({"ui": {"telemetry": hidden or everything, "all_figures": everything}})

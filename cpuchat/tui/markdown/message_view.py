@@ -132,7 +132,9 @@ def _restyle(row: TextRow, start: int, end: int, style: Style) -> None:
 
 
 GUTTER = 2  # cells; the marker of the selected message stands here
-LONGEST_LINE = 100  # cells; in a wider view the text is centered
+LONGEST_LINE = 81
+"""Cells of a line, which is what a terminal of 120 columns leaves beside the figures: no wider one has less. In a wider
+view the text is centered."""
 LIVE_REASONING = 3  # rows
 UNFOLDED_LINES = 200  # of an attachment; all of it may be megabytes
 UNFOLDED_CHARACTERS = 20_000

@@ -178,7 +178,7 @@ def long_chat(conversation: Conversation) -> None:
 
 
 async def test_what_was_found_is_shown_on_its_branch() -> None:
-    async with running(prepare=long_chat) as app:
+    async with running(prepare=long_chat, size=(160, 40)) as app:
         await app.ready()
         app.chat.query_one(Chats).focus()
         await app.press("slash", *"needle")

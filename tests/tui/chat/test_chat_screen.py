@@ -196,7 +196,7 @@ async def test_answers_and_code_blocks_are_copied() -> None:
 
 
 async def test_panes_have_the_places_that_the_size_leaves_and_what_is_hidden_is_remembered() -> None:
-    async with running(size=WIDE, prepare=three_chats) as app:
+    async with running(size=(160, 40), prepare=three_chats) as app:
         await app.ready()
         chats, panel, line = (app.chat.query_one(kind) for kind in (ChatList, TelemetryPanel, TelemetryLine))
         await app.press("f8", "f3")
@@ -228,6 +228,18 @@ async def test_panes_have_the_places_that_the_size_leaves_and_what_is_hidden_is_
         await app.pilot.resize_terminal(50, 20)
         await app.until(lambda: not line.display)
         assert not panel.display and "cpuchat" in app.status
+
+
+async def test_no_wider_terminal_leaves_less_room_for_text() -> None:
+    async with running(ScriptedBackend([answer("word " * 200)]), size=(60, 24)) as app:
+        await app.ready()
+        await app.send("Write.")
+        columns = []
+        for width in (60, 80, 99, 100, 119, 120, 145, 146, 160, 200):
+            await app.pilot.resize_terminal(width, 40)
+            await app.until(lambda: app.transcript.up_to_date)
+            columns.append(max(len(line.text.strip()) for line in app.transcript.lines))
+        assert columns == sorted(columns) and columns[1] > 65, columns
 
 
 async def test_snapshots_of_the_chat() -> None:

@@ -21,7 +21,7 @@ from cpuchat.telemetry.meter import ChatFigures, Meter
 from cpuchat.telemetry.metric import Metric
 from cpuchat.tui.chat import figure_sections
 from cpuchat.tui.chat.figure_sections import all_figures
-from cpuchat.tui.chat.figures import PARTS, Frame, brief, one_line, rough, title
+from cpuchat.tui.chat.figures import PARTS, TALL, Frame, brief, one_line, rough, title
 from cpuchat.tui.chat.telemetry import FigureRows, TelemetryLine, TelemetryPanel
 from tests.support.meter_states import (
     EDITED,
@@ -44,7 +44,7 @@ from tests.support.snapshots import HostApp, snapshot
 DRAWN = {"brief": brief, "all": all_figures, "line": lambda frame: [one_line(frame)]}
 ALL_STATES = STATES | MACHINES | SERVERS
 LOOKS = ["idle", "reading", "writing", "refused", "done"]
-BRIEF, ALL = (33, 28), (33, 32)
+BRIEF, ALL = (33, 27), (33, 32)
 """Rows and columns of the panel at 120×40."""
 
 
@@ -65,7 +65,7 @@ def places(rows: list[str], labels: tuple[str, ...]) -> dict[str, int]:
 
 
 def test_nothing_is_not_available_and_nothing_is_cut() -> None:
-    sizes = {"brief": [(33, 28), (12, 28), (4, 28)], "all": [(33, 32), (8, 32)], "line": [(1, 58), (1, 78), (1, 97)]}
+    sizes = {"brief": [(33, 27), (12, 27), (4, 27)], "all": [(33, 32), (8, 32)], "line": [(1, 58), (1, 78), (1, 97)]}
     for state in ALL_STATES:
         for what, size in ((kind, size) for kind in sizes for size in sizes[kind]):
             rows = drawn(what, state, size)
@@ -149,7 +149,7 @@ def test_no_row_is_cut_off(note: str) -> None:
         off=DraftsOff("model", note=note) if note else None,
     )
     meter = meter_after(*LOADED, *READING, *writing(10), drafted(extreme))
-    for what, size in (("brief", BRIEF), ("brief", (8, 28)), ("all", ALL), ("all", (8, 32)), ("line", (1, 58))):
+    for what, size in (("brief", BRIEF), ("brief", (8, 27)), ("all", ALL), ("all", (8, 32)), ("line", (1, 58))):
         assert all(cell_len(row) <= size[1] for row in drawn(what, meter, size))
 
 
@@ -157,7 +157,7 @@ def test_without_drafters_the_section_is_one_row() -> None:
     meter = meter_after(*LOADED, *READING, *writing(10), speculation=Speculation())
     rows = drawn("all", meter, ALL)
     assert "drafts      off (F9 or F2)" in rows and not any(row.startswith("acceptance") for row in rows)
-    assert drawn("brief", meter)[10] == "drafts    off"
+    assert "drafts    off" in drawn("brief", meter)
 
 
 async def test_all_figures_scroll_where_they_do_not_fit() -> None:
@@ -201,10 +201,10 @@ def test_the_picture_in_the_docs_is_what_the_panel_draws() -> None:
         12: "tokens in the context, and its size",
     }
     meter = meter_after(*LOADED, *READING, *writing(60), drafted(DRAFTING))
-    panel = [f"{row:<28}" for row in drawn("brief", meter)[:13]]
-    head = f"╭─ {title(meter.figures())} ".ljust(31, "─") + "╮"
+    panel = [f"{row:<27}" for row in drawn("brief", meter, (TALL, 27))]
+    head = f"╭─ {title(meter.figures())} ".ljust(30, "─") + "╮"
     lines = [f"│ {row} │  {notes.get(y, '')}".rstrip() for y, row in enumerate(panel)]
-    picture = "\n".join(["```text", head, *lines, f"╰{'─' * 30}╯", "```"]).replace("\u2800", " ")
+    picture = "\n".join(["```text", head, *lines, f"╰{'─' * 29}╯", "```"]).replace("\u2800", " ")
     text = PICTURE.read_text(encoding="utf-8")
     begin, end = text.index("```text"), text.index("```\n", text.index("```text") + 3) + 3
     if os.environ.get("UPDATE_SNAPSHOTS"):
@@ -228,7 +228,7 @@ async def test_looks(name: str, size: tuple[int, int], chosen: list[str], everyt
     for panel in panels:
         panel.set_class(everything, "-all")
     css = "Horizontal { height: 1fr; } TelemetryPanel { border: round $foreground 40%; padding: 0 1; height: 100%; "
-    css += "width: 36; } TelemetryLine { height: 1; }" if everything else "width: 32; } TelemetryLine { height: 1; }"
+    css += "width: 36; } TelemetryLine { height: 1; }" if everything else "width: 31; } TelemetryLine { height: 1; }"
     app = HostApp(Horizontal(*panels), *lines, css=css)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
