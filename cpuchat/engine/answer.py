@@ -35,6 +35,7 @@ from cpuchat.protocol.messages import (
     PrefillProgress,
     SpeculationUpdate,
     StopReason,
+    TextDelta,
 )
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, SpeculationFigures, Timings
 from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
@@ -101,6 +102,8 @@ class AnswerRun:
         self._calls: CallSplitter | None = None
         self._is_disturbed = False  # other programs were using the cores for part of the decoding
         self._waited: float | None = None
+        self._cpu_wait: float | None = None  # as in `Timings`, when last looked
+        self._told_wait: float | None = None  # the same, when last told
         self._continued = ""  # what the prompt has of the answer already, at its end
         self._decoding_since = self._next_look = 0.0
 
@@ -134,7 +137,7 @@ class AnswerRun:
             self._waited, self._decoding_since = cpu_wait_seconds(), perf_counter()
             self._next_look = self._decoding_since + LOOK_SECONDS
             result = self._decode(prompt, prefilled)
-            cpu_wait = self._look_at_cores()
+            self._look_at_cores()
         finally:
             store.record(prompt, result.tokens)
         n, speculation = len(result.tokens), self._speculation
@@ -149,7 +152,7 @@ class AnswerRun:
             draft_n_accepted=speculation.draft_n_accepted if speculation else 0,
             speculation=self._compared(speculation) if speculation else None,
             overhead_us=1e6 * result.overhead_seconds / n if n else 0.0,
-            cpu_wait=cpu_wait,
+            cpu_wait=self._cpu_wait,
         )
         self._finish(result.stop_reason, timings, result.tokens)
 
@@ -233,7 +236,7 @@ class AnswerRun:
                 splitter, self._call_format, command.tools, command.calling, streams=command.output.streams_calls
             )
         self._text = TextStream(
-            command.request_id, self._emit, piece, splitter, stops, self._arrived, command.output.frame_seconds
+            command.request_id, self._tell_text, piece, splitter, stops, self._arrived, command.output.frame_seconds
         )
         # On this thread with stop strings: one of them ends the answer with the token that completes it.
         stream = self._text if stops else ThreadedStream(self._output_thread, self._text)
@@ -258,12 +261,22 @@ class AnswerRun:
         tail = prompt[-200:].replace(MARK, "")  # where an opening reasoning marker would be
         return ReasoningSplitter(tail, self._loaded.model.header.chat_template)
 
-    def _look_at_cores(self) -> float | None:
-        """Return the share of the decoding time for which the threads waited for a core; see `Timings`."""
+    def _look_in_time(self) -> None:
+        if (now := perf_counter()) >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._look_at_cores()
+
+    def _look_at_cores(self) -> None:
         seconds = perf_counter() - self._decoding_since
-        cpu_wait = cpu_wait_share(self._waited, seconds, self._loaded.model.info.n_threads)
-        self._is_disturbed = (cpu_wait or 0.0) > MAX_CPU_WAIT
-        return cpu_wait
+        self._cpu_wait = cpu_wait_share(self._waited, seconds, self._loaded.model.info.n_threads)
+        self._is_disturbed = (self._cpu_wait or 0.0) > MAX_CPU_WAIT
+
+    def _tell_text(self, event: Event) -> None:
+        self._look_in_time()
+        if isinstance(event, TextDelta) and self._cpu_wait != self._told_wait:
+            self._told_wait = self._cpu_wait
+            event = msgspec.structs.replace(event, cpu_wait=self._cpu_wait)
+        self._emit(event)
 
     def _compared(self, figures: SpeculationFigures) -> SpeculationFigures:
         """Return the figures without a comparison with plain decoding if that was timed under other conditions."""
@@ -294,9 +307,7 @@ class AnswerRun:
         )
 
     def _on_speculation(self, predicted_n: int, figures: SpeculationFigures) -> None:
-        if (now := perf_counter()) >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
-            self._look_at_cores()
+        self._look_in_time()
         figures = self._compared(figures)
         self._emit(SpeculationUpdate(request_id=self._command.request_id, predicted_n=predicted_n, figures=figures))
 

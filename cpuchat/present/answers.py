@@ -17,7 +17,7 @@ from cpuchat.protocol.messages import (
     Sampling,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import Reuse, Timings
+from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 
@@ -176,14 +176,15 @@ def summary(
     """
     parts: list[str] = []
     if timings is not None and timings.predicted_n:
-        parts += _speed(timings)
+        parts += [*_speed(timings), _cores(timings)]
         parts += [_speed_up(timings) if timings.draft_n else "", _first_token(timings)]
     return " · ".join(filter(None, (*parts, *_sampling(sampling, default or Sampling()), stop_reason(reason))))
 
 
 def full_summary(timings: Timings, reason: str, roofline: Roofline | None = None) -> str:
     """Format all figures of an answer in one line; `roofline` is that of the answer."""
-    parts = [*_speed(timings), _first_token(timings) if timings.predicted_n else "", _prompt(timings)]
+    first_token = _first_token(timings) if timings.predicted_n else ""
+    parts = [*_speed(timings), _cores(timings), first_token, _prompt(timings)]
     if timings.reuse is not None:
         parts += [restored(timings.reuse), *reasons(timings.reuse)]
     parts += [_drafting(timings), "" if roofline is None else _bandwidth(roofline), stop_reason(reason)]
@@ -204,6 +205,12 @@ def _speed(timings: Timings) -> list[str]:
     rate = timings.predicted_per_second
     mark = "≈ " if timings.approximate else ""  # counted by the parts that a server sent
     return [f"{mark}{plural(timings.predicted_n, 'token')}", f"{mark}{units.rate(rate)} tok/s" if rate else ""]
+
+
+def _cores(timings: Timings) -> str:
+    """Say why an answer was slow whose threads waited for their cores: `cores 34 % yours · other programs ...`."""
+    wait = timings.cpu_wait or 0.0
+    return f"cores {100 * (1 - wait):.0f} % yours · other programs have the rest" if wait > MAX_CPU_WAIT else ""
 
 
 def _speed_up(timings: Timings) -> str:

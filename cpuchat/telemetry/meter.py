@@ -31,7 +31,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import Reuse, Timings
+from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, Timings
 from cpuchat.telemetry.machine import MachineSample
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric
 from cpuchat.telemetry.roofline import Reach, Roofline, RooflineMeter
@@ -121,6 +121,8 @@ class ChatFigures:
     approximate: bool
     reuse: Reuse | None
     prefill_left_s: float | None = None
+    cores_share: float | None = None
+    """Share of the cores that this answer got, where other programs had the rest; None elsewhere."""
 
     @property
     def tok_s(self) -> Metric[float]:
@@ -157,6 +159,7 @@ class Meter:
         self._next_sample = 0.0
         self._newest_at = 0.0
         self._stop_reason: StopReason | None = None
+        self._cpu_wait: float | None = None
         self._timings: Timings | None = None  # of the answer, once it is complete
         self._failed = False
         self._speculation.reset()
@@ -286,6 +289,8 @@ class Meter:
 
     def _text(self, event: TextDelta, now: float) -> None:
         self._phase = "decoding"
+        if event.cpu_wait is not None:
+            self._cpu_wait = event.cpu_wait
         if self._first is None:
             self._first = (event.at_ms, event.predicted_n)
             self._ttft_s = event.at_ms / 1e3
@@ -315,7 +320,7 @@ class Meter:
         self._stop_reason = event.stop_reason
         self._predicted_n = timings.predicted_n
         self._prefill_rate = timings.prompt_per_second
-        self._timings = timings
+        self._timings, self._cpu_wait = timings, timings.cpu_wait
         if timings.prompt_per_second is not None:
             self._reported.add("prefill_tok_s")
         if timings.reused_known and timings.prompt_n:
@@ -405,6 +410,7 @@ class Meter:
             approximate=timings.approximate if timings is not None else self._hides("tokens"),
             reuse=prefill.reuse if prefill else None,
             prefill_left_s=self.prefill_left_s if self._phase == "prefill" else None,
+            cores_share=1 - wait if (wait := self._cpu_wait or 0.0) > MAX_CPU_WAIT else None,
         )
 
     def _hides(self, figure: str) -> bool:

@@ -161,3 +161,9 @@ def test_json_carries_the_bandwidth_and_what_it_is_held_against() -> None:
     unmeasured = roofline_json(after_answer(msgspec.structs.replace(MODEL, peak_read=0.0), FULL))
     assert unmeasured["utilization"] is None
     assert unmeasured["note"] == "no peak · run cpuchat probe"
+
+
+def test_what_other_programs_took_is_said_with_the_speed() -> None:
+    busy = msgspec.structs.replace(FULL, cpu_wait=0.66)
+    said = "412 tokens · 41.3 tok/s · cores 34 % yours · other programs have the rest · first token 0.21 s"
+    assert summary(busy, "end") == said and full_summary(busy, "end").startswith(said)

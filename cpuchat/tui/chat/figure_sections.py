@@ -64,6 +64,7 @@ def timing(frame: Frame) -> list[Line]:
         _figure(frame, "prefill", now.prefill_tok_s, _tok_s),
         reused,
         _figure(frame, "written", written, lambda count: (f"{count:,}", f"token{'s' * (count != 1)}{about}")),
+        _figure(frame, "cores", Metric.of(now.cores_share, NO_ANSWER), lambda share: (percent(share), "% yours")),
     ]
 
 

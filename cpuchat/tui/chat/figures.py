@@ -269,18 +269,24 @@ def _context(frame: Frame) -> Line:
     return _bar_row(frame, "context", number, share, of, warns=share >= WARNING_SHARE)
 
 
+def _cores(frame: Frame) -> Line:
+    """Draw which share of the cores the model got while other programs had the rest: why it is slow."""
+    share = frame.figures.cores_share
+    return [] if share is None else _labelled(frame, "cores", f"{percent(share)} %", " yours")
+
+
 _BELOW = 18  # rows that a timeline which grows in a high terminal leaves to the rest, and empty
 
 
 def brief(frame: Frame) -> list[Line]:
-    """Draw the figure that matters now, its timeline, and four more figures, each in its place in every phase."""
+    """Draw the figure that matters now, its timeline, and up to five more figures, each in its place in every phase."""
     tall = frame.height >= TALL
     rows = [
         *large(frame),
         *shape(frame, min(max(5, frame.height - _BELOW), 14) if tall else 3),
         *([[]] if tall else []),
     ]
-    return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame)]
+    return [*rows, _first(frame), _drafts(frame), _memory(frame), _context(frame), _cores(frame)]
 
 
 def one_line(frame: Frame) -> Line:
@@ -292,7 +298,7 @@ def one_line(frame: Frame) -> Line:
         line = [*head, *space, *frame.bar(share, min(16, max(0, room))), *space, *tail]
     else:
         line = large(frame)[0] if unit else [frame.text("label", title(frame.figures))]
-    rows = _drafts(frame), _memory(frame), _first(frame), _context(frame)
+    rows = _cores(frame), _drafts(frame), _memory(frame), _first(frame), _context(frame)
     for row in filter(None, (*rows, frame.item(rough(frame.figures), ""))):
         if _cells(line) + 3 + _cells(row) <= frame.width:
             line += [frame.text("track", " · "), *row]

@@ -109,6 +109,16 @@ def test_the_timeline_ends_at_the_limit_that_applies() -> None:
     assert drawn("brief", "idle")[3] == ""
 
 
+def test_what_other_programs_take_is_a_row() -> None:
+    slow = [msgspec.structs.replace(one, cpu_wait=0.66) if n % 20 == 0 else one for n, one in enumerate(writing(6))]
+    meter = meter_after(*LOADED, *READING, *slow)
+    assert "cores    34 % yours" in drawn("brief", meter)
+    assert "cores             34 % yours" in drawn("all", meter, ALL)
+    assert " · cores 34 % yours · " in drawn("line", meter, (1, 97))[0]
+    meter.observe(FINISHED, 9.0)  # whose worker was alone, taken as a whole
+    assert not any("yours" in row for row in drawn("brief", meter))
+
+
 def test_a_limit_is_not_below_what_was_measured() -> None:
     now = ALL_STATES["undrafted"][0].figures()
     limit, plain = now.roofline.ceiling_plain.value, now.drafting.plain_tok_s.value
@@ -201,7 +211,7 @@ def test_the_picture_in_the_docs_is_what_the_panel_draws() -> None:
         12: "tokens in the context, and its size",
     }
     meter = meter_after(*LOADED, *READING, *writing(60), drafted(DRAFTING))
-    panel = [f"{row:<27}" for row in drawn("brief", meter, (TALL, 27))]
+    panel = [f"{row:<27}" for row in drawn("brief", meter, (TALL, 27))[:TALL]]
     head = f"╭─ {title(meter.figures())} ".ljust(30, "─") + "╮"
     lines = [f"│ {row} │  {notes.get(y, '')}".rstrip() for y, row in enumerate(panel)]
     picture = "\n".join(["```text", head, *lines, f"╰{'─' * 29}╯", "```"]).replace("\u2800", " ")
