@@ -55,7 +55,7 @@ class KeyFooter(Widget):
             self.call_after_refresh(self._show_keys)
 
     def _show_keys(self) -> None:
-        """Show the keys that fit: what does not is left out before the last, the palette."""
+        """Show the keys that fit: what does not is left out before the last, the palette; the first and Esc stay."""
         if not self.is_attached:
             return
         shown: dict[str, ShownKey] = {}
@@ -64,8 +64,9 @@ class KeyFooter(Widget):
                 display = self.app.get_key_display(binding)
                 shown[binding.action] = ShownKey(binding.key, display, binding.description, enabled)
         found = list(shown.values())
-        while len(found) > 2 and sum(one.width for one in found) > self.size.width + 1:
-            del found[-2]
+        less = [one for one in found[1:-1] if one.key != "escape"]
+        while less and sum(one.width for one in found) > self.size.width + 1:
+            found.remove(less.pop())
         if found != self.keys:
             self.keys = found
             self.refresh()

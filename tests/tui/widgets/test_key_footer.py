@@ -11,7 +11,7 @@ from cpuchat.tui.widgets.key_footer import KeyFooter
 
 
 class _KeyedApp(App[None]):
-    BINDINGS = [("a", "one", "One"), ("b", "two", "Two"), ("c", "three", "Three")]
+    BINDINGS = [("a", "one", "One"), ("b", "two", "Two"), ("escape", "back", "Back"), ("c", "three", "Three")]
     ENABLE_COMMAND_PALETTE = False
     states: dict[str, bool | None] = {}
     done = ""
@@ -42,17 +42,17 @@ async def test_keys_come_and_go_in_their_order_and_only_an_enabled_one_is_presse
             app.states = dict(states)
             app.refresh_bindings()
 
-        await _shows(pilot, app, " a One  b Two  c Three", [True] * 3)
+        await _shows(pilot, app, " a One  b Two  esc Back  c Three", [True] * 4)
         with_states(two=None)
-        await _shows(pilot, app, " a One  b Two  c Three", [True, False, True])
+        await _shows(pilot, app, " a One  b Two  esc Back  c Three", [True, False, True, True])
         await pilot.click(KeyFooter, offset=(8, 0))
         assert app.done == ""
         with_states()
-        await _shows(pilot, app, " a One  b Two  c Three", [True] * 3)
+        await _shows(pilot, app, " a One  b Two  esc Back  c Three", [True] * 4)
         await pilot.click(KeyFooter, offset=(8, 0))
         assert app.done == "two"
-        with_states(two=False, three=False)
+        with_states(two=False, back=False, three=False)
         await _shows(pilot, app, " a One", [True])
-        await pilot.resize_terminal(16, 24)
+        await pilot.resize_terminal(26, 24)
         with_states()
-        await _shows(pilot, app, " a One  c Three", [True] * 2)  # what does not fit is left out before the last
+        await _shows(pilot, app, " a One  esc Back  c Three", [True] * 3)  # left out before the last, but not Esc
