@@ -49,7 +49,6 @@ DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest], 
     "messages": (ANTHROPIC_PATH, read_messages, MessagesReply),
 }
 """Paths, and who reads the requests and writes the answers."""
-ENDPOINTS = (*DIALECTS, "count")
 
 MAX_PARSED = 4  # requests at a time
 _JSON = "application/json"
@@ -69,7 +68,7 @@ class _Gone(Exception):
 
 
 class AnswerEndpoint:
-    """Answers one kind of request."""
+    """Answers one kind of request. `make_reply` None: only the tokens of the prompt are counted."""
 
     def __init__(
         self,
@@ -78,11 +77,7 @@ class AnswerEndpoint:
         parse: Callable[[bytes], ParsedRequest],
         make_reply: Callable[[ParsedRequest], Reply] | None,
     ) -> None:
-        """`make_reply` None: only the tokens of the prompt are counted."""
-        self._service = service
-        self._name = name
-        self._parse = parse
-        self._make_reply = make_reply
+        self._service, self._name, self._parse, self._make_reply = service, name, parse, make_reply
         self._parsing = asyncio.Semaphore(MAX_PARSED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,47 +106,31 @@ class AnswerEndpoint:
                 message = f"Reading the request took longer than {PARSE_SECONDS:.0f} seconds. Send smaller schemas."
                 raise Refusal(400, message, "unsupported") from None
         parsed = parsed.of_client(f"{record.client} {await asyncio.to_thread(local_user, scope)}")
-        if self._make_reply is not None:
-            await _Exchange(self._service, parsed, record, self._make_reply(parsed)).run(send)
-            return
-        n_tokens = await self._service.count(parsed, record)
-        await _json({"input_tokens": n_tokens})(scope, receive, send)
-
-
-class _Exchange:
-    """One answer on its way to its client.
-
-    The engine's part and the client's part are two tasks: a client that reads slowly does not hold up the engine, and
-    one that hangs up cancels the answer at once, wherever it stands.
-    """
-
-    def __init__(self, service: InferenceService, parsed: ParsedRequest, record: RequestRecord, reply: Reply) -> None:
-        self._events = service.answer(parsed, record, reply.progress)
-        self._reply = reply
-        self._is_stream = parsed.stream
-        self._parts: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
-
-    async def run(self, send: Send) -> None:
-        """Send the answer. Raises Refusal if there is none, before anything was sent."""
-        computing = asyncio.create_task(self._compute())
+        if self._make_reply is None:
+            n_tokens = await self._service.count(parsed, record)
+            return await _json({"input_tokens": n_tokens})(scope, receive, send)
+        # Two tasks: a client that reads slowly does not hold up the engine, and one that hangs up cancels the answer.
+        reply, parts = self._make_reply(parsed), asyncio.Queue[bytes | Refusal | None]()
+        computing = asyncio.create_task(self._compute(parsed, record, reply, parts))
         try:
-            await self._send(send)
-        except _Gone:
-            return
+            with contextlib.suppress(_Gone):
+                await _send_parts(send, reply, parts, is_stream=parsed.stream)
         finally:
             computing.cancel()
             await asyncio.gather(computing, return_exceptions=True)
 
-    async def _compute(self) -> None:
+    async def _compute(
+        self, parsed: ParsedRequest, record: RequestRecord, reply: Reply, parts: asyncio.Queue[bytes | Refusal | None]
+    ) -> None:
         """Put the answer into the parts, then None; or what it failed with."""
-        parts, reply, event = self._parts, self._reply, None
+        event = None
         try:
-            async with contextlib.aclosing(self._events) as events:
+            async with contextlib.aclosing(self._service.answer(parsed, record, reply.progress)) as events:
                 async for event in events:
-                    if self._is_stream and (data := reply.rendered(event)) is not None:
+                    if parsed.stream and (data := reply.rendered(event)) is not None:
                         parts.put_nowait(data)
             if isinstance(event, GenerationFinished):
-                parts.put_nowait(reply.end() if self._is_stream else reply.whole())
+                parts.put_nowait(reply.end() if parsed.stream else reply.whole())
             parts.put_nowait(None)
         except Refusal as refusal:
             parts.put_nowait(refusal)
@@ -159,31 +138,33 @@ class _Exchange:
             traceback.print_exc()
             parts.put_nowait(_internal_error())
 
-    async def _send(self, send: Send) -> None:
-        """Send the parts, and after a silence what keeps a stream open. Raises Refusal before anything was sent, and
-        _Gone.
 
-        A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not
-        for as long as a stream may wait.
-        """
-        started, more = False, True
-        while more:
-            try:
-                async with asyncio.timeout(PING_SECONDS if started else QUEUED_SECONDS if self._is_stream else None):
-                    part = await self._parts.get()  # `wait_for` can lose a cancellation
-            except TimeoutError:
-                part = self._reply.ping
-            more = not isinstance(part, Refusal | None)
-            if isinstance(part, Refusal):
-                if not started:
-                    raise part
-                part = self._reply.failed(part)
+async def _send_parts(
+    send: Send, reply: Reply, parts: asyncio.Queue[bytes | Refusal | None], *, is_stream: bool
+) -> None:
+    """Send the parts, and after a silence what keeps a stream open. Raises Refusal before anything was sent, and _Gone.
+
+    A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not for
+    as long as a stream may wait.
+    """
+    started, more = False, True
+    while more:
+        try:
+            async with asyncio.timeout(PING_SECONDS if started else QUEUED_SECONDS if is_stream else None):
+                part = await parts.get()  # `wait_for` can lose a cancellation
+        except TimeoutError:
+            part = reply.ping
+        more = not isinstance(part, Refusal | None)
+        if isinstance(part, Refusal):
             if not started:
-                started = True
-                length = (b"content-length", str(len(part or b"")).encode())
-                headers = _STREAM_HEADERS if self._is_stream else [(b"content-type", _JSON.encode()), length]
-                await _send_message(send, {"type": "http.response.start", "status": 200, "headers": headers})
-            await _send_message(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
+                raise part
+            part = reply.failed(part)
+        if not started:
+            started = True
+            length = (b"content-length", str(len(part or b"")).encode())
+            headers = _STREAM_HEADERS if is_stream else [(b"content-type", _JSON.encode()), length]
+            await _send_message(send, {"type": "http.response.start", "status": 200, "headers": headers})
+        await _send_message(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
 
 
 async def _send_message(send: Send, message: dict[str, Any]) -> None:
@@ -275,7 +256,7 @@ class Pages:
         }
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._service.metrics_page(ENDPOINTS), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(self._service.metrics.page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _json(value: object) -> Response:

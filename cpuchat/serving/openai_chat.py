@@ -20,7 +20,7 @@ from cpuchat.protocol.messages import (
     ToolCall,
 )
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.replies import Reply, ReplyProgress, sent_event, timings_fields
+from cpuchat.serving.replies import Reply, ReplyProgress, sent_event
 from cpuchat.serving.requests import (
     ParsedRequest,
     RequestBody,
@@ -254,7 +254,8 @@ class ChatReply(Reply):
         return usage
 
     def _timings(self) -> dict[str, Any]:
-        return {"timings": timings_fields(self.progress.timings)}
+        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide."""
+        return {"timings": {name: value or 0.0 for name, value in self.progress.timings.fields().items()}}
 
     def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         return sent_event({"choices": choices, **self._head, "object": self.chunk_kind, **more})

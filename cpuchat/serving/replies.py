@@ -1,8 +1,5 @@
 """One answer on its way to a client: what is known of it so far, whatever its dialect, and the base of the dialects'
 replies.
-
-Timings are llama-server's, in its field names and units; source: llama.cpp's tools/server/server-task.cpp and
-server-common.cpp (`server_slot_stats::to_json`).
 """
 
 from __future__ import annotations
@@ -30,11 +27,6 @@ from cpuchat.serving.requests import ParsedRequest
 
 PING = b": waiting\n\n"
 """A comment, which readers of server-sent events skip."""
-
-
-def timings_fields(timings: Timings) -> dict[str, float]:
-    """Return llama-server's `timings`, 0 where there is nothing to divide, as there."""
-    return {name: 0.0 if value is None else value for name, value in timings.fields().items()}
 
 
 @dataclass

@@ -66,7 +66,6 @@ class InferenceService:
         conversation: holds the backend; nothing is stored.
         aliases: names that the model answers to, the first is the one it goes by. Its own names count too.
         limit: requests that may wait.
-        strict: requests that name another model are refused.
         on_done: called with every request that has ended.
         on_note: called with what the log should say once.
     """
@@ -77,23 +76,19 @@ class InferenceService:
         *,
         aliases: tuple[str, ...] = (),
         limit: int = 16,
-        strict: bool = False,
         on_done: Callable[[RequestRecord], None] = lambda done: None,
         on_note: Callable[[str], None] = lambda text: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.metrics = ServingMetrics()
+        self.metrics = ServingMetrics(lambda: self.busy, lambda: self.waiting)
         self.limit = limit
         self.closing = False
         self.started = int(time.time())
         self._conversation = conversation
         self._aliases = aliases
-        self._strict = strict
         self._on_done = on_done
         self._on_note = on_note
         self._notes = set[str]()
         self._untold: list[str] = []
-        self._clock = clock
         self._engine = asyncio.Lock()  # first come, first served
         self._waiting: set[RequestRecord] = set()
         self._info: ModelInfo | None = None
@@ -128,9 +123,8 @@ class InferenceService:
         if self._reader is None:
             conversation = self._conversation
             self._reader = RequestReader(
-                self.names, self.model, conversation.in_effect, conversation.speculation, strict=self._strict,
-                note=self._note,
-            )  # fmt: skip
+                self.names, self.model, conversation.in_effect, conversation.speculation, note=self._note
+            )
         return self._reader
 
     def _note(self, text: str) -> None:
@@ -187,18 +181,18 @@ class InferenceService:
         """Count a request and tell of it, once: before the end of its answer is sent."""
         if not record.is_over:
             record.is_over = True
-            self.metrics.count_request(record.endpoint, record.result)
+            self.metrics.requests.labels(record.endpoint, record.result).inc()
             self._on_done(record)
 
     @contextlib.asynccontextmanager
     async def _turn(self, record: RequestRecord) -> AsyncIterator[None]:
         """Wait for the turn of a request, which lasts as long as the block. Raises Refusal: the server is closing."""
-        arrived = self._clock()
+        arrived = time.monotonic()
         async with self._engine:
             self._waiting.discard(record)
             if self.closing:
                 raise _closing()
-            record.queued_s = self._clock() - arrived
+            record.queued_s = time.monotonic() - arrived
             yield
 
     async def answer(
@@ -213,10 +207,10 @@ class InferenceService:
         while self._untold:
             self._on_note(self._untold.pop(0))
         record.progress = progress
-        arrived = self._clock()
+        arrived = time.monotonic()
         try:
             async with self._turn(record):
-                self.metrics.count_queued(record.queued_s)
+                self.metrics.queued.observe(record.queued_s)
                 try:
                     async with contextlib.aclosing(self._events(parsed.request, progress)) as events:
                         async for event in events:
@@ -227,8 +221,9 @@ class InferenceService:
                             yield event
                 finally:
                     if progress.prompt is not None:
-                        ttft_s = progress.first_at - arrived if progress.first_at is not None else None
-                        self.metrics.count_answer(progress.timings, ttft_s)
+                        self.metrics.count_answer(progress.timings)
+                        if progress.first_at is not None:
+                            self.metrics.ttft.observe(progress.first_at - arrived)
             record.result = "ok"
         except Refusal as refusal:  # one in the middle of a stream is told in it
             record.refuse(refusal)
@@ -255,14 +250,11 @@ class InferenceService:
         await self._conversation.stop()
 
     async def _events(self, request: Generate, progress: ReplyProgress) -> AsyncGenerator[AnyEvent, None]:
-        conversation, meter = self._conversation, self._conversation.meter
-        meter.expect(request.speculation)
-        meter.request_started(self._clock())
+        conversation = self._conversation
         is_reloading = conversation.model is None
         async with contextlib.aclosing(conversation.generate_detached(request)) as events:
             async for event in events:
-                now = self._clock()
-                meter.observe(event, now)
+                now = time.monotonic()
                 if isinstance(event, GenerationFinished):  # not every engine tells calls as they are written
                     timings, n_told = event.timings, len(progress.calls)
                     for index, call in enumerate(event.calls[n_told:], n_told):
@@ -280,11 +272,6 @@ class InferenceService:
                 if isinstance(event, Failed) and is_reloading:
                     self._is_lost = True
                 yield event
-
-    def metrics_page(self, endpoints: tuple[str, ...]) -> bytes:
-        """Return the page for Prometheus."""
-        state = {"running": int(self.busy), "waiting": self.waiting, "limit": self.limit}
-        return self.metrics.page(endpoints, state, self._info, self._conversation.meter.figures(self._clock()))
 
 
 def _closing() -> Refusal:

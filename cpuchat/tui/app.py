@@ -36,9 +36,9 @@ from cpuchat.tui.widgets import graphemes
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
-    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.base.errors import SettingsError
     from cpuchat.compare.comparison import Sides
+    from cpuchat.config.servers import KeyRing
     from cpuchat.config.settings import SettingSources
     from cpuchat.tools.config import ToolServerConfig
 

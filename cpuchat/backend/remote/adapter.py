@@ -99,7 +99,7 @@ OLLAMA: Final = ServerKind(
 _LLAMA_SERVER: Final = ServerKind(
     "llama-server",
     takes=frozenset(OPTIONS),
-    sends=dict.fromkeys(("cache_prompt", "timings_per_token", "return_progress", "reasoning_control"), True),
+    sends=dict.fromkeys(("cache_prompt", "timings_per_token", "return_progress"), True),
     grammar="grammar",
     continuing={},
     is_engine=True,
@@ -164,18 +164,25 @@ _FIELDS = {**_META, "quantization": "meta.ftype"}  # of llama-server in `/v1/mod
 _PENALTIES = ("presence_penalty", "frequency_penalty")  # some servers have none: left out where they are off
 _SEED_LIMIT = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 _DEFAULT = Generate()
-_CONTEXT_LENGTH = re.compile(r"maximum context length is (\d{1,9}) tokens")
-_NEEDED = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(\d{1,9}) (?:in the messages|in the prompt|input tokens)",
-        r"prompt contains (?:at least )?(\d{1,9})",
-        r"requested (\d{1,9}) tokens",
-    )
-)
-_OUTPUT = re.compile(r"output tokens|in the completion|max_(?:completion_)?tokens")
-"""Text in a rejection that counts Max tokens, too."""
 _OVER_CONTEXT = "exceed_context_size_error"
+_NEEDED = (
+    r"(\d{1,9}) (?:in the messages|in the prompt|input tokens)|prompt contains (?:at least )?(\d{1,9})"
+    r"|requested (\d{1,9}) tokens(?! \()"
+)
+
+
+def context_sizes(status: Status) -> tuple[int, int, bool] | None:
+    """Return the tokens of a prompt and of the context when a server rejects the prompt as too long, and whether it
+    counts Max tokens too, so that the prompt may fit alone; else None.
+    """
+    if status.error.get("type") == _OVER_CONTEXT:
+        needed, n_ctx = (int(number_at(status.error, name) or 0) for name in ("n_prompt_tokens", "n_ctx"))
+        return (needed, n_ctx, False) if needed and n_ctx else None
+    if (limit := re.search(r"maximum context length is (\d{1,9}) tokens", status.message)) is None:
+        return None
+    n_ctx, found = int(limit[1]), re.search(_NEEDED, status.message)
+    counts_output = re.search(r"output tokens|in the completion|max_(?:completion_)?tokens", status.message) is not None
+    return int(next(filter(None, found.groups()))) if found is not None else n_ctx + 1, n_ctx, counts_output
 
 
 class Adapter:
@@ -191,23 +198,17 @@ class Adapter:
         """Return host and port for messages."""
         return host(self.connection.server)
 
-    def choose(self, name: str) -> ListedModel:
+    def describe(self, name: str) -> ModelInfo:
         """Return the model of that name; "" is the one that is loaded, or the first one. Raises ServerError: there is
         none.
         """
-        found = next((model for model in self.models if model.name == name), None)
-        if found is not None or (name and not self.models):  # a server that lists none
-            return found or ListedModel(name)
-        if name:
-            known = ", ".join(model.name for model in self.models[:5])
-            raise ServerError(f"{self.place} has no model {clean_line(name)!r}.", f"It has {clean_line(known)}.")
-        if not self.models:
+        models = self.models or ((ListedModel(name),) if name else ())  # a server that lists none
+        if not models:
             raise ServerError(f"{self.place} lists no models.", "Name one: --model NAME.")
-        return next((model for model in self.models if model.loaded), self.models[0])
-
-    def describe(self, name: str) -> ModelInfo:
-        """Return a model of the server. Raises ServerError as `choose`."""
-        model = self.choose(name)
+        model = next((one for one in models if (one.name == name if name else one.loaded)), models[0])
+        if name and model.name != name:
+            known = ", ".join(one.name for one in models[:5])
+            raise ServerError(f"{self.place} has no model {clean_line(name)!r}.", f"It has {clean_line(known)}.")
         source = ServerModel(self.connection.server, model.name)
         warning = f"The API key goes to {self.place} unencrypted: use https."
         unreported = {
@@ -275,10 +276,9 @@ class Adapter:
         if message.reasoning and self.kind.reasoning_field:
             found[self.kind.reasoning_field] = message.reasoning
         if message.role == "tool":
-            found |= {"tool_call_id": message.call_id, "name": message.tool}
-        elif message.calls:
-            found["tool_calls"] = [call.declaration(as_text=True) for call in message.calls]
-        return found
+            return found | {"tool_call_id": message.call_id, "name": message.tool}
+        calls = [call.declaration(as_text=True) for call in message.calls]
+        return found | ({"tool_calls": calls} if calls else {})
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -308,21 +308,6 @@ class Adapter:
         found = [name for name in optional if name not in self._rejected and (named == name or name in status.message)]
         self._rejected |= set(found[:1])
         return bool(found)
-
-    def context_sizes(self, status: Status) -> tuple[int, int] | None:
-        """Return (tokens of the prompt, context) when the server rejects a prompt as too long; else None."""
-        if status.error.get("type") == _OVER_CONTEXT:
-            needed, n_ctx = (int(number_at(status.error, name) or 0) for name in ("n_prompt_tokens", "n_ctx"))
-            return (needed, n_ctx) if needed and n_ctx else None
-        if (limit := _CONTEXT_LENGTH.search(status.message)) is None:
-            return None
-        matches = (pattern.search(status.message) for pattern in _NEEDED)
-        needed = next((int(found[1]) for found in matches if found is not None), 0)
-        return needed or int(limit[1]) + 1, int(limit[1])
-
-    def counts_output(self, status: Status) -> bool:
-        """Return whether a prompt was rejected together with Max tokens: it may fit alone."""
-        return status.error.get("type") != _OVER_CONTEXT and _OUTPUT.search(status.message) is not None
 
     def chunk(self, data: dict[str, Any]) -> Chunk:
         """Return what one object of the stream reports. Raises ServerError: the server reports that it failed."""
@@ -354,13 +339,6 @@ class Adapter:
         if {"ttft_ms", "queue_ms"} <= set(chunk.figures):
             chunk.figures["prompt_ms"] = max(0.0, chunk.figures["ttft_ms"] - chunk.figures["queue_ms"])
         return chunk
-
-    async def end_reasoning(self, answer_id: str) -> bool:
-        """Ask the server to end the reasoning and to answer now; False when it cannot."""
-        if "reasoning_control" not in self.kind.sends:
-            return False
-        wanted = {"id": answer_id, "action": "reasoning_end"}
-        return (await self.connection.post("/v1/chat/completions/control", wanted)).get("success") is True
 
 
 def _option(request: Generate, name: str) -> Any:

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from cpuchat.backend.remote.stream import Chunk
-from cpuchat.backend.remote.tally import StreamTally
+from cpuchat.backend.remote.stream import Chunk, StreamTally
 from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
 
 
