@@ -133,7 +133,7 @@ class _Exchange:
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
         adapter, size = self._adapter, 0
         path, content = adapter.request(self._request, self._name, self._seed)
-        async with adapter.connection.stream(path, content) as response:
+        async with adapter.connection.request(path, content) as response:
             async for data in objects(response.aiter_raw()):
                 if data is None:
                     self._finished = True
@@ -259,7 +259,7 @@ class RemoteBackend(ModelBackend):
                     for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:
                         yield event
                 if now - sent >= request.output.frame_seconds:
-                    for event in tally.deltas(now):
+                    for event in tally.deltas():
                         sent = now
                         yield event
         except Exception as error:  # whatever a stranger's server brings about becomes a message
@@ -269,7 +269,7 @@ class RemoteBackend(ModelBackend):
             await ended(arriving)
             await items.aclose()
         self._lost = exchange.reconnected
-        for event in tally.deltas(time.monotonic()):
+        for event in tally.deltas():
             yield event
         if self._killed:
             failed = msgspec.structs.replace(_CLOSED, request_id=request.request_id)

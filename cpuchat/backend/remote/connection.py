@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
@@ -35,16 +34,14 @@ _MAX_LOOKS = 1_800  # at a server that loads its model
 
 
 class Status(Exception):
-    """Raised for an unsuccessful response. `error` is its `error` object, or what a server sends in place of one."""
+    """Raised for an unsuccessful response. `error` is its `error` object, or what a server sends in place of one,
+    `message` has its words on one line.
+    """
 
     def __init__(self, code: int, error: dict[str, Any], retry_after: float | None) -> None:
         super().__init__(code)
         self.code, self.error, self.retry_after = code, error, retry_after
-
-    @property
-    def message(self) -> str:
-        """Return the server's own words on one line."""
-        return clean_line(str(self.error.get("message") or ""))[:_LONGEST_REASON]
+        self.message = clean_line(str(error.get("message") or ""))[:_LONGEST_REASON]
 
 
 class ServerConnection:
@@ -80,27 +77,23 @@ class ServerConnection:
         await self._client.aclose()
 
     async def get(self, path: str) -> bytes:
-        """Return the content at `path` of the server. Raises Status, httpx.HTTPError, ServerError."""
-        async with self._request("GET", path, _SMALL) as response:
+        """Return the content at `path` of the server. Raises as `request`."""
+        async with self.request(path) as response:
             return await read_body(response)
 
-    def stream(self, path: str, content: dict[str, Any]) -> AbstractAsyncContextManager[httpx.Response]:
-        """Send a request and yield the response while it streams. Leaving early closes the connection, by which the
-        server knows that nobody reads any more. Raises as `get`.
-        """
-        return self._request("POST", path, SILENCE, content)
-
     @contextlib.asynccontextmanager
-    async def _request(
-        self, method: str, path: str, seconds: float, content: dict[str, Any] | None = None
-    ) -> AsyncIterator[httpx.Response]:
-        url = self.root + path.removeprefix("/v1") if path.startswith("/v1/") else self.server + path
+    async def request(self, path: str, content: dict[str, Any] | None = None) -> AsyncIterator[httpx.Response]:
+        """Send a request, a small one without content, and yield the response while it streams. Leaving early closes
+        the connection, by which the server knows that nobody reads any more. Raises Status, httpx.HTTPError,
+        ServerError.
+        """
+        is_small = content is None
         async with self._client.stream(
-            method,
-            url,
-            content=None if content is None else msgspec.json.encode(content),
-            headers={} if content is None else {"Content-Type": "application/json"},
-            timeout=httpx.Timeout(seconds, connect=_CONNECT, write=_WRITE),
+            "GET" if is_small else "POST",
+            self.root + path.removeprefix("/v1") if path.startswith("/v1/") else self.server + path,
+            content=None if is_small else msgspec.json.encode(content),
+            headers={} if is_small else {"Content-Type": "application/json"},
+            timeout=httpx.Timeout(_SMALL if is_small else SILENCE, connect=_CONNECT, write=_WRITE),
         ) as response:
             if response.status_code != 200:
                 raise _status(response, await read_body(response))

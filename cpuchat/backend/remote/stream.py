@@ -123,15 +123,13 @@ def number_at(data: Any, path: str) -> float | None:
 
 @dataclass(slots=True)
 class Chunk:
-    """One part of an answer. `finish` says why the answer ended, in the words of OpenAI ("stop", "length"). `id` is the
-    server's name for the answer. `figures` are those of `adapter.FIGURES` that it reports. `calls` are parts of calls
-    of tools as they were sent (`CallParts`).
+    """One part of an answer. `finish` says why the answer ended, in the words of OpenAI ("stop", "length"). `figures`
+    are those of `adapter.FIGURES` that it reports. `calls` are parts of calls of tools as they were sent (`CallParts`).
     """
 
     content: str = ""
     reasoning: str = ""
     finish: str = ""
-    id: str = ""
     figures: dict[str, float] = field(default_factory=dict)
     calls: Any = None
 
@@ -203,7 +201,6 @@ class CallParts:
         return tuple(part.call() for part in self._parts if part.name)
 
 
-_UPDATE_SECONDS = 0.25
 _MAX_TOKENS = 1 << 31
 
 
@@ -219,10 +216,7 @@ class StreamTally:
     """
 
     def __init__(self, request_id: int, started: float, n_ctx: int) -> None:
-        self.id = ""
-        """The server's name for the answer."""
-        self.finish = ""
-        self.calls = CallParts()
+        self.finish, self.calls = "", CallParts()
         self._request_id, self._started, self._n_ctx = request_id, started, n_ctx
         self._figures: dict[str, float] = {}
         self._parts = self._counted = 0  # parts with text; tokens in the deltas so far
@@ -232,7 +226,6 @@ class StreamTally:
         self._first_n = 1
         self._pending: dict[Channel, str] = {}
         self._prefilled = False
-        self._updated = float("-inf")
 
     @property
     def has_text(self) -> bool:
@@ -254,7 +247,7 @@ class StreamTally:
 
     def add(self, chunk: Chunk, now: float) -> list[AnyEvent]:
         """Take in one part; returns the events that do not wait: progress of the prompt."""
-        self.id, self.finish = self.id or chunk.id, chunk.finish or self.finish
+        self.finish = chunk.finish or self.finish
         self.calls.add(chunk.calls)
         found: list[AnyEvent] = []
         figures = dict(chunk.figures)
@@ -275,10 +268,10 @@ class StreamTally:
                 self._first_n = max(1, self.predicted_n)
                 if self.prompt_total and not self._prefilled:
                     found.append(self._progress(self.prompt_total, self.prompt_total, self._count("cache_n")))
-            texts: tuple[tuple[Channel, str], ...] = (("reasoning", chunk.reasoning), ("answer", chunk.content))
-            for channel, text in texts:
-                if text:
-                    self._pending[channel] = self._pending.get(channel, "") + text
+            if chunk.reasoning:
+                self._pending["reasoning"] = self._pending.get("reasoning", "") + chunk.reasoning
+            if chunk.content:
+                self._pending["answer"] = self._pending.get("answer", "") + chunk.content
         return found
 
     def _progress(self, processed: int, total: int, cached: int) -> PrefillProgress:
@@ -288,8 +281,8 @@ class StreamTally:
             request_id=self._request_id, processed=processed, total=total, cache_n=min(cached, processed)
         )
 
-    def deltas(self, now: float) -> list[AnyEvent]:
-        """Return the text that waits, and the speculation figures if it is time for them."""
+    def deltas(self) -> list[AnyEvent]:
+        """Return the text that waits, and the speculation figures."""
         if not self._pending or self._first_at is None:
             return []
         at_ms = 1e3 * (self._newest_at - self._started)
@@ -308,9 +301,7 @@ class StreamTally:
             )  # fmt: skip
         self._counted = max(predicted_n, self._counted)
         self._pending = {}
-        figures = self._speculation()
-        if figures is not None and now - self._updated >= _UPDATE_SECONDS:
-            self._updated = now
+        if (figures := self._speculation()) is not None:
             found.append(SpeculationUpdate(request_id=self._request_id, predicted_n=predicted_n, figures=figures))
         return found
 
@@ -320,11 +311,9 @@ class StreamTally:
             return None
         return SpeculationFigures(
             passes=max(1, self.predicted_n - 1 - accepted),  # also those that drafted nothing
-            draft_n=drafted,
-            draft_n_accepted=accepted,
-            recent_draft_n=drafted,
-            recent_draft_n_accepted=accepted,
             source="server",
+            **dict.fromkeys(("draft_n", "recent_draft_n"), drafted),
+            **dict.fromkeys(("draft_n_accepted", "recent_draft_n_accepted"), accepted),
         )
 
     def timings(self, seed: int) -> Timings:
