@@ -155,8 +155,8 @@ async def _serve(
             info = await session.load(path, strict=strict)
             service.loaded(info)
             tell_notes(session.conversation, info, terminal, "cpuchat: ")
-            with recorded(RunningServer(address, service.name, os.getpid())):
-                terminal.line(f"Serving {service.name} on {address}/v1")
+            with recorded(RunningServer(address, service.names[0], os.getpid())):
+                terminal.line(f"Serving {service.names[0]} on {address}/v1")
                 await _signal(backend)
             terminal.note("cpuchat: stopping")
             await service.close()

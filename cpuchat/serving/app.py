@@ -52,6 +52,7 @@ DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest], 
 
 MAX_PARSED = 4  # requests at a time
 _JSON = "application/json"
+_INTERNAL = 500, "Internal error; see the server's log.", "internal_error"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -136,7 +137,7 @@ class AnswerEndpoint:
             parts.put_nowait(refusal)
         except Exception:
             traceback.print_exc()
-            parts.put_nowait(_internal_error())
+            parts.put_nowait(Refusal(*_INTERNAL))
 
 
 async def _send_parts(
@@ -202,19 +203,18 @@ async def _body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-class Addresses:
-    """Corrects the paths that clients make of another base address: without `/v1` or with two, with doubled slashes, or
-    one at the end.
+def with_addresses(app: ASGIApp) -> ASGIApp:
+    """Return an app that corrects the paths which clients make of another base address: without `/v1` or with two, with
+    doubled slashes, or one at the end.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def corrected(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = re.sub("//+", "/", scope["path"]).rstrip("/")
             scope = {**scope, "path": re.sub("^(/v1(?![^/]))*", "/v1", path)}
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return corrected
 
 
 class Pages:
@@ -238,21 +238,14 @@ class Pages:
 
     def _model(self) -> dict[str, Any]:
         service, model = self._service, self._service.model
+        sizes = {name: getattr(model, name) for name in ("n_vocab", "n_ctx", "n_ctx_train", "n_params", "size")}
         return {
-            "id": service.name,
+            "id": service.names[0],
             "aliases": list(service.names[1:]),
             "object": "model",
             "created": service.started,
             "owned_by": "cpuchat",
-            "meta": {
-                "n_vocab": model.n_vocab,
-                "n_ctx": model.n_ctx,
-                "n_ctx_train": model.n_ctx_train,
-                "n_params": model.n_params,
-                "size": model.size,
-                "ftype": model.quantization,
-                "draft": model.draft,
-            },
+            "meta": {**sizes, "ftype": model.quantization, "draft": model.draft},
         }
 
     async def metrics(self, request: Request) -> Response:
@@ -263,13 +256,9 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type=_JSON)
 
 
-def _internal_error() -> Refusal:
-    return Refusal(500, "Internal error; see the server's log.", "internal_error")
-
-
 async def _on_error(request: Request, error: Exception) -> Response:
     """Turn a refusal, an unknown path or method, or an internal error into an error object."""
-    refusal, headers = _internal_error(), None
+    refusal, headers = Refusal(*_INTERNAL), None
     match error:
         case ClientDisconnect():
             return Response(status_code=400)
@@ -294,7 +283,7 @@ def make_app(
         return f"cpuchat-{__version__}" + (f"-llama.cpp-{engine.llama_commit or engine.version}" if engine else "")
 
     def endpoint(name: str, read: Callable[[RequestReader, bytes], ParsedRequest], kind: type[Reply] | None) -> Any:
-        make = None if kind is None else lambda parsed: kind(service.name, build(), parsed)
+        make = None if kind is None else lambda parsed: kind(service.names[0], build(), parsed)
         return AnswerEndpoint(service, name, lambda data: read(service.reader, data), make)
 
     routes = [
@@ -305,7 +294,7 @@ def make_app(
         Route(f"{ANTHROPIC_PATH}/count_tokens", endpoint("count", read_messages, None), methods=["POST"]),
         Route("/v1/metrics", pages.metrics),
     ]
-    middleware = [Middleware(Addresses), Middleware(Guard, token=token, local=local, origins=origins)]
+    middleware = [Middleware(with_addresses), Middleware(Guard, token=token, local=local, origins=origins)]
     if origins:
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.insert(0, cors)

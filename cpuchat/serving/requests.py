@@ -62,8 +62,6 @@ _BILLING = re.compile(
     r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*(?:;|(?=[ \t]*(?:\n|\Z))))+\s*", re.IGNORECASE
 )
 _NAME = re.compile(r"[\w.:-]{1,128}")
-
-
 Dialect = Literal["chat", "responses", "messages"]
 
 
@@ -95,8 +93,6 @@ class Offered:
     left_out: frozenset[str] = frozenset()
 
 
-NO_TOOLS: Final = Offered()
-
 _TEXT: Final = {"type": "string"}
 _INTEGER: Final = {"type": "integer"}
 
@@ -119,10 +115,8 @@ _RUN_BY_CLIENT: Final = {
 
 
 def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[str, Any], str, Kind | None]]:
-    """Give the functions that a declared tool stands for, each with its place; None for one that is left out.
-
-    Raises:
-        Refusal: it is no tool.
+    """Give the functions that a declared tool stands for, each with its place; None for one that is left out. Raises
+    Refusal: it is no tool.
     """
     kind = one.get("type") or "function" if isinstance(one, dict) else ""
     plain = re.sub(r"_\d{8}$", "", str(kind))
@@ -198,7 +192,7 @@ class ParsedRequest:
 
     request: Generate
     stream: bool = False
-    offered: Offered = NO_TOOLS
+    offered: Offered = Offered()
     with_usage: bool = False
     with_timings: bool = False
     with_progress: bool = False
@@ -211,14 +205,8 @@ class ParsedRequest:
 
 
 class RequestReader:
-    """Reads requests for one model.
-
-    Args:
-        names: of the model.
-        model: it.
-        settings: for values that a request does not give.
-        speculation: how answers are drafted.
-        note: takes what the log should say once. From any thread.
+    """Reads requests for one model. `settings`: for values that a request does not give. `note`: takes what the log
+    should say once, from any thread.
     """
 
     def __init__(
@@ -230,12 +218,8 @@ class RequestReader:
         *,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._names = names
-        self._model = model
-        self.n_ctx = model.n_ctx
-        self.settings = settings
-        self._speculation = speculation
-        self.note = note
+        self._names, self._model, self._speculation = names, model, speculation
+        self.n_ctx, self.settings, self.note = model.n_ctx, settings, note
 
     @property
     def max_body(self) -> int:
@@ -353,15 +337,12 @@ def read_form(form: dict[str, Any] | None, param: str, *, also: str = "") -> str
     match form or {"type": "text"}:
         case {"type": "text"}:
             return ""
-        case {"type": "json_object", "schema": dict(schema)}:  # llama-server's
+        case {"type": "json_object" | "json_schema", "schema": dict(schema)}:  # the former llama-server's
+            return answer_grammar(param, schema, also=also)
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return answer_grammar(param, schema, also=also)
         case {"type": "json_object"}:
             return answer_grammar(param, {"type": "object"}, also=also)
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}} | {
-            "type": "json_schema",
-            "schema": dict(schema),
-        }:
-            return answer_grammar(param, schema, also=also)
         case {"type": "json_schema"}:
             raise field_error(param, "its `schema` is missing")
     raise field_error(param, "only text, json_object and json_schema are supported", "unsupported")
@@ -419,25 +400,20 @@ def read_tools(reader: RequestReader, given: Iterable[Any], dialect: Dialect) ->
 
 def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:
     """Return what OpenAI's `tool_choice` lets the model call, in the form of chats or of responses. Raises Refusal."""
-    match choice:
-        case None | "":
-            return read_rule("auto", (), offered, single=single)
-        case str():
-            return read_rule(choice, (), offered, single=single)
+    chosen: Any = "auto" if choice in (None, "") else choice
+    match chosen:
+        case str(mode):
+            return read_rule(mode, (), offered, single=single)
         case {"type": "auto" | "none" | "required" | "any" as mode}:
             return read_rule(mode, (), offered, single=single)
         case {"type": "allowed_tools"}:
             raise field_error("tool_choice", "`allowed_tools` is not supported; send these tools only", "unsupported")
-        case {"type": str()} if _chosen(choice) != "function":
-            return read_rule("required", (_chosen(choice),), offered, single=single)
+        case {"type": str(kind)}:
+            inner = chosen.get(kind)
+            name = str((inner if isinstance(inner, dict) else chosen).get("name") or kind)  # the type is all, of some
+            if name != "function":
+                return read_rule("required", (name,), offered, single=single)
     raise field_error("tool_choice", "must be auto, none, required, or a tool by name")
-
-
-def _chosen(choice: dict[str, Any]) -> str:
-    """Return the name of a chosen tool, or its type if that is all there is."""
-    kind = str(choice.get("type"))
-    inner = choice.get(kind, choice)
-    return str((inner if isinstance(inner, dict) else choice).get("name") or kind)
 
 
 def read_rule(mode: str, names: Sequence[str], offered: Offered, *, single: bool) -> CallRule:
@@ -580,10 +556,6 @@ def decoded(data: bytes, kind: type[B]) -> B:
 def _stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = tuple(stop for stop in ([given] if isinstance(given, str) else given or ()) if stop)
     if len(stops) > MAX_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
-        limits = f"{MAX_STOPS} strings of {LONGEST_STOP:,} characters"
-        raise Refusal(400, f"`stop`: more than {limits} are not supported.", param="stop")
-    try:
-        "".join(stops).encode()
-    except UnicodeEncodeError:
-        raise Refusal(400, "`stop` contains an unpaired surrogate.", param="stop") from None
+        raise field_error("stop", f"more than {MAX_STOPS} strings of {LONGEST_STOP:,} characters are not supported")
+    encoded(stops, "stop")
     return stops

@@ -115,19 +115,14 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?"
 
 
 class Guard:
-    """Lets requests through to `app` that may use it; refuses others.
-
-    Args:
-        token: "" = none needed.
-        local: bound to the loopback interface only, so that no other host's name can be meant.
-        origins: of web pages that may use it; `*` = all.
+    """Lets requests through to `app` that may use it; refuses others. `token`: "" = none needed. `local`: bound to the
+    loopback interface only, so that no other host's name can be meant. `origins`: of web pages that may use it; `*` =
+    all.
     """
 
     def __init__(self, app: ASGIApp, *, token: str = "", local: bool = True, origins: Collection[str] = ()) -> None:
-        self._app = app
+        self._app, self._local, self._origins = app, local, frozenset(origins)
         self._digest = hashlib.sha256(token.encode()).digest() if token else b""
-        self._local = local
-        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:

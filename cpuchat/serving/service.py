@@ -20,8 +20,7 @@ from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest, RequestReader
 from cpuchat.session.conversation import Conversation
 
-_MAX_NOTES = 100
-"""Clients choose some of the words in them."""
+_MAX_NOTES = 100  # clients choose some of the words in them
 _RETRY_SECONDS = 5
 
 
@@ -52,22 +51,15 @@ class RequestRecord:
 
     def refuse(self, refusal: Refusal) -> None:
         self.message, self.hint = refusal.logged, refusal.hint
-        if refusal.code == "queue_full":
-            self.result = "queue_full"
-        else:
-            is_refused = refusal.status < 500 or refusal.code in ("loading", "shutting_down")
-            self.result = "refused" if is_refused else "failed"
+        is_refused = refusal.status < 500 or refusal.code in ("loading", "shutting_down")
+        self.result = "queue_full" if refusal.code == "queue_full" else "refused" if is_refused else "failed"
 
 
 class InferenceService:
-    """Use from one event loop. Requests are refused until `loaded`.
+    """Use from one event loop. Requests are refused until `loaded`. Nothing of the `conversation` is stored.
 
-    Args:
-        conversation: holds the backend; nothing is stored.
-        aliases: names that the model answers to, the first is the one it goes by. Its own names count too.
-        limit: requests that may wait.
-        on_done: called with every request that has ended.
-        on_note: called with what the log should say once.
+    `aliases`: names that the model answers to beside its own, the first is the one it goes by. `limit`: requests that
+    may wait. `on_done`: called with every request that has ended; `on_note`, with what the log should say once.
     """
 
     def __init__(
@@ -80,13 +72,9 @@ class InferenceService:
         on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.metrics = ServingMetrics(lambda: self.busy, lambda: self.waiting)
-        self.limit = limit
-        self.closing = False
-        self.started = int(time.time())
-        self._conversation = conversation
-        self._aliases = aliases
-        self._on_done = on_done
-        self._on_note = on_note
+        self.closing, self.started = False, int(time.time())
+        self._conversation, self._aliases, self._limit = conversation, aliases, limit
+        self._on_done, self._on_note = on_done, on_note
         self._notes = set[str]()
         self._untold: list[str] = []
         self._engine = asyncio.Lock()  # first come, first served
@@ -107,13 +95,8 @@ class InferenceService:
         return self._conversation.backend.engine
 
     @property
-    def name(self) -> str:
-        """Return the name that the model goes by. Raises Refusal before it is loaded."""
-        return self.names[0]
-
-    @property
     def names(self) -> tuple[str, ...]:
-        """Return all names that the model answers to. Raises Refusal before it is loaded."""
+        """Return all names that the model answers to, first the one it goes by. Raises Refusal before it is loaded."""
         file = Path(self.model.path)
         return tuple(dict.fromkeys(filter(None, (*self._aliases, file.stem, file.name, self.model.name))))
 
@@ -162,10 +145,9 @@ class InferenceService:
         """
         record = RequestRecord(endpoint, client)
         try:
-            if self.closing:
-                raise _closing()
+            self._refuse_when_closing()
             _ = self.model
-            if self.waiting >= self.limit + (not self.busy):
+            if self.waiting >= self._limit + (not self.busy):
                 message = f"The queue is full ({self.waiting} requests). Retry later."
                 raise Refusal(503, message, "queue_full", retry_after=_RETRY_SECONDS)
             self._waiting.add(record)
@@ -190,8 +172,7 @@ class InferenceService:
         arrived = time.monotonic()
         async with self._engine:
             self._waiting.discard(record)
-            if self.closing:
-                raise _closing()
+            self._refuse_when_closing()
             record.queued_s = time.monotonic() - arrived
             yield
 
@@ -217,7 +198,7 @@ class InferenceService:
                             if isinstance(event, Failed):
                                 raise Refusal.of(event, self.model.n_ctx)
                             if isinstance(event, GenerationFinished) and event.stop_reason == "cancelled":
-                                raise _closing()
+                                self._refuse_when_closing(is_closing=True)
                             yield event
                 finally:
                     if progress.prompt is not None:
@@ -243,6 +224,10 @@ class InferenceService:
             raise Refusal(400, message, "chat_template_failed")
         record.result = "ok"
         return n_tokens
+
+    def _refuse_when_closing(self, is_closing: bool = False) -> None:
+        if self.closing or is_closing:
+            raise Refusal(503, "The server is shutting down.", "shutting_down")
 
     async def close(self) -> None:
         """End the running answer and those that wait; each gets an error."""
@@ -272,7 +257,3 @@ class InferenceService:
                 if isinstance(event, Failed) and is_reloading:
                     self._is_lost = True
                 yield event
-
-
-def _closing() -> Refusal:
-    return Refusal(503, "The server is shutting down.", "shutting_down")
