@@ -54,7 +54,7 @@ def open_app(
         from cpuchat.tools.folder import Folder
 
         folder = Folder(paths.expanded(path))
-        folder.close()
+        folder.release()
         tools["tools_folder"] = folder.path
     if names := values.get("tool_servers"):
         from cpuchat.cli.tools import servers_wanted

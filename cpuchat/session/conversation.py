@@ -177,7 +177,7 @@ class Conversation:
         """Delete a chat with everything saved for it; if it is open, a new chat replaces it. Raises ChatsError."""
         if self.chat is not None and self.chat.id == chat_id:
             self.activity.refuse_while_answering()
-            self.history.discard_answer()
+            self.history.saver.discard()
             self.new_chat()
         await self.history.delete(chat_id)
         await self.backend.forget(chat_id)
@@ -305,7 +305,7 @@ class Conversation:
             await self.backend.cancel()
 
     async def close(self) -> None:
-        """Shut the worker down and save everything. What could not be saved is in `history.unsaved`."""
+        """Shut the worker down and save everything. What could not be saved is in `history.saver.answer`."""
         await self.history.close()
         await asyncio.gather(self.backend.close(), *([self.tools.toolbox.close()] if self.tools is not None else []))
         await self.history.close_store()

@@ -302,7 +302,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     async def _close_conversation(self) -> None:
         await self.services.close_conversation()
-        self.saved = self.conversation.history.unsaved is None
+        self.saved = self.conversation.history.saver.answer is None
 
     async def on_unmount(self) -> None:
         if not self._ended:  # not left in order
