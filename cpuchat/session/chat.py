@@ -32,7 +32,6 @@ from cpuchat.session.activity import Activity
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent, Severity
 from cpuchat.session.preset import reasoning_of
-from cpuchat.session.summaries import compact
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.folder import Folder
@@ -446,7 +445,7 @@ class ChatSession:
         trimmed: ContextTrimmed | None = None
         self.listen(events.AnswerBegun(summarizes=True))
         try:
-            async with contextlib.aclosing(compact(self.conversation)) as summary:
+            async with contextlib.aclosing(self.conversation.compact()) as summary:
                 async for event in summary:
                     if isinstance(event, ContextTrimmed):
                         trimmed = event
