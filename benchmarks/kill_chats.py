@@ -104,7 +104,7 @@ async def _child(path: Path, n_words: int) -> None:
 
     def count() -> None:
         nonlocal told
-        told += core.history.save_problem is not None
+        told += core.history.saver.problem is not None
 
     core.on_save_problem = count
     async for _ in core.send("Count"):

@@ -163,6 +163,10 @@ class ModelBackend(ABC):
     async def cancel(self) -> None:
         self._cancelled.set()
 
+    async def end_reasoning(self) -> bool:
+        """Return False: a server is not told."""
+        return False
+
     async def count_tokens(self, text: str) -> int | None:
         """Return None: a server is not asked, and what the user has not sent yet is not for it."""
         return None

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from cpuchat.backend.base import DEFAULT_PLACEMENT, Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.servers import KeyRing, ServerModel, Source
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import AnyEvent, Generate, LoadOptions
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
-    from cpuchat.backend.remote.keys import KeyRing
 
 
 class SwitchingBackend:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS = 0.25
 """Seconds from a change to its save, which has what was typed in between, too."""
-_PART = 1 << 15  # characters of the text that are saved together: a key in a long text does not write all of it
 
 Draft = tuple[str, dict[str, str]]
 """The unsent text of a chat, and the pasted texts in it by their marks."""
@@ -64,9 +63,7 @@ class DraftSaver:
                 return
             parts: dict[tuple[str | None, str], str] = {}
             for id, (text, pasted) in unsaved.items():
-                text = storable(text)
-                parts |= {(id, f"{at:09}"): text[at : at + _PART] for at in range(0, len(text), _PART)}
-                parts |= {(id, mark): one for mark, one in pasted.items()}
+                parts |= {(id, name): one for name, one in ({"": storable(text)} | pasted).items() if one}
             before = {part: text for part, text in self._saved.items() if part[0] in unsaved}
             changed = [(*part, parts.get(part)) for part in before | parts if parts.get(part) != before.get(part)]
             if not changed and not self._ended:

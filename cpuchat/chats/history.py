@@ -87,7 +87,8 @@ class ChatHistory:
     """Holds the messages of one chat at a time. Use it from one event loop; the store is only used in threads.
 
     `messages` are those of the open branch, `tree` has the ids of all. `store`: None keeps nothing: the chat lives in
-    memory alone. `on_save_problem`: called when `save_problem` changes.
+    memory alone. `on_save_problem`: called when the problem of `saver`, which saves the last answer,
+    changes.
     """
 
     def __init__(self, store: ChatStore | None, on_save_problem: Callable[[], object]) -> None:
@@ -96,7 +97,7 @@ class ChatHistory:
         self.tree = Tree()
         self._deleted: list[Deleted] = []  # in this run: what is deleted is in no file
         self._store = store
-        self._saver = AnswerSaver(store, on_save_problem)
+        self.saver = AnswerSaver(store, on_save_problem)
         self.drafts = DraftSaver(store)
         self._shown: list[StoredMessage] = []  # the messages as they are once the answer has a word
 
@@ -114,21 +115,6 @@ class ChatHistory:
         if last is None or last.timings is None:
             return 0
         return last.timings.predicted_n if last.is_summary else last.timings.n_past
-
-    @property
-    def save_problem(self) -> ChatsError | None:
-        """Return why the last answer is not saved; saving is retried until it succeeds. None when it is saved."""
-        return self._saver.problem
-
-    @property
-    def answer_lost(self) -> bool:
-        """Return whether the last answer was given up before the store had all of it."""
-        return self._saver.lost
-
-    @property
-    def unsaved(self) -> StoredMessage | None:
-        """Return the answer while the store does not have all of it."""
-        return self._saver.answer
 
     async def stored_chat(self, chat_id: str) -> Chat:
         """Return a stored chat. Raises ChatsError."""
@@ -154,7 +140,7 @@ class ChatHistory:
         Raises:
             ChatsError: it cannot be read, or the last answer is not saved.
         """
-        await self._saver.save()
+        await self.saver.save()
         opened = await asyncio.to_thread(self._read, chat_id, message_id)
         still_free()
         self._refuse_while_unsaved()
@@ -165,10 +151,6 @@ class ChatHistory:
         now = time.time()
         self.chat = Chat(created=now, updated=now, system_prompt=system_prompt)
         self.messages = list(messages)
-
-    def discard_answer(self) -> None:
-        """Discard the unsaved part of the last answer."""
-        self._saver.discard()
 
     async def rename(self, chat_id: str, title: str) -> None:
         """Rename a chat. Raises ChatsError."""
@@ -364,9 +346,9 @@ class ChatHistory:
         if history[-1].role == "assistant":
             *history, last = history
             answer = msgspec.structs.replace(last, stop_reason=None)
-            self._saver.resume_answer(self.chat, answer, saved)
+            self.saver.resume_answer(self.chat, answer, saved)
         else:
-            answer = self._saver.begin_answer(self.chat, model, history[-1], settings, saved)
+            answer = self.saver.begin_answer(self.chat, model, history[-1], settings, saved)
         self._shown = [*history, answer]
         return answer
 
@@ -377,10 +359,10 @@ class ChatHistory:
             self._shown[-1] = answer
             if answer.content or answer.reasoning or answer.steps:
                 self.messages = self._shown
-                self._saver.put(answer)
+                self.saver.put(answer)
         if answer.stop_reason is not None:
-            await self._saver.save()
-        return self._saver.conflict is None
+            await self.saver.save()
+        return self.saver.conflict is None
 
     @property
     def answer(self) -> StoredMessage:
@@ -397,13 +379,13 @@ class ChatHistory:
         if self.answer.stop_reason is None:
             await self.put_answer(stop_reason="cancelled")
         else:
-            await self._saver.save()
+            await self.saver.save()
 
     async def require_own_answer(self) -> None:
         """Raise ChatsChanged if another instance changed the chat during the answer, and reload the chat then."""
-        if self._saver.conflict is not None or self._saver.overtaken:
+        if self.saver.conflict is not None or self.saver.overtaken:
             await self._load_again()
-            raise self._saver.conflict or ChatsChanged(
+            raise self.saver.conflict or ChatsChanged(
                 "This chat was changed in another window during the answer.", "It has been reloaded."
             )
 
@@ -412,11 +394,11 @@ class ChatHistory:
         ChatsError.
         """
         self.drafts.save()
-        self._saver.save_here()
+        self.saver.save_here()
 
     async def close(self) -> None:
-        """Save for the last time; what could not be saved is in `unsaved`. Call `close_store` next."""
-        await self._saver.close()
+        """Save for the last time; what could not be saved is `saver.answer`. Call `close_store` next."""
+        await self.saver.close()
 
     async def close_store(self) -> None:
         """Close the store; no method may be called afterwards."""
@@ -435,11 +417,11 @@ class ChatHistory:
         return chat, tree, store.messages(chat_id, tree)
 
     def _refuse_while_unsaved(self) -> None:
-        if (problem := self._saver.problem) is not None:
+        if (problem := self.saver.problem) is not None:
             raise ChatsError(f"The last answer is not saved yet. {problem.message}", problem.hint)
 
     async def _require_saved(self) -> None:
-        await self._saver.save()
+        await self.saver.save()
         self._refuse_while_unsaved()
 
     async def _require_current(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -59,8 +59,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     chats: list[PortableChat] = []
 
 
-def portable_chat(chat: Chat, messages: Sequence[StoredMessage]) -> PortableChat:
-    """Return a stored chat with these messages, which are all that it has, oldest first."""
+def export_chat(store: ChatStore, chat: Chat) -> PortableChat:
+    """Return a chat with all its branches. Raises ChatsError."""
+    messages = store.all_messages(chat.id)
     tree = Tree((message.id, message.parent) for message in messages)
     number = {0: 0} | {message.id: at for at, message in enumerate(messages, 1)}
     numbered = [
@@ -83,11 +84,6 @@ class Imported:
     added: list[Chat] = field(default_factory=list)
     known: int = 0
     empty: int = 0
-
-
-def export_chat(store: ChatStore, chat: Chat) -> PortableChat:
-    """Return a chat with all its branches. Raises ChatsError."""
-    return portable_chat(chat, store.all_messages(chat.id))
 
 
 def import_chats(store: ChatStore, chats: Iterable[PortableChat]) -> Imported:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from cpuchat.base.errors import ModelNotFound, UsageError
 from cpuchat.base.text import clean
 from cpuchat.cli.options import DEMO, worker_option
-from cpuchat.config.servers import Source, last_on_server
+from cpuchat.config.servers import KeyRing, Source, last_on_server
 
 if TYPE_CHECKING:
-    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.compare.runner import Side
     from cpuchat.config.settings import Settings
     from cpuchat.models.library.library import Library
@@ -55,7 +54,7 @@ def open_app(
         from cpuchat.tools.folder import Folder
 
         folder = Folder(paths.expanded(path))
-        folder.close()
+        folder.release()
         tools["tools_folder"] = folder.path
     if names := values.get("tool_servers"):
         from cpuchat.cli.tools import servers_wanted

@@ -60,8 +60,7 @@ Examples:
 Options go before the question: from its first word that is no option on, all belongs to it. One that looks like an
 option goes after --: cpuchat ask -- --help me. Options default to those of --preset, then to config.toml. The answer
 goes to standard output, everything else to standard error. Ctrl+C stops and keeps the partial answer. Control
-characters in the answer are replaced by visible ones, also in pipes and files (not with --raw-output); --json escapes
-them.
+characters in the answer are replaced by visible ones, also in pipes and files; --json escapes them.
 
 Exit codes: 0 answered, 2 wrong usage or settings, 3 no such model, 4 damaged or unsupported model,
 5 not enough memory, 6 question longer than the context, 7 chat template failed, 8 worker crashed,
@@ -97,11 +96,6 @@ or not reached, 22 API key refused, 24 the answer does not match the schema or g
     click.option("--grammar", metavar="FILE", help="The answer matches this grammar (GBNF)."),
     engine_options(),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete."),
-    click.option(
-        "--raw-output",
-        is_flag=True,
-        help="Do not replace control characters in the answer; the terminal will interpret them.",
-    ),
     click.option("--show-reasoning", is_flag=True, help="Print the reasoning on standard error."),
     click.option("--quiet", "-q", is_flag=True, help="Print only the answer, warnings and errors."),
 )
@@ -116,7 +110,6 @@ def ask(
     json_schema: str | None,
     grammar: str | None,
     as_json: bool,
-    raw_output: bool,
     show_reasoning: bool,
     quiet: bool,
     **values: Any,
@@ -142,7 +135,7 @@ def ask(
         from cpuchat.cli.session import Session, tell_notes
         from cpuchat.cli.terminal import TerminalOutput
 
-        terminal = TerminalOutput(quiet=quiet, show_reasoning=show_reasoning, raw=raw_output)
+        terminal = TerminalOutput(quiet=quiet, show_reasoning=show_reasoning)
         tools = tools_of(values, terminal, raw=raw, has_form=form is not None)
         path = on_server or model_path(model, chosen)
     except BaseException:

@@ -1,8 +1,7 @@
-"""The `cpuchat chats` commands: list, show, export, import and delete chats."""
+"""The `cpuchat chats` commands: list, export and import chats."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,18 +15,15 @@ from cpuchat.chats.records import Chat
 from cpuchat.chats.store import ChatStore
 from cpuchat.cli.lazy import LazyGroup
 from cpuchat.cli.options import file_option
-from cpuchat.cli.output import confirm_delete, print_json, write_output
+from cpuchat.cli.output import print_json, write_output
 from cpuchat.cli.terminal import echo_table
 from cpuchat.present import chats as words
-from cpuchat.present.table import table
 from cpuchat.telemetry.units import plural
 
 _COMMANDS = {
     "list": ("cpuchat.cli.chats", "list_chats", "List the chats, last changed first."),
-    "show": ("cpuchat.cli.chats", "show", "Print a chat as Markdown."),
     "export": ("cpuchat.cli.chats", "export", "Export chats as JSON or Markdown."),
     "import": ("cpuchat.cli.chats", "import_files", "Import chats from cpuchat and other programs."),
-    "delete": ("cpuchat.cli.chats", "delete", "Delete chats."),
 }
 
 _EPILOG = """\b
@@ -36,7 +32,7 @@ CHAT is the id of a chat in `cpuchat chats list`, or the beginning of one."""
 
 @click.group(cls=LazyGroup, commands_by_name=_COMMANDS, epilog=_EPILOG)
 def chats() -> None:
-    """List, show, export, import and delete chats."""
+    """List, export and import chats."""
 
 
 @contextlib.contextmanager
@@ -87,18 +83,6 @@ def list_chats(as_json: bool) -> None:
         click.echo("cpuchat: No chats yet.", err=True)
 
 
-@click.command("show")
-@click.argument("chat", metavar="CHAT")
-def show(chat: str) -> None:
-    """Print the open branch of CHAT as Markdown; `cpuchat chats export CHAT` prints all of it as JSON."""
-    from cpuchat.chats.transfer import export_chat
-
-    with opened_store() as store:
-        (found,) = find_chats(store, [chat])
-        exported = export_chat(store, found)
-    click.echo(words.markdown(exported), nl=False)
-
-
 _EXPORT_EPILOG = """\b
 Examples:
   cpuchat chats export -o chats.json          all chats, to be imported elsewhere
@@ -142,38 +126,3 @@ def import_files(files: tuple[Path, ...]) -> None:
     chats = [chat for file in files for chat in read_document(file)]  # all are read before anything is stored
     with opened_store() as store:
         click.echo(words.imported(import_chats(store, chats)))
-
-
-_DELETE_EPILOG = """\b
-Examples:
-  cpuchat chats delete 1f3a
-  cpuchat chats delete 1f3a 77c0 --yes
-
-The text is overwritten in the database, and the saved KV cache and checkpoints are deleted.
-There is no undo; `cpuchat chats export` first keeps a copy."""
-
-
-@click.command("delete", epilog=_DELETE_EPILOG)
-@click.argument("chats", nargs=-1, required=True, metavar="CHAT...")
-@click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
-def delete(chats: tuple[str, ...], yes: bool) -> None:
-    """Delete chats with all their branches."""
-    from cpuchat.backend.local import LocalBackend
-
-    with opened_store() as store:
-        found = find_chats(store, chats)
-
-        def explain() -> None:
-            counts = store.message_counts()
-            rows = [words.HEADINGS, *(words.row(chat, counts.get(chat.id, 0)) for chat in found)]
-            for line in table(rows, right=(2,)):
-                click.echo(f"  {line}", err=True)
-
-        confirm_delete(f"Delete {plural(len(found), 'chat')}?", yes, explain)
-        with store.transaction():
-            for chat in found:
-                store.delete(chat.id)
-    backend = LocalBackend(state_dir=paths.kv_dir())
-    for chat in found:
-        asyncio.run(backend.forget(chat.id))
-    click.echo(f"Deleted {plural(len(found), 'chat')}.")

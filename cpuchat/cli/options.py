@@ -14,13 +14,12 @@ import msgspec
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import UsageError
 from cpuchat.config import settings
-from cpuchat.config.servers import ServerModel, is_url, last_here, last_on_server, normalized
+from cpuchat.config.servers import KeyRing, ServerModel, is_url, last_here, last_on_server, normalized
 from cpuchat.config.settings import Settings
 from cpuchat.protocol.options import UNQUANTIZED
 
 if TYPE_CHECKING:
     from cpuchat.backend.local import LocalBackend
-    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.backend.switching import SwitchingBackend
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -123,8 +122,6 @@ def worker_option(values: Mapping[str, Any]) -> str | None:
 def key_ring(chosen: Settings, named: ServerModel | None) -> KeyRing:
     """Return the API keys. `CPUCHAT_API_KEY` is for the server that was `named`, or for the only one of the settings;
     never for the one used last, which may have been tried once."""
-    from cpuchat.backend.remote.keys import KeyRing
-
     if named is not None:
         return KeyRing(named.server)
     urls = chosen.servers.urls

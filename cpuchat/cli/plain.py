@@ -159,8 +159,8 @@ class PlainChat:
             self._terminal.warn(error_text(Interrupted(f"Stopped {when}.")))
             return
         self._terminal.note(_words(words.summary(last.timings, last.stop_reason), last.note, words.note(last.timings)))
-        if self._chat.history.unsaved is not None:
-            self._terminal.warn(f"The answer could not be saved. {self._chat.history.save_problem}")
+        if self._chat.history.saver.answer is not None:
+            self._terminal.warn(f"The answer could not be saved. {self._chat.history.saver.problem}")
 
     def _fail(self, failed: Failed) -> None:
         """Say what failed, unless the chat makes room for the question that failed."""

@@ -15,7 +15,6 @@ from cpuchat.base.errors import UsageError
 
 INPUT_LIMIT = 32 << 20
 _PATIENCE_SECONDS = 3.0
-ANYWHERE = 1 << 30
 _LIKE_OPTION = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 _LONGEST_LINE = 300
 
@@ -23,8 +22,8 @@ _LONGEST_LINE = 300
 class TextCommand(click.Command):
     """A command whose last argument is a text, in which nothing is an option.
 
-    The text begins after `n_before` words that are no options; with `ANYWHERE`, options may be between its words. A
-    word that begins with a dash but cannot be an option, such as "-5" or a diff, is one of the text.
+    The text begins after `n_before` words that are no options. A word that begins with a dash but cannot be an option,
+    such as "-5" or a diff, is one of the text.
     """
 
     def __init__(self, *args: Any, n_before: int = 0, **kwargs: Any) -> None:

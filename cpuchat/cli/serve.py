@@ -1,4 +1,4 @@
-"""`cpuchat serve`: the engine for other programs; `cpuchat servers`: the API keys of servers."""
+"""`cpuchat serve`: the engine for other programs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, UsageError
+from cpuchat.base.errors import UsageError
 from cpuchat.cli.options import (
     engine_options,
-    file_option,
     model_path,
     overridden,
     prepared_backend,
@@ -26,7 +23,7 @@ from cpuchat.cli.options import (
     stacked,
 )
 from cpuchat.cli.terminal import TerminalOutput
-from cpuchat.config.servers import ServerModel, is_loopback
+from cpuchat.config.servers import is_loopback
 from cpuchat.telemetry import units
 
 if TYPE_CHECKING:
@@ -39,7 +36,7 @@ _EPILOG = """\b
 Examples:
   cpuchat serve                                    the model used last, on http://127.0.0.1:8080/v1
   cpuchat serve ~/models/qwen.gguf --port 9000
-  cpuchat serve --host 0.0.0.0 --token-file ~/.cpuchat-token
+  CPUCHAT_SERVE_TOKEN="$(cat ~/.cpuchat-token)" cpuchat serve --host 0.0.0.0
   curl -s http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   curl -s http://127.0.0.1:8080/metrics
 
@@ -49,11 +46,9 @@ ends it at once.
 Dialects: /v1/chat/completions, /v1/completions and /v1/responses (OpenAI), /v1/messages (Anthropic), with tools.
 docs/agents.md configures coding agents.
 
-A token is read from --token-file, which is created with a random one if it does not exist, or from CPUCHAT_SERVE_TOKEN.
-Programs send it as `Authorization: Bearer TOKEN` (the api_key of OpenAI clients). Any address but 127.0.0.1 needs one,
-and sends it unencrypted: outside a network that you trust, put a TLS proxy or an SSH tunnel in front."""
-MAX_LINES = 20
-"""Lines of refused requests in a second: a flood of them must not fill the disk."""
+CPUCHAT_SERVE_TOKEN is the token that programs must send, as `Authorization: Bearer TOKEN` (the api_key of OpenAI
+clients); `openssl rand -hex 32` makes one. Any address but 127.0.0.1 needs one, and sends it unencrypted: outside a
+network that you trust, put a TLS proxy or an SSH tunnel in front."""
 
 
 @click.command(epilog=_EPILOG, short_help="Serve a model to other programs (OpenAI and Anthropic dialects).")
@@ -63,11 +58,9 @@ MAX_LINES = 20
     click.option(
         "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port; 0 = a free one."
     ),
-    file_option("--token-file", help="File with the bearer token that programs must send."),
     click.option(
         "--alias", multiple=True, metavar="NAME", help="Name of the model for programs; may be given several times."
     ),
-    click.option("--strict-model", is_flag=True, help="Refuse requests that name another model; default: answer them."),
     click.option(
         "--queue", type=click.IntRange(0, 1000), default=16, show_default=True, help="Queue length.", metavar="N"
     ),
@@ -80,9 +73,7 @@ def serve(
     model: str | None,
     host: str,
     port: int,
-    token_file: Path | None,
     alias: tuple[str, ...],
-    strict_model: bool,
     queue: int,
     cors_origin: tuple[str, ...],
     quiet: bool,
@@ -103,24 +94,21 @@ def serve(
     try:
         from cpuchat.serving.server import TOKEN_VARIABLE, read_token
 
-        is_new = token_file is not None and not token_file.exists()
-        token = read_token(token_file)
+        token = read_token()
         path = model_path(model, chosen)
         listeners = _listen(host, port)
         local = all(is_loopback(one.getsockname()[0]) for one in listeners)  # the name of a host does not say it
         if not local and not token:
             raise UsageError(
                 f"Listening on {host} needs a token: others could use this machine.",
-                f"Add --token-file FILE or set {TOKEN_VARIABLE}.",
+                f"Set {TOKEN_VARIABLE}.",
             )
     except BaseException:
         backend.kill()
         raise
     terminal = TerminalOutput(quiet=quiet)
-    if is_new:
-        terminal.note(f"Token: {token_file} (created)")
     access = {"token": token, "local": local, "origins": cors_origin}
-    options = {"aliases": alias, "strict": strict_model, "limit": queue}
+    options = {"aliases": alias, "limit": queue}
     return asyncio.run(_serve(chosen, backend, path, terminal, listeners, access, options, strict=strict))
 
 
@@ -139,20 +127,6 @@ def _listen(host: str, port: int) -> list[socket.socket]:
         raise
 
 
-class LineLimit:
-    """Lets `MAX_LINES` through in a second and counts the others."""
-
-    _second = _n = 0
-
-    def take(self, now: float) -> tuple[bool, int]:
-        """Return whether a line may be printed `now` (seconds), and how many were left out in the second before."""
-        left_out = 0
-        if int(now) != self._second:
-            left_out, self._second, self._n = max(0, self._n - MAX_LINES), int(now), 0
-        self._n += 1
-        return self._n <= MAX_LINES, left_out
-
-
 async def _serve(
     chosen: Settings, backend: SwitchingBackend, path: Path, terminal: TerminalOutput, listeners: list[socket.socket],
     access: dict[str, Any], options: dict[str, Any], *, strict: bool,
@@ -166,14 +140,14 @@ async def _serve(
     from cpuchat.serving.server import serving, url
     from cpuchat.serving.service import InferenceService
 
-    loop, refused = asyncio.get_running_loop(), LineLimit()
+    loop = asyncio.get_running_loop()
     async with Session(chosen, terminal, backend) as session:
         # While the model loads, a signal stops that, as Ctrl+C does.
         loop.add_signal_handler(signal.SIGTERM, lambda: signal.raise_signal(signal.SIGINT))
         service = InferenceService(
             session.conversation,
             **options,
-            on_done=lambda done: _log(done, terminal, refused),
+            on_done=lambda done: _log(done, terminal),
             on_note=lambda text: terminal.note(f"cpuchat: {text}"),
         )
         address = url(listeners[0])
@@ -181,8 +155,8 @@ async def _serve(
             info = await session.load(path, strict=strict)
             service.loaded(info)
             tell_notes(session.conversation, info, terminal, "cpuchat: ")
-            with recorded(RunningServer(address, service.name, os.getpid())):
-                terminal.line(f"Serving {service.name} on {address}/v1")
+            with recorded(RunningServer(address, service.names[0], os.getpid())):
+                terminal.line(f"Serving {service.names[0]} on {address}/v1")
                 await _signal(backend)
             terminal.note("cpuchat: stopping")
             await service.close()
@@ -208,16 +182,10 @@ async def _signal(backend: SwitchingBackend) -> None:
     await stop.wait()
 
 
-def _log(done: RequestRecord, terminal: TerminalOutput, refused: LineLimit) -> None:
+def _log(done: RequestRecord, terminal: TerminalOutput) -> None:
     """Print one line about a request, nothing of its content; what needs the user's attention also if quiet."""
     from cpuchat.present.answers import note, summary
 
-    if done.result in ("refused", "queue_full"):
-        may_print, left_out = refused.take(time.monotonic())
-        if left_out:
-            terminal.note(f"cpuchat: {left_out:,} more requests were refused")
-        if not may_print:
-            return
     parts = [time.strftime("%H:%M:%S"), done.client or "-", done.endpoint]
     if done.result != "ok":
         parts.append(done.result.replace("_", " "))
@@ -231,39 +199,3 @@ def _log(done: RequestRecord, terminal: TerminalOutput, refused: LineLimit) -> N
         terminal.note(line)
     if told := note(done.timings):
         terminal.note(f"cpuchat: {told}")
-
-
-_SERVERS_EPILOG = """\b
-Example:
-  cpuchat servers key https://api.example.com      store its API key (asked for, or from standard input)
-
-Put the addresses of servers into the settings (F2, or servers.urls in config.toml): Ctrl+O lists their models."""
-
-
-@click.group(epilog=_SERVERS_EPILOG)
-def servers() -> None:
-    """Store the API keys of inference servers."""
-
-
-@servers.command("key", short_help="Store the API key of a server in a file.")
-@click.argument("url")
-@click.option("--delete", is_flag=True, help="Delete the stored key.")
-def key(url: str, delete: bool) -> None:
-    """Store the API key of the server URL in a file that only you may read."""
-    from cpuchat.backend.remote.keys import KeyRing
-
-    server = ServerModel.of(url).server
-    entered = ""
-    if not delete:
-        if sys.stdin is not None and sys.stdin.isatty():
-            entered = click.prompt("API key", hide_input=True, err=True)
-        elif sys.stdin is not None:
-            entered = sys.stdin.readline()
-        entered = entered.strip()
-        if not entered:
-            raise UsageError("No key given.", "Type one, or pipe it in. --delete removes a stored key.")
-    try:
-        place = KeyRing().store(server, entered)
-    except OSError as error:
-        raise CpuchatError(f"Cannot write {paths.shown(paths.keys_file())}: {error.strerror}.") from None
-    print(f"Deleted the key of {server}." if delete else f"Stored the key of {server} in {place}.")

@@ -33,17 +33,14 @@ def is_terminal(stream: TextIO | None) -> bool:
 class TerminalOutput:
     """Writes the answer to stdout as it comes; notes, progress and reasoning to stderr.
 
-    All of it is cleaned of what a terminal would act on, into pipes and files too; `raw` leaves the answer as it is.
-    `quiet` leaves only answers and errors. `moves`: whether `status` can show a line. `plain`: nothing is styled or
-    replaced; what takes long is said every few seconds.
+    All of it is cleaned of what a terminal would act on, into pipes and files too. `quiet` leaves only answers and
+    errors. `moves`: whether `status` can show a line. `plain`: nothing is styled or replaced; what takes long is said
+    every few seconds.
     """
 
-    def __init__(
-        self, *, quiet: bool = False, show_reasoning: bool = False, raw: bool = False, plain: bool = False
-    ) -> None:
+    def __init__(self, *, quiet: bool = False, show_reasoning: bool = False, plain: bool = False) -> None:
         self._out = cleaned(sys.stdout)
         self._err = cleaned(sys.stderr)
-        self._raw = raw
         self._out_tty = is_terminal(sys.stdout)
         self._err_tty = is_terminal(sys.stderr)
         self._quiet = quiet
@@ -68,7 +65,7 @@ class TerminalOutput:
         if self._reasoning_last:
             self._write_err("\n\n" if self._err_open_line else "\n")
             self._err_open_line = self._reasoning_last = False
-        self._write_out(text, raw=self._raw)
+        self._write_out(text)
         self._out_open_line = not text.endswith("\n")
 
     def reasoning(self, text: str) -> None:
@@ -142,11 +139,11 @@ class TerminalOutput:
             self._write_err("\r\x1b[2K", raw=True)
             self._shows_status = False
 
-    def _write_out(self, text: str, *, raw: bool = False) -> None:
+    def _write_out(self, text: str) -> None:
         if self._out is None:
             raise OutputClosed
         try:
-            (self._out.write_raw if raw else self._out.write)(text)
+            self._out.write(text)
             self._out.flush()
         except BrokenPipeError:
             raise OutputClosed from None

@@ -84,7 +84,7 @@ def tool_loop(
     if folder is None and not names:
         return None
     from cpuchat.tools.folder import Folder
-    from cpuchat.tools.loop import FolderSource, Toolbox, ToolLoop
+    from cpuchat.tools.loop import Toolbox, ToolLoop
     from cpuchat.tools.servers import ToolServer
 
     async def ask(tool: Tool, call: ToolCall) -> Choice:
@@ -95,7 +95,7 @@ def tool_loop(
     servers = servers_wanted(names) if names else {}
     sources: list[ToolSource] = []
     if folder is not None:  # first, as in the app: it keeps its tools beside a server that has very many
-        sources.append(FolderSource(Folder(paths.expanded(folder))))
+        sources.append(Folder(paths.expanded(folder)))
     for name, server in servers.items():
         if isinstance(server, SettingsError):
             terminal.warn(f"cpuchat: {server}")

@@ -1,4 +1,4 @@
-"""Inference servers: their addresses, and those of this user that run.
+"""Inference servers: their addresses and API keys, and those of this user that run.
 
 A model on a server is `http://127.0.0.1:8080#qwen2.5-7b`. Each `cpuchat serve` has a file, locked by its process for as
 long as that runs.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from cpuchat.base import paths
+from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
-from cpuchat.base.errors import UsageError
+from cpuchat.base.errors import ServerError, UsageError
 from cpuchat.base.files import file_lock, is_locked, read_json
 
 _ENDPOINTS = ("/chat/completions", "/completions", "/models")
@@ -90,7 +93,7 @@ def normalized(url: str) -> str:
     if "@" in parts.netloc:
         raise UsageError(
             "The address of a server must not contain a password: other users see it in `ps`.",
-            "Set CPUCHAT_API_KEY, or run `cpuchat servers key URL`.",
+            "Set CPUCHAT_API_KEY, or write the key into keys.toml: docs/servers.md.",
         )
     if parts.query or parts.fragment:
         raise UsageError(f"{url} has a query or a fragment.", "Give the address alone, such as http://127.0.0.1:8080.")
@@ -133,6 +136,53 @@ def is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+KEY_VARIABLE = "CPUCHAT_API_KEY"
+_KNOWN = {"https://api.openai.com": "OPENAI_API_KEY"}
+"""Variables of services that everyone names alike; sent to these alone."""
+
+
+class KeyRing:
+    """Finds the API key of a server: in a file that its owner writes and nobody else may read, else in the environment.
+    `CPUCHAT_API_KEY` is for the server `chosen`: the one of `--server`, or the only one of the settings.
+
+    A key goes to the server that it is for and nowhere else: not into settings, logs, messages or command lines.
+    """
+
+    def __init__(self, chosen: str = "") -> None:
+        self._chosen = chosen
+
+    def key(self, server: str) -> str:
+        """Return the key, "" when there is none. Raises ServerError: the file cannot be read or others may read it, or
+        the key is no text or has characters that no key has.
+        """
+        file = paths.shown(paths.keys_file())
+        stored = _stored_keys().get(server, "")
+        key = stored if isinstance(stored, str) else ""
+        for variable in (KEY_VARIABLE if server == self._chosen else "", _KNOWN.get(server, "")):
+            key = key or os.environ.get(variable, "").strip()
+        if not key and stored:  # a table such as {keyring = true}
+            problem = f"{file} has no text as the key of {server}; keyrings are not read."
+            raise ServerError(problem, f'Its line there is "{server}" = "KEY".')
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise ServerError("The API key contains invalid characters.", f"Check {KEY_VARIABLE} and {file}.")
+        return key
+
+
+def _stored_keys() -> dict[str, Any]:
+    file = paths.keys_file()
+    name = paths.shown(file)
+    try:
+        if stat.S_IMODE(file.stat().st_mode) & 0o077:
+            raise ServerError(f"Other users may read {name}, which holds API keys.", f"Run chmod 600 {name}.")
+        return toml.loads(paths.read_text(file))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ServerError(f"Cannot read {name}: {error.strerror}.", "Fix or remove it.") from None
+    except ValueError:  # without the text that is wrong: it may be a key
+        raise ServerError(f"{name} is not valid TOML.", 'Its lines are "https://HOST" = "KEY".') from None
 
 
 class RunningServer(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ Beside Anthropic's fields, those of our sampling settings count. What was reused
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any
 
 import msgspec
@@ -151,10 +152,9 @@ class MessagesReply(BlockReply):
         if progress.text:
             content.append({"type": "text", "text": progress.text})
         for call in progress.calls:
-            try:
+            given: Any = {}
+            with contextlib.suppress(ValueError):  # it was cut
                 given = msgspec.json.decode(call.arguments or "{}")
-            except ValueError:  # it was cut
-                given = {}
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
         return msgspec.json.encode(self._message(content, self._stop_reason))
 

@@ -49,10 +49,10 @@ DIALECTS: dict[str, tuple[str, Callable[[RequestReader, bytes], ParsedRequest], 
     "messages": (ANTHROPIC_PATH, read_messages, MessagesReply),
 }
 """Paths, and who reads the requests and writes the answers."""
-ENDPOINTS = (*DIALECTS, "count")
 
 MAX_PARSED = 4  # requests at a time
 _JSON = "application/json"
+_INTERNAL = 500, "Internal error; see the server's log.", "internal_error"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -69,7 +69,7 @@ class _Gone(Exception):
 
 
 class AnswerEndpoint:
-    """Answers one kind of request."""
+    """Answers one kind of request. `make_reply` None: only the tokens of the prompt are counted."""
 
     def __init__(
         self,
@@ -78,11 +78,7 @@ class AnswerEndpoint:
         parse: Callable[[bytes], ParsedRequest],
         make_reply: Callable[[ParsedRequest], Reply] | None,
     ) -> None:
-        """`make_reply` None: only the tokens of the prompt are counted."""
-        self._service = service
-        self._name = name
-        self._parse = parse
-        self._make_reply = make_reply
+        self._service, self._name, self._parse, self._make_reply = service, name, parse, make_reply
         self._parsing = asyncio.Semaphore(MAX_PARSED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,79 +107,65 @@ class AnswerEndpoint:
                 message = f"Reading the request took longer than {PARSE_SECONDS:.0f} seconds. Send smaller schemas."
                 raise Refusal(400, message, "unsupported") from None
         parsed = parsed.of_client(f"{record.client} {await asyncio.to_thread(local_user, scope)}")
-        if self._make_reply is not None:
-            await _Exchange(self._service, parsed, record, self._make_reply(parsed)).run(send)
-            return
-        n_tokens = await self._service.count(parsed, record)
-        await _json({"input_tokens": n_tokens})(scope, receive, send)
-
-
-class _Exchange:
-    """One answer on its way to its client.
-
-    The engine's part and the client's part are two tasks: a client that reads slowly does not hold up the engine, and
-    one that hangs up cancels the answer at once, wherever it stands.
-    """
-
-    def __init__(self, service: InferenceService, parsed: ParsedRequest, record: RequestRecord, reply: Reply) -> None:
-        self._events = service.answer(parsed, record, reply.progress)
-        self._reply = reply
-        self._is_stream = parsed.stream
-        self._parts: asyncio.Queue[bytes | Refusal | None] = asyncio.Queue()
-
-    async def run(self, send: Send) -> None:
-        """Send the answer. Raises Refusal if there is none, before anything was sent."""
-        computing = asyncio.create_task(self._compute())
+        if self._make_reply is None:
+            n_tokens = await self._service.count(parsed, record)
+            return await _json({"input_tokens": n_tokens})(scope, receive, send)
+        # Two tasks: a client that reads slowly does not hold up the engine, and one that hangs up cancels the answer.
+        reply, parts = self._make_reply(parsed), asyncio.Queue[bytes | Refusal | None]()
+        computing = asyncio.create_task(self._compute(parsed, record, reply, parts))
         try:
-            await self._send(send)
-        except _Gone:
-            return
+            with contextlib.suppress(_Gone):
+                await _send_parts(send, reply, parts, is_stream=parsed.stream)
         finally:
             computing.cancel()
             await asyncio.gather(computing, return_exceptions=True)
 
-    async def _compute(self) -> None:
+    async def _compute(
+        self, parsed: ParsedRequest, record: RequestRecord, reply: Reply, parts: asyncio.Queue[bytes | Refusal | None]
+    ) -> None:
         """Put the answer into the parts, then None; or what it failed with."""
-        parts, reply, event = self._parts, self._reply, None
+        event = None
         try:
-            async with contextlib.aclosing(self._events) as events:
+            async with contextlib.aclosing(self._service.answer(parsed, record, reply.progress)) as events:
                 async for event in events:
-                    if self._is_stream and (data := reply.rendered(event)) is not None:
+                    if parsed.stream and (data := reply.rendered(event)) is not None:
                         parts.put_nowait(data)
             if isinstance(event, GenerationFinished):
-                parts.put_nowait(reply.end() if self._is_stream else reply.whole())
+                parts.put_nowait(reply.end() if parsed.stream else reply.whole())
             parts.put_nowait(None)
         except Refusal as refusal:
             parts.put_nowait(refusal)
         except Exception:
             traceback.print_exc()
-            parts.put_nowait(_internal_error())
+            parts.put_nowait(Refusal(*_INTERNAL))
 
-    async def _send(self, send: Send) -> None:
-        """Send the parts, and after a silence what keeps a stream open. Raises Refusal before anything was sent, and
-        _Gone.
 
-        A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not
-        for as long as a stream may wait.
-        """
-        started, more = False, True
-        while more:
-            try:
-                async with asyncio.timeout(PING_SECONDS if started else QUEUED_SECONDS if self._is_stream else None):
-                    part = await self._parts.get()  # `wait_for` can lose a cancellation
-            except TimeoutError:
-                part = self._reply.ping
-            more = not isinstance(part, Refusal | None)
-            if isinstance(part, Refusal):
-                if not started:
-                    raise part
-                part = self._reply.failed(part)
+async def _send_parts(
+    send: Send, reply: Reply, parts: asyncio.Queue[bytes | Refusal | None], *, is_stream: bool
+) -> None:
+    """Send the parts, and after a silence what keeps a stream open. Raises Refusal before anything was sent, and _Gone.
+
+    A refusal has a status of its own as long as nothing is sent: until the engine has accepted the prompt, but not for
+    as long as a stream may wait.
+    """
+    started, more = False, True
+    while more:
+        try:
+            async with asyncio.timeout(PING_SECONDS if started else QUEUED_SECONDS if is_stream else None):
+                part = await parts.get()  # `wait_for` can lose a cancellation
+        except TimeoutError:
+            part = reply.ping
+        more = not isinstance(part, Refusal | None)
+        if isinstance(part, Refusal):
             if not started:
-                started = True
-                length = (b"content-length", str(len(part or b"")).encode())
-                headers = _STREAM_HEADERS if self._is_stream else [(b"content-type", _JSON.encode()), length]
-                await _send_message(send, {"type": "http.response.start", "status": 200, "headers": headers})
-            await _send_message(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
+                raise part
+            part = reply.failed(part)
+        if not started:
+            started = True
+            length = (b"content-length", str(len(part or b"")).encode())
+            headers = _STREAM_HEADERS if is_stream else [(b"content-type", _JSON.encode()), length]
+            await _send_message(send, {"type": "http.response.start", "status": 200, "headers": headers})
+        await _send_message(send, {"type": "http.response.body", "body": part or b"", "more_body": more})
 
 
 async def _send_message(send: Send, message: dict[str, Any]) -> None:
@@ -221,19 +203,18 @@ async def _body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-class Addresses:
-    """Corrects the paths that clients make of another base address: without `/v1` or with two, with doubled slashes, or
-    one at the end.
+def with_addresses(app: ASGIApp) -> ASGIApp:
+    """Return an app that corrects the paths which clients make of another base address: without `/v1` or with two, with
+    doubled slashes, or one at the end.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def corrected(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = re.sub("//+", "/", scope["path"]).rstrip("/")
             scope = {**scope, "path": re.sub("^(/v1(?![^/]))*", "/v1", path)}
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return corrected
 
 
 class Pages:
@@ -257,38 +238,27 @@ class Pages:
 
     def _model(self) -> dict[str, Any]:
         service, model = self._service, self._service.model
+        sizes = {name: getattr(model, name) for name in ("n_vocab", "n_ctx", "n_ctx_train", "n_params", "size")}
         return {
-            "id": service.name,
+            "id": service.names[0],
             "aliases": list(service.names[1:]),
             "object": "model",
             "created": service.started,
             "owned_by": "cpuchat",
-            "meta": {
-                "n_vocab": model.n_vocab,
-                "n_ctx": model.n_ctx,
-                "n_ctx_train": model.n_ctx_train,
-                "n_params": model.n_params,
-                "size": model.size,
-                "ftype": model.quantization,
-                "draft": model.draft,
-            },
+            "meta": {**sizes, "ftype": model.quantization, "draft": model.draft},
         }
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._service.metrics_page(ENDPOINTS), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(self._service.metrics.page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type=_JSON)
 
 
-def _internal_error() -> Refusal:
-    return Refusal(500, "Internal error; see the server's log.", "internal_error")
-
-
 async def _on_error(request: Request, error: Exception) -> Response:
     """Turn a refusal, an unknown path or method, or an internal error into an error object."""
-    refusal, headers = _internal_error(), None
+    refusal, headers = Refusal(*_INTERNAL), None
     match error:
         case ClientDisconnect():
             return Response(status_code=400)
@@ -313,7 +283,7 @@ def make_app(
         return f"cpuchat-{__version__}" + (f"-llama.cpp-{engine.llama_commit or engine.version}" if engine else "")
 
     def endpoint(name: str, read: Callable[[RequestReader, bytes], ParsedRequest], kind: type[Reply] | None) -> Any:
-        make = None if kind is None else lambda parsed: kind(service.name, build(), parsed)
+        make = None if kind is None else lambda parsed: kind(service.names[0], build(), parsed)
         return AnswerEndpoint(service, name, lambda data: read(service.reader, data), make)
 
     routes = [
@@ -324,7 +294,7 @@ def make_app(
         Route(f"{ANTHROPIC_PATH}/count_tokens", endpoint("count", read_messages, None), methods=["POST"]),
         Route("/v1/metrics", pages.metrics),
     ]
-    middleware = [Middleware(Addresses), Middleware(Guard, token=token, local=local, origins=origins)]
+    middleware = [Middleware(with_addresses), Middleware(Guard, token=token, local=local, origins=origins)]
     if origins:
         cors = Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
         middleware.insert(0, cors)

@@ -20,7 +20,7 @@ from cpuchat.protocol.messages import (
     ToolCall,
 )
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.replies import Reply, ReplyProgress, sent_event, timings_fields
+from cpuchat.serving.replies import Reply, sent_event
 from cpuchat.serving.requests import (
     ParsedRequest,
     RequestBody,
@@ -207,8 +207,13 @@ class ChatReply(Reply):
         head = {"created": self.created, "id": self.progress.id, "model": self.model}
         return {**head, "system_fingerprint": self.fingerprint}
 
+    @property
+    def _finish_reason(self) -> str:
+        """Return OpenAI's word; "stop" only for an answer that is complete, and matches its grammar."""
+        return "length" if not self.progress.is_whole else "tool_calls" if self.progress.calls else "stop"
+
     def whole(self) -> bytes:
-        choice = {"finish_reason": _finish_reason(self.progress), "index": 0, **self._content()}
+        choice = {"finish_reason": self._finish_reason, "index": 0, **self._content()}
         body = {"choices": [choice], "object": self.kind, **self._head, "usage": self._usage(), **self._timings()}
         return msgspec.json.encode(body)
 
@@ -218,15 +223,11 @@ class ChatReply(Reply):
             case TextDelta() | CallDelta():
                 return self._event([self._choice(event)], timings)
             case GenerationFinished():
-                ending = {**self._choice(event), "finish_reason": _finish_reason(self.progress)}
+                ending = {**self._choice(event), "finish_reason": self._finish_reason}
                 return self._event([ending], {} if self.parsed.with_usage else self._timings())
             case PrefillProgress() if self.parsed.with_progress:
-                fields = {
-                    "total": event.total,
-                    "cache": event.cache_n,
-                    "processed": event.processed,
-                    "time_ms": int(self.progress.prompt_ms),
-                }
+                fields = {"total": event.total, "cache": event.cache_n, "processed": event.processed}
+                fields["time_ms"] = int(self.progress.timings.prompt_ms)
                 return self._event([self._choice(event)], {"prompt_progress": fields, **timings})
             case PrefillProgress():
                 return b"" if event.processed == event.cache_n else None
@@ -254,7 +255,8 @@ class ChatReply(Reply):
         return usage
 
     def _timings(self) -> dict[str, Any]:
-        return {"timings": timings_fields(self.progress.timings)}
+        """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide."""
+        return {"timings": {name: value or 0.0 for name, value in self.progress.timings.fields().items()}}
 
     def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         return sent_event({"choices": choices, **self._head, "object": self.chunk_kind, **more})
@@ -268,11 +270,9 @@ class ChatReply(Reply):
         if progress.reasoning:
             message["reasoning_content"] = progress.reasoning
         if progress.calls:
-            message["content"] = progress.text or None
-            message["tool_calls"] = [
-                {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
-                for one in progress.calls
-            ]
+            functions = ((one.id, {"name": one.name, "arguments": one.arguments}) for one in progress.calls)
+            calls = [{"id": id, "type": "function", "function": function} for id, function in functions]
+            message |= {"content": progress.text or None, "tool_calls": calls}
         return {"message": message}
 
     def _delta(self, event: AnyEvent) -> dict[str, Any]:
@@ -294,13 +294,6 @@ class ChatReply(Reply):
                     call |= {"id": written.id, "type": "function", "function": function}
                 delta["tool_calls"] = [call]
         return {"delta": delta}
-
-
-def _finish_reason(progress: ReplyProgress) -> str:
-    """Return OpenAI's word; "stop" only for an answer that is complete, and matches its grammar."""
-    if not progress.is_whole:
-        return "length"
-    return "tool_calls" if progress.calls else "stop"
 
 
 class CompletionReply(ChatReply):

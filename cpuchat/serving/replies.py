@@ -1,8 +1,5 @@
 """One answer on its way to a client: what is known of it so far, whatever its dialect, and the base of the dialects'
 replies.
-
-Timings are llama-server's, in its field names and units; source: llama.cpp's tools/server/server-task.cpp and
-server-common.cpp (`server_slot_stats::to_json`).
 """
 
 from __future__ import annotations
@@ -24,17 +21,11 @@ from cpuchat.protocol.messages import (
     SpeculationUpdate,
     TextDelta,
 )
-from cpuchat.protocol.timings import SpeculationFigures, Timings
+from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.requests import ParsedRequest
 
-PING = b": waiting\n\n"
-"""A comment, which readers of server-sent events skip."""
-
-
-def timings_fields(timings: Timings) -> dict[str, float]:
-    """Return llama-server's `timings`, 0 where there is nothing to divide, as there."""
-    return {name: 0.0 if value is None else value for name, value in timings.fields().items()}
+PING = b": waiting\n\n"  # a comment, which readers of server-sent events skip
 
 
 @dataclass
@@ -59,9 +50,8 @@ class ReplyProgress:
         self.prompt: PrefillProgress | None = None
         self.first_at: float | None = None
         """When the first text came, on the clock of `follow`."""
-        self._start = self._prefilled = 0.0
-        self._written = Timings()
-        self._figures: SpeculationFigures | None = None
+        self._start = 0.0
+        self._told = Timings()  # by the events
 
     @property
     def is_whole(self) -> bool:
@@ -75,7 +65,8 @@ class ReplyProgress:
             case PrefillProgress():
                 if self.prompt is None:
                     self._start = now
-                self.prompt, self._prefilled = event, now
+                self.prompt, spent = event, 1e3 * (now - self._start)
+                self._tell(cache_n=event.cache_n, prompt_n=event.processed - event.cache_n, prompt_ms=spent)
             case TextDelta():
                 self._note_text(event, now)
                 if event.channel == "reasoning":
@@ -88,36 +79,25 @@ class ReplyProgress:
                 if event.index == len(self.calls):
                     self.calls.append(WrittenCall(event.id or new_id(), event.name))
                 self.calls[event.index].arguments += event.arguments
-            case SpeculationUpdate():
-                self._figures = event.figures
+            case SpeculationUpdate(figures=figures):
+                drafts = {"draft_n": figures.draft_n, "draft_n_accepted": figures.draft_n_accepted}
+                self._tell(speculation=figures, **drafts)
             case GenerationFinished():
                 self.finished = event
 
     def _note_text(self, event: TextDelta | CallDelta, now: float) -> None:
         if self.first_at is None:
-            self.first_at, self._written = now, Timings(ttft_ms=event.at_ms)
-        first_ms = self._written.ttft_ms
-        self._written = Timings(predicted_n=event.predicted_n, predicted_ms=event.at_ms - first_ms, ttft_ms=first_ms)
+            self.first_at = now
+            self._tell(ttft_ms=event.at_ms)
+        self._tell(predicted_n=event.predicted_n, predicted_ms=event.at_ms - self._told.ttft_ms)
 
-    @property
-    def prompt_ms(self) -> float:
-        return 1e3 * (self._prefilled - self._start)
+    def _tell(self, **figures: Any) -> None:
+        self._told = msgspec.structs.replace(self._told, **figures)
 
     @property
     def timings(self) -> Timings:
         """Return the engine's own timings once it has finished, before that those of its events."""
-        if self.finished is not None:
-            return self.finished.timings
-        prompt, figures = self.prompt, self._figures
-        return msgspec.structs.replace(
-            self._written,
-            cache_n=prompt.cache_n if prompt else 0,
-            prompt_n=prompt.processed - prompt.cache_n if prompt else 0,
-            prompt_ms=self.prompt_ms,
-            draft_n=figures.draft_n if figures else 0,
-            draft_n_accepted=figures.draft_n_accepted if figures else 0,
-            speculation=figures,
-        )
+        return self.finished.timings if self.finished is not None else self._told
 
 
 def new_id() -> str:
@@ -126,12 +106,10 @@ def new_id() -> str:
 
 
 class Reply(ABC):
-    """Builds one answer: `whole` at its end; or the parts of a stream: `rendered` for each event, `end` after the last.
+    """Builds one answer: `whole` at its end; or the parts of a stream: `rendered` for each event that `progress` has
+    followed (b"" starts the response), `end` after the last, `failed` for an error in the middle.
 
-    Args:
-        model: the name that it goes by.
-        fingerprint: of the engine.
-        parsed: the request.
+    `model` is the name that it goes by, `fingerprint` that of the engine.
     """
 
     id_prefix = ""
@@ -140,34 +118,27 @@ class Reply(ABC):
     def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
         self.progress = ReplyProgress()
         self.progress.id = f"{self.id_prefix}{secrets.token_urlsafe(24)}"
-        self.parsed = parsed
-        self.model = model
-        self.fingerprint = fingerprint
+        self.model, self.fingerprint, self.parsed = model, fingerprint, parsed
         self.created = int(time.time())
 
     @abstractmethod
-    def whole(self) -> bytes:
-        """Return the answer as one object, in JSON."""
+    def whole(self) -> bytes: ...
 
     @abstractmethod
-    def rendered(self, event: AnyEvent) -> bytes | None:
-        """Return what the client of a stream gets for an event that `progress` has followed; b"" starts the
-        response.
-        """
+    def rendered(self, event: AnyEvent) -> bytes | None: ...
 
     @abstractmethod
-    def end(self) -> bytes:
-        """Return the end of a stream whose answer is finished."""
+    def end(self) -> bytes: ...
 
     @abstractmethod
-    def failed(self, refusal: Refusal) -> bytes:
-        """Return an error in the middle of a stream."""
+    def failed(self, refusal: Refusal) -> bytes: ...
 
 
 class BlockReply(Reply):
     """An answer in blocks: reasoning, text and calls, each of which begins where another one ends.
 
-    The kind of a block is its channel, or the number of its call.
+    The kind of a block is its channel, or the number of its call. A dialect writes what has `_begun` before the first
+    one, the start of a block, more of it (text, or a piece of arguments), and its end.
     """
 
     def __init__(self, model: str, fingerprint: str, parsed: ParsedRequest) -> None:
@@ -193,9 +164,8 @@ class BlockReply(Reply):
         """Return more of a block, after the end of another one and its own start."""
         sent = b""
         if kind != self._block:
-            sent = self._ended()
+            sent = self._ended() + self._started(kind)
             self._block = kind
-            sent += self._started(kind)
         return sent + self._added(kind, text)
 
     def _ended(self) -> bytes:
@@ -205,20 +175,16 @@ class BlockReply(Reply):
         return sent
 
     @abstractmethod
-    def _begun(self) -> bytes:
-        """Return what comes before the first block."""
+    def _begun(self) -> bytes: ...
 
     @abstractmethod
-    def _started(self, kind: str | int) -> bytes:
-        """Return the start of a block."""
+    def _started(self, kind: str | int) -> bytes: ...
 
     @abstractmethod
-    def _added(self, kind: str | int, text: str) -> bytes:
-        """Return more of the open block: text, or a piece of arguments."""
+    def _added(self, kind: str | int, text: str) -> bytes: ...
 
     @abstractmethod
-    def _closed(self, kind: str | int) -> bytes:
-        """Return the end of a block."""
+    def _closed(self, kind: str | int) -> bytes: ...
 
 
 def sent_event(data: Any, name: str = "") -> bytes:

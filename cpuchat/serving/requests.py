@@ -2,6 +2,10 @@
 
 The dialects (`openai_chat`, `responses`, `anthropic`) decode their bodies and make a `Generate` of what they ask for.
 
+Tools that a client runs itself but declares by a type in place of a schema (a shell, an editor) are offered to the
+model as functions, with the schema that the vendor documents (the guides to tools of OpenAI and Anthropic). What the
+vendor would run, such as a search of the web, is left out.
+
 Fields that are not known are ignored, as compatible servers do: programs send many that change nothing here. What would
 change the answer and is not supported is refused, never ignored. `cache_salt` is vLLM's: requests reuse nothing of
 those with another one.
@@ -9,12 +13,13 @@ those with another one.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -40,7 +45,6 @@ from cpuchat.protocol.messages import (
 )
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.serving.errors import Refusal, field_error
-from cpuchat.serving.offered import NO_TOOLS, Dialect, Kind, Offered, declarations
 
 BYTES_PER_TOKEN = 64
 """More text than this for each token of the context cannot fit; it is refused before the engine tokenizes it."""
@@ -58,6 +62,97 @@ _BILLING = re.compile(
     r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*(?:;|(?=[ \t]*(?:\n|\Z))))+\s*", re.IGNORECASE
 )
 _NAME = re.compile(r"[\w.:-]{1,128}")
+Dialect = Literal["chat", "responses", "messages"]
+
+
+class Kind(NamedTuple):
+    """What a tool is to its client: "custom" has one text. `name` and `namespace` are the client's."""
+
+    type: Literal["function", "custom"] = "function"
+    name: str = ""
+    namespace: str = ""
+
+    def item(self, arguments: str) -> dict[str, Any]:
+        """Return what an item of a call has beside its ids, with arguments as JSON that may be cut."""
+        if self.type == "custom":
+            given: dict[str, Any] = {}
+            for end in ("", '"}', "}"):  # it may be cut in its last text
+                with contextlib.suppress(ValueError):
+                    given = msgspec.json.decode(arguments + end, type=prepared(dict[str, Any]))
+                    break
+            return {"name": self.name, "input": str(given.get("input", ""))}
+        return {"name": self.name, **({"namespace": self.namespace} if self.namespace else {}), "arguments": arguments}
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The tools of a request, what each is to the client, and the names and types of those that are left out."""
+
+    tools: tuple[Tool, ...] = ()
+    kinds: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    left_out: frozenset[str] = frozenset()
+
+
+_TEXT: Final = {"type": "string"}
+_INTEGER: Final = {"type": "integer"}
+
+
+def _schema(required: str, **properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {required: _TEXT} | properties, "required": [required]}
+
+
+_RUN_BY_CLIENT: Final = {
+    "bash": ("Runs a command in a shell that stays open.", _schema("command", restart={"type": "boolean"})),
+    "text_editor": (
+        "Views and changes files: command is view, create, str_replace or insert.",
+        _schema(
+            "command", path=_TEXT, file_text=_TEXT, old_str=_TEXT, new_str=_TEXT, insert_line=_INTEGER,
+            insert_text=_TEXT, view_range={"type": "array", "items": _INTEGER},
+        ),
+    ),
+}  # fmt: skip
+"""By type, without its date: what the tool does, its schema."""
+
+
+def declarations(one: Any, where: str, dialect: Dialect) -> Iterator[tuple[dict[str, Any], str, Kind | None]]:
+    """Give the functions that a declared tool stands for, each with its place; None for one that is left out. Raises
+    Refusal: it is no tool.
+    """
+    kind = one.get("type") or "function" if isinstance(one, dict) else ""
+    plain = re.sub(r"_\d{8}$", "", str(kind))
+    name = str(one.get("name") or plain) if isinstance(one, dict) else ""
+    if dialect == "messages" and kind == "custom":
+        yield one, where, Kind(name=name)
+    elif kind == "function" or (kind == "custom" and dialect == "responses"):
+        # Some clients mix the forms of both of OpenAI's dialects, and that of Anthropic's.
+        inner, at = (one[kind], f"{where}.{kind}") if isinstance(one.get(kind), dict) else (one, where)
+        found = Kind(kind, name=str(inner.get("name")))
+        if kind == "custom":  # it takes a text
+            form, about = inner.get("format"), [str(inner.get("description") or "")]
+            if isinstance(form, dict) and "definition" in form:
+                about.append(f"The input must match this grammar ({form.get('syntax')}):\n{form['definition']}")
+            about = "\n\n".join(filter(None, about))
+            inner = {"name": inner.get("name"), "description": about, "parameters": _schema("input")}
+        yield inner, at, found
+    elif kind == "namespace" and dialect == "responses" and isinstance(one.get("tools"), list):
+        inside = (inner for inner in one["tools"] if not (isinstance(inner, dict) and inner.get("type") == kind))
+        for number, inner in enumerate(inside):
+            for function, at, found in declarations(inner, f"{where}.tools[{number}]", dialect):
+                if found is not None:
+                    function = {**function, "name": namespaced(name, found.name)}
+                yield function, at, found and found._replace(namespace=name)
+    elif plain in _RUN_BY_CLIENT:
+        about, schema = _RUN_BY_CLIENT[plain]
+        yield {"name": name, "description": about, "parameters": schema}, where, Kind(name=name)
+    elif isinstance(kind, str) and kind:
+        yield {"type": kind, "name": name}, where, None
+    else:
+        raise field_error(where, "a tool is an object with a `type`")
+
+
+def namespaced(namespace: str, name: str) -> str:
+    """Return the name under which the model sees a tool of a namespace."""
+    return f"{namespace.rstrip('_')}__{name}" if namespace else name
 
 
 @dataclass(frozen=True)
@@ -97,7 +192,7 @@ class ParsedRequest:
 
     request: Generate
     stream: bool = False
-    offered: Offered = NO_TOOLS
+    offered: Offered = Offered()
     with_usage: bool = False
     with_timings: bool = False
     with_progress: bool = False
@@ -110,15 +205,8 @@ class ParsedRequest:
 
 
 class RequestReader:
-    """Reads requests for one model.
-
-    Args:
-        names: of the model.
-        model: it.
-        settings: for values that a request does not give.
-        speculation: how answers are drafted.
-        strict: a request that names another model is refused.
-        note: takes what the log should say once. From any thread.
+    """Reads requests for one model. `settings`: for values that a request does not give. `note`: takes what the log
+    should say once, from any thread.
     """
 
     def __init__(
@@ -128,16 +216,10 @@ class RequestReader:
         settings: Settings,
         speculation: Speculation,
         *,
-        strict: bool = False,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._names = names
-        self._model = model
-        self.n_ctx = model.n_ctx
-        self.settings = settings
-        self._speculation = speculation
-        self._strict = strict
-        self.note = note
+        self._names, self._model, self._speculation = names, model, speculation
+        self.n_ctx, self.settings, self.note = model.n_ctx, settings, note
 
     @property
     def max_body(self) -> int:
@@ -145,14 +227,10 @@ class RequestReader:
         return 2 * LONGEST_FORM + 2 * BYTES_PER_TOKEN * self.n_ctx
 
     def body(self, data: bytes, kind: type[T]) -> T:
-        """Decode a body. Raises Refusal: it is not valid, of another model, or asks for what is not supported."""
+        """Decode a body. Raises Refusal: it is not valid, or asks for what is not supported."""
         body = decoded(data, kind)
-        if body.model and body.model not in self._names and not self._strict:
-            self.note(f"{self._names[0]} answers requests for models that are not served; --strict-model refuses them.")
-        elif body.model and body.model not in self._names:
-            served = ", ".join(f"`{name}`" for name in self._names)
-            message = f"The model `{quoted(body.model)}` is not served here. Served: {served}."
-            raise Refusal(404, message, "model_not_found", param="model")
+        if body.model and body.model not in self._names:
+            self.note(f"{self._names[0]} answers requests for models that are not served.")
         for name, one in _unsupported(type(body)).items():
             if getattr(body, name) not in (None, *one.neutral):
                 raise field_error(name, one.reason, "unsupported")
@@ -259,15 +337,12 @@ def read_form(form: dict[str, Any] | None, param: str, *, also: str = "") -> str
     match form or {"type": "text"}:
         case {"type": "text"}:
             return ""
-        case {"type": "json_object", "schema": dict(schema)}:  # llama-server's
+        case {"type": "json_object" | "json_schema", "schema": dict(schema)}:  # the former llama-server's
+            return answer_grammar(param, schema, also=also)
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
             return answer_grammar(param, schema, also=also)
         case {"type": "json_object"}:
             return answer_grammar(param, {"type": "object"}, also=also)
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}} | {
-            "type": "json_schema",
-            "schema": dict(schema),
-        }:
-            return answer_grammar(param, schema, also=also)
         case {"type": "json_schema"}:
             raise field_error(param, "its `schema` is missing")
     raise field_error(param, "only text, json_object and json_schema are supported", "unsupported")
@@ -325,25 +400,20 @@ def read_tools(reader: RequestReader, given: Iterable[Any], dialect: Dialect) ->
 
 def read_choice(choice: Any, offered: Offered, *, single: bool) -> CallRule:
     """Return what OpenAI's `tool_choice` lets the model call, in the form of chats or of responses. Raises Refusal."""
-    match choice:
-        case None | "":
-            return read_rule("auto", (), offered, single=single)
-        case str():
-            return read_rule(choice, (), offered, single=single)
+    chosen: Any = "auto" if choice in (None, "") else choice
+    match chosen:
+        case str(mode):
+            return read_rule(mode, (), offered, single=single)
         case {"type": "auto" | "none" | "required" | "any" as mode}:
             return read_rule(mode, (), offered, single=single)
         case {"type": "allowed_tools"}:
             raise field_error("tool_choice", "`allowed_tools` is not supported; send these tools only", "unsupported")
-        case {"type": str()} if _chosen(choice) != "function":
-            return read_rule("required", (_chosen(choice),), offered, single=single)
+        case {"type": str(kind)}:
+            inner = chosen.get(kind)
+            name = str((inner if isinstance(inner, dict) else chosen).get("name") or kind)  # the type is all, of some
+            if name != "function":
+                return read_rule("required", (name,), offered, single=single)
     raise field_error("tool_choice", "must be auto, none, required, or a tool by name")
-
-
-def _chosen(choice: dict[str, Any]) -> str:
-    """Return the name of a chosen tool, or its type if that is all there is."""
-    kind = str(choice.get("type"))
-    inner = choice.get(kind, choice)
-    return str((inner if isinstance(inner, dict) else choice).get("name") or kind)
 
 
 def read_rule(mode: str, names: Sequence[str], offered: Offered, *, single: bool) -> CallRule:
@@ -486,10 +556,6 @@ def decoded(data: bytes, kind: type[B]) -> B:
 def _stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = tuple(stop for stop in ([given] if isinstance(given, str) else given or ()) if stop)
     if len(stops) > MAX_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
-        limits = f"{MAX_STOPS} strings of {LONGEST_STOP:,} characters"
-        raise Refusal(400, f"`stop`: more than {limits} are not supported.", param="stop")
-    try:
-        "".join(stops).encode()
-    except UnicodeEncodeError:
-        raise Refusal(400, "`stop` contains an unpaired surrogate.", param="stop") from None
+        raise field_error("stop", f"more than {MAX_STOPS} strings of {LONGEST_STOP:,} characters are not supported")
+    encoded(stops, "stop")
     return stops

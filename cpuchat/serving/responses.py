@@ -8,9 +8,9 @@ import msgspec
 
 from cpuchat.protocol.messages import Generate, Role, ToolCall
 from cpuchat.serving.errors import Refusal
-from cpuchat.serving.offered import Kind, namespaced
 from cpuchat.serving.replies import BlockReply, WrittenCall, sent_event
 from cpuchat.serving.requests import (
+    Kind,
     ParsedRequest,
     RequestBody,
     RequestMessages,
@@ -18,6 +18,7 @@ from cpuchat.serving.requests import (
     Unsupported,
     encoded,
     field_error,
+    namespaced,
     quoted,
     read_call,
     read_choice,

@@ -16,10 +16,7 @@ import ipaddress
 import logging
 import os
 import re
-import resource
-import secrets
 import socket
-import stat
 import struct
 import sys
 from collections.abc import AsyncIterator, Collection, Iterator
@@ -28,17 +25,13 @@ from pathlib import Path
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpuchat.base.errors import UsageError
-from cpuchat.base.paths import read_text
 from cpuchat.config.servers import is_loopback
 from cpuchat.serving.errors import Refusal
 
-CONNECTIONS = 512
-"""Beyond these, or half of the open files that the process may have, requests get 503."""
-HEAD_SECONDS = 10.0
-"""A request's head must arrive within, from the connection or its own first byte on."""
+CONNECTIONS = 128
+"""Beyond these, requests get 503: a process may have 256 open files on some systems."""
 _CLOSING_SECONDS = 3
 _BACKLOG = 32  # asyncio accepts as many before it looks at the first: with more, descriptors run out
 
@@ -53,33 +46,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class _Protocol(H11Protocol):
-    """Closes a connection on which no request comes: uvicorn's own timer starts after the first answer, and silent
-    connections would fill the limit."""
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._time_head(True)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._time_head(self.cycle is None or self.cycle.response_complete)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._time_head(False)
-        super().connection_lost(exc)
-
-    def _time_head(self, is_awaited: bool) -> None:
-        """Close the connection unless the whole head of a request comes in time."""
-        if is_awaited and self._timer is None:
-            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-        elif not is_awaited and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -116,9 +82,9 @@ async def serving(app: ASGIApp, listeners: list[socket.socket]) -> AsyncIterator
     """Serve `app` inside the block; at its end, connections get a few seconds to end."""
     config = uvicorn.Config(
         app,
-        http=_Protocol,
+        http="h11",
         backlog=_BACKLOG,
-        limit_concurrency=min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2),
+        limit_concurrency=CONNECTIONS,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -149,19 +115,14 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?"
 
 
 class Guard:
-    """Lets requests through to `app` that may use it; refuses others.
-
-    Args:
-        token: "" = none needed.
-        local: bound to the loopback interface only, so that no other host's name can be meant.
-        origins: of web pages that may use it; `*` = all.
+    """Lets requests through to `app` that may use it; refuses others. `token`: "" = none needed. `local`: bound to the
+    loopback interface only, so that no other host's name can be meant. `origins`: of web pages that may use it; `*` =
+    all.
     """
 
     def __init__(self, app: ASGIApp, *, token: str = "", local: bool = True, origins: Collection[str] = ()) -> None:
-        self._app = app
+        self._app, self._local, self._origins = app, local, frozenset(origins)
         self._digest = hashlib.sha256(token.encode()).digest() if token else b""
-        self._local = local
-        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
@@ -211,34 +172,15 @@ def _kernel_name(host: str, port: int) -> str:
     return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed)) + f":{port:04X}"
 
 
-def read_token(file: Path | None) -> str:
-    """Return the token in `file`, else of the environment, "" when there is neither. A missing file is created with a
-    random token, readable by its owner only.
-
-    Raises:
-        UsageError: the token is too short, or its file cannot be read, cannot be written, or is readable by others.
+def read_token() -> str:
+    """Return the token of the environment, "" without one. Raises UsageError: it is too short, or has other characters
+    than a header may have.
     """
-    if file is None:
-        return _checked(os.environ.get(TOKEN_VARIABLE, ""), TOKEN_VARIABLE) if TOKEN_VARIABLE in os.environ else ""
-    try:
-        if not file.exists():
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "w") as stream:
-                stream.write(secrets.token_urlsafe(32) + "\n")
-        if os.name == "posix" and stat.S_IMODE(file.stat().st_mode) & 0o077:
-            raise UsageError(f"Others can read the token file {file}.", f"Run `chmod 600 {file}`.")
-        return _checked(read_text(file, 4096), str(file))
-    except UnicodeDecodeError:
-        raise UsageError(f"The token file {file} is not text.", "Put one line into it.") from None
-    except OSError as error:
-        raise UsageError(f"Cannot read the token file {file}: {error.strerror}.", "Choose another one.") from None
-
-
-def _checked(text: str, where: str) -> str:
-    token = text.strip()
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    usable = len(token) >= SHORTEST_TOKEN and token.isascii() and token.isprintable() and " " not in token
+    if TOKEN_VARIABLE in os.environ and not usable:
         raise UsageError(
-            f"The token in {where} is not usable: it needs {SHORTEST_TOKEN} characters or more, ASCII, no spaces.",
+            f"{TOKEN_VARIABLE} is not usable: it needs {SHORTEST_TOKEN} characters or more, ASCII, no spaces.",
             "Make one with `openssl rand -hex 32`.",
         )
     return token

@@ -20,8 +20,7 @@ from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest, RequestReader
 from cpuchat.session.conversation import Conversation
 
-_MAX_NOTES = 100
-"""Clients choose some of the words in them."""
+_MAX_NOTES = 100  # clients choose some of the words in them
 _RETRY_SECONDS = 5
 
 
@@ -52,23 +51,15 @@ class RequestRecord:
 
     def refuse(self, refusal: Refusal) -> None:
         self.message, self.hint = refusal.logged, refusal.hint
-        if refusal.code == "queue_full":
-            self.result = "queue_full"
-        else:
-            is_refused = refusal.status < 500 or refusal.code in ("loading", "shutting_down")
-            self.result = "refused" if is_refused else "failed"
+        is_refused = refusal.status < 500 or refusal.code in ("loading", "shutting_down")
+        self.result = "queue_full" if refusal.code == "queue_full" else "refused" if is_refused else "failed"
 
 
 class InferenceService:
-    """Use from one event loop. Requests are refused until `loaded`.
+    """Use from one event loop. Requests are refused until `loaded`. Nothing of the `conversation` is stored.
 
-    Args:
-        conversation: holds the backend; nothing is stored.
-        aliases: names that the model answers to, the first is the one it goes by. Its own names count too.
-        limit: requests that may wait.
-        strict: requests that name another model are refused.
-        on_done: called with every request that has ended.
-        on_note: called with what the log should say once.
+    `aliases`: names that the model answers to beside its own, the first is the one it goes by. `limit`: requests that
+    may wait. `on_done`: called with every request that has ended; `on_note`, with what the log should say once.
     """
 
     def __init__(
@@ -77,23 +68,15 @@ class InferenceService:
         *,
         aliases: tuple[str, ...] = (),
         limit: int = 16,
-        strict: bool = False,
         on_done: Callable[[RequestRecord], None] = lambda done: None,
         on_note: Callable[[str], None] = lambda text: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.metrics = ServingMetrics()
-        self.limit = limit
-        self.closing = False
-        self.started = int(time.time())
-        self._conversation = conversation
-        self._aliases = aliases
-        self._strict = strict
-        self._on_done = on_done
-        self._on_note = on_note
+        self.metrics = ServingMetrics(lambda: self.busy, lambda: self.waiting)
+        self.closing, self.started = False, int(time.time())
+        self._conversation, self._aliases, self._limit = conversation, aliases, limit
+        self._on_done, self._on_note = on_done, on_note
         self._notes = set[str]()
         self._untold: list[str] = []
-        self._clock = clock
         self._engine = asyncio.Lock()  # first come, first served
         self._waiting: set[RequestRecord] = set()
         self._info: ModelInfo | None = None
@@ -112,13 +95,8 @@ class InferenceService:
         return self._conversation.backend.engine
 
     @property
-    def name(self) -> str:
-        """Return the name that the model goes by. Raises Refusal before it is loaded."""
-        return self.names[0]
-
-    @property
     def names(self) -> tuple[str, ...]:
-        """Return all names that the model answers to. Raises Refusal before it is loaded."""
+        """Return all names that the model answers to, first the one it goes by. Raises Refusal before it is loaded."""
         file = Path(self.model.path)
         return tuple(dict.fromkeys(filter(None, (*self._aliases, file.stem, file.name, self.model.name))))
 
@@ -128,9 +106,8 @@ class InferenceService:
         if self._reader is None:
             conversation = self._conversation
             self._reader = RequestReader(
-                self.names, self.model, conversation.in_effect, conversation.speculation, strict=self._strict,
-                note=self._note,
-            )  # fmt: skip
+                self.names, self.model, conversation.in_effect, conversation.speculation, note=self._note
+            )
         return self._reader
 
     def _note(self, text: str) -> None:
@@ -168,10 +145,9 @@ class InferenceService:
         """
         record = RequestRecord(endpoint, client)
         try:
-            if self.closing:
-                raise _closing()
+            self._refuse_when_closing()
             _ = self.model
-            if self.waiting >= self.limit + (not self.busy):
+            if self.waiting >= self._limit + (not self.busy):
                 message = f"The queue is full ({self.waiting} requests). Retry later."
                 raise Refusal(503, message, "queue_full", retry_after=_RETRY_SECONDS)
             self._waiting.add(record)
@@ -187,18 +163,17 @@ class InferenceService:
         """Count a request and tell of it, once: before the end of its answer is sent."""
         if not record.is_over:
             record.is_over = True
-            self.metrics.count_request(record.endpoint, record.result)
+            self.metrics.requests.labels(record.endpoint, record.result).inc()
             self._on_done(record)
 
     @contextlib.asynccontextmanager
     async def _turn(self, record: RequestRecord) -> AsyncIterator[None]:
         """Wait for the turn of a request, which lasts as long as the block. Raises Refusal: the server is closing."""
-        arrived = self._clock()
+        arrived = time.monotonic()
         async with self._engine:
             self._waiting.discard(record)
-            if self.closing:
-                raise _closing()
-            record.queued_s = self._clock() - arrived
+            self._refuse_when_closing()
+            record.queued_s = time.monotonic() - arrived
             yield
 
     async def answer(
@@ -213,22 +188,23 @@ class InferenceService:
         while self._untold:
             self._on_note(self._untold.pop(0))
         record.progress = progress
-        arrived = self._clock()
+        arrived = time.monotonic()
         try:
             async with self._turn(record):
-                self.metrics.count_queued(record.queued_s)
+                self.metrics.queued.observe(record.queued_s)
                 try:
                     async with contextlib.aclosing(self._events(parsed.request, progress)) as events:
                         async for event in events:
                             if isinstance(event, Failed):
                                 raise Refusal.of(event, self.model.n_ctx)
                             if isinstance(event, GenerationFinished) and event.stop_reason == "cancelled":
-                                raise _closing()
+                                self._refuse_when_closing(is_closing=True)
                             yield event
                 finally:
                     if progress.prompt is not None:
-                        ttft_s = progress.first_at - arrived if progress.first_at is not None else None
-                        self.metrics.count_answer(progress.timings, ttft_s)
+                        self.metrics.count_answer(progress.timings)
+                        if progress.first_at is not None:
+                            self.metrics.ttft.observe(progress.first_at - arrived)
             record.result = "ok"
         except Refusal as refusal:  # one in the middle of a stream is told in it
             record.refuse(refusal)
@@ -249,20 +225,21 @@ class InferenceService:
         record.result = "ok"
         return n_tokens
 
+    def _refuse_when_closing(self, is_closing: bool = False) -> None:
+        if self.closing or is_closing:
+            raise Refusal(503, "The server is shutting down.", "shutting_down")
+
     async def close(self) -> None:
         """End the running answer and those that wait; each gets an error."""
         self.closing = True
         await self._conversation.stop()
 
     async def _events(self, request: Generate, progress: ReplyProgress) -> AsyncGenerator[AnyEvent, None]:
-        conversation, meter = self._conversation, self._conversation.meter
-        meter.expect(request.speculation)
-        meter.request_started(self._clock())
+        conversation = self._conversation
         is_reloading = conversation.model is None
         async with contextlib.aclosing(conversation.generate_detached(request)) as events:
             async for event in events:
-                now = self._clock()
-                meter.observe(event, now)
+                now = time.monotonic()
                 if isinstance(event, GenerationFinished):  # not every engine tells calls as they are written
                     timings, n_told = event.timings, len(progress.calls)
                     for index, call in enumerate(event.calls[n_told:], n_told):
@@ -280,12 +257,3 @@ class InferenceService:
                 if isinstance(event, Failed) and is_reloading:
                     self._is_lost = True
                 yield event
-
-    def metrics_page(self, endpoints: tuple[str, ...]) -> bytes:
-        """Return the page for Prometheus."""
-        state = {"running": int(self.busy), "waiting": self.waiting, "limit": self.limit}
-        return self.metrics.page(endpoints, state, self._info, self._conversation.meter.figures(self._clock()))
-
-
-def _closing() -> Refusal:
-    return Refusal(503, "The server is shutting down.", "shutting_down")

@@ -32,11 +32,10 @@ from cpuchat.session.activity import Activity
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent, Severity
 from cpuchat.session.preset import reasoning_of
-from cpuchat.session.summaries import compact
-from cpuchat.session.tools import ChatTools
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tools.config import ToolServerConfig
-from cpuchat.tools.loop import Choice
+from cpuchat.tools.folder import Folder
+from cpuchat.tools.loop import Choice, Toolbox, ToolLoop
 from cpuchat.tools.servers import ToolServer
 
 _NOT_ANSWERED = "Not answered. /compact summarizes the chat; then /regenerate answers your message."
@@ -67,7 +66,10 @@ class ChatSession:
         self.queue: list[Outgoing] = []
         """Messages to send, the next one first."""
         self.background: list[Background] = []
-        self.tools = ChatTools(conversation, self._ask_approval)
+        self.tools = ToolLoop(Toolbox(()), self._ask_approval)
+        """What answers may call: files in `tool_folder`, and the MCP servers. The answer that runs may have it."""
+        self.tool_folder: Folder | None = None
+        self.tool_servers: dict[str, ToolServer] = {}
         self.no_model = "No model is loaded. Ctrl+O chooses one."
         self.leaving = False
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
@@ -443,7 +445,7 @@ class ChatSession:
         trimmed: ContextTrimmed | None = None
         self.listen(events.AnswerBegun(summarizes=True))
         try:
-            async with contextlib.aclosing(compact(self.conversation)) as summary:
+            async with contextlib.aclosing(self.conversation.compact()) as summary:
                 async for event in summary:
                     if isinstance(event, ContextTrimmed):
                         trimmed = event
@@ -483,23 +485,41 @@ class ChatSession:
 
     def offer_folder(self, path: Path | None) -> None:
         """Let the model read files in a folder, none if None, from the next answer on. Raises UsageError."""
-        self.tools.offer_folder(path)
-        self.listen(events.Changed("tools"))
+        folder = Folder(path) if path is not None else None
+        if self.tool_folder is not None:
+            self.tool_folder.release()
+        self.tool_folder = folder
+        self._offer_tools()
 
     async def start_server(self, name: str, config: ToolServerConfig) -> ToolServer:
         """Start an MCP server; the model may call its tools from the next answer on. Raises CpuchatError."""
         self.tell(f"Starting the MCP server {name}…")
+        server = self.tool_servers[name] = ToolServer(name, config)
+        self._offer_tools()  # so that it is ended with the conversation
         try:
-            return await self.tools.start_server(name, config)
+            await server.ready()
+            return server
+        except CpuchatError:
+            if self.tool_servers.get(name) is server:  # else it was ended, and started again
+                del self.tool_servers[name]
+            raise
         finally:
-            self.listen(events.Changed("tools"))
+            self._offer_tools()
 
     async def end_server(self, name: str) -> None:
         """End an MCP server; the model has its tools no longer."""
-        if name in self.tools.servers and not self.refuse_while_writing("change the tools"):
-            await self.tools.end_server(name)
-            self.listen(events.Changed("tools"))
+        if name in self.tool_servers and not self.refuse_while_writing("change the tools"):
+            server = self.tool_servers.pop(name)
+            self._offer_tools()
+            await server.close()
             self.tell_offered(f"MCP server {name} ended.")
+
+    def _offer_tools(self) -> None:
+        sources = (*([self.tool_folder] if self.tool_folder is not None else []), *self.tool_servers.values())
+        self.tools.toolbox.sources = sources
+        self.tools.toolbox.collect()
+        self.conversation.tools = self.tools if sources else None
+        self.listen(events.Changed("tools"))
 
     def tell_offered(self, text: str) -> None:
         """Tell that other tools are offered, which stand at the beginning of the prompt, and what that costs."""
@@ -616,15 +636,11 @@ class ChatSession:
 
     # Presets
 
-    async def take_preset(self, preset: Preset | None) -> None:
-        """Use a preset from the next answer on, with the model that is loaded. Raises ChatsError."""
+    async def use_preset(self, preset: Preset | None) -> None:
+        """Use a preset from the next answer on; its model is loaded. Raises CpuchatError."""
         before = self.system_prompt
         await self.conversation.preset.choose(preset)
         self._show_options(before)
-
-    async def use_preset(self, preset: Preset | None) -> None:
-        """Use a preset from the next answer on; its model is loaded. Raises CpuchatError."""
-        await self.take_preset(preset)
         name = clean_line(preset.name) if preset is not None else ""
         self.tell(f"Preset from the next answer on: {name}." if name else "No preset from the next answer on.")
         if preset is not None and preset.model:

@@ -34,6 +34,7 @@ from cpuchat.protocol.messages import (
     Generate,
     GenerationFinished,
     LoadCancelled,
+    Message,
     ModelLoaded,
     Output,
     Sampling,
@@ -53,6 +54,15 @@ if TYPE_CHECKING:  # not needed before the first paint
     from cpuchat.models.catalog import Recommended
     from cpuchat.models.drafts.choice import DraftChoice
     from cpuchat.tools.loop import ToolLoop
+
+
+# Asked for "our conversation", Qwen2.5 Coder 1.5B answered 2 of 6 times that there was none to summarize.
+_SUMMARIZE = (
+    "Summarize the messages above, so that the conversation can continue from the summary alone. Keep facts, names, "
+    "numbers, decisions, code and open questions; leave out greetings and repetitions. Write only the summary."
+)
+_LONGEST_SUMMARY = 1024  # tokens
+_SHARE = 8  # of the context, which a summary has at most
 
 
 class Conversation:
@@ -177,7 +187,7 @@ class Conversation:
         """Delete a chat with everything saved for it; if it is open, a new chat replaces it. Raises ChatsError."""
         if self.chat is not None and self.chat.id == chat_id:
             self.activity.refuse_while_answering()
-            self.history.discard_answer()
+            self.history.saver.discard()
             self.new_chat()
         await self.history.delete(chat_id)
         await self.backend.forget(chat_id)
@@ -292,6 +302,53 @@ class Conversation:
         """
         return self._answer(lambda: self.history.up_to_question(text, message_id, attach))
 
+    async def compact(self) -> AsyncGenerator[AnyEvent, None]:
+        """Stream a summary of the open chat and add it to the chat unless it was stopped; see `request_messages`.
+
+        It covers everything but a question at the end that has no answer. What of the chat does not fit beside the task
+        is left out of the summary and told (`ContextTrimmed`). Ends with `GenerationFinished` or `Failed`. Raises
+        UsageError: there is nothing to summarize, or an answer is running; ChatsError, ChatsChanged: it was not saved.
+        """
+        chat, model, covered = self.chat, self.model, self.messages
+        if covered and covered[-1].role == "user":
+            covered = covered[:-1]
+        if covered and covered[-1].is_summary:
+            raise UsageError("The chat is summarized already.", "Shorten the summary (F4 on it), or raise the context.")
+        if chat is None or not covered:
+            raise UsageError("There is nothing to summarize.", "Send a message first.")
+        longest = _LONGEST_SUMMARY
+        if model is not None and model.n_ctx:
+            longest = min(longest, max(model.n_ctx // _SHARE, 64))
+        said, task = request_messages(chat.effective_system_prompt, covered), Message(role="user", content=_SUMMARIZE)
+        request = Generate(  # which continues the chat, so that its KV cache serves it
+            messages=(*said, task),
+            reasoning=False,
+            reasoning_budget=0,
+            speculation=self.speculation,
+            tools=self.tools.toolbox.tools if self.tools is not None else (),  # they are in the KV cache
+            max_tokens=longest,
+            when_full="drop_least",
+            **self.in_effect.sampling.request_options(),
+        )
+        written = ""
+        async with contextlib.aclosing(self.generate_detached(request)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta) and event.channel == "answer":
+                    written += event.text
+                elif isinstance(event, GenerationFinished) and event.calls and event.stop_reason != "cancelled":
+                    event = Failed(
+                        code="generation_failed",
+                        message="The model called a tool in place of writing a summary.",
+                        hint="Turn the tools off, and summarize again.",
+                    )
+                elif isinstance(event, GenerationFinished) and event.stop_reason != "cancelled":
+                    is_open = self.chat is not None and self.chat.id == chat.id
+                    if is_open and (text := written.strip()):
+                        name = self.model_name or "Model"
+                        await self.history.add_summary(text, name, event.stop_reason, event.timings)
+                        self.meter.chat_changed(self.history.n_past)
+                yield event
+
     async def end_reasoning(self) -> bool:
         """Let the model end its reasoning and answer now; False when it cannot."""
         return self.activity.now.answers and await self.backend.end_reasoning()
@@ -305,7 +362,7 @@ class Conversation:
             await self.backend.cancel()
 
     async def close(self) -> None:
-        """Shut the worker down and save everything. What could not be saved is in `history.unsaved`."""
+        """Shut the worker down and save everything. What could not be saved is in `history.saver.answer`."""
         await self.history.close()
         await asyncio.gather(self.backend.close(), *([self.tools.toolbox.close()] if self.tools is not None else []))
         await self.history.close_store()
@@ -424,24 +481,17 @@ async def _put_event(history: ChatHistory, event: AnyEvent, model_name: str) -> 
             step = msgspec.structs.replace(step, results=(*step.results, event.result))
             return await history.put_answer(steps=(*before, step))
         case Failed():
-            if event.alone and not answer.steps:
-                await _mark_refused(history, event.code)
+            asked, chat = history.question, history.chat
+            if event.alone and not answer.steps and asked is not None and asked.id != UNSAVED and chat is not None:
+                # Kept with the question, so that `request_messages` does not send it with the next one.
+                with contextlib.suppress(CpuchatError):  # no store, or a full disk: known until the chat is closed
+                    version = await asyncio.to_thread(history.store.update_message, asked.id, stop_reason=event.code)
+                    if version == chat.version + 1:  # else changed by another instance too: the next change finds it
+                        history.chat = msgspec.structs.replace(chat, version=version)
+                marked = msgspec.structs.replace(asked, stop_reason=event.code)
+                history.messages = [marked if one.id == asked.id else one for one in history.messages]
             return await history.put_answer(stop_reason=event.code)
     return await history.put_answer()
-
-
-async def _mark_refused(history: ChatHistory, code: str) -> None:
-    """Keep with the question that it is too long, so that `request_messages` does not send it with the next one."""
-    asked, chat = history.question, history.chat
-    if asked is None or asked.id == UNSAVED or chat is None:
-        return
-    with contextlib.suppress(CpuchatError):  # no store, or a full disk: it is known until the chat is closed
-        version = await asyncio.to_thread(history.store.update_message, asked.id, stop_reason=code)
-        if version == chat.version + 1:  # else another instance changed the chat too, which the next change finds
-            history.chat = msgspec.structs.replace(chat, version=version)
-    history.messages = [
-        msgspec.structs.replace(one, stop_reason=code) if one.id == asked.id else one for one in history.messages
-    ]
 
 
 def _recommended(model: Path) -> Recommended:

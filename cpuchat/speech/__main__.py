@@ -1,4 +1,4 @@
-"""The speech process, `python -m cpuchat.speech`: takes sentences and gives sound; see `messages`.
+"""The speech process, `python -m cpuchat.speech`: takes sentences and gives sound; see `speaker`.
 
 It loads the voice of hibari-tts (US English, 24 kHz, no network), at a lower priority than the threads that compute.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import SpeechFailed
 from cpuchat.base.line_process import LineOutput
-from cpuchat.speech.messages import Sound, Synthesize, VoiceReady
+from cpuchat.speech.speaker import Sound, Synthesize, VoiceReady
 
 # As the app's: a token of milliseconds goes first. Still lower, the first sound would get a tenth of a core beside a
 # model that computes on all of them, and take no less from it.

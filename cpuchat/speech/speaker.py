@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cpuchat.base.errors import CpuchatError, SpeechFailed
 from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
-from cpuchat.speech.messages import Answer, Sound, Synthesize, VoiceReady
-from cpuchat.speech.player import Player
+from cpuchat.speech.player import ProgramPlayer
 
 if TYPE_CHECKING:
     from cpuchat.speech.sentences import SentenceSplitter
@@ -22,6 +22,29 @@ _PIECE = 8192
 """Characters of a long text that are divided at once."""
 _PAUSE_SECONDS = 0.12
 """Silence after a sentence, beside the little that the voice itself leaves."""
+
+
+class Synthesize(msgspec.Struct, frozen=True, kw_only=True):
+    """Speak `text`, one sentence."""
+
+    id: int
+    text: str
+
+
+class VoiceReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The first answer: the voice is loaded. `rate` in samples per second."""
+
+    rate: int
+
+
+class Sound(msgspec.Struct, frozen=True, kw_only=True, tag="sound"):
+    """A sentence: 16-bit mono samples, little-endian."""
+
+    id: int
+    samples: bytes
+
+
+Answer = VoiceReady | Sound
 
 
 def check_voice() -> None:
@@ -53,14 +76,12 @@ class Speaker:
     def __init__(
         self,
         speed: float,
-        player: Callable[[], Player],
+        player: Callable[[], ProgramPlayer],
         *,
         tell: Callable[[CpuchatError], None] = lambda error: None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.speed = speed
-        self.seconds = 0.0
-        """Length of the sound of the last text so far."""
         self._new_player = player
         self._tell = tell
         self._ended = ended
@@ -96,7 +117,6 @@ class Speaker:
     def begin(self) -> None:
         """Begin to read a text; what is being read is stopped."""
         self.stop()
-        self.seconds = 0.0
         reading = self._reading = _Reading()
         self._task = asyncio.ensure_future(self._read(reading))
 
@@ -170,7 +190,7 @@ class Speaker:
 
     async def _read(self, reading: _Reading) -> None:
         """Turn sentences into sound and play it, one after the other: a player waits when it has enough."""
-        player: Player | None = None
+        player: ProgramPlayer | None = None
         try:
             while (text := await reading.sentences.get()) is not None:
                 self.prepare()
@@ -182,7 +202,6 @@ class Speaker:
                 if player is None:
                     player = self._new_player()
                     await player.start(rate)
-                self.seconds += len(samples) / (2 * rate)
                 await player.play(samples + bytes(2 * int(rate * _PAUSE_SECONDS)))
             if player is not None:
                 await player.finish()
@@ -209,14 +228,3 @@ class Speaker:
         except CpuchatError:
             self._end_process()
             raise
-
-
-async def read_aloud(speaker: Speaker, text: str) -> None:
-    """Read a whole text. Cancelling this stops it."""
-    speaker.begin()
-    try:
-        await speaker.feed_whole(text)
-        await speaker.wait()
-    finally:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            speaker.stop()

@@ -5,13 +5,14 @@ Nothing leads out of the folder: each part of a path is opened from the one befo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch, translate
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,7 @@ from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import plural, size
+from cpuchat.tools.loop import CALL_SECONDS
 
 IS_POSSIBLE = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 """Whether this system can open files from a folder that is open."""
@@ -83,10 +85,13 @@ TOOLS = (
 
 
 class Folder:
-    """A folder in which the built-in tools work.
+    """A folder in which the built-in tools work; see `loop.ToolSource`.
 
-    Blocks; use it in threads, several at once if need be: a call has descriptors of its own, and goes on after `close`.
+    A call has descriptors of its own: one that is cancelled goes on in its thread, a search for 10 s at most; its
+    result is dropped.
     """
+
+    timeout = CALL_SECONDS
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError if there is no such folder, or the system cannot confine tools to it."""
@@ -102,22 +107,32 @@ class Folder:
             reason = getattr(error, "strerror", None) or error
             raise UsageError(f"Cannot open the folder {clean_line(str(path))}: {reason}.") from None
         if is_private:
-            self.close()
+            self.release()
             raise UsageError(f"{clean_line(str(path))} may hold keys or passwords.", "Name another folder.")
+        self.tools: Sequence[Tool] = [msgspec.structs.replace(tool, origin=str(self.path)) for tool in TOOLS]
+        """An approval holds for this folder only."""
         self._tools: dict[str, tuple[type, Callable[[Any], str]]] = {
             "read_file": (_ReadFile, self._read_file),
             "list_folder": (_ListFolder, self._list_folder),
             "search": (_Search, self._search),
         }
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Give up the folder. Idempotent."""
         root, self._root = self._root, -1
         if root >= 0:
             os.close(root)
 
-    def run(self, call: ToolCall) -> ToolResult:
-        """Return what the model is told. Errors are told, too: it can correct itself."""
+    async def close(self) -> None:
+        self.release()
+
+    async def ready(self) -> None: ...
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        return await asyncio.to_thread(self.result, call)
+
+    def result(self, call: ToolCall) -> ToolResult:
+        """Return what the model is told. Errors are told, too: it can correct itself. Blocks."""
         if call.problem or call.name not in self._tools:
             return ToolResult(text=call.problem or f"There is no tool {clean_line(call.name)}.", failed=True)
         kind, run = self._tools[call.name]

@@ -31,7 +31,6 @@ from cpuchat.protocol.messages import (
     ToolResult,
 )
 from cpuchat.protocol.timings import Timings
-from cpuchat.tools.folder import TOOLS, Folder
 
 Choice = Literal["once", "chat", "refuse"]
 
@@ -134,28 +133,6 @@ class ToolSource(Protocol):
 
     async def close(self) -> None:
         """Give up what it holds; it is not used again."""
-
-
-class FolderSource:
-    """The built-in tools in a folder; see `ToolSource`.
-
-    A call that is cancelled goes on in its thread, a search for 10 s at most; its result is dropped.
-    """
-
-    timeout = CALL_SECONDS
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self.tools: Sequence[Tool] = [msgspec.structs.replace(tool, origin=str(folder.path)) for tool in TOOLS]
-        """An approval holds for this folder only."""
-
-    async def ready(self) -> None: ...
-
-    async def run(self, call: ToolCall) -> ToolResult:
-        return await asyncio.to_thread(self._folder.run, call)
-
-    async def close(self) -> None:
-        self._folder.close()
 
 
 class Toolbox:

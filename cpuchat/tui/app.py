@@ -36,9 +36,9 @@ from cpuchat.tui.widgets import graphemes
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 
 if TYPE_CHECKING:
-    from cpuchat.backend.remote.keys import KeyRing
     from cpuchat.base.errors import SettingsError
     from cpuchat.compare.comparison import Sides
+    from cpuchat.config.servers import KeyRing
     from cpuchat.config.settings import SettingSources
     from cpuchat.tools.config import ToolServerConfig
 
@@ -302,7 +302,7 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     async def _close_conversation(self) -> None:
         await self.services.close_conversation()
-        self.saved = self.conversation.history.unsaved is None
+        self.saved = self.conversation.history.saver.answer is None
 
     async def on_unmount(self) -> None:
         if not self._ended:  # not left in order

@@ -46,7 +46,7 @@ def run(make: Callable[[], ChatApp]) -> int:
 
 def print_unsaved(conversation: Conversation) -> int:
     """Print an answer that could not be saved, so that it can be copied; returns the exit code."""
-    answer, problem = conversation.history.unsaved, conversation.history.save_problem
+    answer, problem = conversation.history.saver.answer, conversation.history.saver.problem
     if answer is None or problem is None:
         return 0
     _tell(f"could not save the last answer. {problem} Its text:")

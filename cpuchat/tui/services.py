@@ -18,12 +18,11 @@ from textual.app import App
 
 from cpuchat.backend.base import Backend
 from cpuchat.backend.local import LocalBackend
-from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, SettingsError
 from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.config import settings
-from cpuchat.config.servers import Source, computes_here, source
+from cpuchat.config.servers import KeyRing, Source, computes_here, source
 from cpuchat.config.settings import Changes, Settings, SettingSources, with_changes
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.models.library.library import Library

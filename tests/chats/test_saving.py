@@ -41,7 +41,7 @@ def free_the_disk(core: Conversation) -> None:
 async def unsaved(core: Conversation) -> AsyncIterator[asyncio.Event]:
     """Answer with 100 kB that do not fit on the full disk; yields an event that is set when the problem ends."""
     told, over = asyncio.Event(), asyncio.Event()
-    core.on_save_problem = lambda: (told if core.history.save_problem else over).set()
+    core.on_save_problem = lambda: (told if core.history.saver.problem else over).set()
     await everything(core.send("first"))
     async for event in core.send("hello"):
         if isinstance(event, PrefillProgress):
@@ -54,14 +54,14 @@ async def unsaved(core: Conversation) -> AsyncIterator[asyncio.Event]:
 async def test_what_a_full_disk_did_not_take_is_saved_when_there_is_room() -> None:
     async with conversation(answer("Hm."), answer(LONG)) as core, unsaved(core) as over:
         assert core.messages[-1].content == LONG
-        assert "disk is full" in str(core.history.save_problem)
+        assert "disk is full" in str(core.history.saver.problem)
         with pytest.raises(ChatsError, match="not saved yet"):
             core.new_chat()
         with pytest.raises(ChatsError, match="not saved yet"):
             await everything(core.send("more"))
         free_the_disk(core)
         await over.wait()
-        assert core.history.save_problem is None
+        assert core.history.saver.problem is None
         assert core.chat is not None
         assert stored(core.chat.id)[-1] == ("assistant", LONG)
         assert core.messages == core.history.store.messages(core.chat.id)

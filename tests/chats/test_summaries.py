@@ -11,7 +11,6 @@ from cpuchat.base.errors import UsageError
 from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.protocol.messages import Failed, TextDelta
 from cpuchat.session.conversation import Conversation
-from cpuchat.session.summaries import compact
 from tests.chats.test_branches import conversation, everything, texts
 from tests.support.scripted_backend import Gate, ScriptedBackend, Step, answer
 
@@ -36,20 +35,20 @@ def asked(core: Conversation) -> list[tuple[str, str]]:
 async def test_a_summary_stands_for_what_comes_before() -> None:
     async with briefly("One.", "They said one.", "Two.", "Both.", "Three.") as core:
         with pytest.raises(UsageError, match="nothing to summarize"):
-            await everything(compact(core))
+            await everything(core.compact())
         await everything(core.send("First?"))
-        await everything(compact(core))
+        await everything(core.compact())
         assert asked(core)[:3] == [("system", "Be brief."), ("user", "First?"), ("assistant", "One.")]
         assert asked(core)[3][1].startswith("Summarize the messages above")
         assert texts(core) == ["First?", "One.", "They said one."] and core.messages[-1].is_summary
         assert core.messages[-1].timings is not None and core.history.n_past == 3  # tokens of the summary
         with pytest.raises(UsageError, match="summarized already"):
-            await everything(compact(core))
+            await everything(core.compact())
 
         await everything(core.send("Second?"))
         system = f"Be brief.\n\n{SUMMARY_TITLE}\n\nThey said one."
         assert asked(core) == [("system", system), ("user", "Second?")]
-        await everything(compact(core))  # of the summary and what followed
+        await everything(core.compact())  # of the summary and what followed
         assert asked(core)[:3] == [("system", system), ("user", "Second?"), ("assistant", "Two.")]
 
         assert core.chat is not None
@@ -64,7 +63,7 @@ async def test_an_unanswered_question_is_not_part_of_its_summary() -> None:
     async with briefly("One.", [FULL], "They said one.", "Two.", "Two again.") as core:
         await everything(core.send("First?"))
         assert isinstance((await everything(core.send("Second?")))[-1], Failed)
-        await everything(compact(core))
+        await everything(core.compact())
         assert [content for _, content in asked(core)][1:-1] == ["First?", "One."]
         await everything(core.regenerate())
         short = [("system", f"Be brief.\n\n{SUMMARY_TITLE}\n\nThey said one."), ("user", "Second?")]
@@ -79,7 +78,7 @@ async def test_an_unanswered_question_is_not_part_of_its_summary() -> None:
 async def test_a_summary_is_deleted_without_what_follows_and_put_back() -> None:
     async with briefly("One.", "They said one.", "Two.", "Three.") as core:
         await everything(core.send("First?"))
-        await everything(compact(core))
+        await everything(core.compact())
         summary = core.messages[-1]
         await everything(core.send("Second?"))
         whole = texts(core)
@@ -98,7 +97,7 @@ async def test_a_summary_that_was_stopped_is_not_kept() -> None:
     gate = Gate()
     async with briefly("One.", answer("They said", gate=gate)) as core:
         await everything(core.send("First?"))
-        async for event in compact(core):
+        async for event in core.compact():
             if isinstance(event, TextDelta):
                 await core.stop()
         assert texts(core) == ["First?", "One."]

@@ -84,14 +84,13 @@ def test_escape_characters_of_an_answer_never_reach_the_terminal(
     assert screen.text() == "␛]0;owned␇ hello ␛[2J\n"
 
 
-def test_a_pipe_gets_the_answer_cleaned_or_as_it_is_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for raw, got in ((False, "a␛[1m\nb\n"), (True, "a\x1b[1m\r\nb\n")):
-        monkeypatch.setattr(sys, "stdout", out := io.StringIO())
-        terminal = TerminalOutput(quiet=True, raw=raw)
-        for piece in ("a\x1b", "[1m\r", "\nb"):
-            terminal.answer(piece)
-        terminal.end_answer()
-        assert out.getvalue() == got
+def test_a_pipe_gets_the_answer_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    terminal = TerminalOutput(quiet=True)
+    for piece in ("a\x1b", "[1m\r", "\nb"):
+        terminal.answer(piece)
+    terminal.end_answer()
+    assert out.getvalue() == "a␛[1m\nb\n"
 
 
 def errors_on(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> TerminalOutput:

@@ -16,7 +16,6 @@ from cpuchat.base import paths
 from cpuchat.cli.ask import ask
 from cpuchat.cli.compare import compare
 from cpuchat.cli.question import compose
-from cpuchat.cli.speak import speak
 from tests.cli.program import run, run_process
 
 
@@ -27,7 +26,7 @@ def test_help_loads_neither_the_interface_nor_the_engine() -> None:
         "heavy = {'textual', 'rich', 'llama_cpp', 'numpy', 'asyncio', 'huggingface_hub', 'jinja2', 'msgspec', 'httpx',"
         " 'starlette', 'uvicorn'};"
         "sys.stderr.write(' '.join(sorted(heavy & set(sys.modules))));"
-        "main(['speak', '--help']); main(['ask', '--help']);"
+        "main(['ask', '--help']);"
         "sys.stderr.write(' '.join(sorted({'hibari', 'onnxruntime', 'numpy', 'llama_cpp'} & set(sys.modules))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -112,8 +111,6 @@ def test_where_the_text_of_other_commands_begins() -> None:
     given = compare.make_context("compare", line).params
     assert (given["a"], given["b"], given["prompt"]) == ("a,kv=q8_0", "b", ("-5", "+", "--rounds"))
     assert (given["rounds"], given["system"]) == (2, "s")
-    given = speak.make_context("speak", ["-5 °C", "-o", "x.wav", "outside"]).params
-    assert (given["text"], given["output"]) == (("-5 °C", "outside"), Path("x.wav"))
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_metrics_count_requests_tokens_and_speed(tiny: Server) -> None:
     tiny.post({"prompt": "Hello", "max_tokens": 7}, "/v1/completions")
     assert tiny.metric("predicted_tokens_total") == before + 7
     assert tiny.metric("requests_running") == tiny.metric("requests_waiting") == 0
-    assert all((tiny.metric(f"{name}_per_second") or 0) > 0 for name in ("decode_tokens", "read_bandwidth_bytes"))
+    assert (tiny.metric("predicted_seconds_total") or 0) > 0
     assert tiny.metric("model_loads_total") == 1
     page = tiny.http.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")

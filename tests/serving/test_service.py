@@ -8,23 +8,18 @@ from typing import Any
 
 import pytest
 
-from cpuchat.cli.serve import MAX_LINES, LineLimit
 from cpuchat.protocol.messages import (
     Failed,
     Generate,
     GenerationFinished,
     LoadProgress,
     ModelLoaded,
-    PrefillProgress,
-    TextDelta,
 )
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import InferenceService, RequestRecord
-from cpuchat.telemetry.meter import Meter
-from tests.serving.test_metrics import samples
 from tests.support.scripted_backend import WITH_DRAFT
 
 FINISHED = GenerationFinished(request_id=1, stop_reason="end", timings=Timings(predicted_n=1))
@@ -38,7 +33,6 @@ class Engine:
 
     def __init__(self, *steps: Step) -> None:
         self.steps = steps
-        self.meter = Meter()
         self.model: object = WITH_DRAFT
         self.asked: list[str | None] = []
         self.gate = asyncio.Event()
@@ -98,25 +92,6 @@ def test_a_request_whose_body_is_still_being_read_has_a_place() -> None:
     assert service.waiting == 0
 
 
-async def test_a_first_token_s_time_has_the_reload_of_a_dead_worker_in_it() -> None:
-    now = 100.0
-
-    def passing(seconds: float) -> Callable[[], None]:
-        def step() -> None:
-            nonlocal now
-            now += seconds
-
-        return step
-
-    text = TextDelta(request_id=1, text="Hi", predicted_n=1, at_ms=2000.0)
-    prompt = PrefillProgress(request_id=1, processed=8, total=8, cache_n=0)
-    engine = Engine(passing(5), ModelLoaded(model=WITH_DRAFT), prompt, passing(2), text, FINISHED)
-    engine.gate.set()
-    service = served(engine, clock=lambda: now)
-    await ask(service)
-    assert samples(service.metrics, Meter())["time_to_first_token_seconds_sum"] == 7
-
-
 async def test_the_health_tells_a_model_that_cannot_be_reloaded() -> None:
     engine = Engine(LoadProgress(phase="reading", done=0, total=1), DIED)
     engine.gate.set()
@@ -145,9 +120,3 @@ async def test_an_internal_error_counts_as_failed() -> None:
     with pytest.raises(RuntimeError):
         await ask(service)
     assert [one.result for one in records] == ["failed"]
-
-
-def test_lines_of_refused_requests_are_limited() -> None:
-    lines = LineLimit()
-    assert [lines.take(1.0) for _ in range(MAX_LINES + 7)].count((True, 0)) == MAX_LINES
-    assert [lines.take(2.5), lines.take(2.6)] == [(True, 7), (True, 0)]

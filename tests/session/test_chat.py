@@ -387,13 +387,12 @@ async def test_a_tool_server_ended_before_it_had_started_takes_no_other_one_alon
     script = str(Path(__file__).parent.parent / "support" / "mcp_server.py")
     config = ToolServerConfig(command=sys.executable, args=(script,))
     async with session_of(ScriptedBackend(), load=False) as (session, _):
-        tools = session.tools
-        first = asyncio.ensure_future(tools.start_server("one", config))
+        first = asyncio.ensure_future(session.start_server("one", config))
         await asyncio.sleep(0)
-        ending = asyncio.ensure_future(tools.end_server("one"))
+        ending = asyncio.ensure_future(session.end_server("one"))
         await asyncio.sleep(0)
-        second = asyncio.ensure_future(tools.start_server("one", config))
+        second = asyncio.ensure_future(session.start_server("one", config))
         with pytest.raises(ToolServerFailed):
             await first
         await ending
-        assert tools.servers == {"one": await second}
+        assert session.tool_servers == {"one": await second}

@@ -243,7 +243,7 @@ async def test_without_a_store_nothing_is_kept(tmp_path: Path) -> None:
     assert [m.content for m in core.messages] == ["First", "One.", "Second", "Two."]
     assert [m.content for m in backend.requests[1].messages] == ["First", "One.", "Second"]
     assert backend.requests[1].stop == ("END",) and backend.requests[1].state.chat == ""
-    assert core.history.unsaved is None and core.history.save_problem is None
+    assert core.history.saver.answer is None and core.history.saver.problem is None
     with pytest.raises(UsageError):
         await core.history.list_chats()
     core.new_chat()

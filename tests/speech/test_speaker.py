@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
 
 from cpuchat.base.errors import CpuchatError, SpeechFailed
-from cpuchat.speech.player import Player, ProgramPlayer, WavPlayer, playing_program
-from cpuchat.speech.speaker import Speaker, read_aloud
-from tests.support.listening import listen
+from cpuchat.speech.player import ProgramPlayer, playing_program
+from cpuchat.speech.speaker import Speaker
 from tests.support.sound_program import SoundProgram, no_sound_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -23,13 +23,19 @@ HANG_GUARD = 180
 
 
 class Reading:
-    """A speaker whose next text goes to what `make` returns."""
+    """A speaker that plays with the `aplay` of the test."""
 
     def __init__(self) -> None:
-        self.make: Callable[[], Player] = lambda: 1 / 0  # type: ignore[assignment, return-value]
+        self.program = "aplay"
         self.problems: list[CpuchatError] = []
         self.over = asyncio.Event()
-        self.speaker = Speaker(1.0, lambda: self.make(), tell=self.problems.append, ended=self.over.set)
+        make = lambda: ProgramPlayer(self.program)  # noqa: E731
+        self.speaker = Speaker(1.0, make, tell=self.problems.append, ended=self.over.set)
+
+    async def read(self, text: str) -> None:
+        self.speaker.begin()
+        await self.speaker.feed_whole(text)
+        await self.speaker.wait()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -52,62 +58,36 @@ async def shared(voice: Reading) -> AsyncIterator[Reading]:
         voice.speaker.stop()
 
 
-async def test_a_text_becomes_a_wav_file_that_can_be_heard(tmp_path: Path, shared: Reading) -> None:
-    file = tmp_path / "new" / "answer.wav"
-    shared.make = lambda: WavPlayer(file)
-    await read_aloud(shared.speaker, "It runs at 41.3 tok/s. That is fast, I think. Is it?")
-    assert not shared.problems
-    heard = listen(file)
-    assert heard.rate == 24_000
-    assert 4 < heard.seconds < 12
-    assert heard.seconds == pytest.approx(shared.speaker.seconds, abs=0.6)  # and the pauses between
-    assert 0.02 < heard.loudness < 0.3
-    assert heard.clipped == 0
-    assert heard.silent < 0.5
-    assert heard.pause < 0.8
-
-
-async def test_reading_begins_before_the_text_is_complete(tmp_path: Path, shared: Reading) -> None:
-    file = tmp_path / "a.wav"
-    shared.make = lambda: WavPlayer(file)
-    speaker = shared.speaker
-    speaker.begin()
-    speaker.feed("The first sentence is here. And ")
-    while not file.exists() or file.stat().st_size < 10_000:
-        await asyncio.sleep(0.01)
-    first = listen(file).seconds
-    speaker.feed("another one.")
-    speaker.finish()
-    await speaker.wait()
-    assert listen(file).seconds > first + 0.5
-    assert shared.over.is_set()
-
-
-async def test_the_voice_is_kept_for_the_next_text_which_is_played_as_it_is_written(
+async def test_a_text_becomes_sound_while_it_comes_and_the_voice_is_kept_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Reading
 ) -> None:
-    files = iter(tmp_path / f"{number}.wav" for number in range(2))
-    shared.make = lambda: WavPlayer(next(files))
-    await read_aloud(shared.speaker, "Hello. How are you?")
-    pid = shared.speaker.pid
-    assert pid is not None and os.getpriority(os.PRIO_PROCESS, pid) >= 5
-    await read_aloud(shared.speaker, "Hello. How are you?")
-    assert shared.speaker.pid == pid
-    assert (tmp_path / "0.wav").read_bytes() == (tmp_path / "1.wav").read_bytes()
-
-    program = SoundProgram(tmp_path / "bin", monkeypatch)
+    program, speaker = SoundProgram(tmp_path / "bin", monkeypatch), shared.speaker
     assert await playing_program() == "aplay"
     program.file.unlink()
-    shared.make = lambda: ProgramPlayer("aplay")
-    await read_aloud(shared.speaker, "Hello. How are you?")
-    assert not shared.problems
-    assert program.seconds() == pytest.approx(listen(tmp_path / "1.wav").seconds)
+    speaker.begin()
+    speaker.feed("It runs at 41.3 tok/s. That ")
+    while program.seconds() < 1:
+        await asyncio.sleep(0.01)
+    first = program.seconds()
+    speaker.feed("is fast, I think. Is it?")
+    speaker.finish()
+    await speaker.wait()
+    assert shared.over.is_set() and not shared.problems
+    samples = program.samples
+    assert first + 0.5 < program.seconds() < 12
+    assert 0.02 < np.sqrt((samples**2).mean()) < 0.3 and np.abs(samples).max() < 0.999
+    pid = speaker.pid
+    assert pid is not None and os.getpriority(os.PRIO_PROCESS, pid) >= 5
+    heard = []
+    for _ in range(2):
+        program.file.unlink()
+        await shared.read("Hello. How are you?")
+        heard.append(program.file.read_bytes())
+    assert speaker.pid == pid and heard[0] == heard[1]
 
 
 async def test_stopping_is_silence_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Reading) -> None:
-    program = SoundProgram(tmp_path / "bin", monkeypatch, paced=True)
-    shared.make = lambda: ProgramPlayer("aplay")
-    speaker = shared.speaker
+    program, speaker = SoundProgram(tmp_path / "bin", monkeypatch, paced=True), shared.speaker
     speaker.begin()
     speaker.feed(STORY)
     speaker.finish()
@@ -121,36 +101,33 @@ async def test_stopping_is_silence_at_once(tmp_path: Path, monkeypatch: pytest.M
         await asyncio.sleep(0.01)
     heard = program.seconds()
     # The next text is read from its start, with nothing of the one before.
-    monkeypatch.undo()
-    file = tmp_path / "next.wav"
-    shared.make = lambda: WavPlayer(file)
-    await read_aloud(speaker, "One.")
-    assert listen(file).seconds < 3
-    assert program.seconds() == heard
+    other = SoundProgram(tmp_path / "other", monkeypatch)
+    await shared.read("One.")
+    assert other.seconds() < 3 and program.seconds() == heard
 
 
-def process(speaker: Speaker) -> psutil.Process:
-    assert speaker.pid is not None
-    return psutil.Process(speaker.pid)
+async def test_a_voice_that_dies_is_reported_and_the_next_text_starts_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: Reading
+) -> None:
+    program, speaker = SoundProgram(tmp_path / "bin", monkeypatch), shared.speaker
 
+    def process() -> psutil.Process:
+        assert speaker.pid is not None
+        return psutil.Process(speaker.pid)
 
-async def test_a_voice_that_dies_is_reported_and_the_next_text_starts_it_again(tmp_path: Path, shared: Reading) -> None:
-    files = iter(tmp_path / f"{number}.wav" for number in range(9))
-    shared.make = lambda: WavPlayer(next(files))
-    speaker = shared.speaker
-    await read_aloud(speaker, "One.")
-    process(speaker).kill()
+    await shared.read("One.")
+    process().kill()
     while speaker.pid is not None:
         await asyncio.sleep(0.01)
-    await read_aloud(speaker, "Two.")  # it was idle: nothing is lost
-    assert not shared.problems
-    assert speaker.seconds > 0
+    heard = program.seconds()
+    await shared.read("Two.")  # it was idle: nothing is lost
+    assert not shared.problems and program.seconds() > heard
     speaker.begin()
-    process(speaker).suspend()
+    process().suspend()
     speaker.feed("Three. ")
     speaker.finish()
     await asyncio.sleep(0)
-    process(speaker).kill()
+    process().kill()
     await speaker.wait()
     assert [type(problem) for problem in shared.problems] == [SpeechFailed]
 
@@ -161,16 +138,12 @@ async def test_a_player_that_cannot_play_is_reported(
     SoundProgram(tmp_path / "bin", monkeypatch, status=1)
     with pytest.raises(SpeechFailed, match="No sound device"):
         await playing_program()
-    shared.make = lambda: ProgramPlayer("aplay")
-    await read_aloud(shared.speaker, "One.")
+    await shared.read("One.")
     assert "exit status 1" in shared.problems[0].message
     no_sound_program(tmp_path / "empty", monkeypatch)
-    await read_aloud(shared.speaker, "One.")
+    await shared.read("One.")
     assert "Cannot start aplay" in shared.problems[1].message
-    shared.make = lambda: 1 / 0  # type: ignore[assignment, return-value]
-    await read_aloud(shared.speaker, "One.")
-    assert "ZeroDivisionError" in shared.problems[2].message
-    (tmp_path / "file").write_text("")
-    shared.make = lambda: WavPlayer(tmp_path / "file" / "a.wav")
-    await read_aloud(shared.speaker, "One.")
-    assert "Cannot write" in shared.problems[3].message
+    shared.program = "unheard of"
+    await shared.read("One.")
+    shared.program = "aplay"
+    assert "KeyError" in shared.problems[2].message

@@ -42,11 +42,11 @@ def root(tmp_path: Path) -> Path:
 def folder(root: Path) -> Iterator[Folder]:
     folder = Folder(root)
     yield folder
-    folder.close()
+    folder.release()
 
 
 def told(folder: Folder, name: str, failed: bool = False, **arguments: Any) -> str:
-    result = folder.run(ToolCall(name=name, arguments=arguments))
+    result = folder.result(ToolCall(name=name, arguments=arguments))
     assert result.failed is failed, result.text
     assert SECRET not in result.text
     return result.text
@@ -164,7 +164,7 @@ def test_wrong_calls_are_told(folder: Folder) -> None:
     assert "path" in told(folder, "read_file", failed=True)
     assert "unknown field" in told(folder, "read_file", failed=True, path="notes.md", mode="w")
     assert "There is no tool" in told(folder, "delete_file", failed=True, path="notes.md")
-    assert folder.run(ToolCall(name="search", problem="No object.")).text == "No object."
+    assert folder.result(ToolCall(name="search", problem="No object.")).text == "No object."
     assert all(tool.read_only for tool in TOOLS)
 
 

@@ -25,7 +25,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.timings import Timings
 from cpuchat.tools import loop as limits
 from cpuchat.tools.folder import Folder
-from cpuchat.tools.loop import Choice, FolderSource, Toolbox, ToolLoop
+from cpuchat.tools.loop import Choice, Toolbox, ToolLoop
 
 LOOK = ToolCall(name="look", arguments={"at": "it"})
 MORE = ToolCall(name="look", arguments={"at": "more"})
@@ -248,6 +248,6 @@ async def test_names_are_unique_and_fit_for_every_template(tmp_path: Path) -> No
     assert other.ran[0].name == "look at/it"
     folder = Folder(tmp_path)
     (tmp_path / "a.txt").write_text("text")
-    result = await Toolbox([FolderSource(folder)]).run(ToolCall(name="read_file", arguments={"path": "a.txt"}))
+    result = await Toolbox([folder]).run(ToolCall(name="read_file", arguments={"path": "a.txt"}))
     assert result == ToolResult(text="text")
-    folder.close()
+    folder.release()

@@ -51,19 +51,16 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
 LM Studio, `usage` of all. Of `prompt_total` tokens of the prompt `cache_n` were reused and `prompt_n` evaluated;
 `predicted_n` tokens were written so far, `predicted_ms` since the first; `processed` of `total` tokens of the prompt
 are done."""
-_NOT = "not reported"
-_VLLM = "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details"
-_PLAIN = dict.fromkeys(("prefill_tok_s", "prefill_cached", "acceptance", "n_ctx"), _NOT) | {
+_PLAIN = dict.fromkeys(("prefill_tok_s", "prefill_cached", "acceptance", "n_ctx"), "not reported") | {
     "tokens": "reported at the end of the answer"
 }
 
 
 class ServerKind(NamedTuple):
-    """What one kind of server takes and reports beyond the rest.
+    """What one kind of server takes and reports beyond the rest: `takes` are the options of a request that it gets,
+    `sends` is what every request has.
 
     Attributes:
-        takes: the options of a request that it gets.
-        sends: what every request has.
         grammar: the field for a grammar; "" = it takes none, and gets the JSON schema.
         continuing: what a request has that goes on with its last message; None: it cannot.
         is_engine: it renders the chat template as it is told, and takes `ignore_eos`.
@@ -99,7 +96,7 @@ OLLAMA: Final = ServerKind(
 _LLAMA_SERVER: Final = ServerKind(
     "llama-server",
     takes=frozenset(OPTIONS),
-    sends=dict.fromkeys(("cache_prompt", "timings_per_token", "return_progress", "reasoning_control"), True),
+    sends=dict.fromkeys(("cache_prompt", "timings_per_token", "return_progress"), True),
     grammar="grammar",
     continuing={},
     is_engine=True,
@@ -125,8 +122,8 @@ KINDS: Final = {
         continuing={"continue_final_message": True, "add_generation_prompt": False},
         is_engine=True,
         # Without the tokens that its prefix cache had, which the second option reports, a prefill rate means nothing.
-        unreported={
-            "prefill_tok_s": _VLLM, "prefill_cached": _VLLM, "n_ctx": _NOT,
+        unreported=_PLAIN | {
+            "prefill_tok_s": "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details",
             "acceptance": "start vLLM with --speculative-config, --per-request-spec-decode-metrics summary",
         },
     ),
@@ -161,58 +158,50 @@ class ListedModel:
 _LONGEST_NAME, _LONGEST_WORD, _MAX_MODELS = 300, 40, 2_000
 _META = {name: f"meta.{name}" for name in ("size", "n_params", "n_ctx", "n_ctx_train", "n_vocab")}
 _FIELDS = {**_META, "quantization": "meta.ftype"}  # of llama-server in `/v1/models`
-_PENALTIES = ("presence_penalty", "frequency_penalty")  # some servers have none: left out where they are off
 _SEED_LIMIT = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
-_DEFAULT = Generate()
-_CONTEXT_LENGTH = re.compile(r"maximum context length is (\d{1,9}) tokens")
-_NEEDED = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(\d{1,9}) (?:in the messages|in the prompt|input tokens)",
-        r"prompt contains (?:at least )?(\d{1,9})",
-        r"requested (\d{1,9}) tokens",
-    )
-)
-_OUTPUT = re.compile(r"output tokens|in the completion|max_(?:completion_)?tokens")
-"""Text in a rejection that counts Max tokens, too."""
 _OVER_CONTEXT = "exceed_context_size_error"
+_NEEDED = (
+    r"(\d{1,9}) (?:in the messages|in the prompt|input tokens)|prompt contains (?:at least )?(\d{1,9})"
+    r"|requested (\d{1,9}) tokens(?! \()"
+)
+
+
+def context_sizes(status: Status) -> tuple[int, int, bool] | None:
+    """Return the tokens of a prompt and of the context when a server rejects the prompt as too long, and whether it
+    counts Max tokens too, so that the prompt may fit alone; else None.
+    """
+    if status.error.get("type") == _OVER_CONTEXT:
+        needed, n_ctx = (int(number_at(status.error, name) or 0) for name in ("n_prompt_tokens", "n_ctx"))
+        return (needed, n_ctx, False) if needed and n_ctx else None
+    if (limit := re.search(r"maximum context length is (\d{1,9}) tokens", status.message)) is None:
+        return None
+    n_ctx, found = int(limit[1]), re.search(_NEEDED, status.message)
+    counts_output = re.search(r"output tokens|in the completion|max_(?:completion_)?tokens", status.message) is not None
+    return int(next(filter(None, found.groups()))) if found is not None else n_ctx + 1, n_ctx, counts_output
 
 
 class Adapter:
     """Speaks to one server of a kind. `models` are those that it lists."""
 
     def __init__(self, connection: ServerConnection, kind: ServerKind, models: tuple[ListedModel, ...] = ()) -> None:
-        self.connection, self.kind, self.models = connection, kind, models
+        self.connection, self.kind, self.models, self.place = connection, kind, models, host(connection.server)
         self._rejected: set[str] = set()
         self._told = False  # that tools are ignored
 
-    @property
-    def place(self) -> str:
-        """Return host and port for messages."""
-        return host(self.connection.server)
-
-    def choose(self, name: str) -> ListedModel:
+    def describe(self, name: str) -> ModelInfo:
         """Return the model of that name; "" is the one that is loaded, or the first one. Raises ServerError: there is
         none.
         """
-        found = next((model for model in self.models if model.name == name), None)
-        if found is not None or (name and not self.models):  # a server that lists none
-            return found or ListedModel(name)
-        if name:
-            known = ", ".join(model.name for model in self.models[:5])
-            raise ServerError(f"{self.place} has no model {clean_line(name)!r}.", f"It has {clean_line(known)}.")
-        if not self.models:
+        models = self.models or ((ListedModel(name),) if name else ())  # a server that lists none
+        if not models:
             raise ServerError(f"{self.place} lists no models.", "Name one: --model NAME.")
-        return next((model for model in self.models if model.loaded), self.models[0])
-
-    def describe(self, name: str) -> ModelInfo:
-        """Return a model of the server. Raises ServerError as `choose`."""
-        model = self.choose(name)
+        model = next((one for one in models if (one.name == name if name else one.loaded)), models[0])
+        if name and model.name != name:
+            known = ", ".join(one.name for one in models[:5])
+            raise ServerError(f"{self.place} has no model {clean_line(name)!r}.", f"It has {clean_line(known)}.")
         source = ServerModel(self.connection.server, model.name)
         warning = f"The API key goes to {self.place} unencrypted: use https."
-        unreported = {
-            figure: why for figure, why in self.kind.unreported.items() if figure != "n_ctx" or not model.n_ctx
-        }
+        unreported = {name: why for name, why in self.kind.unreported.items() if name != "n_ctx" or not model.n_ctx}
         listed: dict[str, Any] = {name: getattr(model, name) for name in ("architecture", *_META)}
         return ModelInfo(
             path=str(source),
@@ -231,9 +220,8 @@ class Adapter:
     def request(self, request: Generate, model: str, seed: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the content of a request."""
         kind, options = self.kind, {**msgspec.structs.asdict(request.sampling), "seed": seed % _SEED_LIMIT}
-        content: dict[str, Any] = {
-            "model": model, "stream": True, "stream_options": {"include_usage": True}, **kind.sends
-        }  # fmt: skip
+        content: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        content |= kind.sends
         if request.json_schema:
             form = {"name": "answer", "schema": json.loads(request.json_schema), "strict": True}
             content["response_format"] = {"type": "json_schema", "json_schema": form}
@@ -249,22 +237,18 @@ class Adapter:
         elif wanted is not None and "reasoning" in kind.takes:
             content["reasoning_effort"] = (request.effort or "medium") if wanted else "none"
         for name in kind.takes.intersection(options).difference(request.unset):
-            if options[name] or name not in _PENALTIES:
+            if options[name] or name not in ("presence_penalty", "frequency_penalty"):  # some servers have none
                 content[name] = options[name]
         if kind.name == "vLLM" and "repeat_penalty" in content:
             content["repetition_penalty"] = content.pop("repeat_penalty")
-        if request.max_tokens:
-            content["max_tokens"] = request.max_tokens
-        if request.stop:
-            content["stop"] = list(request.stop)
-        if request.tools:
-            content["tools"] = [tool.declaration() for tool in request.tools]
-        if request.continues:
-            content |= kind.continuing or {}
-        if request.ignore_eos and kind.is_engine:
-            content["ignore_eos"] = True
-        if "max_tokens" in content and "max_tokens" in self._rejected:
-            content["max_completion_tokens"] = request.max_tokens
+        more = {
+            "max_completion_tokens" if "max_tokens" in self._rejected else "max_tokens": request.max_tokens,
+            "stop": request.stop,
+            "tools": [tool.declaration() for tool in request.tools],
+            "ignore_eos": request.ignore_eos and kind.is_engine,
+        }
+        content |= {name: value for name, value in more.items() if value}
+        content |= kind.continuing or {} if request.continues else {}
         content = {name: value for name, value in content.items() if name not in self._rejected}
         if request.prompt is not None:
             return "/v1/completions", {**content, "prompt": request.prompt}
@@ -275,10 +259,9 @@ class Adapter:
         if message.reasoning and self.kind.reasoning_field:
             found[self.kind.reasoning_field] = message.reasoning
         if message.role == "tool":
-            found |= {"tool_call_id": message.call_id, "name": message.tool}
-        elif message.calls:
-            found["tool_calls"] = [call.declaration(as_text=True) for call in message.calls]
-        return found
+            return found | {"tool_call_id": message.call_id, "name": message.tool}
+        calls = [call.declaration(as_text=True) for call in message.calls]
+        return found | ({"tool_calls": calls} if calls else {})
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -286,8 +269,13 @@ class Adapter:
         return tuple(name for name in OPTIONS if name not in self.kind.takes or name in self._rejected)
 
     def missed(self, request: Generate) -> list[str]:
-        """Return those of them that the user has set."""
-        return [name for name in self.ignored if _option(request, name) != _option(_DEFAULT, name)]
+        """Return those of them that the user has set, the window of penalties only with one."""
+        values, default = ({**msgspec.structs.asdict(one), **msgspec.structs.asdict(one.sampling)}
+                           for one in (request, Generate()))  # fmt: skip
+        penalties = ("repeat_penalty", "presence_penalty", "frequency_penalty")
+        if all(values[name] == default[name] for name in penalties):
+            values["repeat_last_n"] = default["repeat_last_n"]
+        return [name for name in self.ignored if values[name] != default[name]]
 
     def ignores_tools(self, request: Generate, prompt_tokens: int) -> bool:
         """Return, once, whether the tokens that the server reports of a prompt (0: none) are too few for its tools.
@@ -309,21 +297,6 @@ class Adapter:
         self._rejected |= set(found[:1])
         return bool(found)
 
-    def context_sizes(self, status: Status) -> tuple[int, int] | None:
-        """Return (tokens of the prompt, context) when the server rejects a prompt as too long; else None."""
-        if status.error.get("type") == _OVER_CONTEXT:
-            needed, n_ctx = (int(number_at(status.error, name) or 0) for name in ("n_prompt_tokens", "n_ctx"))
-            return (needed, n_ctx) if needed and n_ctx else None
-        if (limit := _CONTEXT_LENGTH.search(status.message)) is None:
-            return None
-        matches = (pattern.search(status.message) for pattern in _NEEDED)
-        needed = next((int(found[1]) for found in matches if found is not None), 0)
-        return needed or int(limit[1]) + 1, int(limit[1])
-
-    def counts_output(self, status: Status) -> bool:
-        """Return whether a prompt was rejected together with Max tokens: it may fit alone."""
-        return status.error.get("type") != _OVER_CONTEXT and _OUTPUT.search(status.message) is not None
-
     def chunk(self, data: dict[str, Any]) -> Chunk:
         """Return what one object of the stream reports. Raises ServerError: the server reports that it failed."""
         choices = data.get("choices")
@@ -334,7 +307,7 @@ class Adapter:
         if failed or "error" in (data.get("object"), data.get("type"), value_at(choice, "finish_reason")):
             words = clean_line(error_words(failed or data) or "no reason given")[:_LONGEST_NAME]
             raise ServerError(f"{self.place} failed: {words}.", "Check the server's log.")
-        chunk = Chunk(id=valid_text(data.get("id")), finish=valid_text(value_at(choice, "finish_reason")))
+        chunk = Chunk(finish=valid_text(value_at(choice, "finish_reason")))
         delta = value_at(choice, "delta")  # beside it, a message at the end is the whole text again
         if delta is None and choice:
             delta = value_at(choice, "message") or {"content": value_at(choice, "text")}
@@ -354,21 +327,6 @@ class Adapter:
         if {"ttft_ms", "queue_ms"} <= set(chunk.figures):
             chunk.figures["prompt_ms"] = max(0.0, chunk.figures["ttft_ms"] - chunk.figures["queue_ms"])
         return chunk
-
-    async def end_reasoning(self, answer_id: str) -> bool:
-        """Ask the server to end the reasoning and to answer now; False when it cannot."""
-        if "reasoning_control" not in self.kind.sends:
-            return False
-        wanted = {"id": answer_id, "action": "reasoning_end"}
-        return (await self.connection.post("/v1/chat/completions/control", wanted)).get("success") is True
-
-
-def _option(request: Generate, name: str) -> Any:
-    sampling = request.sampling
-    has_penalty = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-    if name == "repeat_last_n" and not has_penalty:
-        return _DEFAULT.sampling.repeat_last_n  # the window of no penalty
-    return getattr(sampling if name in Sampling.__struct_fields__ else request, name)
 
 
 async def identify(connection: ServerConnection) -> Adapter:
@@ -395,11 +353,12 @@ async def identify(connection: ServerConnection) -> Adapter:
     if kind is None and "openai" not in owners and "models" in await _object(connection, "/api/tags"):
         kind = OLLAMA
     kind, models = kind or OTHER, dict[str, ListedModel]()
-    lists = [(await _object(connection, path), key, fields) for path, key, fields in kind.lists]
-    if not lists or not any(_entries(data, key) for data, key, _ in lists):
-        lists = [(listing, "data", {**_FIELDS, **({"n_ctx": "max_model_len"} if kind.name == "vLLM" else {})})]
-    for data, key, fields in lists:
-        for entry in _entries(data, key):
+    lists = [(_entries(await _object(connection, path), key), fields) for path, key, fields in kind.lists]
+    if not any(entries for entries, _ in lists):
+        fields = _FIELDS | ({"n_ctx": "max_model_len"} if kind.name == "vLLM" else {})
+        lists = [(_entries(listing, "data"), fields)]
+    for entries, fields in lists:
+        for entry in entries:
             name = valid_text(entry.get("id")) or valid_text(entry.get("name"))
             if name and len(name) <= _LONGEST_NAME and name.isprintable() and entry.get("type") != "embeddings":
                 models[name] = _with_entry(models.get(name, ListedModel(name)), entry, fields, kind)
@@ -422,7 +381,6 @@ def _with_entry(model: ListedModel, entry: dict[str, Any], fields: Mapping[str, 
 
 
 def _entries(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return the entries of a list of models."""
     found = data.get(key)
     entries = found[:_MAX_MODELS] if isinstance(found, list) else []
     return [one if isinstance(one, dict) else {"id": one} for one in entries]

@@ -12,17 +12,16 @@ import httpx
 import msgspec
 
 from cpuchat.backend.base import ModelBackend, ended
-from cpuchat.backend.remote.adapter import Adapter, ListedModel, identify
+from cpuchat.backend.remote.adapter import Adapter, ListedModel, context_sizes, identify
 from cpuchat.backend.remote.connection import Retries, ServerConnection, Status
-from cpuchat.backend.remote.exchange import Exchange
-from cpuchat.backend.remote.keys import KeyRing
-from cpuchat.backend.remote.stream import Chunk
-from cpuchat.backend.remote.tally import StreamTally
-from cpuchat.base.errors import CpuchatError, Interrupted, UsageError
-from cpuchat.config.servers import ServerModel
+from cpuchat.backend.remote.stream import Chunk, StreamTally, objects
+from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, ServerError, ServerUnreachable, UsageError
+from cpuchat.config.servers import KeyRing, ServerModel
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.protocol.messages import (
+    ANSWER_SHARE,
     AnyEvent,
+    ContextTrimmed,
     Failed,
     Generate,
     GenerationFinished,
@@ -30,13 +29,125 @@ from cpuchat.protocol.messages import (
     LoadOptions,
     LoadProgress,
     ModelLoaded,
+    Reconnecting,
     StopReason,
 )
 from cpuchat.protocol.model_info import ModelInfo
 
 LISTING_SECONDS = 20.0
+MAX_TEXT = 16 << 20
+"""Characters of an answer at most; one that goes on never ends."""
+_PER_MESSAGE = 16  # characters that a template adds, about
+_MAX_CHANGES = 8  # to a request that was too long
 _CLOSED = Failed(code=Interrupted.code, message="The connection was closed.")
 _STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "stop": "end"}
+
+
+class _Exchange:
+    """One request: sent again while nothing has come, without the oldest messages when the server rejects the prompt as
+    too long, and read to its end. `name`: of the model at the server. `reconnected`: the server was away, and may have
+    been started anew, with another model.
+    """
+
+    def __init__(self, adapter: Adapter, request: Generate, name: str, seed: int) -> None:
+        self._adapter, self._request, self._name, self._seed = adapter, request, name, seed
+        self._max_tokens = request.max_tokens
+        self._answered = self._finished = False  # something has come; the server has said that it was all
+        self.reconnected = False
+
+    async def items(self) -> AsyncGenerator[Chunk | ContextTrimmed | Reconnecting, None]:
+        """Yield what comes. Leaving early closes the connection, by which the server stops. Raises Status,
+        httpx.HTTPError, ServerError, ContextFull: there is no answer, or it broke off.
+        """
+        changes, retries, request_id = 0, Retries(), self._request.request_id
+        while True:
+            try:
+                async with contextlib.aclosing(self._chunks()) as chunks:  # at once, not when it is collected
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except (Status, httpx.HTTPError) as error:
+                if self._finished:
+                    return  # nothing of the answer is missing
+                if self._answered:
+                    cut = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
+                    raise self._broken_off() if cut else error from None
+                if isinstance(error, Status) and changes < _MAX_CHANGES:
+                    changes += 1
+                    if sizes := context_sizes(error):
+                        if (trimmed := self._shorten(*sizes)) is not None:
+                            yield trimmed
+                        continue
+                    if self._adapter.without_rejected(error):
+                        continue
+                attempt, wait = retries.next(error)
+                # A server that is loading was started anew.
+                self.reconnected = self.reconnected or not attempt or not isinstance(error, Status)
+                attempts = retries.limit if attempt else 0
+                yield Reconnecting(request_id=request_id, attempt=attempt, attempts=attempts)
+                await asyncio.sleep(wait)
+
+    def _shorten(self, needed: int, n_ctx: int, counts_output: bool) -> ContextTrimmed | None:
+        """Ask for a shorter answer if only it with Max tokens was too long, else leave out the oldest turns, by their
+        share of the characters: system messages and the last turn stay, and an eighth of the context for the answer.
+
+        Turns go in steps of a quarter of the context, so that the next prompts begin alike and are reused; for a prompt
+        that none continues, of a sixteenth. Raises ContextFull when there is none to leave out, or none may be.
+        """
+        request, messages = self._request, self._request.messages
+        # Without Max tokens a chat is answered up to the end of the context, a raw prompt with a few tokens.
+        room = 0 if request.prompt is None else n_ctx - needed
+        if counts_output and request.max_tokens > room >= (request.prompt is not None):
+            self._request = msgspec.structs.replace(request, max_tokens=room)
+            return None
+        starts = [number for number, message in enumerate(messages) if message.role == "user"]
+        sizes = [len(message.content) + len(message.reasoning) + _PER_MESSAGE for message in messages]
+        step = max(1, n_ctx // (4 if request.when_full == "drop" else 16))
+        goal = needed - max(1, -(-(needed - n_ctx + n_ctx // ANSWER_SHARE) // step)) * step
+        kept, tokens = list[int](), needed
+        for start in starts[1:]:
+            kept = [n for n, message in enumerate(messages) if n >= start or message.role == "system"]
+            tokens = round(needed * sum(sizes[n] for n in kept) / sum(sizes))
+            if tokens <= goal:
+                break
+        if not kept or request.when_full not in ("drop", "drop_least"):
+            alone = not kept or tokens >= n_ctx
+            what, needed = ("last message", tokens) if alone else ("chat", needed)
+            told = f"{needed:,}" if needed > n_ctx + 1 else f"more than {n_ctx:,}"
+            raise ContextFull(
+                f"The {what} needs {told} tokens, but the server's context has {n_ctx:,}.",
+                "Shorten it, or start the server with a larger context.",
+                alone=alone,
+            )
+        remaining = tuple(messages[n] for n in kept)
+        self._request = msgspec.structs.replace(request, messages=remaining, max_tokens=self._max_tokens)
+        dropped = {"dropped_messages": len(messages) - len(kept), "dropped_tokens": needed - tokens}
+        return ContextTrimmed(request_id=request.request_id, n_ctx=n_ctx, **dropped)
+
+    def _broken_off(self) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"The connection to {self._adapter.place} was closed before the answer was complete.",
+            "Regenerate it (Ctrl+R), or check the server's log.",
+        )
+
+    async def _chunks(self) -> AsyncGenerator[Chunk, None]:
+        adapter, size = self._adapter, 0
+        path, content = adapter.request(self._request, self._name, self._seed)
+        async with adapter.connection.request(path, content) as response:
+            async for data in objects(response.aiter_raw()):
+                if data is None:
+                    self._finished = True
+                    continue
+                chunk = adapter.chunk(data)
+                self._answered = True
+                size += len(chunk.content) + len(chunk.reasoning)
+                if size > MAX_TEXT:
+                    problem = f"The answer is longer than {MAX_TEXT >> 20} million characters."
+                    raise ServerError(problem, "Set Max tokens in the settings.")
+                self._finished = self._finished or bool(chunk.finish)
+                yield chunk
+        if not self._finished:
+            raise self._broken_off()
 
 
 class RemoteBackend(ModelBackend):
@@ -48,7 +159,6 @@ class RemoteBackend(ModelBackend):
         self._adapter: Adapter | None = None
         self._lost = False  # the server was not reached last time: it may have been started anew
         self._arrived = 0.0  # when the newest request did, monotonic seconds
-        self._answer_id = ""
         self._killed = False
 
     @property
@@ -63,7 +173,7 @@ class RemoteBackend(ModelBackend):
         options and placement.
         """
         yield LoadProgress(phase="connecting", done=0, total=1)
-        await self._disconnect()
+        await self.unload()
         try:
             connection = await self._open(source.server)
         except CpuchatError as error:
@@ -128,7 +238,7 @@ class RemoteBackend(ModelBackend):
         seed = secrets.randbits(31) if request.sampling.seed is None else request.sampling.seed
         tally = StreamTally(request.request_id, self._arrived, model.n_ctx)
         failed: Failed | None = None
-        exchange, sent = Exchange(adapter, request, ServerModel.of(model.path).name, seed), float("-inf")
+        exchange, sent = _Exchange(adapter, request, ServerModel.of(model.path).name, seed), float("-inf")
         items = exchange.items()
         # The next item is awaited while events are taken: a loop that ends can close what waits, not what is suspended.
         arriving = asyncio.ensure_future(anext(items, None))
@@ -148,9 +258,8 @@ class RemoteBackend(ModelBackend):
                     assert item is not None  # the end of the answer, which is seen above
                     for event in tally.add(item, now) if isinstance(item, Chunk) else [item]:
                         yield event
-                    self._answer_id = tally.id
                 if now - sent >= request.output.frame_seconds:
-                    for event in tally.deltas(now):
+                    for event in tally.deltas():
                         sent = now
                         yield event
         except Exception as error:  # whatever a stranger's server brings about becomes a message
@@ -159,8 +268,8 @@ class RemoteBackend(ModelBackend):
             stopping.cancel()
             await ended(arriving)
             await items.aclose()
-        self._lost, self._answer_id = exchange.reconnected, ""
-        for event in tally.deltas(time.monotonic()):
+        self._lost = exchange.reconnected
+        for event in tally.deltas():
             yield event
         if self._killed:
             failed = msgspec.structs.replace(_CLOSED, request_id=request.request_id)
@@ -195,15 +304,10 @@ class RemoteBackend(ModelBackend):
             calls=calls,
         )
 
-    async def end_reasoning(self) -> bool:
-        """Let the model end its reasoning and answer now; False when the server cannot, or nothing is written."""
-        with contextlib.suppress(Status, httpx.HTTPError, CpuchatError):
-            if self._adapter is not None and self._answer_id:
-                return await self._adapter.end_reasoning(self._answer_id)
-        return False
-
     async def unload(self) -> None:
-        await self._disconnect()
+        adapter, self._adapter = self._adapter, None
+        if adapter is not None:
+            await adapter.connection.close()
 
     def kill(self) -> None:
         self._killed = True
@@ -212,12 +316,7 @@ class RemoteBackend(ModelBackend):
     async def close(self) -> None:
         self._cancelled.set()
         self._model = None
-        await self._disconnect()
-
-    async def _disconnect(self) -> None:
-        adapter, self._adapter = self._adapter, None
-        if adapter is not None:
-            await adapter.connection.close()
+        await self.unload()
 
 
 def _unsupported(adapter: Adapter, request: Generate) -> Failed | None:

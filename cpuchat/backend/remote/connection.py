@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 import msgspec
 
 from cpuchat import __version__
-from cpuchat.backend.remote.stream import decoded, error_words
+from cpuchat.backend.remote.stream import error_words
 from cpuchat.base.errors import ContextFull, CpuchatError, ServerBusy, ServerError, ServerRefused, ServerUnreachable
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import host, is_local
@@ -35,16 +34,14 @@ _MAX_LOOKS = 1_800  # at a server that loads its model
 
 
 class Status(Exception):
-    """Raised for an unsuccessful response. `error` is its `error` object, or what a server sends in place of one."""
+    """Raised for an unsuccessful response. `error` is its `error` object, or what a server sends in place of one,
+    `message` has its words on one line.
+    """
 
     def __init__(self, code: int, error: dict[str, Any], retry_after: float | None) -> None:
         super().__init__(code)
         self.code, self.error, self.retry_after = code, error, retry_after
-
-    @property
-    def message(self) -> str:
-        """Return the server's own words on one line."""
-        return clean_line(str(self.error.get("message") or ""))[:_LONGEST_REASON]
+        self.message = clean_line(str(error.get("message") or ""))[:_LONGEST_REASON]
 
 
 class ServerConnection:
@@ -80,37 +77,24 @@ class ServerConnection:
         await self._client.aclose()
 
     async def get(self, path: str) -> bytes:
-        """Return the content at `path` of the server. Raises Status, httpx.HTTPError, ServerError."""
-        async with self._request("GET", path, _SMALL) as response:
+        """Return the content at `path` of the server. Raises as `request`."""
+        async with self.request(path) as response:
             return await read_body(response)
 
-    async def post(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
-        """Send a small request and return its answer. Raises as `get`."""
-        async with self._request("POST", path, _SMALL, content) as response:
-            return decoded(await read_body(response))
-
-    def stream(self, path: str, content: dict[str, Any]) -> AbstractAsyncContextManager[httpx.Response]:
-        """Send a request and yield the response while it streams. Leaving early closes the connection, by which the
-        server knows that nobody reads any more. Raises as `get`.
-        """
-        return self._request("POST", path, SILENCE, content)
-
     @contextlib.asynccontextmanager
-    async def _request(
-        self, method: str, path: str, seconds: float, content: dict[str, Any] | None = None
-    ) -> AsyncIterator[httpx.Response]:
-        url = self.root + path.removeprefix("/v1") if path.startswith("/v1/") else self.server + path
+    async def request(self, path: str, content: dict[str, Any] | None = None) -> AsyncIterator[httpx.Response]:
+        """Send a request, a small one without content, and yield the response while it streams. Leaving early closes
+        the connection, by which the server knows that nobody reads any more. Raises Status, httpx.HTTPError,
+        ServerError.
+        """
+        is_small = content is None
         async with self._client.stream(
-            method,
-            url,
-            content=None if content is None else msgspec.json.encode(content),
-            headers={} if content is None else {"Content-Type": "application/json"},
-            timeout=httpx.Timeout(seconds, connect=_CONNECT, write=_WRITE),
+            "GET" if is_small else "POST",
+            self.root + path.removeprefix("/v1") if path.startswith("/v1/") else self.server + path,
+            content=None if is_small else msgspec.json.encode(content),
+            headers={} if is_small else {"Content-Type": "application/json"},
+            timeout=httpx.Timeout(_SMALL if is_small else SILENCE, connect=_CONNECT, write=_WRITE),
         ) as response:
-            encoding = response.headers.get("content-encoding", "identity").strip().lower()
-            if encoding not in ("", "identity"):  # none was asked for, and a few kB can become gigabytes
-                problem = f"{host(url)} compressed its response unasked ({clean_line(encoding)[:20]})."
-                raise ServerError(problem, "Turn compression off in the server, or in the proxy in front of it.")
             if response.status_code != 200:
                 raise _status(response, await read_body(response))
             yield response
@@ -140,10 +124,10 @@ class ServerConnection:
 
 
 class Retries:
-    """Counts the attempts at one request, and the looks at a server that is loading its model."""
+    """Counts the attempts at one request, `limit` at most, and the looks at a server that is loading its model."""
 
     def __init__(self) -> None:
-        self._attempt = self._looks = 0
+        self.limit, self._attempt, self._looks = len(BACK_OFF), 0, 0
 
     def next(self, error: Exception) -> tuple[int, float]:
         """Return the number of the next attempt, 0 while the server is loading, and the seconds to wait before it:
@@ -159,20 +143,20 @@ class Retries:
         else:
             lost = httpx.ConnectError | httpx.ConnectTimeout | httpx.RemoteProtocolError | httpx.ReadError
             may_pass = isinstance(error, lost) and not _is_certificate(error)
-        if self._attempt >= len(BACK_OFF) or not may_pass:
+        if self._attempt >= self.limit or not may_pass:
             raise error
         self._attempt += 1
         return self._attempt, max(BACK_OFF[self._attempt - 1], wanted)
 
 
 def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:
-    reason = f": {status.message}" if status.message else ""
+    code, reason = status.code, f": {status.message}" if status.message else ""
     after = "later" if status.retry_after is None else f"in {status.retry_after:.0f} s"
-    match status.code:
-        case 401 | 403 as code:
-            hint = "The API key is wrong or expired: `cpuchat servers key URL` sets another one."
+    match code:
+        case 401 | 403:
+            hint = "The API key is wrong or expired: keys.toml or CPUCHAT_API_KEY has it (docs/servers.md)."
             if not has_key:
-                hint = "It needs an API key: `cpuchat servers key URL`, or set CPUCHAT_API_KEY and give --server URL."
+                hint = "It needs an API key: set CPUCHAT_API_KEY and give --server URL, or see docs/servers.md."
             return ServerRefused(f"{name} refused the request ({code}){reason}.", hint)
         case 404:
             return ServerError(f"{name} has no such model or route (404){reason}.", "Ctrl+O lists its models.")
@@ -180,14 +164,13 @@ def _refusal(status: Status, name: str, has_key: bool) -> CpuchatError:
             return ServerBusy(f"{name} limits the rate of requests (429){reason}.", f"Try again {after}.")
         case 503:
             return ServerBusy(f"{name} is not ready (503){reason}.", f"It is loading or busy: try again {after}.")
-        case code if 300 <= code < 400:
+        case _ if 300 <= code < 400:
             return ServerError(f"{name} redirects to another address ({code}).", "Give that address.")
-        case code if code >= 500:
+        case _ if code >= 500:
             return ServerError(f"{name} failed ({code}){reason}.", "Check the server's log.")
-    if status.error.get("type") == "exceed_context_size_error":
-        return ContextFull(f"The messages do not fit the server's context{reason}.", "Shorten them.")
-    hint = "Check the model's name and the settings."
-    return ServerError(f"{name} rejected the request ({status.code}){reason}.", hint)
+        case _ if status.error.get("type") == "exceed_context_size_error":
+            return ContextFull(f"The messages do not fit the server's context{reason}.", "Shorten them.")
+    return ServerError(f"{name} rejected the request ({code}){reason}.", "Check the model's name and the settings.")
 
 
 def _status(response: httpx.Response, body: bytes) -> Status:

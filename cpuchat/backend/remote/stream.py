@@ -1,4 +1,6 @@
-"""Reads what a server streams: bounded JSON objects, with their text, numbers and calls of tools checked."""
+"""Reads what a server streams: bounded JSON objects, with their text, numbers and calls of tools checked; and adds up
+what it reports of an answer, as the events and timings that a worker would send.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpuchat.base.errors import ServerError
-from cpuchat.protocol.messages import ToolCall
+from cpuchat.protocol.messages import AnyEvent, Channel, PrefillProgress, SpeculationUpdate, TextDelta, ToolCall
+from cpuchat.protocol.timings import SpeculationFigures, Timings
 
 MAX_EVENT = 1 << 20
 """Bytes of one event at most: an ordinary one has a few hundred."""
@@ -19,19 +22,14 @@ _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a CR at the end may be half of o
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Split a byte stream at LF, CR LF or CR. A last line without its end is dropped if it was cut. Raises ServerError:
-    a line is longer than `MAX_EVENT`.
-    """
+    """Split a byte stream at LF, CR LF or CR. Raises ServerError: a line is longer than `MAX_EVENT`."""
     rest = b""
     async for chunk in chunks:
         *whole, rest = _LINE_END.split(rest + chunk)
         for line in whole:
             yield line
         _require_size(rest)
-    last = rest.removeprefix(b"data:").strip()
-    with contextlib.suppress(ServerError):
-        if last == _DONE or decoded(last):
-            yield rest
+    yield rest
 
 
 def _require_size(data: bytes) -> None:
@@ -42,48 +40,42 @@ def _require_size(data: bytes) -> None:
         )
 
 
-async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the data of server-sent events, and lines that are an object alone; comments and other fields are skipped.
-    Raises ServerError: as `lines`.
+async def objects(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any] | None]:
+    """Yield the JSON objects of server-sent events, and of lines that are one alone; None at `[DONE]`, which ends it.
+
+    Some servers leave out the empty line between events: an object ends where it is complete. Comments and other fields
+    are skipped, a last object that was cut is dropped. Raises ServerError: what came is not a JSON object, or too long.
     """
-    data: list[bytes] = []
+    data = b""
     async for line in lines(chunks):
         name, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
         is_data = name in (b"data", b"error")  # llama-server has sent errors in a field of that name
-        # Some servers leave out the empty line between events.
-        if data and (not line or (is_data and value.startswith((b"{", _DONE)))):
-            yield b"\n".join(data)
-            data = []
-        if is_data:
-            data.append(value)
-            _require_size(b"".join(data))
-        elif line.startswith(b"{"):
-            yield line
-    if data:  # the empty line at the end is missing
-        yield b"\n".join(data)
-
-
-async def objects(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any] | None]:
-    """Yield the JSON objects of a stream; None at `[DONE]`, which ends it. Raises ServerError: what came is not a JSON
-    object, or too long.
-    """
-    async for data in events(chunks):
-        if data.strip() == _DONE:
+        value = line if line.startswith(b"{") else value.strip() if is_data else b""
+        if value == _DONE:
             yield None
             return
-        if data.strip() and not data.startswith(b":"):  # some keep a connection open by a comment in an event
+        if value and not value.startswith(b":"):  # some keep a connection open by a comment in an event
+            data = b"\n".join(filter(None, (data, value)))
+            _require_size(data)
+            if value.endswith(b"}") and (found := _object(data)) is not None:
+                yield found
+                data = b""
+        elif data and not line:
             yield decoded(data)
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    value = None
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(data)
+    return value if isinstance(value, dict) else None
 
 
 def decoded(data: bytes) -> dict[str, Any]:
     """Decode one JSON object; NaN and Infinity pass, which some servers write for numbers. Raises ServerError: it is
     not one.
     """
-    value = None
-    with contextlib.suppress(ValueError, RecursionError):
-        value = json.loads(data)
-    if not isinstance(value, dict):
+    if (value := _object(data)) is None:
         start = data[:60].decode(errors="replace")
         raise ServerError(
             f"The server sent invalid JSON: {start!r}{'…' if len(data) > 60 else ''}.",
@@ -131,15 +123,13 @@ def number_at(data: Any, path: str) -> float | None:
 
 @dataclass(slots=True)
 class Chunk:
-    """One part of an answer. `finish` says why the answer ended, in the words of OpenAI ("stop", "length"). `id` is the
-    server's name for the answer. `figures` are those of `adapter.FIGURES` that it reports. `calls` are parts of calls
-    of tools as they were sent (`CallParts`).
+    """One part of an answer. `finish` says why the answer ended, in the words of OpenAI ("stop", "length"). `figures`
+    are those of `adapter.FIGURES` that it reports. `calls` are parts of calls of tools as they were sent (`CallParts`).
     """
 
     content: str = ""
     reasoning: str = ""
     finish: str = ""
-    id: str = ""
     figures: dict[str, float] = field(default_factory=dict)
     calls: Any = None
 
@@ -209,3 +199,143 @@ class CallParts:
     def calls(self) -> tuple[ToolCall, ...]:
         """Return the calls, in the order in which they began."""
         return tuple(part.call() for part in self._parts if part.name)
+
+
+_MAX_TOKENS = 1 << 31
+
+
+class StreamTally:
+    """The figures of one answer.
+
+    Times are the server's where it reports them: what the way here costs is not booked as slow decoding. Tokens that it
+    does not count are counted by the parts that it sends, which may hold several: then `approximate`.
+
+    Args:
+        started: when the request arrived at the backend, monotonic seconds.
+        n_ctx: of the model, 0 = not known.
+    """
+
+    def __init__(self, request_id: int, started: float, n_ctx: int) -> None:
+        self.finish, self.calls = "", CallParts()
+        self._request_id, self._started, self._n_ctx = request_id, started, n_ctx
+        self._figures: dict[str, float] = {}
+        self._parts = self._counted = 0  # parts with text; tokens in the deltas so far
+        self._first_at: float | None = None
+        self._newest_at = self._at_ms = 0.0
+        self._first_ms: float | None = None  # predicted_ms of the first text
+        self._first_n = 1
+        self._pending: dict[Channel, str] = {}
+        self._prefilled = False
+
+    @property
+    def has_text(self) -> bool:
+        """Return whether text waits for `deltas`."""
+        return bool(self._pending)
+
+    def _count(self, name: str) -> int:
+        return int(self._figures.get(name, 0))
+
+    @property
+    def predicted_n(self) -> int:
+        """Return the tokens written so far."""
+        return int(self._figures.get("predicted_n", self._parts))
+
+    @property
+    def prompt_total(self) -> int:
+        """Return the tokens of the prompt, reused ones too; 0: not reported."""
+        return int(self._figures.get("prompt_total", self._count("cache_n") + self._count("prompt_n")))
+
+    def add(self, chunk: Chunk, now: float) -> list[AnyEvent]:
+        """Take in one part; returns the events that do not wait: progress of the prompt."""
+        self.finish = chunk.finish or self.finish
+        self.calls.add(chunk.calls)
+        found: list[AnyEvent] = []
+        figures = dict(chunk.figures)
+        if not self._figures.get("predicted_n", 0) <= figures.get("predicted_n", _MAX_TOKENS) <= _MAX_TOKENS:
+            del figures["predicted_n"]
+            figures.pop("predicted_ms", None)
+        processed, total = figures.pop("processed", None), figures.pop("total", None)
+        if total and processed is not None and self._first_at is None:
+            cached = int(figures.setdefault("cache_n", 0))
+            figures["prompt_n"] = max(0, processed - cached)
+            found.append(self._progress(int(processed), int(total), cached))
+        self._figures |= figures
+        if chunk.content or chunk.reasoning:
+            self._parts += 1
+            self._newest_at = now
+            if self._first_at is None:
+                self._first_at, self._first_ms = now, self._figures.get("predicted_ms")
+                self._first_n = max(1, self.predicted_n)
+                if self.prompt_total and not self._prefilled:
+                    found.append(self._progress(self.prompt_total, self.prompt_total, self._count("cache_n")))
+            if chunk.reasoning:
+                self._pending["reasoning"] = self._pending.get("reasoning", "") + chunk.reasoning
+            if chunk.content:
+                self._pending["answer"] = self._pending.get("answer", "") + chunk.content
+        return found
+
+    def _progress(self, processed: int, total: int, cached: int) -> PrefillProgress:
+        processed = min(processed, total)
+        self._prefilled = processed == total
+        return PrefillProgress(
+            request_id=self._request_id, processed=processed, total=total, cache_n=min(cached, processed)
+        )
+
+    def deltas(self) -> list[AnyEvent]:
+        """Return the text that waits, and the speculation figures."""
+        if not self._pending or self._first_at is None:
+            return []
+        at_ms = 1e3 * (self._newest_at - self._started)
+        if self._first_ms is not None:  # by the server's clock
+            at_ms = 1e3 * (self._first_at - self._started) + self._figures["predicted_ms"] - self._first_ms
+        self._at_ms = max(self._at_ms, at_ms)
+        found: list[AnyEvent] = []
+        predicted_n, last = self.predicted_n, len(self._pending) - 1
+        for number, (channel, text) in enumerate(self._pending.items()):
+            n_tokens = predicted_n - self._counted if number == last else 0  # only the sum of a batch is known
+            found.append(
+                TextDelta(
+                    request_id=self._request_id, text=text, channel=channel, n_tokens=max(0, n_tokens),
+                    predicted_n=predicted_n, at_ms=self._at_ms,
+                )
+            )  # fmt: skip
+        self._counted = max(predicted_n, self._counted)
+        self._pending = {}
+        if (figures := self._speculation()) is not None:
+            found.append(SpeculationUpdate(request_id=self._request_id, predicted_n=predicted_n, figures=figures))
+        return found
+
+    def _speculation(self) -> SpeculationFigures | None:
+        drafted, accepted = self._count("draft_n"), self._count("draft_n_accepted")
+        if not drafted or accepted > drafted:
+            return None
+        return SpeculationFigures(
+            passes=max(1, self.predicted_n - 1 - accepted),  # also those that drafted nothing
+            source="server",
+            **dict.fromkeys(("draft_n", "recent_draft_n"), drafted),
+            **dict.fromkeys(("draft_n_accepted", "recent_draft_n_accepted"), accepted),
+        )
+
+    def timings(self, seed: int) -> Timings:
+        """Return the figures of the answer as far as it came."""
+        figures, first, total, n = self._figures, self._first_at, self.prompt_total, self.predicted_n
+        # The first part may hold several tokens, which took no time here: only what came after it counts.
+        spans, took = n - self._first_n, 0.0 if first is None else 1e3 * (self._newest_at - first)
+        predicted_ms = figures.get("predicted_ms", took * (n - 1) / spans if spans > 0 else 0.0)
+        speculation = self._speculation()
+        return Timings(
+            cache_n=self._count("cache_n"),
+            prompt_n=max(0, int(figures.get("prompt_n", total - self._count("cache_n")))),
+            prompt_ms=figures.get("prompt_ms", 0.0),
+            predicted_n=n,
+            predicted_ms=predicted_ms,
+            ttft_ms=0.0 if first is None else 1e3 * (first - self._started),
+            draft_n=speculation.draft_n if speculation is not None else 0,
+            draft_n_accepted=speculation.draft_n_accepted if speculation is not None else 0,
+            n_past=total + max(0, n - 1) if total else 0,
+            n_ctx=self._n_ctx,
+            seed=seed,
+            speculation=speculation,
+            approximate="predicted_n" not in figures and n > 0,
+            reused_known="cache_n" in figures or first is None,
+        )

@@ -307,7 +307,7 @@ class ChatCommands:
         session = self._session
         if not (chosen := wanted):
             about = "Each call needs your approval. off: the model reads no files."
-            folder = paths.shown(session.tools.folder or start_folder())
+            folder = paths.shown(session.tool_folder.path if session.tool_folder is not None else start_folder())
             dialog = AskTextScreen("Folder in which the model may read files", folder, 4096, about)
             chosen = await self._ask(dialog)
         if not chosen or session.refuse_while_writing("change the tools"):  # a queued message was sent meanwhile
@@ -320,14 +320,14 @@ class ChatCommands:
 
     @_in_worker("tools")
     async def forget_approvals(self) -> None:
-        self._session.tools.loop.forget_approvals()
+        self._session.tools.forget_approvals()
         self._session.tell("Every tool call needs your approval again.")
 
     @_in_worker(waits="change the tools")
     async def tool_servers(self, name: str = "") -> None:
         """Start the named MCP server of mcp.json, or end it if it runs; "" lists them."""
         session = self._session
-        if name in session.tools.servers:
+        if name in session.tool_servers:
             await session.end_server(name)
             return
         servers = await asyncio.to_thread(load_servers)
@@ -340,7 +340,7 @@ class ChatCommands:
         rows = list[PaletteRow]()
         for one, config in servers.items():
             about = "invalid: see why" if isinstance(config, SettingsError) else "start"
-            if one in session.tools.servers:
+            if one in session.tool_servers:
                 about = self._server_state(one)
             rows.append(self._row(one, self.tool_servers, one, about))
         self._list("MCP server …", rows)
@@ -354,8 +354,8 @@ class ChatCommands:
         self._session.tell_offered(f"MCP server {name}: {self._server_state(name)}. Each call needs your approval.")
 
     def _server_state(self, name: str) -> str:
-        server = self._session.tools.servers[name]
-        return server_state(server, self._session.tools.box.offered(server))
+        server = self._session.tool_servers[name]
+        return server_state(server, self._session.tools.toolbox.offered(server))
 
     # Models and other screens
 

@@ -44,7 +44,7 @@ class ConversationPane(Vertical):
         yield self.composer
 
     def follow(self, event: SessionEvent) -> None:
-        self.transcript.follow(event)
+        """Show what an event changes around the transcript."""
         match event:
             case events.MessageSent():
                 self.show_welcome()

@@ -156,6 +156,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
     # Events of the session
 
     def _follow(self, event: SessionEvent) -> Awaitable[None] | None:
+        self._transcript.follow(event)
         self._pane.follow(event)
         self.status.follow(event, self.session)
         reading = self.reader.follow(event)

@@ -74,7 +74,7 @@ class StatusLine(Widget):
                 self.show_fill(session)
                 self._tell_notes(session, session.conversation.model)
             case events.Changed("tools"):
-                self._n_tools = len(session.tools.box.tools)
+                self._n_tools = len(session.tools.toolbox.tools)
                 self._redraw()
 
     def _tell_notes(self, session: ChatSession, model: ModelInfo | None) -> None:

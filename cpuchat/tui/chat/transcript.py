@@ -145,11 +145,11 @@ class ChatTranscript(Transcript):
     def _follow_session(self, event: SessionEvent) -> None:
         match event:
             case session_events.Changed("saving"):
-                problem = self._session.history.save_problem
+                problem = self._session.history.saver.problem
                 self.border_subtitle = Content(f"Not saved: {problem.message}") if problem else ""
                 if problem is not None:
                     self._session.tell(f"The answer is not saved. {problem} Saving is being retried.", "error")
-                elif not self._session.history.answer_lost:
+                elif not self._session.history.saver.lost:
                     self.identify_last()
                     self._session.tell("Answer saved.")
             case session_events.MessagesChanged():

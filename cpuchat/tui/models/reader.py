@@ -25,7 +25,7 @@ from cpuchat.tui.models.entries import ModelDetails, ServerEntry, Subject
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
-    from cpuchat.backend.remote.keys import KeyRing
+    from cpuchat.config.servers import KeyRing
     from cpuchat.models.machine import Machine
     from cpuchat.models.prediction import Prediction
     from cpuchat.protocol.model_info import ModelInfo

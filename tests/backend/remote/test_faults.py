@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import random
 from collections.abc import AsyncGenerator
 
 import pytest
 
 from cpuchat.backend.remote import backend as remote
-from cpuchat.backend.remote import connection, exchange
+from cpuchat.backend.remote import connection
 from cpuchat.backend.remote.backend import RemoteBackend
 from cpuchat.base.errors import CpuchatError, ServerUnreachable
 from cpuchat.config.servers import ServerModel
@@ -80,21 +79,6 @@ async def test_a_lost_connection_is_tried_again_before_the_first_word_until_it_i
         assert again.of(ModelLoaded), "it may have been started anew, with another model"
 
 
-@pytest.mark.parametrize(("encoding", "status"), [("gzip", 200), ("gzip, gzip", 500)])
-async def test_a_compressed_answer_is_refused_unread(encoding: str, status: int) -> None:
-    data = b"data: " + bytes(4 << 20)
-    for _ in encoding.split(","):
-        data = gzip.compress(data)
-
-    async def answer(reply: Reply) -> None:
-        await reply.head(status, Content_Encoding=encoding)
-        await reply.raw(data)
-
-    got = await answered(answer)
-    assert got.failed.code == "server" and "compressed" in got.failed.message and got.failed.hint
-    assert not got.text
-
-
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [
@@ -132,7 +116,7 @@ async def test_a_busy_server_is_waited_for_only_when_it_is_short(status: int, er
 
 
 async def test_a_stream_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MAX_TEXT", 10_000)
+    monkeypatch.setattr(remote, "MAX_TEXT", 10_000)
 
     async def answer(reply: Reply) -> None:
         await reply.head()

@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.backend.remote.keys import KeyRing
 from cpuchat.base import paths
 from cpuchat.base.errors import ServerError, UsageError
-from cpuchat.config.servers import ServerModel, is_local, normalized, source
+from cpuchat.config.servers import KeyRing, ServerModel, is_local, normalized, source
 from tests.support.chatting import chat, collect
 from tests.support.remote_server import Reply, remote_server
 
 SERVER = "https://llm.example.com"
 
 
-def test_a_stored_key_is_for_its_server_alone() -> None:
-    KeyRing().store(SERVER, "sk-one")
-    assert paths.keys_file().stat().st_mode & 0o777 == 0o600
+def stored(text: str, mode: int = 0o600) -> None:
+    paths.data_dir().mkdir(parents=True)
+    paths.keys_file().write_text(text)
+    paths.keys_file().chmod(mode)
+
+
+def test_a_stored_key_is_for_its_server_alone_and_one_that_is_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored(f'"{SERVER}" = "sk-one"\n"https://no.text" = {{keyring = true}}\n')
     assert KeyRing().key(SERVER) == "sk-one"
     assert KeyRing().key("https://other.example.com") == ""
-    KeyRing().store(SERVER, "")
-    assert KeyRing().key(SERVER) == ""
-
-
-def test_a_key_that_is_no_text_is_named_unless_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    KeyRing().store("https://other.example.com", "sk-two")
-    with paths.keys_file().open("a") as file:
-        file.write(f'"{SERVER}" = {{keyring = true}}\n')
-    with pytest.raises(ServerError, match="keyrings are not read") as raised:
-        KeyRing().key(SERVER)
-    assert f"cpuchat servers key {SERVER}" in raised.value.hint
+    with pytest.raises(ServerError, match="keyrings are not read"):
+        KeyRing().key("https://no.text")
     monkeypatch.setenv("CPUCHAT_API_KEY", "sk-env")
-    assert KeyRing(SERVER).key(SERVER) == "sk-env"
-    KeyRing().store(SERVER, "sk-one")
-    assert KeyRing().key("https://other.example.com") == "sk-two"
+    assert KeyRing("https://no.text").key("https://no.text") == "sk-env"
 
 
 @pytest.mark.parametrize(("mode", "reason"), [(0o644, "chmod 600"), (0o600, "not valid TOML")])
 def test_a_file_that_others_may_read_or_that_is_broken_is_refused_without_showing_it(mode: int, reason: str) -> None:
-    paths.data_dir().mkdir(parents=True)
-    paths.keys_file().write_text('"https://a" = sk-secret')
-    paths.keys_file().chmod(mode)
+    stored('"https://a" = sk-secret', mode)
     with pytest.raises(ServerError, match=reason) as raised:
         KeyRing().key(SERVER)
     assert "sk-secret" not in str(raised.value)

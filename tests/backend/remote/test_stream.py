@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuchat.backend.remote.stream import decoded, events, lines, objects, valid_text
+from cpuchat.backend.remote.stream import decoded, lines, objects, valid_text
 from cpuchat.base.errors import ServerError
 
 
@@ -21,9 +21,9 @@ async def pieces(data: bytes, size: int) -> AsyncIterator[bytes]:
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("size", [1, 7, 1000])
 async def test_events_are_found_however_they_arrive(end: bytes, size: int) -> None:
-    parts = [b": a comment", b"event: message", b"data: one", b"", b"data:two", b"data: lines", b"", b"id: 7", b"", b""]
-    data = end.join(parts) + b"\n"
-    assert [event async for event in events(pieces(data, size))] == [b"one", b"two\nlines"]
+    parts = [b": a comment", b"event: message", b'data: {"a":1}', b"", b'data:{"b":', b"data: 2}", b"", b"id: 7"]
+    data = end.join([*parts, b"", b""]) + b"\n"
+    assert [one async for one in objects(pieces(data, size))] == [{"a": 1}, {"b": 2}]
 
 
 @pytest.mark.parametrize(

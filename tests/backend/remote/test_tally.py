@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from cpuchat.backend.remote.stream import Chunk
-from cpuchat.backend.remote.tally import StreamTally
+from cpuchat.backend.remote.stream import Chunk, StreamTally
 from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDelta
 
 
@@ -24,7 +23,7 @@ def test_rates_are_those_of_the_server_however_the_parts_arrive() -> None:
     rates = []
     for n, late in enumerate((0.0, 0.5, 0.1, 0.9), 1):  # bursts of the network
         one.add(Chunk(content="x", figures=reported(n, 50.0 * (n - 1))), 100.5 + 0.05 * n + late)
-        [delta] = one.deltas(101.0)
+        [delta] = one.deltas()
         assert isinstance(delta, TextDelta)
         rates.append((delta.predicted_n, delta.at_ms))
     assert [after[1] - before[1] for before, after in pairwise(rates)] == [50.0, 50.0, 50.0]
@@ -38,7 +37,7 @@ def test_parts_are_counted_where_the_server_counts_no_tokens_until_usage_at_the_
     one = tally()
     for n in range(5):
         one.add(Chunk(content="x"), 100.5 + 0.1 * n)
-        one.deltas(101.0)
+        one.deltas()
     timings = one.timings(7)
     assert timings.approximate and timings.predicted_n == 5 and not timings.reused_known
     assert timings.predicted_per_second == pytest.approx(10.0)
@@ -53,7 +52,7 @@ def test_drafts_become_acceptance_and_tokens_per_pass() -> None:
     for n in range(1, 62, 4):  # three of four drafted tokens accepted, and one more
         accepted = 3 * (n - 1) // 4
         one.add(Chunk(content="x", figures=reported(n, 10.0 * n, draft_n=n - 1, draft_n_accepted=accepted)), 100.5 + n)
-        events = one.deltas(100.5 + n)
+        events = one.deltas()
     [update] = [event for event in events if isinstance(event, SpeculationUpdate)]
     assert update.figures.source == "server"
     timings = one.timings(7)
@@ -75,7 +74,7 @@ def test_reasoning_and_answer_keep_their_channels() -> None:
     one = tally()
     one.add(Chunk(reasoning="hm ", figures=reported(1, 1.0)), 100.5)
     one.add(Chunk(content="yes", figures=reported(2, 2.0)), 100.6)
-    deltas = [event for event in one.deltas(100.7) if isinstance(event, TextDelta)]
+    deltas = [event for event in one.deltas() if isinstance(event, TextDelta)]
     assert [(delta.channel, delta.text) for delta in deltas] == [("reasoning", "hm "), ("answer", "yes")]
     assert sum(delta.n_tokens for delta in deltas) == 2
 

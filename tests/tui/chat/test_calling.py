@@ -143,4 +143,4 @@ async def test_a_server_is_started_called_and_ended(tmp_path: Path) -> None:
         await app.until(lambda: "mcpServers.odd" in app.screen_text)
         await choose()
         await app.until(lambda: "tool" not in app.status)
-        assert not app.chat.session.tools.servers and app.conversation.tools is None
+        assert not app.chat.session.tool_servers and app.conversation.tools is None

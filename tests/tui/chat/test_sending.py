@@ -80,7 +80,7 @@ async def test_an_answer_that_is_not_saved_is_told_until_it_is() -> None:
         before.open()
         await app.shows("Not saved")
         app.conversation.history.store._db.execute("PRAGMA max_page_count = 1000000")
-        await app.until(lambda: app.conversation.history.save_problem is None)
+        await app.until(lambda: app.conversation.history.saver.problem is None)
         end.open()
         await app.idle()
         assert "Not saved" not in app.screen_text
