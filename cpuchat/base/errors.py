@@ -175,7 +175,7 @@ class ServerRefused(ServerError, code="server_refused", exit_code=22):
     """The server wants an API key, or another one."""
 
 
-class SpeechFailed(CpuchatError, code="speech"):
+class SpeechFailed(CpuchatError, code="speech", exit_code=23):
     """No voice is installed, or it failed; the answer is not affected."""
 
 

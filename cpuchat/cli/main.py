@@ -29,6 +29,7 @@ _LONGEST_QUESTION = 300  # characters, in a hint
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
     "serve": ("cpuchat.cli.serve", "serve", "Serve a model to other programs (OpenAI-compatible)."),
+    "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
     "chats": ("cpuchat.cli.chats", "chats", "List, export and import chats."),

@@ -1,4 +1,8 @@
-"""Plays sound (16-bit mono samples, little-endian) with a program that the system has."""
+"""Plays sound (16-bit mono samples, little-endian) with a program that the system has, or writes it to a WAV file.
+
+A player is for one reading: `start` with the first sound, `play` returns when there is room for more, `finish` when
+everything was heard, `stop` is silent at once. All but `stop` raise SpeechFailed.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,12 @@ import asyncio
 import contextlib
 import os
 import shutil
+import struct
+import wave
+from pathlib import Path
 
 from cpuchat.base.errors import SpeechFailed
+from cpuchat.base.paths import shown
 from cpuchat.base.processes import child_environment
 
 # In order: a sound server's own program first, the kernel's device next. Each takes 16-bit mono samples on its input.
@@ -26,10 +34,7 @@ _CHECK = "Check the sound device."
 
 
 class ProgramPlayer:
-    """Plays one reading with one of `PROGRAMS`: `start` with the first sound, `play` returns when there is room for
-    more, `finish` when everything was heard. `stop` kills it: nothing that it has buffered is heard any more. All but
-    `stop` raise SpeechFailed.
-    """
+    """Plays with one of `PROGRAMS`. Stopping kills it: nothing that it has buffered is heard any more."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,6 +80,45 @@ class ProgramPlayer:
                 process.kill()
 
 
+class WavPlayer:
+    """Writes one WAV file, created with the first sound. Its header is valid after each sentence."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._wave: wave.Wave_write | None = None
+
+    async def start(self, rate: int) -> None:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self._wave = wave.open(str(self.file), "wb")  # noqa: SIM115
+        except OSError as error:
+            raise self._failure(error) from None
+        self._wave.setparams((1, 2, rate, 0, "NONE", ""))
+
+    async def play(self, samples: bytes) -> None:
+        assert self._wave is not None
+        try:
+            self._wave.writeframes(samples)  # not in a thread: `stop` must not come between them and the header
+        except (OSError, struct.error) as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> SpeechFailed:
+        reason = error.strerror if isinstance(error, OSError) else "WAV files end at 4 GiB"
+        return SpeechFailed(f"Cannot write {shown(self.file)}: {reason}.", "Choose another file.")
+
+    async def finish(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        written, self._wave = self._wave, None
+        if written is not None:
+            with contextlib.suppress(OSError, struct.error):
+                written.close()
+
+
+Player = ProgramPlayer | WavPlayer
+
+
 async def playing_program() -> str:
     """Return the first program that can play here, by playing 20 ms of silence. Raises SpeechFailed: none can."""
     silence = bytes(2 * int(_PROBE_RATE * _PROBE_SECONDS))
@@ -90,5 +134,7 @@ async def playing_program() -> str:
         finally:
             player.stop()
         return name
-    hint = "To write a file, use hibari's own command: `hibari -o FILE`."
-    raise SpeechFailed(f"No sound device: none of {', '.join(PROGRAMS)} can play here.", hint)
+    raise SpeechFailed(
+        f"No sound device: none of {', '.join(PROGRAMS)} can play here.",
+        "Write a file: `cpuchat speak -o FILE`.",
+    )

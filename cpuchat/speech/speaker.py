@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import msgspec
 from cpuchat.base.errors import CpuchatError, SpeechFailed
 from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
-from cpuchat.speech.player import ProgramPlayer
+from cpuchat.speech.player import Player
 
 if TYPE_CHECKING:
     from cpuchat.speech.sentences import SentenceSplitter
@@ -76,12 +77,14 @@ class Speaker:
     def __init__(
         self,
         speed: float,
-        player: Callable[[], ProgramPlayer],
+        player: Callable[[], Player],
         *,
         tell: Callable[[CpuchatError], None] = lambda error: None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.speed = speed
+        self.seconds = 0.0
+        """Length of the sound of the last text so far."""
         self._new_player = player
         self._tell = tell
         self._ended = ended
@@ -117,6 +120,7 @@ class Speaker:
     def begin(self) -> None:
         """Begin to read a text; what is being read is stopped."""
         self.stop()
+        self.seconds = 0.0
         reading = self._reading = _Reading()
         self._task = asyncio.ensure_future(self._read(reading))
 
@@ -190,7 +194,7 @@ class Speaker:
 
     async def _read(self, reading: _Reading) -> None:
         """Turn sentences into sound and play it, one after the other: a player waits when it has enough."""
-        player: ProgramPlayer | None = None
+        player: Player | None = None
         try:
             while (text := await reading.sentences.get()) is not None:
                 self.prepare()
@@ -202,6 +206,7 @@ class Speaker:
                 if player is None:
                     player = self._new_player()
                     await player.start(rate)
+                self.seconds += len(samples) / (2 * rate)
                 await player.play(samples + bytes(2 * int(rate * _PAUSE_SECONDS)))
             if player is not None:
                 await player.finish()
@@ -228,3 +233,14 @@ class Speaker:
         except CpuchatError:
             self._end_process()
             raise
+
+
+async def read_aloud(speaker: Speaker, text: str) -> None:
+    """Read a whole text. Cancelling this stops it."""
+    speaker.begin()
+    try:
+        await speaker.feed_whole(text)
+        await speaker.wait()
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            speaker.stop()

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from cpuchat.base.errors import CpuchatError, SpeechFailed
 from cpuchat.speech.player import ProgramPlayer, playing_program
-from cpuchat.speech.speaker import Speaker
+from cpuchat.speech.speaker import Speaker, read_aloud
 from tests.support.sound_program import SoundProgram, no_sound_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -33,9 +33,7 @@ class Reading:
         self.speaker = Speaker(1.0, make, tell=self.problems.append, ended=self.over.set)
 
     async def read(self, text: str) -> None:
-        self.speaker.begin()
-        await self.speaker.feed_whole(text)
-        await self.speaker.wait()
+        await read_aloud(self.speaker, text)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -65,11 +63,11 @@ async def test_a_text_becomes_sound_while_it_comes_and_the_voice_is_kept_for_the
     assert await playing_program() == "aplay"
     program.file.unlink()
     speaker.begin()
-    speaker.feed("It runs at 41.3 tok/s. That ")
+    speaker.feed("The first sentence is here. And ")
     while program.seconds() < 1:
         await asyncio.sleep(0.01)
     first = program.seconds()
-    speaker.feed("is fast, I think. Is it?")
+    speaker.feed("it runs at 41.3 tok/s. Is that fast?")
     speaker.finish()
     await speaker.wait()
     assert shared.over.is_set() and not shared.problems
