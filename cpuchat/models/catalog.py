@@ -235,12 +235,6 @@ PACE = 5.0
 """
 _PERMISSIVE = frozenset({"apache-2.0", "mit", "modified-mit"})
 _RESEARCH_ONLY = frozenset({"cc-by-nc-4.0", "mrl", "qwen-research"})
-_USUAL_BANDWIDTH = 25e9  # bytes/s of decoding on a laptop with two memory channels; where nothing was measured
-_COMMON_BYTES = 2.5e9
-"""A model of 4B parameters in 4 bits: useful for most, quick to download, and at reading pace on most machines. Without
-any speed, models near it are preferred ..."""
-_MAX_UNMEASURED_BYTES = 6e9
-"""... and larger ones are not recommended."""
 _MAX_MEMORY = 0.5
 """Share of the machine's memory that a recommended model takes: the rest is for the user's other programs."""
 _MAX_CHAT = 4
@@ -254,8 +248,8 @@ _MIN_FAST = 1.0  # billions of parameters; smaller models are for drafting
 class Ranked:
     """The catalog for one machine, each model once, the newest year first.
 
-    `suits` is short: fits into half of the memory, keeps up with reading (where no speed is known: is small), is
-    computed with vector instructions, and is not for research only. By purpose, as `purposes` says by id: "chat", of up
+    `suits` is short: fits into half of the memory, keeps up with reading, is computed with vector instructions, and is
+    not for research only. By purpose, as `purposes` says by id: "chat", of up
     to four publishers; "fast", which reads less; "long context", longer than that of the first; "reasoning" and "code".
     `unsuitable`: too large or too slow. `others`: the rest.
     """
@@ -288,18 +282,11 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
     newest = sorted(models, key=lambda model: -model.year)
     hopeless = {id for id, one in predictions.items() if one.verdict == "too large" or one.too_slow}
     unsuitable = tuple(model for model in newest if model.id in hopeless)
-    measured = any(prediction.tok_s is not None for prediction in predictions.values())
-    possible = [
-        model
-        for model in newest
-        if _recommendable(model, predictions.get(model.id)) and (measured or model.size <= _MAX_UNMEASURED_BYTES)
-    ]
+    possible = [model for model in newest if _recommendable(model, predictions.get(model.id))]
 
     def worth(model: CatalogModel) -> tuple[int, bool, float]:
-        """Newer models first, of one year those with a permissive license, then the larger one; without speeds the one
-        of about `_COMMON_BYTES`."""
-        unmeasured = -abs(math.log(max(model.size, 1) / _COMMON_BYTES))
-        return model.year, model.license in _PERMISSIVE, model.params if measured else unmeasured
+        """Newer models first, of one year those with a permissive license, then the larger one."""
+        return model.year, model.license in _PERMISSIVE, model.params
 
     by_use = {use: [model for model in possible if model.use == use] for use in ("chat", "reasoning", "code")}
     of_publisher: dict[str, CatalogModel] = {}
@@ -328,7 +315,6 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
 def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
     if prediction is None:
         return False
-    pace = prediction.tok_s or _USUAL_BANDWIDTH / max(prediction.bytes_per_token, 1)  # else that of a usual machine
     return (
         model.use != "draft"
         and not prediction.scalar_type
@@ -336,7 +322,7 @@ def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
         and "repo" in model.verified
         and prediction.verdict == "fits"
         and prediction.needed <= _MAX_MEMORY * prediction.total_memory
-        and pace >= PACE
+        and (prediction.tok_s or 0) >= PACE
     )
 
 

@@ -25,6 +25,7 @@ from cpuchat.models.quantize.types import PRECISE, speed_up
 from cpuchat.present import downloads
 from cpuchat.present.table import ListRow
 from cpuchat.telemetry import units
+from cpuchat.telemetry.machine import ROUGH
 from cpuchat.telemetry.units import about, plural, size, tokens
 
 if TYPE_CHECKING:
@@ -288,11 +289,12 @@ def context(prediction: Prediction) -> str:
 
 def doubt(machine: Machine | None) -> str:
     """Return why predicted speeds are missing or rough; "" where passes were measured."""
-    if machine is None or (machine.peak and machine.probed):
+    if machine is None or machine.probed:
         return ""
-    if machine.peak:
-        return "speeds are rough until `cpuchat probe`"
-    return "no speeds until `cpuchat probe`"
+    if machine.profile is None:
+        return f"no speeds: {machine.peak_source}"
+    rough = f"±{100 * ROUGH:.0f} %" if machine.estimated and not machine.fitted else "rough"
+    return f"speeds are {rough} until measured: `cpuchat probe` (30 s)"
 
 
 def key_of(model: RepoModel) -> str:

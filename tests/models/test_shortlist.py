@@ -15,7 +15,7 @@ GB = 10**9
 
 def machine(free: float, peak: float) -> Machine:
     """Return a machine with that many GB of memory, 90 % of it free, and that many GB/s."""
-    profile = reading(0.7 * peak * GB) if peak else None
+    profile = reading(0.7 * peak * GB)
     return Machine(available=int(free * GB), total=int(free * GB / 0.9), profile=profile, source="measured")
 
 
@@ -59,16 +59,6 @@ def test_of_one_publisher_the_newest_and_then_the_largest_is_taken() -> None:
 def test_drafts_and_repositories_that_nobody_saw_are_not_put_first() -> None:
     found, _ = judged((model("draft", 1, use="draft"), model("unseen", 1, verified=())), machine(20, 40))
     assert not found.suits and names(found.others) == ["draft", "unseen"]
-
-
-def test_where_no_speed_is_known_a_common_small_size_comes_first_and_large_ones_not_at_all() -> None:
-    found, _ = judged((
-        model("tiny", 0.3), model("common", 2.6), model("small", 1.1), model("sparse", 18, active_params=1.0),
-    ), machine(30, 0))  # fmt: skip
-    assert names(found.suits) == ["common", "small", "tiny"] and names(found.others) == ["sparse"]
-    catalog = load_catalog().models
-    found, predictions = judged(catalog, machine(30, 0))
-    assert 2e9 < found.suits[0].size < 4e9 and all(predictions[one.id].tok_s is None for one in found.suits)
 
 
 def test_a_permissive_license_comes_first_and_research_only_never() -> None:

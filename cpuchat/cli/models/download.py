@@ -25,11 +25,11 @@ from cpuchat.models.heads import kind_named, title
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import RepoModel, Repository, choose_repo_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import NOT_PROBED, this_machine
+from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import Prediction, estimate, predict
 from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
-from cpuchat.present.models import verdict
+from cpuchat.present.models import doubt, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
@@ -190,10 +190,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
         "? repository not verified. ≈ size not verified.",
         "Download one: cpuchat models download ID.",
     ]
-    if machine.profile is None:
-        footnotes.append(f"No TOK/S: {machine.peak_source}.")
-    elif not machine.probed:
-        footnotes.append(f"Speeds are {NOT_PROBED}.")
+    footnotes += filter(None, [doubt(machine)])
     click.echo()
     for note in footnotes:
         echo_paragraph(note)
