@@ -86,12 +86,14 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
 class Costs(NamedTuple):
     """The `profile` of a set of cores, and the measurements that it follows (`source`; "": none).
 
-    `factors`: by how much longer passes of some models take, by the key of their files (`usage`).
+    `factors`: by how much longer passes of some models take, by the key of their files (`usage`). `types`: those of
+    tensors whose passes were measured.
     """
 
     profile: CostProfile
     source: str
     factors: dict[str, float]
+    types: frozenset[str] = frozenset()
 
 
 def factor_of(factors: Mapping[str, float], model: Path) -> float:
@@ -189,7 +191,8 @@ class CostLog:
         sources = [f"{part}probe of {plural(len(self.on.cores), 'core')}"] * bool(probe)
         sources += [f"chats with {plural(len(known), 'model')}"] * bool(known)
         factors = {one.file: factor / usual for one, factor in known if one.file}
-        return Costs(scaled(profile, 1 / usual) if large else profile, " and ".join(sources), factors)
+        types = frozenset(one.main.type for one in probe)
+        return Costs(scaled(profile, 1 / usual) if large else profile, " and ".join(sources), factors, types)
 
 
 def _rate(one: Observation) -> float:

@@ -55,7 +55,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     `available` is what a model may take, `total` what there is. `profile` is what passes cost on the cores in use, and
     `source` what that rests on; None without any cores. `factors`: by how much longer passes of some
     models take, as of `factor_of`. `cache_bytes` are the L3 caches of these cores (0: not known). `fitted`: the profile
-    follows measured passes, not what is usual of such cores; `probed`: those of a probe are among them.
+    follows measured passes, not what is usual of such cores; `probed`: those of a probe are among them, of the tensor
+    types `measured_types` on these cores.
     `scalar_types` as of `support`.
     """
 
@@ -70,6 +71,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     factors: dict[str, float] = {}
     fitted: bool = False
     probed: bool = False
+    measured_types: frozenset[str] = frozenset()
     cache_bytes: int = 0
     scalar_types: frozenset[str] = frozenset()
 
@@ -115,6 +117,7 @@ def this_machine(settings: Settings, *, loaded: ModelInfo | None = None, root: P
         factors=costs.factors,
         fitted=bool(costs.source),
         probed=probed,
+        measured_types=costs.types,
     )
 
 

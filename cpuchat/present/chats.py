@@ -120,7 +120,7 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
         speed = estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9).tok_s
         parts.append(f"{'≈' if machine.estimated else ''}{units.bandwidth(machine.peak)} GB/s")
         parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
-    models = load_catalog().models
+    models = load_catalog().on(machine).models
     predictions = estimates(models, machine)
     best = next(iter(ranked(models, predictions).suits), None)
     if best is None:

@@ -158,16 +158,16 @@ entries to catalog.toml in the config folder, in the format of the built-in one.
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
 def catalog(words: tuple[str, ...], as_json: bool) -> None:
     """List chat models with their GGUF repositories, fit and speed on this machine, and draft models."""
-    known = load_catalog()
+    chosen = settings.load()
+    machine = this_machine(chosen)
+    known = load_catalog().on(machine)
     for problem in known.problems:
         _complain(problem)
     wanted = " ".join(words)
     one = known.find(wanted.lower())
     found = [one] if one is not None else known.search(wanted)
-    chosen = settings.load()
     matches = (match_local(known, model) for model in Library(chosen.model.folders).local_models())
     here = {entry.id for entry in matches if entry is not None}
-    machine = this_machine(chosen)
     expected = estimates(known.models, machine)
     if as_json:
         rows = list[dict[str, Any]]()

@@ -132,10 +132,10 @@ def hub_address(text: str) -> Address:
     """
     if "/" in text:
         return parse_address(text)
-    catalog = load_catalog()
+    catalog = load_catalog().on(this_machine(settings.load()))
     id, _, quantization = text.strip().lower().partition(":")
     if (model := catalog.find(id)) is not None:
-        return Address(repo=model.repos[0], quantization=quantization.upper())
+        return Address(repo=model.repos[0], quantization=quantization.upper() or model.file)
     try:
         return parse_address(text)
     except UsageError as error:
