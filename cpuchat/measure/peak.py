@@ -174,14 +174,8 @@ def measure(
         raise ProbeFailed("No cores to measure.")
     if (library := paths.engine_library("cpuchat-read")) is None:
         raise ProbeFailed("This engine was built without cpuchat's reader of memory.", "Reinstall the engine.")
-    command = [
-        *python_command("-m", PROBE_MODULE),
-        "--cpus", ",".join(map(str, chosen)),
-        "--bytes", str(buffer_bytes(chosen, root)),
-        "--seconds", f"{seconds:g}",
-        "--rounds", str(rounds),
-        "--library", str(library),
-    ]  # fmt: skip
+    what = json.dumps([str(library), chosen, buffer_bytes(chosen, root), seconds, rounds])
+    command = [*python_command("-m", PROBE_MODULE), what]
     if policy:
         command = launch_command(policy, command)
     found = run_probe(command, cancelled, seconds * rounds + _PATIENCE)

@@ -29,7 +29,6 @@ from cpuchat.costs.model import (
     Scenario,
     Text,
     cpu_of,
-    int8_tops,
     scaled,
     usual,
     usual_profile,
@@ -137,13 +136,6 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return self.decode.source
         share = usual().decode[self.kind]
         return f"{100 * share.at('low'):.0f} to {100 * share.at('high'):.0f} % of the read bandwidth: {share.source}"
-
-    def int8_tops(self, scenario: Scenario) -> float:
-        """Return tera-operations per second in products of quantized matrices, all cores together."""
-        return int8_tops(
-            self.cpu, self.cores.value, self.clock_ghz.value, sockets=self.sockets, scenario=scenario,
-            own=bool(self._own_types),
-        )  # fmt: skip
 
     @property
     def _own_types(self) -> tuple[str, ...]:

@@ -474,11 +474,7 @@ def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence
     return ""
 
 
-def why_recommended(outcome: TypePrediction) -> str:
-    """Say what a recommended type has and better ones lack."""
-    if outcome.prediction.tok_s is None:
-        return "the best quality that saves space and fits"
-    return f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
+WHY_RECOMMENDED = f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
 
 
 def here(speed: SpeedHere) -> str:

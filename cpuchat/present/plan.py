@@ -166,10 +166,6 @@ def machine_figures(machine: MachineSpec) -> Lines:
     found = [(name, _figure(one, unit)) for name, one, unit in figures if one is not None]
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
     found.append(("decoding reads", f"{low:.0f}–{high:.0f} GB/s ({machine.decode_source})"))
-    if machine.fitted is not None:  # its plans do not rest on these
-        return found
-    low, high = machine.int8_tops("low"), machine.int8_tops("high")
-    found.append(("int8", f"{low:.1f}–{high:.1f} TOPS"))
     return found
 
 

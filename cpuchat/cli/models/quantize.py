@@ -79,10 +79,10 @@ def quantize(
     terminal.note(f"{path.name} → {out.name}")
 
     def show(progress: QuantizeProgress) -> None:
-        """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
+        """`tensor 87 of 291 · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
         left = f"{time_left(progress.seconds_left)} · " if progress.seconds_left is not None else ""
         terminal.status(
-            f"tensor {progress.done_tensors + 1} of {progress.tensors} · {size(progress.bytes_in)} read · "
+            f"tensor {progress.done_tensors + 1} of {progress.tensors} · "
             f"{size(progress.bytes_out)} of {size(progress.total_out)} written · {left}{progress.tensor}"
         )
 
