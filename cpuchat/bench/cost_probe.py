@@ -13,10 +13,11 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import TypeVar
 
 from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
@@ -40,6 +41,9 @@ _STEPS = 8  # tokens decoded one by one
 _LONG = 1536  # tokens of context in which attention is measured
 _PREFIX = "probe."  # of the folder of its models, in the cache folder
 _OLD_SECONDS = 3600
+_SLICE_SECONDS, _PAUSE_SECONDS = 0.4, 0.5
+"""Seconds of work from which on a slice ends, which take less than one with the last pass; and those after it."""
+T = TypeVar("T")
 
 Tell = Callable[[int, int, str], None]
 """(models done, models to do, what is measured next)"""
@@ -62,6 +66,10 @@ class Case:
     quantization: str
     passes: tuple[Pass, ...]
     share: float
+
+    @property
+    def work(self) -> ModelWork:
+        return model_work(header_of(self.shape, self.quantization))
 
 
 LAYERS = Shape(
@@ -93,42 +101,48 @@ def cases() -> list[Case]:
 
 
 class CostProbe:
-    """Measures the cores of a placement once. After `stop`, `run` raises Interrupted. `gives_way`: stop when other
-    programs compute.
+    """Measures the cores of a placement once. After `stop`, `run` raises Interrupted.
+
+    `beside`: in the background of an app. Then it works in slices of under a second with a pause after each, stops when
+    other programs compute, and keeps every case there, so that none is measured twice.
     """
 
     def __init__(
-        self, spec: PlacementSpec, tell: Tell = lambda done, of, what: None, *, gives_way: bool = False
+        self, spec: PlacementSpec, tell: Tell = lambda done, of, what: None, *, beside: CostLog | None = None
     ) -> None:
         self._spec = spec
         self._tell = tell
-        self._gives_way = gives_way
+        self._beside = beside
+        self._spent = self._slice_began = 0.0  # seconds of work
         self._backend = LocalBackend()
-        self._stopped = False
+        self._stopped, self._end = False, asyncio.Event()
 
     def stop(self) -> None:
         self._stopped = True
+        self._end.set()
         self._backend.kill()
 
     async def run(self, budget: float = BUDGET_SECONDS) -> list[Observation]:
         """Return the passes that were measured in about `budget` seconds; [] if it gave way to other programs. Raises
         Interrupted: stopped; MeasureFailed, WorkerDied: the engine failed, or the models cannot be written.
         """
-        todo = cases()
-        found: list[Observation] = []
-        last: list[Observation] = []
+        todo, found = cases(), [*self._beside.part] if self._beside is not None else []
+        known = [one.work for one in found]
         try:
             with probe_folder() as folder:
                 for done, case in enumerate(todo):
+                    if case.work in known:
+                        continue
                     self._tell(done, len(todo), case.what)
                     try:
                         now = await self._measure(case, folder, budget * case.share)
                     except DoesNotFit:
                         continue  # the others tell enough
-                    if self._gives_way and last and is_disturbed([*last, *now]):
+                    if self._beside is not None and is_disturbed(now):
                         return []
                     found += now
-                    last = now
+                    if self._beside is not None:
+                        await asyncio.to_thread(self._beside.probed, found, is_whole=False)
         except OSError as error:
             raise MeasureFailed(f"The probe's models cannot be written: {error.strerror}.") from None
         finally:
@@ -137,44 +151,63 @@ class CostProbe:
         return found
 
     async def _measure(self, case: Case, folder: Path, seconds: float) -> list[Observation]:
-        until = monotonic() + seconds
+        until = self._spent + seconds
         file = folder / f"{case.shape.name}-{case.shape.n_layer}-{case.quantization}.gguf"
         try:
-            await asyncio.to_thread(write_model, file, case.shape, case.quantization, cancelled=lambda: self._stopped)
+            writing = asyncio.to_thread(
+                write_model, file, case.shape, case.quantization, cancelled=lambda: self._stopped
+            )
+            await self._spend(writing)
             n_ctx = max(one.depth + max(one.n, _STEPS) for one in case.passes)
             options = LoadOptions(n_ctx=-(-n_ctx // 256) * 256)
-            await load_to_measure(self._backend, file, options, self._spec, lambda: self._stopped)
+            await self._spend(load_to_measure(self._backend, file, options, self._spec, lambda: self._stopped))
             found = await self._rounds(case, until, seconds)
         finally:
             file.unlink(missing_ok=True)
+        return found
+
+    async def _spend(self, work: Awaitable[T]) -> T:
+        """Await what belongs to the budget, and pause in the background once that was most of a slice."""
+        began = monotonic()
+        found = await work
+        self._spent += monotonic() - began
+        if self._beside is not None and self._spent - self._slice_began > _SLICE_SECONDS:
+            self._slice_began = self._spent
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_SECONDS):
+                    await self._end.wait()
+            if self._stopped:
+                raise Interrupted("Stopped.")
         return found
 
     async def _rounds(self, case: Case, until: float, warm_up: float) -> list[Observation]:
         """Return the best time of each pass after a warm-up: what disturbs makes it slower. What takes long is measured
         once when time is short, or not at all on slow cores, and what other programs disturbed again: `warm_up` is the
         most seconds in which the warm-up begins passes, or what is measured again."""
-        work = model_work(header_of(case.shape, case.quantization))
+        work = case.work
         found: dict[Pass, list[Observation]] = {}
-        last = max(until, monotonic()) + warm_up
+        last = max(until, self._spent) + warm_up
         # The warm-up builds graphs and wakes threads.
         for one in sorted(case.passes, key=lambda one: one.depth + max(one.n, _STEPS)):
-            if not found or monotonic() < last:
+            if not found or self._spent < last:
                 found[one] = [await self._time(one, work)]
         for number in range(1, _ROUNDS + 1):
             for one in (one for one in case.passes if one in found):
                 expected = found[one][0].seconds * (_STEPS if one.n == 1 else 1)
-                if monotonic() + expected > until and (number > 1 or expected > _SHORT_SECONDS):
+                if self._spent + expected > until and (number > 1 or expected > _SHORT_SECONDS):
                     continue
                 found[one].append(await self._time(one, work))
         for one, times in found.items():
-            while _best(times).cpu_wait > _MUCH_WAIT and len(times) < 2 * _ROUNDS and monotonic() < last:
+            while _best(times).cpu_wait > _MUCH_WAIT and len(times) < 2 * _ROUNDS and self._spent < last:
                 times.append(await self._time(one, work))
         return [_best(times) for times in found.values()]
 
     async def _time(self, one: Pass, work: ModelWork) -> Observation:
         alone, steps = one.n == 1, _STEPS if one.n == 1 else 1
-        found = await self._backend.measure(
-            Measure(n_prompt=0 if alone else one.n, n_gen=_STEPS if alone else 0, depth=one.depth)
+        found = await self._spend(
+            self._backend.measure(
+                Measure(n_prompt=0 if alone else one.n, n_gen=_STEPS if alone else 0, depth=one.depth)
+            )
         )
         if self._stopped:
             raise Interrupted("Stopped.")

@@ -17,13 +17,14 @@ from cpuchat.hardware.numa.residency import Residency, read_residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus, memory_pages, thread_cpus
 from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.measure.answer import answer_greedily
-from cpuchat.measure.peak import with_peak
+from cpuchat.measure.peak import expected, with_peak
 from cpuchat.models.cpu_modules import AUTO, engine_cpu
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.kernels import MeasuredProducts, ProductLog
 from cpuchat.protocol.messages import Generate
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
+from cpuchat.telemetry.machine import Peak
 
 if TYPE_CHECKING:
     from cpuchat.session.conversation import Conversation
@@ -39,7 +40,7 @@ class SettingFacts:
     """A loaded model with the settings `chosen`, and what the kernel says of its worker right after a test answer.
 
     `residency` and `pages` None: the kernel does not tell. `timings` are those of the test answer; `huge_pages` is the
-    kernel's setting ("" where unknown). `products` were measured with both kernels, by type.
+    kernel's setting ("" where unknown). `products` were measured with both kernels, by type; `peak` of the cores.
     """
 
     chosen: Settings
@@ -52,6 +53,7 @@ class SettingFacts:
     threads: tuple[ThreadCpus, ...] = ()
     huge_pages: str = ""
     products: Mapping[str, MeasuredProducts] = field(default_factory=dict[str, MeasuredProducts])
+    peak: Peak | None = None
 
 
 async def prove(conversation: Conversation) -> SettingFacts:
@@ -81,6 +83,7 @@ def gather(chosen: Settings, model: ModelInfo, engine: EngineInfo, timings: Timi
         pages=memory_pages(engine.pid, root),
         threads=thread_cpus(engine.pid, thread_ids, root),
         huge_pages=huge_pages(root),
+        peak=expected(model.compute_cpus, engine.memory_policy, root=root),
         products=ProductLog(model.cpus, engine.memory_policy, engine_cpu(engine.module or AUTO)).read(),
     )
 

@@ -58,7 +58,7 @@ def probe(as_json: bool, **values: Any) -> None:
 
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.hardware.bandwidth.theoretical import theoretical
-    from cpuchat.measure.peak import survey
+    from cpuchat.measure.peak import one_at_a_time, survey
     from cpuchat.present.machine import costs_measured
 
     chosen = laid_over(values)
@@ -74,15 +74,16 @@ def probe(as_json: bool, **values: Any) -> None:
         terminal.status(f"measuring {what} ({done + 1} of {total})")
 
     try:
-        found = survey(topology, progress, cpus=placement.cpus, policy=placement.memory_policy.words)
-        n_passes, problem = 0, ""
-        if not found["all_cores"].disturbed:
-            try:
-                n_passes = asyncio.run(probe_costs(CostProbe(spec, progress), placement))
-            except Interrupted:
-                raise
-            except CpuchatError as error:
-                problem = f"Passes not measured: {error}"
+        with one_at_a_time():  # windows of the app wait
+            found = survey(topology, progress, cpus=placement.cpus, policy=placement.memory_policy.words)
+            n_passes, problem = 0, ""
+            if not found["all_cores"].disturbed:
+                try:
+                    n_passes = asyncio.run(probe_costs(CostProbe(spec, progress), placement))
+                except Interrupted:
+                    raise
+                except CpuchatError as error:
+                    problem = f"Passes not measured: {error}"
     finally:
         terminal.clear_progress()
     limit = theoretical(topology)

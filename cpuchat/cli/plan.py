@@ -89,6 +89,7 @@ def plan(
         echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
         echo_paragraph(
             f"\nPlain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
+            f"{words.doubt(on(None, None))}"
         )
         return None
     wanted = find_model(model, catalog, folders)
@@ -107,6 +108,8 @@ def plan(
         echo_paragraph(clean_line(text), f"  {label:<13}", " " * 15)
     if not planned.model.exact:
         echo_paragraph("≈ from the size of the file; a GGUF file's header gives exact sizes.", "  ", "  ")
+    if note := words.doubt(planned.machine):
+        echo_paragraph(note, " ", "  ")
     return None
 
 

@@ -296,7 +296,7 @@ _SWAP_BYTES = 256 << 20
 def bandwidth(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Compare the read bandwidth with the theoretical peak of the modules."""
     peak = facts.peaks.all_cores
-    if peak is None:
+    if peak is None or peak.estimated:
         yield Finding(
             "advice", "The read bandwidth has not been measured", "bandwidth utilization and ceilings need it",
             "`cpuchat probe` measures it in about 30 seconds; so does an idle chat.",

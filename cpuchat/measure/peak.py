@@ -6,10 +6,11 @@ only be too low: then the best one counts, as "at least", until one alone succee
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -18,12 +19,14 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.files import file_lock, is_locked
 from cpuchat.base.processes import child_environment, python_command
 from cpuchat.hardware import sysfs
+from cpuchat.hardware.bandwidth.theoretical import usual_read
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.hardware.numa.mempolicy import launch_command
 from cpuchat.hardware.placement.cores import choose_cores
-from cpuchat.hardware.topology import ROOT, Topology
+from cpuchat.hardware.topology import ROOT, Topology, read_topology
 from cpuchat.measure import store
 from cpuchat.measure.subject import on_cores
 from cpuchat.protocol.model_info import ModelInfo
@@ -31,6 +34,7 @@ from cpuchat.telemetry.machine import Peak, Peaks
 from cpuchat.telemetry.units import plural
 
 WHAT: Final = "read bandwidth"
+_WINDOWS: Final = "windows of read bandwidth"
 MAX_BYTES: Final = 3_900_000_000
 """Upper limit of the memory that a measurement takes, in bytes, unless caches are larger than half of it; it never
 takes more than a quarter of the free memory."""
@@ -45,7 +49,9 @@ _PATIENCE: Final = 45.0
 WINDOW_SECONDS: Final = 0.1
 """Length of a window in seconds. The best of many short ones is the peak: what shares the memory with this system, a
 host's other guests too, rarely leaves it alone for half a second, and decoding would come above the peak then."""
-WINDOWS: Final = 15
+WINDOWS, SLICE = 15, 3
+"""Windows of a measurement, and of a slice of one: with its process and the filling of memory, a slice takes under a
+second."""
 _ALONE: Final = 0.9
 """Share of its CPU from which a thread counts as undisturbed. The app itself takes 2 to 5 % of a core while a model is
 loaded; another program that computes takes half of one."""
@@ -87,6 +93,15 @@ def known(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> Peak
     return Peak(found.value, found.subject.cores, found.disturbed)
 
 
+def expected(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> Peak | None:
+    """Return what is `known` of these CPUs, else an estimate; None without any. Predictions rest on it; limits do not,
+    as an answer may exceed an estimate."""
+    if not cpus:
+        return None
+    estimate = usual_read(read_topology(root), cpus)
+    return known(cpus, policy, root=root) or Peak(estimate, tuple(sorted(set(cpus))), estimated=True)
+
+
 def with_peak(model: ModelInfo, policy: str) -> ModelInfo:
     """Return a loaded model with what is known of the cores that compute, its draft model's among them."""
     peak = known(model.compute_cpus, policy)
@@ -103,6 +118,36 @@ def keep(found: ReadBandwidth, policy: str = "", *, root: Path = ROOT) -> Peak:
     on = on_cores(found.cpus, policy, root)
     store.keep(on, WHAT, found.bytes_per_s, n=len(found.rounds), disturbed=found.disturbed)
     return Peak(found.bytes_per_s, on.cores, found.disturbed)
+
+
+def keep_slice(found: ReadBandwidth, policy: str = "", *, root: Path = ROOT) -> Peak:
+    """Keep a part of a measurement with those before it; returns what is known then. Until so many windows were
+    undisturbed as a measurement has, the best of all is the least; then those are one measurement."""
+    on = on_cores(found.cpus, policy, root)
+    before = store.find(on, _WINDOWS, tuple[float, ...])
+    alone = [rate for rate, share in zip(found.rounds, found.shares, strict=False) if share >= _ALONE]
+    windows = (*(before.value if before is not None else ()), *alone)
+    if len(windows) < WINDOWS:
+        store.keep(on, _WINDOWS, windows, n=len(windows))
+        return keep(replace(found, shares=(0.0,)), policy, root=root)
+    store.forget(on, _WINDOWS)
+    return keep(ReadBandwidth(found.cpus, max(windows), windows, (1.0,) * len(windows)), policy, root=root)
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[bool]:
+    """Keep other processes from measuring meanwhile; False while one does."""
+    file = paths.cache_dir() / "measuring.lock"
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+    if is_locked(file):
+        yield False
+    else:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                stack.enter_context(file_lock(file))
+            yield True
 
 
 def raise_to(peak: Peak, policy: str = "", *, root: Path = ROOT) -> None:
@@ -129,14 +174,8 @@ def measure(
         raise ProbeFailed("No cores to measure.")
     if (library := paths.engine_library("cpuchat-read")) is None:
         raise ProbeFailed("This engine was built without cpuchat's reader of memory.", "Reinstall the engine.")
-    command = [
-        *python_command("-m", PROBE_MODULE),
-        "--cpus", ",".join(map(str, chosen)),
-        "--bytes", str(buffer_bytes(chosen, root)),
-        "--seconds", f"{seconds:g}",
-        "--rounds", str(rounds),
-        "--library", str(library),
-    ]  # fmt: skip
+    what = json.dumps([str(library), chosen, buffer_bytes(chosen, root), seconds, rounds])
+    command = [*python_command("-m", PROBE_MODULE), what]
     if policy:
         command = launch_command(policy, command)
     found = run_probe(command, cancelled, seconds * rounds + _PATIENCE)
@@ -241,5 +280,6 @@ def survey(
 
 
 def known_of(topology: Topology, cpus: Collection[int] = (), policy: str = "", *, root: Path = ROOT) -> Peaks:
-    """Return what is known of all `sets_of`."""
-    return Peaks(**{name: known(some, policy, root=root) for name, some in sets_of(topology, cpus).items()})
+    """Return what is known of all `sets_of`, and at least an estimate of all cores."""
+    found = {name: known(some, policy, root=root) for name, some in sets_of(topology, cpus).items()}
+    return Peaks(**found | {"all_cores": expected(sets_of(topology, cpus)["all_cores"], policy, root=root)})

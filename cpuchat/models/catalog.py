@@ -25,6 +25,7 @@ from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError
 from cpuchat.config.settings import SamplingSection, Settings, explained, with_changes
+from cpuchat.measure.difference import MATTERS
 from cpuchat.models.file_names import PREFERRED
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.places import LocalModel, is_demo
@@ -59,11 +60,12 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One model. `params` and `active_params` in billions; the latter is 0 when every token uses all of them.
 
     `context` in tokens, as trained. `repos` hold its GGUF files, the first one those of `sizes` (GB of 1e9 bytes by
-    quantization). `vocabulary` names the tokenizer: models with another one cannot draft. `drafts` are ids of models
-    that can draft for this one, the best first; `no_draft` is why there are none, with details in
-    `no_draft_detail`. `use` is the purpose; a "draft" is not to chat with. `sampling` is what its publisher recommends.
-    `verified` lists the facts confirmed by public listings and reports: "repo" (the first one), "params", "context",
-    "drafts", and quantizations for their sizes; all others are unconfirmed or computed.
+    quantization), of which `file` is the one to offer ("": the usual one). `vocabulary` names the tokenizer: models
+    with another one cannot draft. `drafts` are ids of models that can draft for this one, the best first; `no_draft` is
+    why there are none, with details in `no_draft_detail`. `use` is the purpose; a "draft" is not to chat with.
+    `sampling` is what its publisher recommends. `verified` lists the facts confirmed by public listings and reports:
+    "repo" (the first one), "params", "context", "drafts", and quantizations for their sizes; all others are unconfirmed
+    or computed.
     """
 
     id: Id
@@ -77,6 +79,7 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     vocabulary: Text = ""
     repos: Annotated[tuple[Repo, ...], msgspec.Meta(min_length=1)]
     sizes: dict[str, GB] = {}
+    file: Text = ""
     drafts: tuple[Id, ...] = ()
     no_draft: NoDraft = ""
     no_draft_detail: Text = ""
@@ -103,7 +106,9 @@ class CatalogModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def quantization(self) -> str:
-        """Return the default quantization; "" when no size is known."""
+        """Return the quantization to offer; "" when no size is known."""
+        if self.file in self.sizes:
+            return self.file
         return next((name for name in PREFERRED if name in self.sizes), next(iter(self.sizes), ""))
 
     @property
@@ -122,6 +127,11 @@ class Catalog(msgspec.Struct, frozen=True):
 
     models: tuple[CatalogModel, ...]
     problems: tuple[str, ...] = ()
+
+    def on(self, machine: Machine) -> Catalog:
+        """Return the catalog with a better quantization of a model than the usual one where that is as fast on this
+        machine, as its kernels were measured, and fits well."""
+        return Catalog(tuple(_better(one, machine) for one in self.models), self.problems) if machine.probed else self
 
     def find(self, wanted: str) -> CatalogModel | None:
         """Return the model with that id."""
@@ -235,12 +245,6 @@ PACE = 5.0
 """
 _PERMISSIVE = frozenset({"apache-2.0", "mit", "modified-mit"})
 _RESEARCH_ONLY = frozenset({"cc-by-nc-4.0", "mrl", "qwen-research"})
-_USUAL_BANDWIDTH = 25e9  # bytes/s of decoding on a laptop with two memory channels; where nothing was measured
-_COMMON_BYTES = 2.5e9
-"""A model of 4B parameters in 4 bits: useful for most, quick to download, and at reading pace on most machines. Without
-any speed, models near it are preferred ..."""
-_MAX_UNMEASURED_BYTES = 6e9
-"""... and larger ones are not recommended."""
 _MAX_MEMORY = 0.5
 """Share of the machine's memory that a recommended model takes: the rest is for the user's other programs."""
 _MAX_CHAT = 4
@@ -254,8 +258,8 @@ _MIN_FAST = 1.0  # billions of parameters; smaller models are for drafting
 class Ranked:
     """The catalog for one machine, each model once, the newest year first.
 
-    `suits` is short: fits into half of the memory, keeps up with reading (where no speed is known: is small), is
-    computed with vector instructions, and is not for research only. By purpose, as `purposes` says by id: "chat", of up
+    `suits` is short: fits into half of the memory, keeps up with reading, is computed with vector instructions, and is
+    not for research only. By purpose, as `purposes` says by id: "chat", of up
     to four publishers; "fast", which reads less; "long context", longer than that of the first; "reasoning" and "code".
     `unsuitable`: too large or too slow. `others`: the rest.
     """
@@ -278,6 +282,18 @@ def estimate_entry(model: CatalogModel, machine: Machine) -> Prediction:
     )
 
 
+def _better(model: CatalogModel, machine: Machine) -> CatalogModel:
+    if model.file or not model.size:
+        return model
+    least = (1 - MATTERS) * (estimate_entry(model, machine).tok_s or math.inf)
+    larger = (name for name, size in model.sizes.items() if 1e9 * size > model.size)
+    for name in sorted(larger, key=lambda name: -model.sizes[name]):
+        one = msgspec.structs.replace(model, file=name)
+        if (found := estimate_entry(one, machine)).tok_s and found.tok_s >= least and _fits_well(found):
+            return one
+    return model
+
+
 def estimates(models: Iterable[CatalogModel], machine: Machine) -> dict[str, Prediction]:
     """Return predictions by id, from the file sizes of the default quantizations; none where that is not known."""
     return {model.id: estimate_entry(model, machine) for model in models if model.size}
@@ -288,18 +304,11 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
     newest = sorted(models, key=lambda model: -model.year)
     hopeless = {id for id, one in predictions.items() if one.verdict == "too large" or one.too_slow}
     unsuitable = tuple(model for model in newest if model.id in hopeless)
-    measured = any(prediction.tok_s is not None for prediction in predictions.values())
-    possible = [
-        model
-        for model in newest
-        if _recommendable(model, predictions.get(model.id)) and (measured or model.size <= _MAX_UNMEASURED_BYTES)
-    ]
+    possible = [model for model in newest if _recommendable(model, predictions.get(model.id))]
 
     def worth(model: CatalogModel) -> tuple[int, bool, float]:
-        """Newer models first, of one year those with a permissive license, then the larger one; without speeds the one
-        of about `_COMMON_BYTES`."""
-        unmeasured = -abs(math.log(max(model.size, 1) / _COMMON_BYTES))
-        return model.year, model.license in _PERMISSIVE, model.params if measured else unmeasured
+        """Newer models first, of one year those with a permissive license, then the larger one."""
+        return model.year, model.license in _PERMISSIVE, model.params
 
     by_use = {use: [model for model in possible if model.use == use] for use in ("chat", "reasoning", "code")}
     of_publisher: dict[str, CatalogModel] = {}
@@ -328,16 +337,18 @@ def ranked(models: Iterable[CatalogModel], predictions: Mapping[str, Prediction]
 def _recommendable(model: CatalogModel, prediction: Prediction | None) -> bool:
     if prediction is None:
         return False
-    pace = prediction.tok_s or _USUAL_BANDWIDTH / max(prediction.bytes_per_token, 1)  # else that of a usual machine
     return (
         model.use != "draft"
         and not prediction.scalar_type
         and model.license not in _RESEARCH_ONLY
         and "repo" in model.verified
-        and prediction.verdict == "fits"
-        and prediction.needed <= _MAX_MEMORY * prediction.total_memory
-        and pace >= PACE
+        and _fits_well(prediction)
+        and (prediction.tok_s or 0) >= PACE
     )
+
+
+def _fits_well(prediction: Prediction) -> bool:
+    return prediction.verdict == "fits" and prediction.needed <= _MAX_MEMORY * prediction.total_memory
 
 
 _KEYS: Final = {

@@ -30,6 +30,7 @@ from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
 from cpuchat.telemetry.units import plural
 
 PROBE: Final = "passes of the probe"
+_PART: Final = "passes of a part of the probe"
 CHATS: Final = "passes of chats"
 CALIBRATED: Final = "calibrated passes"
 ACCEPTED: Final = "accepted drafts"
@@ -85,12 +86,14 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
 class Costs(NamedTuple):
     """The `profile` of a set of cores, and the measurements that it follows (`source`; "": none).
 
-    `factors`: by how much longer passes of some models take, by the key of their files (`usage`).
+    `factors`: by how much longer passes of some models take, by the key of their files (`usage`). `types`: those of
+    tensors whose passes were measured.
     """
 
     profile: CostProfile
     source: str
     factors: dict[str, float]
+    types: frozenset[str] = frozenset()
 
 
 def factor_of(factors: Mapping[str, float], model: Path) -> float:
@@ -137,9 +140,17 @@ class CostLog:
         other.on = shared
         return other
 
-    def probed(self, found: Sequence[Observation]) -> None:
-        """Keep the passes of a probe."""
-        store.keep(self.on, PROBE, tuple(found), n=len(found))
+    @property
+    def part(self) -> tuple[Observation, ...]:
+        """Return the passes of a probe that is not complete."""
+        found = store.find(self.on, _PART, tuple[Observation, ...])
+        return found.value if found is not None else ()
+
+    def probed(self, found: Sequence[Observation], *, is_whole: bool = True) -> None:
+        """Keep the passes of a probe, or of a part of one."""
+        store.keep(self.on, PROBE if is_whole else _PART, tuple(found), n=len(found))
+        if is_whole:
+            store.forget(self.on, _PART)
 
     def answered(self, model: ModelInfo, timings: Timings, file: str = "") -> None:
         """Keep what an answer of `model` tells: its plain decoding, if nothing else ran, and its calibrated passes.
@@ -170,15 +181,18 @@ class CostLog:
     def costs(self, start: CostProfile) -> Costs:
         """Return the profile of these cores; without a probe `start`, what is usual of such a machine, as fast as the
         large models of chats were."""
-        probe = self.probe
-        profile = fit(start, probe.value if probe is not None else ())
+        whole = self.probe
+        probe = whole.value if whole is not None else self.part
+        profile = fit(start, probe)
         known = [(one, one.factor(profile)) for one in self.models]
-        large = [factor for one, factor in known if one.work.weight_bytes > _LARGE and probe is None]
+        large = [factor for one, factor in known if one.work.weight_bytes > _LARGE and not probe]
         usual = statistics.median(large) if large else 1.0
-        sources = [f"probe of {plural(len(self.on.cores), 'core')}"] * bool(probe)
+        part = "part of a " if whole is None else ""
+        sources = [f"{part}probe of {plural(len(self.on.cores), 'core')}"] * bool(probe)
         sources += [f"chats with {plural(len(known), 'model')}"] * bool(known)
         factors = {one.file: factor / usual for one, factor in known if one.file}
-        return Costs(scaled(profile, 1 / usual) if large else profile, " and ".join(sources), factors)
+        types = frozenset(one.main.type for one in probe)
+        return Costs(scaled(profile, 1 / usual) if large else profile, " and ".join(sources), factors, types)
 
 
 def _rate(one: Observation) -> float:

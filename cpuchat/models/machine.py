@@ -32,7 +32,7 @@ from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Topology, read_topology
 from cpuchat.measure import store
-from cpuchat.measure.peak import known
+from cpuchat.measure.peak import expected, known
 from cpuchat.measure.subject import Subject
 from cpuchat.models import kernels
 from cpuchat.models.costs import CostLog, Costs, factor_of
@@ -47,17 +47,16 @@ from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.telemetry.units import gigabytes
 
-NOT_PROBED = "rough until passes are measured: `cpuchat probe` (about 30 s)"
-NOT_MEASURED = "read bandwidth not measured; run `cpuchat probe`"
-
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory in bytes, `peak` read bandwidth in bytes per second (0: not measured, and `peak_source` says what to do).
+    """Memory in bytes, `peak` read bandwidth in bytes per second (0: the cores of the settings are not there, and
+    `peak_source` says so); `at_least` and `estimated` as of `Peak`.
 
     `available` is what a model may take, `total` what there is. `profile` is what passes cost on the cores in use, and
-    `source` what that rests on; None where the bandwidth is not known. `factors`: by how much longer passes of some
+    `source` what that rests on; None without any cores. `factors`: by how much longer passes of some
     models take, as of `factor_of`. `cache_bytes` are the L3 caches of these cores (0: not known). `fitted`: the profile
-    follows measured passes, not what is usual of such cores; `probed`: those of a probe are among them.
+    follows measured passes, not what is usual of such cores; `probed`: those of a probe are among them, of the tensor
+    types `measured_types` on these cores.
     `scalar_types` as of `support`.
     """
 
@@ -65,11 +64,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     peak: float = 0.0
     peak_source: str = ""
+    at_least: bool = False
+    estimated: bool = False
     profile: CostProfile | None = None
     source: str = ""
     factors: dict[str, float] = {}
     fitted: bool = False
     probed: bool = False
+    measured_types: frozenset[str] = frozenset()
     cache_bytes: int = 0
     scalar_types: frozenset[str] = frozenset()
 
@@ -90,12 +92,12 @@ def this_machine(settings: Settings, *, loaded: ModelInfo | None = None, root: P
     """
     topology = read_topology(root)
     cpus, policy, problem = _place(settings, topology)
-    peak = known(cpus, policy.words, root=root) if policy is not None else None
+    peak = expected(cpus, policy.words, root=root) if policy is not None else None
     available, total = _memory(policy, settings, loaded, root)
     machine = Machine(
         available=available,
         total=total,
-        peak_source=problem or NOT_MEASURED,
+        peak_source=problem,
         cache_bytes=topology.l3_bytes(cpus),
         scalar_types=scalar_types(engine_cpu(settings.engine.cpu_module, root)),
     )
@@ -103,15 +105,19 @@ def this_machine(settings: Settings, *, loaded: ModelInfo | None = None, root: P
         return machine
     share = 100 * usual().decode["here"].value
     source = f"{share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
-    machine = msgspec.structs.replace(machine, peak=peak.bytes_per_s, peak_source=peak.source, source=source)
     costs, probed = costs_here(cpus, policy.words if policy is not None else "", peak.bytes_per_s, root)
     return msgspec.structs.replace(
         machine,
+        peak=peak.bytes_per_s,
+        peak_source=peak.source,
+        at_least=peak.at_least,
+        estimated=peak.estimated,
         profile=costs.profile,
         source=costs.source or source,
         factors=costs.factors,
         fitted=bool(costs.source),
         probed=probed,
+        measured_types=costs.types,
     )
 
 
@@ -386,7 +392,8 @@ class TunedMachine:
         spec = PlacementSpec.of(settings)
         if spec not in self._known:
             found = this_machine(settings, loaded=self._loaded)
-            self._known[spec] = found if found.profile is not None else self._machine
+            is_better = found.profile is not None and (self._machine.estimated or not found.estimated)
+            self._known[spec] = found if is_better else self._machine
         return self._known[spec]
 
 

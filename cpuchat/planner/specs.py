@@ -29,7 +29,6 @@ from cpuchat.costs.model import (
     Scenario,
     Text,
     cpu_of,
-    int8_tops,
     scaled,
     usual,
     usual_profile,
@@ -51,6 +50,7 @@ from cpuchat.models.synthetic.model import SHAPES, header_of
 from cpuchat.models.traffic import model_work, typical_work
 from cpuchat.protocol.messages import LoadOptions
 from cpuchat.protocol.model_info import ModelWork
+from cpuchat.telemetry.machine import ROUGH
 
 HERE = "this"
 """The name of the machine that cpuchat runs on."""
@@ -126,7 +126,7 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.decode is not None:
             return self.decode.at(scenario)
         share = usual().decode[self.kind].at(scenario)
-        return share * self.read_gbs.value
+        return share * self.read_gbs.at(scenario if self.id == HERE else "value")
 
     @property
     def decode_source(self) -> str:
@@ -136,13 +136,6 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return self.decode.source
         share = usual().decode[self.kind]
         return f"{100 * share.at('low'):.0f} to {100 * share.at('high'):.0f} % of the read bandwidth: {share.source}"
-
-    def int8_tops(self, scenario: Scenario) -> float:
-        """Return tera-operations per second in products of quantized matrices, all cores together."""
-        return int8_tops(
-            self.cpu, self.cores.value, self.clock_ghz.value, sockets=self.sockets, scenario=scenario,
-            own=bool(self._own_types),
-        )  # fmt: skip
 
     @property
     def _own_types(self) -> tuple[str, ...]:
@@ -383,16 +376,15 @@ class ThisMachine:
         """Return the machine for a model and its draft model.
 
         For files that are here: with the cores that tuning found for the model, if these were measured, and as fast as
-        chats with both were. Raises UsageError: the read bandwidth was not measured yet, or the cores of the settings
-        are not possible here.
+        chats with both were. Raises UsageError: the cores of the settings are not possible here.
         """
         topology, settings, found = machine_topology.read_topology(), self._settings, self._machine
         paths = [Path(one.path) if one is not None and one.path else None for one in (model, draft)]
         if (path := paths[0]) is not None and (own := self._tuned.of(path)) is not found:
             settings, found = self._tuned.settings(path), own
         placement = place(topology, PlacementSpec.of(settings))
-        if found.profile is None:
-            raise UsageError(f"No plan for this machine: {found.peak_source}.", "Or name another: --on MACHINE.")
+        gbs, basis = found.peak / 1e9, "estimate" if found.estimated or found.at_least else "measured"
+        low, high = ((1 - ROUGH) * gbs, (1 + ROUGH) * gbs) if found.estimated else (0.0, 0.0)
         factor, draft_factor = (found.factor_of(one) if one is not None else 1.0 for one in paths)
         return MachineSpec(
             id=HERE,
@@ -403,10 +395,10 @@ class ThisMachine:
             clock_ghz=Figure(USUAL_GHZ, basis="estimate", source="not measured"),
             memory_gb=Figure(found.total / 1e9, basis="measured", source="of this machine"),
             free_gb=Figure(max(found.available, 1) / 1e9, basis="measured", source="available now"),
-            measured=Figure(found.peak / 1e9, basis="measured", source=found.peak_source),
+            measured=Figure(gbs, low, high, basis, found.peak_source),
             l3_mb=Figure(found.cache_bytes / 1e6, basis="measured", source="of the cores in use")
             if found.cache_bytes and not topology.virtual  # as `usual_here`
             else None,
-            fitted=scaled(found.profile, 1 / factor) if found.fitted else None,
+            fitted=scaled(found.profile, 1 / factor) if found.fitted and found.profile is not None else None,
             draft_factor=draft_factor / factor if found.fitted else None,
         )

@@ -118,11 +118,9 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     parts = [units.plural(len(read_topology().allowed_cores), "core")]
     if machine.peak:
         speed = estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9).tok_s
-        parts.append(f"{units.bandwidth(machine.peak)} GB/s")
+        parts.append(f"{'≈' if machine.estimated else ''}{units.bandwidth(machine.peak)} GB/s")
         parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
-    else:
-        parts.append("`cpuchat probe` measures the read bandwidth")
-    models = load_catalog().models
+    models = load_catalog().on(machine).models
     predictions = estimates(models, machine)
     best = next(iter(ranked(models, predictions).suits), None)
     if best is None:

@@ -123,6 +123,8 @@ def _read_bandwidth(facts: MachineFacts) -> str:
     peak, known = facts.peaks.all_cores, facts.peaks
     if peak is None:
         return "not measured: `cpuchat probe` measures it (about 30 s)"
+    if peak.estimated:
+        return f"≈{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} (`cpuchat probe`, 30 s)"
     sets = measured_sets(peak, known.one_core, known.l3_group)
     if len(sets) == 1 and len(peak.cpus) > 1:
         return f"{gigabytes(peak.bytes_per_s)} GB/s · {peak.source} · `cpuchat probe` measures in detail"
@@ -315,6 +317,7 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "memory_limit": machine.memory_limit,
         "memory_available": facts.available,
         "peak_read": facts.peaks.all_cores.bytes_per_s if facts.peaks.all_cores is not None else None,
+        "peak_source": facts.peaks.all_cores.source if facts.peaks.all_cores is not None else None,
         "theoretical": facts.theoretical.bytes_per_s if facts.theoretical is not None else None,
         "memory_policy": facts.placement.memory_policy.words if facts.placement is not None else None,
         "counter": facts.counter.name or None,
@@ -342,8 +345,8 @@ def _cores_named(facts: DiagnosticFacts) -> str:
 
 def _bandwidth(facts: DiagnosticFacts) -> str:
     peak, known = facts.peaks.all_cores, facts.peaks
-    if peak is None:
-        return "n/a: not measured yet; `cpuchat probe` measures it in about 30 seconds"
+    if peak is None or peak.estimated:
+        return f"≈{gigabytes(peak.bytes_per_s)} GB/s read ({peak.source})" if peak else "n/a: not measured"
     words = [f"{gigabytes(peak.bytes_per_s)} GB/s read ({peak.source})"]
     if (share := share_of_peak(peak, facts.theoretical)) is not None:
         words[0] += f", {100 * share:.0f} % of the theoretical peak"

@@ -21,10 +21,11 @@ from cpuchat.models.drafts.candidates import DraftCandidate
 from cpuchat.models.heads import TITLES, kind_named, title, unusable
 from cpuchat.models.hub.repository import RepoModel, Repository
 from cpuchat.models.inspect import Inspection
-from cpuchat.models.quantize.types import PRECISE, speed_up
+from cpuchat.models.quantize.types import PRECISE, SpeedHere, speed_here
 from cpuchat.present import downloads
 from cpuchat.present.table import ListRow
 from cpuchat.telemetry import units
+from cpuchat.telemetry.machine import ROUGH
 from cpuchat.telemetry.units import about, plural, size, tokens
 
 if TYPE_CHECKING:
@@ -288,11 +289,12 @@ def context(prediction: Prediction) -> str:
 
 def doubt(machine: Machine | None) -> str:
     """Return why predicted speeds are missing or rough; "" where passes were measured."""
-    if machine is None or (machine.peak and machine.probed):
+    if machine is None or machine.probed:
         return ""
-    if machine.peak:
-        return "speeds are rough until `cpuchat probe`"
-    return "no speeds until `cpuchat probe`"
+    if machine.profile is None:
+        return f"no speeds: {machine.peak_source}"
+    rough = f"±{100 * ROUGH:.0f} %" if machine.estimated and not machine.fitted else "rough"
+    return f"speeds are {rough} until measured: `cpuchat probe` (30 s)"
 
 
 def key_of(model: RepoModel) -> str:
@@ -427,13 +429,13 @@ def _part(entry: RepositoryEntry) -> str:
 
 @dataclass(frozen=True)
 class TypePrediction:
-    """The prediction for one type: its file, fit and speed; `speed_up` against the source, `arrangement` of its weights
-    once they are loaded on this machine.
+    """The prediction for one type: its file, fit and speed; `here` is that against the source, `arrangement` that of
+    its weights once they are loaded on this machine.
     """
 
     forecast: Forecast
     prediction: Prediction
-    speed_up: float
+    here: SpeedHere
     arrangement: str
 
 
@@ -442,19 +444,20 @@ def predict_type(source: GGUFHeader, forecast: Forecast, machine: Machine, optio
     from cpuchat.models.cpu_modules import engine_cpu
     from cpuchat.models.fit import describe
     from cpuchat.models.prediction import predict
+    from cpuchat.models.traffic import model_work
 
     return TypePrediction(
         forecast=forecast,
         prediction=predict(forecast.header, options, machine),
-        speed_up=speed_up(source, forecast.header),
+        here=speed_here(machine, model_work(forecast.header, options), model_work(source, options)),
         arrangement=describe(forecast.header, engine_cpu()),
     )
 
 
 def quantize_title(model: LocalModel) -> str:
-    """`Quantize Qwen2.5-1.5B-Instruct F16`."""
+    """`Quantize Qwen2.5-1.5B-Instruct F16 (1.00× here)`."""
     known = model.quantization.lower() in model.name.lower()
-    return clean_line(f"Quantize {model.name}" + ("" if known else f" {model.quantization}"))
+    return clean_line(f"Quantize {model.name}{'' if known else f' {model.quantization}'} (1.00× here)")
 
 
 def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence[str], source_size: int) -> str:
@@ -471,11 +474,31 @@ def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence
     return ""
 
 
-def why_recommended(outcome: TypePrediction) -> str:
-    """Say what a recommended type has and better ones lack."""
-    if outcome.prediction.tok_s is None:
-        return "the best quality that saves space and fits"
-    return f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
+WHY_RECOMMENDED = f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
+
+
+def here(speed: SpeedHere) -> str:
+    """`1.9×` by passes of these types that were measured on this machine; `≈1.9×` predicted."""
+    return f"{'' if speed.is_measured or speed.ratio == 1 else '≈'}{units.factor(speed.ratio)}"
+
+
+_FAR = 0.9  # of what the bytes promise
+
+
+def takes_arithmetic(speed: SpeedHere) -> bool:
+    """Return whether a type is slower than its bytes promise."""
+    return speed.ratio < _FAR * speed.by_bytes
+
+
+def why_here(kind: str, speed: SpeedHere) -> str:
+    """Return why a type is so fast on this machine."""
+    by_bytes = units.factor(speed.by_bytes)
+    if takes_arithmetic(speed):
+        return f"{kind} takes more arithmetic on this CPU ({by_bytes} by its bytes)"
+    if _FAR * speed.ratio > speed.by_bytes:
+        return f"the other one takes more arithmetic on this CPU ({by_bytes} by its bytes)"
+    more = "fewer" if speed.by_bytes > 1 else "more"
+    return f"a token reads {abs(100 - 100 / speed.by_bytes):.0f} % {more} bytes"
 
 
 def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListRow:
@@ -484,8 +507,8 @@ def quantize_row(kind: QuantType, outcome: TypePrediction | str | None) -> ListR
     if isinstance(outcome, str):
         columns, dim = ("", "", "impossible", ""), True
     elif outcome is not None:
-        speed = predicted_speed(outcome.prediction) or units.factor(outcome.speed_up)
-        columns = (f"{outcome.forecast.bits:.2f} bit", size(outcome.forecast.file_size), fit(outcome.prediction), speed)
+        bits, file_size = f"{outcome.forecast.bits:.2f} bit", size(outcome.forecast.file_size)
+        columns = (bits, file_size, fit(outcome.prediction), here(outcome.here))
     return ListRow(key=kind.name, name=f"{kind.name} · {kind.about}", columns=columns, dim=dim)
 
 
@@ -504,9 +527,9 @@ def quantize_details(kind: QuantType, outcome: TypePrediction | str | None, sour
         ("warning", again),
         ("file", f"{size(forecast.file_size)}, {change}, {forecast.bits:.2f} bits per weight"),
         ("memory", outcome.prediction.explained),
-        ("speed", f"{units.factor(outcome.speed_up)} vs the source, where decoding is memory-bound"),
+        ("here", f"{here(outcome.here)} as fast as the source: {why_here(kind.tensor, outcome.here)}"),
+        ("speed", speed_with_basis(outcome.prediction)),
         ("at load", outcome.arrangement),
-        ("here", speed_with_basis(outcome.prediction)),
     ]
     return [(label, text) for label, text in rows if text]
 

@@ -57,7 +57,7 @@ def lines(plan: CapacityPlan) -> Lines:
     assert plan.ttft_s is not None  # all figures are there when one is
     machine = plan.machine
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
-    per_token = gigabytes(plan.bytes_per_token)
+    per_token, sign = gigabytes(plan.bytes_per_token), "≈" if doubt(machine) else "≤"
     found += [
         ("tok/s", f"{rates(plan.tok_s)}, plain decoding"),
         (
@@ -69,7 +69,10 @@ def lines(plan: CapacityPlan) -> Lines:
             "first token",
             f"{seconds(plan.ttft_s)}, prompt of {plan.workload.n_prompt:,} tokens at {rates(plan.prefill_tok_s)} tok/s",
         ),
-        ("ceilings", f"reading ≤ {rates(plan.memory_ceiling)}, computing ≤ {rates(plan.compute_ceiling)} tok/s"),
+        (
+            "ceilings",
+            f"reading {sign} {rates(plan.memory_ceiling)}, computing {sign} {rates(plan.compute_ceiling)} tok/s",
+        ),
     ]
     found += [*_draft_lines(plan), *_shared(plan)]
     if plan.usd_per_million is not None:
@@ -77,6 +80,12 @@ def lines(plan: CapacityPlan) -> Lines:
         shared = f", ${together.value:.2f} with all of these users" if together is not None else ""
         found.append(("cost", f"${plan.usd_per_million.value:.2f} per million tokens for one chat{shared}"))
     return found
+
+
+def doubt(machine: MachineSpec) -> str:
+    """Return what is to be said of a bandwidth that is an estimate for this machine; "" for others."""
+    is_rough = machine.free_gb is not None and machine.read_gbs.basis == "estimate" and machine.fitted is None
+    return f" The bandwidth is {machine.read_gbs.source} (`cpuchat probe`, 30 s)." if is_rough else ""
 
 
 def _draft_lines(plan: CapacityPlan) -> Lines:
@@ -157,10 +166,6 @@ def machine_figures(machine: MachineSpec) -> Lines:
     found = [(name, _figure(one, unit)) for name, one, unit in figures if one is not None]
     low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
     found.append(("decoding reads", f"{low:.0f}–{high:.0f} GB/s ({machine.decode_source})"))
-    if machine.fitted is not None:  # its plans do not rest on these
-        return found
-    low, high = machine.int8_tops("low"), machine.int8_tops("high")
-    found.append(("int8", f"{low:.1f}–{high:.1f} TOPS"))
     return found
 
 

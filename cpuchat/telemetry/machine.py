@@ -6,25 +6,32 @@ import sys
 from dataclasses import dataclass
 from mmap import PAGESIZE
 from pathlib import Path
+from typing import Final
 
 from cpuchat.telemetry.units import plural
+
+ROUGH: Final = 0.5
+"""Share by which an estimated read bandwidth may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
     """The peak read bandwidth in bytes per second: the denominator of utilization.
 
-    `cpus` are the logical CPUs that were measured. `at_least`: it may be more, as other programs ran meanwhile, or an
-    answer told it.
+    `cpus` are the logical CPUs that read. `at_least`: it may be more, as other programs ran meanwhile, or an answer
+    told it. `estimated`: nothing was measured, and it is what such CPUs usually reach, within `ROUGH`.
     """
 
     bytes_per_s: float
     cpus: tuple[int, ...]
     at_least: bool = False
+    estimated: bool = False
 
     @property
     def source(self) -> str:
         """Return how it is known, in a few words."""
+        if self.estimated:
+            return f"estimated for {plural(len(self.cpus), 'core')}, ±{100 * ROUGH:.0f} % until measured"
         return f"measured, {plural(len(self.cpus), 'core')}{', at least' if self.at_least else ''}"
 
 

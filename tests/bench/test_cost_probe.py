@@ -109,12 +109,19 @@ async def test_a_probe_stops_at_once_and_leaves_nothing(monkeypatch: pytest.Monk
     assert not left()
 
 
-async def test_a_probe_gives_way_to_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_probe, "cases", lambda: [FEW[0]] * 9)
-    monkeypatch.setattr(cost_probe, "is_disturbed", lambda found: True)
-    measured: list[int] = []
-    assert await CostProbe(SPEC, lambda done, of, what: measured.append(done), gives_way=True).run(budget=0.1) == []
-    assert measured == [0, 1]  # one disturbed model may be chance
+async def test_beside_an_app_a_probe_gives_way_and_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_probe, "cases", lambda: FEW)
+    placement, measured = place(read_topology(), SPEC), list[str]()
+    log = CostLog(placement.cpus, placement.memory_policy.words)
+    for disturbed in ("passes", "Q4_K", ""):
+        monkeypatch.setattr(cost_probe, "is_disturbed", lambda found, what=disturbed: measured[-1] == what)
+        probe = CostProbe(SPEC, lambda done, of, what: measured.append(what), beside=log)
+        found = await probe.run(budget=0.1)
+        assert bool(found) == (not disturbed) and log.probe is None
+        assert ("part of a probe" in log.costs(made_up.two_cores()).source) == bool(log.part)
+    assert measured == ["passes", "passes", "Q4_K", "Q4_K"] and len(found) == 4
+    assert await probe_costs(CostProbe(SPEC, beside=log), placement) == 4
+    assert log.probe is not None and not log.part
 
 
 async def test_long_passes_are_left_out_on_slow_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from cpuchat.hardware.machine import MachineReader
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure.peak import ReadBandwidth, keep, known_of, with_peak
+from cpuchat.models.catalog import estimates, load_catalog
 from cpuchat.models.costs import CostLog
 from cpuchat.models.library import usage
 from cpuchat.models.machine import reach_of, this_machine
@@ -22,6 +23,7 @@ from cpuchat.models.prediction import estimate
 from cpuchat.planner.specs import ThisMachine
 from cpuchat.present.answers import roofline_json
 from cpuchat.present.machine import Now, page_json, rows
+from cpuchat.present.models import doubt, verdict
 from cpuchat.protocol.messages import GenerationFinished, ModelLoaded
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.timings import Timings
@@ -40,7 +42,8 @@ CPUS, POLICY = PLACED.cpus, PLACED.memory_policy.words
 
 
 def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
-    """Return the peak as every view has it: of the panel, a summary, F12, doctor, why, a list, a plan."""
+    """Return the peak as every view has it: of the panel, a summary, F12, doctor, why, a list, a plan. Limits have none
+    of an estimate."""
     loaded = with_peak(model, POLICY)
     meter = Meter()
     meter.observe(ModelLoaded(model=loaded), 0.0)
@@ -60,10 +63,12 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
         "why": gather(Settings(), model, engine, timings).model.peak_read or None,
         "list": machine.peak or None,
     }
-    if machine.peak:
-        found["plan"] = round(1e9 * ThisMachine(Settings()).of().read_gbs.value, 3)
-        shown = dict(rows(screen, Now()))["read bandwidth"]
-        assert gigabytes(machine.peak) in shown and ("at least" in shown) == ("at least" in machine.peak_source)
+    found["plan"] = round(1e9 * ThisMachine(Settings()).of().read_gbs.value, 3)
+    shown = dict(rows(screen, Now()))["read bandwidth"]
+    assert gigabytes(machine.peak) in shown and ("at least" in shown) == machine.at_least
+    assert (f"≈{gigabytes(machine.peak)}" in shown) == machine.estimated
+    assert machine.peak_source == page_json(doctor, [])["peak_source"]
+    if not machine.estimated:
         assert summary["peak_source"] == machine.peak_source
         # The limit, utilization and what is predicted follow from it.
         assert panel.ceiling_plain.value == summary["ceilings"]["no_draft"]
@@ -84,7 +89,13 @@ def test_all_views_of_one_state_have_the_same_peak(tmp_path: Path, probed: bool)
     path.write_bytes(b"GGUF")
     model = info(path, cpus=CPUS, peak_read=0.0, work=work_of_size(2e9), fingerprint="f" * 32)
     timings = answer(15.0)
-    assert {*peaks(model, timings).values()} == {None}
+    found = peaks(model, timings)
+    assert not any(found.pop(name) for name in ("panel", "summary", "why"))
+    (known,) = {round(one or 0.0) for one in found.values()}
+    machine, catalog = this_machine(Settings()), load_catalog().models
+    predicted = estimate(10**9, machine)
+    assert known and predicted.tok_s and "±50 % until measured" in predicted.basis and "±50 %" in doubt(machine)
+    assert {verdict(one) for one in estimates(catalog, machine).values() if not one.tok_s} <= {"too large", "no SIMD"}
     for rate, share in ((35e9, 0.5), (40e9, 1.0)):
         keep(ReadBandwidth(CPUS, rate, (rate,), (share,)), POLICY)
         if probed:
@@ -93,4 +104,5 @@ def test_all_views_of_one_state_have_the_same_peak(tmp_path: Path, probed: bool)
     faster = msgspec.structs.replace(timings, predicted_ms=1e3 * 100 / 25.0)  # 50 GB/s
     assert usage.answered(model, faster, POLICY) and not usage.answered(model, faster, POLICY)
     found = peaks(model, faster)
+    assert "±" not in estimate(10**9, this_machine(Settings())).basis
     assert {round(one or 0.0) for one in found.values()} == {50_000_000_000}, found

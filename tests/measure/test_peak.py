@@ -15,7 +15,7 @@ from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure import peak
 from cpuchat.measure.peak import ReadBandwidth
-from cpuchat.telemetry.machine import Peak
+from cpuchat.telemetry.machine import ROUGH, Peak
 from tests.hardware.trees import make_tree
 
 pytestmark = pytest.mark.slow
@@ -41,6 +41,32 @@ def test_the_best_beside_other_programs_is_the_least_until_a_measurement_alone(s
     assert peak.known((0,), root=small) is peak.known((), root=small) is None
     peak.raise_to(Peak(28e9, (0, 1), at_least=True), root=small)
     assert peak.known((0, 1), root=small) == Peak(28e9, (0, 1), at_least=True)
+
+
+def test_slices_are_together_what_one_measurement_is(small: Path, tree: Callable[[str], Path]) -> None:
+    root, rates = tree("2x-epyc-7543"), [1e9 * (7 * n % 15 + 20) for n in range(15)]
+    peak.keep(ReadBandwidth((0, 1), max(rates), tuple(rates), (1.0,) * 15), root=small)
+    for some, share in ((rates[:3], 1.0), ([60e9], 0.4), *((rates[n : n + 3], 1.0) for n in range(3, 15, 3))):
+        known = peak.known((0, 1), root=root)
+        assert known is None or known.at_least
+        best = peak.keep_slice(ReadBandwidth((0, 1), max(some), tuple(some), (share,) * len(some)), root=root)
+        assert best.bytes_per_s >= max(some) or not best.at_least
+    assert peak.known((0, 1), root=root) == peak.known((0, 1), root=small) == Peak(max(rates), (0, 1))
+
+
+@pytest.mark.parametrize(("name", "measured"), [("epyc-9354", 367), ("2x-epyc-7543", 340), ("vm-without-caches", 26)])
+def test_what_such_cpus_usually_read_is_an_estimate_until_something_is_measured(
+    tree: Callable[[str], Path], name: str, measured: float
+) -> None:
+    root = tree(name)
+    cpus = tuple(core.cpus[0] for core in read_topology(root).cores)
+    estimate = peak.expected(cpus, root=root)
+    assert estimate is not None and estimate.estimated
+    assert abs(estimate.bytes_per_s / 1e9 / measured - 1) <= ROUGH
+    one = peak.expected(cpus[:1], root=root)
+    assert one is not None and one.bytes_per_s < estimate.bytes_per_s
+    peak.keep(ReadBandwidth(cpus, 1e9, (1e9,), (0.5,)), root=root)
+    assert peak.expected(cpus, root=root) == Peak(1e9, cpus, at_least=True)
 
 
 def test_a_busy_core_is_noticed(small: Path) -> None:
@@ -95,10 +121,12 @@ def test_a_survey_of_another_policy_is_not_shown(tree: Callable[[str], Path], me
     root = tree("2x-epyc-7543")
     found = surveyed(root, policy="bind:0")
     reader = MachineReader(root, peak.known_of)
-    assert reader.facts().peaks.all_cores is None  # "auto" interleaves over both nodes
+    other = reader.facts().peaks.all_cores
+    assert other is not None and other.estimated  # "auto" interleaves over both nodes
     known = reader.facts(PlacementSpec(memory_policy="bind:0")).peaks.all_cores
     assert known is not None and known.bytes_per_s == found["all_cores"].bytes_per_s
-    assert reader.facts(PlacementSpec(memory_policy="bind:7")).peaks.all_cores is None
+    other = reader.facts(PlacementSpec(memory_policy="bind:7")).peaks.all_cores
+    assert other is not None and other.estimated
 
 
 @pytest.mark.parametrize("name", ["vm-without-caches", "garbage", "hybrid-desktop"])

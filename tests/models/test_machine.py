@@ -22,8 +22,7 @@ from tests.models.library.test_usage import info
 
 
 def test_the_bandwidth_of_the_cores_in_the_settings_counts() -> None:
-    assert (this_machine(Settings()).peak, this_machine(Settings()).profile) == (0.0, None)
-    assert "cpuchat probe" in this_machine(Settings()).peak_source
+    assert this_machine(Settings()).estimated and this_machine(Settings()).profile is not None
     one = choose_cores(read_topology(), "auto", 1).cpus
     keep(ReadBandwidth(cpus=one, bytes_per_s=25e9, rounds=(25e9,)))
     settings = parse("[engine]\nthreads = 1\n")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from cpuchat.models.catalog import PACE, CatalogModel, Ranked, estimates, load_catalog, ranked
+from cpuchat.costs.model import CostProfile
+from cpuchat.costs.products import ProductRate
+from cpuchat.models.catalog import PACE, Catalog, CatalogModel, Ranked, estimates, load_catalog, ranked
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction
-from cpuchat.present.models import verdict
+from cpuchat.models.quantize.types import quant_type, type_speed
+from cpuchat.present.models import verdict, why_here
 from tests.support.costs import reading
 
 GB = 10**9
@@ -15,8 +19,14 @@ GB = 10**9
 
 def machine(free: float, peak: float) -> Machine:
     """Return a machine with that many GB of memory, 90 % of it free, and that many GB/s."""
-    profile = reading(0.7 * peak * GB) if peak else None
+    profile = reading(0.7 * peak * GB)
     return Machine(available=int(free * GB), total=int(free * GB / 0.9), profile=profile, source="measured")
+
+
+def computing(kind: str) -> CostProfile:
+    """Return a machine on which one type takes three times as long as reading it."""
+    rates = {one: 40e9 / (3 if one == kind else 1) for one in ("Q4_K", "Q6_K", "Q8_0")}
+    return CostProfile(bandwidth=40e9, products=tuple(ProductRate(one, ((1.0, rate),)) for one, rate in rates.items()))
 
 
 def judged(models: tuple[CatalogModel, ...], where: Machine) -> tuple[Ranked, dict[str, Prediction]]:
@@ -61,16 +71,6 @@ def test_drafts_and_repositories_that_nobody_saw_are_not_put_first() -> None:
     assert not found.suits and names(found.others) == ["draft", "unseen"]
 
 
-def test_where_no_speed_is_known_a_common_small_size_comes_first_and_large_ones_not_at_all() -> None:
-    found, _ = judged((
-        model("tiny", 0.3), model("common", 2.6), model("small", 1.1), model("sparse", 18, active_params=1.0),
-    ), machine(30, 0))  # fmt: skip
-    assert names(found.suits) == ["common", "small", "tiny"] and names(found.others) == ["sparse"]
-    catalog = load_catalog().models
-    found, predictions = judged(catalog, machine(30, 0))
-    assert 2e9 < found.suits[0].size < 4e9 and all(predictions[one.id].tok_s is None for one in found.suits)
-
-
 def test_a_permissive_license_comes_first_and_research_only_never() -> None:
     found, _ = judged((
         model("large", 4, license="falcon"), model("open", 2, license="mit"), model("research", 2, license="mrl"),
@@ -98,6 +98,35 @@ def test_a_type_without_vector_instructions_on_this_cpu_is_marked_and_never_put_
     assert verdict(predictions["ternary"]) == "no SIMD" and predictions["ternary"].tok_s is None
     assert "Q2_0 has no SIMD kernel on this CPU" in predictions["ternary"].basis
     assert names(judged((ternary, model("usual", 2)), machine(20, 40))[0].suits) == ["ternary", "usual"]
+
+
+def test_a_better_quantization_is_offered_where_it_was_measured_to_be_as_fast_and_fits_well() -> None:
+    both = model("both", 4, sizes={"Q4_K_M": 4, "Q6_K": 5.5, "Q8_0": 7}, params=6.6)
+    catalog, usual = Catalog((both,)), machine(30, 40)
+    measured = msgspec.structs.replace(usual, profile=computing("Q4_K"), probed=True)
+    for where, offered in (
+        (usual, "Q4_K_M"),  # by its bytes
+        (msgspec.structs.replace(usual, profile=computing("Q4_K")), "Q4_K_M"),  # nothing was measured
+        (measured, "Q8_0"),
+        (msgspec.structs.replace(measured, total=14 * GB), "Q6_K"),
+    ):
+        found = catalog.on(where).models[0]
+        assert (found.quantization, found.size) == (offered, round(both.sizes[offered] * GB))
+    assert catalog.on(msgspec.structs.replace(measured, profile=reading(40e9))).models[0].quantization == "Q4_K_M"
+    chosen = msgspec.structs.replace(both, file="Q6_K")
+    assert Catalog((chosen,)).on(measured).models[0].quantization == "Q6_K"
+
+
+def test_a_type_is_as_fast_as_its_kernels_are_and_not_as_its_bytes_promise() -> None:
+    here = msgspec.structs.replace(
+        machine(30, 40), profile=computing("Q4_K"), measured_types=frozenset({"Q4_K", "Q8_0"})
+    )
+    q4, q6 = (type_speed(here, quant_type(name)) for name in ("Q4_K_M", "Q6_K"))
+    assert q4 is not None and q4.is_measured and q4.ratio < 0.8 < 1.7 < q4.by_bytes
+    assert "Q4_K takes more arithmetic on this CPU" in why_here("Q4_K", q4)
+    assert q6 is not None and not q6.is_measured and q6.ratio == pytest.approx(q6.by_bytes, rel=0.01)
+    assert "fewer bytes" in why_here("Q6_K", q6)
+    assert type_speed(here, quant_type("TQ1_0")) is None
 
 
 def test_under_one_token_per_second_is_too_slow() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from cpuchat.config.settings import Settings, parse
@@ -13,6 +16,7 @@ from cpuchat.present.machine import passes_measured
 from cpuchat.present.models import doubt
 from cpuchat.telemetry.units import plural
 from tests.costs.made_up import probe, two_cores
+from tests.support.costs import reading
 
 
 def test_when_and_on_which_cores_passes_were_measured() -> None:
@@ -28,14 +32,16 @@ def test_when_and_on_which_cores_passes_were_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peak", "probed", "words"),
+    ("facts", "words"),
     [
-        (25e9, True, ""),
-        (25e9, False, "speeds are rough until `cpuchat probe`"),
-        (0.0, False, "no speeds until `cpuchat probe`"),
+        ({"probed": True}, ""),
+        ({}, "speeds are rough until measured: `cpuchat probe` (30 s)"),
+        ({"estimated": True}, "speeds are ±50 % until measured: `cpuchat probe` (30 s)"),
+        ({"estimated": True, "fitted": True}, "speeds are rough until measured: `cpuchat probe` (30 s)"),  # by chats
+        ({"profile": None, "peak_source": "No core 99."}, "no speeds: No core 99."),
     ],
 )
-def test_lists_doubt_speeds_until_passes_are_measured(peak: float, probed: bool, words: str) -> None:
-    machine = Machine(available=1, total=1, peak=peak, probed=probed)
-    assert doubt(machine) == words
+def test_lists_doubt_speeds_until_passes_are_measured(facts: dict[str, Any], words: str) -> None:
+    machine = Machine(available=1, total=1, profile=reading(25e9))
+    assert doubt(msgspec.structs.replace(machine, **facts)) == words
     assert doubt(None) == ""

@@ -25,11 +25,11 @@ from cpuchat.models.heads import kind_named, title
 from cpuchat.models.hub.client import Hub
 from cpuchat.models.hub.repository import RepoModel, Repository, choose_repo_model
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import NOT_PROBED, this_machine
+from cpuchat.models.machine import this_machine
 from cpuchat.models.prediction import Prediction, estimate, predict
 from cpuchat.models.support import check_supported
 from cpuchat.present import downloads as progress
-from cpuchat.present.models import verdict
+from cpuchat.present.models import doubt, verdict
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import size
 
@@ -158,16 +158,16 @@ entries to catalog.toml in the config folder, in the format of the built-in one.
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in GB by quantization.")
 def catalog(words: tuple[str, ...], as_json: bool) -> None:
     """List chat models with their GGUF repositories, fit and speed on this machine, and draft models."""
-    known = load_catalog()
+    chosen = settings.load()
+    machine = this_machine(chosen)
+    known = load_catalog().on(machine)
     for problem in known.problems:
         _complain(problem)
     wanted = " ".join(words)
     one = known.find(wanted.lower())
     found = [one] if one is not None else known.search(wanted)
-    chosen = settings.load()
     matches = (match_local(known, model) for model in Library(chosen.model.folders).local_models())
     here = {entry.id for entry in matches if entry is not None}
-    machine = this_machine(chosen)
     expected = estimates(known.models, machine)
     if as_json:
         rows = list[dict[str, Any]]()
@@ -190,10 +190,7 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
         "? repository not verified. ≈ size not verified.",
         "Download one: cpuchat models download ID.",
     ]
-    if machine.profile is None:
-        footnotes.append(f"No TOK/S: {machine.peak_source}.")
-    elif not machine.probed:
-        footnotes.append(f"Speeds are {NOT_PROBED}.")
+    footnotes += filter(None, [doubt(machine)])
     click.echo()
     for note in footnotes:
         echo_paragraph(note)

@@ -23,9 +23,9 @@ from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import DEMO_FILES, LocalModel
-from cpuchat.models.machine import NOT_PROBED, TunedMachine, this_machine
-from cpuchat.models.prediction import estimate_local
-from cpuchat.present.models import sections, verdict
+from cpuchat.models.machine import TunedMachine, machine_for, this_machine
+from cpuchat.models.prediction import estimate_local, predict
+from cpuchat.present.models import doubt, sections, speed_with_basis, verdict
 from cpuchat.telemetry.units import about, parameters, rate, size
 
 _SHOW_EPILOG = """\b
@@ -74,7 +74,8 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
         if tensors:
             plain["tensor_list"] = msgspec.to_builtins(header.tensors)
         return print_json(plain)
-    for number, (heading, rows) in enumerate(sections(found, settings=metadata)):
+    here = [("On this machine", _here(header))] if found.kind == "model" and not found.problem else []
+    for number, (heading, rows) in enumerate([*sections(found, settings=metadata), *here]):
         click.echo(f"{heading}" if not number else f"\n{heading}")
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
@@ -84,6 +85,15 @@ def show(model: str, tensors: bool, metadata: bool, template: bool, as_json: boo
         click.echo("")
         echo_table([("TENSOR", "TYPE", "SHAPE", "SIZE"), *rows], right=(3,))
     return None
+
+
+def _here(header: GGUFHeader) -> list[tuple[str, str]]:
+    """Return fit and predicted speed of a model."""
+    chosen = settings.load()
+    machine = machine_for(header.path, chosen)
+    expected = predict(header, chosen.load_options(), machine)
+    rows = [("memory", expected.explained), ("speed", speed_with_basis(expected)), ("", doubt(machine))]
+    return [row for row in rows if row[1]]
 
 
 def specs_of(found: Sequence[LocalModel]) -> list[str]:
@@ -122,10 +132,10 @@ def hub_address(text: str) -> Address:
     """
     if "/" in text:
         return parse_address(text)
-    catalog = load_catalog()
+    catalog = load_catalog().on(this_machine(settings.load()))
     id, _, quantization = text.strip().lower().partition(":")
     if (model := catalog.find(id)) is not None:
-        return Address(repo=model.repos[0], quantization=quantization.upper())
+        return Address(repo=model.repos[0], quantization=quantization.upper() or model.file)
     try:
         return parse_address(text)
     except UsageError as error:
@@ -183,10 +193,8 @@ def list_models(as_json: bool) -> None:
     tuned = TunedMachine(chosen, machine)
     rows = [_row(model, spec, tuned) for model, spec in zip(found, specs, strict=True)]
     echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6))
-    if machine.profile is None:
-        click.echo(f"cpuchat: No predicted speed: {machine.peak_source}.", err=True)
-    elif not machine.probed:
-        click.echo(f"cpuchat: Predicted speeds are {NOT_PROBED}.", err=True)
+    if words := doubt(machine):
+        click.echo(f"cpuchat: ≈ {words}", err=True)
 
 
 def _row(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:

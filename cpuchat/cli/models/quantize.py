@@ -25,10 +25,11 @@ from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import is_inside
-from cpuchat.models.machine import machine_for
+from cpuchat.models.machine import machine_for, this_machine
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.make import quantize as quantize_model
-from cpuchat.models.quantize.types import TYPES, is_folder, quant_type, suggested_folder, suggested_path
+from cpuchat.models.quantize.types import TYPES, is_folder, quant_type, suggested_folder, suggested_path, type_speed
+from cpuchat.present.models import doubt, here, takes_arithmetic, why_here
 from cpuchat.telemetry.units import size, time_left
 
 _EPILOG = f"""\b
@@ -46,7 +47,7 @@ OUT appears only once it is complete; Ctrl+C deletes the partial file."""
 @click.argument("source", required=False)
 @click.argument("kind", metavar="[TYPE]", required=False)
 @click.argument("out", required=False, type=click.Path(path_type=Path))
-@click.option("--list", "as_list", is_flag=True, help="List the types, and how each is used on this CPU.")
+@click.option("--list", "as_list", is_flag=True, help="List the types: speed here, and layout at load.")
 @click.option("--threads", type=click.IntRange(min=0), default=0, metavar="N", help="Threads; default: one per core.")
 @click.option("--allow-requantize", is_flag=True, help="Allow a SOURCE below Q8_0: loses quality twice.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
@@ -78,10 +79,10 @@ def quantize(
     terminal.note(f"{path.name} → {out.name}")
 
     def show(progress: QuantizeProgress) -> None:
-        """`tensor 87 of 291 · 1.0 GB read · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
+        """`tensor 87 of 291 · 0.5 GB of 1.0 GB written · 34 s left · blk.9.ffn_up.weight`."""
         left = f"{time_left(progress.seconds_left)} · " if progress.seconds_left is not None else ""
         terminal.status(
-            f"tensor {progress.done_tensors + 1} of {progress.tensors} · {size(progress.bytes_in)} read · "
+            f"tensor {progress.done_tensors + 1} of {progress.tensors} · "
             f"{size(progress.bytes_out)} of {size(progress.total_out)} written · {left}{progress.tensor}"
         )
 
@@ -99,13 +100,21 @@ def quantize(
 
 
 def _list_types() -> None:
-    cpu = engine_cpu()
-    ours = chosen_types(cpu)
-    rows = [("TYPE", "BITS", "AT LOAD", "")]
+    machine, cpu = this_machine(settings.load()), engine_cpu()
+    ours, slow = chosen_types(cpu), dict[str, str]()
+    rows = [("TYPE", "BITS", "HERE", "AT LOAD", "")]
     for kind in TYPES:
-        layout = format_of(kind.tensor, cpu, ours)
-        rows.append((kind.name, f"{kind.bits:.2f}", layout.words if layout is not None else "as is", kind.about))
-    echo_table(rows, right=(1,))
+        layout, speed = format_of(kind.tensor, cpu, ours), type_speed(machine, kind)
+        known = here(speed) if speed else "no SIMD" if kind.tensor in machine.scalar_types else "n/a"
+        arranged = layout.words if layout is not None else "as is"
+        rows.append((kind.name, f"{kind.bits:.2f}", known, arranged, kind.about))
+        if speed and takes_arithmetic(speed):
+            slow[kind.tensor] = why_here(kind.tensor, speed)
+    echo_table(rows, right=(1, 2))
+    click.echo()
+    echo_paragraph("HERE: decoding against Q8_0 on this machine; ≈ predicted, else by measured passes of the type.")
+    for words in filter(None, (*slow.values(), doubt(machine))):
+        echo_paragraph(f"{words[:1].upper()}{words[1:]}.")
 
 
 _PAIR_EPILOG = """\b

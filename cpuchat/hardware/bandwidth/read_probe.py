@@ -1,4 +1,5 @@
-"""The process that measures read bandwidth: `python -m cpuchat.hardware.bandwidth.read_probe --cpus 0,1 --bytes N ...`.
+"""The process that measures read bandwidth. Its one argument is a JSON array: the library, the CPUs, the bytes of the
+buffer for each (a multiple of 2 MiB), the seconds of a window, and the number of windows.
 
 A library of the engine's build does all of it (`cpuchat/kernels/read.cpp`): one thread per CPU, pinned before it
 touches its own memory (so the pages lie where the memory policy of this process puts them), reads that memory over and
@@ -11,7 +12,6 @@ Standard library only, so that the process is small and starts at once. Prints o
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import errno
@@ -39,24 +39,18 @@ def read(library: str, cpus: list[int], size: int, seconds: float, rounds: int) 
     return list(rates), list(shares)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cpus", required=True, type=lambda text: [int(cpu) for cpu in text.split(",")])
-    parser.add_argument("--bytes", required=True, type=int, help="buffer per CPU; a multiple of 2 MiB")
-    parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--library", required=True, help="the engine's library that reads")
-    given = parser.parse_args(arguments)
+def main() -> int:
+    library, cpus, size, seconds, rounds = json.loads(sys.argv[1])
     if hasattr(os, "sched_setaffinity"):
         # The parent may be pinned to one CPU; each thread sets its own affinity, and says which CPU it may not use.
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, given.cpus)
+            os.sched_setaffinity(0, cpus)
     try:
-        rounds, shares = read(given.library, given.cpus, given.bytes, given.seconds, given.rounds)
+        rates, shares = read(library, cpus, size, seconds, rounds)
     except RuntimeError as error:
         print(json.dumps({"error": str(error)}))
         return 1
-    print(json.dumps({"rounds": rounds, "shares": shares}))
+    print(json.dumps({"rounds": rates, "shares": shares}))
     return 0
 
 

@@ -29,7 +29,7 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import HeadKind, difference
 from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
-from cpuchat.models.machine import NOT_MEASURED, Machine
+from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import N_PAST, local_work
 from cpuchat.models.support import scalar_type_of, scalar_types, why_slow
 from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
@@ -356,7 +356,7 @@ class _Target(NamedTuple):
         passes = self.costs.pass_ms
         pair = _fingerprint(path) if path is not None and self.costs.draft_ms else ""
         draft_ms = self.costs.draft_ms.get(pair, 0.0)
-        basis = self.machine.peak_source if self.machine is not None else NOT_MEASURED
+        basis = self.machine.peak_source if self.machine is not None else "costs are not measured"
         basis = "measured here with this draft model" if draft_ms else basis
         here = self.machine.scalar_types if self.machine is not None else scalar_types(engine_cpu())
         scalar = scalar_type_of(draft, here)

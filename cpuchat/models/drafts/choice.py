@@ -208,6 +208,8 @@ def _smaller_file(
     if not any(model.path != target.path for model in here):  # saves finding out what the cores reach
         return None, ""
     machine, costs = machine_for(target.path, settings), target_costs(target.path)
+    if machine.estimated and not costs.pass_ms:  # too rough to load another model for
+        return None, ""
     paying = [one for one in candidates(target, here, catalog, costs, machine) if one.same_model and one.expected.pays]
     for one in sorted(paying, key=lambda one: -one.expected.mean):
         if one.path is None or (measured_only and not measured_draft_ms(costs, one.path)):

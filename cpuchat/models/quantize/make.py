@@ -48,13 +48,12 @@ class QuantizeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantizeProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """`done_tensors` of `tensors` are written, `tensor` is being written; bytes read and written so far. `seconds_left`
-    None: not known yet."""
+    """`done_tensors` of `tensors` are written, and `bytes_out`; `tensor` is being written. `seconds_left` None: not yet
+    known."""
 
     done_tensors: int
     tensors: int
     tensor: str
-    bytes_in: int
     bytes_out: int
     total_out: int
     seconds_left: float | None
@@ -111,7 +110,6 @@ async def _follow(
     progress: Callable[[QuantizeProgress], None] | None,
 ) -> None:
     """Report progress until the file is written. Raises what `LineProcess.receive` raises."""
-    sizes = {tensor.name: tensor.nbytes for tensor in source.tensors}
     begun: list[str] = []
     started = time.monotonic()
     while True:
@@ -131,9 +129,8 @@ async def _follow(
         progress(
             QuantizeProgress(
                 done_tensors=len(begun) - 1,
-                tensors=len(sizes),
+                tensors=len(source.tensors),
                 tensor=begun[-1],
-                bytes_in=sum(sizes[name] for name in begun[:-1]),
                 bytes_out=written,
                 total_out=total,
                 seconds_left=elapsed * max(total - written, 0) / written if has_begun else None,

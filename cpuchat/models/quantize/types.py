@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -22,14 +22,17 @@ from cpuchat.base import paths
 from cpuchat.base.errors import DiskFull, QuantizeFailed, UsageError
 from cpuchat.base.line_process import LineProcess
 from cpuchat.base.processes import python_command
+from cpuchat.costs.model import BITS, bytes_read, pass_cost
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import ALIGNMENT, BY_NAME, FILE_TYPE_BY_NAME, TensorInfo
 from cpuchat.models.library.places import LocalModel, is_inside
-from cpuchat.models.traffic import bytes_per_token
+from cpuchat.models.traffic import N_PAST, typical_work
+from cpuchat.protocol.model_info import ModelWork
 
 if TYPE_CHECKING:
     from cpuchat.models.library.library import Library  # the quantizing process needs it not
+    from cpuchat.models.machine import Machine
 
 
 class QuantType(msgspec.Struct, frozen=True):
@@ -262,9 +265,36 @@ class Forecast(msgspec.Struct, frozen=True):
         return 8 * self.header.size / max(self.header.n_params, 1)
 
 
-def speed_up(source: GGUFHeader, made: GGUFHeader) -> float:
-    """Return how many times as fast `made` decodes as `source` where decoding is memory-bound."""
-    return bytes_per_token(source) / max(bytes_per_token(made), 1.0)
+class SpeedHere(NamedTuple):
+    """How many times as fast a quantization decodes on a machine as another one of the same model, and would by the
+    bytes alone that a token reads. `is_measured`: with passes of these types."""
+
+    ratio: float
+    by_bytes: float
+    is_measured: bool = False
+
+
+def speed_here(machine: Machine, made: ModelWork, than: ModelWork) -> SpeedHere:
+    """Compare the works of two quantizations; where no passes are known, by their bytes."""
+    by_bytes = bytes_read(than, 1, N_PAST) / max(bytes_read(made, 1, N_PAST), 1.0)
+    if machine.profile is None:
+        return SpeedHere(by_bytes, by_bytes)
+    types = {one.type for work in (made, than) for one in work.dense}
+    seconds, before = (pass_cost(machine.profile, work, 1, N_PAST).seconds for work in (made, than))
+    return SpeedHere(before / seconds, by_bytes, types <= machine.measured_types)
+
+
+_USUAL_PARAMS = 8e9
+
+
+def type_speed(machine: Machine, kind: QuantType) -> SpeedHere | None:
+    """Compare a model of 8B in this type with the same in Q8_0; None for a type of which no CPU's rate is known."""
+    if kind.tensor not in BITS or kind.tensor in machine.scalar_types:
+        return None
+    made, than = (
+        typical_work(one.bits * _USUAL_PARAMS / 8, one.tensor, params=_USUAL_PARAMS) for one in (kind, _BY_NAME["Q8_0"])
+    )
+    return speed_here(machine, made, than)
 
 
 async def source_header(source: Path) -> GGUFHeader:

@@ -4,7 +4,6 @@ this machine, the basis of all predicted speeds.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -27,24 +26,23 @@ if TYPE_CHECKING:
     from cpuchat.hardware.placement.placement import Placement, PlacementSpec
 
     _Subject = tuple[PlacementSpec, tuple[int, ...]]  # the cores of the settings, and those of the loaded model
-    _Cores = tuple[tuple[int, ...], str]  # under this memory policy
 
 _MEMORY = 2_000_000_000
 """Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
 its repacked copy as much."""
-RETRY_SECONDS = 3600.0
-"""Until what other programs disturbed is measured again."""
-_BEGUN = "Measuring this machine once (20 s) to predict speeds; any key cancels."
-_ENDED = "Pass costs measured: predictions now use them (F12 shows details)."
+RETRY_SECONDS, RAISED_SECONDS = 60.0, 3600.0
+"""Until what other programs disturbed is measured again, and a peak that an answer raised, or what failed."""
 
 
 class PassProbe:
     """Measures the cores of the settings once, and the read bandwidth of those that the loaded model computes on; not
     with `hardware.probe` off, and not for models on a server.
 
-    The read bandwidth after a check has found app and cores idle, passes after `CHECKS` checks in a row. It waits while
-    other programs compute or serve models, and gives way when they begin to, and when somebody types. What they
-    disturbed is measured again an hour later, without a word; a peak that an answer raised at once, then hourly.
+    All of it in slices of under a second, which add up over runs of the app: one of the read bandwidth after each check
+    that has found app and cores idle; passes once that is known, after `CHECKS` such checks in a row. Nobody is told:
+    what is better replaces what is rough. It waits while other programs compute or serve models or another window
+    measures, and gives way when they begin to, and when somebody types. What they disturbed is measured again a minute
+    later; a peak that an answer raised at once, then hourly.
     """
 
     CHECKS, CHECK_SECONDS = 6, 5.0
@@ -53,13 +51,13 @@ class PassProbe:
         self._screen, self._services, self._session, self._reader = screen, services, session, reader
         self._busy = BusyCores()
         self._idle = 0
+        self._input_at = 0.0
         self._stopped = False
         self._worker: Worker[None] | None = None
         self._known: _Subject | None = None
         self._retry_at = self._raised_at = 0.0  # from when on the disturbed, and a raised peak, are measured again
         self._reported: set[str] = set()
         self._probe: CostProbe | None = None
-        self._was_disturbed = False  # by other programs, when the read bandwidth was measured last
         services.on_input = self.interrupt
         session.background.append(self)
         screen.set_interval(self.CHECK_SECONDS, self._check)
@@ -69,7 +67,8 @@ class PassProbe:
         """Return whether nothing runs that measurements would disturb."""
         services = self._services
         busy = services.quantizing.job is not None or self._reader.busy or services.leaving
-        return self._session.is_idle and not busy
+        hashing = any(download.state == "checking" for download in services.downloading.all())
+        return self._session.is_idle and not busy and not hashing
 
     @property
     def running(self) -> bool:
@@ -82,11 +81,11 @@ class PassProbe:
         model = self._session.conversation.model
         busy = self._busy.since_last((model.compute_cpus if model is not None else ()) or own_cpus())
         is_free = busy is not None and busy < MAX_BUSY_CORES and self.is_idle and self._screen.is_current
+        is_free = is_free and monotonic() - self._input_at >= self.CHECK_SECONDS
         self._idle = self._idle + 1 if is_free else 0
-        if (self._idle == 1 and not self._was_disturbed) or self._idle >= self.CHECKS:
-            with_passes, self._stopped = self._idle >= self.CHECKS, False
-            self._idle = 0 if with_passes else self._idle
-            self._worker = self._screen.run_worker(self._measure(with_passes), group="pass-probe", name="pass-probe")
+        if is_free:
+            self._stopped = False
+            self._worker = self._screen.run_worker(self._measure(), group="pass-probe", name="pass-probe")
 
     @property
     def done(self) -> bool:
@@ -109,7 +108,7 @@ class PassProbe:
 
     def interrupt(self) -> None:
         """Stop at once without waiting; begin again when the app is idle."""
-        self._idle, self._stopped = 0, True
+        self._idle, self._stopped, self._input_at = 0, True, monotonic()
         if self._probe is not None:
             self._probe.stop()
 
@@ -122,68 +121,66 @@ class PassProbe:
                 worker.cancel()  # nothing waits for the threads that read, or fit
             await result_of(worker)
 
-    async def _measure(self, with_passes: bool) -> None:
-        subject, backend, probed = self._subject(), self._session.conversation.backend, False
-        from cpuchat.measure.peak import ProbeFailed
+    async def _measure(self) -> None:
+        from cpuchat.measure.peak import ProbeFailed, one_at_a_time
 
-        spec, used = subject
+        subject = self._subject()
         try:
-            placement, probed = await run_in_daemon_thread(lambda: _placed(spec))
-            sets = {(placement.cpus, placement.memory_policy.words)}
-            if used and backend.engine is not None and {*used} <= {*own_cpus()}:
-                sets.add((used, backend.engine.memory_policy))
-            if probed and not await run_in_daemon_thread(lambda: any(_lacks_peak(*one) for one in sets)):
-                self._end(subject)
-                await self._session.show_ceiling()
-            elif not self._stopped and await run_in_daemon_thread(lambda: _is_free(backend.pid)):
-                await self._measure_cores(subject, placement, sets, with_passes, probed)
+            with one_at_a_time() as is_ours:
+                if is_ours:
+                    await self._measure_slice(subject)
         except Interrupted:
             pass
         except ProbeFailed as error:  # little memory is free, for now
-            self._retry_at = monotonic() + RETRY_SECONDS
+            self._retry_at = monotonic() + RAISED_SECONDS
             self._report_once(f"The read bandwidth was not measured: {clean_line(str(error))}")
         except (CpuchatError, OSError) as error:
             if not self._stopped:
                 self._end(subject)
-                if _BEGUN in self._reported and not probed:
-                    self._report_once(f"Pass costs not measured: {clean_line(str(error))}")
+                self._report_once(f"Pass costs not measured: {clean_line(str(error))}")
         finally:
             self._probe = None
+            self._busy.since_last(())  # this was no other program
+
+    async def _measure_slice(self, subject: _Subject) -> None:
+        """Measure a slice of a read bandwidth that is not known, else passes."""
+        (spec, used), backend = subject, self._session.conversation.backend
+        placement, probed = await run_in_daemon_thread(lambda: _placed(spec))
+        sets = {(placement.cpus, placement.memory_policy.words)}
+        if used and backend.engine is not None and {*used} <= {*own_cpus()}:
+            sets.add((used, backend.engine.memory_policy))
+        lacking = await run_in_daemon_thread(lambda: [one for one in sets if _lacks_peak(*one)])
+        if lacking or not probed:
+            if self._stopped or not await run_in_daemon_thread(lambda: _is_free(backend.pid)):
+                return
+            if lacking and not await run_in_daemon_thread(lambda: self._measures_peak(*lacking[0])):
+                self._retry_at = monotonic() + RETRY_SECONDS
+            elif not lacking and self._idle >= self.CHECKS and await self._measures_passes(subject, placement):
+                probed = True
+            lacking = await run_in_daemon_thread(lambda: [one for one in lacking if _lacks_peak(*one)])
+        if probed and not lacking:
+            self._end(subject)
+        await self._session.show_ceiling()
+
+    async def _measures_passes(self, subject: _Subject, placement: Placement) -> bool:
+        """Measure what is left of passes; False if other programs began to compute."""
+        from cpuchat.bench.cost_probe import CostProbe, save_passes
+        from cpuchat.models.costs import CostLog
+
+        self._idle = 0
+        self._probe = CostProbe(subject[0], beside=CostLog(placement.cpus, placement.memory_policy.words))
+        found = await self._probe.run()
+        self._probe = None
+        if await run_in_daemon_thread(lambda: save_passes(found, placement)):
+            return True
+        self._retry_at = monotonic() + RETRY_SECONDS
+        return False
 
     def _end(self, subject: _Subject) -> None:
         """Leave these cores alone; where an answer had raised their peak, for an hour even if another one does."""
         if self._known == subject:
-            self._raised_at = monotonic() + RETRY_SECONDS
+            self._raised_at = monotonic() + RAISED_SECONDS
         self._known = subject
-
-    async def _measure_cores(
-        self, subject: _Subject, placement: Placement, sets: Collection[_Cores], with_passes: bool, probed: bool
-    ) -> None:
-        from cpuchat.bench.cost_probe import CostProbe, save_passes
-
-        is_free = await run_in_daemon_thread(lambda: all([self._measures_peak(*one) for one in sets]))
-        self._was_disturbed = not is_free
-        if self._stopped:
-            return
-        await self._session.show_ceiling()
-        if probed and is_free:
-            self._end(subject)
-            return
-        if not with_passes:
-            return
-        n_passes = 0
-        if is_free:
-            self._report_once(_BEGUN)
-            self._probe = CostProbe(subject[0], gives_way=True)
-            found = await self._probe.run()
-            self._probe = None
-            n_passes = await run_in_daemon_thread(lambda: save_passes(found, placement))
-        if not n_passes:
-            self._retry_at = monotonic() + RETRY_SECONDS
-            return
-        self._end(subject)
-        await self._session.show_ceiling()
-        self._screen.notify(_ENDED, markup=False)
 
     def _report_once(self, notice: str) -> None:
         if notice not in self._reported:
@@ -191,13 +188,11 @@ class PassProbe:
             self._screen.notify(notice, timeout=10, markup=False)
 
     def _measures_peak(self, cpus: tuple[int, ...], memory: str) -> bool:
-        """Measure the read bandwidth of these cores, unless it is known; False beside other programs."""
+        """Measure a slice of the read bandwidth of these cores; False beside other programs."""
         from cpuchat.measure import peak
 
-        if not _lacks_peak(cpus, memory):  # any more: the other set may be the same cores
-            return True
-        found = peak.measure(cpus, policy=memory, cancelled=lambda: self._stopped)
-        peak.keep(found, memory)
+        found = peak.measure(cpus, rounds=peak.SLICE, policy=memory, cancelled=lambda: self._stopped)
+        peak.keep_slice(found, memory)
         return not found.disturbed
 
 

@@ -172,6 +172,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         reader, first = self.reader, self.catalog is None
         catalog = await asyncio.to_thread(reader.catalog)
         machine = await asyncio.to_thread(reader.machine)
+        catalog = await asyncio.to_thread(catalog.on, machine)
         models = {model.id: model for model in catalog.models}
         found = await asyncio.to_thread(reader.predictions, models, machine)
         if catalog.problems and first:

@@ -92,4 +92,4 @@ def test_what_the_catalog_names_is_listed_without_a_request(target: Path) -> Non
     assert "No smaller local model can draft" in done.stderr
     lines = done.stdout.splitlines()
     assert "owner/Small-GGUF:Q8_0" in lines[1]
-    assert "not checked ← recommended" in lines[1] and "owner/Other-GGUF:Q8_0" in lines[2]
+    assert "not checked" in lines[1] and "owner/Other-GGUF:Q8_0" in lines[2]

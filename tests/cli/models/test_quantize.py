@@ -65,8 +65,11 @@ def test_another_place_and_the_types(half: Path, tmp_path: Path) -> None:
     assert run("models", "quantize", str(half), "Q6_K", str(out)).returncode == 2
     assert run("models", "quantize", str(half), "Q6_K", str(out), "--force").returncode == 0
     assert read_header(out).quantization == "Q6_K"
-    listed = [line.split()[0] for line in run("models", "quantize", "--list").stdout.splitlines() if line.strip()]
-    assert {kind.name for kind in TYPES} <= set(listed)
+    listed = {
+        line.split()[0]: line.split()[2:] for line in run("models", "quantize", "--list").stdout.splitlines() if line
+    }
+    assert {kind.name for kind in TYPES} <= listed.keys()
+    assert listed["Q8_0"][0] == "1.00×" and listed["F16"][0].startswith("≈0.")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -17,16 +18,15 @@ from cpuchat.costs.fit import Observation
 from cpuchat.hardware.placement.cores import BusyCores
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
-from cpuchat.measure import peak
+from cpuchat.measure import peak, store
 from cpuchat.measure.peak import ReadBandwidth
+from cpuchat.measure.subject import on_cores
 from cpuchat.models.costs import CostLog
 from cpuchat.telemetry.machine import Peak
 from cpuchat.tui.chat import probes
 from tests.costs.made_up import probe, two_cores
 from tests.support.chat_app import running
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer
-
-BEGUN = "Measuring this machine once"
 
 
 class MadeUp(CostProbe):
@@ -80,13 +80,12 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     return others
 
 
-async def test_passes_are_measured_once_per_cores_and_the_user_is_told() -> None:
+async def test_passes_are_measured_once_per_cores_without_a_word() -> None:
     placement = place(read_topology(), PlacementSpec())
     async with running() as app:
         passes = app.chat.pass_probe
         await app.until(lambda: passes.done)
         assert CostLog(placement.cpus, placement.memory_policy.words).probe
-        assert [notice for notice in app.notices if BEGUN in notice]
         app.conversation.settings = with_changes(settings.load(), {"engine": {"threads": 1}})
         assert not passes.done
         await app.until(lambda: passes.done)
@@ -95,7 +94,7 @@ async def test_passes_are_measured_once_per_cores_and_the_user_is_told() -> None
     n = len(MadeUp.runs)
     async with running() as app:
         await app.until(lambda: app.chat.pass_probe.done)
-        assert not [notice for notice in app.notices if BEGUN in notice]
+        assert not app.notices
     assert len(MadeUp.runs) == n
 
 
@@ -104,7 +103,7 @@ async def test_peaks_of_the_cores_in_use_are_measured_once_the_passes_are(monkey
 
     def measure(cpus: tuple[int, ...], **_: object) -> ReadBandwidth:
         measured.append(cpus)
-        return ReadBandwidth(cpus, 30e9, (30e9,), (1.0,) * len(cpus))
+        return ReadBandwidth(cpus, 30e9, (30e9,) * peak.WINDOWS, (1.0,) * peak.WINDOWS)
 
     monkeypatch.setattr(peak, "measure", measure)
     placed = place(read_topology(), PlacementSpec())
@@ -154,12 +153,11 @@ async def test_a_disturbed_measurement_is_repeated_later_and_a_failed_one_is_not
         # The first runs may have given way to the load.
         await app.until(lambda: passes._retry_at and not passes.running)
         assert not passes.done and not passes._is_wanted()
-        assert not any("other programs" in notice for notice in app.notices)
+        assert not app.notices
         n = len(MadeUp.runs)
         MadeUp.failure, passes._retry_at = "The disk is full.", 0.0
         await app.until(lambda: passes.done)
         assert "Pass costs not measured: The disk is full." in app.notices
-        assert sum(BEGUN in notice for notice in app.notices) == 1
         assert len(MadeUp.runs) == n + 1
 
 
@@ -178,7 +176,40 @@ async def test_it_gives_way_to_keys_and_answers_and_begins_again() -> None:
         n = len(MadeUp.runs)
         gate.open()
         await app.until(lambda: len(MadeUp.runs) > n)  # idle again
-        assert sum(BEGUN in notice for notice in app.notices) == 1
+
+
+async def test_the_read_bandwidth_is_measured_in_slices_that_add_up_and_give_way(
+    others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpus = place(read_topology(), PlacementSpec(threads=1)).cpus
+    settings.update({"engine": {"threads": 1}})
+    slices, waiting = list[int](), threading.Event()
+
+    def measure(cpus: tuple[int, ...], *, rounds: int, cancelled: Callable[[], bool], **_: object) -> ReadBandwidth:
+        """Measure faster and faster; the third one does not end before it is stopped."""
+        slices.append(rounds)
+        while len(slices) == 3:
+            waiting.set()
+            if cancelled():
+                raise Interrupted("Stopped.")
+        return ReadBandwidth(cpus, 1e9 * len(slices), (1e9 * len(slices),) * rounds, (1.0,) * rounds)
+
+    monkeypatch.setattr(peak, "measure", measure)
+    store.forget(on_cores(cpus), peak.WHAT)
+    with peak.one_at_a_time() as is_ours:
+        assert is_ours
+        async with running() as app:  # another window measures
+            n = others.asked
+            await app.until(lambda: others.asked > n + 4)
+            assert not slices
+    async with running() as app:
+        await app.until(waiting.is_set)
+        known = peak.known(cpus)
+        assert known is not None and known.at_least and known.bytes_per_s == 2e9  # used at once
+        await app.press("a")
+        await app.until(lambda: app.chat.pass_probe.done)
+    assert peak.known(cpus) == Peak(1e9 * len(slices), cpus) and not app.notices
+    assert {*slices} == {peak.SLICE} and len(slices) == peak.WINDOWS // peak.SLICE + 1  # the stopped one
 
 
 async def test_an_answer_does_not_wait_for_the_fit(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:

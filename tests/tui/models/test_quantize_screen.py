@@ -253,7 +253,7 @@ async def test_snapshots(tmp_path: Path, elsewhere: None, monkeypatch: pytest.Mo
         work = app.app.services.quantizing
         work.job = QuantizeJob(source=file, out=Path("Qwen2.5-7B-Instruct-Q8_0.gguf"), type=quant_type("Q8_0"))
         work.progress = QuantizeProgress(
-            done_tensors=86, tensors=339, tensor="blk.7.ffn_down.weight", bytes_in=0, bytes_out=1_310_000_000,
+            done_tensors=86, tensors=339, tensor="blk.7.ffn_down.weight", bytes_out=1_310_000_000,
             total_out=4_680_000_000, seconds_left=203,
         )  # fmt: skip
         work.changed.publish(None)
