@@ -202,5 +202,5 @@ def suggestion(target: Path, fitting: Sequence[LocalModel]) -> str:
         return "Choose a small model of the target's family."
     return (
         "Look for a small model of the target's family and generation, with the same "
-        f"{ours.n_tokens:,} tokens; prompt lookup and suffix decoding need no draft model."
+        f"{ours.n_tokens:,} tokens; suffix decoding needs no draft model."
     )

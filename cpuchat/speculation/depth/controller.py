@@ -2,7 +2,7 @@
 included.
 
 Three parts: acceptance is learned and the depth with the best expected rate chosen (acceptance.py), under costs that
-are calibrated and followed (costs.py). A free drafter's proposal is verified to the depth g with
+are calibrated and followed (costs.py). A proposal of suffix decoding is verified to the depth g with
 the largest E(g) - rate * T(g + 1), if that is more than the next step is worth without it (renewal reward).
 
 One budget holds from the first token on. It accrues at a share of elapsed time, and what drafts gain or lose against
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.costs.model import tokens_per_pass
-from cpuchat.protocol.drafters import DRAFTERS, DrafterName
+from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.reasons import UNCALIBRATED, WORTHWHILE_GAIN, DraftsOff, no_gain
 from cpuchat.speculation.depth.acceptance import Acceptance, DraftPlan, best_plan, limit_gain, rates
 from cpuchat.speculation.depth.constants import CONSTANTS
@@ -57,10 +57,8 @@ class DepthController:
             CONSTANTS.draft_priors, CONSTANTS.draft_prior_tokens, CONSTANTS.draft_window_tokens, known
         )
         self._acceptance: dict[DrafterName, Acceptance] = {
-            row.name: Acceptance(CONSTANTS.free_priors, CONSTANTS.free_prior_tokens, CONSTANTS.free_window_tokens)
-            if row.factory
-            else self._draft_acceptance
-            for row in DRAFTERS
+            "draft": self._draft_acceptance,
+            "suffix": Acceptance(CONSTANTS.free_priors, CONSTANTS.free_prior_tokens, CONSTANTS.free_window_tokens),
         }
         self._budget = 0.0 if self._is_known else CONSTANTS.budget_start * (self.plain_ms or 0.0)
         self._won: dict[DrafterName, float] = {}
@@ -76,7 +74,7 @@ class DepthController:
         self.plan = DraftPlan()
         self._is_asked = False  # about the draft model, in this answer
         self._n_written = 0
-        self._n_proposed = 0  # by free drafters
+        self._n_proposed = 0  # by suffix decoding
         self._unread = self._scorable = 0
         self._slow_prefill_ms = 0.0
         self._recent = (0.0, 0.0)  # tokens and ms, forgetting
@@ -163,7 +161,7 @@ class DepthController:
         self._rates = None
 
     def free_depth(self, proposal: Proposal) -> int:
-        """Return how many tokens of a free drafter's proposal are worth verifying now."""
+        """Return how many tokens of a proposal of suffix decoding are worth verifying now."""
         max_depth = min(len(proposal), self._max_depth)
         self._n_proposed += max_depth
         if self._fixed:
@@ -268,11 +266,10 @@ class DepthController:
 
     @property
     def acceptance(self) -> float:
-        """Return the recent acceptance rate of the draft model, or without one of the free drafters."""
+        """Return the recent acceptance rate of the draft model, or without one of suffix decoding."""
         if self._is_asked or (self._has_draft and not self._n_proposed):
             return self._draft_acceptance.mean
-        free = (self._acceptance[row.name] for row in DRAFTERS if row.factory)
-        return max(free, key=lambda acceptance: acceptance.n_observed).mean
+        return self._acceptance["suffix"].mean
 
     @property
     def off(self) -> DraftsOff | None:

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 from cpuchat.base.text import common_prefix
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal, confidence_bucket
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal, confidence_bucket
 from cpuchat.speculation.drafters.ngrams import MAX_CANDIDATES, SIZES, NgramIndex, following
 
 ENOUGH: Final = 6
@@ -71,7 +71,7 @@ def _plan(match: int, count: int, seen: int, limit: int) -> tuple[float, list[in
     return score, list(map(confidence_bucket, estimates))
 
 
-class SuffixDecoding(Drafter):
+class SuffixDecoding:
     """Drafts along the source of a copy, or along the most frequent continuation of a suffix.
 
     After Oliaro et al., "SuffixDecoding", arXiv 2411.04975. The paper's suffix trees are implicit here: the index says
@@ -93,13 +93,11 @@ class SuffixDecoding(Drafter):
     the draft is what followed the last time, ", that is to be".
     """
 
-    name = "suffix"
-
     def __init__(self, index: NgramIndex) -> None:
         self._index = index
 
     def propose(self, max_n: int) -> Proposal:
-        """Implement `Drafter.propose`. Buckets are of each token's probability given that those before are accepted."""
+        """Draft at most `max_n` tokens; buckets are of probabilities given that the tokens before are accepted."""
         chat, limit = self._index, min(max_n, MAX_DEPTH)
         if limit < 1 or not chat.text:
             return Proposal("suffix")

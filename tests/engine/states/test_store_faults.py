@@ -95,7 +95,7 @@ def test_a_stop_within_a_draft_keeps_the_chat(chat: Chat, tmp_path: Path) -> Non
 
     speculator.start_verify = stop_within  # type: ignore[method-assign,assignment]
     asked = user(LONG + "a" * 60)
-    stopped = chat.ask(asked, speculation=Speculation(drafters=("lookup",), depth=4), chat_id="a")
+    stopped = chat.ask(asked, speculation=Speculation(drafters=("suffix",), depth=4), chat_id="a")
     assert chat.stop_reason == "cancelled"
     said = chat.text
     speculator.start_verify, sequence.abort = start_verify, flag  # type: ignore[method-assign]
