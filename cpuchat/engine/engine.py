@@ -206,10 +206,10 @@ class Engine:
         self._writer.resume()
 
     def forget(self, chat_id: str) -> None:
-        """Drop a deleted chat from memory and disk; end a scoring job."""
+        """Drop a deleted chat from memory and disk, and draft from it no more; end a scoring job."""
         self._end_scoring()
-        if self._loaded is not None:
-            self._loaded.forget(chat_id)
+        if self._loaded is not None and self._loaded.states.forget(chat_id):
+            self._loaded.speculator.forget()
 
     def count_tokens(self, command: CountTokens) -> None:
         """Count the tokens of a text or a prompt. Ends with `TokensCounted`."""

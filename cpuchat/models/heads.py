@@ -121,11 +121,8 @@ def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch
 
 
 def require_head(target: GGUFHeader, draft: GGUFHeader) -> HeadKind | None:
-    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model.
-
-    Raises:
-        DraftMismatch: a head that does not fit `target`, or that the engine cannot use.
-    """
+    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model. Raises
+    DraftMismatch: a head that does not fit `target`, or that the engine cannot use."""
     if os.path.realpath(target.path) == os.path.realpath(draft.path):
         return "mtp" if usable_layers(draft) else None
     kind = kind_of(draft)

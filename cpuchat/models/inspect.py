@@ -80,8 +80,7 @@ class Inspection(ModelData, frozen=True):
     `kv_windowed` what layers with a sliding window take beside that, both as F16, and `state` a recurrent model's
     state, as F32. `heads_kv` is the largest number of all layers. `window`: the sliding window of `windowed_layers`
     layers, in tokens, 0 for none. `problem`: why the engine cannot run it, "" when it can, and `scalar_types`, both as
-    of `support`.
-    """
+    of `support`."""
 
     header: GGUFHeader
     kind: str

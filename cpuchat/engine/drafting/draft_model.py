@@ -108,7 +108,7 @@ class DraftModel:
         """Draft at most `max_n` tokens; reads first what is unread. Raises Aborted, GenerationFailed: as
         `Sequence.extend`."""
         proposal = Proposal("draft")
-        if max_n <= 0 or not self._text:
+        if max_n <= 0 or not self._text or not self._is_ready():
             return proposal
         self._synced = min(self._synced, len(self._text) - self._start - 1)  # the last token gives the logits
         self._drop_rejected(max_n)
@@ -146,6 +146,8 @@ class DraftModel:
 
         The newest token is left for `propose`, and of a text that is longer than the context only the end is read.
         Raises Aborted, GenerationFailed: as `Sequence.extend`."""
+        if not self._is_ready():
+            return 0
         self._drop_rejected(0)
         before = self._synced
         at = self._start + before
@@ -162,6 +164,8 @@ class DraftModel:
         token of the text has no successor yet and is left for `propose`. Raises Aborted, GenerationFailed: as
         `Sequence.extend`."""
         accepted: list[bool] = []
+        if not self._is_ready():
+            return accepted
         try:
             self._drop_rejected(0)
             n = min(n, self.n_unread - 1)
@@ -177,6 +181,10 @@ class DraftModel:
         finally:
             self._synced = min(self._synced, len(self._sequence))
         return accepted
+
+    def _is_ready(self) -> bool:
+        """Return whether it can read and draft now."""
+        return True
 
     def _drop_rejected(self, max_n: int) -> None:
         """Roll back rejected tokens, and make room for `max_n` more."""

@@ -308,7 +308,7 @@ def _load_draft(
             return target.open_head(header, kind, on_progress, max(available, 0))
         verdict = check_pair(target.header, header)
         if not verdict.ok:
-            notes.append(f"No draft model: {verdict.reason} {verdict.hint}".strip())
+            notes.append(f"No draft model: {verdict.reason}")
             return None
         trained = header.n_ctx_train or target.sequence.n_ctx
         options = msgspec.structs.replace(command.options, n_ctx=min(target.sequence.n_ctx, trained), draft_path="")

@@ -400,12 +400,8 @@ class Model:
         self, header: GGUFHeader, kind: HeadKind, on_progress: Progress, available: int | None = None
     ) -> LoadedHead:
         """Return a draft head with a context of its own on the same threads: that of the model itself, which was loaded
-        with it, or the one in the file of `header`. Free it before this model. `available` as of `load`.
-
-        Raises:
-            Interrupted: `abort` was set.
-            ModelNotFound, ModelDamaged, DoesNotFit, GenerationFailed: as `load`.
-        """
+        with it, or the one in the file of `header`. Free it before this model. `available` as of `load`. Raises
+        Interrupted: `abort` was set; ModelNotFound, ModelDamaged, DoesNotFit, GenerationFailed: as `load`."""
         is_own, own = same_file(str(header.path), self.header.path), None
         need = draft_memory(header, self.options, self.sequence.n_ctx, own=is_own)
         check_fit(need, available_for_model() if available is None else available)

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from cpuchat.base.errors import GenerationFailed
@@ -36,20 +37,26 @@ _TASKS: Final = Path("/proc/self/task")
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
 
 
-def cpu_wait_seconds() -> float | None:
-    """Return how long all threads of this process have waited for a core while ready to run; None where the kernel does
-    not tell."""
-    times = dict(_thread_times(_thread_ids()))
-    return 1e-9 * sum(waited for _, waited in times.values()) if times else None
+class CpuWait:
+    """Tells for which share of the time since it was made `n_threads` threads waited for a core that another program
+    had."""
 
+    def __init__(self, n_threads: int) -> None:
+        self._n_threads = n_threads
+        self._before, self._start = self._waited(), perf_counter()
 
-def cpu_wait_share(before: float | None, seconds: float, n_threads: int) -> float | None:
-    """Return the share of the last `seconds` for which `n_threads` threads waited, since `cpu_wait_seconds` was
-    `before`; None where that is not known."""
-    after = cpu_wait_seconds()
-    if before is None or after is None or seconds <= 0:
-        return None
-    return max(0.0, after - before) / (seconds * n_threads)
+    def share(self) -> float | None:
+        """Return the share; None where the kernel does not tell."""
+        after, seconds = self._waited(), perf_counter() - self._start
+        if self._before is None or after is None or seconds <= 0:
+            return None
+        return max(0.0, after - self._before) / (seconds * self._n_threads)
+
+    @staticmethod
+    def _waited() -> float | None:
+        """Return the seconds that all threads of this process have waited for a core while ready to run."""
+        times = dict(_thread_times(_thread_ids()))
+        return 1e-9 * sum(waited for _, waited in times.values()) if times else None
 
 
 class _Threads(NamedTuple):

@@ -82,11 +82,8 @@ def bytes_here(cache: Path, repo: str, files: Iterable[HubFile]) -> int:
 
 @dataclass(frozen=True)
 class CachedFile:
-    """A file of a repository in the cache.
-
-    Raises:
-        HubError: by every use: the etag that the hub announced is not a hash, so it must not become a file name.
-    """
+    """A file of a repository in the cache. Raises HubError: by every use: the etag that the hub announced is not a
+    hash, so it must not become a file name."""
 
     cache: Path
     repo: str
@@ -161,11 +158,7 @@ class CachedFile:
 
         As huggingface_hub does it: a relative link to the blob. Where links are impossible (FAT, some network file
         systems) or `HF_HUB_DISABLE_SYMLINKS` is set, the blob itself is moved there, or copied if other snapshots link
-        to it.
-
-        Raises:
-            OSError: that failed; the content stays.
-        """
+        to it. Raises OSError: that failed; the content stays."""
         named = self.snapshots / revision / self.file.path
         if named.exists() and named.samefile(content):
             return named
@@ -213,8 +206,7 @@ def discard(cache: Path, repo: str, files: Iterable[HubFile]) -> None:
     """Delete what there is of a model that was never complete: partial files, and files that are finished.
 
     What another program is downloading stays, and so does content that has other names in the cache, and all of a model
-    that was complete before it was requested again.
-    """
+    that was complete before it was requested again."""
     links = {file: file.links() for file in (CachedFile(cache, repo, file) for file in files)}
     is_complete = all(links.values())
     for file, names in links.items():

@@ -218,8 +218,7 @@ class Downloads:
 
     async def wait(self, id: str) -> Download:
         """Wait until a download is done, failed, paused or cancelled and its process has ended; returns its last
-        state.
-        """
+        state."""
         entry = self._find(id)
         await entry.settled.wait()
         return entry.download

@@ -77,8 +77,7 @@ class Expectation(msgspec.Struct, frozen=True):
 
     `gains` is empty when nothing is known, and `why` says what is missing; else `why` is the basis of `draft_ms`,
     milliseconds for a drafted token. `no_gain` is why there is no speed-up, "" when there is one. `scalar_type` of the
-    draft model as of `Prediction`: only what was measured is told, and it is never worth loading.
-    """
+    draft model as of `Prediction`: only what was measured is told, and it is never worth loading."""
 
     gains: tuple[DraftGain, ...] = ()
     why: str = NOT_CALIBRATED
@@ -160,8 +159,7 @@ def expectation(
 def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
     """Return the acceptance rate per token of an answer; None when too little was drafted, or not by a draft model.
 
-    Unlike `draft_n_accepted / draft_n` it counts a draft only up to its first rejected token.
-    """
+    Unlike `draft_n_accepted / draft_n` it counts a draft only up to its first rejected token."""
     if figures is None:
         return None
     drafted = sum(one.draft_n for one in figures.by_drafter if one.name == "draft")
@@ -209,10 +207,9 @@ class DraftCandidate(msgspec.Struct, frozen=True, kw_only=True):
     `size` in bytes (0: not known). `entry` is the id of its catalog entry, "" for none, and `named` whether the catalog
     names it for this target. `verdict` None: not checked yet. `failed` is why it could not be checked, else "".
 
-    `head` is the kind of a draft head; None for a draft model. `included`: the target
-    itself contains it, and `path` is the target's. On the hub `file` is its path in the repository. `same_model`: a
-    smaller quantization of the target.
-    """
+    `head` is the kind of a draft head; None for a draft model. `included`: the target itself contains it, and `path` is
+    the target's. On the hub `file` is its path in the repository. `same_model`: a smaller quantization of the
+    target."""
 
     name: str
     where: Literal["here", "hub"]
@@ -233,8 +230,7 @@ class DraftCandidate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def spec(self) -> str:
         """Return the value for `--draft-model`, and for one on the hub for `models download` first:
-        `owner/name:Q8_0`.
-        """
+        `owner/name:Q8_0`."""
         if self.included:
             return INCLUDED
         if self.path is not None:
@@ -437,8 +433,7 @@ def recommended(found: Iterable[DraftCandidate]) -> DraftCandidate | None:
     """Return the one to use: it fits (or is unchecked, but named by the catalog), its type has a SIMD kernel, and it
     has the largest expected speed-up.
 
-    Where no speed-up is known, the first that the catalog names. None when none is worth it.
-    """
+    Where no speed-up is known, the first that the catalog names. None when none is worth it."""
     usable = (one for one in found if one.fits or (one.fits is None and one.named and not one.failed))
     possible = [one for one in usable if not one.expected.scalar_type]
     told = [one for one in possible if one.expected.gains]

@@ -32,15 +32,9 @@ from cpuchat.models.drafts.candidates import (
     rank_among,
     target_costs,
 )
-from cpuchat.models.drafts.pairing import check_files, check_pair, is_known_pair, require_pair
+from cpuchat.models.drafts.pairing import OTHER_DRAFTS, check_files, check_pair, is_known_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import (
-    ARCHITECTURES,
-    kind_named,
-    require_head,
-    title,
-    usable_layers,
-)
+from cpuchat.models.heads import ARCHITECTURES, kind_named, mismatch, require_head, title, usable_layers
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
 from cpuchat.models.machine import Machine, machine_for
@@ -95,7 +89,7 @@ def choose_draft(
         settings, measured_only: as of `own_draft`.
 
     Raises:
-        DraftMismatch: the wanted model does not fit; the hint names one that would.
+        DraftMismatch: the wanted model does not fit.
         ModelNotFound, ModelDamaged: it does not exist or cannot be read.
     """
     wanted = wanted.strip()
@@ -118,7 +112,10 @@ def choose_draft(
             return draft, ""
         if wanted == INCLUDED:
             raise DraftMismatch(f"{clean_line(target.name)} contains no MTP head.", "Choose a draft model, or `none`.")
-        return draft, require_pair(target, draft, library).note
+        verdict = check_files(target, draft)
+        if not verdict.ok:
+            raise mismatch(target, draft, verdict.reason, OTHER_DRAFTS)
+        return draft, verdict.note
     except CpuchatError as error:
         if strict:
             raise
@@ -202,8 +199,7 @@ def _smaller_file(
     target: GGUFHeader, library: Library, catalog: Catalog, settings: Settings, measured_only: bool
 ) -> tuple[Path | None, str]:
     """Return the quantization of the same model that is expected to gain most as its draft model, as `own_draft`, if it
-    is worth it and fits beside the target.
-    """
+    is worth it and fits beside the target."""
     here = [model for model in library.local_models(target.path) if is_same_model(target, model)]
     if not any(model.path != target.path for model in here):  # saves finding out what the cores reach
         return None, ""
@@ -222,8 +218,7 @@ def named_drafts(
     target: GGUFHeader, entry: CatalogModel, library: Library, catalog: Catalog, beside: Path | None = None
 ) -> list[DraftCandidate]:
     """Return the drafts that the catalog names for `target` (its `entry`), if they are small enough and have a SIMD
-    kernel; of those here, the ones in the folder of the file `beside`, too.
-    """
+    kernel; of those here, the ones in the folder of the file `beside`, too."""
     if not entry.drafts:  # saves reading the library
         return []
     limit, found = max_read(target), candidates(target, library.local_models(beside), catalog)
@@ -300,8 +295,7 @@ def local_heads(
 
 def heads_of(repository: Repository, here: Iterable[DraftCandidate] = ()) -> list[DraftCandidate]:
     """Return the heads of the target's repository that are not `here`, unchecked: one file of each kind and base, the
-    least quantized of the usual ones.
-    """
+    least quantized of the usual ones."""
     there = {one.path.stem for one in here if one.path is not None and one.repo.lower() == repository.id.lower()}
     best: dict[tuple[str, str], RepoModel] = {}
     rank = partial(rank_among, _HEAD_QUANTIZATIONS)

@@ -170,11 +170,8 @@ class ByteSource(Protocol):
 
 
 class FileSource:
-    """An open file; a context manager.
-
-    Raises:
-        ModelNotFound: it does not exist, may not be read, or is a folder, a pipe or a device.
-    """
+    """An open file; a context manager. Raises ModelNotFound: it does not exist, may not be read, or is a folder, a pipe
+    or a device."""
 
     def __init__(self, path: Path) -> None:
         # O_NONBLOCK: opening a pipe without a writer would block forever.
@@ -406,13 +403,8 @@ def _other_version(reader: _Reader, version: int) -> CpuchatError:
 
 
 def parse(source: ByteSource) -> Parsed:
-    """Parse the header of a file.
-
-    Raises:
-        ModelDamaged: not GGUF, truncated or contradictory.
-        ModelUnsupported: another version of GGUF, or tensors of a type that ggml does not support.
-        Whatever `source.read` raises.
-    """
+    """Parse the header of a file. Raises ModelDamaged: not GGUF, truncated or contradictory; ModelUnsupported: another
+    version of GGUF, or tensors of a type that ggml does not support. Raises whatever `source.read` raises."""
     reader = _Reader(source)
     reader.need(min(4, reader.size), "the first bytes")
     head = bytes(reader.buffer[:HEAD])

@@ -30,8 +30,7 @@ class ResponseLimits:
     """Limits of a response. `max_bytes` of the content; None where the reader counts.
 
     `idle_timeout`: seconds without a byte. `seconds`: for all of the content. The default is for the API, whose
-    responses become Python objects of 20 times the size.
-    """
+    responses become Python objects of 20 times the size."""
 
     max_bytes: int | None = 8 << 20
     idle_timeout: float = 8.0
@@ -53,8 +52,7 @@ def client() -> httpx.Client:
     read:
         UsageError: the proxy's address is not valid.
         TooSlow: it takes too long.
-        HubError: it is too large, or a forbidden redirect.
-    """
+        HubError: it is too large, or a forbidden redirect."""
     hooks = {"request": [_prepare], "response": [_check_redirect, _limit_content]}
     # Uncompressed: a few MB of gzip can become gigabytes.
     sent = {"accept-encoding": "identity"}

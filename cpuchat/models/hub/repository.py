@@ -36,8 +36,7 @@ class HubFile(ModelData, frozen=True):
     """One file of a repository at one revision. `size` in bytes.
 
     `path` is relative to the repository and has passed `safe_path`. `sha256` (64 hex digits) is announced for files in
-    large file storage, `git_sha1` (of the git blob) for the others.
-    """
+    large file storage, `git_sha1` (of the git blob) for the others."""
 
     path: str
     size: int
@@ -55,8 +54,7 @@ class RepoModel(ModelData, frozen=True):
 
     `name` is the file's name without folder, `.gguf` and the part number. `quantization` as the name says it, upper
     case ("Q4_K_M", "UD-Q4_K_XL"); "" when it doesn't. `kind` see `file_names`: only a "model" can be loaded. `complete`
-    is False when parts are missing in the repository.
-    """
+    is False when parts are missing in the repository."""
 
     name: str
     files: tuple[HubFile, ...]
@@ -79,8 +77,7 @@ class Repository(ModelData, frozen=True):
     """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first.
 
     `newest_at`: when the hub reported this as its newest commit, in seconds since 1970; 0 for another commit.
-    `problems`: what was left out of `models` and why, one sentence each.
-    """
+    `problems`: what was left out of `models` and why, one sentence each."""
 
     id: str
     revision: str
@@ -148,12 +145,9 @@ def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
 
 
 def safe_path(path: str) -> str:
-    """Return `path` if it names a file inside the folder it will be put into, on any operating system.
-
-    Raises:
-        HubError: it is unsafe: absolute, `..`, a drive, backslashes, control or invisible characters, device names, too
-            long. The message says which.
-    """
+    """Return `path` if it names a file inside the folder it will be put into, on any operating system. Raises HubError:
+    it is unsafe: absolute, `..`, a drive, backslashes, control or invisible characters, device names, too long. The
+    message says which."""
     parts, encoded = path.split("/"), path.encode("utf-8", "replace")
     faults = {
         "control or invisible characters": not path.isprintable(),

@@ -57,6 +57,10 @@ class ControllerConstants:
     accepted. (Accepted alone is mostly chance, expected alone does not see that it is too hopeful.)"""
 
     # Choice of the depth
+    worthwhile_gain: float = 1.03
+    """Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
+    max_draft_share: float = 0.25
+    """Share (0-1) of a plain pass that a drafted token may take before it is the draft model that is too slow."""
     free_min_gain: float = 0.02
     """Tokens that verifying a proposal of suffix decoding must gain."""
     recent_weight: float = 0.85

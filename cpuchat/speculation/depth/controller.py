@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.costs.model import tokens_per_pass
 from cpuchat.protocol.drafters import DrafterName
-from cpuchat.protocol.reasons import UNCALIBRATED, WORTHWHILE_GAIN, DraftsOff, no_gain
+from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.speculation.depth.acceptance import Acceptance, DraftPlan, best_plan, limit_gain, rates
 from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.costs import CurrentCosts, Following
@@ -242,7 +242,7 @@ class DepthController:
             if lag < 2 * CONSTANTS.first_shadow_tokens:
                 return 0
             self._scorable = min(self._scorable, lag // 2)
-        return lag if limit_gain(1.0, costs, self._max_depth) >= WORTHWHILE_GAIN else 0
+        return lag if limit_gain(1.0, costs, self._max_depth) >= CONSTANTS.worthwhile_gain else 0
 
     @property
     def learned(self) -> tuple[float, float]:
@@ -283,13 +283,13 @@ class DepthController:
             return DraftsOff("nothing to draft from") if self._n_written else None
         if asked and self._slow_prefill_ms:
             return DraftsOff("slow prefill", prefill_s=self._slow_prefill_ms / 1e3)
-        drafting = self._current_rates(costs, self._max_depth)[0][1:] if asked else ()
-        return no_gain(
-            costs.plain_ms,
-            costs.draft.ms[0] if asked else 0.0,
-            max(drafting, default=0.0),
-            limit_gain(1.0, costs, self._max_depth),
-            self.acceptance,
-            has_draft=asked,
-            is_scored=self._is_known,
-        )
+        plain_ms, draft_ms = costs.plain_ms, costs.draft.ms[0]
+        if limit_gain(1.0, costs, self._max_depth) < CONSTANTS.worthwhile_gain:
+            if asked and draft_ms > CONSTANTS.max_draft_share * plain_ms:
+                return DraftsOff("slow draft model", plain_ms=plain_ms, draft_ms=draft_ms)
+            return DraftsOff("slow verification")
+        if not asked or not self._is_known:
+            return DraftsOff("acceptance unknown" if asked else "rare repeats")
+        rate = max(self._current_rates(costs, self._max_depth)[0][1:], default=0.0)
+        slower = 1.0 / (rate * plain_ms) - 1.0 if rate > 0 else 0.0
+        return DraftsOff("low acceptance", acceptance=self.acceptance, slower_share=slower)

@@ -80,8 +80,8 @@ class SuffixDecoding:
     in the copy before is replaced in the draft. Of all these the draft with the highest score is taken: the sum of its
     path probabilities, which is the number of tokens expected to be accepted.
 
-    An example, words in place of tokens. The chat has "def area ( self , w ) : return w * self . h ;", and the line
-    is being written again:
+    An example, words in place of tokens. The chat has "def area ( self , w ) : return w * self . h ;", and the line is
+    being written again:
 
     - "def area ( self , w ) : return": more than 8 words as before, so this is a copy. Draft: "w * self . h ;".
     - "… return x": the copy may have ended here, or "x" replaces "w". Draft, of low confidence: "* self . h ;".
@@ -90,8 +90,7 @@ class SuffixDecoding:
     - "… ;": what followed the source is the line once more, in which "w" is replaced. Draft: "def area ( self , x )".
 
     Nothing is being copied after "to be or not to be , that is to be": the last two words occurred twice before, and
-    the draft is what followed the last time, ", that is to be".
-    """
+    the draft is what followed the last time, ", that is to be"."""
 
     def __init__(self, index: NgramIndex) -> None:
         self._index = index

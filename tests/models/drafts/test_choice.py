@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cpuchat.base.errors import DraftMismatch, ModelNotFound
+from cpuchat.base.errors import DraftMismatch, ModelNotFound, from_code
 from cpuchat.config.settings import Settings
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.measure.subject import Subject
@@ -32,8 +32,12 @@ def test_a_draft_that_was_asked_for_and_does_not_fit_is_an_error(
     tmp_path: Path, library: Library, demo: dict[str, Path]
 ) -> None:
     stranger = header_file(tmp_path / "stranger.gguf")
-    with pytest.raises(DraftMismatch):
+    with pytest.raises(DraftMismatch) as refused:
         choose_draft(demo["demo"], str(stranger), library)
+    error = refused.value
+    assert error.message.startswith("stranger.gguf cannot draft for cpuchat-demo-8m-q8_0.gguf: ")
+    assert "300 tokens against 3,072" in error.message and "cpuchat models pair" in error.hint
+    assert isinstance(from_code("draft_mismatch", error.message, error.hint), DraftMismatch)
     with pytest.raises(DraftMismatch, match="target itself"):
         choose_draft(demo["demo"], "demo", library)
     with pytest.raises(ModelNotFound):
