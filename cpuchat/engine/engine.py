@@ -215,7 +215,7 @@ class Engine:
         """Count the tokens of a text or a prompt. Ends with `TokensCounted`."""
         n_tokens, prompt = None, command.prompt
         if self._loaded is not None:
-            with contextlib.suppress(CpuchatError):  # the vocabulary does not cover it
+            with contextlib.suppress(CpuchatError):  # the template takes no such messages
                 if prompt is not None:
                     n_tokens = AnswerRun(
                         self._loaded, prompt, perf_counter(), self._emit, self._output_thread

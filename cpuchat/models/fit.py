@@ -547,18 +547,12 @@ def choose_context(header: GGUFHeader, options: LoadOptions, available: int) -> 
 
 
 def check_fit(
-    need: MemoryNeed,
-    available_bytes: int,
-    header: GGUFHeader | None = None,
-    options: LoadOptions | None = None,
-    draft: MemoryNeed | None = None,
+    need: MemoryNeed, available_bytes: int, header: GGUFHeader | None = None, options: LoadOptions | None = None
 ) -> None:
     """Refuse a model that cannot fit. With `header` and `options` the hint names a context that would. Raises
-    DoesNotFit: `need.min_bytes`, with that of a `draft`, is more than `available_bytes`; the message holds the sum."""
-    total, in_all = need.min_bytes + (draft.min_bytes if draft is not None else 0), available_bytes
-    if total <= available_bytes:
+    DoesNotFit: `need.min_bytes` is more than `available_bytes`; the message holds the sum."""
+    if need.min_bytes <= available_bytes:
         return
-    available_bytes -= total - need.min_bytes
     ideas: list[str] = []
     if header is not None and options is not None:
         fitting = min(largest_context(header, options, available_bytes), need.n_ctx)
@@ -575,7 +569,7 @@ def check_fit(
         ideas.append("choose a smaller model or quantization")
     hint = ", or ".join(ideas)
     raise DoesNotFit(
-        f"Not enough memory: the model needs {gigabytes(total)} GB = {need.breakdown(draft)}, and "
-        f"{gigabytes(in_all)} GB are available.",
+        f"Not enough memory: the model needs {gigabytes(need.min_bytes)} GB = {need.breakdown()}, and "
+        f"{gigabytes(available_bytes)} GB are available.",
         hint[0].upper() + hint[1:] + ".",
     )

@@ -127,7 +127,7 @@ def measure(
     found = (ctypes.c_double * (2 * n + 1))()
     waits = CpuWait(pool.n_active)
     failed = bindings.kernels_library.cpuchat_kernels_measure(
-        kind.encode(), ctypes.c_void_p(pool.address), pool.n_active, ctypes.c_size_t(n_bytes if seconds else 0),
+        kind.encode(), ctypes.c_void_p(pool.threads.address), pool.n_active, ctypes.c_size_t(n_bytes if seconds else 0),
         ctypes.c_double(seconds), (ctypes.c_int * n)(*tokens), n, found,
     )  # fmt: skip
     if failed:

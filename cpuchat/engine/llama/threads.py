@@ -59,7 +59,7 @@ class CpuWait:
         return 1e-9 * sum(waited for _, waited in times.values()) if times else None
 
 
-class _Threads(NamedTuple):
+class PoolThreads(NamedTuple):
     """A ggml_threadpool, and the kernel's IDs of its threads, the caller's first."""
 
     address: int
@@ -81,6 +81,7 @@ class ThreadPool:
     Attributes:
         n_threads: threads while nothing keeps them from computing.
         n_active: threads that compute now; the results are the same but for rounding.
+        threads: those that compute now.
         note: why they are fewer, in one line; set whenever they are found to be.
     """
 
@@ -98,24 +99,14 @@ class ThreadPool:
         if threading.get_native_id() == os.getpid():
             ThreadPool.watches = False
         self._known = self._allowed()
-        self._pools: dict[int, _Threads] = {}
+        self._pools: dict[int, PoolThreads] = {}
         self._masks: tuple[frozenset[int], ...] = ()
         self._next_look = self._retry = 0.0
         self._looks = self._left = 0
         self._quota: float | None = None
         self._times: dict[int, tuple[int, int]] = {}
-        self._threads = self._start(len(cpus))
+        self.threads = self._start(len(cpus))
         self.look(0.0)
-
-    @property
-    def thread_ids(self) -> tuple[int, ...]:
-        """Return the kernel's IDs of the threads that compute now, the caller's first."""
-        return self._threads.ids
-
-    @property
-    def address(self) -> int:
-        """Return that of the ggml_threadpool of the threads that compute now."""
-        return self._threads.address
 
     def attach(self, sequence: Any) -> None:
         """Let `sequence` compute on this pool from now on. Pins the caller, which must have created it, to its CPU."""
@@ -124,9 +115,9 @@ class ThreadPool:
         self._pin()
 
     def _attach(self, sequence: Any) -> None:
-        bindings.attach_threadpool(sequence.context, self._threads.address, None)
+        bindings.attach_threadpool(sequence.context, self.threads.address, None)
         llama.llama_set_n_threads(sequence.context, self.n_active, self.n_active)
-        sequence.attached = self._threads.address
+        sequence.attached = self.threads.address
 
     def begin_answer(self, now: float) -> None:
         """Forget the note of the last answer, and look at the CPUs."""
@@ -137,7 +128,7 @@ class ThreadPool:
         """Let as many threads compute the next pass of an attached `sequence` as the CPUs allow."""
         if now >= self._next_look:
             self.look(now)
-        if sequence.attached != self._threads.address:
+        if sequence.attached != self.threads.address:
             self._attach(sequence)
 
     def look(self, now: float) -> None:
@@ -161,8 +152,8 @@ class ThreadPool:
         if max_threads < self.n_threads:
             self.note = f"{self.n_threads} → {plural(max_threads, 'thread')}: {why}"
         if max_threads != self.n_active:
-            self.n_active, self._threads = max_threads, self._pools.get(max_threads) or self._start(max_threads)
-            self._times = dict(_thread_times(self._threads.ids))
+            self.n_active, self.threads = max_threads, self._pools.get(max_threads) or self._start(max_threads)
+            self._times = dict(_thread_times(self.threads.ids))
         is_pinned = max_threads == self.n_threads and not self._roams and home <= allowed
         # The caller has the last CPU, as ggml would place it.
         own = (self.cpus[-1], *self.cpus[:-1])
@@ -175,7 +166,7 @@ class ThreadPool:
         """Return how many cores to leave to other programs.
 
         One of them on a core slows all threads down to half, so leaving up to half of the cores to them is no loss."""
-        before, self._times = self._times, dict(_thread_times(self._threads.ids))
+        before, self._times = self._times, dict(_thread_times(self.threads.ids))
         waits: list[float] = []  # share of its time that each thread waited for a CPU since the last call
         for thread, (ran, waited) in self._times.items():
             ran_before, waited_before = before.get(thread, (ran, waited))
@@ -199,7 +190,7 @@ class ThreadPool:
             return {*self.cpus, *self._roams}
         return os.sched_getaffinity(os.getpid())
 
-    def _start(self, n: int) -> _Threads:
+    def _start(self, n: int) -> PoolThreads:
         """Start a pool of `n` threads: in a larger one, those without work would spin. Raises GenerationFailed."""
         params = bindings.threadpool_params_default(n)
         params.poll = self._poll
@@ -208,7 +199,7 @@ class ThreadPool:
         if not address:
             raise GenerationFailed(f"Cannot start {n} compute threads.", "Use fewer threads.")
         new = sorted(_thread_ids() - before)[: n - 1]
-        threads = self._pools[n] = _Threads(address, (threading.get_native_id(), *new))
+        threads = self._pools[n] = PoolThreads(address, (threading.get_native_id(), *new))
         # A thread that wakes at a barrier is to preempt other programs while they have had more than their share: it
         # asks for short slices of the same share (sched_setattr(2), since Linux 6.12; before, nothing happens).
         for thread in threads.ids if sys.platform == "linux" and _SCHED_SETATTR is not None else ():
@@ -220,7 +211,7 @@ class ThreadPool:
         return threads
 
     def _pin(self) -> None:
-        for thread, mask in zip(self._threads.ids, self._masks, strict=False):
+        for thread, mask in zip(self.threads.ids, self._masks, strict=False):
             with contextlib.suppress(OSError):  # the CPUs have changed since: the next look sees it
                 os.sched_setaffinity(thread, mask)
 

@@ -21,7 +21,7 @@ from cpuchat.base.paths import shown
 from cpuchat.models.downloads.state import DownloadProgress
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.hub.errors import is_set
-from cpuchat.models.hub.repository import HubFile, checked_etag
+from cpuchat.models.hub.repository import HubFile
 from cpuchat.models.library.places import INCOMPLETE, repo_folder
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -76,14 +76,13 @@ def size_of(path: Path) -> int:
 
 
 def bytes_here(cache: Path, repo: str, files: Iterable[HubFile]) -> int:
-    """Return how many bytes of these files are on the disk, finished or not. Raises HubError as `CachedFile`."""
+    """Return how many bytes of these files are on the disk, finished or not."""
     return sum(CachedFile(cache, repo, file).here for file in files)
 
 
 @dataclass(frozen=True)
 class CachedFile:
-    """A file of a repository in the cache. Raises HubError: by every use: the etag that the hub announced is not a
-    hash, so it must not become a file name."""
+    """A file of a repository in the cache, which has passed `check_names`: its hash becomes a file name."""
 
     cache: Path
     repo: str
@@ -96,7 +95,7 @@ class CachedFile:
     @property
     def blob(self) -> Path:
         """Return where the whole content belongs."""
-        return repo_folder(self.cache, self.repo) / "blobs" / checked_etag(self.file.etag)
+        return repo_folder(self.cache, self.repo) / "blobs" / self.file.etag
 
     @property
     def part(self) -> Path:

@@ -373,15 +373,13 @@ class _Target(NamedTuple):
         return msgspec.structs.replace(found, scalar_type=scalar)
 
 
-def expected_pair(
-    target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine | None, acceptance: float | None = None
-) -> Expectation:
+def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine | None) -> Expectation:
     """Return the expected speed-up of a local draft model or head, both by their headers; of the head that the target
-    contains, where `draft` is the target itself. `costs`: of the target. `acceptance`: measured for the pair."""
+    contains, where `draft` is the target itself. `costs`: of the target."""
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
     is_head = draft.is_head or draft.path == target.path
     same = not is_head and is_same_model(target, draft)
-    return judged.expected(model_work(draft, of_head=is_head), draft.path, acceptance, exact=True, same_model=same)
+    return judged.expected(model_work(draft, of_head=is_head), draft.path, exact=True, same_model=same)
 
 
 def rank_among(preferred: Sequence[str], quantization: str) -> int:

@@ -36,9 +36,8 @@ from cpuchat.models.drafts.pairing import OTHER_DRAFTS, check_files, check_pair,
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.heads import ARCHITECTURES, kind_named, mismatch, require_head, title, usable_layers
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
-from cpuchat.models.machine import Machine, machine_for
-from cpuchat.models.prediction import predict
+from cpuchat.models.library.places import LocalModel, is_demo
+from cpuchat.models.machine import Machine
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
@@ -75,7 +74,6 @@ def choose_draft(
     library: Library,
     *,
     strict: bool = True,
-    settings: Settings | None = None,
     measured_only: bool = False,
 ) -> tuple[Path | None, str]:
     """Return the draft model for `target`, and a note for the user ("" for none).
@@ -86,7 +84,7 @@ def choose_draft(
             target contains.
         strict: a wanted model that cannot be used is an error; else it is left out, and the note says why. For settings
             made with another target in mind.
-        settings, measured_only: as of `own_draft`.
+        measured_only: as of `own_draft`.
 
     Raises:
         DraftMismatch: the wanted model does not fit.
@@ -102,7 +100,7 @@ def choose_draft(
             if draft is not None or chosen == NO_DRAFT:
                 return draft, note
         try:
-            draft, why = own_draft(target, library, settings=settings, measured_only=measured_only)
+            draft, why = own_draft(target, library, measured_only=measured_only)
         except CpuchatError:  # not explicitly wanted
             return None, note
         return draft, " ".join(filter(None, (note, why)))
@@ -146,7 +144,7 @@ def draft_of_settings(
     section, wanted = settings.speculation, settings.speculation.wanted_draft
     measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
     try:
-        draft, note = choose_draft(target, wanted, library, settings=settings, measured_only=measured_only)
+        draft, note = choose_draft(target, wanted, library, measured_only=measured_only)
     except (CpuchatError, OSError) as error:
         if strict:
             raise
@@ -158,17 +156,14 @@ def draft_of_settings(
     return DraftChoice(draft, note)
 
 
-def own_draft(
-    target: Path, library: Library, *, settings: Settings | None = None, measured_only: bool = False
-) -> tuple[Path | None, str]:
+def own_draft(target: Path, library: Library, *, measured_only: bool = False) -> tuple[Path | None, str]:
     """Return the local draft model that belongs to `target`, and a note that says which and why.
 
     For a demo model, that of the package. For others the head that it contains, else the first that the catalog names
-    for it, is downloaded, has the same vocabulary, and reads little enough per token; else a smaller quantization of
-    the target (`_smaller_file`). The depth controller keeps it from slowing answers down.
+    for it, is downloaded, has the same vocabulary, and reads little enough per token. The depth controller keeps it
+    from slowing answers down.
 
     Args:
-        settings: what `target` is loaded with; None: no smaller quantization of it is chosen.
         measured_only: except for demo models, only one whose cost beside this target is known.
 
     Raises:
@@ -192,25 +187,6 @@ def own_draft(
         if entry is not None and check(one, header).fits:
             name = _title(one.name, one.quantization)
             return one.path, f"Draft model: {name}, recommended by the catalog for {clean_line(entry.name)}."
-    return _smaller_file(header, library, catalog, settings, measured_only) if settings is not None else (None, "")
-
-
-def _smaller_file(
-    target: GGUFHeader, library: Library, catalog: Catalog, settings: Settings, measured_only: bool
-) -> tuple[Path | None, str]:
-    """Return the quantization of the same model that is expected to gain most as its draft model, as `own_draft`, if it
-    is worth it and fits beside the target."""
-    here = [model for model in library.local_models(target.path) if is_same_model(target, model)]
-    if not any(model.path != target.path for model in here):  # saves finding out what the cores reach
-        return None, ""
-    machine, costs = machine_for(target.path, settings), target_costs(target.path)
-    paying = [one for one in candidates(target, here, catalog, costs, machine) if one.same_model and one.expected.pays]
-    for one in sorted(paying, key=lambda one: -one.expected.mean):
-        if one.path is None or (measured_only and not measured_draft_ms(costs, one.path)):
-            continue
-        both = predict(target, settings.load_options(), machine, draft=read_model(one.path))
-        if both.verdict == "fits" and check(one, target).fits:
-            return one.path, f"Draft model: {one.quantization} of the same model, {one.expected.words}."
     return None, ""
 
 

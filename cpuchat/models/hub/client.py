@@ -102,9 +102,9 @@ def get(url: str, repo: str, extra: Mapping[str, str], max_bytes: int) -> Iterat
     _set_up()
     from huggingface_hub.utils import get_session
 
-    from cpuchat.models.hub.http import ResponseLimits
+    from cpuchat.models.hub.http import LIMITS, ResponseLimits
 
-    bounds = ResponseLimits(max_bytes=max_bytes).extensions()
+    bounds = {LIMITS: ResponseLimits(max_bytes=max_bytes)}
     try:
         with get_session().stream("GET", url, headers={**headers(), **extra}, extensions=bounds) as response:
             raise_for_status(response)

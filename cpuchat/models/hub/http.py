@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
@@ -22,7 +21,8 @@ MIN_RATE = 1 << 10
 """Bytes per second below which a response counts as stuck, after `GRACE` seconds."""
 _MAX_ERROR_BODY = 1 << 20
 """Bytes of the body of a redirect or an error."""
-_EXTENSION = "cpuchat.bounds"
+LIMITS = "cpuchat.limits"
+"""The extension of a request that has its `ResponseLimits`."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,6 @@ class ResponseLimits:
     max_bytes: int | None = 8 << 20
     idle_timeout: float = 8.0
     seconds: float = 120.0
-
-    def extensions(self) -> dict[str, Any]:
-        """Return the extensions of a request with these limits."""
-        return {_EXTENSION: self}
 
 
 DEFAULT = ResponseLimits()
@@ -79,7 +75,7 @@ class _Routes(httpx.BaseTransport):
 
 
 def _bounds(request: httpx.Request) -> ResponseLimits:
-    return request.extensions.get(_EXTENSION, DEFAULT)
+    return request.extensions.get(LIMITS, DEFAULT)
 
 
 def _prepare(request: httpx.Request) -> None:

@@ -121,15 +121,6 @@ def is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_SIZE
 
 
-def checked_etag(etag: str) -> str:
-    """Return `etag` if it is a hash. Raises HubError: it is not, so it must not become a file name."""
-    if not (is_sha1(etag) or is_sha256(etag)):
-        raise HubError(
-            "Hugging Face publishes no hash for this file.", "Try again later, or choose another repository."
-        )
-    return etag
-
-
 def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
     """Check everything that becomes the name of a file or a folder. Raises UsageError: the repository or the revision
     is malformed; HubError: a file has an unsafe name, no hash, or no size."""
@@ -139,9 +130,8 @@ def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
         raise UsageError(f"{revision!r} is not a commit hash.", "Refresh the repository.")
     for file in files:
         safe_path(file.path)
-        checked_etag(file.etag)
-        if not is_size(file.size):
-            raise HubError(f"Hugging Face publishes no size for {file.path}.", "Choose another file.")
+        if not (is_sha1(file.etag) or is_sha256(file.etag)) or not is_size(file.size):
+            raise HubError(f"Hugging Face publishes no hash or size for {file.path}.", "Choose another file.")
 
 
 def safe_path(path: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cpuchat.base.errors import DraftMismatch, ModelNotFound, from_code
-from cpuchat.config.settings import Settings
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.measure.subject import Subject
 from cpuchat.models.catalog import load_catalog
@@ -93,21 +92,6 @@ def test_where_nothing_can_be_measured_only_a_draft_of_known_cost_is_chosen(tmp_
     files = Subject(model=(file_fingerprint(target), file_fingerprint(draft)))
     keep_calibration(files, PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0))
     assert choose_draft(target, "auto", library, measured_only=True)[0] == draft
-
-
-def test_a_smaller_quantization_is_chosen_by_itself_where_it_pays(tmp_path: Path, library: Library) -> None:
-    target, named = family(tmp_path / "mine")
-    smaller = header_file(tmp_path / "mine" / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
-    passes, ours, theirs = tuple(40.0 + n for n in range(32)), file_fingerprint(target), file_fingerprint(smaller)
-    for draft_ms, wanted in ((39.0, None), (20.0, smaller)):
-        keep_calibration(Subject(model=(ours, theirs)), PassCosts(passes, draft_ms=draft_ms))
-        assert choose_draft(target, "", library, settings=Settings())[0] == named
-        named.rename(tmp_path / "away")
-        path, note = choose_draft(target, "", library, settings=Settings(), measured_only=True)
-        assert path == wanted and ("of the same model" in note) == bool(wanted)
-        (tmp_path / "away").rename(named)
-    named.unlink()
-    assert choose_draft(target, "", library) == (None, "")
 
 
 def test_of_several_files_of_the_draft_the_most_faithful_is_chosen(tmp_path: Path, library: Library) -> None:
