@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -524,14 +525,8 @@ def largest_context(header: GGUFHeader, options: LoadOptions, available: int, dr
         beside = draft_memory(draft, options, n_ctx, own=draft.path == header.path).min_bytes if draft else 0
         return required_memory(header, options, n_ctx).min_bytes + beside
 
-    low, high = 0, max((header.n_ctx_train or 1 << 20) // CONTEXT_STEP, 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if min_bytes(middle * CONTEXT_STEP) <= available:
-            low = middle
-        else:
-            high = middle - 1
-    return low * CONTEXT_STEP
+    sizes = range(CONTEXT_STEP, max(header.n_ctx_train or 1 << 20, CONTEXT_STEP) + 1, CONTEXT_STEP)
+    return CONTEXT_STEP * bisect_right(sizes, available, key=min_bytes)
 
 
 def choose_context(header: GGUFHeader, options: LoadOptions, available: int) -> int:

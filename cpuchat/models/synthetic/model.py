@@ -321,19 +321,9 @@ _CHATML = (
 )
 
 
-def word(index: int) -> str:
-    """Return the text of token FIRST_WORD + `index`: a space and nothing, a, b, ... z, aa, ab, ..."""
-    letters = ""
-    while index:
-        index, letter = divmod(index - 1, 26)
-        letters = chr(ord("a") + letter) + letters
-    return " " + letters
-
-
 def _vocab_metadata(architecture: str, n_vocab: int) -> dict[str, Any]:
     tokens = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
-    # What `word` returns, with the sign of the space; much sooner.
     letters = (itertools.product(string.ascii_lowercase, repeat=length) for length in itertools.count())
     words = itertools.islice(itertools.chain.from_iterable(letters), n_vocab - FIRST_WORD)
     tokens += ["\u2581" + "".join(word) for word in words]
@@ -449,8 +439,10 @@ def layer_tensors(
                 yield from_array(f"{prefix}{name}.bias", np.zeros(size[1], np.float32))
 
 
-def _check(shape: Shape, quant: str) -> None:
-    """Raise UsageError when a tensor needs a type that is not in `RANDOM_TYPES`."""
+def _checked(shape: str | Shape, quant: str, layers: int | None) -> tuple[Shape, str]:
+    """Return the shape, and the name of the model. Raises UsageError as `shape_of`, and when a tensor needs a type that
+    is not in `RANDOM_TYPES`."""
+    shape = shape_of(shape, layers)
     _file_type(quant)
     rows = {"token_embd.weight": shape.n_embd, "output.weight": shape.n_embd, "blk.0.ffn_down.weight": shape.n_ff}
     for name, row in rows.items():
@@ -458,6 +450,7 @@ def _check(shape: Shape, quant: str) -> None:
         if kind not in RANDOM_TYPES:
             known = ", ".join((*RANDOM_TYPES, *_MIXES))
             raise UsageError(f"Random weights of type {kind} are not supported.", f"Choose one of {known}.")
+    return shape, f"synthetic {shape.name} {quant.upper()}"
 
 
 def write_model(
@@ -475,18 +468,14 @@ def write_model(
     mixes Q4_K_M, Q4_K_S, Q5_K_M, Q5_K_S. `cancelled` is asked every few MB. Returns `path`. Raises UsageError: unknown
     shape or quantization; OSError: the disk is full or the folder cannot be written; Interrupted: cancelled; nothing is
     left at `path`."""
-    shape = shape_of(shape, layers)
-    _check(shape, quant)
-    name = f"synthetic {shape.name} {quant.upper()}"
+    shape, name = _checked(shape, quant, layers)
     return write_gguf(path, metadata(shape, quant, name), _tensors(shape, quant, seed), cancelled)
 
 
 def header_of(shape: str | Shape, quant: str = "Q8_0", *, layers: int | None = None) -> GGUFHeader:
     """Return the header of the file that `write_model` would write, without a tokenizer. Raises UsageError: unknown
     shape or quantization."""
-    shape = shape_of(shape, layers)
-    _check(shape, quant)
-    name = f"synthetic {shape.name} {quant.upper()}"
+    shape, name = _checked(shape, quant, layers)
     tensors = [TensorInfo(one.name, one.shape, one.type, 0, one.nbytes) for one in _tensors(shape, quant, 0)]
     size = sum(one.nbytes for one in tensors)
     return GGUFHeader(3, _shape_metadata(shape, quant, name), tensors, 0, size, ALIGNMENT, Path(f"{name}.gguf"))
