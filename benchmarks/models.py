@@ -6,8 +6,9 @@ from pathlib import Path
 
 from common import WORK, say
 
-from cpuchat.models.synthetic.model import shape_of, word
+from cpuchat.models.synthetic.model import shape_of
 from tests.support.pair_files import write_pair
+from tests.support.shapes import word
 
 FOLDER = WORK / "models"
 

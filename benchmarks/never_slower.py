@@ -28,7 +28,7 @@ DRAWN = Sampling(temperature=1.0, top_k=40, top_p=1.0, min_p=0.0)
 """At random from 40 nearly equal tokens each time; both sides of a pair draw with the same seed."""
 WHOLE, SURE = Target(0.99), Target(0.98)
 DRAWS = 4000
-EVERYTHING, FREE = adaptive("draft", "suffix"), adaptive("suffix")  # what `auto` and `free` use
+EVERYTHING, FREE = adaptive("draft", "suffix"), adaptive("suffix")  # what `auto` and `suffix` use
 HEADS = ("text", "pairs", "adaptive ÷ plain", "95 % interval", "the first ten", "draft model's share", "drafted")
 
 

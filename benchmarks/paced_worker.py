@@ -66,7 +66,7 @@ def loaded(command: messages.LoadModel) -> messages.ModelLoaded:
 
 
 def drafting(n: int, rate: float) -> SpeculationFigures:
-    """Figures of suffix decoding and lookup that change as they do in an answer."""
+    """Figures of suffix decoding that change as they do in an answer."""
     passes, drafted = max(1, n * 2 // 3), n // 2
     return SpeculationFigures(
         passes=passes,
@@ -75,8 +75,8 @@ def drafting(n: int, rate: float) -> SpeculationFigures:
         recent_draft_n=60,
         recent_draft_n_accepted=40 + n % 7,
         by_position=((drafted, drafted * 3 // 4), (drafted // 2, drafted // 4)),
-        by_drafter=(DrafterCount(name="lookup", draft_n=drafted, draft_n_accepted=drafted * 2 // 3),),
-        drafter="lookup",
+        by_drafter=(DrafterCount(name="suffix", draft_n=drafted, draft_n_accepted=drafted * 2 // 3),),
+        drafter="suffix",
         depth=3 + n // 40 % 3,
         plain_ms=1.2e3 / rate,
     )

@@ -18,8 +18,9 @@ import numpy as np
 from common import MeasureError, say
 from models import FOLDER
 
-from cpuchat.models.synthetic.model import FIRST_WORD, SHAPES, word, write_model
+from cpuchat.models.synthetic.model import FIRST_WORD, SHAPES, write_model
 from tests.support.pair_files import draft_token_table, next_token_table, write_pair
+from tests.support.shapes import word
 
 N_VOCAB = 32768
 DRAFT_QUANTIZATION = "Q8_0"

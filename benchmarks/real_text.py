@@ -34,11 +34,7 @@ from cpuchat.speculation.depth.costs import PassCosts
 
 GAINS, PROSE_NOT_SLOWER, SHARE = Target(1.0), Target(0.99), Target(0.6)
 HEADS = ("text", "drafters", "against plain", "tokens per pass", "accepted of drafted", "off at the end because")
-FREE = {
-    "lookup": adaptive("lookup"),
-    "suffix": adaptive("suffix"),
-    "lookup + suffix": adaptive("suffix", "lookup"),
-}
+SUFFIX = adaptive("suffix")
 
 READ = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.0)
 """For free prose; greedy, a small model soon repeats itself, which is easily drafted."""
@@ -56,7 +52,7 @@ OURS = "suffix"
 RIGHT_HEADS = (
     "task",
     "T(n) of",
-    *FREE,
+    OURS,
     "oracle",
     "share of its gain",
     "oracle over all repetitions",
@@ -126,7 +122,7 @@ def text(setup: Setup) -> Section:
             say(task.name)
             sampling = GREEDY if task.copies else READ
             sides = {"plain": Side(backend, sampling=sampling)}
-            sides[OURS] = Side(backend, FREE[OURS], sampling)
+            sides[OURS] = Side(backend, SUFFIX, sampling)
             n = len(known(task.prompt, task.answer).answer)
             rounds = setup.choose(5)
             runs = compare(loaded, sides, [Prompted((), (), words=task.prompt)] * rounds, n, to_the_end=False)
@@ -169,19 +165,15 @@ def _replayed(
 ) -> tuple[list[Row], list[list[str]]]:
     """One chat after the other, each task in turn, as in a session; the mean of the rounds."""
     texts = [known(task.prompt, task.answer) for task in chosen]
-    ms = {side: [0.0] * len(texts) for side in FREE}
-    for side, options in FREE.items():
-        # The cascade asks suffix decoding first, as the app does.
-        order = sorted(options.drafters, reverse=True)
-        controller = DepthController(costs, has_draft_model=False)
-        for _ in range(rounds):
-            for number, one in enumerate(texts):
-                ms[side][number] += replay(controller, costs, one, order) / rounds
+    ms = [0.0] * len(texts)
+    controller = DepthController(costs, has_draft_model=False)
+    for _ in range(rounds):
+        for number, one in enumerate(texts):
+            ms[number] += replay(controller, costs, one) / rounds
     rows, lines = [], []
     for number, (task, one) in enumerate(zip(chosen, texts, strict=True)):
         plain = costs.verify_ms[0] * (len(one.answer) - 1)
-        speeds = {side: plain / ms[side][number] for side in FREE}
-        ours = speeds[OURS]
+        ours = plain / ms[number]
         near, far = (plain / oracle(costs, right) for right in (proposed(one), repeated(one)))
         what = f"{task.name}, replayed, {name}"
         rows.append(Row(what, "× plain", [ours], target=GAINS if task.copies else PROSE_NOT_SLOWER))
@@ -191,7 +183,7 @@ def _replayed(
             [
                 task.name,
                 name,
-                *(f"{ratio:.2f}×" for ratio in speeds.values()),
+                f"{ours:.2f}×",
                 f"{near:.2f}×",
                 _share(ours, near),
                 f"{far:.2f}×",
@@ -214,7 +206,7 @@ def real_pair(setup: Setup) -> Section:
         pair = loaded.load(target, draft)
         loaded.run(answer(pair, "Warm up: one, two, three,", 16, to_the_end=False))
         sides = {
-            "plain": Side(pair), "free": Side(pair, FREE["suffix"]), "auto": Side(pair, adaptive("draft", "suffix")),
+            "plain": Side(pair), "free": Side(pair, SUFFIX), "auto": Side(pair, adaptive("draft", "suffix")),
             "draft, depth 4": Side(pair, fixed(4)),
         }  # fmt: skip
         for task in (one for one in tasks() if one.name in REAL):

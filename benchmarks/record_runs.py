@@ -43,7 +43,7 @@ from cpuchat.protocol.messages import (
 from tests.support.pair_files import write_pair
 
 FOLDER = Path(__file__).parent.parent / "tests" / "telemetry" / "recorded"
-ALL = ("draft", "suffix", "lookup")
+ALL = ("draft", "suffix")
 PLAIN = Speculation()
 GREEDY = Sampling(temperature=0.0)
 
@@ -75,13 +75,13 @@ RUNS = {
     "toy-drafted": Run("demo", Speculation(drafters=ALL, depth=4)),
     "plain": Run("repeating"),
     "not-probed": Run("repeating", probe=False, max_tokens=24),
-    "lookup": Run("repeating", Speculation(drafters=("suffix", "lookup")), answers=2),
+    "suffix": Run("repeating", Speculation(drafters=("suffix",)), answers=2),
     "adaptive": Run("pair 0.9", Speculation(drafters=ALL), answers=2),
     "never-right": Run("pair 0.1", Speculation(drafters=("draft",))),
     "fixed": Run("pair 0.9", Speculation(drafters=("draft",), depth=5)),
     "stopped-in-prefill": Run("repeating", prompt=1000, stop_at=PrefillProgress),
     "stopped-while-writing": Run("pair 0.9", Speculation(drafters=ALL), stop_at=TextDelta),
-    "context-full": Run("repeating", Speculation(drafters=("suffix", "lookup")), max_tokens=0, n_ctx=256),
+    "context-full": Run("repeating", Speculation(drafters=("suffix",)), max_tokens=0, n_ctx=256),
 }
 
 

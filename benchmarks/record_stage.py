@@ -49,7 +49,7 @@ def sides(name: str) -> tuple[Side, Side, str]:
     """Return both sides of a recording, and what they are asked."""
     target, _ = coder_pair()
     if name == "drafts":
-        return Side.of(target, {"drafters": "off"}), Side.of(target, {"drafters": "free"}), _CODE
+        return Side.of(target, {"drafters": "off"}), Side.of(target, {"drafters": "suffix"}), _CODE
     off = {"drafters": "off"}
     return Side.of(larger_target(), off), Side.of(target, off), _QUESTION
 

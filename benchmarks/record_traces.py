@@ -1,6 +1,5 @@
 """Records acceptance traces for `benchmarks/simulate.py`: whether a draft model says what real models wrote,
-token by token, and real texts as token ids, which lookup and suffix decoding draft in the simulation itself. Nothing is
-timed.
+token by token, and real texts as token ids, which suffix decoding drafts in the simulation itself. Nothing is timed.
 
 From the project's root: .venv/bin/python benchmarks/record_traces.py TARGET.gguf DRAFT.gguf
 (recorded: Gemma 3 270M Q4_K_M, drafted by a Q2_K that `cpuchat models quantize` made of it, and the demo pair)

@@ -17,15 +17,13 @@ from cpuchat.base.text import common_prefix
 from cpuchat.costs.calibrations import PassCosts, interpolate
 from cpuchat.engine.llama.bindings import llama
 from cpuchat.engine.llama.vocab import Vocab
-from cpuchat.protocol.timings import DrafterName
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.drafters.cascade import Cascade
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
-from cpuchat.speculation.drafters.ngrams import NgramIndex, PromptLookup
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
+from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.speculation.drafters.scored import ScoredDrafter
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
 from cpuchat.speculation.stats import PassRecord
 
-MAKERS: dict[DrafterName, Callable[[NgramIndex], Drafter]] = {"suffix": SuffixDecoding, "lookup": PromptLookup}
 TASKS = Path(__file__).with_name("real_text.toml")
 RECORDED = {
     "1.5B Q8_0": (62.0, {2: 1.52, 3: 1.74, 4: 1.86, 5: 2.91, 6: 3.15, 8: 2.79, 12: 3.79, 16: 4.76}),
@@ -82,24 +80,24 @@ def likeness(written: str, expected: str) -> float:
     return sum(block.size for block in same) / max(1, len(b))
 
 
-def replay(controller: DepthController, costs: PassCosts, text: Known, drafters: Sequence[DrafterName]) -> float:
+def replay(controller: DepthController, costs: PassCosts, text: Known) -> float:
     """Return the ms in which the answer is written; its first token comes from the prompt and takes none."""
     index = NgramIndex()
-    cascade = Cascade(index, [MAKERS[name](index) for name in drafters], controller.free_depth)
+    scored = ScoredDrafter(index, SuffixDecoding(index), controller.free_depth)
     controller.begin_answer()
     index.set_text(text.prompt)
-    cascade.append(text.answer[:1])
+    scored.append(text.answer[:1])
     at, ms = 1, 0.0
     while at < len(text.answer):
-        for score in cascade.take_scores():
-            controller.record_scores(*score)
+        for score in scored.take_scores():
+            controller.record_scores("suffix", *score)
         room = len(text.answer) - at - 1
-        proposal = cascade.propose(room) if room else Proposal("suffix")
+        proposal = scored.propose(room) if room else Proposal("suffix")
         drafted = len(proposal)
         accepted = common_prefix(proposal.tokens, text.answer[at : at + drafted])
         took = costs.verify_ms[drafted]
         ms += took
-        cascade.append(text.answer[at : at + accepted + 1])
+        scored.append(text.answer[at : at + accepted + 1])
         at += accepted + 1
         if drafted:
             controller.record(PassRecord(took, proposal.drafter, proposal.buckets, accepted, drafted))

@@ -31,9 +31,9 @@ from common import RESULTS, arguments, run_main, table
 from cpuchat.costs.calibrations import PassCosts, interpolate
 from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.drafters.cascade import Cascade
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.speculation.drafters.scored import ScoredDrafter
 from cpuchat.speculation.drafters.suffix import SuffixDecoding
 from cpuchat.speculation.stats import PassRecord
 from tests.speculation.depth.simulator import (
@@ -99,11 +99,10 @@ def bursty(rng: random.Random, rates: Sequence[float], stretch: int, n: int) -> 
     return [rng.random() < rates[i // stretch % len(rates)] for i in range(n)]
 
 
-def _free_drafters(worth: Callable[[Proposal], int], prompt: Sequence[int]) -> Cascade:
+def _scored(worth: Callable[[Proposal], int], prompt: Sequence[int]) -> ScoredDrafter:
     index = NgramIndex()
     index.set_text(prompt)
-    cascade = Cascade(index, (SuffixDecoding(index),), worth)
-    return cascade
+    return ScoredDrafter(index, SuffixDecoding(index), worth)
 
 
 def _hits(tokens: Sequence[int], written: Sequence[int]) -> int:
@@ -120,23 +119,22 @@ def text_answer(
     controller: DepthController | None = None,
     noise: Noise | None = None,
 ) -> float:
-    """Return the ms to write a real text with the free drafters, as deep as `worth` or a controller decides."""
+    """Return the ms to write a real text with suffix decoding, as deep as `worth` or a controller decides."""
     noise, ms, at = noise or Noise(), 0.0, 0
-    cascade = _free_drafters(controller.free_depth if controller else worth, prompt)
+    scored = _scored(controller.free_depth if controller else worth, prompt)
     if controller:
         controller.begin_answer()
     while at < len(text):
-        proposal = cascade.propose(min(MAX_DEPTH, len(text) - at - 1)) if at < len(text) - 1 else Proposal("lookup")
+        proposal = scored.propose(min(MAX_DEPTH, len(text) - at - 1)) if at < len(text) - 1 else Proposal("suffix")
         accepted = _hits(proposal.tokens, text[at:])
         took = costs.verify_ms[len(proposal)]
         ms += took
         if controller:
             controller.record(verified(proposal, accepted, noise(took)) if proposal else PassRecord(noise(took)))
-        cascade.append(text[at : at + accepted + 1])
-        scores = cascade.take_scores()
-        for drafter, buckets, right in scores:
+        scored.append(text[at : at + accepted + 1])
+        for buckets, right in scored.take_scores():
             if controller:
-                controller.record_scores(drafter, buckets, right)
+                controller.record_scores("suffix", buckets, right)
         at += accepted + 1
     return ms
 
@@ -149,12 +147,12 @@ def oracle_answer(costs: PassCosts, prompt: Sequence[int], text: Sequence[int]) 
         right = _hits(proposal.tokens, text[at:])
         return max(range(right + 1), key=lambda n: n + 1 - costs.verify_ms[n] / costs.verify_ms[0])
 
-    cascade, ms = _free_drafters(worth, prompt), 0.0
+    scored, ms = _scored(worth, prompt), 0.0
     while at < len(text):
-        n = len(cascade.propose(min(MAX_DEPTH, len(text) - at - 1))) if at < len(text) - 1 else 0
+        n = len(scored.propose(min(MAX_DEPTH, len(text) - at - 1))) if at < len(text) - 1 else 0
         ms += costs.verify_ms[n]
-        cascade.append(text[at : at + n + 1])
-        cascade.take_scores()
+        scored.append(text[at : at + n + 1])
+        scored.take_scores()
         at += n + 1
     return ms
 
@@ -326,11 +324,11 @@ def ablation(name: str, listed: Sequence[Case]) -> list[str]:
     return summary(name, [score(case) for case in listed])
 
 
-# --- free drafters --------------------------------------------------------------------------------------------------
+# --- suffix decoding --------------------------------------------------------------------------------------------------
 
 
 def free_lines(curves: Iterable[str]) -> list[list[str]]:
-    """Real texts with the free drafters: adaptive, the best fixed depth and the oracle, against plain decoding."""
+    """Real texts with suffix decoding: adaptive, the best fixed depth and the oracle, against plain decoding."""
     lines = []
     for curve in curves:
         costs = true_costs(curve, None)

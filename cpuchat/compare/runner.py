@@ -167,7 +167,7 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
     for side, one in zip(sides, settings, strict=True):
         with contextlib.suppress(CpuchatError, OSError):  # it is then loaded without a draft model
             wanted = one.speculation.wanted_draft
-            draft, _ = choose_draft(Path(side.path), wanted, library, strict=False, settings=one)
+            draft, _ = choose_draft(Path(side.path), wanted, library, strict=False)
             if draft is not None:
                 own = draft == Path(side.path)
                 total += draft_memory(read_model(draft), one.load_options(), n_ctx, own=own).min_bytes

@@ -230,18 +230,17 @@ class EngineSection(EngineOptions, SettingsSection):
 class SpeculationSection(DraftOptions, SettingsSection):
     """Drafters and draft depth (protocol.Speculation).
 
-    `drafters` "auto" is the default ones of `protocol.drafters`, the draft model if one is loaded; "free" those
-    that need no model. `draft_model` "" is the one that belongs to the model, if that is known; "none"; or what
-    --model takes. `draft_cores` see hardware.placement.PlacementSpec.
+    `drafters` see `protocol.drafters`. `draft_model` "" is the one that belongs to the model, if that is known; "none";
+    or what --model takes. `draft_cores` see hardware.placement.PlacementSpec.
     """
 
     drafters: Annotated[
         DrafterChoice,
         Setting(
             "Drafters",
-            "auto (all available), free (no draft model), off",
+            "auto (all available), draft, suffix (no draft model), off",
             is_basic=True,
-            help="Drafters: auto (all available), free (no draft model), off.",
+            help="Drafters: auto (all available), draft, suffix (no draft model), off.",
         ),
     ] = "auto"
     draft_model: Annotated[

@@ -17,7 +17,7 @@ from cpuchat.engine.decoding.sampling import Sampler
 from cpuchat.engine.drafting.speculator import Speculator
 from cpuchat.engine.llama.model import Model
 from cpuchat.engine.llama.sequence import Aborted
-from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
+from cpuchat.engine.llama.threads import CpuWait
 from cpuchat.engine.llama.vocab import MARK
 from cpuchat.engine.prompt.chat_template import PLAIN_STOPS, ChatTemplate, plain_completion
 from cpuchat.engine.prompt.prompt_builder import PromptBuilder
@@ -50,11 +50,6 @@ class LoadedModel:
     states: StateStore
     speculator: Speculator
     chunking: PrefillChunking
-
-    def forget(self, chat_id: str) -> None:
-        """Drop a chat, in memory and on disk, and draft from it no more."""
-        if self.states.forget(chat_id):
-            self.speculator.forget()
 
 
 LOOK_SECONDS = 1.0
@@ -101,11 +96,11 @@ class AnswerRun:
         self._prompt_tokens: list[int] = []
         self._calls: CallSplitter | None = None
         self._is_disturbed = False  # other programs were using the cores for part of the decoding
-        self._waited: float | None = None
+        self._waits: CpuWait  # since the first token
         self._cpu_wait: float | None = None  # as in `Timings`, when last looked
         self._told_wait: float | None = None  # the same, when last told
         self._continued = ""  # what the prompt has of the answer already, at its end
-        self._decoding_since = self._next_look = 0.0
+        self._next_look = 0.0
 
     @property
     def _call_format(self) -> CallFormat:
@@ -134,8 +129,7 @@ class AnswerRun:
         result = DecodeResult(stop_reason="cancelled")
         try:
             self._sampler.accept_prompt(prompt.tokens)
-            self._waited, self._decoding_since = cpu_wait_seconds(), perf_counter()
-            self._next_look = self._decoding_since + LOOK_SECONDS
+            self._waits, self._next_look = CpuWait(loaded.model.info.n_threads), perf_counter() + LOOK_SECONDS
             result = self._decode(prompt, prefilled)
             self._look_at_cores()
         finally:
@@ -267,8 +261,7 @@ class AnswerRun:
             self._look_at_cores()
 
     def _look_at_cores(self) -> None:
-        seconds = perf_counter() - self._decoding_since
-        self._cpu_wait = cpu_wait_share(self._waited, seconds, self._loaded.model.info.n_threads)
+        self._cpu_wait = self._waits.share()
         self._is_disturbed = (self._cpu_wait or 0.0) > MAX_CPU_WAIT
 
     def _tell_text(self, event: Event) -> None:
@@ -327,25 +320,20 @@ def measure(loaded: LoadedModel, command: Measure) -> tuple[float, float | None]
     loaded.states.leave()
     loaded.states.live = Live()
     try:
-        sizes = (command.depth, command.n_prompt, command.n_gen)
-        before, prompt, tokens = (_random_tokens(model, count, seed) for seed, count in enumerate(sizes))
+        parts: list[list[int]] = []
+        for seed, count in enumerate((command.depth, command.n_prompt, command.n_gen)):
+            tokens = np.random.default_rng(seed).integers(model.vocab.n_tokens, size=count).tolist()
+            # As in llama-bench.
+            parts.append([model.vocab.bos, *tokens[1:]] if tokens and model.vocab.bos >= 0 else tokens)
+        before, prompt, answer = parts
         sequence.truncate(common_prefix(sequence.tokens, before))
         for at in range(len(sequence), len(before), sequence.n_batch):
             sequence.extend(before[at : at + sequence.n_batch])
-        waited, start = cpu_wait_seconds(), perf_counter()
+        waits, start = CpuWait(model.info.n_threads), perf_counter()
         for at in range(0, len(prompt), sequence.n_batch):
             sequence.extend(prompt[at : at + sequence.n_batch], n_outputs=1)
-        for token in tokens:
+        for token in answer:
             sequence.step(token)
-        seconds = perf_counter() - start
-        return seconds, cpu_wait_share(waited, seconds, model.info.n_threads)
+        return perf_counter() - start, waits.share()
     except Aborted:
         raise Interrupted("The measurement was cancelled.") from None
-
-
-def _random_tokens(model: Model, count: int, seed: int) -> list[int]:
-    """Return random tokens; the first is the model's begin token if it has one, as in llama-bench."""
-    tokens: list[int] = np.random.default_rng(seed).integers(model.vocab.n_tokens, size=count).tolist()
-    if tokens and model.vocab.bos >= 0:
-        tokens[0] = model.vocab.bos
-    return tokens

@@ -206,16 +206,16 @@ class Engine:
         self._writer.resume()
 
     def forget(self, chat_id: str) -> None:
-        """Drop a deleted chat from memory and disk; end a scoring job."""
+        """Drop a deleted chat from memory and disk, and draft from it no more; end a scoring job."""
         self._end_scoring()
-        if self._loaded is not None:
-            self._loaded.forget(chat_id)
+        if self._loaded is not None and self._loaded.states.forget(chat_id):
+            self._loaded.speculator.forget()
 
     def count_tokens(self, command: CountTokens) -> None:
         """Count the tokens of a text or a prompt. Ends with `TokensCounted`."""
         n_tokens, prompt = None, command.prompt
         if self._loaded is not None:
-            with contextlib.suppress(CpuchatError):  # the vocabulary does not cover it
+            with contextlib.suppress(CpuchatError):  # the template takes no such messages
                 if prompt is not None:
                     n_tokens = AnswerRun(
                         self._loaded, prompt, perf_counter(), self._emit, self._output_thread

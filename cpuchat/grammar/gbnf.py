@@ -36,11 +36,7 @@ def check_grammar(text: str, source: str) -> None:
 
 
 def gbnf_to_lark(text: str, source: str) -> str:
-    """Return the same grammar in Lark.
-
-    Raises:
-        UsageError: names `source`, the line and the reason.
-    """
+    """Return the same grammar in Lark. Raises UsageError: names `source`, the line and the reason."""
     return _Parser(text, source).parse()
 
 
@@ -88,8 +84,7 @@ class _Parser:
 
     def _chain(self) -> tuple[int, bool]:
         """Return the levels of the longest chain of rules, each in the one before, at most some more than `MAX_LEVELS`;
-        and whether a rule is in itself.
-        """
+        and whether a rule is in itself."""
         levels: dict[str, int] = {}
         open_rules = set[str]()
         is_recursive = False

@@ -32,11 +32,7 @@ def parser_limits() -> LLParserLimits:
 
 
 def check_lark(grammar: str, source: str) -> None:
-    """Check a grammar of llguidance, in Lark or as JSON.
-
-    Raises:
-        UsageError: names `source` and the reason.
-    """
+    """Check a grammar of llguidance, in Lark or as JSON. Raises UsageError: names `source` and the reason."""
     from llguidance import LLMatcher
 
     if error := LLMatcher.validate_grammar(grammar, limits=parser_limits()):

@@ -40,11 +40,8 @@ _OPTIONS: Final = {
 
 
 def schema_grammar(schema: Any, source: str) -> str:
-    """Return the grammar of JSON texts that are valid under `schema`, read from `source`.
-
-    Raises:
-        UsageError: invalid, or more than a grammar can say; names `source`, and the place where it is known.
-    """
+    """Return the grammar of JSON texts that are valid under `schema`, read from `source`. Raises UsageError: invalid,
+    or more than a grammar can say; names `source`, and the place where it is known."""
     grammar = json.dumps({"grammars": [{"json_schema": _prepared(schema, source)}]})
     check_lark(grammar, source)
     return grammar
@@ -61,8 +58,7 @@ def _prepared(schema: Any, source: str) -> dict[str, Any]:
 
 class _Preparation:
     """Rewrites a schema for llguidance: without what it does not know and the specification lets be ignored, closed
-    where only named properties are wanted, and with nothing refused, or so deep that its stack would overflow.
-    """
+    where only named properties are wanted, and with nothing refused, or so deep that its stack would overflow."""
 
     def __init__(self, source: str) -> None:
         self._source = source

@@ -38,8 +38,7 @@ _HEADS = frozenset({"mtp", "eagle3", "eagle-3", "dflash", "dspark"})
 def role_of(path: str) -> Role:
     """Return the role of the file at `path` in its repository, with or without `.gguf`.
 
-    "projector": the multimodal projector of a model; "imatrix": weights for quantizing.
-    """
+    "projector": the multimodal projector of a model; "imatrix": weights for quantizing."""
     *folders, name = path.lower().removesuffix(".gguf").split("/")
     if "mmproj" in name:
         return "projector"
@@ -54,8 +53,7 @@ def quantization_of(path: str) -> str:
     """Return `Q4_K_M`, `UD-Q4_K_XL`, `QAT-Q4_0`, `BF16`: from the file's name, else its folder's; "" if neither says.
 
     Upper case, groups as `Q2_0_G64`. The `i1-` of weighted quantizations is left out: all of a repository have it, or
-    none.
-    """
+    none."""
     for part in reversed(path.split("/")):
         found = _last(part)
         if found is not None:
@@ -96,13 +94,9 @@ def _last(name: str) -> re.Match[str] | None:
 def file_fingerprint(path: Path) -> str:
     """Identify a model file by content: 32 hex digits, the same wherever and whenever the file was copied.
 
-    A hash over the length, the first MiB (the header), the last 64 KiB and 64 blocks of 4 KiB spread evenly
-    between; all parts of a split model. Under 50 ms for a file of any size on a solid-state disk. It distinguishes
-    models; it does not prove that a file is intact.
-
-    Raises:
-        ModelNotFound: the file or one of its parts cannot be read.
-    """
+    A hash over the length, the first MiB (the header), the last 64 KiB and 64 blocks of 4 KiB spread evenly between;
+    all parts of a split model. Under 50 ms for a file of any size on a solid-state disk. It distinguishes models; it
+    does not prove that a file is intact. Raises ModelNotFound: the file or one of its parts cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     for part in model_files(path):
         try:

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import functools
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import DoesNotFit
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import Instructions
@@ -50,8 +53,7 @@ class RepackFormat(msgspec.Struct, frozen=True):
 
     `name` is `8×4` for 8 rows that are interleaved by 4 bytes each, `tiles` for those of AMX, and `copy` for what AMX
     keeps as it is, but in memory of its own. `group` is how many rows cpuchat's kernels lay out together; 0 for formats
-    of llama.cpp.
-    """
+    of llama.cpp."""
 
     name: str
     rows: int
@@ -152,9 +154,10 @@ def describe(header: GGUFHeader, cpu: Instructions) -> str:
     return f"{100 * bytes_by[layout] / max(header.size, 1):.0f} % {layout.words}"
 
 
-class _Window(NamedTuple):
-    """`every` so many layers one has no window, the last of them unless `full_first`; 0: all have one. `size` is the
-    window when the header names none, `fixed` the one whatever it names."""
+class _Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`every` so many layers one has no window, the last of them unless `full_first`; 0: all have one; 1: those that
+    the pattern of the header names. `size` is the window when the header names none, `fixed` the one whatever it
+    names."""
 
     every: int
     full_first: bool = False
@@ -162,38 +165,15 @@ class _Window(NamedTuple):
     fixed: int = 0
 
 
-_BY_HEADER = _Window(1)
-"""Architectures that read the pattern of the header and have no default."""
-# Other architectures have no windows, even where the header names one. Chunks (llama4) count as windows of their full
-# length. The windows of deepseek4 are not here: its cache is of a kind of its own (llama_kv_cache_dsv4).
-_WINDOWS = {
-    "afmoe": _Window(4),
-    "cohere2": _Window(4),
-    "cohere2moe": _Window(4, full_first=True),
-    "dflash": _BY_HEADER,
-    "dots3note": _BY_HEADER,
-    "exaone-moe": _Window(4, size=128),
-    "exaone4": _Window(4, size=4096),
-    "gemma2": _Window(2, size=4096),
-    "gemma3": _Window(6),
-    "gemma3n": _Window(5),
-    "gemma4": _BY_HEADER,
-    "gemma4-assistant": _BY_HEADER,
-    "gpt-oss": _Window(2),
-    "granite_swa": _BY_HEADER,
-    "laguna": _Window(4, full_first=True),
-    "lfm2": _Window(0),
-    "llama4": _Window(4, size=8192, fixed=8192),
-    "maple": _BY_HEADER,
-    "mellum": _Window(4),
-    "mimo2": _BY_HEADER,
-    "muse-glimmer": _Window(4),
-    "olmo2": _Window(4),
-    "plamo3": _Window(8),
-    "smallthinker": _Window(4, full_first=True, fixed=4096),
-    "spark2_5": _BY_HEADER,
-    "step35": _BY_HEADER,
-}
+@functools.cache
+def _windows() -> dict[str, _Window]:
+    """Return the windows by architecture. Others have none, even where the header names one. Chunks (llama4) count as
+    windows of their full length. The windows of deepseek4 are not here: its cache is of a kind of its own
+    (llama_kv_cache_dsv4)."""
+    rows = Path(__file__).with_name("attention_windows.json").read_bytes()
+    return msgspec.json.decode(rows, type=prepared(dict[str, _Window]))
+
+
 _EXAONE4_LAYERS = 64  # only the model of that size has windows
 
 
@@ -212,7 +192,7 @@ def lazy_bytes(header: GGUFHeader) -> int:
 
 def windows_of(header: GGUFHeader) -> list[int]:
     """Return the attention window of each layer in tokens, the current one included; 0: all tokens."""
-    n_layer, known = header.n_layer, _WINDOWS.get(header.architecture)
+    n_layer, known = header.n_layer, _windows().get(header.architecture)
     if known is None or (header.architecture == "exaone4" and header.decoding_layers != _EXAONE4_LAYERS):
         return [0] * n_layer
     size = header.number("attention.sliding_window", known.size)
@@ -263,8 +243,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
     `weights` the file's tensors, without those that are given back at the load; `repack` the private repacked copy of
     some of them; `kv` the KV cache and recurrent state; `compute` buffers of the engine and the process. `reclaimable`
     is the part of `weights` that the system may drop because `repack` replaces it, or of which a token reads rows from
-    disk (`lazy_bytes`).
-    """
+    disk (`lazy_bytes`)."""
 
     weights: int
     repack: int
@@ -342,9 +321,8 @@ def kv_growth(header: GGUFHeader, options: LoadOptions) -> tuple[int, int]:
 def kv_rows(header: GGUFHeader) -> list[KVRow]:
     """Return the K and V rows of every layer.
 
-    From the shapes of the layer's tensors where possible, else from the head counts. With multi-head
-    latent attention only the compressed K row is kept. A draft head has only the layers in its file.
-    """
+    From the shapes of the layer's tensors where possible, else from the head counts. With multi-head latent attention
+    only the compressed K row is kept. A draft head has only the layers in its file."""
     shapes = {t.name: t.shape for t in header.tensors if t.name.startswith("blk.") and len(t.shape) > 1}
     recurrent = _recurrent_layers(header)
     is_mla = bool(header.number("attention.key_length_mla"))
@@ -399,8 +377,7 @@ def snapshots(header: GGUFHeader, options: LoadOptions) -> int:
     """Return how many snapshots of a recurrent state are worth their memory and time: the longest draft that can be
     rolled back.
 
-    0 for models without such a state or without snapshots, or where more than one costs too much.
-    """
+    0 for models without such a state or without snapshots, or where more than one costs too much."""
     if header.architecture not in _SNAPSHOT_ARCHITECTURES:
         return 0
     layers, (convolution, rest) = len(_recurrent_layers(header)), _recurrent_bytes(header)
@@ -425,8 +402,7 @@ def rollback_bytes(header: GGUFHeader, n_rs_seq: int) -> tuple[int, int]:
     """Return the bytes for rolling back to an earlier recurrent state: (copies of the state, compute buffer).
 
     `n_rs_seq` snapshots, or one copy when that is 0. The graph holds those of one layer at a time, and up to three
-    states besides (log lines of Mamba, Mamba-2 and gated delta nets).
-    """
+    states besides (log lines of Mamba, Mamba-2 and gated delta nets)."""
     layers, state = len(_recurrent_layers(header)), sum(_recurrent_bytes(header))
     if not layers:
         return 0, 0
@@ -443,9 +419,8 @@ def _compute_bytes(header: GGUFHeader, options: LoadOptions, n_ctx: int, n_outpu
     """Estimate of llama.cpp's "compute buffer size" plus its output buffer.
 
     Fitted to the log lines for dense and expert models of 2M to 30B parameters, contexts of 512 to 16,384 and batches
-    of 128 and 512, flash attention on and off: never below, at most a third above. The buffer is shared by parts of
-    the graph that do not run at once, so the widest of attention, feed-forward, recurrence and logits counts.
-    """
+    of 128 and 512, flash attention on and off: never below, at most a third above. The buffer is shared by parts of the
+    graph that do not run at once, so the widest of attention, feed-forward, recurrence and logits counts."""
     rows = min(_n_ubatch(options), n_ctx) or 1
     flash = options.flash_attn != "off"  # "auto" means on for every model that allows it on a CPU
     width = header.n_embd
@@ -477,11 +452,10 @@ def required_memory(
 ) -> MemoryNeed:
     """Return the memory for the model of `header` (of `read_model`) with a context of `n_ctx` tokens.
 
-    Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in
-    memory is read from disk again for every token. Tables of `lazy_bytes` are `reclaimable`. What cpuchat's kernels lay
-    out is given back to the page cache at once. `n_outputs` is the number of positions of one batch whose logits are
-    kept (cparams.n_outputs_max), `n_rs_seq` that of the snapshots of a recurrent state.
-    """
+    Mapped weights count in full: they are page cache that the system may drop, but a model that does not stay in memory
+    is read from disk again for every token. Tables of `lazy_bytes` are `reclaimable`. What cpuchat's kernels lay out is
+    given back to the page cache at once. `n_outputs` is the number of positions of one batch whose logits are kept
+    (cparams.n_outputs_max), `n_rs_seq` that of the snapshots of a recurrent state."""
     cpu = engine_cpu(options.cpu_module)
     copied = list(repacked(header, cpu, chosen_types(cpu, options.kernels))) if options.use_repack else []
     repack = sum(nbytes for _, layout, nbytes in copied if not layout.group)
@@ -518,8 +492,7 @@ def plan_memory(
 ) -> tuple[MemoryNeed, int]:
     """Return what a load with these options takes, and how many snapshots of a recurrent state are kept.
 
-    The context is that of `choose_context`; there are fewer snapshots where memory is short.
-    """
+    The context is that of `choose_context`; there are fewer snapshots where memory is short."""
     n_ctx = choose_context(header, options, available)
     n_rs_seq = snapshots(header, options)
     need = required_memory(header, options, n_ctx, n_outputs, n_rs_seq)
@@ -532,8 +505,7 @@ def plan_memory(
 def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int, *, own: bool = False) -> MemoryNeed:
     """Return what the draft model or head takes beside a target loaded with these options and `n_ctx` tokens.
 
-    `own`: the head that the target contains; `required_memory` counts its weights and KV cache with the others.
-    """
+    `own`: the head that the target contains; `required_memory` counts its weights and KV cache with the others."""
     is_head = own or draft.is_head
     width = max(draft.number("target_hidden_size"), draft.n_embd) * (3 if draft.architecture == "eagle3" else 1)
     # llama.cpp's buffer of hidden states, and those that the worker keeps (engine.drafting.head).
@@ -547,28 +519,20 @@ def draft_memory(draft: GGUFHeader, options: LoadOptions, n_ctx: int, *, own: bo
 def largest_context(header: GGUFHeader, options: LoadOptions, available: int, draft: GGUFHeader | None = None) -> int:
     """Return the longest context, in tokens, that fits into `available` bytes; 0 when not even 256 tokens do.
 
-    Never more than the model was trained for. With the header of a `draft` model, both fit.
-    """
+    Never more than the model was trained for. With the header of a `draft` model, both fit."""
 
     def min_bytes(n_ctx: int) -> int:
         beside = draft_memory(draft, options, n_ctx, own=draft.path == header.path).min_bytes if draft else 0
         return required_memory(header, options, n_ctx).min_bytes + beside
 
-    low, high = 0, max((header.n_ctx_train or 1 << 20) // CONTEXT_STEP, 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if min_bytes(middle * CONTEXT_STEP) <= available:
-            low = middle
-        else:
-            high = middle - 1
-    return low * CONTEXT_STEP
+    sizes = range(CONTEXT_STEP, max(header.n_ctx_train or 1 << 20, CONTEXT_STEP) + 1, CONTEXT_STEP)
+    return CONTEXT_STEP * bisect_right(sizes, available, key=min_bytes)
 
 
 def choose_context(header: GGUFHeader, options: LoadOptions, available: int) -> int:
     """Return the context to use by default: 8,192 tokens, less if training or memory allow only less.
 
-    At least 256, so that `check_fit` can explain what is missing.
-    """
+    At least 256, so that `check_fit` can explain what is missing."""
     if options.n_ctx:
         return options.n_ctx
     limit = min(8192, header.n_ctx_train or 8192)
@@ -578,18 +542,12 @@ def choose_context(header: GGUFHeader, options: LoadOptions, available: int) -> 
 
 
 def check_fit(
-    need: MemoryNeed,
-    available_bytes: int,
-    header: GGUFHeader | None = None,
-    options: LoadOptions | None = None,
-    draft: MemoryNeed | None = None,
+    need: MemoryNeed, available_bytes: int, header: GGUFHeader | None = None, options: LoadOptions | None = None
 ) -> None:
     """Refuse a model that cannot fit. With `header` and `options` the hint names a context that would. Raises
-    DoesNotFit: `need.min_bytes`, with that of a `draft`, is more than `available_bytes`; the message holds the sum."""
-    total, in_all = need.min_bytes + (draft.min_bytes if draft is not None else 0), available_bytes
-    if total <= available_bytes:
+    DoesNotFit: `need.min_bytes` is more than `available_bytes`; the message holds the sum."""
+    if need.min_bytes <= available_bytes:
         return
-    available_bytes -= total - need.min_bytes
     ideas: list[str] = []
     if header is not None and options is not None:
         fitting = min(largest_context(header, options, available_bytes), need.n_ctx)
@@ -606,7 +564,7 @@ def check_fit(
         ideas.append("choose a smaller model or quantization")
     hint = ", or ".join(ideas)
     raise DoesNotFit(
-        f"Not enough memory: the model needs {gigabytes(total)} GB = {need.breakdown(draft)}, and "
-        f"{gigabytes(in_all)} GB are available.",
+        f"Not enough memory: the model needs {gigabytes(need.min_bytes)} GB = {need.breakdown()}, and "
+        f"{gigabytes(available_bytes)} GB are available.",
         hint[0].upper() + hint[1:] + ".",
     )

@@ -18,11 +18,11 @@ from cpuchat.models.file_names import role_of
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.gguf.parse import LazyArray
 
-HeadKind = Literal["eagle3", "mtp", "dflash", "dspark"]
+HeadKind = Literal["eagle3", "mtp", "dflash"]
 
-TITLES: dict[HeadKind, str] = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash", "dspark": "DSpark"}
+TITLES: dict[HeadKind, str] = {"eagle3": "EAGLE-3", "mtp": "MTP", "dflash": "DFlash"}
 
-_KINDS: dict[str, HeadKind] = {"eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash", "dspark": "dspark"}
+_KINDS: dict[str, HeadKind] = {"eagle3": "eagle3", "mtp": "mtp", "dflash": "dflash", "dspark": "dflash"}
 _NAMED = re.compile(r"(?<![a-z0-9])(?P<kind>mtp|eagle-?3|dflash|dspark)(?![a-z0-9])", re.IGNORECASE)
 ARCHITECTURES: dict[str, HeadKind] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "mtp"}
 # Architectures of which the engine has a graph for MTP layers (`graph_mtp` in its src/models/*.cpp), those whose graphs
@@ -54,11 +54,7 @@ def kind_named(path: str) -> HeadKind | None:
 
 def kind_of(header: GGUFHeader) -> HeadKind | None:
     """Return the kind of a head in a file of its own; None for any other file."""
-    if not header.is_head:
-        return None
-    kind = ARCHITECTURES.get(header.architecture, "mtp")
-    # A DSpark head is a DFlash one with more tensors; only its name says so.
-    return "dspark" if kind == "dflash" and kind_named(header.path.name) == "dspark" else kind
+    return ARCHITECTURES.get(header.architecture, "mtp") if header.is_head else None
 
 
 def included_layers(header: GGUFHeader) -> int:
@@ -121,11 +117,8 @@ def mismatch(target: Path, draft: Path, reason: str, hint: str) -> DraftMismatch
 
 
 def require_head(target: GGUFHeader, draft: GGUFHeader) -> HeadKind | None:
-    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model.
-
-    Raises:
-        DraftMismatch: a head that does not fit `target`, or that the engine cannot use.
-    """
+    """Return the kind of head that `draft` is, or has for itself as the target; None for a draft model. Raises
+    DraftMismatch: a head that does not fit `target`, or that the engine cannot use."""
     if os.path.realpath(target.path) == os.path.realpath(draft.path):
         return "mtp" if usable_layers(draft) else None
     kind = kind_of(draft)
@@ -148,8 +141,8 @@ def unusable(kind: HeadKind, target: str = "", head: str = "") -> str:
         target: architecture of the model; "": any.
         head: that of the head.
     """
-    if kind in ("dflash", "dspark"):
-        return f"{TITLES[kind]} heads draft whole blocks, which only llama-server does so far"
+    if kind == "dflash":
+        return "DFlash and DSpark heads draft whole blocks, which only llama-server does so far"
     if head == "gemma4-assistant":
         return "a head that reads the model's own KV cache works only in llama-server so far"
     known = _MTP if kind == "mtp" else _LAYER_INPUTS

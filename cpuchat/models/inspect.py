@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
+
 from cpuchat.models import fit
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.fit import windows_of
-from cpuchat.models.gguf.header import GGUFHeader, vocabulary
+from cpuchat.models.gguf.header import GGUFHeader, Vocabulary, vocabulary
 from cpuchat.models.gguf.parse import BY_NAME, LazyArray
 from cpuchat.models.hub.repository import ModelData
 from cpuchat.models.support import scalar_types, why_unsupported
@@ -52,18 +54,6 @@ class Experts(ModelData, frozen=True):
     shared: int
 
 
-class Tokenizer(ModelData, frozen=True):
-    """`kind` is llama.cpp's ("BPE", "SPM"), `pre` the name of the pre-tokenizer."""
-
-    model: str
-    kind: str
-    pre: str
-    n_tokens: int
-    n_merges: int
-    add_bos: bool
-    add_eos: bool
-
-
 class Template(ModelData, frozen=True):
     """A chat template. `features`: what it supports, by its words, of "system", "tools", "thinking", "images"."""
 
@@ -80,8 +70,7 @@ class Inspection(ModelData, frozen=True):
     `kv_windowed` what layers with a sliding window take beside that, both as F16, and `state` a recurrent model's
     state, as F32. `heads_kv` is the largest number of all layers. `window`: the sliding window of `windowed_layers`
     layers, in tokens, 0 for none. `problem`: why the engine cannot run it, "" when it can, and `scalar_types`, both as
-    of `support`.
-    """
+    of `support`."""
 
     header: GGUFHeader
     kind: str
@@ -95,7 +84,7 @@ class Inspection(ModelData, frozen=True):
     tables: int
     experts: Experts | None
     tensors: tuple[TensorKind, ...]
-    tokenizer: Tokenizer | None
+    tokenizer: Vocabulary | None
     templates: tuple[Template, ...]
     license: str
     base_models: tuple[str, ...]
@@ -119,17 +108,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         has_shared = any("_shexp." in tensor.name for tensor in header.tensors)
         shared = header.number("expert_shared_count") or int(has_shared)
         experts = Experts(count=n_experts, used=header.number("expert_used_count"), shared=shared)
-    tokenizer, vocab, merges = None, vocabulary(header), header.metadata.get("tokenizer.ggml.merges")
-    if vocab.n_tokens:
-        tokenizer = Tokenizer(
-            model=vocab.model,
-            kind=vocab.kind,
-            pre=header.text("tokenizer.ggml.pre"),
-            n_tokens=vocab.n_tokens,
-            n_merges=len(merges) if isinstance(merges, LazyArray) else 0,
-            add_bos=vocab.add_bos,
-            add_eos=vocab.add_eos,
-        )
+    vocab = vocabulary(header)
     totals: dict[str, tuple[int, int, int]] = {}
     for tensor in header.tensors:
         count, n_params, nbytes = totals.get(tensor.type, (0, 0, 0))
@@ -148,7 +127,7 @@ def inspect(header: GGUFHeader) -> Inspection:
         tables=table_bytes(header),
         experts=experts,
         tensors=tuple(sorted(kinds, key=lambda kind: -kind.nbytes)),
-        tokenizer=tokenizer,
+        tokenizer=msgspec.structs.replace(vocab, tokens=None) if vocab.n_tokens else None,
         templates=_templates(header),
         license=header.text("general.license"),
         base_models=_base_models(header),

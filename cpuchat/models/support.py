@@ -72,6 +72,8 @@ def _why_not_the_model(header: GGUFHeader) -> str:
         return "it would print garbage: its weights are rotated (Bonsai 2), which this llama.cpp does not undo"
     if why := why_unknown(header.architecture):
         return why
+    if vocabulary(header).kind == "none":
+        return "it has no tokenizer: it reads and writes token IDs, not text"
     if header.number("pooling_type") == _RANK or any(t.name.startswith("cls.") for t in header.tensors):
         return "it is a reranker or a classifier, which rates texts and writes none"
     if header.number("pooling_type"):

@@ -163,7 +163,7 @@ AUTO, NONE = "auto", "none"
 """Keys of the rows that are no model: the draft model that belongs to the target, and no draft model at all."""
 
 _OTHERS = {
-    AUTO: ("Automatic", "the catalog's draft model, or a smaller file that pays"),
+    AUTO: ("Automatic", "the catalog's draft model, if it is downloaded"),
     NONE: ("No draft model", "only suffix decoding, which needs none"),
 }
 

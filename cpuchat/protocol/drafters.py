@@ -1,8 +1,10 @@
-"""The drafters, one row each: settings, options, colors, legend, help and the order of asking follow from the rows."""
+"""The drafters, one row each: settings, options, colors, legend and help follow from the rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+DrafterName = Literal["draft", "suffix"]
 
 
 class DrafterRow(NamedTuple):
@@ -13,53 +15,30 @@ class DrafterRow(NamedTuple):
         color: theme variable for the text that it drafted.
         text_style: Textual's style of that text, which tells the drafters apart without colors too.
         help: what it drafts, in a few words.
-        factory: "module:class" of a drafter that costs next to nothing, made from the `NgramIndex` of the chat; "" for
-            the draft model, which is loaded beside the target. A string, because only the worker imports drafters.
-        is_default: part of the settings "auto" and "free".
     """
 
-    name: str
+    name: DrafterName
     color: str
     text_style: str
     help: str
-    factory: str = ""
-    is_default: bool = True
 
 
 DRAFTERS: Final = (
     DrafterRow("draft", "$text-success", "none", "a smaller model with the same vocabulary"),
     DrafterRow(
-        "lookup",
-        "$text-primary",
-        "underline",
-        "copies what followed the last occurrence of the last n-gram",
-        "cpuchat.speculation.drafters.ngrams:PromptLookup",
-        is_default=False,
-    ),
-    DrafterRow(
         "suffix",
         "$text-warning",
         "italic",
         "follows what is being copied across changes, else continues the last tokens as most often",
-        "cpuchat.speculation.drafters.suffix:SuffixDecoding",
     ),
 )
-"""Free drafters are asked in the order of a request; the draft model drafts when they have nothing worth verifying."""
 
-CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "auto": (
-        *(row.name for row in DRAFTERS if row.factory and row.is_default),
-        *(row.name for row in DRAFTERS if not row.factory and row.is_default),
-    ),
+DrafterChoice = Literal["auto", "off", "draft", "suffix"]
+CHOICES: Final[dict[DrafterChoice, tuple[DrafterName, ...]]] = {
+    "auto": ("suffix", "draft"),
     "off": (),
-    **{row.name: (row.name,) for row in DRAFTERS},
-    "free": tuple(row.name for row in DRAFTERS if row.factory and row.is_default),
+    "draft": ("draft",),
+    "suffix": ("suffix",),
 }
-"""The values of the setting `speculation.drafters`, and the drafters of each."""
-
-if TYPE_CHECKING:
-    DrafterName = str
-    DrafterChoice = str
-else:
-    DrafterName = Literal[tuple(row.name for row in DRAFTERS)]
-    DrafterChoice = Literal[tuple(CHOICES)]
+"""The values of the setting `speculation.drafters`, and the drafters of each. The draft model drafts when suffix
+decoding, which costs next to nothing, has nothing worth verifying."""

@@ -26,8 +26,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     `parameters` is the JSON schema of its arguments, `source` names who has it: a server of mcp.json, "" for the
     built-in set. `origin` stands for the command and variables that start the server. `read_only` is what the source
-    says of it. `strict`: all arguments must be valid under the schema, those written one by one in its order.
-    """
+    says of it. `strict`: all arguments must be valid under the schema, those written one by one in its order."""
 
     name: str
     description: str = ""
@@ -76,8 +75,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a call returned, as the model reads it. `failed`: the tool reported an error, or was not run. `ended` is how
-    the user kept it from returning anything.
-    """
+    the user kept it from returning anything."""
 
     text: str
     failed: bool = False
@@ -111,9 +109,8 @@ class MessageData(msgspec.Struct, frozen=True, kw_only=True):
 class Sampling(MessageData, frozen=True):
     """Sampling options.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off;
-    `repeat_penalty` 1 and the other penalties 0 are neutral. `seed` None draws a new one each time.
-    """
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch that filter off; `repeat_penalty` 1 and the
+    other penalties 0 are neutral. `seed` None draws a new one each time."""
 
     temperature: float = 0.7
     top_k: int = 40
@@ -137,8 +134,7 @@ class LoadOptions(EngineOptions, frozen=True):  # pyright: ignore[reportGeneralT
 
     `draft_path` is a draft model to load beside it ("" = none), or a draft head. `speculation` is what the first answer
     asks for: some engines can change that only by a new start. `calibrate`: measure what passes cost, for adaptive
-    draft depth, unless that was done before.
-    """
+    draft depth, unless that was done before."""
 
     draft_path: str = ""
     speculation: Speculation = Speculation()
@@ -149,8 +145,7 @@ class Message(MessageData, frozen=True):
     """One turn. `reasoning` is the model's reasoning, separate from `content`.
 
     `calls` are what an answer calls. Each is followed by a message of the role "tool" with what it returned, for
-    `call_id` of the tool `tool`.
-    """
+    `call_id` of the tool `tool`."""
 
     role: Role | Literal["tool"]
     content: str
@@ -162,8 +157,7 @@ class Message(MessageData, frozen=True):
 
 class CallRule(MessageData, frozen=True):
     """Which tools an answer may call. "required": it is calls and nothing else; "none": it calls nothing, although the
-    tools stay in the prompt. `names`: only these (() all). `single`: one call at most.
-    """
+    tools stay in the prompt. `names`: only these (() all). `single`: one call at most."""
 
     mode: Literal["auto", "required", "none"] = "auto"
     names: tuple[str, ...] = ()
@@ -182,10 +176,9 @@ class LoadModel(Command, frozen=True):
 
     `cpus` has one logical CPU for each thread of the target, ascending. `draft_cpus` are the draft model's: () computes
     on `cpus`, sequentially; other CPUs, concurrently. `roams`: the threads may move among these CPUs; () pins each to
-    its own. `state_dir` is where saved states live ("" = keep none).
-    `state_limit` bytes are for states of conversations: on disk, and as many in memory, but at most half of what the
-    model leaves free. `resumes`: what a client used last is brought back into memory.
-    """
+    its own. `state_dir` is where saved states live ("" = keep none). `state_limit` bytes are for states of
+    conversations: on disk, and as many in memory, but at most half of what the model leaves free. `resumes`: what a
+    client used last is brought back into memory."""
 
     path: str
     cpus: tuple[int, ...]
@@ -208,9 +201,8 @@ than has to be, for a request that none continues. Or it is an error; early: als
 class StateKey(MessageData, frozen=True):
     """Which states of the model's memory a request may reuse, and what its own are kept as.
 
-    What was evaluated for another `owner` is not reused. `chat` is the conversation, which is saved; one without a
-    name is only if `on_disk`, as nobody can delete it.
-    """
+    What was evaluated for another `owner` is not reused. `chat` is the conversation, which is saved; one without a name
+    is only if `on_disk`, as nobody can delete it."""
 
     owner: str = ""
     chat: str = ""
@@ -222,8 +214,7 @@ class Output(MessageData, frozen=True):
 
     `frame_seconds` pass between two events with text, at least; the first does not wait. `unsplit`: reasoning and its
     markers are part of the answer's text. `streams_calls` asks for `CallDelta` events. `tokens`: `GenerationFinished`
-    has the token IDs.
-    """
+    has the token IDs."""
 
     frame_seconds: float = FRAME_SECONDS
     unsplit: bool = False
@@ -234,15 +225,14 @@ class Output(MessageData, frozen=True):
 class Generate(Command, frozen=True):
     """Answer. Either `messages` (chat) or `prompt` (plain completion, no template).
 
-    `unset` names options of `sampling` that nobody has chosen: a server keeps its own values.
-    `request_id` is the backend's to give. `max_tokens` 0 = until the model ends or the context is full. `ignore_eos`:
-    the model cannot end the answer, its end-of-generation tokens are never chosen. `grammar` (GBNF, or what
-    `schema_grammar` returns; "" = none) is what the answer must match; reasoning before it is free. `json_schema` is
-    the schema that it was made of, for servers ("" = none). `reasoning` asks the chat template for reasoning or for
-    none (None: its default), `effort` for how much, one of `EFFORTS` ("": its default); `reasoning_budget` is how many
-    tokens it may take (None: no limit). `tools` are what the model may call, within `calling`. `continues`: the last of
-    `messages` is an answer, which the model goes on writing.
-    """
+    `unset` names options of `sampling` that nobody has chosen: a server keeps its own values. `request_id` is the
+    backend's to give. `max_tokens` 0 = until the model ends or the context is full. `ignore_eos`: the model cannot end
+    the answer, its end-of-generation tokens are never chosen. `grammar` (GBNF, or what `schema_grammar` returns; "" =
+    none) is what the answer must match; reasoning before it is free. `json_schema` is the schema that it was made of,
+    for servers ("" = none). `reasoning` asks the chat template for reasoning or for none (None: its default), `effort`
+    for how much, one of `EFFORTS` ("": its default); `reasoning_budget` is how many tokens it may take (None: no
+    limit). `tools` are what the model may call, within `calling`. `continues`: the last of `messages` is an answer,
+    which the model goes on writing."""
 
     request_id: int = 0
     messages: tuple[Message, ...] = ()
@@ -271,9 +261,8 @@ class Score(Command, frozen=True):
 
     The first `n_prompt` tokens are a prompt: its state is reused. A job has several such commands; `n_ctx` is the
     longest text of the job, `n_rows` the largest `n`. `file` has the rows of logits, float32 of shape (n, n_vocab).
-    Without `bases` they are written; else those of another worker are read and compared, once for each
-    of `bases`: which rows are the base's. Ends with `TokensScored` or `Failed`; one without `tokens` ends the job.
-    """
+    Without `bases` they are written; else those of another worker are read and compared, once for each of `bases`:
+    which rows are the base's. Ends with `TokensScored` or `Failed`; one without `tokens` ends the job."""
 
     request_id: int = 0
     tokens: tuple[int, ...] = ()
@@ -289,8 +278,7 @@ class Measure(Command, frozen=True):
     """Time random tokens, as llama-bench does: prefill of `n_prompt` tokens, then `n_gen` tokens decoded one by one.
 
     `depth` tokens are in the KV cache before and are not timed. Replaces the chat in memory. Ends with `Measured` or
-    `Failed` (code "interrupted" when cancelled).
-    """
+    `Failed` (code "interrupted" when cancelled)."""
 
     request_id: int = 0
     n_prompt: int = 0
@@ -300,8 +288,7 @@ class Measure(Command, frozen=True):
 
 class Cancel(Command, frozen=True):
     """Stop a generation, a measurement or a load, running or queued; finished and other ones are not affected. The
-    partial answer is kept.
-    """
+    partial answer is kept."""
 
     request_id: int
 
@@ -320,8 +307,7 @@ class ForgetChat(Command, frozen=True):
 
 class CountTokens(Command, frozen=True):
     """Count the tokens of `text`, or of the prompt of `prompt`, once everything sent before is done. Ends with
-    `TokensCounted`.
-    """
+    `TokensCounted`."""
 
     request_id: int
     text: str = ""
@@ -389,8 +375,7 @@ class TextDelta(Event, frozen=True):
 
     `drafter` names who proposed this span ("" = the model itself). `lengths`: the characters of `text` that each of the
     `n_tokens` gave; 0 for a token whose text only a later one completes. () also where nobody counted. `cpu_wait`: as
-    in `Timings`, of the answer so far, about once a second.
-    """
+    in `Timings`, of the answer so far, about once a second."""
 
     request_id: int
     text: str
@@ -405,8 +390,7 @@ class TextDelta(Event, frozen=True):
 
 class CallDelta(Event, frozen=True):
     """More of the `index`-th call in an answer, as it is written: a piece of its arguments as JSON. The first one names
-    the tool, and the `id` if the model gave one. `predicted_n`, `at_ms`: as of `TextDelta`.
-    """
+    the tool, and the `id` if the model gave one. `predicted_n`, `at_ms`: as of `TextDelta`."""
 
     request_id: int
     index: int
@@ -438,8 +422,7 @@ class GenerationFinished(Event, frozen=True):
     """The answer is complete (or was stopped). `note` is what else is to be said about it, in a few words.
     `matches_grammar`: the whole text matches the request's grammar, or there is none; None: a server said so. `calls`
     are the calls of tools in it, which are no part of its text. `prompt_tokens` and `tokens`, those of the answer, are
-    told where the request asks for them. `stop_string` is the one that ended the answer.
-    """
+    told where the request asks for them. `stop_string` is the one that ended the answer."""
 
     request_id: int
     stop_reason: StopReason
@@ -512,8 +495,7 @@ class Failed(Event, frozen=True):
     """A request failed; `code` is one of errors.py. `request_id` 0: no answer, load or measurement of the worker did.
 
     `n_tokens` of a prompt that does not fit (0: not counted); `alone`: its last message does not fit even without those
-    before it. A dead worker is reported with code "worker_died" by the backend, never as an exception.
-    """
+    before it. A dead worker is reported with code "worker_died" by the backend, never as an exception."""
 
     code: str
     message: str
@@ -557,11 +539,8 @@ def encode(message: Command | Event) -> bytearray:
 
 
 def frame_length(header: bytes | bytearray) -> int:
-    """Return the number of bytes that follow a frame's header.
-
-    Raises:
-        ValueError: the length is above `MAX_FRAME` (the stream is not ours or out of step).
-    """
+    """Return the number of bytes that follow a frame's header. Raises ValueError: the length is above `MAX_FRAME` (the
+    stream is not ours or out of step)."""
     (length,) = _HEADER.unpack(header)
     if length > MAX_FRAME:
         raise ValueError(f"frame of {length} bytes")

@@ -15,8 +15,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     `kernels` is the instruction set of cpuchat's kernels ("AVX2"; "": only llama.cpp's are here).
 
     `memory_policy` is the NUMA policy that the worker runs under, in the words of hardware.numa.mempolicy ("local",
-    "interleave:0-1"); `policy_refused` is why it is not the one that was asked for, "" when it is.
-    """
+    "interleave:0-1"); `policy_refused` is why it is not the one that was asked for, "" when it is."""
 
     version: str
     llama_commit: str = ""
@@ -32,8 +31,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Weights(msgspec.Struct, frozen=True):
     """The matrices of one tensor `type`: `nbytes` together, and one multiply-add per value and token.
 
-    `activations`: the values that they take in and give out for each token, their rows and columns.
-    """
+    `activations`: the values that they take in and give out for each token, their rows and columns."""
 
     type: str
     nbytes: float
@@ -46,8 +44,7 @@ class Attention(msgspec.Struct, frozen=True):
     token of the pass.
 
     `window`: only over the last tokens (0: all); `step`: in steps of so many tokens (1 with flash attention); `wide`:
-    how many times as long the multiply-adds of passes of a tile of tokens take as over an F16 cache.
-    """
+    how many times as long the multiply-adds of passes of a tile of tokens take as over an F16 cache."""
 
     nbytes: float
     madds: float
@@ -66,12 +63,11 @@ class Attention(msgspec.Struct, frozen=True):
 class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
     """The work of a pass of a model: what it reads and computes, as `costs.model.parts` adds it up.
 
-    `dense` and `head` (the output matrix, only for tokens whose logits are wanted) are read whole by every pass;
-    of the `experts`, all routed ones together, a token uses `n_expert_used` of `n_expert`. `row`: bytes of tables that
-    each token looks up; `on_disk`: of tables that need no memory (`fit.lazy_bytes`); `state`: bytes of recurrent state,
-    read and written by each pass. `alike`: share of the tokens of one text that choose the same experts as others of
-    the pass, as it were; 0 with random weights.
-    """
+    `dense` and `head` (the output matrix, only for tokens whose logits are wanted) are read whole by every pass; of the
+    `experts`, all routed ones together, a token uses `n_expert_used` of `n_expert`. `row`: bytes of tables that each
+    token looks up; `on_disk`: of tables that need no memory (`fit.lazy_bytes`); `state`: bytes of recurrent state, read
+    and written by each pass. `alike`: share of the tokens of one text that choose the same experts as others of the
+    pass, as it were; 0 with random weights."""
 
     n_layer: int
     dense: tuple[Weights, ...]
@@ -126,8 +122,7 @@ class LoadEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     `weights` by buffer and type. `load_mode`, `type_k`, `type_v` and `kv_bytes` are those that it logged ("" and 0: it
     logged none). `flash_nodes` and `softmax_nodes` count the attention nodes of its graph. `scalar_types` are types of
-    weights whose kernel has no vector instructions here. `thread_ids` are the kernel's IDs of the compute threads.
-    """
+    weights whose kernel has no vector instructions here. `thread_ids` are the kernel's IDs of the compute threads."""
 
     weights: tuple[BufferWeights, ...] = ()
     load_mode: str = ""
@@ -145,17 +140,15 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `cpus` are the logical CPUs that compute. `peak_read` is the measured read bandwidth of those and of the draft
     model's cores together in bytes per second (0: not measured; `peak_at_least`: it may be more), `cache_bytes` their
-    L3 caches together (0: not known).
-    Kept states of chats take at most `state_memory` of memory, one checkpoint `partial_state` (0: none is needed, the
-    KV cache can be cut anywhere). `work` is that of its passes over text, `draft_work` the draft model's; None: not
-    known. `takes_effort`: its chat template can be told how much to reason.
+    L3 caches together (0: not known). Kept states of chats take at most `state_memory` of memory, one checkpoint
+    `partial_state` (0: none is needed, the KV cache can be cut anywhere). `work` is that of its passes over text,
+    `draft_work` the draft model's; None: not known. `takes_effort`: its chat template can be told how much to reason.
 
     A model on a server: `server` describes it ("llama-server at 127.0.0.1:8080"; "" for a file on this machine), `path`
-    is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and
-    why the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
+    is its address (servers.ServerModel), and 0 stands for what is not known. `unreported` has pairs of a figure and why
+    the server does not report it, or how to get it; `ignored` names options of a request that it does not get.
 
-    `evidence` is None for a model on a server.
-    """
+    `evidence` is None for a model on a server."""
 
     path: str
     name: str

@@ -30,16 +30,14 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     `draft_n` drafted tokens that were verified, `draft_n_accepted` of them accepted, in `passes` of the target (all
     between the first token and the last: verify passes, plain steps, and those that evaluate accepted tokens again
-    where a recurrent state cannot roll back the rejected ones alone). `recent_*`
-    are the same over about the last 32 passes with a draft. `by_position`: (drafted, accepted) for the first, second,
-    ... token of a draft. `drafter` proposed last, `depth` is the draft depth in use now (0 = plain decoding),
-    `overlap`: drafting and verifying run at the same time. `draft_passes` are evaluations of the draft model, each of
-    which reads all its weights. `draft_ms` is time spent drafting that verification waited for.
-    `plain_ms` is what one plain token costs here now (None: not known, or `disturbed`: other programs were using the
-    cores for part of the answer, and plain decoding was timed without them). `off` is why speculation is off; None: it
-    is on. `source`: "" when the engine of this machine counted, else who counted ("server"); the depth is not known
-    then.
-    """
+    where a recurrent state cannot roll back the rejected ones alone). `recent_*` are the same over about the last 32
+    passes with a draft. `by_position`: (drafted, accepted) for the first, second, ... token of a draft. `drafter`
+    proposed last, `depth` is the draft depth in use now (0 = plain decoding), `overlap`: drafting and verifying run at
+    the same time. `draft_passes` are evaluations of the draft model, each of which reads all its weights. `draft_ms` is
+    time spent drafting that verification waited for. `plain_ms` is what one plain token costs here now (None: not
+    known, or `disturbed`: other programs were using the cores for part of the answer, and plain decoding was timed
+    without them). `off` is why speculation is off; None: it is on. `source`: "" when the engine of this machine
+    counted, else who counted ("server"); the depth is not known then."""
 
     passes: int = 0
     draft_n: int = 0
@@ -107,11 +105,10 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
 
     `source` is where the state was: "" in the context already, "memory" or "disk", from where restoring it took `ms`.
     `changed` is what differs first from the text that was evaluated before: "" nothing (the prompt goes on), "system"
-    (the system prompt), "trimmed" (oldest messages were left out), "message" (the content of
-    message number `message`, the first one after the system prompt is 1), "template" (the template renders that message
-    otherwise, for instance without its reasoning). `again` tokens are as before, but no state was kept so near: they
-    were re-evaluated. `note` says once what is not kept, and which setting helps.
-    """
+    (the system prompt), "trimmed" (oldest messages were left out), "message" (the content of message number `message`,
+    the first one after the system prompt is 1), "template" (the template renders that message otherwise, for instance
+    without its reasoning). `again` tokens are as before, but no state was kept so near: they were re-evaluated. `note`
+    says once what is not kept, and which setting helps."""
 
     source: Literal["", "memory", "disk"] = ""
     ms: float = 0.0
@@ -125,16 +122,15 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one answer, measured in the worker. `speculation` None: nothing was to be drafted.
 
     `cache_n` prompt tokens reused from the KV cache, `prompt_n` prompt tokens evaluated in `prompt_ms`; `reuse` says
-    more of that (None: not known);
-    `predicted_n` tokens written, `predicted_ms` from the first to the last of them; `ttft_ms` from the arrival of
-    the request to the first token's text. Decode tok/s is (predicted_n - 1) / predicted_ms (DESIGN: figures).
-    `reasoning_n` of the tokens are reasoning, which took `reasoning_ms` until the text of the answer began.
-    `cpu_wait` is the share of the decoding time that the compute threads waited for a core which something else had
-    (None: not known).
+    more of that (None: not known); `predicted_n` tokens written, `predicted_ms` from the first to the last of them;
+    `ttft_ms` from the arrival of the request to the first token's text. Decode tok/s is (predicted_n - 1) /
+    predicted_ms (DESIGN: figures). `reasoning_n` of the tokens are reasoning, which took `reasoning_ms` until the text
+    of the answer began. `cpu_wait` is the share of the decoding time that the compute threads waited for a core which
+    something else had (None: not known).
 
     Of a server: `approximate`: it did not report its tokens, `predicted_n` counts the parts that it sent.
-    `reused_known` False: it does not report reused tokens either, they are in `prompt_n`; so there is no prefill rate.
-    """
+    `reused_known` False: it does not report reused tokens either, they are in `prompt_n`; so there is no prefill
+    rate."""
 
     cache_n: int = 0
     prompt_n: int = 0
@@ -159,8 +155,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     def followed_by(self, later: Timings) -> Timings:
         """Return the figures of an answer that `later` continues after calls of tools.
 
-        A token's time and a pass are added for the first token of `later`, so that the rates are those over both.
-        """
+        A token's time and a pass are added for the first token of `later`, so that the rates are those over both."""
         n, ms = self.predicted_n + later.predicted_n, self.predicted_ms + later.predicted_ms
         spans = max(self.predicted_n - 1, 0) + max(later.predicted_n - 1, 0)
         reuse = self.reuse
@@ -201,8 +196,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     def fields(self) -> dict[str, float | None]:
         """Return llama-server's `timings` by its names: milliseconds, tokens per second; None where there is nothing to
         divide, or a server does not report it. `predicted_ms` runs from the first to the last token, so its rates
-        divide by `predicted_n - 1`.
-        """
+        divide by `predicted_n - 1`."""
         spans, rate = self.predicted_n - 1, self.prompt_per_second
         fields: dict[str, float | None] = {
             "cache_n": self.cache_n if self.reused_known else None,

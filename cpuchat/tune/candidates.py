@@ -127,12 +127,12 @@ def ubatch_choice(chosen: Settings, max_tokens: int) -> TuningChoice:
 
 
 def drafter_choice(chosen: Settings, draft: str) -> TuningChoice:
-    """All drafters, those that need no draft model, none; with adaptive depth. `draft` names the draft model, "" for
+    """All drafters, suffix decoding alone, none; with adaptive depth. `draft` names the draft model, "" for
     none."""
     keys, here = ("speculation.drafters", "speculation.depth"), TuningCandidate(drafter_words(chosen), chosen)
-    # Without a draft model all drafters are those that need none.
-    names = ["auto", "free", "off"] if draft else ["auto", "off"]
-    now = "auto" if chosen.speculation.drafters == "free" and not draft else chosen.speculation.drafters
+    # Without a draft model suffix decoding is all there is.
+    names = ["auto", "suffix", "off"] if draft else ["auto", "off"]
+    now = "auto" if chosen.speculation.drafters == "suffix" and not draft else chosen.speculation.drafters
     if now in names and (now == "off" or not chosen.speculation.depth):
         names.remove(now)
     others = (with_changes(chosen, {"speculation": {"drafters": name, "depth": 0}}) for name in names)

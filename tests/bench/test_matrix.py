@@ -33,10 +33,10 @@ def test_the_product_of_all_lists_by_setup() -> None:
 
 
 def test_where_something_drafts_there_is_a_plain_cell() -> None:
-    found = cells(prompts=["code", "chat"], drafters=["draft:4", "lookup"])
+    found = cells(prompts=["code", "chat"], drafters=["draft:4", "suffix"])
     assert [(one.test.name, one.drafting) for one in found] == [
-        ("code", "off"), ("code", "draft:4"), ("code", "lookup"),
-        ("chat", "off"), ("chat", "draft:4"), ("chat", "lookup"),
+        ("code", "off"), ("code", "draft:4"), ("code", "suffix"),
+        ("chat", "off"), ("chat", "draft:4"), ("chat", "suffix"),
     ]  # fmt: skip
     assert len({one.setup for one in found}) == 1 and "draft" in found[0].setup.draft
     assert {one.plain for one in found} == {one for one in found if one.drafting == "off"}
@@ -45,7 +45,7 @@ def test_where_something_drafts_there_is_a_plain_cell() -> None:
 def test_all_prompts_are_the_default_and_no_draft_model_is_loaded_for_nothing() -> None:
     assert len({one.test.name for one in cells()}) == 4
     assert not cells(drafters=["off"], prompts=["code"])[0].setup.draft
-    assert not cells(drafters=["lookup"], prompts=["code"])[0].setup.draft
+    assert not cells(drafters=["suffix"], prompts=["code"])[0].setup.draft
     assert not cells(tg=[8])[0].setup.draft
 
 

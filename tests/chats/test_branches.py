@@ -65,7 +65,7 @@ def test_the_branch_that_was_open_is_open_again(tmp_path: Path) -> None:
     question = store.add_message(chat.id, "user", "q")
     settings = AnswerSettings(
         sampling=Sampling(temperature=0, seed=(1 << 63) - 1), max_tokens=9, path="/m/x.gguf", draft="Small",
-        speculation=Speculation(drafters=("draft", "lookup"), depth=4),
+        speculation=Speculation(drafters=("draft", "suffix"), depth=4),
     )  # fmt: skip
     first = store.add_message(chat.id, "assistant", "1", settings=settings)
     store.add_message(chat.id, "assistant", "2", after=question.id)

@@ -28,13 +28,13 @@ def fill(store: ChatStore) -> None:
     chat = store.create_chat("Qwen", "Be brief.\r\n", title="Café \x1b[1m 漢字")
     question = store.add_message(chat.id, "user", "Why?\n\n```\n\ttab\x00\n```\u2028")
     speculation = SpeculationFigures(
-        passes=3, by_position=((3, 2),), by_drafter=(DrafterCount(name="lookup", draft_n=3, draft_n_accepted=2),)
+        passes=3, by_position=((3, 2),), by_drafter=(DrafterCount(name="suffix", draft_n=3, draft_n_accepted=2),)
     )
     first = store.add_message(
         chat.id, "assistant", "One.", reasoning="Hm.", model="Qwen", stop_reason="end",
         timings=Timings(predicted_n=7, predicted_ms=0.1 + 0.2, seed=(1 << 63) - 1, speculation=speculation),
         settings=AnswerSettings(
-            sampling=Sampling(seed=3), max_tokens=9, speculation=Speculation(drafters=("lookup",)), path="/m/x.gguf"
+            sampling=Sampling(seed=3), max_tokens=9, speculation=Speculation(drafters=("suffix",)), path="/m/x.gguf"
         ),
     )  # fmt: skip
     other = store.create_chat("m", title="Other", sides="[]")

@@ -45,7 +45,7 @@ def test_a_grammar_constrains_a_raw_prompt_with_free_drafts(tiny_model: Path, tm
     file = tmp_path / "moves.gbnf"
     file.write_text('root ::= move (" " move){2}\nmove ::= [a-h] [1-8]\n')
     done = run(
-        "ask", "--model", str(tiny_model), "--raw", "--quiet", "--grammar", str(file), "--drafters", "free", "--seed",
+        "ask", "--model", str(tiny_model), "--raw", "--quiet", "--grammar", str(file), "--drafters", "suffix", "--seed",
         "1", "e2 e4",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

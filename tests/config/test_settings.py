@@ -19,9 +19,7 @@ from tests.cli.program import run
     ("name", "drafters"),
     [
         ("auto", ("suffix", "draft")),
-        ("free", ("suffix",)),
         ("draft", ("draft",)),
-        ("lookup", ("lookup",)),
         ("suffix", ("suffix",)),
         ("off", ()),
     ],
@@ -34,7 +32,7 @@ def test_what_the_names_of_drafters_stand_for(name: str, drafters: tuple[str, ..
 
 def test_nothing_is_measured_when_nothing_is_to_be_drafted() -> None:
     assert parse('[speculation]\ndrafters = "off"').load_options().calibrate is False
-    assert parse('[speculation]\ndrafters = "free"').load_options().calibrate is True
+    assert parse('[speculation]\ndrafters = "suffix"').load_options().calibrate is True
 
 
 DRAFT, ENGINE = "speculation.draft_cores", "engine.cores"

@@ -20,7 +20,7 @@ from tests.support.head_files import WORDS, mtp_head_file, tap_head_file, target
         ("EAGLE-3/gpt-oss-120b-Q8_0.gguf", "eagle3"),
         ("MTP/head-Q8_0.gguf", "mtp"),
         ("Qwen3-8B-DFlash-b16-Q8_0.gguf", "dflash"),
-        ("dspark-Qwen3-8B-Q8_0.gguf", "dspark"),
+        ("dspark-Qwen3-8B-Q8_0.gguf", "dflash"),
         ("Qwen3.5-27B-MTP-Q4_K_M.gguf", None),  # a model with its head
         ("gpt-oss-20b-mxfp4.gguf", None),
         ("mmproj-F16.gguf", None),
@@ -33,7 +33,6 @@ def test_names_tell_the_kind(path: str, kind: HeadKind | None) -> None:
 def test_headers_tell_the_kind(tmp_path: Path) -> None:
     assert kind_of(read_header(tap_head_file(tmp_path / "a.gguf"))) == "eagle3"
     assert kind_of(read_header(tap_head_file(tmp_path / "b.gguf", architecture="dflash"))) == "dflash"
-    assert kind_of(read_header(tap_head_file(tmp_path / "dspark-c.gguf", architecture="dflash"))) == "dspark"
     assert kind_of(read_header(mtp_head_file(tmp_path / "d.gguf"))) == "mtp"
     assert kind_of(read_header(target_file(tmp_path / "e.gguf", n_mtp=1))) is None
 

@@ -56,6 +56,7 @@ def test_an_architecture_that_cannot_chat_is_refused_with_its_reason(architectur
     ("changes", "why"),
     [
         ({"llama.pooling_type": 3}, "embedding model"),
+        ({"tokenizer.ggml.model": "none"}, "no tokenizer"),
         ({"llama.pooling_type": 4}, "reranker"),
         ({"llama.attention.causal": False}, "in both directions"),
         ({"tokenizer.ggml.pre": "brand-new-bpe"}, "pre-tokenizer 'brand-new-bpe'"),

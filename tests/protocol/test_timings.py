@@ -11,7 +11,7 @@ from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 def test_figures_of_an_answer_in_parts_are_those_of_all() -> None:
     drafted = SpeculationFigures(
         passes=4, draft_n=8, draft_n_accepted=6, by_position=((4, 3), (4, 3)),
-        by_drafter=(DrafterCount(name="lookup", draft_n=8, draft_n_accepted=6),),
+        by_drafter=(DrafterCount(name="suffix", draft_n=8, draft_n_accepted=6),),
     )  # fmt: skip
     first = Timings(
         prompt_n=100, prompt_ms=1_000.0, predicted_n=11, predicted_ms=100.0, ttft_ms=1_100.0, n_past=110, draft_n=8,
@@ -28,7 +28,7 @@ def test_figures_of_an_answer_in_parts_are_those_of_all() -> None:
     assert whole.prompt_per_second == pytest.approx(100.0)
     assert whole.speculation == SpeculationFigures(
         passes=9, draft_n=16, draft_n_accepted=12, by_position=((12, 9), (4, 3)),
-        by_drafter=(DrafterCount(name="lookup", draft_n=16, draft_n_accepted=12),),
+        by_drafter=(DrafterCount(name="suffix", draft_n=16, draft_n_accepted=12),),
     )  # fmt: skip
     assert whole.tokens_per_pass == pytest.approx(41 / 9)
     nothing = first.followed_by(Timings(n_past=111))

@@ -34,6 +34,6 @@ def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def endless(endless_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Yield a server that drafts, and where eight requests may wait."""
-    folder, drafting = tmp_path_factory.mktemp("served"), ("--drafters", "free", "--draft-depth", "4")
+    folder, drafting = tmp_path_factory.mktemp("served"), ("--drafters", "suffix", "--draft-depth", "4")
     with server(endless_model, folder, "--queue", "8", *drafting, ctx=8192) as running:
         yield running

@@ -65,7 +65,7 @@ FINISHED = GenerationFinished(
 )  # fmt: skip
 
 
-DRAFTERS = Speculation(drafters=("suffix", "lookup", "draft"))
+DRAFTERS = Speculation(drafters=("suffix", "draft"))
 
 
 def drafted(figures: SpeculationFigures, predicted_n: int = 412) -> SpeculationUpdate:

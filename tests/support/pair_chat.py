@@ -15,7 +15,7 @@ from tests.support.engine_chat import Chat
 from tests.support.pairs import OPTIONS
 
 PLAIN = Speculation()
-ALL = Speculation(drafters=("draft", "suffix", "lookup"), depth=4)
+ALL = Speculation(drafters=("draft", "suffix"), depth=4)
 
 
 class PairChat(Chat):

@@ -69,7 +69,7 @@ DRAFTING = SpeculationFigures(
     by_position=((66, 64), (66, 60), (66, 55), (66, 52), (66, 46), (66, 40), (66, 29)),
     by_drafter=(
         DrafterCount(name="draft", draft_n=400, draft_n_accepted=290),
-        DrafterCount(name="lookup", draft_n=70, draft_n_accepted=56),
+        DrafterCount(name="suffix", draft_n=70, draft_n_accepted=56),
     ),
     drafter="draft",
     depth=7,

@@ -11,3 +11,12 @@ TINY_MOE = Shape(
     name="tiny-moe", architecture="qwen3moe", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, head=64, n_ff=256,
     n_vocab=1000, n_expert=8, n_expert_used=2,
 )  # fmt: skip
+
+
+def word(index: int) -> str:
+    """Return the text of token FIRST_WORD + `index`: a space and nothing, a, b, ... z, aa, ab, ..."""
+    letters = ""
+    while index:
+        index, letter = divmod(index - 1, 26)
+        letters = chr(ord("a") + letter) + letters
+    return " " + letters

@@ -68,9 +68,9 @@ def test_drafters_are_compared_with_fewer_and_with_none() -> None:
         chosen = with_changes(Settings(), {"speculation": now})
         return [one.words for one in candidates.drafter_choice(chosen, draft).candidates]
 
-    assert tried("draft.gguf") == ["free", "off"]
-    assert tried("draft.gguf", depth=4) == ["auto", "free", "off"]
-    assert tried("") == ["off"]  # without a draft model, all are the free ones
+    assert tried("draft.gguf") == ["suffix", "off"]
+    assert tried("draft.gguf", depth=4) == ["auto", "suffix", "off"]
+    assert tried("") == ["off"]  # without a draft model, suffix decoding is all
     assert tried("", drafters="off") == ["auto"]
 
 

@@ -38,7 +38,7 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_drafters_that_lose_with_a_text_are_not_said_to_slow_prefill() -> None:
-    mixed = ChoiceResult(name="drafters", before="off", after="lookup", verdict="mixed", decode=0.05)
+    mixed = ChoiceResult(name="drafters", before="off", after="suffix", verdict="mixed", decode=0.05)
     assert words.row(mixed)[-1] == "not adopted: slower in one text"
     assert words.row(msgspec.structs.replace(mixed, prefill=-0.05))[-1] == "not adopted: slower prefill"
 

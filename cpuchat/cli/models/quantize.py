@@ -19,7 +19,7 @@ from cpuchat.config.settings import Settings
 from cpuchat.models.catalog import load_catalog
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.drafts.candidates import DraftCandidate, candidates, check, expected_pair, recommended, target_costs
-from cpuchat.models.drafts.pairing import check_files, suggestion
+from cpuchat.models.drafts.pairing import OTHER_DRAFTS, check_files
 from cpuchat.models.fit import format_of
 from cpuchat.models.gguf.header import read_header, read_model
 from cpuchat.models.kernels import chosen_types
@@ -141,7 +141,7 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
     if draft is None:
         return _print_candidates(path, library, chosen, as_json=as_json)
     other = library.resolve(draft)
-    verdict, expected = check_files(path, other, library=library), None
+    verdict, expected = check_files(path, other), None
     if verdict.ok:
         expected = expected_pair(read_model(path), read_model(other), target_costs(path), machine_for(path, chosen))
     if as_json:
@@ -151,9 +151,9 @@ def pair(target: str, draft: str | None, as_json: bool) -> int:
         can = f"can draft for {clean_line(path.name)}."
         cannot = f"cannot draft for {clean_line(path.name)}: {verdict.reason}."
         click.echo(f"{clean_line(other.name)} {can if verdict.ok else cannot}")
-        for line in (verdict.note, verdict.hint, f"Expected: {expected.words}." if expected is not None else ""):
-            if line:
-                click.echo(f"  {line}")
+        told = f"Expected: {expected.words}." if expected is not None else OTHER_DRAFTS
+        for line in filter(None, (verdict.note, told)):
+            click.echo(f"  {line}")
     return 0 if verdict.ok else DraftMismatch.exit_code
 
 
@@ -181,7 +181,8 @@ def _print_candidates(target: Path, library: Library, chosen: Settings, *, as_js
     else:
         if not fitting:
             click.echo(f"cpuchat: No smaller local model can draft for {clean_line(target.name)}.", err=True)
-            click.echo(f"  {suggestion(target, [])}" if not listed else "", err=True, nl=not listed)
+            if not listed:
+                click.echo("  Look for a small model of its family and generation.", err=True)
         table = [("DRAFT MODEL", "SIZE", "EXPECTED", "")]
         for spec, one in listed.items():
             on_hub = "" if one.path is not None else "on Hugging Face, not checked"

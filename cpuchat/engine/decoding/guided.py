@@ -43,16 +43,12 @@ class Grammar:
         markers: tokens whose text is part of the grammar though the user does not see it.
 
     Raises:
-        UsageError: the grammar is invalid, or the model has no tokenizer.
+        UsageError: the grammar is invalid.
     """
 
     def __init__(self, vocab: Vocab, text: str, markers: frozenset[int] = frozenset()) -> None:
         from llguidance import LLMatcher  # 8 MB, for answers in a form only
 
-        if not vocab.has_tokenizer:
-            raise UsageError(
-                "A grammar needs the text of tokens; this model has no tokenizer.", "Choose another model."
-            )
         if not text.startswith(("{", "start: ")):
             text = gbnf_to_lark(text, "the grammar")
         self._matcher = LLMatcher(vocab.guidance, text, log_level=0, limits=parser_limits())

@@ -188,7 +188,6 @@ class Sampler:
         self._constraints = list(constraints)
         self._banned = np.array(banned, np.intp) if banned else None
         self._sampling = sampling
-        self._n_vocab = n_vocab
         self._greedy = sampling.temperature <= 0
         self._temperature = max(sampling.temperature, _MIN_TEMPERATURE)
         self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
@@ -201,11 +200,9 @@ class Sampler:
         self._min_p_logit = math.log(min(sampling.min_p, 1.0)) if sampling.min_p > 0 else -math.inf
 
     def accept(self, token: int) -> None:
-        """Add `token` to the text that penalties and constraints apply to. Raises ValueError: no such token;
-        GrammarUnmet: the text cannot go on under a constraint."""
+        """Add `token` to the text that penalties and constraints apply to. Raises GrammarUnmet: the text cannot go on
+        under a constraint."""
         if self._window is not None:
-            if not 0 <= token < self._n_vocab:
-                raise ValueError(f"token {token} of {self._n_vocab}")
             self._window.add(token)
         if self._constraints:
             for one in self._constraints:
@@ -228,7 +225,6 @@ class Sampler:
         Raises:
             GenerationFailed: the row holds NaN or infinity where the winner is.
             GrammarUnmet: no token of the vocabulary is allowed.
-            ValueError: wrong shape.
         """
         if not self._constraints:
             return self._sample(row)
@@ -257,8 +253,6 @@ class Sampler:
         of `mask`, if that is given.
 
         Args, Raises: as `sample`."""
-        if row.shape != (self._n_vocab,):
-            raise ValueError(f"row of shape {row.shape} for a vocabulary of {self._n_vocab}")
         if self._banned is not None:
             row = row if row.flags.writeable else row.copy()
             row[self._banned] = -np.inf

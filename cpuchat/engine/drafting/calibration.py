@@ -24,7 +24,7 @@ from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.model import LoadedHead, Model, Progress
 from cpuchat.engine.llama.sequence import Aborted, Sequence
-from cpuchat.engine.llama.threads import cpu_wait_seconds, cpu_wait_share
+from cpuchat.engine.llama.threads import CpuWait
 from cpuchat.measure.subject import Subject, decode_options, on_cores
 from cpuchat.models import costs as record
 from cpuchat.models.file_names import engine_fingerprint
@@ -85,9 +85,9 @@ def measure(
             done = curve.measure(lambda n: on_progress(n, total))
             costs = curve.costs()
         if draft is not None:
-            sequence, waits = draft.sequence, _Waits(n_threads)
+            sequence, waits = draft.sequence, CpuWait(n_threads)
             draft_ms, read_ms = thread.run(lambda: _draft_costs(sequence)) if thread else _draft_costs(sequence)
-            quiet = waits.share() <= MAX_CPU_WAIT
+            quiet = (waits.share() or 0.0) <= MAX_CPU_WAIT
             if thread is not None:
                 overlap, quiet = _overlapped(
                     target, sequence, thread, overlapped, lambda n: on_progress(done + n, total), budget / 3
@@ -137,20 +137,6 @@ def random_tokens(n: int, n_vocab: int) -> list[int]:
     return np.random.Generator(np.random.PCG64(0)).integers(0, n_vocab, n).tolist()
 
 
-class _Waits:
-    """Tells for which share of the time the threads waited for a core that another program had."""
-
-    def __init__(self, n_threads: int) -> None:
-        self._n_threads = n_threads
-        self._waited, self._start = cpu_wait_seconds(), perf_counter()
-
-    def share(self) -> float:
-        """Return the share since the last call; 0 where that is not known."""
-        share = cpu_wait_share(self._waited, perf_counter() - self._start, self._n_threads)
-        self._waited, self._start = cpu_wait_seconds(), perf_counter()
-        return share or 0.0
-
-
 class Curve:
     """Measures T(n) of a target: the best of at least two passes for each n that fits into the budget.
 
@@ -175,7 +161,6 @@ class Curve:
         size = min(self._sequence.n_batch, self._sequence.n_ubatch)
         for i in range(0, _N_PAST, size):
             self._sequence.extend(self._tokens[i : min(i + size, _N_PAST)])
-        waits = _Waits(self._n_threads)
         for round_ in range(_ROUNDS):
             # The order alternates so that drifts cancel out.
             for n in self._points if round_ % 2 == 0 else reversed(self._points):
@@ -184,21 +169,20 @@ class Curve:
                 if n in unbuilt:
                     unbuilt.remove(n)
                     self.timed_pass(n)
-                    waits.share()
-                self.sample(n, waits)
+                self._sample(n)
                 done += 1
                 tell(done)
         for _ in range(_RETRY_ROUNDS):
             for n in implausible(self._best):
                 if perf_counter() - started > _RETRY_BUDGET * self._budget:
                     return done
-                self.sample(n, waits)
+                self._sample(n)
         return done
 
-    def sample(self, n: int, waits: _Waits) -> None:
-        """Time a pass over `n` tokens once more."""
+    def _sample(self, n: int) -> None:
+        waits = CpuWait(self._n_threads)
         took, rollback = self.timed_pass(n)
-        self._samples.setdefault(n, []).append((took, waits.share(), rollback))
+        self._samples.setdefault(n, []).append((took, waits.share() or 0.0, rollback))
 
     @property
     def _best(self) -> dict[int, float]:

@@ -25,7 +25,7 @@ from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.llama.threads import ThreadPool
 from cpuchat.speculation.depth.acceptance import DraftPlan
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Drafter, Proposal
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, UNKNOWN, Proposal
 
 _READ_ROWS: Final = MAX_DEPTH + 1
 """Tokens per batch when each needs a row of logits."""
@@ -33,7 +33,7 @@ _UNREADABLE: Final = 0
 """Replacement for tokens that only the target has."""
 
 
-class DraftModel(Drafter):
+class DraftModel:
     """Drafts with a second model.
 
     The text may be longer than the model's context, and reading all of it may cost more than it gains: the sequence
@@ -47,7 +47,6 @@ class DraftModel(Drafter):
         passes: evaluations of the model so far, each of which reads all its weights.
     """
 
-    name = "draft"
     rereads = False
     """It reads again what it has drafted and was accepted."""
 
@@ -106,10 +105,10 @@ class DraftModel(Drafter):
         self._start = max(len(self._text) - max(n, 1), 0)
 
     def propose(self, max_n: int) -> Proposal:
-        """Implement `Drafter.propose`; reads first what is unread. Raises Aborted, GenerationFailed: as
+        """Draft at most `max_n` tokens; reads first what is unread. Raises Aborted, GenerationFailed: as
         `Sequence.extend`."""
         proposal = Proposal("draft")
-        if max_n <= 0 or not self._text:
+        if max_n <= 0 or not self._text or not self._is_ready():
             return proposal
         self._synced = min(self._synced, len(self._text) - self._start - 1)  # the last token gives the logits
         self._drop_rejected(max_n)
@@ -147,6 +146,8 @@ class DraftModel(Drafter):
 
         The newest token is left for `propose`, and of a text that is longer than the context only the end is read.
         Raises Aborted, GenerationFailed: as `Sequence.extend`."""
+        if not self._is_ready():
+            return 0
         self._drop_rejected(0)
         before = self._synced
         at = self._start + before
@@ -163,6 +164,8 @@ class DraftModel(Drafter):
         token of the text has no successor yet and is left for `propose`. Raises Aborted, GenerationFailed: as
         `Sequence.extend`."""
         accepted: list[bool] = []
+        if not self._is_ready():
+            return accepted
         try:
             self._drop_rejected(0)
             n = min(n, self.n_unread - 1)
@@ -178,6 +181,10 @@ class DraftModel(Drafter):
         finally:
             self._synced = min(self._synced, len(self._sequence))
         return accepted
+
+    def _is_ready(self) -> bool:
+        """Return whether it can read and draft now."""
+        return True
 
     def _drop_rejected(self, max_n: int) -> None:
         """Roll back rejected tokens, and make room for `max_n` more."""

@@ -19,7 +19,7 @@ from cpuchat.base.errors import GenerationFailed
 from cpuchat.engine.drafting.draft_model import DraftModel
 from cpuchat.engine.llama.head_sequence import HeadSequence
 from cpuchat.engine.llama.sequence import Aborted, Sequence
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 _KEPT: Final = 512
 """Hidden states of the newest tokens that are kept: what it has not read while it was off and is further back than
@@ -121,23 +121,11 @@ class Head(DraftModel):
         """Return whether the model has evaluated nothing since its state was restored."""
         return not self._known.first < len(self._text) <= self._known.end + 1
 
-    def propose(self, max_n: int) -> Proposal:
+    def _is_ready(self) -> bool:
         if self._is_blind:
-            return Proposal("draft")
+            return False
         self._begin_behind_unknown()
-        return super().propose(max_n)
-
-    def read(self, n: int) -> int:
-        if self._is_blind:
-            return 0
-        self._begin_behind_unknown()
-        return super().read(n)
-
-    def score(self, n: int) -> list[bool]:
-        if self._is_blind:
-            return []
-        self._begin_behind_unknown()
-        return super().score(n)
+        return True
 
     def end_answer(self) -> None:
         """Read all that the model has evaluated, and drop what was not accepted: this is saved with its state."""
@@ -173,8 +161,7 @@ class Head(DraftModel):
         """Set the states of a batch of the text's tokens from position `at` on: those before them.
 
         There is none before the first token. After a state was restored, that of the newest token is not there either:
-        the next one's has to do.
-        """
+        the next one's has to do."""
         states, known = self._head.states, self._known
         missing = int(at <= known.first)
         rows = self._head.states_of(known.of(at - 1 + missing, n - missing))

@@ -25,9 +25,10 @@ from cpuchat.protocol.messages import LoadModel, Speculation
 from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.protocol.timings import SpeculationFigures
 from cpuchat.speculation.depth.controller import DepthController
-from cpuchat.speculation.drafters.cascade import Cascade, free_drafters
 from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal
 from cpuchat.speculation.drafters.ngrams import NgramIndex
+from cpuchat.speculation.drafters.scored import ScoredDrafter
+from cpuchat.speculation.drafters.suffix import SuffixDecoding
 from cpuchat.speculation.stats import PassRecord, SpeculationStats
 
 LOOKUP_SHARE: Final = 0.01
@@ -39,8 +40,8 @@ _LOOKUP_AHEAD: Final = 0.1
 class Speculator:
     """Proposes drafts for one answer after the other and learns from their acceptance.
 
-    The free drafters (suffix decoding, prompt lookup) are asked first; the draft model drafts when they have nothing
-    worth a pass. The controller decides what is.
+    Suffix decoding is asked first; the draft model drafts when it has nothing worth a pass. The controller decides what
+    is.
 
     Args:
         costs: measured; None when there was no calibration, with `uncalibrated` as the reason.
@@ -71,13 +72,12 @@ class Speculator:
         self._learned = known
         self._draft = ModelDrafting(draft, thread, self._controller) if draft is not None else None
         self._index = NgramIndex()
-        self._free = free_drafters(self._index)
         self._begin(Speculation())
 
     def _begin(self, options: Speculation) -> None:
         self._options = options
         self._model = self._draft if "draft" in options.drafters else None
-        self._cascade: Cascade | None = None
+        self._suffix: ScoredDrafter | None = None
         self._stats = SpeculationStats()
         self._n_reported = 0  # tokens of the answer that the drafters know
         self._lookup_debt = 0.0  # seconds of lookups that proposed nothing, less what may be
@@ -95,11 +95,9 @@ class Speculator:
         self._begin(options)
         if self._draft is not None:
             self._draft.follow("draft" in options.drafters)
-        named = {drafter.name: drafter for drafter in self._free}
-        free = [named[name] for name in options.drafters if name in named]
         self._controller.begin_answer(fixed=min(options.depth, self._max_depth))
         self.disabled = None
-        if self._model is None and not free:
+        if self._model is None and "suffix" not in options.drafters:
             return False
         self.disabled, plain = self._permanently_disabled, self._plain_ms
         if self.disabled is None and not options.depth and plain is not None and plain < self.min_plain_ms:
@@ -107,9 +105,9 @@ class Speculator:
         if self.disabled is not None:
             self._model = None
             return False
-        if free:
+        if "suffix" in options.drafters:
             self._index.set_text(text)
-            self._cascade = Cascade(self._index, free, self._controller.free_depth)
+            self._suffix = ScoredDrafter(self._index, SuffixDecoding(self._index), self._controller.free_depth)
         if self._model is not None:
             self._model.begin_answer(text)
         return True
@@ -128,15 +126,15 @@ class Speculator:
             return None
         start, waited = perf_counter(), self.seconds
         tokens, self._n_reported = written[self._n_reported :], len(written)
-        if self._cascade is not None:
-            self._cascade.append(tokens)
-            for drafter, buckets, accepted in self._cascade.take_scores():
-                self._controller.record_scores(drafter, buckets, accepted)
+        if self._suffix is not None:
+            self._suffix.append(tokens)
+            for buckets, accepted in self._suffix.take_scores():
+                self._controller.record_scores("suffix", buckets, accepted)
         if self._model is not None:
             self._model.append(tokens)
         room, proposal = min(room, self._max_depth), None
-        if room > 0 and self._cascade is not None:
-            proposal = self._cascade.propose(room)
+        if room > 0 and self._suffix is not None:
+            proposal = self._suffix.propose(room)
         if room > 0 and not proposal and self._model is not None:
             proposal = self._model.propose(room, fixed_depth=bool(self._options.depth))
         self._lookup_seconds = perf_counter() - start - (self.seconds - waited)
@@ -310,7 +308,7 @@ def _load_draft(
             return target.open_head(header, kind, on_progress, max(available, 0))
         verdict = check_pair(target.header, header)
         if not verdict.ok:
-            notes.append(f"No draft model: {verdict.reason} {verdict.hint}".strip())
+            notes.append(f"No draft model: {verdict.reason}")
             return None
         trained = header.n_ctx_train or target.sequence.n_ctx
         options = msgspec.structs.replace(command.options, n_ctx=min(target.sequence.n_ctx, trained), draft_path="")

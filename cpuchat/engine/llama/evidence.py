@@ -59,15 +59,13 @@ def read_evidence(model: Any, thread_ids: Sequence[int]) -> LoadEvidence:
 def scalar_types(types: Iterable[str]) -> tuple[str, ...]:
     """Return those of these quantized types whose dot product has no vector instructions in this engine."""
     features = frozenset(bindings.engine_info().features)
-    return tuple(sorted(kind for kind in types if _is_scalar(kind, features)))
-
-
-def _is_scalar(kind: str, features: frozenset[str]) -> bool:
-    """arch-fallback.h renames a generic function to the plain name where the architecture has none of its own: then
-    there is no `_generic`. The name ends in the type of the activations (type_traits_cpu in ggml-cpu.c)."""
-    names = [name for one in ("q8_0", "q8_1", "q8_K") if bindings.has_function(name := f"ggml_vec_dot_{kind}_{one}")]
-    if not names:  # not quantized
-        return False
-    if not bindings.has_function(f"{names[0]}_generic"):
-        return True
-    return "SSE3" in features and kind.upper() in support.scalar_types(Instructions(features))
+    known = support.scalar_types(Instructions(features)) if "SSE3" in features else ()
+    found: list[str] = []
+    for kind in sorted(types):
+        # The name ends in the type of the activations (type_traits_cpu in ggml-cpu.c); none: it is not quantized.
+        names = (f"ggml_vec_dot_{kind}_{one}" for one in ("q8_0", "q8_1", "q8_K"))
+        name = next(filter(bindings.has_function, names), "")
+        # arch-fallback.h renames a generic function to the plain name where the architecture has none of its own.
+        if name and (not bindings.has_function(f"{name}_generic") or kind.upper() in known):
+            found.append(kind)
+    return tuple(found)

@@ -12,7 +12,7 @@ from typing import Final
 from cpuchat.costs.products import ProductRate
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
-from cpuchat.engine.llama.threads import ThreadPool, cpu_wait_seconds, cpu_wait_share
+from cpuchat.engine.llama.threads import CpuWait, ThreadPool
 from cpuchat.hardware.memory import available_bytes
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.cpu_modules import engine_cpu
@@ -125,14 +125,14 @@ def measure(
     n_bytes = min(max(_MIN_BYTES, read_topology(allowed=pool.cpus).l3_bytes(pool.cpus)), _MAX_BYTES)
     n = len(tokens)
     found = (ctypes.c_double * (2 * n + 1))()
-    waited, begun = cpu_wait_seconds(), time.perf_counter()
+    waits = CpuWait(pool.n_active)
     failed = bindings.kernels_library.cpuchat_kernels_measure(
-        kind.encode(), ctypes.c_void_p(pool.address), pool.n_active, ctypes.c_size_t(n_bytes if seconds else 0),
+        kind.encode(), ctypes.c_void_p(pool.threads.address), pool.n_active, ctypes.c_size_t(n_bytes if seconds else 0),
         ctypes.c_double(seconds), (ctypes.c_int * n)(*tokens), n, found,
     )  # fmt: skip
     if failed:
         return None
-    share = cpu_wait_share(waited, time.perf_counter() - begun, pool.n_active)
+    share = waits.share()
     ours, theirs = (tuple(zip(map(float, tokens), rates, strict=True)) for rates in (found[:n], found[n : 2 * n]))
     return MeasuredProducts(
         cpuchat=ProductRate(kind, ours),

@@ -37,7 +37,7 @@ from cpuchat.engine.llama.evidence import read_evidence
 from cpuchat.engine.llama.head_sequence import EagleSequence, HeadSequence
 from cpuchat.engine.llama.sequence import Aborted, Sequence, detect_rollback, has_recurrent_state, request_rollback
 from cpuchat.engine.llama.threads import ThreadPool
-from cpuchat.engine.llama.vocab import Vocab, special_types, spm_coverage
+from cpuchat.engine.llama.vocab import Vocab, check_bytes, special_types
 from cpuchat.hardware.memory import available_within
 from cpuchat.hardware.numa.mempolicy import allowed_nodes, current, in_effect
 from cpuchat.hardware.numa.residency import missing_ranges, prepare_file, reader_cpus
@@ -56,9 +56,6 @@ from cpuchat.speculation.drafters.drafter import MAX_DEPTH
 
 N_OUTPUTS_MAX: Final = MAX_DEPTH + 1
 """Rows of logits per batch: enough for the longest verify pass. Each costs 4 * n_vocab bytes."""
-
-_MAX_CTX = 1 << 24
-_MAX_BATCH = 1 << 16
 
 _CACHE_TYPES: Final[dict[str, int]] = {
     "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20,
@@ -117,26 +114,9 @@ def plan_load(header: GGUFHeader, options: LoadOptions, available: int, n_output
 
 
 def check_options(header: GGUFHeader, options: LoadOptions) -> None:
-    """Raise UsageError for a number out of range, and for a KV cache type that this model or the flash attention
-    setting forbids."""
-    for name, value, minimum, maximum, hint in (
-        ("The context size", options.n_ctx or MIN_CTX, MIN_CTX, _MAX_CTX, "Use 0 to choose it automatically."),
-        ("The batch size", options.n_batch, 1, _MAX_BATCH, ""),
-        ("The physical batch size (ubatch)", options.n_ubatch, 1, _MAX_BATCH, ""),
-        ("poll", options.poll, 0, 100, ""),
-    ):
-        if not minimum <= value <= maximum:
-            raise UsageError(f"{name} must be between {minimum} and {maximum}, not {value}.", hint)
-    if options.n_ubatch > options.n_batch:
-        raise UsageError(
-            f"The physical batch size (ubatch) {options.n_ubatch} is larger than the batch size {options.n_batch}.",
-            "Use at most the batch size.",
-        )
-    for name, wanted in (("K", options.type_k), ("V", options.type_v)):
-        if wanted not in _CACHE_TYPES:
-            raise UsageError(f"Unknown {name} cache type {wanted}.", f"Choose one of {', '.join(_CACHE_TYPES)}.")
-    if options.flash_attn not in _FLASH:
-        raise UsageError(f"Unknown flash attention mode {options.flash_attn}.", f"Choose one of {', '.join(_FLASH)}.")
+    """Raise UsageError for options that this model or other ones forbid; each by itself is checked as it is decoded."""
+    if 0 < options.n_ctx < MIN_CTX:
+        raise UsageError(f"The context size must be {MIN_CTX} or more.", "Use 0 to choose it automatically.")
     block_v = bindings.blck_size(_CACHE_TYPES[options.type_v])
     if block_v > 1 and options.flash_attn == "off":
         raise UsageError(
@@ -306,12 +286,12 @@ class Model:
                 model._notes += bring_in(header, cpus, on_progress, abort)
             with ThreadPoolExecutor(1) as beside:  # llama.cpp loads on this thread, which leaves a core
                 facts = beside.submit(
-                    lambda: (spm_coverage(header), special_types(header), file_fingerprint(header.path))
+                    lambda: (check_bytes(header), special_types(header), file_fingerprint(header.path))
                 )
                 kernels.prepare(roams or cpus, len(cpus), options.load_mode == "mmap" and not options.mlock)
                 model._model = model._load_file(header, on_progress)
-            coverage, types, fingerprint = facts.result()
-            model.vocab = Vocab(model._model, visible_markers, coverage, types)
+            _, types, fingerprint = facts.result()
+            model.vocab = Vocab(model._model, visible_markers, types)
             model._make_context(threads, roams, on_progress)
             model._describe(fingerprint, 1e3 * (perf_counter() - started))
         except Aborted:
@@ -400,12 +380,8 @@ class Model:
         self, header: GGUFHeader, kind: HeadKind, on_progress: Progress, available: int | None = None
     ) -> LoadedHead:
         """Return a draft head with a context of its own on the same threads: that of the model itself, which was loaded
-        with it, or the one in the file of `header`. Free it before this model. `available` as of `load`.
-
-        Raises:
-            Interrupted: `abort` was set.
-            ModelNotFound, ModelDamaged, DoesNotFit, GenerationFailed: as `load`.
-        """
+        with it, or the one in the file of `header`. Free it before this model. `available` as of `load`. Raises
+        Interrupted: `abort` was set; ModelNotFound, ModelDamaged, DoesNotFit, GenerationFailed: as `load`."""
         is_own, own = same_file(str(header.path), self.header.path), None
         need = draft_memory(header, self.options, self.sequence.n_ctx, own=is_own)
         check_fit(need, available_for_model() if available is None else available)
@@ -503,8 +479,6 @@ class Model:
         notes = list(self._notes)
         if not header.chat_template:
             notes.append("No chat template: this may be a base model that continues text instead of answering.")
-        if not self.vocab.has_tokenizer:
-            notes.append("This model has no tokenizer: it reads and writes token IDs, not text.")
         if self.options.kernels == "auto" and (refusal := kernels.refusal()):
             notes.append(refusal)
         if self.sequence.rollback.note:
@@ -532,7 +506,7 @@ class Model:
             fingerprint=fingerprint,
             work=model_work(header, self.options, alike=ALIKE),
             notes=tuple(notes),
-            evidence=read_evidence(self._model, self.pool.thread_ids),
+            evidence=read_evidence(self._model, self.pool.threads.ids),
         )
 
     @property

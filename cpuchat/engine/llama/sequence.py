@@ -121,12 +121,6 @@ class NoRollback(Rollback):
     def __init__(self, kv_cache: Any) -> None:
         super().__init__(kv_cache, 0)
 
-    def checkpoint(self) -> None:
-        raise ValueError("this context cannot roll back")
-
-    def roll_back_to(self, n: int, n_checkpoint: int, passes: int) -> int | None:
-        return None
-
 
 def has_recurrent_state(model: Any) -> bool:
     """Return whether the llama_model has a recurrent state, alone or beside attention."""
@@ -345,8 +339,7 @@ class Sequence:
         return min(self.rollback.max_draft, self.n_ubatch - 1)
 
     def checkpoint(self) -> None:
-        """Mark the point that `roll_back_to` may return to. Costs next to nothing. Raises ValueError: this context
-        cannot roll back (`max_draft` is 0)."""
+        """Mark the point that `roll_back_to` may return to. Costs next to nothing."""
         self.rollback.checkpoint()
         self._n_checkpoint, self._passes = len(self.tokens), 0
 

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from cpuchat.base.errors import GenerationFailed
@@ -36,23 +37,29 @@ _TASKS: Final = Path("/proc/self/task")
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
 
 
-def cpu_wait_seconds() -> float | None:
-    """Return how long all threads of this process have waited for a core while ready to run; None where the kernel does
-    not tell."""
-    times = dict(_thread_times(_thread_ids()))
-    return 1e-9 * sum(waited for _, waited in times.values()) if times else None
+class CpuWait:
+    """Tells for which share of the time since it was made `n_threads` threads waited for a core that another program
+    had."""
+
+    def __init__(self, n_threads: int) -> None:
+        self._n_threads = n_threads
+        self._before, self._start = self._waited(), perf_counter()
+
+    def share(self) -> float | None:
+        """Return the share; None where the kernel does not tell."""
+        after, seconds = self._waited(), perf_counter() - self._start
+        if self._before is None or after is None or seconds <= 0:
+            return None
+        return max(0.0, after - self._before) / (seconds * self._n_threads)
+
+    @staticmethod
+    def _waited() -> float | None:
+        """Return the seconds that all threads of this process have waited for a core while ready to run."""
+        times = dict(_thread_times(_thread_ids()))
+        return 1e-9 * sum(waited for _, waited in times.values()) if times else None
 
 
-def cpu_wait_share(before: float | None, seconds: float, n_threads: int) -> float | None:
-    """Return the share of the last `seconds` for which `n_threads` threads waited, since `cpu_wait_seconds` was
-    `before`; None where that is not known."""
-    after = cpu_wait_seconds()
-    if before is None or after is None or seconds <= 0:
-        return None
-    return max(0.0, after - before) / (seconds * n_threads)
-
-
-class _Threads(NamedTuple):
+class PoolThreads(NamedTuple):
     """A ggml_threadpool, and the kernel's IDs of its threads, the caller's first."""
 
     address: int
@@ -74,6 +81,7 @@ class ThreadPool:
     Attributes:
         n_threads: threads while nothing keeps them from computing.
         n_active: threads that compute now; the results are the same but for rounding.
+        threads: those that compute now.
         note: why they are fewer, in one line; set whenever they are found to be.
     """
 
@@ -91,24 +99,14 @@ class ThreadPool:
         if threading.get_native_id() == os.getpid():
             ThreadPool.watches = False
         self._known = self._allowed()
-        self._pools: dict[int, _Threads] = {}
+        self._pools: dict[int, PoolThreads] = {}
         self._masks: tuple[frozenset[int], ...] = ()
         self._next_look = self._retry = 0.0
         self._looks = self._left = 0
         self._quota: float | None = None
         self._times: dict[int, tuple[int, int]] = {}
-        self._threads = self._start(len(cpus))
+        self.threads = self._start(len(cpus))
         self.look(0.0)
-
-    @property
-    def thread_ids(self) -> tuple[int, ...]:
-        """Return the kernel's IDs of the threads that compute now, the caller's first."""
-        return self._threads.ids
-
-    @property
-    def address(self) -> int:
-        """Return that of the ggml_threadpool of the threads that compute now."""
-        return self._threads.address
 
     def attach(self, sequence: Any) -> None:
         """Let `sequence` compute on this pool from now on. Pins the caller, which must have created it, to its CPU."""
@@ -117,9 +115,9 @@ class ThreadPool:
         self._pin()
 
     def _attach(self, sequence: Any) -> None:
-        bindings.attach_threadpool(sequence.context, self._threads.address, None)
+        bindings.attach_threadpool(sequence.context, self.threads.address, None)
         llama.llama_set_n_threads(sequence.context, self.n_active, self.n_active)
-        sequence.attached = self._threads.address
+        sequence.attached = self.threads.address
 
     def begin_answer(self, now: float) -> None:
         """Forget the note of the last answer, and look at the CPUs."""
@@ -130,7 +128,7 @@ class ThreadPool:
         """Let as many threads compute the next pass of an attached `sequence` as the CPUs allow."""
         if now >= self._next_look:
             self.look(now)
-        if sequence.attached != self._threads.address:
+        if sequence.attached != self.threads.address:
             self._attach(sequence)
 
     def look(self, now: float) -> None:
@@ -154,8 +152,8 @@ class ThreadPool:
         if max_threads < self.n_threads:
             self.note = f"{self.n_threads} → {plural(max_threads, 'thread')}: {why}"
         if max_threads != self.n_active:
-            self.n_active, self._threads = max_threads, self._pools.get(max_threads) or self._start(max_threads)
-            self._times = dict(_thread_times(self._threads.ids))
+            self.n_active, self.threads = max_threads, self._pools.get(max_threads) or self._start(max_threads)
+            self._times = dict(_thread_times(self.threads.ids))
         is_pinned = max_threads == self.n_threads and not self._roams and home <= allowed
         # The caller has the last CPU, as ggml would place it.
         own = (self.cpus[-1], *self.cpus[:-1])
@@ -168,7 +166,7 @@ class ThreadPool:
         """Return how many cores to leave to other programs.
 
         One of them on a core slows all threads down to half, so leaving up to half of the cores to them is no loss."""
-        before, self._times = self._times, dict(_thread_times(self._threads.ids))
+        before, self._times = self._times, dict(_thread_times(self.threads.ids))
         waits: list[float] = []  # share of its time that each thread waited for a CPU since the last call
         for thread, (ran, waited) in self._times.items():
             ran_before, waited_before = before.get(thread, (ran, waited))
@@ -192,7 +190,7 @@ class ThreadPool:
             return {*self.cpus, *self._roams}
         return os.sched_getaffinity(os.getpid())
 
-    def _start(self, n: int) -> _Threads:
+    def _start(self, n: int) -> PoolThreads:
         """Start a pool of `n` threads: in a larger one, those without work would spin. Raises GenerationFailed."""
         params = bindings.threadpool_params_default(n)
         params.poll = self._poll
@@ -201,7 +199,7 @@ class ThreadPool:
         if not address:
             raise GenerationFailed(f"Cannot start {n} compute threads.", "Use fewer threads.")
         new = sorted(_thread_ids() - before)[: n - 1]
-        threads = self._pools[n] = _Threads(address, (threading.get_native_id(), *new))
+        threads = self._pools[n] = PoolThreads(address, (threading.get_native_id(), *new))
         # A thread that wakes at a barrier is to preempt other programs while they have had more than their share: it
         # asks for short slices of the same share (sched_setattr(2), since Linux 6.12; before, nothing happens).
         for thread in threads.ids if sys.platform == "linux" and _SCHED_SETATTR is not None else ():
@@ -213,7 +211,7 @@ class ThreadPool:
         return threads
 
     def _pin(self) -> None:
-        for thread, mask in zip(self._threads.ids, self._masks, strict=False):
+        for thread, mask in zip(self.threads.ids, self._masks, strict=False):
             with contextlib.suppress(OSError):  # the CPUs have changed since: the next look sees it
                 os.sched_setaffinity(thread, mask)
 

@@ -7,10 +7,6 @@ write as JSON, but neither find nor build a control token in it. The prompt is t
 (llama_vocab::impl::tokenizer_st_partition), except for control texts with a marked character (`ControlText.split`).
 
 Text without a mark is tokenized by one call of llama.cpp for each block (`ControlText.blocks`).
-
-Some SentencePiece vocabularies do not cover all characters (`SpmCoverage`): llama.cpp tokenizes a character that is no
-token byte by byte, and ends the process where there is no token for a byte (llama_vocab::byte_to_token throws, and
-nothing catches it). SentencePiece itself uses its unknown token.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ import ctypes
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
@@ -27,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from cpuchat.base.errors import GenerationFailed
+from cpuchat.base.errors import GenerationFailed, ModelUnsupported
 from cpuchat.engine.llama.bindings import llama
 from cpuchat.models.gguf.header import GGUFHeader, vocabulary
 from cpuchat.models.gguf.parse import LazyArray
@@ -214,59 +209,18 @@ def _pieces(text: bytes, offset: int, cuts: list[int]) -> Iterator[bytes]:
         yield text[at:]
 
 
-_SPACE = "▁"
-_LONGEST = 6  # bytes of "<0x0A>"; a character has 4 at most
-
-
-@dataclass(frozen=True)
-class SpmCoverage:
-    """The characters that a vocabulary covers.
-
-    Attributes:
-        words: tokens that are one character.
-        missing: bytes without a token.
-        markers: tokens that are matched as a whole.
-        controls: those of them that are matched only where control tokens are parsed.
-        spaced: a space is prepended to the rest.
-    """
-
-    words: frozenset[bytes]
-    missing: frozenset[int]
-    markers: tuple[bytes, ...]
-    controls: frozenset[bytes]
-    spaced: bool
-
-    def unknown(self, text: bytes, *, with_controls: bool = True) -> str:
-        """Return a character of `text` that is not covered; "" if there is none."""
-        for marker in self.markers:
-            if with_controls or marker not in self.controls:
-                text = text.replace(marker, b"")
-        if text and self.spaced:
-            text = b" " + text
-        for character in sorted(set(text.decode("utf-8", "replace").replace(" ", _SPACE))):
-            encoded = character.encode()
-            if encoded not in self.words and not self.missing.isdisjoint(encoded):
-                return character
-        return ""
-
-
-def spm_coverage(header: GGUFHeader) -> SpmCoverage | None:
-    """Return the coverage of a model's vocabulary; None if it covers everything."""
+def check_bytes(header: GGUFHeader) -> None:
+    """Refuse a SentencePiece vocabulary without a token for each byte: at the first character that is no token either,
+    llama.cpp ends the process (llama_vocab::byte_to_token throws, and nothing catches it). Raises ModelUnsupported."""
     found = vocabulary(header)
-    if found.kind != "SPM" or found.tokens is None:
-        return None
-    words = frozenset(word for word in found.tokens.raw_strings() if len(word) <= _LONGEST)
-    missing = frozenset(b for b in range(256) if b"<0x%02X>" % b not in words and bytes([b]) not in words)
-    if not missing:
-        return None
-    types = special_types(header)
-    kind_of = {word: types[token] for token, word in enumerate(found.tokens.raw_strings()) if token in types and word}
-    controls = frozenset(word for word, kind in kind_of.items() if kind != _TYPE_USER_DEFINED)
-    spaced = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
-    return SpmCoverage(words, missing, tuple(sorted(kind_of, key=len, reverse=True)), controls, spaced)
+    if found.kind == "SPM" and found.tokens is not None:
+        words = frozenset(word for word in found.tokens.raw_strings() if len(word) <= len("<0x00>"))
+        if any(b"<0x%02X>" % b not in words and bytes([b]) not in words for b in range(256)):
+            raise ModelUnsupported(
+                f"{header.path.name} cannot run here: its vocabulary cannot write every text.", "Choose another model."
+            )
 
 
-_VOCAB_TYPE_NONE = 0
 _Marked = TypeVar("_Marked", Message, Tool, ToolCall)
 Check = Callable[[int, int], None]
 
@@ -274,11 +228,8 @@ Check = Callable[[int, int], None]
 class Vocab:
     """The vocabulary of a loaded model; valid as long as the model is.
 
-    A model without a tokenizer (some synthetic ones) gets a stand-in: one token for each byte, numbers as text.
-
     Args:
         visible_markers: control tokens that are shown as text, such as `<think>`.
-        spm_coverage: what can be tokenized, when that is not everything.
         special_types: see `special_types`.
 
     Attributes:
@@ -290,21 +241,18 @@ class Vocab:
         self,
         model: Any,
         visible_markers: tuple[str, ...] = (),
-        spm_coverage: SpmCoverage | None = None,
         special_types: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.handle = llama.llama_model_get_vocab(model)
         self.n_tokens = int(llama.llama_vocab_n_tokens(self.handle))
-        self.has_tokenizer = llama.llama_vocab_type(self.handle) != _VOCAB_TYPE_NONE
         self._visible: dict[int, bytes] = {}
         self._raw: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
-        self.bos = int(llama.llama_vocab_bos(self.handle)) if self.has_tokenizer else -1
-        self.eos = int(llama.llama_vocab_eos(self.handle)) if self.has_tokenizer else -1
+        self.bos = int(llama.llama_vocab_bos(self.handle))
+        self.eos = int(llama.llama_vocab_eos(self.handle))
         self.bos_text = self._text(self.bos)
         self.eos_text = self._text(self.eos)
-        self._adds_eos = self.has_tokenizer and bool(llama.llama_vocab_get_add_eos(self.handle))
-        self._coverage = spm_coverage
+        self._adds_eos = bool(llama.llama_vocab_get_add_eos(self.handle))
         self._control_text = ControlText(())  # of a name there is one block
         for marker in visible_markers:
             token = self._token_of(marker)
@@ -312,10 +260,9 @@ class Vocab:
                 self._visible[token] = self.raw_piece(token)
         self.markers = frozenset(self._visible)
         self._special: list[SpecialToken] = []
-        names = CONTROL_NAMES if self.has_tokenizer else ()
-        by_name = {token: 0 for name in names if (token := self._token_of(name)) is not None}
+        by_name = {token: 0 for name in CONTROL_NAMES if (token := self._token_of(name)) is not None}
         for token, kind in (by_name | dict(special_types)).items():
-            if self.has_tokenizer and token < self.n_tokens:
+            if token < self.n_tokens:
                 text = llama.llama_vocab_get_text(self.handle, token) or b""
                 one = SpecialToken.of(token, text, llama.llama_vocab_get_attr(self.handle, token), kind)
                 self._special += (one,) if one else ()
@@ -338,9 +285,7 @@ class Vocab:
         return found
 
     def _token_of(self, text: str) -> int | None:
-        """Return the token that `text` is; None if it is several, or not tokenizable."""
-        if self._coverage is not None and self._coverage.unknown(text.encode()):
-            return None
+        """Return the token that `text` is; None if it is several."""
         tokens = self.tokenize(text.encode(), add_special=False)
         return tokens[0] if len(tokens) == 1 else None
 
@@ -375,10 +320,7 @@ class Vocab:
     def tokenize(self, text: bytes, *, add_special: bool, check: Check = lambda n_tokens, n_bytes: None) -> list[int]:
         """Return token ids; markers such as `<|im_end|>` become control tokens, except in marked content.
         `add_special`: prepends the model's begin token if it wants one. An end token is never appended. `check`: called
-        after each block with the tokens and bytes so far; what it raises ends the call. Raises GenerationFailed: the
-        vocabulary does not cover the text."""
-        if not self.has_tokenizer:
-            return [b % self.n_tokens for b in text.replace(MARK_BYTES, b"")]
+        after each block with the tokens and bytes so far; what it raises ends the call."""
         tokens: list[int] = []
         at = 0
         for block in self._control_text.blocks(text):
@@ -391,11 +333,6 @@ class Vocab:
         return tokens
 
     def _tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        if self._coverage is not None and (unknown := self._coverage.unknown(text, with_controls=parse_special)):
-            raise GenerationFailed(
-                f"This model's vocabulary has no token for {unknown!r}.",
-                "Remove that character, or choose another model.",
-            )
         room = len(text) + 8
         while True:
             out = (ctypes.c_int32 * room)()
@@ -437,8 +374,6 @@ class Vocab:
         return piece
 
     def _piece(self, token: int, *, special: bool) -> bytes:
-        if not self.has_tokenizer:
-            return b" %d" % token
         buffer = ctypes.create_string_buffer(256)  # of this call: the output thread asks, too
         n = llama.llama_token_to_piece(self.handle, token, buffer, len(buffer), 0, special)
         if n < 0:
@@ -453,7 +388,7 @@ class Vocab:
 
     def is_eog(self, token: int) -> bool:
         if (ends := self._eog.get(token)) is None:
-            ends = self._eog[token] = self.has_tokenizer and bool(llama.llama_vocab_is_eog(self.handle, token))
+            ends = self._eog[token] = bool(llama.llama_vocab_is_eog(self.handle, token))
         return ends
 
 

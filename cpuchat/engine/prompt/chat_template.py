@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from cpuchat.base.errors import TemplateError
+from cpuchat.base.text import clean_line
 from cpuchat.engine.prompt.turns import TurnFitter
 from cpuchat.protocol.messages import EFFORTS, Message, Tool
 from cpuchat.tools.call_format import GENERIC, CallFormat, as_text
@@ -61,7 +62,7 @@ class TemplateHelper:
             reply = self._ask(variables)
         if "error" in reply:
             verb = "rejected the conversation" if reply["raised"] else "failed"
-            raise TemplateRejection(f"The model's chat template {verb}: {_one_line(reply['error'])}.", _HINT)
+            raise TemplateRejection(f"The model's chat template {verb}: {reply['error']}.", _HINT)
         return reply["text"]
 
     def _ask(self, variables: dict[str, Any] | None) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class TemplateHelper:
                 reply = _exchange(process, self.source)
                 if "error" in reply:
                     self._end()
-                    raise TemplateError(f"The model's chat template is invalid: {_one_line(reply['error'])}.", _HINT)
+                    raise TemplateError(f"The model's chat template is invalid: {reply['error']}.", _HINT)
                 self._is_compiled = True
             return {} if variables is None else _exchange(process, variables)
         except (EOFError, OSError, ValueError):
@@ -138,12 +139,9 @@ def _exchange(process: subprocess.Popen[bytes], message: Any) -> dict[str, Any]:
     reply = json.loads(line)
     if not isinstance(reply, dict) or not isinstance(reply.get("error", reply.get("text")), str):
         raise ValueError("the reply has neither text nor error")
+    if "error" in reply:
+        reply["error"] = clean_line(reply["error"]).rstrip(".")
     return {"raised": False, **reply}
-
-
-def _one_line(text: str) -> str:
-    """Return the text on one line, without control characters and without a final full stop."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split()).rstrip(".")
 
 
 PLAIN_STOPS = ("\nUser:", "\nAssistant:", "\nSystem:")

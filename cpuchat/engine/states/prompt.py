@@ -139,18 +139,6 @@ class TokenHistory(msgspec.Struct):
     def copy(self) -> TokenHistory:
         return TokenHistory(self.text, list(self.tokens), list(self.cut_bytes), list(self.cut_tokens))
 
-    def check(self) -> None:
-        """Check the invariants. Raises ValueError when they do not hold, as after a damaged file was read."""
-        if not (
-            len(self.cut_bytes) == len(self.cut_tokens)
-            and self.cut_bytes[:1] == [0] == self.cut_tokens[:1]
-            and self.cut_bytes == sorted(self.cut_bytes)
-            and self.cut_tokens == sorted(self.cut_tokens)
-            and self.cut_bytes[-1] <= len(self.text)
-            and self.cut_tokens[-1] <= len(self.tokens)
-        ):
-            raise ValueError("cuts do not match the text")
-
     def _cut(self, text: bytes) -> int:
         """Return the index of the last cut inside the common prefix with `text`."""
         return bisect_right(self.cut_bytes, common_prefix(self.text, text)) - 1

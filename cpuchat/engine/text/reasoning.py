@@ -1,6 +1,7 @@
 """Separates a model's reasoning from its answer while it streams, and finds stop strings in it.
 
-Markers of the formats in use (sources: the templates in llama.cpp's models/templates and the vendors' model cards):
+The markers of the formats in use are in reasoning_formats.json (sources: the templates in llama.cpp's models/templates
+and the vendors' model cards):
 `<think>` (DeepSeek, Qwen, GLM, ...), `[THINK]` (Magistral, Ministral), `<seed:think>` (Seed-OSS),
 `<mm:think>` (MiniMax M3), `◁think▷` (Kimi-VL, Kimi-Dev), `<|START_THINKING|>` (Command), `<|channel>thought`
 (Gemma 4), harmony channels (gpt-oss), `to=self` (Muse Glimmer), `<|think|>` (Solar Open), `<|inner_prefix|>`
@@ -20,8 +21,11 @@ What counts as a marker, so that text about markers stays text:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
+
+from cpuchat.base.decoding import prepared
 from cpuchat.protocol.messages import Channel
 
 
@@ -67,68 +71,23 @@ class StopMatcher:
         return rest
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to mark reasoning.
 
     `reopening` leads from the answer back to a place where an opening marker may stand. `hint`: the markers are
     ordinary prose, so they count only for a model whose chat template contains this text, or when the prompt ends with
     an opening."""
 
-    openings: tuple[str, ...]
-    closings: tuple[str, ...]
+    openings: tuple[str, ...] = ()
+    closings: tuple[str, ...] = ()
     before_answer: tuple[str, ...] = ()
     after_answer: tuple[str, ...] = ()
     reopening: tuple[str, ...] = ()
     hint: str = ""
 
 
-def _tags(name: str) -> Format:
-    return Format((f"<{name}>",), (f"</{name}>",))
-
-
-FORMATS: tuple[Format, ...] = (
-    *(_tags(name) for name in ("think", "thinking", "thought", "reasoning", "reason", "seed:think", "mm:think")),
-    _tags("think:opensource"),
-    Format(("[THINK]",), ("[/THINK]",)),
-    Format(("◁think▷",), ("◁/think▷",)),
-    Format(
-        ("<|START_THINKING|>",),
-        ("<|END_THINKING|>",),
-        ("<|START_RESPONSE|>", "<|START_TEXT|>"),
-        ("<|END_RESPONSE|>", "<|END_TEXT|>"),
-    ),
-    Format(("<|begin_of_thought|>",), ("<|end_of_thought|>",), ("<|begin_of_solution|>",), ("<|end_of_solution|>",)),
-    Format(("<|channel>thought",), ("<channel|>",)),
-    Format(("<|inner_prefix|>",), ("<|inner_suffix|>",)),
-    Format(("<|think|>",), ("<|end|>",), ("<|begin|>assistant", "<|content|>"), ("<|end|>",)),
-    Format(
-        ("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
-        ("<|end|>",),
-        ("<|start|>assistant", "<|channel|>final<|message|>"),
-        ("<|return|>", "<|end|>"),
-        ("<|end|><|start|>assistant",),
-    ),
-    Format(
-        ("to=self<|message|>",),
-        ("<|eom|>",),
-        ("<|start|>assistant", "to=user<|message|>"),
-        ("<|eot|>", "<|eom|>"),
-        ("<|eom|><|start|>assistant",),
-    ),
-    Format(
-        ("<|open|>think<|sep|>",),
-        ("<|close|>think<|sep|>", "<|open|>response<|sep|>"),
-        ("<|open|>response<|sep|>",),
-        ("<|close|>response<|sep|>", "<|close|>message<|sep|>"),
-    ),
-    Format(
-        ("Here are my reasoning steps:",),
-        ("[BEGIN FINAL RESPONSE]",),
-        after_answer=("[END FINAL RESPONSE]",),
-        hint="[BEGIN FINAL RESPONSE]",
-    ),
-    Format((), (), ("all\n", ">>>all\n"), hint=">>>all"),
+FORMATS = msgspec.json.decode(
+    Path(__file__).with_name("reasoning_formats.json").read_bytes(), type=prepared(tuple[Format, ...])
 )
 
 _CONTROL = re.compile(r"<\|?/?[\w:]+\|?>|\[/?[A-Z ]+\]|◁/?think▷")

@@ -141,14 +141,10 @@ def transfer(
 ) -> None:
     """Append what is missing of `file` to `part`, in one request.
 
-    Every piece is written as it arrives, so killing this process loses only what was still in the network.
-    `on_written` gets the size of the partial file after each.
-
-    Raises:
-        BrokenResponse, TooSlow, httpx.HTTPError: the transfer did not finish; the partial file has what arrived.
-        HubError: a forbidden redirect, or a compressed response.
-        OSError: the partial file could not be written.
-    """
+    Every piece is written as it arrives, so killing this process loses only what was still in the network. `on_written`
+    gets the size of the partial file after each. Raises BrokenResponse, TooSlow, httpx.HTTPError: the transfer did not
+    finish; the partial file has what arrived; HubError: a forbidden redirect, or a compressed response; OSError: the
+    partial file could not be written."""
     part.parent.mkdir(parents=True, exist_ok=True)
     size = size_of(part)
     if size > file.size:  # not one of ours
@@ -172,17 +168,16 @@ def _pieces(repo: str, revision: str, file: HubFile, offset: int, idle_timeout: 
 
     Each attempt starts at the hub: signed links of the servers that it redirects to expire. httpx passes the
     Authorization header on only within the host and port that it was meant for. Raises BrokenResponse: a web page;
-    WrongResponse: not this file, or not the requested range.
-    """
-    from cpuchat.models.hub.http import ResponseLimits
+    WrongResponse: not this file, or not the requested range."""
+    from cpuchat.models.hub.http import LIMITS, ResponseLimits
 
     missing = file.size - offset
     if missing == 0:
         return
     url = f"{endpoint()}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
     sent = {**headers(), "range": f"bytes={offset}-"}
-    bounds = ResponseLimits(max_bytes=None, idle_timeout=idle_timeout, seconds=inf)
-    with _client().stream("GET", url, headers=sent, extensions=bounds.extensions()) as response:
+    bounds = {LIMITS: ResponseLimits(max_bytes=None, idle_timeout=idle_timeout, seconds=inf)}
+    with _client().stream("GET", url, headers=sent, extensions=bounds) as response:
         elsewhere = bool(response.history) and response.url.netloc != response.history[0].url.netloc
         if elsewhere and response.status_code in _REFUSED:
             raise WrongResponse(f"The download server of {host()} returned status {response.status_code}.")

@@ -21,7 +21,7 @@ from cpuchat.base.paths import shown
 from cpuchat.models.downloads.state import DownloadProgress
 from cpuchat.models.fit import gigabytes
 from cpuchat.models.hub.errors import is_set
-from cpuchat.models.hub.repository import HubFile, checked_etag
+from cpuchat.models.hub.repository import HubFile
 from cpuchat.models.library.places import INCOMPLETE, repo_folder
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -76,17 +76,13 @@ def size_of(path: Path) -> int:
 
 
 def bytes_here(cache: Path, repo: str, files: Iterable[HubFile]) -> int:
-    """Return how many bytes of these files are on the disk, finished or not. Raises HubError as `CachedFile`."""
+    """Return how many bytes of these files are on the disk, finished or not."""
     return sum(CachedFile(cache, repo, file).here for file in files)
 
 
 @dataclass(frozen=True)
 class CachedFile:
-    """A file of a repository in the cache.
-
-    Raises:
-        HubError: by every use: the etag that the hub announced is not a hash, so it must not become a file name.
-    """
+    """A file of a repository in the cache, which has passed `check_names`: its hash becomes a file name."""
 
     cache: Path
     repo: str
@@ -99,7 +95,7 @@ class CachedFile:
     @property
     def blob(self) -> Path:
         """Return where the whole content belongs."""
-        return repo_folder(self.cache, self.repo) / "blobs" / checked_etag(self.file.etag)
+        return repo_folder(self.cache, self.repo) / "blobs" / self.file.etag
 
     @property
     def part(self) -> Path:
@@ -161,11 +157,7 @@ class CachedFile:
 
         As huggingface_hub does it: a relative link to the blob. Where links are impossible (FAT, some network file
         systems) or `HF_HUB_DISABLE_SYMLINKS` is set, the blob itself is moved there, or copied if other snapshots link
-        to it.
-
-        Raises:
-            OSError: that failed; the content stays.
-        """
+        to it. Raises OSError: that failed; the content stays."""
         named = self.snapshots / revision / self.file.path
         if named.exists() and named.samefile(content):
             return named
@@ -213,8 +205,7 @@ def discard(cache: Path, repo: str, files: Iterable[HubFile]) -> None:
     """Delete what there is of a model that was never complete: partial files, and files that are finished.
 
     What another program is downloading stays, and so does content that has other names in the cache, and all of a model
-    that was complete before it was requested again.
-    """
+    that was complete before it was requested again."""
     links = {file: file.links() for file in (CachedFile(cache, repo, file) for file in files)}
     is_complete = all(links.values())
     for file, names in links.items():

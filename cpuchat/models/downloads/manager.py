@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,7 @@ from cpuchat.base.errors import DownloadFailed, HubError, UsageError
 from cpuchat.base.files import JsonCache
 from cpuchat.base.processes import python_command
 from cpuchat.models.downloads.hf_cache import bytes_here, discard
-from cpuchat.models.downloads.state import RUNNING, Download, Order, RetryPolicy, TransferRate
+from cpuchat.models.downloads.state import RUNNING, Download, Order, RetryPolicy
 from cpuchat.models.hub.repository import RepoModel, check_names
 from cpuchat.models.library.places import hub_cache
 
@@ -33,75 +34,16 @@ _MAX_LOG = 1 << 20
 _ENVIRONMENT = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
-class DownloadProcess:
-    """A running download process; created by `start`. Use from one event loop."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    @classmethod
-    async def start(cls, download: Download) -> DownloadProcess:
-        """Start the process. Raises OSError."""
-        file = log_file()
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if file.exists() and file.stat().st_size > _MAX_LOG:
-                file.unlink()
-            log = file.open("ab")
-        except OSError:  # a cache folder that cannot be written does not prevent downloads
-            log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
-        with log:
-            process = await asyncio.create_subprocess_exec(
-                *python_command("-m", "cpuchat.models.downloads.child"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **_ENVIRONMENT},
-                start_new_session=True,  # Ctrl+C in the terminal is for the parent, which stops it in order
-                limit=1 << 20,
-            )
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(download) + b"\n")
-        return cls(process)
-
-    async def reports(self, silence: float) -> AsyncIterator[Download | None]:
-        """Yield its reports until it is gone; None whenever there was none for `silence` seconds."""
-        stream = self._process.stdout
-        assert stream is not None
-        while True:
-            try:
-                async with asyncio.timeout(silence):
-                    line = await stream.readline()
-            except TimeoutError:
-                yield None
-                continue
-            if not line:
-                break
-            with contextlib.suppress(msgspec.DecodeError):  # the last line of a killed process
-                yield msgspec.json.decode(line, type=prepared(Download))
-        await self._process.wait()
-
-    def terminate(self) -> None:
-        """Send SIGTERM, and SIGKILL after a few seconds."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-
-        def kill() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                if self._process.returncode is None:
-                    self._process.kill()
-
-        asyncio.get_running_loop().call_later(_STOP_SECONDS, kill)
+_WINDOW = 8.0
+"""Seconds of which the speed is the mean."""
+_TICK = 1.0
+"""Seconds without a report after which speed and time left are updated."""
+_NO_ERROR = {"code": "", "message": "", "hint": ""}
 
 
 def log_file() -> Path:
     """Return where unexpected errors of all downloads are logged."""
     return paths.log_dir() / "downloads.log"
-
-
-_TICK = 1.0
-"""Seconds without a report after which speed and time left are updated."""
-_NO_ERROR = {"code": "", "message": "", "hint": ""}
 
 
 class _Entry:
@@ -112,16 +54,67 @@ class _Entry:
         self.wanted: Literal["run", "pause", "cancel", "close"] = "run"
         self.discard = False
         self.stopping = False
-        self.rate = TransferRate()
+        self.readings: deque[tuple[float, int]] = deque()  # when how much was done, over the last seconds
         self.task: asyncio.Task[None] | None = None
-        self.process: DownloadProcess | None = None
+        self.process: asyncio.subprocess.Process | None = None
         self.settled = asyncio.Event()
 
+    async def start(self, order: Order) -> None:
+        """Start the process. Raises OSError."""
+        file = log_file()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if file.exists() and file.stat().st_size > _MAX_LOG:
+                file.unlink()
+            log = file.open("ab")
+        except OSError:  # a cache folder that cannot be written does not prevent downloads
+            log = Path(os.devnull).open("wb")  # noqa: SIM115 - closed below
+        with log:
+            self.process = await asyncio.create_subprocess_exec(
+                *python_command("-m", "cpuchat.models.downloads.child"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # Ctrl+C in the terminal is for the parent, which stops it in order
+                limit=1 << 20,
+            )
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(replace(self.download, order=order)) + b"\n")
+
+    async def reports(self) -> AsyncIterator[Download | None]:
+        """Yield the reports of the process until it is gone; None whenever there was none for a `_TICK`."""
+        process = self.process
+        assert process is not None and process.stdout is not None
+        while True:
+            try:
+                async with asyncio.timeout(_TICK):
+                    line = await process.stdout.readline()
+            except TimeoutError:
+                yield None
+                continue
+            if not line:
+                break
+            with contextlib.suppress(msgspec.DecodeError):  # the last line of a killed process
+                yield msgspec.json.decode(line, type=prepared(Download))
+        await process.wait()
+        self.process = None
+
     def stop(self) -> None:
-        """Terminate its process, if there is one."""
-        if self.process is not None:
-            self.stopping = True
-            self.process.terminate()
+        """Send SIGTERM to its process, if there is one, and SIGKILL after a few seconds."""
+        process = self.process
+        if process is None:
+            return
+        self.stopping = True
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+
+        def kill() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                if process.returncode is None:
+                    process.kill()
+
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, kill)
 
 
 class Downloads:
@@ -218,8 +211,7 @@ class Downloads:
 
     async def wait(self, id: str) -> Download:
         """Wait until a download is done, failed, paused or cancelled and its process has ended; returns its last
-        state.
-        """
+        state."""
         entry = self._find(id)
         await entry.settled.wait()
         return entry.download
@@ -290,7 +282,7 @@ class Downloads:
 
     async def _download(self, entry: _Entry) -> None:
         entry.stopping = False
-        entry.rate.clear()  # else the pause would count
+        entry.readings.clear()  # else the pause would count
         others = (other.download for other in self._entries.values() if other is not entry and other.task is not None)
         reserved = sum(max(other.total - other.done, 0) for other in others)
         # What this manager decides, whatever the journal says.
@@ -298,13 +290,13 @@ class Downloads:
             entry.download.order, cache=str(self._cache), reserved=reserved, retry_policy=self._retry_policy
         )
         try:
-            entry.process = await DownloadProcess.start(replace(entry.download, order=order))
+            await entry.start(order)
         except OSError as error:
             self._fail(entry, f"Cannot start the download process: {error.strerror}.")
             return
         if entry.wanted != "run":
             entry.stop()
-        async for report in entry.process.reports(_TICK):
+        async for report in entry.reports():
             if report is not None:
                 verified, entry.download = entry.download.verified, report
                 if report.state in RUNNING:  # the last report is passed on when the process has ended
@@ -313,19 +305,22 @@ class Downloads:
                     self._write_journal(entry)
             elif entry.download.state == "running":
                 self._update_speed(entry)
-        entry.process = None
         if not entry.stopping and entry.download.state == "paused":
             entry.wanted = "pause"  # another process stopped it
         elif not entry.stopping and entry.download.state in RUNNING:
             self._fail(entry, "The download process ended unexpectedly.")
 
     def _update_speed(self, entry: _Entry) -> None:
-        download = entry.download
+        download, readings, now = entry.download, entry.readings, time.monotonic()
+        if download.state != "running" or (readings and download.done < readings[-1][1]):
+            readings.clear()
         if download.state == "running":
-            entry.rate.add(time.monotonic(), download.done)
-        else:
-            entry.rate.clear()
-        speed = entry.rate.per_second
+            readings.append((now, download.done))
+        while len(readings) > 2 and readings[1][0] <= now - _WINDOW:
+            readings.popleft()
+        speed = 0.0
+        if len(readings) > 1 and now > readings[0][0]:
+            speed = (download.done - readings[0][1]) / (now - readings[0][0])
         left = (download.total - download.done) / speed if speed else None
         self._update(entry, replace(download, speed=speed, seconds_left=left))
 

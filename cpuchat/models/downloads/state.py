@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
@@ -26,8 +25,7 @@ class RetryPolicy(ModelData, frozen=True):
 
     The wait before a retry doubles from `first_wait` to `max_wait`. A server's Retry-After is respected up to
     `max_retry_after`. A connection that delivers hardly a byte for `idle_timeout` counts as broken. After `attempts` in
-    a row without progress the download fails.
-    """
+    a row without progress the download fails."""
 
     first_wait: float = 1.0
     max_wait: float = 60.0
@@ -64,8 +62,7 @@ class Download(ModelData, frozen=True):
     in seconds until attempt number `attempt`. `code`, `message` and `hint` are those of the error that ended the
     download or that it waits for. `path` is the file to load, "" before `done`. `verified` are the etags of files that
     passed their check. `speed` is in bytes per second over the last seconds; `seconds_left` is None while it cannot be
-    estimated; both are 0 and None where the process reports.
-    """
+    estimated; both are 0 and None where the process reports."""
 
     order: Order
     state: State = "queued"
@@ -102,8 +99,7 @@ class DownloadProgress:
     """Counts the bytes of a download in its process. One thread changes it, several may report; `send` delivers.
 
     The current file has `here` bytes on the disk, of which `hashed` are checked; the other files of the model have
-    `others`, of which `checked` are.
-    """
+    `others`, of which `checked` are."""
 
     def __init__(self, download: Download, send: Callable[[Download], None]) -> None:
         self.order = download.order
@@ -155,39 +151,8 @@ class DownloadProgress:
     def report_by_clock(self) -> None:
         """Report a few times a second, forever: also while the network or the disk blocks the other thread.
 
-        Not before the first state was entered: until then the bytes on the disk are unknown.
-        """
+        Not before the first state was entered: until then the bytes on the disk are unknown."""
         while True:
             time.sleep(_INTERVAL)
             if self._sent is not None:
                 self.report()
-
-
-WINDOW = 8.0
-"""Seconds of the moving average."""
-
-
-class TransferRate:
-    """Computes bytes per second over the last seconds from readings of a counter."""
-
-    def __init__(self) -> None:
-        self._readings: deque[tuple[float, int]] = deque()
-
-    def add(self, moment: float, count: int) -> None:
-        """Add a reading: the counter stood at `count` at `moment` (seconds). A counter that falls starts over."""
-        if self._readings and count < self._readings[-1][1]:
-            self._readings.clear()
-        self._readings.append((moment, count))
-        while len(self._readings) > 2 and self._readings[1][0] <= moment - WINDOW:
-            self._readings.popleft()
-
-    def clear(self) -> None:
-        self._readings.clear()
-
-    @property
-    def per_second(self) -> float:
-        """Return bytes per second; 0.0 before the second reading."""
-        if len(self._readings) < 2:
-            return 0.0
-        (first, before), (last, now) = self._readings[0], self._readings[-1]
-        return (now - before) / (last - first) if last > first else 0.0

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, ModelNotFound, NotOnHub
-from cpuchat.costs.calibrations import MAX_TOKENS, MIN_COMPARED, MIN_PLAIN_MS, TargetCosts
+from cpuchat.costs.calibrations import MAX_TOKENS, MIN_PLAIN_MS, TargetCosts
 from cpuchat.costs.model import ALIKE, pair_costs
 from cpuchat.models.catalog import Catalog, CatalogModel, match_local
 from cpuchat.models.costs import costs_of_target
@@ -34,7 +34,6 @@ from cpuchat.models.prediction import N_PAST, local_work
 from cpuchat.models.support import scalar_type_of, scalar_types, why_slow
 from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
 from cpuchat.protocol.model_info import ModelWork
-from cpuchat.protocol.timings import SpeculationFigures
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
@@ -52,7 +51,6 @@ WORTH = 1.1
 """Smallest speed-up that is worth a second model."""
 NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"
 NO_SPEED = "the draft model's time per token is unknown"
-_NEARLY_ALL = 0.9
 
 
 class DraftGain(msgspec.Struct, frozen=True):
@@ -77,8 +75,7 @@ class Expectation(msgspec.Struct, frozen=True):
 
     `gains` is empty when nothing is known, and `why` says what is missing; else `why` is the basis of `draft_ms`,
     milliseconds for a drafted token. `no_gain` is why there is no speed-up, "" when there is one. `scalar_type` of the
-    draft model as of `Prediction`: only what was measured is told, and it is never worth loading.
-    """
+    draft model as of `Prediction`: only what was measured is told, and it is never worth loading."""
 
     gains: tuple[DraftGain, ...] = ()
     why: str = NOT_CALIBRATED
@@ -157,25 +154,6 @@ def expectation(
     return Expectation(gains, basis, draft_ms, no_gain)
 
 
-def measured_acceptance(figures: SpeculationFigures | None) -> float | None:
-    """Return the acceptance rate per token of an answer; None when too little was drafted, or not by a draft model.
-
-    Unlike `draft_n_accepted / draft_n` it counts a draft only up to its first rejected token.
-    """
-    if figures is None:
-        return None
-    drafted = sum(one.draft_n for one in figures.by_drafter if one.name == "draft")
-    if not drafted or drafted < _NEARLY_ALL * sum(one.draft_n for one in figures.by_drafter):
-        return None
-    accepted = tests = 0
-    reached: int | None = None
-    for n_drafted, n_accepted in figures.by_position:
-        tests += n_drafted if reached is None else min(reached, n_drafted)
-        accepted += n_accepted
-        reached = n_accepted
-    return accepted / tests if tests >= MIN_COMPARED else None
-
-
 UNKNOWN = TargetCosts()
 
 
@@ -209,10 +187,9 @@ class DraftCandidate(msgspec.Struct, frozen=True, kw_only=True):
     `size` in bytes (0: not known). `entry` is the id of its catalog entry, "" for none, and `named` whether the catalog
     names it for this target. `verdict` None: not checked yet. `failed` is why it could not be checked, else "".
 
-    `head` is the kind of a draft head; None for a draft model. `included`: the target
-    itself contains it, and `path` is the target's. On the hub `file` is its path in the repository. `same_model`: a
-    smaller quantization of the target.
-    """
+    `head` is the kind of a draft head; None for a draft model. `included`: the target itself contains it, and `path` is
+    the target's. On the hub `file` is its path in the repository. `same_model`: a smaller quantization of the
+    target."""
 
     name: str
     where: Literal["here", "hub"]
@@ -233,8 +210,7 @@ class DraftCandidate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def spec(self) -> str:
         """Return the value for `--draft-model`, and for one on the hub for `models download` first:
-        `owner/name:Q8_0`.
-        """
+        `owner/name:Q8_0`."""
         if self.included:
             return INCLUDED
         if self.path is not None:
@@ -267,9 +243,6 @@ def candidates(
     catalog: Catalog,
     costs: TargetCosts = UNKNOWN,
     machine: Machine | None = None,
-    *,
-    acceptance: float | None = None,
-    beside: Path | None = None,
 ) -> list[DraftCandidate]:
     """Return all of them unchecked: those named by the catalog first, then smaller quantizations of the target, then
     the other local ones, smaller ones first.
@@ -281,7 +254,6 @@ def candidates(
         here: the models on this machine.
         costs: of the target; for a loaded one with `pass_ms` of its ModelInfo.
         machine: to predict costs that were not measured.
-        acceptance: measured with the draft model at `beside`, which is loaded.
     """
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
     entry = match_local(catalog, target)
@@ -292,12 +264,9 @@ def candidates(
         if toy and is_demo(model.path):
             continue  # its own smaller quantization drafts no faster than it decodes
         if model.damaged is None and model.size < target.file_size and model.path != target.path:
-            measured = acceptance if beside is not None and model.path == beside else None
             draft, same = match_local(catalog, model), is_same_model(target, model)
             id = draft.id if draft is not None else ""
-            expected = judged.expected(
-                local_work(model, id), model.path, measured, exact=model.work is not None, same_model=same
-            )
+            expected = judged.expected(local_work(model, id), model.path, exact=model.work is not None, same_model=same)
             listed.append(
                 DraftCandidate.of_file(model, entry=id, named=draft in wanted, expected=expected, same_model=same)
             )
@@ -340,7 +309,6 @@ class _Target(NamedTuple):
         self,
         draft: ModelWork,
         path: Path | None = None,
-        acceptance: float | None = None,
         *,
         exact: bool = False,
         same_model: bool = False,
@@ -349,7 +317,6 @@ class _Target(NamedTuple):
 
         Args:
             path: of the draft model, if it is on this machine.
-            acceptance: measured in the last answer; None: that of earlier ones.
             exact: `draft` is from its header.
             same_model: as of `expectation`.
         """
@@ -372,20 +339,17 @@ class _Target(NamedTuple):
                 draft_ms, basis = 1e3 * own * both.draft, f"{about} ({self.machine.source})"
         if draft_ms and self.costs.pass_ms and self.work.is_moe:
             basis += "; passes calibrated with random tokens, which use more experts than text"
-        measured = acceptance if acceptance is not None else self.costs.acceptance.get(pair)
-        found = expectation(passes, draft_ms, basis, measured, same_model=same_model)
+        found = expectation(passes, draft_ms, basis, self.costs.acceptance.get(pair), same_model=same_model)
         return msgspec.structs.replace(found, scalar_type=scalar)
 
 
-def expected_pair(
-    target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine | None, acceptance: float | None = None
-) -> Expectation:
+def expected_pair(target: GGUFHeader, draft: GGUFHeader, costs: TargetCosts, machine: Machine | None) -> Expectation:
     """Return the expected speed-up of a local draft model or head, both by their headers; of the head that the target
-    contains, where `draft` is the target itself. `costs`: of the target. `acceptance`: measured for the pair."""
+    contains, where `draft` is the target itself. `costs`: of the target."""
     judged = _Target(target.path, model_work(target, alike=ALIKE), costs, machine)
     is_head = draft.is_head or draft.path == target.path
     same = not is_head and is_same_model(target, draft)
-    return judged.expected(model_work(draft, of_head=is_head), draft.path, acceptance, exact=True, same_model=same)
+    return judged.expected(model_work(draft, of_head=is_head), draft.path, exact=True, same_model=same)
 
 
 def rank_among(preferred: Sequence[str], quantization: str) -> int:
@@ -437,8 +401,7 @@ def recommended(found: Iterable[DraftCandidate]) -> DraftCandidate | None:
     """Return the one to use: it fits (or is unchecked, but named by the catalog), its type has a SIMD kernel, and it
     has the largest expected speed-up.
 
-    Where no speed-up is known, the first that the catalog names. None when none is worth it.
-    """
+    Where no speed-up is known, the first that the catalog names. None when none is worth it."""
     usable = (one for one in found if one.fits or (one.fits is None and one.named and not one.failed))
     possible = [one for one in usable if not one.expected.scalar_type]
     told = [one for one in possible if one.expected.gains]

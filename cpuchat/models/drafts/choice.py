@@ -32,19 +32,12 @@ from cpuchat.models.drafts.candidates import (
     rank_among,
     target_costs,
 )
-from cpuchat.models.drafts.pairing import check_files, check_pair, is_known_pair, require_pair
+from cpuchat.models.drafts.pairing import OTHER_DRAFTS, check_files, check_pair, is_known_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_model
-from cpuchat.models.heads import (
-    ARCHITECTURES,
-    kind_named,
-    require_head,
-    title,
-    usable_layers,
-)
+from cpuchat.models.heads import ARCHITECTURES, kind_named, mismatch, require_head, title, usable_layers
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import LocalModel, is_demo, is_same_model
-from cpuchat.models.machine import Machine, machine_for
-from cpuchat.models.prediction import predict
+from cpuchat.models.library.places import LocalModel, is_demo
+from cpuchat.models.machine import Machine
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
@@ -81,7 +74,6 @@ def choose_draft(
     library: Library,
     *,
     strict: bool = True,
-    settings: Settings | None = None,
     measured_only: bool = False,
 ) -> tuple[Path | None, str]:
     """Return the draft model for `target`, and a note for the user ("" for none).
@@ -92,10 +84,10 @@ def choose_draft(
             target contains.
         strict: a wanted model that cannot be used is an error; else it is left out, and the note says why. For settings
             made with another target in mind.
-        settings, measured_only: as of `own_draft`.
+        measured_only: as of `own_draft`.
 
     Raises:
-        DraftMismatch: the wanted model does not fit; the hint names one that would.
+        DraftMismatch: the wanted model does not fit.
         ModelNotFound, ModelDamaged: it does not exist or cannot be read.
     """
     wanted = wanted.strip()
@@ -108,7 +100,7 @@ def choose_draft(
             if draft is not None or chosen == NO_DRAFT:
                 return draft, note
         try:
-            draft, why = own_draft(target, library, settings=settings, measured_only=measured_only)
+            draft, why = own_draft(target, library, measured_only=measured_only)
         except CpuchatError:  # not explicitly wanted
             return None, note
         return draft, " ".join(filter(None, (note, why)))
@@ -118,7 +110,10 @@ def choose_draft(
             return draft, ""
         if wanted == INCLUDED:
             raise DraftMismatch(f"{clean_line(target.name)} contains no MTP head.", "Choose a draft model, or `none`.")
-        return draft, require_pair(target, draft, library).note
+        verdict = check_files(target, draft)
+        if not verdict.ok:
+            raise mismatch(target, draft, verdict.reason, OTHER_DRAFTS)
+        return draft, verdict.note
     except CpuchatError as error:
         if strict:
             raise
@@ -149,7 +144,7 @@ def draft_of_settings(
     section, wanted = settings.speculation, settings.speculation.wanted_draft
     measured_only = not calibrate and not section.depth  # one that was not measured would be loaded in vain
     try:
-        draft, note = choose_draft(target, wanted, library, settings=settings, measured_only=measured_only)
+        draft, note = choose_draft(target, wanted, library, measured_only=measured_only)
     except (CpuchatError, OSError) as error:
         if strict:
             raise
@@ -161,17 +156,14 @@ def draft_of_settings(
     return DraftChoice(draft, note)
 
 
-def own_draft(
-    target: Path, library: Library, *, settings: Settings | None = None, measured_only: bool = False
-) -> tuple[Path | None, str]:
+def own_draft(target: Path, library: Library, *, measured_only: bool = False) -> tuple[Path | None, str]:
     """Return the local draft model that belongs to `target`, and a note that says which and why.
 
     For a demo model, that of the package. For others the head that it contains, else the first that the catalog names
-    for it, is downloaded, has the same vocabulary, and reads little enough per token; else a smaller quantization of
-    the target (`_smaller_file`). The depth controller keeps it from slowing answers down.
+    for it, is downloaded, has the same vocabulary, and reads little enough per token. The depth controller keeps it
+    from slowing answers down.
 
     Args:
-        settings: what `target` is loaded with; None: no smaller quantization of it is chosen.
         measured_only: except for demo models, only one whose cost beside this target is known.
 
     Raises:
@@ -195,28 +187,6 @@ def own_draft(
         if entry is not None and check(one, header).fits:
             name = _title(one.name, one.quantization)
             return one.path, f"Draft model: {name}, recommended by the catalog for {clean_line(entry.name)}."
-    return _smaller_file(header, library, catalog, settings, measured_only) if settings is not None else (None, "")
-
-
-def _smaller_file(
-    target: GGUFHeader, library: Library, catalog: Catalog, settings: Settings, measured_only: bool
-) -> tuple[Path | None, str]:
-    """Return the quantization of the same model that is expected to gain most as its draft model, as `own_draft`, if it
-    is worth it and fits beside the target.
-    """
-    here = [model for model in library.local_models(target.path) if is_same_model(target, model)]
-    if not any(model.path != target.path for model in here):  # saves finding out what the cores reach
-        return None, ""
-    machine, costs = machine_for(target.path, settings), target_costs(target.path)
-    if machine.estimated and not costs.pass_ms:  # too rough to load another model for
-        return None, ""
-    paying = [one for one in candidates(target, here, catalog, costs, machine) if one.same_model and one.expected.pays]
-    for one in sorted(paying, key=lambda one: -one.expected.mean):
-        if one.path is None or (measured_only and not measured_draft_ms(costs, one.path)):
-            continue
-        both = predict(target, settings.load_options(), machine, draft=read_model(one.path))
-        if both.verdict == "fits" and check(one, target).fits:
-            return one.path, f"Draft model: {one.quantization} of the same model, {one.expected.words}."
     return None, ""
 
 
@@ -224,8 +194,7 @@ def named_drafts(
     target: GGUFHeader, entry: CatalogModel, library: Library, catalog: Catalog, beside: Path | None = None
 ) -> list[DraftCandidate]:
     """Return the drafts that the catalog names for `target` (its `entry`), if they are small enough and have a SIMD
-    kernel; of those here, the ones in the folder of the file `beside`, too.
-    """
+    kernel; of those here, the ones in the folder of the file `beside`, too."""
     if not entry.drafts:  # saves reading the library
         return []
     limit, found = max_read(target), candidates(target, library.local_models(beside), catalog)
@@ -302,8 +271,7 @@ def local_heads(
 
 def heads_of(repository: Repository, here: Iterable[DraftCandidate] = ()) -> list[DraftCandidate]:
     """Return the heads of the target's repository that are not `here`, unchecked: one file of each kind and base, the
-    least quantized of the usual ones.
-    """
+    least quantized of the usual ones."""
     there = {one.path.stem for one in here if one.path is not None and one.repo.lower() == repository.id.lower()}
     best: dict[tuple[str, str], RepoModel] = {}
     rank = partial(rank_among, _HEAD_QUANTIZATIONS)

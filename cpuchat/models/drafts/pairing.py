@@ -7,22 +7,18 @@ is filled in as its tokenizer does (llama_vocab::impl::load in llama-vocab.cpp).
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import CpuchatError, ModelNotFound
+from cpuchat.base.errors import ModelNotFound
 from cpuchat.base.files import JsonCache
 from cpuchat.base.text import clean_line
 from cpuchat.models.file_names import stat_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, model_files, model_size, read_header, vocabulary
-from cpuchat.models.heads import MAX_SIZE_DIFFERENCE, mismatch
-from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import LocalModel
+from cpuchat.models.heads import MAX_SIZE_DIFFERENCE
 
 FIRST_CHECKED_TOKEN = 5
 
@@ -33,19 +29,17 @@ _RECURRENT = frozenset(
      "glm5-next", "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "minimax-01"}
 )  # fmt: skip
 _SHOWN_TOKEN = 32
-_SUGGESTED = 3
+OTHER_DRAFTS = "`cpuchat models pair MODEL` lists the models that fit; suffix decoding needs none."
 
 
 class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a draft model fits a target.
 
-    `reason` is the first mismatch, as a clause ("its vocabulary has ..."), "" when `ok`. `hint` says what to do about
-    it. `note`: it works, but with a drawback.
-    """
+    `reason` is the first mismatch, as a clause ("its vocabulary has ..."), "" when `ok`. `note`: it works, but with a
+    drawback."""
 
     ok: bool
     reason: str = ""
-    hint: str = ""
     note: str = ""
 
 
@@ -60,7 +54,7 @@ def _pair_key(target: Path, draft: Path) -> str:
 
 
 def check_pair(target: GGUFHeader, draft: GGUFHeader) -> Compatibility:
-    """Check a pair by headers that are read already; gives no hint. Under 0.2 s for 150k tokens."""
+    """Check a pair by headers that are read already. Under 0.2 s for 150k tokens."""
     if os.path.realpath(target.path) == os.path.realpath(draft.path):
         return _ITSELF
     return _verdict(_difference(target, draft), target.file_size, draft.file_size)
@@ -124,31 +118,21 @@ def _shown(text: object) -> str:
     return f"'{plain if len(plain) <= _SHOWN_TOKEN else plain[: _SHOWN_TOKEN - 1] + '…'}'"
 
 
-def check_files(target: Path, draft: Path, *, library: Library | None = None) -> Compatibility:
-    """Check two files; cached results are not computed again.
-
-    Args:
-        library: where to look for a draft that fits when this one does not; without it there is no hint.
-
-    Raises:
-        ModelNotFound, ModelDamaged: a file cannot be read.
-    """
+def check_files(target: Path, draft: Path) -> Compatibility:
+    """Check two files; cached results are not computed again. Raises ModelNotFound, ModelDamaged: a file cannot be
+    read."""
     first, second = model_files(target)[0], model_files(draft)[0]
     if os.path.realpath(first) == os.path.realpath(second):
-        verdict = _ITSELF
-    else:
-        pairs = _known_pairs()
-        try:
-            key, sizes = _pair_key(first, second), (model_size(first), model_size(second))
-        except OSError as error:
-            raise ModelNotFound(f"Cannot open {error.filename}: {error.strerror}.", "Check the path.") from None
-        if (reason := pairs.read().get(key)) is None:
-            reason = _difference(read_header(first), read_header(second))
-            pairs.put(key, reason)
-        verdict = _verdict(reason, *sizes)
-    if verdict.ok or library is None:
-        return verdict
-    return msgspec.structs.replace(verdict, hint=suggestion(target, fitting_drafts(target, library)))
+        return _ITSELF
+    pairs = _known_pairs()
+    try:
+        key, sizes = _pair_key(first, second), (model_size(first), model_size(second))
+    except OSError as error:
+        raise ModelNotFound(f"Cannot open {error.filename}: {error.strerror}.", "Check the path.") from None
+    if (reason := pairs.read().get(key)) is None:
+        reason = _difference(read_header(first), read_header(second))
+        pairs.put(key, reason)
+    return _verdict(reason, *sizes)
 
 
 def is_known_pair(target: Path, draft: Path) -> bool:
@@ -157,50 +141,3 @@ def is_known_pair(target: Path, draft: Path) -> bool:
         return _known_pairs().read().get(_pair_key(model_files(target)[0], model_files(draft)[0])) == ""
     except OSError:
         return False
-
-
-def require_pair(target: Path, draft: Path, library: Library | None = None) -> Compatibility:
-    """Check as `check_files` a pair that must fit.
-
-    Raises:
-        DraftMismatch: it does not fit; the message has the reason, the hint names a draft that would.
-        ModelNotFound, ModelDamaged: a file cannot be read.
-    """
-    verdict = check_files(target, draft, library=library)
-    if not verdict.ok:
-        raise mismatch(target, draft, verdict.reason, verdict.hint)
-    return verdict
-
-
-def fitting_drafts(target: Path, library: Library) -> list[LocalModel]:
-    """Return the smaller models on this machine that can draft for `target`, the smallest first.
-
-    Reads the header of every model that was not checked before: not for the UI thread.
-    """
-    found: list[LocalModel] = []
-    try:
-        limit = model_size(target)
-    except OSError:
-        return []
-    for model in library.local_models():
-        if model.damaged is None and model.size < limit:
-            with contextlib.suppress(CpuchatError):
-                if check_files(target, model.path).ok:
-                    found.append(model)
-    return sorted(found, key=lambda model: model.size)
-
-
-def suggestion(target: Path, fitting: Sequence[LocalModel]) -> str:
-    """Return one sentence: which draft to use instead, or what kind of model to look for."""
-    if fitting:
-        names = [clean_line(model.path.name) for model in fitting[:_SUGGESTED]]
-        listed = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-        return f"On this machine, {listed} would fit."
-    try:
-        ours = vocabulary(read_header(model_files(target)[0]))
-    except CpuchatError:
-        return "Choose a small model of the target's family."
-    return (
-        "Look for a small model of the target's family and generation, with the same "
-        f"{ours.n_tokens:,} tokens; prompt lookup and suffix decoding need no draft model."
-    )

@@ -199,13 +199,9 @@ class GGUFHeader(Parsed, frozen=True):
 
 
 def header_from(source: ByteSource, path: Path) -> GGUFHeader:
-    """Read a header from any source; `path` is only recorded in the result.
-
-    Raises:
-        ModelDamaged: not a GGUF file, truncated, or contradictory.
-        ModelUnsupported: its tensors have a type that ggml does not support.
-        Whatever `source.read` raises.
-    """
+    """Read a header from any source; `path` is only recorded in the result. Raises ModelDamaged: not a GGUF file,
+    truncated, or contradictory; ModelUnsupported: its tensors have a type that ggml does not support. Raises whatever
+    `source.read` raises."""
     return GGUFHeader(**msgspec.structs.asdict(parse(source)), path=path)
 
 
@@ -243,8 +239,7 @@ def files_beside(path: Path) -> list[Path]:
 
 def model_files(path: Path) -> list[Path]:
     """Return all files of a model by the path of one of them, whether they exist or not: those beside it or, where more
-    of them are, those beside what a link leads to.
-    """
+    of them are, those beside what a link leads to."""
     found, linked = files_beside(path), path
     for _ in range(_MAX_LINKS):
         if (len(found) > 1 and _n_here(found) == len(found)) or not linked.is_symlink():
@@ -315,20 +310,19 @@ _PRE_ALWAYS_BOS = frozenset({"gemma4", "granite-embed-multi-311m"})  # whatever 
 class Vocabulary(msgspec.Struct, frozen=True):
     """A vocabulary. `bos` and `eos` are -1 when there is none. `tokens` None: ids without texts.
 
-    `model` is the header's tokenizer name, `kind` llama.cpp's: "BPE", "SPM", "WPM", "UGM", "RWKV", "PLaMo2", "none".
-    """
+    `model` is the header's tokenizer name, `kind` llama.cpp's: "BPE", "SPM", "WPM", "UGM", "RWKV", "PLaMo2", "none";
+    `pre` names the pre-tokenizer."""
 
     model: str
+    kind: str
+    pre: str
     add_bos: bool
     add_eos: bool
     bos: int
     eos: int
     n_tokens: int
+    n_merges: int
     tokens: LazyArray | None
-
-    @property
-    def kind(self) -> str:
-        return _KINDS.get(self.model, self.model)
 
 
 def vocabulary(header: GGUFHeader) -> Vocabulary:
@@ -355,12 +349,16 @@ def vocabulary(header: GGUFHeader) -> Vocabulary:
         bos = -1
     begins = kind in ("SPM", "WPM") or (kind == "BPE" and pre in _PRE_WITH_BOS)
     always = kind == "BPE" and pre in _PRE_ALWAYS_BOS
+    merges = metadata.get("tokenizer.ggml.merges")
     return Vocabulary(
         model=model,
+        kind=kind,
+        pre=pre,
         add_bos=kind != "none" and (flag("bos", begins) or always),
         add_eos=kind != "none" and flag("eos", kind == "UGM"),
         bos=token("bos", bos),
         eos=token("eos", eos),
         n_tokens=n_tokens,
+        n_merges=len(merges) if isinstance(merges, LazyArray) else 0,
         tokens=tokens,
     )

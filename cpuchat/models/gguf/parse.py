@@ -54,14 +54,6 @@ _TABLE = tuple(GGMLType(*row) for row in (
 
 TYPES: dict[int, GGMLType] = {t.id: t for t in _TABLE}
 BY_NAME: dict[str, GGMLType] = {t.name: t for t in _TABLE}
-# Removed from ggml: repacked formats of Q4_0 and IQ4_NL, to which llama.cpp converts at load since.
-RETIRED: dict[int, str] = {
-    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
-}  # fmt: skip
-
-# Of PrismML's llama.cpp (ggml.h there), for its Bonsai models.
-FOREIGN: dict[int, str] = {142: "PQ2_0", 143: "PTQ1_0"}
-_OTHER_GROUPS = "Choose the file of the same model with Q2_0_g64 or Q2_g64 in its name, where there is one."
 
 # general.file_type
 FILE_TYPES: dict[int, str] = {
@@ -154,15 +146,10 @@ class LazyArray(Sequence[Any]):
 class ByteSource(Protocol):
     """Bytes that `parse` reads front to back in few large pieces: 1 MiB first, then doubling."""
 
-    @property
-    def name(self) -> str:
-        """Return the file's name, for messages."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Return bytes of the whole file."""
-        ...
+    name: str
+    """For messages."""
+    size: int
+    """Bytes of the whole file."""
 
     def read(self, offset: int, count: int) -> bytes:
         """Return up to `count` bytes from `offset`; b"" at the end. Its errors pass through `parse`."""
@@ -170,11 +157,8 @@ class ByteSource(Protocol):
 
 
 class FileSource:
-    """An open file; a context manager.
-
-    Raises:
-        ModelNotFound: it does not exist, may not be read, or is a folder, a pipe or a device.
-    """
+    """An open file; a context manager. Raises ModelNotFound: it does not exist, may not be read, or is a folder, a pipe
+    or a device."""
 
     def __init__(self, path: Path) -> None:
         # O_NONBLOCK: opening a pipe without a writer would block forever.
@@ -361,7 +345,11 @@ def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> Tensor
     kind = TYPES.get(number := reader.u32(what))
     offset = reader.u64(what)
     if kind is None:
-        raise _unknown_type(reader.source.name, number)
+        raise ModelUnsupported(
+            f"{reader.source.name} has tensors of type {number}, which llama.cpp does not support.",
+            "It needs a newer engine, is damaged, or was made for another program: use a standard file, which is "
+            "repacked for this CPU at load.",
+        )
     elements = math.prod(shape)
     if max(elements, *shape) >= 1 << 63:
         raise reader.damaged(f"tensor {name!r} has the impossible shape {shape}")
@@ -369,26 +357,12 @@ def _tensor(reader: _Reader, index: int, expected: int, previous: str) -> Tensor
         raise reader.damaged(f"tensor {name!r} has rows of {shape[0]}, {kind.name} needs multiples of {kind.block}")
     if offset != expected and previous == "Q2_0":
         raise ModelUnsupported(
-            f"{reader.source.name} has Q2_0 in groups of 128 weights; llama.cpp supports groups of 64.", _OTHER_GROUPS
+            f"{reader.source.name} has Q2_0 in groups of 128 weights; llama.cpp supports groups of 64.",
+            "Choose the file of the same model with Q2_0_g64 or Q2_g64 in its name, where there is one.",
         )
     if offset != expected:
         raise reader.damaged(f"tensor {name!r} has offset {offset}, expected {expected}")
     return TensorInfo(name, tuple(shape), kind.name, offset, elements // kind.block * kind.nbytes)
-
-
-def _unknown_type(file: str, number: int) -> ModelUnsupported:
-    if number in RETIRED:
-        name = RETIRED[number]
-        hint = f"Use the {name[:-4]} file: it is repacked for this CPU at load, and as fast."
-        return ModelUnsupported(f"{file} has the retired type {name}.", hint)
-    if number in FOREIGN:
-        what = f"{file} has tensors of type {FOREIGN[number]}, which only PrismML's llama.cpp supports."
-        return ModelUnsupported(what, _OTHER_GROUPS)
-    return ModelUnsupported(
-        f"{file} has tensors of type {number}, which llama.cpp does not support.",
-        "It needs a newer engine, is damaged, or was made for another program (like Q8R16 and Q4_K_4 for "
-        "Ampere's): use a standard file, which is repacked for this CPU at load.",
-    )
 
 
 def _other_version(reader: _Reader, version: int) -> CpuchatError:
@@ -406,13 +380,8 @@ def _other_version(reader: _Reader, version: int) -> CpuchatError:
 
 
 def parse(source: ByteSource) -> Parsed:
-    """Parse the header of a file.
-
-    Raises:
-        ModelDamaged: not GGUF, truncated or contradictory.
-        ModelUnsupported: another version of GGUF, or tensors of a type that ggml does not support.
-        Whatever `source.read` raises.
-    """
+    """Parse the header of a file. Raises ModelDamaged: not GGUF, truncated or contradictory; ModelUnsupported: another
+    version of GGUF, or tensors of a type that ggml does not support. Raises whatever `source.read` raises."""
     reader = _Reader(source)
     reader.need(min(4, reader.size), "the first bytes")
     head = bytes(reader.buffer[:HEAD])

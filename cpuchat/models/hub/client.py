@@ -102,9 +102,9 @@ def get(url: str, repo: str, extra: Mapping[str, str], max_bytes: int) -> Iterat
     _set_up()
     from huggingface_hub.utils import get_session
 
-    from cpuchat.models.hub.http import ResponseLimits
+    from cpuchat.models.hub.http import LIMITS, ResponseLimits
 
-    bounds = ResponseLimits(max_bytes=max_bytes).extensions()
+    bounds = {LIMITS: ResponseLimits(max_bytes=max_bytes)}
     try:
         with get_session().stream("GET", url, headers={**headers(), **extra}, extensions=bounds) as response:
             raise_for_status(response)
@@ -169,13 +169,10 @@ class Address(ModelData, frozen=True):
 
 
 def parse_address(text: str) -> Address:
-    """Parse `OWNER/NAME`, links (`https://huggingface.co/OWNER/NAME/blob/main/x.gguf`, with or without
-    `https://`; those of `HF_ENDPOINT`; `…?show_file_info=x.gguf`, the link of a quantization on the repository's page)
-    and `hf://OWNER/NAME@REVISION/x.gguf`; each optionally followed by `:QUANTIZATION`.
-
-    Raises:
-        UsageError: it is none of these, or not a model.
-    """
+    """Parse `OWNER/NAME`, links (`https://huggingface.co/OWNER/NAME/blob/main/x.gguf`, with or without `https://`;
+    those of `HF_ENDPOINT`; `…?show_file_info=x.gguf`, the link of a quantization on the repository's page) and
+    `hf://OWNER/NAME@REVISION/x.gguf`; each optionally followed by `:QUANTIZATION`. Raises UsageError: it is none of
+    these, or not a model."""
     from huggingface_hub import parse_hf_uri
 
     text = text.strip()
@@ -256,8 +253,7 @@ _FACTS: list[ExpandModelProperty_T] = ["downloads", "likes", "gated", "private",
 
 class Hub:
     """Client of the Hub. All methods block, up to two minutes on a bad connection, are thread-safe, and raise
-    `errors.HubError` or one of its kinds: HubOffline, RateLimited, NotOnHub, AccessDenied.
-    """
+    `errors.HubError` or one of its kinds: HubOffline, RateLimited, NotOnHub, AccessDenied."""
 
     def __init__(self) -> None:
         self._headers: dict[tuple[str, ...], GGUFHeader] = {}  # by the hashes of the files
@@ -265,8 +261,7 @@ class Hub:
     def search(self, query: str, *, limit: int = 30) -> list[FoundRepository]:
         """Return at most `limit` repositories with GGUF files whose name contains the words, most downloads first.
 
-        The link of a repository's page finds that repository.
-        """
+        The link of a repository's page finds that repository."""
         if "://" in query:
             query = parse_address(query).repo
         query = query.strip()

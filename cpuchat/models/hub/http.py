@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
@@ -22,7 +21,8 @@ MIN_RATE = 1 << 10
 """Bytes per second below which a response counts as stuck, after `GRACE` seconds."""
 _MAX_ERROR_BODY = 1 << 20
 """Bytes of the body of a redirect or an error."""
-_EXTENSION = "cpuchat.bounds"
+LIMITS = "cpuchat.limits"
+"""The extension of a request that has its `ResponseLimits`."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,11 @@ class ResponseLimits:
     """Limits of a response. `max_bytes` of the content; None where the reader counts.
 
     `idle_timeout`: seconds without a byte. `seconds`: for all of the content. The default is for the API, whose
-    responses become Python objects of 20 times the size.
-    """
+    responses become Python objects of 20 times the size."""
 
     max_bytes: int | None = 8 << 20
     idle_timeout: float = 8.0
     seconds: float = 120.0
-
-    def extensions(self) -> dict[str, Any]:
-        """Return the extensions of a request with these limits."""
-        return {_EXTENSION: self}
 
 
 DEFAULT = ResponseLimits()
@@ -53,8 +48,7 @@ def client() -> httpx.Client:
     read:
         UsageError: the proxy's address is not valid.
         TooSlow: it takes too long.
-        HubError: it is too large, or a forbidden redirect.
-    """
+        HubError: it is too large, or a forbidden redirect."""
     hooks = {"request": [_prepare], "response": [_check_redirect, _limit_content]}
     # Uncompressed: a few MB of gzip can become gigabytes.
     sent = {"accept-encoding": "identity"}
@@ -81,7 +75,7 @@ class _Routes(httpx.BaseTransport):
 
 
 def _bounds(request: httpx.Request) -> ResponseLimits:
-    return request.extensions.get(_EXTENSION, DEFAULT)
+    return request.extensions.get(LIMITS, DEFAULT)
 
 
 def _prepare(request: httpx.Request) -> None:

@@ -36,8 +36,7 @@ class HubFile(ModelData, frozen=True):
     """One file of a repository at one revision. `size` in bytes.
 
     `path` is relative to the repository and has passed `safe_path`. `sha256` (64 hex digits) is announced for files in
-    large file storage, `git_sha1` (of the git blob) for the others.
-    """
+    large file storage, `git_sha1` (of the git blob) for the others."""
 
     path: str
     size: int
@@ -55,8 +54,7 @@ class RepoModel(ModelData, frozen=True):
 
     `name` is the file's name without folder, `.gguf` and the part number. `quantization` as the name says it, upper
     case ("Q4_K_M", "UD-Q4_K_XL"); "" when it doesn't. `kind` see `file_names`: only a "model" can be loaded. `complete`
-    is False when parts are missing in the repository.
-    """
+    is False when parts are missing in the repository."""
 
     name: str
     files: tuple[HubFile, ...]
@@ -79,8 +77,7 @@ class Repository(ModelData, frozen=True):
     """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first.
 
     `newest_at`: when the hub reported this as its newest commit, in seconds since 1970; 0 for another commit.
-    `problems`: what was left out of `models` and why, one sentence each.
-    """
+    `problems`: what was left out of `models` and why, one sentence each."""
 
     id: str
     revision: str
@@ -124,15 +121,6 @@ def is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_SIZE
 
 
-def checked_etag(etag: str) -> str:
-    """Return `etag` if it is a hash. Raises HubError: it is not, so it must not become a file name."""
-    if not (is_sha1(etag) or is_sha256(etag)):
-        raise HubError(
-            "Hugging Face publishes no hash for this file.", "Try again later, or choose another repository."
-        )
-    return etag
-
-
 def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
     """Check everything that becomes the name of a file or a folder. Raises UsageError: the repository or the revision
     is malformed; HubError: a file has an unsafe name, no hash, or no size."""
@@ -142,18 +130,14 @@ def check_names(repo: str, revision: str, files: Iterable[HubFile]) -> None:
         raise UsageError(f"{revision!r} is not a commit hash.", "Refresh the repository.")
     for file in files:
         safe_path(file.path)
-        checked_etag(file.etag)
-        if not is_size(file.size):
-            raise HubError(f"Hugging Face publishes no size for {file.path}.", "Choose another file.")
+        if not (is_sha1(file.etag) or is_sha256(file.etag)) or not is_size(file.size):
+            raise HubError(f"Hugging Face publishes no hash or size for {file.path}.", "Choose another file.")
 
 
 def safe_path(path: str) -> str:
-    """Return `path` if it names a file inside the folder it will be put into, on any operating system.
-
-    Raises:
-        HubError: it is unsafe: absolute, `..`, a drive, backslashes, control or invisible characters, device names, too
-            long. The message says which.
-    """
+    """Return `path` if it names a file inside the folder it will be put into, on any operating system. Raises HubError:
+    it is unsafe: absolute, `..`, a drive, backslashes, control or invisible characters, device names, too long. The
+    message says which."""
     parts, encoded = path.split("/"), path.encode("utf-8", "replace")
     faults = {
         "control or invisible characters": not path.isprintable(),

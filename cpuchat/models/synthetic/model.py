@@ -25,6 +25,7 @@ from typing import Any, Literal, cast
 import msgspec
 import numpy as np
 
+from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import Interrupted, UsageError
 from cpuchat.base.files import atomic_writer
 from cpuchat.models.gguf.header import GGUFHeader
@@ -59,32 +60,13 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return self.head or self.n_embd // self.n_head
 
 
-# From the published configurations of Qwen2.5, Llama 3, Qwen3 and Gemma 3; "tiny" and "0.05b" are our own.
-_ALL = (
-    Shape(name="tiny", architecture="qwen2", n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=2048),
-    Shape(name="0.05b", architecture="qwen2", n_layer=6, n_embd=512, n_head=8, n_head_kv=2, n_ff=1536, n_vocab=32768),
-    Shape(name="0.5b", architecture="qwen2", n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864,
-          n_vocab=151936, tied=True),
-    Shape(name="1.5b", architecture="qwen2", n_layer=28, n_embd=1536, n_head=12, n_head_kv=2, n_ff=8960,
-          n_vocab=151936, tied=True),
-    Shape(name="3b", architecture="qwen2", n_layer=36, n_embd=2048, n_head=16, n_head_kv=2, n_ff=11008,
-          n_vocab=151936, tied=True),
-    Shape(name="7b", architecture="qwen2", n_layer=28, n_embd=3584, n_head=28, n_head_kv=4, n_ff=18944,
-          n_vocab=152064),
-    Shape(name="8b", architecture="llama", n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336,
-          n_vocab=128256, rope_base=5e5, n_ctx=131072),
-    Shape(name="14b", architecture="qwen2", n_layer=48, n_embd=5120, n_head=40, n_head_kv=8, n_ff=13824,
-          n_vocab=152064),
-    Shape(name="32b", architecture="qwen2", n_layer=64, n_embd=5120, n_head=40, n_head_kv=8, n_ff=27648,
-          n_vocab=152064),
-    Shape(name="70b", architecture="llama", n_layer=80, n_embd=8192, n_head=64, n_head_kv=8, n_ff=28672,
-          n_vocab=128256, rope_base=5e5, n_ctx=131072),
-    Shape(name="30b-a3b", architecture="qwen3moe", n_layer=48, n_embd=2048, n_head=32, n_head_kv=4, n_ff=768,
-          n_vocab=151936, head=128, n_expert=128, n_expert_used=8, n_ctx=40960),
-    Shape(name="27b-gemma3", architecture="gemma3", n_layer=62, n_embd=5376, n_head=32, n_head_kv=16, n_ff=21504,
-          n_vocab=262144, tied=True, head=128, window=1024, n_ctx=131072),
-)  # fmt: skip
-SHAPES: dict[str, Shape] = {shape.name: shape for shape in _ALL}
+def _shapes() -> dict[str, Shape]:
+    rows = Path(__file__).with_name("shapes.json").read_bytes()
+    return {shape.name: shape for shape in msgspec.json.decode(rows, type=prepared(list[Shape]))}
+
+
+SHAPES = _shapes()
+"""By name. From the published configurations of Qwen2.5, Llama 3, Qwen3 and Gemma 3; "tiny" and "0.05b" are our own."""
 
 # Mixes of llama-quantize: file type -> type of most tensors. Other names are a type for everything.
 _SHAPE_MIXES = {"Q4_K_M": "Q4_K", "Q4_K_S": "Q4_K", "Q5_K_M": "Q5_K", "Q5_K_S": "Q5_K"}
@@ -119,8 +101,7 @@ def tensor_type(shape: Shape, quant: str, name: str, row: int) -> str:
     """Return the type of the matrix `name` with rows of `row` values in a file of quantization `quant`.
 
     Follows llama-quantize for the K mixes, without an importance matrix. `row` decides the fallback for sizes that
-    blocks of 256 don't divide.
-    """
+    blocks of 256 don't divide."""
     quant = quant.upper()
     kind = _SHAPE_MIXES.get(quant, quant)
     if kind == "MXFP4" and "_exps" not in name:
@@ -304,13 +285,8 @@ def write_gguf(
     """Write the file atomically: `path` is complete or does not exist. `cancelled` is asked for each chunk.
 
     Metadata values: bool, int (u32, u64 or i32 by size), float (f32), str, lists of str, int (i32) or float (f32),
-    numpy arrays.
-
-    Raises:
-        ValueError: a tensor's chunks don't add up to its shape.
-        OSError: the disk is full or the folder cannot be written.
-        Interrupted: cancelled.
-    """
+    numpy arrays. Raises ValueError: a tensor's chunks don't add up to its shape; OSError: the disk is full or the
+    folder cannot be written; Interrupted: cancelled."""
     head = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
     head += [_string(key) + _value(value) for key, value in metadata.items()]
     offset = 0
@@ -345,19 +321,9 @@ _CHATML = (
 )
 
 
-def word(index: int) -> str:
-    """Return the text of token FIRST_WORD + `index`: a space and nothing, a, b, ... z, aa, ab, ..."""
-    letters = ""
-    while index:
-        index, letter = divmod(index - 1, 26)
-        letters = chr(ord("a") + letter) + letters
-    return " " + letters
-
-
 def _vocab_metadata(architecture: str, n_vocab: int) -> dict[str, Any]:
     tokens = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
-    # What `word` returns, with the sign of the space; much sooner.
     letters = (itertools.product(string.ascii_lowercase, repeat=length) for length in itertools.count())
     words = itertools.islice(itertools.chain.from_iterable(letters), n_vocab - FIRST_WORD)
     tokens += ["\u2581" + "".join(word) for word in words]
@@ -473,8 +439,10 @@ def layer_tensors(
                 yield from_array(f"{prefix}{name}.bias", np.zeros(size[1], np.float32))
 
 
-def _check(shape: Shape, quant: str) -> None:
-    """Raise UsageError when a tensor needs a type that is not in `RANDOM_TYPES`."""
+def _checked(shape: str | Shape, quant: str, layers: int | None) -> tuple[Shape, str]:
+    """Return the shape, and the name of the model. Raises UsageError as `shape_of`, and when a tensor needs a type that
+    is not in `RANDOM_TYPES`."""
+    shape = shape_of(shape, layers)
     _file_type(quant)
     rows = {"token_embd.weight": shape.n_embd, "output.weight": shape.n_embd, "blk.0.ffn_down.weight": shape.n_ff}
     for name, row in rows.items():
@@ -482,6 +450,7 @@ def _check(shape: Shape, quant: str) -> None:
         if kind not in RANDOM_TYPES:
             known = ", ".join((*RANDOM_TYPES, *_MIXES))
             raise UsageError(f"Random weights of type {kind} are not supported.", f"Choose one of {known}.")
+    return shape, f"synthetic {shape.name} {quant.upper()}"
 
 
 def write_model(
@@ -495,26 +464,18 @@ def write_model(
 ) -> Path:
     """Write a model of random weights. The same arguments give the same bytes.
 
-    Its text is noise; its speed is that of a real model of this shape. `quant` is a type for all matrices or one of
-    the mixes Q4_K_M, Q4_K_S, Q5_K_M, Q5_K_S. `cancelled` is asked every few MB. Returns `path`.
-
-    Raises:
-        UsageError: unknown shape or quantization.
-        OSError: the disk is full or the folder cannot be written.
-        Interrupted: cancelled; nothing is left at `path`.
-    """
-    shape = shape_of(shape, layers)
-    _check(shape, quant)
-    name = f"synthetic {shape.name} {quant.upper()}"
+    Its text is noise; its speed is that of a real model of this shape. `quant` is a type for all matrices or one of the
+    mixes Q4_K_M, Q4_K_S, Q5_K_M, Q5_K_S. `cancelled` is asked every few MB. Returns `path`. Raises UsageError: unknown
+    shape or quantization; OSError: the disk is full or the folder cannot be written; Interrupted: cancelled; nothing is
+    left at `path`."""
+    shape, name = _checked(shape, quant, layers)
     return write_gguf(path, metadata(shape, quant, name), _tensors(shape, quant, seed), cancelled)
 
 
 def header_of(shape: str | Shape, quant: str = "Q8_0", *, layers: int | None = None) -> GGUFHeader:
     """Return the header of the file that `write_model` would write, without a tokenizer. Raises UsageError: unknown
     shape or quantization."""
-    shape = shape_of(shape, layers)
-    _check(shape, quant)
-    name = f"synthetic {shape.name} {quant.upper()}"
+    shape, name = _checked(shape, quant, layers)
     tensors = [TensorInfo(one.name, one.shape, one.type, 0, one.nbytes) for one in _tensors(shape, quant, 0)]
     size = sum(one.nbytes for one in tensors)
     return GGUFHeader(3, _shape_metadata(shape, quant, name), tensors, 0, size, ALIGNMENT, Path(f"{name}.gguf"))

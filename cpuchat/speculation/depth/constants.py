@@ -17,15 +17,15 @@ class ControllerConstants:
     draft_priors: tuple[float, ...] = (0.55, 0.25, 0.4, 0.55, 0.7, 0.82, 0.92, 0.97)
     """Expected acceptance (0-1) of a draft model by confidence bucket, before anything is observed."""
     free_priors: tuple[float, ...] = (0.35, 0.12, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95)
-    """The same of free drafters."""
+    """The same of suffix decoding."""
     draft_prior_tokens: float = 2.0
     """Tokens that a prior of the draft model is worth."""
     free_prior_tokens: float = 4.0
-    """Tokens that a prior of a free drafter is worth."""
+    """Tokens that a prior of suffix decoding is worth."""
     draft_window_tokens: float = 240.0
     """Tokens after which an observation of the draft model is mostly forgotten."""
     free_window_tokens: float = 64.0
-    """Tokens after which an observation of a free drafter is mostly forgotten."""
+    """Tokens after which an observation of suffix decoding is mostly forgotten."""
     lasting_weight: float = 1 - 1 / 1000
     """Weight (0-1) of a token in the count over all texts when the next one is added."""
     max_tokens_kept: float = 60.0
@@ -33,11 +33,11 @@ class ControllerConstants:
     max_tokens_after_loss: float = 20.0
     """Tokens that still count when the draft model has lost what it had gained, or was shadow drafting."""
     free_max_tokens_after_loss: float = 10.0
-    """The same of free drafters (benchmarks/replay.py, JSON with Q4_K_M: 0.86 without, 0.94 with 20, 0.99 with 10)."""
+    """The same of suffix decoding (benchmarks/replay.py, JSON, Q4_K_M: 0.86 without, 0.94 with 20, 0.99 with 10)."""
     max_gain_before_loss: float = 2.0
     """Gain of the draft model, in plain steps, that later losses are counted against at most."""
     free_max_gain_before_loss: float = 1.0
-    """The same of free drafters."""
+    """The same of suffix decoding."""
     min_tokens_known: int = 3
     """Tokens from which the draft model's acceptance counts as known."""
 
@@ -57,12 +57,16 @@ class ControllerConstants:
     accepted. (Accepted alone is mostly chance, expected alone does not see that it is too hopeful.)"""
 
     # Choice of the depth
+    worthwhile_gain: float = 1.03
+    """Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
+    max_draft_share: float = 0.25
+    """Share (0-1) of a plain pass that a drafted token may take before it is the draft model that is too slow."""
     free_min_gain: float = 0.02
-    """Tokens that verifying a free drafter's proposal must gain."""
+    """Tokens that verifying a proposal of suffix decoding must gain."""
     recent_weight: float = 0.85
     """Weight (0-1) of the passes so far in the recent rate when the next one is added."""
     recent_rate_share: float = 0.9
-    """Share (0-1) of the recent rate that a free drafter's proposal must reach soon after a draft."""
+    """Share (0-1) of the recent rate that a proposal of suffix decoding must reach soon after a draft."""
     recent_rate_passes: int = 4
     """Passes since a draft within which the recent rate is asked for."""
     recent_passes: int = 16

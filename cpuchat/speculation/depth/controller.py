@@ -2,7 +2,7 @@
 included.
 
 Three parts: acceptance is learned and the depth with the best expected rate chosen (acceptance.py), under costs that
-are calibrated and followed (costs.py). A free drafter's proposal is verified to the depth g with
+are calibrated and followed (costs.py). A proposal of suffix decoding is verified to the depth g with
 the largest E(g) - rate * T(g + 1), if that is more than the next step is worth without it (renewal reward).
 
 One budget holds from the first token on. It accrues at a share of elapsed time, and what drafts gain or lose against
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.costs.model import tokens_per_pass
-from cpuchat.protocol.drafters import DRAFTERS, DrafterName
-from cpuchat.protocol.reasons import UNCALIBRATED, WORTHWHILE_GAIN, DraftsOff, no_gain
+from cpuchat.protocol.drafters import DrafterName
+from cpuchat.protocol.reasons import UNCALIBRATED, DraftsOff
 from cpuchat.speculation.depth.acceptance import Acceptance, DraftPlan, best_plan, limit_gain, rates
 from cpuchat.speculation.depth.constants import CONSTANTS
 from cpuchat.speculation.depth.costs import CurrentCosts, Following
@@ -57,10 +57,8 @@ class DepthController:
             CONSTANTS.draft_priors, CONSTANTS.draft_prior_tokens, CONSTANTS.draft_window_tokens, known
         )
         self._acceptance: dict[DrafterName, Acceptance] = {
-            row.name: Acceptance(CONSTANTS.free_priors, CONSTANTS.free_prior_tokens, CONSTANTS.free_window_tokens)
-            if row.factory
-            else self._draft_acceptance
-            for row in DRAFTERS
+            "draft": self._draft_acceptance,
+            "suffix": Acceptance(CONSTANTS.free_priors, CONSTANTS.free_prior_tokens, CONSTANTS.free_window_tokens),
         }
         self._budget = 0.0 if self._is_known else CONSTANTS.budget_start * (self.plain_ms or 0.0)
         self._won: dict[DrafterName, float] = {}
@@ -76,7 +74,7 @@ class DepthController:
         self.plan = DraftPlan()
         self._is_asked = False  # about the draft model, in this answer
         self._n_written = 0
-        self._n_proposed = 0  # by free drafters
+        self._n_proposed = 0  # by suffix decoding
         self._unread = self._scorable = 0
         self._slow_prefill_ms = 0.0
         self._recent = (0.0, 0.0)  # tokens and ms, forgetting
@@ -163,7 +161,7 @@ class DepthController:
         self._rates = None
 
     def free_depth(self, proposal: Proposal) -> int:
-        """Return how many tokens of a free drafter's proposal are worth verifying now."""
+        """Return how many tokens of a proposal of suffix decoding are worth verifying now."""
         max_depth = min(len(proposal), self._max_depth)
         self._n_proposed += max_depth
         if self._fixed:
@@ -244,7 +242,7 @@ class DepthController:
             if lag < 2 * CONSTANTS.first_shadow_tokens:
                 return 0
             self._scorable = min(self._scorable, lag // 2)
-        return lag if limit_gain(1.0, costs, self._max_depth) >= WORTHWHILE_GAIN else 0
+        return lag if limit_gain(1.0, costs, self._max_depth) >= CONSTANTS.worthwhile_gain else 0
 
     @property
     def learned(self) -> tuple[float, float]:
@@ -268,11 +266,10 @@ class DepthController:
 
     @property
     def acceptance(self) -> float:
-        """Return the recent acceptance rate of the draft model, or without one of the free drafters."""
+        """Return the recent acceptance rate of the draft model, or without one of suffix decoding."""
         if self._is_asked or (self._has_draft and not self._n_proposed):
             return self._draft_acceptance.mean
-        free = (self._acceptance[row.name] for row in DRAFTERS if row.factory)
-        return max(free, key=lambda acceptance: acceptance.n_observed).mean
+        return self._acceptance["suffix"].mean
 
     @property
     def off(self) -> DraftsOff | None:
@@ -286,13 +283,13 @@ class DepthController:
             return DraftsOff("nothing to draft from") if self._n_written else None
         if asked and self._slow_prefill_ms:
             return DraftsOff("slow prefill", prefill_s=self._slow_prefill_ms / 1e3)
-        drafting = self._current_rates(costs, self._max_depth)[0][1:] if asked else ()
-        return no_gain(
-            costs.plain_ms,
-            costs.draft.ms[0] if asked else 0.0,
-            max(drafting, default=0.0),
-            limit_gain(1.0, costs, self._max_depth),
-            self.acceptance,
-            has_draft=asked,
-            is_scored=self._is_known,
-        )
+        plain_ms, draft_ms = costs.plain_ms, costs.draft.ms[0]
+        if limit_gain(1.0, costs, self._max_depth) < CONSTANTS.worthwhile_gain:
+            if asked and draft_ms > CONSTANTS.max_draft_share * plain_ms:
+                return DraftsOff("slow draft model", plain_ms=plain_ms, draft_ms=draft_ms)
+            return DraftsOff("slow verification")
+        if not asked or not self._is_known:
+            return DraftsOff("acceptance unknown" if asked else "rare repeats")
+        rate = max(self._current_rates(costs, self._max_depth)[0][1:], default=0.0)
+        slower = 1.0 / (rate * plain_ms) - 1.0 if rate > 0 else 0.0
+        return DraftsOff("low acceptance", acceptance=self.acceptance, slower_share=slower)

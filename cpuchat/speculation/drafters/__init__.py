@@ -1,1 +1,1 @@
-"""Drafters that need no model, and the interface of all."""
+"""Suffix decoding, which drafts without a model."""

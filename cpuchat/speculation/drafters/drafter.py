@@ -1,11 +1,10 @@
-"""The base class of all drafters, and what they propose."""
+"""What drafters propose."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Final
 
 from cpuchat.protocol.drafters import DrafterName
 
@@ -38,15 +37,3 @@ class Proposal:
 
     def cut(self, n: int) -> Proposal:
         return self if n >= len(self.tokens) else Proposal(self.drafter, self.tokens[:n], self.buckets[:n])
-
-
-class Drafter(ABC):
-    """Proposes the next tokens of a text. It always knows the whole text, including the newest token.
-
-    `name` is that of its row in `protocol.drafters`."""
-
-    name: ClassVar[DrafterName]
-
-    @abstractmethod
-    def propose(self, max_n: int) -> Proposal:
-        """Draft at most `max_n` tokens."""

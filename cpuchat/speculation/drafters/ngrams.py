@@ -1,14 +1,12 @@
-"""Prompt lookup, and the index of a growing text in which it and suffix decoding find what was written before."""
+"""The index of a growing text in which suffix decoding finds what was written before."""
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
 from cpuchat.base.text import common_prefix
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal
 
 SIZES: Final = (8, 4, 2)
 """Lengths of the indexed n-grams, longest first."""
@@ -145,35 +143,3 @@ def following(text: array[int], end: int, n: int) -> array[int]:
     """Return the `n` tokens after `end`; past the end of the text they repeat: periodic text keeps its period."""
     part = text[end + 1 : end + 1 + n]
     return part if len(part) == n else (part * (n // len(part) + 1))[:n]
-
-
-MAX_MATCH: Final = 32
-"""Longer matches count as this."""
-_BUCKET_MATCHES: Final = (3, 4, 6, 9, 16, 32)
-"""Match lengths at which the next confidence bucket begins."""
-_BUCKETS: Final = [1 + bisect_right(_BUCKET_MATCHES, match) for match in range(MAX_MATCH + MAX_DEPTH)]
-
-
-class PromptLookup(Drafter):
-    """Copies what followed the latest occurrence of the longest indexed n-gram at the end of the text.
-
-    After Saxena, "Prompt Lookup Decoding", which searches the whole text each time and finds the oldest occurrence.
-    Past the end of the text the copy continues with itself, so periodic text keeps its period. A token's bucket comes
-    from the length of the match that it continues, including the drafted tokens before it: it only counts if they are
-    accepted."""
-
-    name = "lookup"
-
-    def __init__(self, index: NgramIndex) -> None:
-        self._index = index
-
-    def propose(self, max_n: int) -> Proposal:
-        n, text = min(max_n, MAX_DEPTH), self._index.text
-        for match, previous in zip(SIZES, self._index.previous, strict=True):
-            if n < 1 or not previous or (end := previous[-1]) < 0:
-                continue
-            shift = len(text) - 1 - end
-            while match < MAX_MATCH and match <= end and text[end - match] == text[end - match + shift]:
-                match += 1
-            return Proposal("lookup", following(text, end, n).tolist(), _BUCKETS[match : match + n])
-        return Proposal("lookup")

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 from cpuchat.base.text import common_prefix
-from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Drafter, Proposal, confidence_bucket
+from cpuchat.speculation.drafters.drafter import MAX_DEPTH, Proposal, confidence_bucket
 from cpuchat.speculation.drafters.ngrams import MAX_CANDIDATES, SIZES, NgramIndex, following
 
 ENOUGH: Final = 6
@@ -71,7 +71,7 @@ def _plan(match: int, count: int, seen: int, limit: int) -> tuple[float, list[in
     return score, list(map(confidence_bucket, estimates))
 
 
-class SuffixDecoding(Drafter):
+class SuffixDecoding:
     """Drafts along the source of a copy, or along the most frequent continuation of a suffix.
 
     After Oliaro et al., "SuffixDecoding", arXiv 2411.04975. The paper's suffix trees are implicit here: the index says
@@ -80,8 +80,8 @@ class SuffixDecoding(Drafter):
     in the copy before is replaced in the draft. Of all these the draft with the highest score is taken: the sum of its
     path probabilities, which is the number of tokens expected to be accepted.
 
-    An example, words in place of tokens. The chat has "def area ( self , w ) : return w * self . h ;", and the line
-    is being written again:
+    An example, words in place of tokens. The chat has "def area ( self , w ) : return w * self . h ;", and the line is
+    being written again:
 
     - "def area ( self , w ) : return": more than 8 words as before, so this is a copy. Draft: "w * self . h ;".
     - "… return x": the copy may have ended here, or "x" replaces "w". Draft, of low confidence: "* self . h ;".
@@ -90,16 +90,13 @@ class SuffixDecoding(Drafter):
     - "… ;": what followed the source is the line once more, in which "w" is replaced. Draft: "def area ( self , x )".
 
     Nothing is being copied after "to be or not to be , that is to be": the last two words occurred twice before, and
-    the draft is what followed the last time, ", that is to be".
-    """
-
-    name = "suffix"
+    the draft is what followed the last time, ", that is to be"."""
 
     def __init__(self, index: NgramIndex) -> None:
         self._index = index
 
     def propose(self, max_n: int) -> Proposal:
-        """Implement `Drafter.propose`. Buckets are of each token's probability given that those before are accepted."""
+        """Draft at most `max_n` tokens; buckets are of probabilities given that the tokens before are accepted."""
         chat, limit = self._index, min(max_n, MAX_DEPTH)
         if limit < 1 or not chat.text:
             return Proposal("suffix")

@@ -17,7 +17,7 @@ RACE = "Watch Q4 race Q8 of a real model"
 SUGGESTED_ACTIONS = {COMPARE: "compare", DRAFTS: "replay('drafts')", RACE: "replay('quantizations')"}
 """Suggestions that are no question, and what they do."""
 CODE = "Paste code and ask for a change"
-"""What free drafters are best at: most of the answer is in the question."""
+"""What suffix decoding is best at: most of the answer is in the question."""
 STARTS = {CODE: "Give the variables in this code better names, and show all of it:\n\n"}
 """What is put into the prompt for a question that the user has to complete."""
 OF_DEMO = ("What can you do?", DRAFTS, RACE)

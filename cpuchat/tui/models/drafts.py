@@ -19,7 +19,6 @@ from cpuchat.models.drafts.candidates import (
     DraftCandidate,
     candidates,
     check,
-    measured_acceptance,
     model_of,
     recommended,
 )
@@ -112,19 +111,9 @@ class DraftModelsScreen(PanesScreen[Path | None], keys="draft_models"):
         costs = target_costs(target.path)
         if self._loaded.pass_ms:  # measured with the cores in use
             costs = costs._replace(pass_ms=self._loaded.pass_ms)
-        messages = self._services.conversation.messages
-        timings = next((message.timings for message in reversed(messages) if message.timings is not None), None)
         here = self._services.library.local_models(beside=target.path)
         machine = machine_for(target.path, self._services.settings, self._loaded)
-        found = candidates(
-            target,
-            here,
-            load_catalog(),
-            costs,
-            machine,
-            acceptance=measured_acceptance(timings.speculation if timings is not None else None),
-            beside=next((model.path for model in here if self._is_loaded(model)), None),
-        )
+        found = candidates(target, here, load_catalog(), costs, machine)
         return target, [*local_heads(target, here, costs, machine), *found]
 
     def _heads_on_hub(self, target: GGUFHeader, found: Iterable[DraftCandidate]) -> list[DraftCandidate]:

@@ -126,7 +126,7 @@ class ModelsReader:
         options, wanted = chosen.load_options(), chosen.speculation.wanted_draft
         try:
             header = self.header(model.path)
-            draft, note = choose_draft(model.path, wanted, self.library, strict=False, settings=chosen)
+            draft, note = choose_draft(model.path, wanted, self.library, strict=False)
             beside = self.header(draft) if draft not in (None, model.path) else None  # it contains its head
         except (CpuchatError, OSError) as error:
             return ModelDetails(problem=str(error))

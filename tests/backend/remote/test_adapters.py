@@ -207,7 +207,7 @@ async def test_an_option_that_a_server_lacks_or_rejects_is_named_and_not_recorde
     async with remote_server(answer=answer) as server:
         backend = RemoteBackend()
         await collect(backend.load(ServerModel(server.url), LoadOptions()))
-        request = chat("Hello", sampling=asked, reasoning=False, speculation=Speculation(drafters=("lookup",)))
+        request = chat("Hello", sampling=asked, reasoning=False, speculation=Speculation(drafters=("suffix",)))
         got = await collect(backend.generate(request))
         kept = AnswerSettings.of(request, backend.model, Sampling())
         await backend.close()

@@ -194,7 +194,7 @@ def test_passes_that_waited_for_a_core_are_marked(models: tuple[Model, Model], m
         return true[n] * (1.2 if waited else 1.0), 0.0
 
     monkeypatch.setattr(calibration.Curve, "timed_pass", passed)
-    monkeypatch.setattr(calibration, "cpu_wait_share", lambda *_: waited)
+    monkeypatch.setattr(calibration.CpuWait, "share", lambda _: waited)
 
     def is_disturbed(until: dict[int, int]) -> bool:
         seen.clear()

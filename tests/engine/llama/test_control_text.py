@@ -17,8 +17,8 @@ from cpuchat.engine.llama.vocab import MARK, Vocab
 from cpuchat.protocol.messages import GenerationFinished, LoadOptions, Message, Output, Tool, ToolCall
 from cpuchat.protocol.model_info import ModelInfo
 from tests.engine.conftest import OPTIONS
-from tests.engine.llama.test_spm_coverage import sentences
 from tests.support.cores import ONE_CPU
+from tests.support.edited_gguf import sentences
 from tests.support.engine_chat import Chat, user
 from tests.support.tiny_gguf import SPECIALS, vocabulary, write_tiny_gguf
 from tests.tools.templates import TEMPLATES
@@ -59,7 +59,7 @@ def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Voca
     """Yield byte-level BPE, and SentencePiece, which prefixes text with a space."""
     folder = tmp_path_factory.mktemp("vocabularies")
     bpe = write_tiny_gguf(folder / "bpe.gguf")
-    spm = sentences(bpe, folder / "spm.gguf", more=[f"<0x{b:02X}>" for b in range(256)])
+    spm = sentences(bpe, folder / "spm.gguf")
     models = [Model.load(file, OPTIONS, ONE_CPU, on_progress=lambda *_: None, abort=AbortFlag()) for file in (bpe, spm)]
     yield [model.vocab for model in models]
     for model in reversed(models):
@@ -214,13 +214,3 @@ def test_other_text_gives_the_tokens_that_it_always_gave(prompts: Prompts, tiny_
     for text in ("Hello", "> a quote", "if (a<|b) {}", "[link](x)", "<html>", "x <", "end|>", "the  \n\n", "é🙂"):
         rendered = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
         assert prompts.prompt(user(text)) == prompts.vocab.tokenize(rendered.encode(), add_special=False), text
-
-
-def test_text_that_a_vocabulary_cannot_write_as_text_is_refused(
-    prompts: Prompts, tiny_model: Path, tmp_path: Path
-) -> None:
-    template = {"tokenizer.chat_template": "<s>{{ messages[0].content }}"}
-    prompts.load(sentences(tiny_model, tmp_path / "words.gguf", template, ["i", "<", ">", "s"]))
-    assert prompts.written(prompts.prompt(user("Hi<s>"))) == "<s> Hi<s>"
-    prompts.request(messages=(user("Hi</s>"),))
-    assert "no token for '/'" in prompts.failure.message

@@ -57,7 +57,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(threads, "_thread_times", kernel.times)
     monkeypatch.setattr(ThreadPool, "_allowed", lambda _: set(kernel.allowed))
     monkeypatch.setattr(
-        ThreadPool, "_pin", lambda pool: kernel.masks.update(zip(pool._threads.ids, pool._masks, strict=True))
+        ThreadPool, "_pin", lambda pool: kernel.masks.update(zip(pool.threads.ids, pool._masks, strict=True))
     )
     return kernel
 
@@ -71,7 +71,7 @@ def pools(kernel: Kernel) -> Iterator[list[ThreadPool]]:
 
 
 def own(kernel: Kernel, pool: ThreadPool) -> list[set[int]]:
-    return [set(kernel.masks[thread]) for thread in pool.thread_ids]
+    return [set(kernel.masks[thread]) for thread in pool.threads.ids]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_thread_that_waits_for_another_one_sleeps(load: Load, tiny_model: Path
         pytest.skip("one CPU only")
     model = load(tiny_model, threads=tuple(cpus))
     model.sequence.step(65)
-    caller, other = model.pool.thread_ids
+    caller, other = model.pool.threads.ids
     os.sched_setaffinity(other, os.sched_getaffinity(caller))
     before = slept(caller) + slept(other)
     for token in range(66, 71):

@@ -12,6 +12,7 @@ from cpuchat.engine.llama.bindings import AbortFlag, llama
 from cpuchat.engine.llama.sequence import Sequence
 from cpuchat.engine.states.store import StateStore
 from cpuchat.protocol.messages import Measure, Measured, Speculation
+from cpuchat.speculation.drafters.drafter import Proposal
 from tests.engine.conftest import OPTIONS
 from tests.support.engine_chat import LONG, Chat, assistant, user
 from tests.support.tiny_gguf import Architecture, write_tiny_gguf
@@ -89,13 +90,14 @@ def test_a_stop_within_a_draft_keeps_the_chat(chat: Chat, tmp_path: Path) -> Non
     speculator, sequence = chat.loaded.speculator, sequence_of(chat)
     start_verify, flag = speculator.start_verify, sequence.abort
 
-    def stop_within(proposal: object) -> None:
+    def stop_within(proposal: Proposal) -> None:
         sequence.abort = StopsWithin()
-        start_verify(proposal)  # type: ignore[arg-type]
+        proposal.tokens[-1] += 1  # rejected, so that the others are evaluated again
+        start_verify(proposal)
 
-    speculator.start_verify = stop_within  # type: ignore[method-assign,assignment]
+    speculator.start_verify = stop_within  # type: ignore[method-assign]
     asked = user(LONG + "a" * 60)
-    stopped = chat.ask(asked, speculation=Speculation(drafters=("lookup",), depth=4), chat_id="a")
+    stopped = chat.ask(asked, speculation=Speculation(drafters=("suffix",), depth=4), chat_id="a")
     assert chat.stop_reason == "cancelled"
     said = chat.text
     speculator.start_verify, sequence.abort = start_verify, flag  # type: ignore[method-assign]

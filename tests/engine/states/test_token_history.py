@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,26 +87,8 @@ def test_tokens_always_spell_the_text(turns: list[tuple[int, bytes, list[int]]])
         shared = memory.shared(text)
         assert text[:shared] == memory.text[:shared]
         memory.record(text, tokens, answer, piece)
-        memory.check()
+        assert memory.cut_bytes == sorted(memory.cut_bytes) and memory.cut_tokens == sorted(memory.cut_tokens)
         assert memory.text == text + b"".join(map(piece, answer))
         assert encode(memory, memory.text) == [*tokens, *answer]
         again = msgspec.msgpack.decode(msgspec.msgpack.encode(memory), type=TokenHistory)
         assert again == memory
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"cut_bytes": [0, 99]},
-        {"cut_bytes": [], "cut_tokens": []},
-        {"cut_tokens": [0, 99]},
-        {"cut_bytes": [0, 2, 1], "cut_tokens": [0, 1, 2]},
-    ],
-)
-def test_contradictions_are_found(changes: dict[str, list[int]]) -> None:
-    memory = TokenHistory(text=b"abc", tokens=[97, 98, 99], cut_bytes=[0, 3], cut_tokens=[0, 3])
-    memory.check()
-    for name, value in changes.items():
-        setattr(memory, name, value)
-    with pytest.raises(ValueError, match="cuts"):
-        memory.check()

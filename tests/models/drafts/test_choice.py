@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from cpuchat.base.errors import DraftMismatch, ModelNotFound
-from cpuchat.config.settings import Settings
+from cpuchat.base.errors import DraftMismatch, ModelNotFound, from_code
 from cpuchat.costs.calibrations import PassCosts
 from cpuchat.measure.subject import Subject
 from cpuchat.models.catalog import load_catalog
@@ -32,8 +31,12 @@ def test_a_draft_that_was_asked_for_and_does_not_fit_is_an_error(
     tmp_path: Path, library: Library, demo: dict[str, Path]
 ) -> None:
     stranger = header_file(tmp_path / "stranger.gguf")
-    with pytest.raises(DraftMismatch):
+    with pytest.raises(DraftMismatch) as refused:
         choose_draft(demo["demo"], str(stranger), library)
+    error = refused.value
+    assert error.message.startswith("stranger.gguf cannot draft for cpuchat-demo-8m-q8_0.gguf: ")
+    assert "300 tokens against 3,072" in error.message and "cpuchat models pair" in error.hint
+    assert isinstance(from_code("draft_mismatch", error.message, error.hint), DraftMismatch)
     with pytest.raises(DraftMismatch, match="target itself"):
         choose_draft(demo["demo"], "demo", library)
     with pytest.raises(ModelNotFound):
@@ -89,21 +92,6 @@ def test_where_nothing_can_be_measured_only_a_draft_of_known_cost_is_chosen(tmp_
     files = Subject(model=(file_fingerprint(target), file_fingerprint(draft)))
     keep_calibration(files, PassCosts(tuple(40.0 + n for n in range(32)), draft_ms=2.0))
     assert choose_draft(target, "auto", library, measured_only=True)[0] == draft
-
-
-def test_a_smaller_quantization_is_chosen_by_itself_where_it_pays(tmp_path: Path, library: Library) -> None:
-    target, named = family(tmp_path / "mine")
-    smaller = header_file(tmp_path / "mine" / "Big-Q4_K_M.gguf", weights=4096, kind="F16")
-    passes, ours, theirs = tuple(40.0 + n for n in range(32)), file_fingerprint(target), file_fingerprint(smaller)
-    for draft_ms, wanted in ((39.0, None), (20.0, smaller)):
-        keep_calibration(Subject(model=(ours, theirs)), PassCosts(passes, draft_ms=draft_ms))
-        assert choose_draft(target, "", library, settings=Settings())[0] == named
-        named.rename(tmp_path / "away")
-        path, note = choose_draft(target, "", library, settings=Settings(), measured_only=True)
-        assert path == wanted and ("of the same model" in note) == bool(wanted)
-        (tmp_path / "away").rename(named)
-    named.unlink()
-    assert choose_draft(target, "", library) == (None, "")
 
 
 def test_of_several_files_of_the_draft_the_most_faithful_is_chosen(tmp_path: Path, library: Library) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.models.drafts.candidates import NOT_CALIBRATED, expectation, gain, measured_acceptance
-from cpuchat.protocol.timings import DrafterCount, SpeculationFigures
+from cpuchat.models.drafts.candidates import NOT_CALIBRATED, expectation, gain
 
 FLAT = (10.0,) * 32
 """Checking many tokens costs as much as one: what the formula's authors take for granted."""
@@ -59,29 +58,3 @@ def test_no_gain_is_said_plainly() -> None:
     assert slow.words == "no gain: a drafted token takes 50.0 ms, too slow against 10.0 ms for a decoded one"
     half = expectation((10.0, 15.0, 20.0, 25.0), 1.0, "by its size")
     assert half.words.startswith("no gain in prose, ≈ 1.")
-
-
-def figures(*by_position: tuple[int, int], others: int = 0) -> SpeculationFigures:
-    drafted = sum(n for n, _ in by_position)
-    return SpeculationFigures(
-        draft_n=drafted + others,
-        by_position=by_position,
-        by_drafter=(
-            DrafterCount(name="draft", draft_n=drafted, draft_n_accepted=0),
-            DrafterCount(name="suffix", draft_n=others, draft_n_accepted=0),
-        ),
-    )
-
-
-def test_acceptance_is_counted_up_to_the_first_wrong_token() -> None:
-    """Of 200 drafts the first token was right 150 times; the second was then looked at 150 times, and right 120."""
-    assert measured_acceptance(figures((200, 150), (200, 120))) == pytest.approx((150 + 120) / (200 + 150))
-    always = figures((100, 100), (100, 100), (40, 40))
-    assert measured_acceptance(always) == 1.0
-
-
-def test_acceptance_of_other_drafters_or_of_too_little_is_none() -> None:
-    assert measured_acceptance(None) is None
-    assert measured_acceptance(SpeculationFigures()) is None
-    assert measured_acceptance(figures((20, 15))) is None
-    assert measured_acceptance(figures((200, 150), others=100)) is None

@@ -1,4 +1,4 @@
-"""Tests which draft fits which target: the rule, the files, the cache, what is suggested."""
+"""Tests which draft fits which target: the rule, the files, the cache."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpuchat.base.errors import DraftMismatch, from_code
 from cpuchat.models.drafts import pairing
-from cpuchat.models.drafts.pairing import (
-    check_files,
-    check_pair,
-    fitting_drafts,
-    require_pair,
-)
+from cpuchat.models.drafts.pairing import check_files, check_pair
 from cpuchat.models.gguf.header import GGUFHeader, read_header
-from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import DEMO_FILES
 from tests.models.drafts.files import WORDS, header_file
 
 
@@ -118,30 +110,3 @@ def test_a_file_that_changed_is_compared_again(tmp_path: Path) -> None:
     assert not check_files(target, draft).ok
     header_file(draft, [*WORDS[:9], "w9", *WORDS[10:]])
     assert check_files(target, draft).ok
-
-
-# What is suggested.
-
-
-def test_fitting_drafts_are_smaller_and_come_smallest_first(
-    tmp_path: Path, library: Library, demo: dict[str, Path]
-) -> None:
-    header_file(tmp_path / "mine" / "stranger.gguf")
-    (tmp_path / "mine" / "broken.gguf").write_bytes(b"GGUF")
-    assert [model.path for model in fitting_drafts(demo["demo"], library)] == [demo["demo-draft"], demo["demo-q4"]]
-    assert fitting_drafts(demo["demo-draft"], library) == []
-    assert fitting_drafts(tmp_path / "none.gguf", library) == []
-
-
-def test_a_wrong_pair_is_refused_with_the_reason_and_a_draft_that_fits(
-    tmp_path: Path, library: Library, demo: dict[str, Path]
-) -> None:
-    stranger = header_file(tmp_path / "stranger.gguf")
-    with pytest.raises(DraftMismatch) as refused:
-        require_pair(demo["demo"], stranger, library)
-    error = refused.value
-    assert error.message.startswith("stranger.gguf cannot draft for cpuchat-demo-8m-q8_0.gguf: ")
-    assert "300 tokens against 3,072" in error.message
-    assert DEMO_FILES["demo-draft"] in error.hint
-    assert error.exit_code == 12
-    assert isinstance(from_code("draft_mismatch", error.message, error.hint), DraftMismatch)

@@ -12,7 +12,7 @@ import llama_cpp.llama_cpp as llama
 
 from cpuchat.base import paths
 from cpuchat.models.gguf.header import read_header
-from cpuchat.models.gguf.parse import FILE_TYPES, RETIRED, TYPES, LazyArray
+from cpuchat.models.gguf.parse import FILE_TYPES, TYPES, LazyArray
 from tests.support.tiny_gguf import finish
 
 Value = reference.GGUFValueType
@@ -71,7 +71,6 @@ def test_sizes_are_those_of_ggml() -> None:
         kind = TYPES.get(number)
         if kind is None:
             assert size(number) == 0  # removed from ggml
-            assert number not in RETIRED or RETIRED[number] in name(number).decode()
         else:
             assert (name(number).decode().upper(), block(number), size(number)) == (kind.name, kind.block, kind.nbytes)
 

@@ -16,12 +16,11 @@ from cpuchat.models.synthetic.model import (
     Shape,
     random_rows,
     tensor_type,
-    word,
     write_model,
 )
 from tests.models.llama import Llama
 from tests.support.pair_files import draft_token_table, next_token_table, write_pair
-from tests.support.shapes import TINY_LLAMA, TINY_MOE
+from tests.support.shapes import TINY_LLAMA, TINY_MOE, word
 
 
 @pytest.mark.parametrize("kind", RANDOM_TYPES)

@@ -134,7 +134,7 @@ def adaptive_answer(
         now = cost_at(at)
         room = len(right) - at - 1
         start = at
-        offer, hits = propose(at) if propose else (Proposal("lookup"), [])
+        offer, hits = propose(at) if propose else (Proposal("suffix"), [])
         offer, hits = offer.cut(room), hits[:room]
         free = controller.free_depth(offer) if offer else 0
         plan = DraftPlan() if free else controller.plan_draft(room, lag)

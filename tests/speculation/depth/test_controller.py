@@ -155,9 +155,9 @@ def test_free_drafters_with_nothing_to_say():
         controller.record(PassRecord(62.0))
     assert controller.off == DraftsOff("nothing to draft from")
     for _ in range(20):
-        assert controller.free_depth(Proposal("lookup", [1, 2], [1, 1])) == 0
+        assert controller.free_depth(Proposal("suffix", [1, 2], [1, 1])) == 0
         controller.record(PassRecord(62.0))
-        controller.record_scores("lookup", [1], [False])
+        controller.record_scores("suffix", [1], [False])
     assert controller.off == DraftsOff("rare repeats")
 
 
@@ -215,7 +215,7 @@ def test_any_history_leaves_it_within_bounds(events, max_depth, has_draft, at_on
         plan = controller.plan_draft(a, b)
         assert 0 <= plan.depth <= min(a, max_depth)
         assert plan.depth == 0 or has_draft
-        offer = Proposal("lookup", [1] * a, [b % N_BUCKETS] * a)
+        offer = Proposal("suffix", [1] * a, [b % N_BUCKETS] * a)
         free = controller.free_depth(offer)
         assert 0 <= free <= min(a, max_depth)
         assert 0 <= controller.shadow_budget(b) <= b

@@ -106,6 +106,11 @@ def test_periodic_text_goes_on_with_its_period(period, n):
     assert drafter.propose(n).tokens == [period[i % len(period)] for i in range(n)]
 
 
+@pytest.mark.parametrize("text", [[], [5], [5, 6], [1, 2, 3, 4, 5]])
+def test_nothing_to_say(text):
+    assert suffix(text).propose(8).tokens == []
+
+
 JUST_NOW = [5, 6, 7, 8, 0, 1, 2, 3]
 
 

@@ -22,7 +22,7 @@ Writing is matrix × vector: every weight is fetched again for each token, so me
 ```python
 tok_s = bandwidth / bytes_per_token
 ```"""
-TAKING_TURNS = ("draft", "draft", "draft", "", "lookup", "lookup", "suffix", "draft")
+TAKING_TURNS = ("draft", "draft", "draft", "", "suffix", "suffix", "suffix", "draft")
 
 
 def drafted(text: str = TEXT, gate: Gate | None = None) -> list:
@@ -48,7 +48,7 @@ async def test_an_answer_with_drafts_tells_its_figures_and_the_status_line_as_mu
         assert app.transcript.messages[-1].note == "412 tokens · 41.3 tok/s · 1.64× vs plain · first token 0.21 s"
         shown = await panel(app)
         for row in ("acceptance   74 %  avg  74 %", "per pass         6.2 tokens", "plain           25.2 tok/s",
-                    "drafting           7 % time", "by draft 84 %, lookup 16 %", "adaptive depth     7 tokens",
+                    "drafting           7 % time", "by draft 84 %, suffix 16 %", "adaptive depth     7 tokens",
                     "1.64×"):  # fmt: skip
             assert row in shown, row
         assert "draft 0.5B Q8_0 · adaptive depth 7 · 8 threads" in app.status
@@ -196,4 +196,4 @@ async def test_pictures_and_marks_without_color(monkeypatch: pytest.MonkeyPatch)
         await app.ready()
         await app.send("Count")
         segments = {s.text.strip(): s.style for line in app.transcript.lines for s in line.segments if s.style}
-        assert segments["lookup"].underline and segments["suffix"].italic and segments["the model"].bold
+        assert segments["suffix"].italic and segments["the model"].bold

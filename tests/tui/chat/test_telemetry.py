@@ -146,15 +146,15 @@ def test_what_a_server_does_not_report_names_the_option() -> None:
 
 @pytest.mark.parametrize("note", ["", "words that go on " * 9, "x" * 90])
 def test_no_row_is_cut_off(note: str) -> None:
-    suffix = DrafterCount(name="suffix", draft_n=460, draft_n_accepted=469)
-    lookup = DrafterCount(name="lookup", draft_n=10, draft_n_accepted=1)
+    draft = DrafterCount(name="draft", draft_n=460, draft_n_accepted=469)
+    suffix = DrafterCount(name="suffix", draft_n=10, draft_n_accepted=1)
     extreme = msgspec.structs.replace(
         DRAFTING,
         draft_n=470,
         draft_n_accepted=470,
         passes=13,
         by_position=((13, 13),) * 31,
-        by_drafter=(suffix, lookup),
+        by_drafter=(draft, suffix),
         depth=31,
         off=DraftsOff("model", note=note) if note else None,
     )

@@ -67,9 +67,9 @@ def test_switching_in_the_middle_of_an_answer_shows_all_of_it() -> None:
     assert "own and drafted" in " ".join(line.text for line in answer.lines)
     answer.restyle(colored)
     assert "**own** and drafted" in " ".join(line.text for line in answer.lines)
-    answer.feed(" more", drafter="lookup")
+    answer.feed(" more", drafter="suffix")
     answer.update()
-    assert answer.message().spans == ((8, ""), (11, "draft"), (5, "lookup"))
+    assert answer.message().spans == ((8, ""), (11, "draft"), (5, "suffix"))
     answer.restyle(plain)
     assert "own and drafted more" in " ".join(line.text for line in answer.lines)
 
@@ -79,7 +79,7 @@ def test_the_legend_names_who_took_part_and_how_much_under_the_marked_text_only(
     (row,) = legend(((25, ""), (75, "draft")), 80, PLAIN)
     assert row.text == "proposed by the model 25 %, draft 75 %"
     assert ("draft", Style()) in row.runs
-    assert [r.text.strip() for r in legend((), 24, PLAIN)] == ["proposed by the model,", "draft, lookup, suffix"]
+    assert [r.text.strip() for r in legend((), 24, PLAIN)] == ["proposed by the model,", "draft, suffix"]
     message = TranscriptMessage("assistant", "Model", "**hello** there", note="2 tokens", spans=((9, ""), (6, "draft")))
     texts = [line.text.strip() for line in message_lines(message, View(60, PLAIN, color_drafts=on))]
     assert any(text.startswith("proposed by") for text in texts) == on

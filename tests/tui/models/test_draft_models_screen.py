@@ -68,7 +68,7 @@ async def mark(app: RunningApp, key: str) -> None:
 async def test_what_is_here_is_checked_and_enter_loads_the_pair_a_head_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.update({"speculation": {"drafters": "lookup"}})
+    settings.update({"speculation": {"drafters": "suffix"}})
     demo = read_model(TARGET)
     other = write_tiny_gguf(tmp_path / "other.gguf")
     head = tap_head_file(tmp_path / "eagle3-demo-Q8_0.gguf", n_embd=demo.n_embd, layers=(0, 1, 2), tokens=None)
