@@ -73,7 +73,7 @@ async def test_next_prompt_repeat_and_medians() -> None:
         assert "round 2" in app.screen_text
         await app.press("ctrl+r")
         await app.done()
-        assert "1.49× (1.41–1.58, 3 rounds)" in app.screen_text
+        assert "1.49× (1.43–1.56, 3 rounds)" in app.screen_text
         await app.press("t")
         assert "medians of 3 rounds" in app.screen_text
         assert [one.first for one in app.screen.comparison.turns[0].rounds] == [0, 1, 0]
