@@ -109,7 +109,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     Of the model as it was loaded: `model_type` (`qwen2 1.5B Q8_0`), its size in bytes and parameters, its CPUs, and
     `peak`, the measured read bandwidth in bytes per second. `speed_up`: decode ÷ that of the plain cell in the same
-    rounds. `same_text`: as the plain cell's, greedily (None: nothing to compare).
+    rounds, and whether it is `sure` which is faster. `same_text`: as the plain cell's, greedily (None: nothing to
+    compare).
     """
 
     cell: BenchCell
@@ -121,6 +122,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()
     peak: float | None = None
     speed_up: float | None = None
+    sure: bool = False
     same_text: bool | None = None
     failure: str = ""
 
@@ -186,10 +188,12 @@ def report_of(
             continue
         plain = by_cell.get(cell.plain, []) if cell != cell.plain else []
         both = list(zip(plain, samples, strict=False))
+        gain = compare([a.rate for a, _ in both], [b.rate for _, b in both], asked=len(cells)) if both else None
         result = Result(
             cell=cell,
             samples=tuple(samples),
-            speed_up=compare([a.rate for a, _ in both], [b.rate for _, b in both]).ratio if both else None,
+            speed_up=gain.ratio if gain is not None else None,
+            sure=gain is not None and gain.verdict in ("faster", "slower"),
             same_text={one.text for one in samples} == {one.text for one in plain} if both else None,
             failure=failed.get(cell, ""),
         )

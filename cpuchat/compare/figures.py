@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from cpuchat.compare.runner import Round, SideAnswer
-from cpuchat.measure.difference import ALONE, MATTERS, Difference, compare
+from cpuchat.measure.difference import MATTERS, Difference, compare
 
 MIN_ROUNDS = 3
 """Rounds from which on medians and the spread are shown."""
-_ALONE_SECONDS = 0.25
-LOOKS = 3
-"""Verdicts that a comparison asks for: one after each round, of which most tell the same."""
+_ROUNDS = 5
 MEMORY_BUSY, MAX_REACHED = 0.4, 1.1
 """Utilization of the memory below which it is not the limit of decoding; and the share of what the bytes allow above
 which they do not explain the difference."""
@@ -154,14 +152,18 @@ def figure(name: Name, answer: SideAnswer) -> float | None:
             return roofline.joules_per_token.value if roofline else None
 
 
+def asked_after(n_rounds: int) -> float:
+    """Return how many questions the verdict after so many rounds counts as. It is looked at after each, so all share
+    what may be wrong, and the fifth, which tells most, gets most of it (after O'Brien and Fleming, 1979)."""
+    return 3.0 if n_rounds == 1 else 3.3 * max(_ROUNDS / n_rounds, n_rounds / _ROUNDS)
+
+
 def _compared(rounds: Sequence[Round]) -> Difference:
-    """Compare the rates of rounds that have both. What interrupts has a length of its own, so before there are several,
-    answers shorter than those of `ALONE` are taken to differ by more."""
+    """Compare the rates of rounds that have both."""
     timings = [one.timings for done in rounds for one in done.answers if one.timings is not None]
-    seconds = min(one.predicted_ms / 1e3 for one in timings)
-    noise = ALONE * max(_ALONE_SECONDS / max(seconds, 0.01), 1.0) if len(rounds) == 1 else 0.0
+    seconds = max(min(one.predicted_ms for one in timings) / 1e3, 0.01)
     a, b = ([figure("tok_s", one.answers[side]) or 0.0 for one in rounds] for side in (0, 1))
-    return compare(a, b, asked=LOOKS, noise=noise)
+    return compare(a, b, asked=asked_after(len(rounds)), seconds=seconds)
 
 
 def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdict:

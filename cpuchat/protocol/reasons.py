@@ -21,7 +21,13 @@ OffKind = Literal[
     "model",
 ]
 
-WORTHWHILE_GAIN: Final = 1.03
+MATTERS: Final = 0.02
+"""Share that a difference of speeds must exceed to be worth anything, the only threshold of it: of a measured one as
+`measure.difference` tests it, of a predicted one with the prediction's error on top. Nobody notices less, two builds of
+the same source differ by as much in where their code lies, and fewer rounds than anyone waits for do not show it."""
+_PASS_ERROR: Final = 0.01
+"""Of a calibrated pass, the best of several."""
+WORTHWHILE_GAIN: Final = (1 + MATTERS) * (1 + _PASS_ERROR)
 """Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
 
 _MAX_DRAFT_SHARE: Final = 0.25
