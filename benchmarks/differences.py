@@ -32,6 +32,7 @@ from common import RESULTS
 
 from cpuchat.backend.loading import load_to_measure
 from cpuchat.backend.local import LocalBackend
+from cpuchat.bench.results import ASKED
 from cpuchat.compare.figures import asked_after
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.measure.difference import WRONG, compare
@@ -134,7 +135,7 @@ def benches(rounds: int, noise: Noise, seed: int, gain: float) -> list[str]:
         disturbed = any(one[1] for side in both for one in side) or any(
             has_drifted(min(one), max(one)) for one in (a, b)
         )
-        verdict = compare(a, [rate * (1 + gain) for rate in b], asked=FIGURES, apart=True).verdict
+        verdict = compare(a, [rate * (1 + gain) for rate in b], asked=ASKED * FIGURES, apart=True).verdict
         found.append("disturbed" if disturbed else verdict)
     return found
 

@@ -80,12 +80,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def of(cls, comparison: Comparison, turn: Turn, running: Round | None = None) -> Recording:
         """Record the round of `turn` that counts, or what there is of the one that is `running`."""
         figures, shown = ComparisonFigures(), running
-        if shown is None:  # of those with the same answers as the last one, that whose ratio is nearest to the medians'
-            counted = turn.counted()
-            figures, texts = figures_of(counted), [answer.content for answer in counted[-1].answers]
-            speed = figures.verdict.speed
-            alike = [one for one in counted if [answer.content for answer in one.answers] == texts]
-            shown = min(reversed(alike), key=lambda one: abs((one.ratio or speed) - speed))
+        if shown is None:
+            figures, shown = figures_of(turn.counted()), turn.counted()[-1]
         a, b = (
             _side(name, answer, figures.medians_of(n))
             for n, (name, answer) in enumerate(zip(comparison.names, shown.answers, strict=True))

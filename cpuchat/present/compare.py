@@ -137,8 +137,6 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "") -> str:
         case "cached":
             read = f"reads {_bytes(share)} and " if share else ""
             return f"{fast} {read}is {speed} as fast. Both fit in the L3 cache: memory bandwidth is not the limit."
-        case "unknown":
-            return f"{fast} is {speed} as fast as {slow}. The bytes per token of these models are unknown."
         case "settings":
             return f"{fast} is {speed} as fast as {slow}."
         case "other limit":

@@ -73,8 +73,8 @@ async def test_random_tokens_at_depths_have_llama_bench_names_whatever_else_cann
         (32, 0, 0), (0, 8, 0), (32, 0, 64), (0, 8, 64),
     ]  # fmt: skip
     for row in rows:
-        assert row["model_type"] == "llama 7.7M Q8_0" and row["type_k"] == "f16" and row["flash_attn"] == -1
-        assert row["model_size"] > 8_000_000 and row["build_commit"] and row["cpu_info"]
+        assert row["model_type"] == "llama 7.7M Q8_0"
+        assert row["model_size"] > 8_000_000
         assert row["avg_ns"] == pytest.approx(sum(row["samples_ns"]) / 3)
         n = row["n_prompt"] + row["n_gen"]
         for ns, ts in zip(row["samples_ns"], row["samples_ts"], strict=True):

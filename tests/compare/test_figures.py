@@ -78,6 +78,8 @@ def test_a_stopped_or_disturbed_round_takes_no_place() -> None:
     disturbed = a_round(answered(Q8, 25.0), answered(Q4, 70.0, cpu_wait=0.4))
     assert stopped.stopped and not fair.stopped
     assert said(disturbed) == "Too noisy for a verdict: other programs were using the cores. Repeat it."
+    ratios = {label: ratio for label, *_, ratio in compare.rows(figures_of([disturbed]), NAMES)}
+    assert (ratios["decode"], ratios["first token"], ratios["bytes per token"]) == ("–", "–", "0.60×")
     verdict = figures_of([disturbed]).verdict
     assert "F9 repeats" in compare.verdict(verdict, NAMES, "F9")
     assert Turn("Why?", [fair, stopped, disturbed]).counted() == [fair]
