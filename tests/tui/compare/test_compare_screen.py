@@ -185,7 +185,7 @@ async def test_a_comparison_is_shown_from_the_turn_that_a_search_found() -> None
                 text = f"{side}: pangolin{number}." + "\n\nMore." * 20
                 store.add_message(chat.id, "assistant", text, stop_reason="end")
 
-    async with running(prepare=prepare) as app:
+    async with running(prepare=prepare, size=(160, 40)) as app:
         await app.ready()
         more = scripted()
         app.app.services.new_backend = lambda: more.pop(0)
