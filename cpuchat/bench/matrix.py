@@ -6,7 +6,6 @@ be drafted.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.resources
 import itertools
 from collections.abc import Iterable, Sequence
@@ -204,22 +203,6 @@ def cells_of(
                 for name, depth in [*plain, *drafting] if several else plain:
                     cells[BenchCell(setup=loaded, test=test, drafters=name, draft_depth=depth)] = None
     return list(cells)
-
-
-def located(cells: Iterable[BenchCell], library: Library) -> list[BenchCell]:
-    """Return cells of another run, perhaps of another machine: files that are elsewhere here are found by name. Raises
-    ModelNotFound: one of them is not on this machine.
-    """
-
-    @functools.cache
-    def here(path: str) -> str:
-        return path if not path or Path(path).is_file() else str(library.resolve(Path(path).name))
-
-    def moved(cell: BenchCell) -> BenchCell:
-        setup = msgspec.structs.replace(cell.setup, model=here(cell.setup.model), draft=here(cell.setup.draft))
-        return msgspec.structs.replace(cell, setup=setup)
-
-    return list(dict.fromkeys(map(moved, cells)))
 
 
 def check_placements(cells: Iterable[BenchCell], chosen: Settings) -> None:

@@ -176,12 +176,11 @@ class _Run:
             return
         turn = comparison.turns[-1]
         figures = figures_of(turn.counted())
-        for line in table(words.rows(figures, comparison.names), right=(1, 2, 3)):
+        above, below = words.sentences(comparison, turn)
+        rows = table(words.rows(figures, comparison.names), right=(1, 2, 3))
+        said = [[line for sentence in part for line in paragraph(sentence)] for part in (above, below)]
+        for line in (*said[0], *rows, "", *said[1]):
             terminal.line(line)
-        terminal.line()
-        for sentence in words.sentences(comparison, turn):
-            for line in paragraph(sentence):
-                terminal.line(line)
         if turn.rounds and (found := turn.rounds[-1].agreement) is not None:
             for line in words.places(found, comparison.names):
                 terminal.line(f"  {line}")

@@ -80,12 +80,8 @@ class Comparison:
         self.running: Round | None = None
         self.stopped = False
         self._checked = False
-        self._writing: set[int] = set()
-
-    @property
-    def writing(self) -> frozenset[int]:
+        self.writing: frozenset[int] = frozenset()
         """The sides that are being loaded or answer now."""
-        return frozenset(self._writing)
 
     async def ask(self, prompt: str) -> Round:
         """Let both sides answer a new prompt; it continues what was asked before. Raises UsageError: something runs."""
@@ -209,15 +205,15 @@ class Comparison:
             return new
         finally:
             self.busy, self.running = False, None
-            self._writing.clear()
+            self.writing = frozenset()
 
     async def _load(self, side: int, new: Round) -> bool:
         if self.stopped:
             return False
-        runner, self._writing = self.runners[side], {side}
+        runner, self.writing = self.runners[side], frozenset({side})
         loaded = await runner.load(lambda event: self.tell(side, event))
         new.answers[side].failed = runner.failed
-        self._writing = set()
+        self.writing = frozenset()
         return loaded and not self.stopped
 
     async def _answer(self, side: int, new: Round) -> None:
@@ -226,11 +222,11 @@ class Comparison:
         if self.runners[side].failed is not None and not self.in_turn:
             return
         if await self._load(side, new):
-            self._writing = {side}
+            self.writing = frozenset({side})
             await self.runners[side].answer(
                 self.turns, new.answers[side], lambda event: self.tell(side, event), lambda: self.stopped
             )
-            self._writing = set()
+            self.writing = frozenset()
             if self.in_turn:
                 await self._read_memory(new)
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from cpuchat.compare.runner import Round, SideAnswer
-from cpuchat.measure.difference import ALONE, MATTERS, Difference, compare
+from cpuchat.measure.difference import MATTERS, compare
 
 MIN_ROUNDS = 3
 """Rounds from which on medians and the spread are shown."""
-_ALONE_SECONDS = 0.25
-LOOKS = 3
-"""Verdicts that a comparison asks for: one after each round, of which most tell the same."""
+_ROUNDS = 5
 MEMORY_BUSY, MAX_REACHED = 0.4, 1.1
 """Utilization of the memory below which it is not the limit of decoding; and the share of what the bytes allow above
 which they do not explain the difference."""
@@ -39,10 +37,6 @@ class Value:
     def of(cls, values: Sequence[float]) -> Value:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
-    @property
-    def spread(self) -> float:
-        return self.high - self.low
-
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
@@ -65,10 +59,9 @@ Kind = Literal[
     "cached",  # the weights of both stay in L3: bytes do not decide
     "same",  # any difference is too small to matter
     "noisy",  # it cannot be told yet
-    "settings",  # both read the same bytes
+    "settings",  # both read the same bytes, or it is not known how many
     "bytes",  # fewer bytes, faster: how much of what they allow
     "other limit",  # fewer bytes, but not faster, or faster although memory is not the limit
-    "unknown",  # the bytes are not known
 ]
 
 
@@ -154,14 +147,10 @@ def figure(name: Name, answer: SideAnswer) -> float | None:
             return roofline.joules_per_token.value if roofline else None
 
 
-def _compared(rounds: Sequence[Round]) -> Difference:
-    """Compare the rates of rounds that have both. What interrupts has a length of its own, so before there are several,
-    answers shorter than those of `ALONE` are taken to differ by more."""
-    timings = [one.timings for done in rounds for one in done.answers if one.timings is not None]
-    seconds = min(one.predicted_ms / 1e3 for one in timings)
-    noise = ALONE * max(_ALONE_SECONDS / max(seconds, 0.01), 1.0) if len(rounds) == 1 else 0.0
-    a, b = ([figure("tok_s", one.answers[side]) or 0.0 for one in rounds] for side in (0, 1))
-    return compare(a, b, asked=LOOKS, noise=noise)
+def asked_after(n_rounds: int) -> float:
+    """Return how many questions the verdict after so many rounds counts as. It is looked at after each, so all share
+    what may be wrong, and the fifth, which tells most, gets most of it (after O'Brien and Fleming, 1979)."""
+    return 3.0 if n_rounds == 1 else 3.3 * max(_ROUNDS / n_rounds, n_rounds / _ROUNDS)
 
 
 def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdict:
@@ -169,7 +158,9 @@ def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdic
     rounds = [one for one in rounds if one.complete and one.ratio is not None]  # an answer of one token has no rate
     if speed is None or not speed.ratio or not rounds:
         return Verdict("incomplete")
-    found = _compared(rounds)
+    shortest_ms = min(one.timings.predicted_ms for done in rounds for one in done.answers if one.timings is not None)
+    a, b = ([figure("tok_s", one.answers[side]) or 0.0 for one in rounds] for side in (0, 1))
+    found = compare(a, b, asked=asked_after(len(rounds)), seconds=max(shortest_ms / 1e3, 0.01))
     size = rows.get("bytes")
     read = size.ratio if size is not None else None
     last = [answer.roofline for answer in rounds[-1].answers]
@@ -187,10 +178,7 @@ def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdic
         return verdict(found.verdict)
     if all(one is not None and one.fits_cache for one in last):
         return verdict("cached")
-    if not read:  # of one that was kept and is shown again, it was known
-        kept = any(answer.model is None for answer in rounds[-1].answers)
-        return verdict("settings" if kept else "unknown")
-    if abs(read - 1) <= MATTERS or "acceptance" in rows:
+    if not read or abs(read - 1) <= MATTERS or "acceptance" in rows:
         return verdict("settings")
     reached = speed.ratio * read if read < 1 else 1 / (speed.ratio * read)
     by_bytes = (

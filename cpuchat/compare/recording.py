@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from difflib import SequenceMatcher
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -22,10 +20,7 @@ from cpuchat.telemetry import units
 if TYPE_CHECKING:
     from cpuchat.compare.comparison import Comparison
 
-_MAX_WORDS = 4000
-_SAMPLES = 24
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]
-_Ratio = Annotated[float, Meta(ge=1e-9, le=1e9)]
 
 
 class RecordingError(CpuchatError, code="recording"):
@@ -37,8 +32,7 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     `tokens` are the text of each token (reasoning included) and when it came, in milliseconds after the first token,
     which came after `first_s` seconds. `drafters` as of `TokenText`. `tok_s` is the decoding rate, the median of the
-    rounds. `ended`: the answer is complete. `bandwidth` in bytes per second, over equal parts of the answer; `peak` is
-    the measured one. `utilization` 0 to 1. `cached`: the weights stay in L3.
+    rounds. `ended`: the answer is complete. `utilization` of the memory, 0 to 1. `cached`: the weights stay in L3.
     """
 
     name: str
@@ -48,8 +42,6 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tok_s: _Amount | None = None
     ended: bool = False
     bytes_per_token: _Amount | None = None
-    peak: _Amount | None = None
-    bandwidth: tuple[_Amount, ...] = ()
     utilization: _Amount | None = None
     cached: bool = False
 
@@ -57,10 +49,6 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def end_ms(self) -> float:
         """Return when the last token came."""
         return self.tokens[-1][1] if self.tokens else 0.0
-
-    @property
-    def text(self) -> str:
-        return "".join(text for text, _ in self.tokens)
 
     def n_at(self, at_ms: float) -> int:
         """Return how many tokens were there at this time."""
@@ -77,7 +65,7 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Both answers to one prompt. `stopped`: the user has stopped it; there is no verdict then. `n_rounds` as of
-    `ComparisonFigures`; `ratios`: the interval of B ÷ A, from three rounds on.
+    `ComparisonFigures`.
     """
 
     title: str
@@ -86,19 +74,14 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt: str = ""
     verdict: Verdict = Verdict("incomplete")
     n_rounds: int = 1
-    ratios: tuple[_Ratio, _Ratio] | None = None
     stopped: bool = False
 
     @classmethod
     def of(cls, comparison: Comparison, turn: Turn, running: Round | None = None) -> Recording:
         """Record the round of `turn` that counts, or what there is of the one that is `running`."""
         figures, shown = ComparisonFigures(), running
-        if shown is None:  # of those with the same answers as the last one, that whose ratio is nearest to the medians'
-            counted = turn.counted()
-            figures, texts = figures_of(counted), [answer.content for answer in counted[-1].answers]
-            speed = figures.verdict.speed
-            alike = [one for one in counted if [answer.content for answer in one.answers] == texts]
-            shown = min(reversed(alike), key=lambda one: abs((one.ratio or speed) - speed))
+        if shown is None:
+            figures, shown = figures_of(turn.counted()), turn.counted()[-1]
         a, b = (
             _side(name, answer, figures.medians_of(n))
             for n, (name, answer) in enumerate(zip(comparison.names, shown.answers, strict=True))
@@ -111,7 +94,6 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             prompt=turn.prompt,
             verdict=figures.verdict,
             n_rounds=max(figures.n_rounds, 1),
-            ratios=figures.verdict.interval if figures.medians and figures.verdict.speed else None,
             stopped=running is None and shown.stopped,
         )
 
@@ -148,60 +130,17 @@ def read_recording(path: Path) -> Recording:
 
 def _side(name: str, answer: SideAnswer, medians: dict[Name, float]) -> RecordedSide:
     """Return the record of an answer."""
-    roofline, size, tokens = answer.roofline, medians.get("bytes"), tuple(answer.written.tokens())
-    peak, utilization = None, medians.get("utilization")
-    if roofline is not None and roofline.peak.value is not None:
-        peak = roofline.peak.value.bytes_per_s
+    roofline, utilization = answer.roofline, medians.get("utilization")
     if roofline is not None and (roofline.off or roofline.fits_cache):
         utilization = None
     return RecordedSide(
         name=name,
-        tokens=tokens,
+        tokens=tuple(answer.written.tokens()),
         drafters=answer.written.drafters,
         first_s=medians.get("first_s"),
         tok_s=medians.get("tok_s"),
         ended=answer.complete,
-        bytes_per_token=size,
-        peak=peak,
-        bandwidth=_bandwidth(tokens, size) if size else (),
+        bytes_per_token=medians.get("bytes"),
         utilization=utilization,
         cached=roofline is not None and roofline.fits_cache,
     )
-
-
-def _bandwidth(tokens: Sequence[tuple[str, float]], bytes_per_token: float) -> tuple[float, ...]:
-    """Return what was read per second in equal parts of the answer, each of several tokens."""
-    n = min(_SAMPLES, len(tokens) // 4)
-    end_ms = tokens[-1][1] if tokens else 0.0
-    if n < 2 or end_ms <= 0:
-        return ()
-    part = end_ms / n
-    counts = [0] * n
-    for _, at_ms in tokens[1:]:
-        counts[min(n - 1, int(at_ms / part))] += 1
-    return tuple(round(1e3 * count * bytes_per_token / part) for count in counts)
-
-
-class SameWords(NamedTuple):
-    """The words of both answers. `equal`: for each word of A, its number in B's from 0; -1: B has another there."""
-
-    equal: tuple[int, ...]
-    n_b: int
-
-    @property
-    def share(self) -> float | None:
-        """Return the share of the words of both that the other one has, too; None without words."""
-        total = len(self.equal) + self.n_b
-        return 2 * sum(at >= 0 for at in self.equal) / total if total else None
-
-
-def same_words(recording: Recording) -> SameWords:
-    """Align the words of both answers; very long answers are compared word by word."""
-    a, b = (side.text.split() for side in recording.sides)
-    equal = [-1] * len(a)
-    if len(a) + len(b) > _MAX_WORDS:
-        equal = [at if at < len(b) and word == b[at] else -1 for at, word in enumerate(a)]
-    else:
-        for at, other, size in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
-            equal[at : at + size] = range(other, other + size)
-    return SameWords(tuple(equal), len(b))

@@ -6,20 +6,22 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final, Literal
 
-MATTERS: Final = 0.02
-"""Share that a difference must exceed to be worth anything. Nobody notices less, two builds of the same source differ
-by as much in where their code lies, and fewer rounds than anyone waits for do not show it."""
+from cpuchat.protocol.reasons import MATTERS
+
 NOISE: Final = 0.02
-"""Standard deviation of a measurement of 0.25 s and more on an idle machine, as a share."""
-ALONE: Final = 0.04
+"""Standard deviation of a measurement of `_SECONDS` and more on an idle machine, as a share."""
+_ALONE: Final = 0.04
 """The same where each was measured once, which does not tell if the machine is idle (benchmarks/differences.py)."""
+_SECONDS: Final = 0.25
 WRONG: Final = 0.02
 """Share of whole runs in which equal things may be called faster or slower."""
-_PRIOR: Final = 3
-"""Measurements that `NOISE` counts like: with fewer rounds than that, their own scatter is hardly known."""
+_PRIOR, _PRIOR_ALONE = 2, 3
+"""Measurements that these count like: with fewer than that, their own scatter is hardly known. More would find more,
+and be wrong more often on a machine whose rounds scatter by 3 %."""
 _HOPE: Final = 1.5
 """Standard errors within which a ratio is believed to be where nothing is at stake."""
 
@@ -60,43 +62,62 @@ class Difference:
 
 
 def compare(
-    a: Sequence[float], b: Sequence[float], *, asked: int = 1, noise: float = 0.0, apart: bool = False
+    a: Sequence[float], b: Sequence[float], *, asked: float = 1, seconds: float = _SECONDS, apart: bool = False
 ) -> Difference:
     """Return how much faster `b` is than `a`, by the logarithms of the rates of their rounds.
 
     With one more of `a`, each of `b` was measured between two of it (A B A B A); with as many, they are pairs, in any
-    order.
+    order. What a machine does for a whole round is no part of a pair's ratio; where it does nothing, both sides of all
+    rounds scatter alike, which tells more of the noise: the narrower of both intervals counts.
 
     Args:
         asked: how many such questions a whole run asks: of all answers to equal things, `WRONG` in a run may be wrong.
-        noise: what one measurement scatters by, if that is known before; what is measured here outweighs it.
+        seconds: of the shortest measurement; what interrupts a shorter one weighs more where each was measured once.
         apart: they were measured at different times, and not in turn.
     """
     first, second = [math.log(rate) for rate in a], [math.log(rate) for rate in b]
     n, m = len(first), len(second)
+    noise, prior = (NOISE, _PRIOR) if n * m > 1 else (_ALONE * max(_SECONDS / seconds, 1.0), _PRIOR_ALONE)
+
+    def found(log: float, squares: float, known: int, share: float, degrees: int) -> Difference:
+        error = math.sqrt((prior * noise**2 + squares) / (prior + known) * share)
+        return Difference(math.exp(log), error, _quantile(asked, prior + degrees) * error)
+
     if apart:
-        mean = statistics.fmean(second) - statistics.fmean(first)
-        squares = sum((rate - statistics.fmean(side)) ** 2 for side in (first, second) for rate in side)
-        known, share = n + m - 2, 1 / n + 1 / m
-        degrees = known
-    elif n == m:
+        squares, known = _squares(first) + _squares(second), n + m - 2
+        return found(_mean(second) - _mean(first), squares, known, 1 / n + 1 / m, known)
+    if n == m:
         ratios = [after - before for before, after in zip(first, second, strict=True)]
-        mean = statistics.fmean(ratios)
-        squares = sum((ratio - mean) ** 2 for ratio in ratios) / 2
-        degrees = known = n - 1
-        share = 2 / n
-    else:
-        ratios = [rate - (before + after) / 2 for rate, (before, after) in zip(second, pairwise(first), strict=True)]
-        mean = statistics.fmean(ratios)
-        # A ratio varies by 1.5 of a measurement's variance, and neighbours, which share one of `a`, alike.
-        squares = sum((ratio - mean) ** 2 for ratio in ratios) / 1.5
-        squares += sum((after - before) ** 2 for before, after in pairwise(first)) / 2
-        known, share = 2 * m - 1, (2 * m - 0.5) / m**2
-        degrees = (m - 1) + 2 * m // 3  # a part of both is the same
-    noise = noise or (NOISE if n * m > 1 else ALONE)
-    error = math.sqrt((_PRIOR * noise**2 + squares) / (_PRIOR + known) * share)
-    normal = statistics.NormalDist().inv_cdf(1 - WRONG / 2 / asked)
-    return Difference(math.exp(mean), error, student(normal, _PRIOR + degrees) * error)
+        log, of_ratios = _mean(ratios), _squares(ratios) / 2
+        of_all = of_ratios + _squares([before + after for before, after in zip(first, second, strict=True)]) / 2
+        ways = found(log, of_ratios, n - 1, 2 / n, n - 1), found(log, of_all, 2 * n - 2, 2 / n, 2 * n - 2)
+        return min(ways, key=lambda way: way.needed)
+    ratios = [rate - (before + after) / 2 for rate, (before, after) in zip(second, pairwise(first), strict=True)]
+    # A ratio varies by 1.5 of a measurement's variance, and neighbours, which share one of `a`, alike.
+    squares = _squares(ratios) / 1.5 + sum((after - before) ** 2 for before, after in pairwise(first)) / 2
+    degrees = (m - 1) + 2 * m // 3  # a part of both is the same
+    return found(_mean(ratios), squares, 2 * m - 1, (2 * m - 0.5) / m**2, degrees)
+
+
+def of_answer(ratio: float) -> Difference:
+    """Return what an answer's rate tells that is `ratio` times the mean of many other passes."""
+    error = NOISE * math.sqrt(2)
+    return Difference(ratio, error, _quantile(1, _PRIOR_ALONE) * error)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _squares(values: Sequence[float]) -> float:
+    """Return the sum of the squared distances from the mean."""
+    mean = _mean(values)
+    return math.fsum((value - mean) ** 2 for value in values)
+
+
+@lru_cache
+def _quantile(asked: float, dof: int) -> float:
+    return student(statistics.NormalDist().inv_cdf(1 - WRONG / 2 / asked), dof)
 
 
 def student(z: float, dof: int) -> float:

@@ -23,6 +23,7 @@ from cpuchat.measure.subject import on_cores
 from cpuchat.models.cpu_modules import engine_cpu
 from cpuchat.models.file_names import engine_fingerprint
 from cpuchat.protocol.options import Kernels
+from cpuchat.protocol.reasons import MATTERS
 
 if TYPE_CHECKING:
     from cpuchat.hardware.topology import Instructions
@@ -55,8 +56,6 @@ def rows_of(instructions: str) -> int:
 
 _WHAT: Final = "products"
 _KEPT_SECONDS, _DISTURBED_SECONDS = 30 * 86_400.0, 3600.0
-_MIN_DECODE: Final = 0.97
-"""Of llama.cpp's speed for one token: what passes of several tokens gain is not worth more than that."""
 _MAX_APART: Final = 0.01
 """Of the norm: both quantize activations to 8 bits, in blocks of 32 or 256 values, and differ by up to 0.6 %."""
 
@@ -88,9 +87,9 @@ class MeasuredProducts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_chosen(self) -> bool:
-        """Return whether cpuchat's kernels are used: with one token they are not slower, on the geometric mean of all
-        passes neither, and the results agree. A measurement beside other programs only tells the last."""
-        is_faster = self.ratios[0] >= _MIN_DECODE and math.prod(self.ratios) >= 1
+        """Return whether cpuchat's kernels are used: with one token they are not slower by what matters, on the mean of
+        all passes not at all, and the results agree. A measurement beside other programs only tells the last."""
+        is_faster = self.ratios[0] >= 1 - MATTERS and math.prod(self.ratios) >= 1
         return not self.is_wrong and (self.disturbed or is_faster)
 
     @property

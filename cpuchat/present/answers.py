@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cpuchat.measure.difference import of_answer
 from cpuchat.present.drafts_off import off_words
 from cpuchat.protocol.messages import (
     ContextTrimmed,
@@ -214,7 +215,11 @@ def _cores(timings: Timings) -> str:
 
 
 def _speed_up(timings: Timings) -> str:
-    return "" if timings.speed_up is None else f"{units.factor(timings.speed_up)} vs plain"
+    """`1.64× vs plain`, with ≈ where one answer does not tell which is faster."""
+    if timings.speed_up is None:
+        return ""
+    about = "" if of_answer(timings.speed_up).verdict in ("faster", "slower") else "≈"
+    return f"{about}{units.factor(timings.speed_up)} vs plain"
 
 
 def _first_token(timings: Timings) -> str:

@@ -63,7 +63,7 @@ def _row(result: Result, names: set[str]) -> tuple[str, ...]:
         _words(result.median("ttft_ms"), lambda ms: " ".join(units.duration(ms / 1e3))),
         _rate(result.rates("prefill")),
         _rate(result.rates("decode")),
-        _words(result.speed_up, units.factor),
+        _words(result.speed_up, lambda ratio: f"{'' if result.sure else '≈'}{units.factor(ratio)}"),
         _words(result.acceptance, "{:.0%}".format).replace("%", " %"),
         _words(result.tokens_per_pass, "{:.2f}".format),
         _words(result.median("memory"), lambda n_bytes: units.size(round(n_bytes))),

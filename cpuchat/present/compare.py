@@ -78,28 +78,29 @@ def cell(row: ComparisonRow, value: Value | None, *, spread: bool) -> str:
 
 
 def rows(figures: ComparisonFigures, names: Sequence[str]) -> list[tuple[str, str, str, str]]:
-    """Return the table with its headings: label, A, B, B ÷ A."""
+    """Return the table with its headings: label, A, B, B ÷ A; – for a ratio of what other programs disturbed."""
     table = [("", names[0], names[1], "B ÷ A")]
     for name, row in figures.rows.items():
         a, b = (cell(row, value, spread=figures.medians) for value in (row.a, row.b))
-        table.append((_FIGURES[name].label, a, b, _ratio(row)))
+        ratio = units.factor(row.ratio) if row.ratio is not None and name not in ("tokens", "acceptance") else ""
+        if ratio and figures.verdict.kind == "disturbed" and name not in ("per_pass", "memory", "bytes"):
+            ratio = "–"
+        table.append((_FIGURES[name].label, a, b, ratio))
     return table
 
 
-def _ratio(row: ComparisonRow) -> str:
-    return units.factor(row.ratio) if row.ratio is not None and row.name not in ("tokens", "acceptance") else ""
-
-
 def live(figures: ChatFigures, memory: ProcessMemory | None, width: int) -> str:
-    """The border of a side: ` 31.0 tok/s · first 0.22 s · 1.6 GB · ≈50/51 GB/s`; without ≈ a counter, and without the
-    measured peak where more was read than that. The last ones are left out where `width` has no room for them."""
-    parts = [f"{units.rate(figures.tok_s.value):>5} tok/s"] if figures.tok_s.value is not None else []
+    """The border of a side: `now 31.0 tok/s · first 0.22 s · 1.6 GB memory · ≈50/51 GB/s`; without ≈ a counter, and
+    without the measured peak where more was read than that. The rate of a whole answer is beside its track. The last
+    ones are left out where `width` has no room for them."""
+    now = figures.live_tok_s.value
+    parts = [f"now {units.rate(now):>5} tok/s"] if now is not None else []
     if figures.ttft_s.value is not None:
         parts.append(f"first {' '.join(units.duration(figures.ttft_s.value))}")
     if figures.drafting.acceptance.value is not None:
         parts.append(f"acc {100 * figures.drafting.acceptance.value:.0f} %")
     if memory is not None:
-        parts.append(units.size(memory.private + memory.shared))
+        parts.append(f"{units.size(memory.private + memory.shared)} memory")
     roofline = figures.roofline
     if (read := roofline.bandwidth.value) is not None:
         peak = roofline.peak.value
@@ -136,8 +137,6 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "") -> str:
         case "cached":
             read = f"reads {_bytes(share)} and " if share else ""
             return f"{fast} {read}is {speed} as fast. Both fit in the L3 cache: memory bandwidth is not the limit."
-        case "unknown":
-            return f"{fast} is {speed} as fast as {slow}. The bytes per token of these models are unknown."
         case "settings":
             return f"{fast} is {speed} as fast as {slow}."
         case "other limit":
@@ -159,12 +158,14 @@ def label(recording: Recording) -> str:
     if recording.verdict.kind == "disturbed":
         return "replay of two disturbed runs · too noisy"
     parts = ["replay of two fair runs"]
-    if recording.ratios is not None and recording.leader is not None:
-        ends = recording.ratios if recording.leader else tuple(1 / one for one in reversed(recording.ratios))
+    interval = recording.verdict.interval
+    if recording.n_rounds >= MIN_ROUNDS and recording.leader is not None:
+        ends = interval if recording.leader else tuple(1 / one for one in reversed(interval))
         low, high = (units.factor(one).rstrip("×") for one in ends)
         parts.append(f"{ratio(recording)} ({low}–{high}, {recording.n_rounds} rounds)")
     elif recording.n_rounds > 1:
-        parts.append(f"{recording.n_rounds} rounds" if recording.ratios else f"round {recording.n_rounds}")
+        is_sum = recording.n_rounds >= MIN_ROUNDS
+        parts.append(f"{recording.n_rounds} rounds" if is_sum else f"round {recording.n_rounds}")
     return " · ".join(parts)
 
 
@@ -244,19 +245,22 @@ def failures(done: Round, names: Sequence[str]) -> list[str]:
     return [f"{name}: {one.failed.message} {one.failed.hint}".rstrip() for name, one in found if one.failed is not None]
 
 
-def sentences(comparison: Comparison, turn: Turn, repeat: str = "") -> list[str]:
-    """Return everything that is shown under the table of a turn; `repeat` as of `verdict`."""
+def sentences(comparison: Comparison, turn: Turn, repeat: str = "") -> tuple[list[str], list[str]]:
+    """Return everything that is shown above the table of a turn, which is that there is no verdict, and below; `repeat`
+    as of `verdict`."""
     if not turn.rounds:
-        return []
+        return [], []
     shown, figures = turn.counted()[-1], figures_of(turn.counted())
     found = [
-        *failures(turn.rounds[-1], comparison.names),
         verdict(figures.verdict, comparison.names, repeat),
+        *failures(turn.rounds[-1], comparison.names),
         difference(shown.difference(), shown),
         agreement(shown.agreement, comparison.names) if shown.agreement is not None else shown.agreement_note,
         comparison.in_turn,
     ]
-    return [one for one in found if one]
+    found = [one for one in found if one]
+    n_above = int(figures.verdict.kind == "disturbed")
+    return found[:n_above], found[n_above:]
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

@@ -21,6 +21,11 @@ OffKind = Literal[
     "model",
 ]
 
+MATTERS: Final = 0.02
+"""Share that a difference of speeds must exceed to be worth anything, the only threshold of it: of a measured one as
+`measure.difference` tests it, of a predicted one with the prediction's error on top. Nobody notices less, two builds of
+the same source differ by as much in where their code lies, and fewer rounds than anyone waits for do not show it."""
+
 
 class DraftsOff(msgspec.Struct, frozen=True):
     """Why speculation is off.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from cpuchat.base.errors import DraftMismatch, ModelNotFound, UsageError
-from cpuchat.bench.matrix import BenchCell, cells_of, check_placements, located, workloads
+from cpuchat.bench.matrix import BenchCell, cells_of, check_placements, workloads
 from cpuchat.config.settings import Settings
 from cpuchat.models.library.library import Library
 from cpuchat.models.machine import Tuned, TunedSettings
@@ -80,17 +78,6 @@ def test_models_and_drafts_that_are_not_there() -> None:
         cells(models=["nothing.gguf"])
     with pytest.raises((DraftMismatch, ModelNotFound)):
         cells(drafters=["draft"], draft_models=["nothing.gguf"])
-
-
-def test_cells_of_another_machine_are_found_by_the_names_of_their_files() -> None:
-    (ours,) = cells(tg=[8])
-
-    def elsewhere(name: str) -> BenchCell:
-        return msgspec.structs.replace(ours, setup=msgspec.structs.replace(ours.setup, model=f"/elsewhere/{name}"))
-
-    assert located([elsewhere(Path(ours.setup.model).name)], Library([])) == [ours]
-    with pytest.raises(ModelNotFound):
-        located([elsewhere("other.gguf")], Library([]))
 
 
 def test_what_tuning_found_is_measured_where_the_matrix_names_nothing_else() -> None:

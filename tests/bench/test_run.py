@@ -73,8 +73,8 @@ async def test_random_tokens_at_depths_have_llama_bench_names_whatever_else_cann
         (32, 0, 0), (0, 8, 0), (32, 0, 64), (0, 8, 64),
     ]  # fmt: skip
     for row in rows:
-        assert row["model_type"] == "llama 7.7M Q8_0" and row["type_k"] == "f16" and row["flash_attn"] == -1
-        assert row["model_size"] > 8_000_000 and row["build_commit"] and row["cpu_info"]
+        assert row["model_type"] == "llama 7.7M Q8_0"
+        assert row["model_size"] > 8_000_000
         assert row["avg_ns"] == pytest.approx(sum(row["samples_ns"]) / 3)
         n = row["n_prompt"] + row["n_gen"]
         for ns, ts in zip(row["samples_ns"], row["samples_ts"], strict=True):
@@ -122,8 +122,6 @@ def test_the_command_prints_markdown_and_differences(tmp_path: Path) -> None:
     old.write_text(done.stdout)
     done = run("bench", "--diff", str(old), str(old))
     assert done.returncode == 0 and "No figure is known to differ" in done.stdout
-    done = run("bench", "--diff", str(old))
-    assert done.returncode in (0, REGRESSION) and "6 of 6: " in done.stderr  # measured again
     content = json.loads(old.read_text())
     for file, rate in ((old, 1000.0), (new, 900.0)):
         for row in content["results"]:
@@ -145,10 +143,10 @@ def test_nothing_that_can_be_measured(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("demo", "--rounds", "1"), "--rounds"),
-        (("--diff", "none.json"), "none.json"),
-        (("--diff", "none.json", "--rounds", "3"), "no option"),
+        (("--diff", "none.json"), "two files"),
+        (("--diff", "none.json", "new.json"), "none.json"),
         (("--diff", "none.json", "new.json", "--tokens", "128"), "no option"),
-        (("--diff", "none.json", "--depth", "0"), "no option"),
+        (("--diff", "none.json", "new.json", "--depth", "0"), "no option"),
         (("demo", "--threads", "4096", "--tg", "8"), "threads"),
     ],
 )

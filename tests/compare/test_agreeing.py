@@ -77,7 +77,7 @@ async def test_the_figures_are_those_of_quality_on_the_same_tokens(watched: Watc
         assert own.ppl == pytest.approx(expected.ppl_base, abs=5e-4)
         assert own.ppl_other == pytest.approx(expected.ppl_other, abs=5e-4)
         assert "".join(done.answers[writer].written.text[t.start : t.end] for t in own.tokens) == answer.content
-    assert any("would have written" in one for one in words.sentences(comparison, comparison.turns[-1]))
+    assert any("would have written" in one for one in words.sentences(comparison, comparison.turns[-1])[1])
     tokens = words.as_json(comparison)["turns"][0]["rounds"][0]["agreement"]["answers"][1]["tokens"]
     assert [(one["rank"], one["step"]) for one in tokens] == [(one.rank, one.step) for one in found.answers[1].tokens]
 
@@ -111,6 +111,6 @@ async def test_other_vocabularies_have_no_agreement(tiny_model: Path) -> None:
         done = await comparison.ask("Hello")
         with pytest.raises(UsageError, match="Only the texts are compared"):
             await comparison.agree()
-        assert done.agreement_note in words.sentences(comparison, comparison.turns[-1])
+        assert done.agreement_note in words.sentences(comparison, comparison.turns[-1])[1]
     finally:
         await comparison.close()

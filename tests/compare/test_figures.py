@@ -78,6 +78,8 @@ def test_a_stopped_or_disturbed_round_takes_no_place() -> None:
     disturbed = a_round(answered(Q8, 25.0), answered(Q4, 70.0, cpu_wait=0.4))
     assert stopped.stopped and not fair.stopped
     assert said(disturbed) == "Too noisy for a verdict: other programs were using the cores. Repeat it."
+    ratios = {label: ratio for label, *_, ratio in compare.rows(figures_of([disturbed]), NAMES)}
+    assert (ratios["decode"], ratios["first token"], ratios["bytes per token"]) == ("–", "–", "0.60×")
     verdict = figures_of([disturbed]).verdict
     assert "F9 repeats" in compare.verdict(verdict, NAMES, "F9")
     assert Turn("Why?", [fair, stopped, disturbed]).counted() == [fair]
@@ -96,14 +98,14 @@ def test_a_short_round_differs_more_by_itself() -> None:
 def test_a_difference_within_the_noise_is_none_and_three_rounds_give_medians() -> None:
     one = figures_of([a_round(answered(Q8, 25.0), answered(Q4, 25.5))]).verdict
     assert compare.verdict(one, NAMES, "^R") == "Q4_K_M wrote 1.02× as fast; one round: ^R makes it sure."
-    rounds = [a_round(answered(Q8, rate), answered(Q4, rate + 2)) for rate in (20.0, 25.0, 30.0)]
-    assert "is 1.08× as fast" in said(*rounds)  # though the machine became faster meanwhile
+    rounds = [a_round(answered(Q8, rate), answered(Q4, 1.1 * rate)) for rate in (20.0, 25.0, 30.0)]
+    assert "is 1.10× as fast" in said(*rounds)  # though the machine became faster meanwhile
     unsteady = [a_round(answered(Q8, a), answered(Q4, b)) for a, b in ((20.0, 22.0), (25.0, 24.0), (30.0, 35.0))]
     assert said(*unsteady).startswith("Too close to tell after 3 rounds: ")
     assert said(*[a_round(answered(Q8, 25.0), answered(Q4, 25.1))] * 12) == "Equally fast: 1.00×, after 12 rounds."
     figures = figures_of(rounds)
     assert figures.medians and figures.rows["tok_s"].a == Value(25.0, 20.0, 30.0, 3)
-    assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (20.0–30.0)", "27.0 tok/s (22.0–32.0)", "1.08×")
+    assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (20.0–30.0)", "27.5 tok/s (22.0–33.0)", "1.10×")
 
 
 def test_a_round_with_an_answer_of_one_token_has_no_part_in_the_verdict() -> None:

@@ -122,7 +122,7 @@ def test_a_border_leaves_out_figures_that_it_has_no_room_for() -> None:
     figures = replace(Meter().figures(), live_tok_s=Metric(31.0), ttft_s=Metric(0.22))
     memory = ProcessMemory(1_600_000_000, 0)
     whole = live(figures, memory, 80)
-    assert whole == " 31.0 tok/s · first 0.22 s · 1.6 GB"
+    assert whole == "now  31.0 tok/s · first 0.22 s · 1.6 GB memory"
     assert live(figures, memory, len(whole)) == whole
-    assert live(figures, memory, len(whole) - 1) == " 31.0 tok/s · first 0.22 s"
-    assert live(figures, memory, 0) == " 31.0 tok/s"
+    assert live(figures, memory, len(whole) - 1) == "now  31.0 tok/s · first 0.22 s"
+    assert live(figures, memory, 0) == "now  31.0 tok/s"

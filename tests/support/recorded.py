@@ -17,8 +17,6 @@ def recorded_side(name: str, ms: float, words: list[str], size: float) -> Record
         tok_s=1e3 / ms,
         ended=True,
         bytes_per_token=size,
-        peak=25e9,
-        bandwidth=(13e9, 14e9, 15e9, 14e9),
         utilization=0.56,
     )
 
@@ -32,15 +30,13 @@ RECORDING = Recording(
     ),
     machine="EPYC 9354P · 32 threads",
     prompt="Why is it slow?",
-    verdict=Verdict("bytes", 2.0, 0.59, 0.97, n_rounds=3, utilization=0.56),
+    verdict=Verdict("bytes", 2.0, 0.59, 0.97, (1.9, 2.1), 3, utilization=0.56),
     n_rounds=3,
-    ratios=(1.9, 2.1),
 )
 """B is twice as fast, and has another word in the middle: it ends after 2.95 s, A after 5.9 s."""
 STOPPED = msgspec.structs.replace(
     RECORDING,
     sides=(msgspec.structs.replace(RECORDING.sides[0], ended=False), RECORDING.sides[1]),
     verdict=Verdict("incomplete"),
-    ratios=None,
     stopped=True,
 )

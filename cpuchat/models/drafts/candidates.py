@@ -34,6 +34,7 @@ from cpuchat.models.prediction import N_PAST, local_work
 from cpuchat.models.support import scalar_type_of, scalar_types, why_slow
 from cpuchat.models.traffic import bytes_per_token, model_work, typical_work
 from cpuchat.protocol.model_info import ModelWork
+from cpuchat.protocol.reasons import MATTERS
 
 if TYPE_CHECKING:
     from cpuchat.models.hub.client import Hub
@@ -47,8 +48,10 @@ TYPICAL: tuple[tuple[Kind, float], ...] = (("prose", 0.6), ("code", 0.8))
 SAME_MODEL: tuple[tuple[Kind, float], ...] = (("same model", 0.9),)
 """...and with a smaller quantization of the target itself: the share of equal next tokens, 0.91 and more of Q4_K_M
 (docs/compare.md)."""
-WORTH = 1.1
-"""Smallest speed-up that is worth a second model."""
+_ERROR = 0.08
+"""Of a predicted speed-up, as the acceptance in a text is known within 0.1."""
+WORTH = (1 + MATTERS) * (1 + _ERROR)
+"""Smallest predicted speed-up that is worth a second model."""
 NOT_CALIBRATED = "the target is not calibrated yet; load it in the app with drafting on"
 NO_SPEED = "the draft model's time per token is unknown"
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from cpuchat.protocol.reasons import MATTERS
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerConstants:
@@ -57,8 +59,9 @@ class ControllerConstants:
     accepted. (Accepted alone is mostly chance, expected alone does not see that it is too hopeful.)"""
 
     # Choice of the depth
-    worthwhile_gain: float = 1.03
-    """Smallest speed-up that is worth drafting, even if every drafted token were accepted."""
+    worthwhile_gain: float = (1 + MATTERS) * 1.01
+    """Smallest speed-up that is worth drafting, even if every drafted token were accepted: what matters, on top of the
+    error of a calibrated pass, the best of several."""
     max_draft_share: float = 0.25
     """Share (0-1) of a plain pass that a drafted token may take before it is the draft model that is too slow."""
     free_min_gain: float = 0.02

@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from cpuchat.base.text import clean_line
+from cpuchat.measure.difference import of_answer
 from cpuchat.present import answers as words
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ProcessMemory
@@ -113,9 +114,13 @@ def _headline(frame: Frame) -> tuple[str, str, str]:
 
 
 def speed_up(frame: Frame, part: str) -> Line:
-    """Draw ` 1.64×` in six cells, in the style of `part` (slower than plain: as a limit); nothing when unknown."""
+    """Draw ` 1.64×` in six cells, in the style of `part` (slower than plain: as a limit; where one answer does not tell
+    which: as a label); nothing when unknown."""
     factor = frame.figures.drafting.speed_up.value
-    return [] if factor is None else [frame.text(part if factor >= 1 else "limit", f"{units.factor(factor):>6}")]
+    if factor is None:
+        return []
+    style = {"faster": part, "slower": "limit"}.get(of_answer(factor).verdict, "label")
+    return [frame.text(style, f"{units.factor(factor):>6}")]
 
 
 _END = 19  # cell at which the large figure ends, whose four digits and comma take as many

@@ -265,12 +265,14 @@ class TablePane(VerticalScroll):
         figures = figures_of(turn.counted())
         rows = compare.rows(figures, [clean_line(name) for name in comparison.names])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        text = Text(no_wrap=False)
+        disturbed = figures.verdict.kind == "disturbed"
+        above, below = ("".join(f"{clean_line(one)}\n" for one in part)
+                        for part in compare.sentences(comparison, turn, repeat_key))  # fmt: skip
+        text = Text(above, no_wrap=False)
         for number, (label, *cells) in enumerate(rows):
             aligned = [label.ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(cells, widths[1:], strict=True))]
-            text.append("  ".join(aligned).rstrip() + "\n", "dim" if not number else "")
-        for sentence in compare.sentences(comparison, turn, repeat_key):
-            text.append(clean_line(sentence) + "\n")
+            text.append("  ".join(aligned).rstrip() + "\n", "dim" if disturbed or not number else "")
+        text.append(below)
         text.rstrip()
         self._table.update(text)
         rounds = f"medians of {figures.n_rounds} rounds" if figures.medians else f"round {max(figures.n_rounds, 1)}"

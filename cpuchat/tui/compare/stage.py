@@ -1,12 +1,10 @@
-"""The stage: two answers as a race on one clock, what each token cost, and which words are the same.
+"""The stage: two answers as a race on one clock, what each token cost, and how far both sides agree.
 
 What is drawn follows from a `Recording` and a time alone, so it can be replayed where no model runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cached_property
 from itertools import pairwise
 from math import inf
 from textwrap import wrap
@@ -25,10 +23,10 @@ from textual.widget import Widget
 
 from cpuchat.base.text import clean_line
 from cpuchat.compare.agreement import Agreement
-from cpuchat.compare.recording import Recording, SameWords, same_words
+from cpuchat.compare.recording import Recording
 from cpuchat.present import compare
 from cpuchat.telemetry import units
-from cpuchat.tui.widgets.charts import LEVELS, merged, nice_max, squeeze
+from cpuchat.tui.widgets.charts import merged, nice_max
 
 Line = list[tuple[str, str]]
 """A row as (text, part): a part of `Stage.COMPONENT_CLASSES`, "" for plain text."""
@@ -37,29 +35,21 @@ WIDE = 92
 """Columns from which on the ratio is in large digits, and bytes and bandwidth have a row."""
 _LIVE_TITLE = "one after the other"
 _FLAG, _TRACK, _AFTER = "⚑", "▆", "┄"
-_MARKS = {"same": ("▮", "same"), "differs": ("▯", "differs"), "agrees": ("▮", "same"), "close": ("▯", "changed"),
-          "matters": ("◆", "parted")}  # fmt: skip
-"""Of a word, or of a token and its step of the agreement, which is tinted like that in both answers. In a cell for
-several, the last of these counts."""
-_RANK = {kind: number for number, kind in enumerate(_MARKS)}
-_SIDES: Line = [("■", "a"), (" A  ", "label"), ("■", "b"), (" B  ", "label")]
-_WORDS: Line = [("▮", "same"), (" same  ", "label"), ("▯", "differs"), (" differs", "label")]
+_MARKS = {"agrees": ("▮", "same"), "close": ("▯", "changed"), "matters": ("◆", "parted")}
+"""Of a token by its step of the agreement, tinted like that in both answers. In a cell for several, the last of these
+counts."""
 _STEPS: Line = [("▮", "same"), (" agrees  ", "label"), ("▯ close", "changed"), ("  ", ""), ("◆ matters", "parted")]
 _MAX_BAR, _MAX_NAME, _LABEL, _RATE = 24, 22, 17, 12
 
 
 class Scene:
-    """A recording with what drawing it takes. `say` is the sentence; the strip shows
-    the `agreement` on A's answer, before that is known the equal words."""
+    """A recording with what drawing it takes. `say` is the sentence; the strip shows the `agreement` on A's answer,
+    once that is known."""
 
     def __init__(self, recording: Recording, say: str = "", agreement: Agreement | None = None) -> None:
         self.recording = recording
         self.say = say
         self.agreement = agreement
-
-    @cached_property
-    def _same(self) -> SameWords:
-        return same_words(self.recording)
 
     def rows(self, at_ms: float, width: int) -> list[Line]:
         """Draw the state `at_ms` after the first token; as many rows whatever the time."""
@@ -70,7 +60,7 @@ class Scene:
             for line, text in zip(lines, _large(ratio[0]) if ratio else [""] * 3, strict=True):
                 gap = width - _length(line) - len(text)
                 line += [(" " * max(gap, 0), ""), (text, ratio[1] if ratio else "")]
-            lines += self._costs(at_ms, width)
+            lines += self._costs(width)
         else:
             lines = self._tracks(at_ms, width, 0, " ")
         if (strip := self._strip(at_ms, width, wide)) is not None:
@@ -98,22 +88,24 @@ class Scene:
         longest = max(len(side.tokens) for side in recording.sides)
         top = float(max(longest, 2)) if recording.complete else nice_max(max(longest, 50))
         lines: list[Line] = [_scale(labels, track, top)] * n_scales
+        disturbed = recording.verdict.kind == "disturbed"  # no race then: gray, and nobody reaches a finish
         for index, (side, name) in enumerate(zip(recording.sides, names, strict=True)):
-            part, rate = "ab"[index], side.rate_at(at_ms)
+            part, rate = "label" if disturbed else "ab"[index], side.rate_at(at_ms)
             n, solid = side.n_at(at_ms), side.n_at(min(at_ms, recording.finish_ms))
             cells, full = (round(count * (track - 1) / top) for count in (n, solid))
-            flag = _FLAG if side.ended and n == len(side.tokens) else ""
+            flag = _FLAG if side.ended and n == len(side.tokens) and not disturbed else ""
             rest = track - cells - len(flag)
             line: Line = [(name.ljust(labels), part), (_TRACK * full, part), (_AFTER * (cells - full), part),
                           (flag, part), (" " * rest, "")]  # fmt: skip
-            line.append((f"{units.rate(rate):>6} tok/s" if rate is not None else " " * _RATE, "value"))
+            style = "label" if disturbed else "value"
+            line.append((f"{units.rate(rate):>6} tok/s" if rate is not None else " " * _RATE, style))
             if ratio is not None and ratio[1] == part:
                 line.append((f"{ratio[0]:>7}", f"{part}-ratio"))
             lines.append(line)
         return lines
 
-    def _costs(self, at_ms: float, width: int) -> list[Line]:
-        """Draw the bytes per token, and the bandwidth over the answer, against the measured peak."""
+    def _costs(self, width: int) -> list[Line]:
+        """Draw the bytes per token, and how far the memory was used."""
         sides = self.recording.sides
         sizes = [side.bytes_per_token for side in sides]
         max_size = max((size for size in sizes if size), default=0.0)
@@ -129,56 +121,32 @@ class Scene:
                          (f" {amount:<9}", "value")]  # fmt: skip
         if all(side.cached for side in sides):
             line.append(("memory bus  idle: weights fit in L3", "label"))
-        elif any(side.bandwidth for side in sides):
+        elif any(side.utilization for side in sides):
             line.append((" memory bus  ", "label"))
-            for part, side in zip("ab", sides, strict=True):
-                values = squeeze(side.bandwidth, cells)
-                top = side.peak or max(values, default=0.0) or 1.0
-                shown = round(len(values) * min(1.0, at_ms / side.end_ms if side.end_ms else 1.0))
-                marks = "".join(LEVELS[max(0, round(8 * min(value / top, 1.0)) - 1)] for value in values[:shown])
-                done = shown == len(values) and side.utilization is not None
-                text = f" {100 * (side.utilization or 0):.0f} %" if done else ""
-                line += [(f"{part.upper()} ", part), (marks.ljust(len(values)), part), (f"{text:<7}", "value")]
+            for part, used in zip("ab", (side.utilization or 0.0 for side in sides), strict=True):
+                line += [(f"{part.upper()} ", part), ((_TRACK * round(cells * used)).ljust(cells), part),
+                         (f" {100 * used:.0f} %".ljust(7), "value")]  # fmt: skip
         return [line]
 
-    # The same words, or the agreement
-
-    @cached_property
-    def _marks(self) -> list[tuple[str, float]]:
-        """Return what the strip shows, from left to right, and from when on."""
-        if self.agreement is not None and (times := [ms for _, ms in self.recording.sides[0].tokens]):
-            tokens = enumerate(self.agreement.answers[0].tokens)
-            return [(token.step, times[min(number, len(times) - 1)]) for number, token in tokens]
-        if not self.recording.complete:
-            return []
-        a, b = (_word_times(side.tokens) for side in self.recording.sides)
-        marks: list[tuple[str, float]] = []
-        for word, at in enumerate(self._same.equal):  # shown when both had written up to this word of A
-            other = min(word, len(b) - 1) if at < 0 else at
-            both_ms = max(a[word] if word < len(a) else 0.0, b[other] if b else 0.0)
-            marks.append(("differs" if at < 0 else "same", both_ms))
-        return marks
-
     def _strip(self, at_ms: float, width: int, wide: bool) -> Line | None:
-        marks, share = self._marks, self._same.share
-        legends = [[*_SIDES, *_WORDS] if wide else _WORDS if width >= 70 else []]
-        if self.agreement is not None:
-            legends = [_STEPS, _STEPS[2:]]
-        if not marks or share is None:
-            return [(" " * (width - _length(legends[0])), ""), *legends[0]] if wide else None
-        label = "same words" if self.agreement is None else "agreement"
-        label = label.ljust(_LABEL if wide else len(label) + 1)
-        text = compare.brief_agreement(self.agreement) if self.agreement is not None else f"{100 * share:.0f} %"
+        """Draw A's answer from left to right, token by token: whether B agrees; None where that is not known."""
+        times = [ms for _, ms in self.recording.sides[0].tokens]
+        tokens = self.agreement.answers[0].tokens if self.agreement is not None else ()
+        if self.agreement is None or not times or not tokens:
+            return None
+        label = "agreement".ljust(_LABEL if wide else 10)
+        text = compare.brief_agreement(self.agreement)
         room, legend = 0, list[tuple[str, str]]()
-        for legend in (*legends, []):
+        for legend in (_STEPS, _STEPS[2:], []):
             room = width - len(label) - len(text) - 2 - (_length(legend) + 2 if legend else 0)
             if room >= 8:
                 break
-        cells, n = max(1, min(len(marks), room)), len(marks)
+        n = len(tokens)
+        cells = max(1, min(n, room))
         line: Line = [(label, "label")]
         for start, end in pairwise(round(n * cell / cells) for cell in range(cells + 1)):
-            kind = max((kind for kind, _ in marks[start:end]), key=_RANK.__getitem__)
-            line.append(_MARKS[kind] if at_ms >= marks[end - 1][1] else (" ", ""))
+            step = max((token.step for token in tokens[start:end]), key=[*_MARKS].index)
+            line.append(_MARKS[step] if at_ms >= times[min(end, len(times)) - 1] else (" ", ""))
         line.append((f"  {text if at_ms >= self.recording.end_ms else ' ' * len(text)}", "value"))
         gap = width - _length(line) - _length(legend)
         return [*merged(line), (" " * gap, ""), *legend] if legend else merged(line)
@@ -186,21 +154,6 @@ class Scene:
 
 def _length(line: Line) -> int:
     return sum(len(text) for text, _ in line)
-
-
-def _word_times(tokens: Iterable[tuple[str, float]]) -> list[float]:
-    """Return when each word was complete: at the last token with a part of it."""
-    times: list[float] = []
-    in_word = False
-    for text, at_ms in tokens:
-        for character in text:
-            if character.isspace():
-                in_word = False
-                continue
-            if not in_word:
-                times.append(at_ms)
-            in_word, times[-1] = True, at_ms
-    return times
 
 
 def _scale(labels: int, track: int, top: float) -> Line:
@@ -235,7 +188,7 @@ class Stage(Widget):
     """
 
     PARTS: ClassVar[tuple[str, ...]] = (
-        "a", "b", "a-ratio", "b-ratio", "label", "value", "same", "differs", "changed", "parted",
+        "a", "b", "a-ratio", "b-ratio", "label", "value", "same", "changed", "parted",
     )  # fmt: skip
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"stage--{part}" for part in PARTS}
     MAX_S, MIN_S = 8.0, 2.5
@@ -279,7 +232,7 @@ class Stage(Widget):
             self.border_title = Content(_LIVE_TITLE)
 
     def agree(self, agreement: Agreement) -> None:
-        """Show the agreement in place of the equal words."""
+        """Show the agreement."""
         if self._scene is not None:
             self._scene = Scene(self._scene.recording, self._scene.say, agreement)
             self._show_changes()

@@ -45,6 +45,7 @@ async def test_the_screen_in_each_size_the_table_and_the_way_back() -> None:
         await app.press("escape")
         await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
         assert all(side.closed for side in app.sides)
+        await app.pilot.resize_terminal(160, 40)
         await app.shows(COMPARISON)
 
 
@@ -73,7 +74,7 @@ async def test_next_prompt_repeat_and_medians() -> None:
         assert "round 2" in app.screen_text
         await app.press("ctrl+r")
         await app.done()
-        assert "1.49× (1.41–1.58, 3 rounds)" in app.screen_text
+        assert "1.49× (1.43–1.56, 3 rounds)" in app.screen_text
         await app.press("t")
         assert "medians of 3 rounds" in app.screen_text
         assert [one.first for one in app.screen.comparison.turns[0].rounds] == [0, 1, 0]
@@ -160,7 +161,9 @@ async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
         (turn,) = app.screen.comparison.turns
         assert len(turn.rounds) == 2
         assert "Too noisy for a verdict: other programs were using the cores. ^R repeats." in app.screen_text
-        assert "× as fast" not in app.screen_text
+        assert "× as fast" not in app.screen_text and "⚑" not in app.screen_text
+        await app.press("t")
+        assert app.screen_text.index("Too noisy for a verdict") < app.screen_text.index("B ÷ A")
 
 
 async def test_a_side_that_does_not_load_says_why_and_the_other_answers() -> None:
@@ -182,7 +185,7 @@ async def test_a_comparison_is_shown_from_the_turn_that_a_search_found() -> None
                 text = f"{side}: pangolin{number}." + "\n\nMore." * 20
                 store.add_message(chat.id, "assistant", text, stop_reason="end")
 
-    async with running(prepare=prepare) as app:
+    async with running(prepare=prepare, size=(160, 40)) as app:
         await app.ready()
         more = scripted()
         app.app.services.new_backend = lambda: more.pop(0)

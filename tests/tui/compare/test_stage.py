@@ -38,13 +38,6 @@ def test_the_ratio_and_the_sentence_come_when_they_are_known() -> None:
     assert "10.0 tok/s" in narrow[-1][0] and "20.0 tok/s" in narrow[-1][1]
 
 
-def test_the_strip_fills_as_both_have_written_and_shows_what_differs() -> None:
-    start, middle, end = (drawn(RECORDING, at_ms)[4] for at_ms in (0, 2000, inf))
-    assert start.count("▮") < middle.count("▮") < end.count("▮")
-    assert end.count("▯") == 2 and middle.count("▯") == 1  # with the legend
-    assert "98 %" in end and "98 %" not in middle
-
-
 def test_no_time_changes_the_number_of_rows_or_leaves_the_width() -> None:
     for width in (200, 92, 91, 56, 40):
         for recording in (RECORDING, STOPPED, msgspec.structs.replace(RECORDING, verdict=Verdict("disturbed", 2.0))):
@@ -55,26 +48,31 @@ def test_no_time_changes_the_number_of_rows_or_leaves_the_width() -> None:
         assert Scene(RECORDING, "Said.").rows(inf, width) and Scene(RECORDING, "Said.", BOTH).rows(inf, width)
 
 
-def test_without_a_verdict_there_is_no_ratio() -> None:
-    for recording in (STOPPED, msgspec.structs.replace(RECORDING, verdict=Verdict("disturbed", 2.0))):
+def test_without_a_verdict_there_is_no_ratio_and_a_disturbed_round_is_no_race() -> None:
+    disturbed = msgspec.structs.replace(RECORDING, verdict=Verdict("disturbed", 2.0))
+    for recording in (STOPPED, disturbed):
         assert "×" not in "".join(drawn(recording, inf, 76))
     assert "⚑" not in drawn(STOPPED, inf, 76)[0]
+    assert "⚑" not in "".join(drawn(disturbed))
+    assert {part for line in Scene(disturbed).rows(inf, 76)[:2] for text, part in line[1:] if text.strip()} == {"label"}
 
 
 def test_weights_in_the_cache_and_unknown_bytes_draw_no_bus() -> None:
     cached = tuple(msgspec.structs.replace(side, cached=True) for side in RECORDING.sides)
     assert any("fit in L3" in line for line in drawn(msgspec.structs.replace(RECORDING, sides=cached)))
-    unknown = tuple(msgspec.structs.replace(side, bytes_per_token=None, bandwidth=()) for side in RECORDING.sides)
+    unknown = tuple(msgspec.structs.replace(side, bytes_per_token=None) for side in RECORDING.sides)
     assert not any("memory bus" in line for line in drawn(msgspec.structs.replace(RECORDING, sides=unknown)))
 
 
-def test_an_agreement_takes_the_place_of_the_equal_words() -> None:
+def test_an_agreement_has_a_strip_that_fills() -> None:
     for width in (116, 76, 56):
         strip, *_ = (line for line in Scene(RECORDING, "Said.", BOTH).rows(inf, width) if line[0][0][:3] == "agr")
         text = "".join(text for text, _ in strip)
         assert "2 places matter" in text and len(text) <= width
         assert {("▯", "changed"), ("◆", "parted")} <= {*strip}
         assert ("◆ matters" in text) == (width >= 76)  # the tints of both answers are explained
+    begun, done = (str(Scene(RECORDING, "Said.", BOTH).rows(at_ms, 116)).count("▮") for at_ms in (0, inf))
+    assert begun < done
 
 
 async def test_a_recording_is_shown_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
