@@ -22,7 +22,7 @@ from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import LocalModel, grouped, only_drafts, shown_name
+from cpuchat.models.library.places import LocalModel, grouped, shown_name
 from cpuchat.models.library.stores import unreadable
 from cpuchat.models.machine import NOT_PROBED, TunedMachine, this_machine
 from cpuchat.models.prediction import estimate_local
@@ -168,7 +168,6 @@ def list_models(as_json: bool) -> None:
     llama.cpp: model by model, damaged ones last."""
     chosen = settings.load()
     groups = grouped(Library(chosen.model.folders).local_models())
-    groups.sort(key=lambda group: (bool(group[0].damaged), only_drafts(group[0]), group[0].source == "demo"))
     found = [model for group in groups for model in group]
     specs = specs_of(found)
     if as_json:

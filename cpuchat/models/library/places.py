@@ -213,8 +213,8 @@ def is_same_model(one: LocalModel | GGUFHeader, other: LocalModel | GGUFHeader) 
 
 
 def grouped(models: Iterable[LocalModel]) -> list[list[LocalModel]]:
-    """Return the files of each model together, in the order of their names, sizes as numbers; the files of one by how
-    good they are. What is damaged stands alone."""
+    """Return the files of each model together, the largest first, in the order of the models' names; the demo after
+    them, then what only drafts, then what is damaged, each file alone."""
     groups: list[list[LocalModel]] = []
     alike: dict[tuple[str, int], list[list[LocalModel]]] = {}
     for model in models:
@@ -228,7 +228,12 @@ def grouped(models: Iterable[LocalModel]) -> list[list[LocalModel]]:
             same.append(groups[-1])
     for group in groups:
         group.sort(key=lambda model: (-model.size, model.alias, model.path.name))
-    return sorted(groups, key=lambda group: natural(shown_name(group).rpartition("/")[2]))
+
+    def place(group: list[LocalModel]) -> tuple[object, ...]:
+        one, name = group[0], shown_name(group).rpartition("/")[2]
+        return bool(one.damaged), only_drafts(one), one.source == "demo", natural(name)
+
+    return sorted(groups, key=place)
 
 
 def natural(name: str) -> list[tuple[bool, float, str]]:
@@ -428,7 +433,7 @@ class SummaryCache:
         if not cached.summary.name:
             return None
         model = _with_summary(base, cached.summary)
-        if place.source == "ollama" and model.name == base.name:  # the header has no name, only the file
+        if place.alias and model.name == model.architecture:  # a header without a name
             model = msgspec.structs.replace(model, name=place.alias)
         if cached.checksum_error:
             return msgspec.structs.replace(model, damaged=model.damaged or cached.checksum_error, unsupported=False)

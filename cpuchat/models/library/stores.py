@@ -138,15 +138,12 @@ def repo_in_store(store: Store, folder: Path, path: Path) -> str:
 
 def unreadable() -> list[Path]:
     """Return the stores that exist and may not be read by this user: Ollama's service runs as another one."""
-    folders = [*ollama_stores(), *lmstudio_folders(), llama_cache()]
-    return [folder for folder in dict.fromkeys(folders) if _is_closed(folder)]
-
-
-def _is_closed(folder: Path) -> bool:
-    try:
-        with os.scandir(folder):
-            return False
-    except PermissionError:
-        return True
-    except OSError:
-        return False
+    found: list[Path] = []
+    for folder in dict.fromkeys((*ollama_stores(), *lmstudio_folders(), llama_cache())):
+        try:
+            os.scandir(folder).close()
+        except PermissionError:
+            found.append(folder)
+        except OSError:
+            continue
+    return found

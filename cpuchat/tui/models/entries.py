@@ -193,14 +193,12 @@ class ModelListState:
             if not (model.unfinished is not None and model.path.name.partition(".")[0] in arriving)
         ]  # fmt: skip
         ours = [model for model in listed if not only_drafts(model) or model.unfinished is not None]
-        groups = grouped(ours)
-        groups.sort(key=lambda group: (bool(group[0].damaged), group[0].source == "demo"))
         none = self.local_problem or "no models yet: choose one below, or paste the path of a file or folder"
         note = "" if words else none if self.local is not None else "Reading…"
-        yield ModelListSection("on this machine", _entries(groups, words), note)
+        yield ModelListSection("on this machine", _entries(ours, words), note)
         for folder in () if words else self.unreadable:
             yield ModelListSection("", (), f"! {paths.shown(folder)} belongs to another user and cannot be read")
-        draft_only = grouped([model for model in listed if model not in ours])
+        draft_only = [model for model in listed if model not in ours]
         yield ModelListSection("only for drafting", _entries(draft_only, words))
         by_heading: dict[str, list[ModelListEntry]] = {}
         for served in self.on_servers:
@@ -239,10 +237,10 @@ class ModelListState:
             yield ModelListSection("on Hugging Face", (ModelListEntry(SEARCH, search),))
 
 
-def _entries(groups: list[list[LocalModel]], words: list[str]) -> tuple[ModelListEntry, ...]:
+def _entries(models: list[LocalModel], words: list[str]) -> tuple[ModelListEntry, ...]:
     """Return the files that have `words` in their names, several of one model below its name."""
     found: list[ModelListEntry] = []
-    for group in groups:
+    for group in grouped(models):
         name, labels = shown_name(group), [_label(model) for model in group]
         alike = Counter((label, model.quantization) for label, model in zip(labels, group, strict=True))
         for label, model in zip(labels, group, strict=True):

@@ -45,7 +45,7 @@ from cpuchat.tui.models.entries import (
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
 from cpuchat.tui.widgets.dialogs import ChoiceScreen, DialogChoice, Dismissable
-from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
+from cpuchat.tui.widgets.download_line import QuantizeLine
 from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 
 
@@ -113,7 +113,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         yield FilterBox(placeholder=about, id="filter", compact=True)
 
     def compose_below(self) -> ComposeResult:
-        yield DownloadLine(self.services.downloading)
         yield QuantizeLine(self.services.quantizing)
 
     def on_mount(self) -> None:

@@ -150,7 +150,7 @@ async def test_enter_pauses_resumes_and_retries_del_cancels_and_what_came_is_sel
         screen = await opened(app)
         await app.until(lambda: marked(app) == f"download {RUNS.id}")
         await app.press("enter")
-        await app.until(lambda: "paused" in app.screen_text.splitlines()[3])
+        await app.until(lambda: (screen.listed.rows[1].columns or ())[2:3] == ("paused",))
         await app.press("enter")
         await app.until(lambda: shown.asked == [(RUNS.id, "paused"), (RUNS.id, "running", "", "", "")])
         shown.asked.clear()
