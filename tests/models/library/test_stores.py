@@ -170,6 +170,6 @@ def test_files_of_one_model_stand_together_in_the_order_of_names(tmp_path: Path,
         write_tiny_gguf(tmp_path / folder / name)
     (tmp_path / "b" / "cut.gguf").write_bytes(b"GGUF")
     groups = grouped(Library([tmp_path / "a", tmp_path / "b"]).local_models())
-    assert [sorted(model.path.name for model in group) for group in groups] == [["cut.gguf"], ["x-F32.gguf", "y.gguf"]]
+    assert [sorted(model.path.name for model in group) for group in groups] == [["x-F32.gguf", "y.gguf"], ["cut.gguf"]]
     names = ["Qwen2.5 32B", "Qwen2.5 Coder 7B", "qwen2.5-7b", "Llama 3"]
     assert sorted(names, key=natural) == ["Llama 3", "qwen2.5-7b", "Qwen2.5 32B", "Qwen2.5 Coder 7B"]
