@@ -1,11 +1,11 @@
 """Finds the models that other programs keep: Ollama, LM Studio and llama.cpp. Nothing there is ever changed.
 
-- Ollama: `manifests/HOST/NAMESPACE/MODEL/TAG` is JSON whose layer of type `…image.model` names a file of `blobs/` by
+- Ollama: manifests/HOST/NAMESPACE/MODEL/TAG is JSON whose layer of type `…image.model` names a file of blobs/ by
   its SHA-256 (docs/faq.md and server/internal/manifest of ollama). The installer's service keeps them in the home of
   the user `ollama`, packages of distributions in /var/lib/ollama. `hf.co/…` are other hosts; newer versions write a
-  second tree beside `manifests`.
-- LM Studio: `PUBLISHER/REPOSITORY/FILE.gguf` below its folder, which its settings may have moved.
-- llama.cpp: `OWNER_REPOSITORY_FILE.gguf` beside `manifest=OWNER=REPOSITORY=TAG.json`; newer versions use the Hugging
+  second tree beside manifests/.
+- LM Studio: PUBLISHER/REPOSITORY/FILE.gguf below its folder, which its settings may have moved.
+- llama.cpp: OWNER_REPOSITORY_FILE.gguf beside manifest=OWNER=REPOSITORY=TAG.json; newer versions use the Hugging
   Face cache, or make one of LLAMA_CACHE (common/download.cpp and common/hf-cache.cpp of llama.cpp).
 """
 
@@ -58,7 +58,7 @@ class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ollama_stores() -> list[Path]:
-    """Return the folders that may hold `manifests` and `blobs`, whether they exist or not."""
+    """Return the folders that may hold manifests and blobs, whether they exist or not."""
     named = os.environ.get("OLLAMA_MODELS")
     folders = [paths.expanded(named)] if named else [paths.expanded("~/.ollama/models")]
     return [*folders, *map(Path, _OLLAMA_SERVICES)]
