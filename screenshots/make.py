@@ -119,12 +119,6 @@ async def repository(pilot: Any) -> None:
     await pilot.pause(2.5)
 
 
-async def downloads(pilot: Any) -> None:
-    await until(pilot, lambda: pilot.app.conversation.model is not None)
-    await pilot.press("ctrl+g")
-    await pilot.pause(1.0)
-
-
 async def hardware(pilot: Any) -> None:
     from cpuchat.tui.hardware.screen import HardwareScreen
 
@@ -151,7 +145,6 @@ SCENES: dict[str, Callable[[Any], Awaitable[None]]] = {
     "chat": chat,
     "models": models,
     "repository": repository,
-    "downloads": downloads,
     "hardware": hardware,
     "settings": settings,
     "help": help_screen,
@@ -187,7 +180,7 @@ def just_the_app(name: str, conversation: Any, library: Any) -> Any:
     return ChatApp(conversation, library, REAL if name == "chat" and REAL.is_file() else library.resolve("demo"))
 
 
-def stand_in(name: str, conversation: Any, library: Any) -> Any:
+def stand_in(_: str, conversation: Any, library: Any) -> Any:
     """An app that knows the sizes and headers of a real repository: nothing is downloaded to make a picture."""
     from cpuchat.tui.app import ChatApp
     from tests.support.downloads import download, left_by_the_last_run, model
@@ -199,12 +192,8 @@ def stand_in(name: str, conversation: Any, library: Any) -> Any:
         model("Q8_0", 8_098_524_160),
         model("F16", 15_237_852_160, parts=2),
     )
-    paused = download(offered[1], 0.2, state="paused")
-    listed = [paused]
-    if name == "downloads":
-        running = download(offered[0], 0.61, state="running", speed=38e6, seconds_left=47.0)
-        listed = [running, paused, download(offered[2], 1.0, state="checking", checked=5_000_000_000)]
-    app = ChatApp(conversation, library, library.resolve("demo"), downloads=left_by_the_last_run(*listed).opener)
+    paused = left_by_the_last_run(download(offered[1], 0.2, state="paused"))
+    app = ChatApp(conversation, library, library.resolve("demo"), downloads=paused.opener)
     app.services.hub = ShownHub(offered)  # type: ignore[assignment]
     return app
 
@@ -222,8 +211,7 @@ async def shoot(name: str, size: tuple[int, int]) -> Path:
     settings_.sampling.temperature = 0.0
     library = Library([])
     conversation = Conversation(settings=settings_, backend=LocalBackend(), store=ChatStore(paths.chats_db()))
-    made = stand_in if name in ("repository", "downloads") else just_the_app
-    app = made(name, conversation, library)
+    app = (stand_in if name == "repository" else just_the_app)(name, conversation, library)
     async with app.run_test(size=size) as pilot:
         await SCENES[name](pilot)
         on = read_topology().cpu_name

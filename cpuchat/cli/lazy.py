@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import click
+
+_ELSEWHERE = {
+    "ls": "list", "rm": "delete", "remove": "delete", "pull": "download", "get": "download", "inspect": "show",
+    "info": "show", "run": "ask", "start": "serve", "server": "serve", "benchmark": "bench",
+}  # fmt: skip
+"""What other programs call commands."""
 
 
 class LazyGroup(click.Group):
@@ -24,6 +31,16 @@ class LazyGroup(click.Group):
             return None
         module, attribute, _ = self._by_name[cmd_name]
         return getattr(importlib.import_module(module), attribute)
+
+    def similar(self, name: str) -> list[str]:
+        """Return the commands, also of its groups, that someone who typed `name` may have meant."""
+        wanted = _ELSEWHERE.get(name.lower(), name.lower())
+        known = list(self._by_name)
+        for group, (module, attribute, _) in self._by_name.items():
+            inner = getattr(importlib.import_module(module), attribute) if attribute == group else None
+            known += [f"{group} {one}" for one in inner._by_name] if isinstance(inner, LazyGroup) else []
+        exact = [one for one in known if one.rpartition(" ")[2] == wanted]
+        return exact or difflib.get_close_matches(name.lower(), self._by_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -31,7 +31,7 @@ _COMMANDS = {
     "serve": ("cpuchat.cli.serve", "serve", "Serve a model to other programs (OpenAI-compatible)."),
     "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
     "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
-    "models": ("cpuchat.cli.models.group", "models", "Find, download, inspect, quantize and delete models."),
+    "models": ("cpuchat.cli.models.group", "models", "Find, download, show, quantize and delete models."),
     "chats": ("cpuchat.cli.chats", "chats", "List, export and import chats."),
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
     "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
@@ -221,6 +221,8 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
         message = f"No such option: {error.option_name}"
     wrong, words = getattr(error, "command_name", ""), " ".join(arguments)  # the former since click 8.4
     command = ctx.command_path if ctx is not None else ""
+    if wrong and ctx is not None and isinstance(ctx.command, LazyGroup) and (close := ctx.command.similar(wrong)):
+        hint = f"Did you mean {' or '.join(f'{command} {one}' for one in close)}?"
     if wrong.lower().endswith(".gguf") or "/" in wrong:
         hint = f"Open a model with -m: cpuchat -m {wrong}"
     elif (

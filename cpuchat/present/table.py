@@ -54,10 +54,10 @@ def markdown_table(cells: Sequence[Sequence[str]], right: Container[int] = ()) -
 
 @dataclass(frozen=True)
 class ListRow:
-    """One line. `key` identifies its subject and stays the same while it is listed; "" is a heading (`name`) or a mere
-    text (`note`), which cannot be selected.
+    """One line. `key` identifies its subject and stays the same while it is listed; "" is a heading (`name`), a model
+    (`mark` and `name`) over its files, or a mere text (`note`), which cannot be selected.
 
-    `columns` are quantization, size, state and speed, each of fixed width; `note` stands behind the name in their
+    `columns` are quantization, size, state and speed, each aligned; `note` stands behind the name in their
     place. `tag` stands dimmed right after the name. `strong`: the loaded one. `dim`: not to be used as it is.
     """
 

@@ -26,17 +26,13 @@ class Navigator:
         self._app = app
         self._services = services
 
-    async def models(self) -> Source | None:
-        """Returns the model to load."""
-        return await self._result("models.screen.ModelsScreen", self._services)
+    async def models(self, *, at_downloads: bool = False) -> Source | None:
+        """Returns the model to load. `at_downloads`: the download that came last is selected."""
+        return await self._result("models.screen.ModelsScreen", self._services, at_downloads=at_downloads)
 
     async def repository(self, repo: str, quantization: str = "") -> Path | None:
         """Returns the model to load."""
         return await self._result("models.repository.RepositoryScreen", self._services, repo, quantization=quantization)
-
-    async def downloads(self) -> Path | None:
-        """Returns the model to load."""
-        return await self._result("models.downloads.DownloadsScreen", self._services)
 
     async def draft_models(self) -> Path | None:
         """Returns the loaded model when it has to be loaded again."""

@@ -51,9 +51,9 @@ def test_download_while_chatting_then_load(hub_server: HubServer, tiny_model: Pa
         terminal.press("esc")
         terminal.wait_for("Enter sends")
         terminal.press("ctrl+g")
-        terminal.wait_for("its SHA-256 matches")
+        terminal.wait_until(lambda screen: "friends/small-GGUF" in screen, "the model that came, selected")
         terminal.press("enter")
-        terminal.wait_until(lambda screen: "Message" in screen and "Downloads" not in screen, "the chat")
+        terminal.wait_until(lambda screen: "Message" in screen and "─ Models" not in screen, "the chat")
         ask(terminal, "and now")
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 0

@@ -137,7 +137,6 @@ def test_no_screen_of_the_app_lets_an_escape_sequence_through(hostile: Path, tmp
         terminal.wait_for("Shadow␛]52")
         terminal.press("enter")
         terminal.wait_until(lambda screen: "Shadow␛" not in screen and "Q8_0" in screen, "the repository")
-        visit(terminal, "ctrl+g", "─ Downloads")
         terminal.press("ctrl+q")
         assert terminal.wait_for_end() == 0
     finally:

@@ -25,7 +25,7 @@ from cpuchat.tui.compare.agreement import PlacesList
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.keys import Keymap, load_keymap, parse_keys
 from cpuchat.tui.markdown.transcript import Transcript
-from cpuchat.tui.models.downloads import DownloadsScreen
+from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.settings import SettingRow, SettingsScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.prompt import PromptInput
@@ -113,7 +113,7 @@ async def test_a_key_that_was_moved_works_and_is_in_help_and_a_setting_that_is_n
         await app.ready()
         await app.told("no setting named engine.turbo")
         await app.press("ctrl+b")
-        await app.opens(DownloadsScreen)
+        await app.opens(ModelsScreen)
         await app.press("escape", "f1")
         await app.opens(HelpScreen)
         assert any(key.id == "chat.downloads" and key.keys == "ctrl+b" for key in app.app.moved_keys)

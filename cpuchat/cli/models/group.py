@@ -21,4 +21,4 @@ _COMMANDS = {
 
 @click.group(cls=LazyGroup, commands_by_name=_COMMANDS)
 def models() -> None:
-    """Find, download, inspect, quantize and delete models."""
+    """Find, download, show, quantize and delete models."""

@@ -22,7 +22,8 @@ from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import DEMO_FILES, LocalModel
+from cpuchat.models.library.places import LocalModel, grouped, shown_name
+from cpuchat.models.library.stores import unreadable
 from cpuchat.models.machine import TunedMachine, machine_for, this_machine
 from cpuchat.models.prediction import estimate_local, predict
 from cpuchat.present.models import doubt, sections, speed_with_basis, verdict
@@ -98,32 +99,29 @@ def _here(header: GGUFHeader) -> list[tuple[str, str]]:
 
 def specs_of(found: Sequence[LocalModel]) -> list[str]:
     """Return the shortest text by which `Library.resolve` finds each model; the path of what cannot be loaded."""
-    demo = {file: name for name, file in DEMO_FILES.items()}
     named = [
-        (m.repo, m.quantization) if m.repo and m.quantization and m.unfinished is None and m.kind == "model" else None
+        m.alias
+        or (f"{m.repo}:{m.quantization}" if m.repo and m.quantization and m.state in ("", "unsupported") else "")
         for m in found
     ]
     times = Counter(named)
-    specs: list[str] = []
-    for model, name in zip(found, named, strict=True):
-        if model.source == "demo":
-            specs.append(demo[model.path.name])
-        elif name is not None and times[name] == 1:
-            specs.append(f"{model.repo}:{model.quantization}")
-        else:
-            specs.append(str(model.path))
-    return specs
+    return [name if name and times[name] == 1 else str(model.path) for model, name in zip(found, named, strict=True)]
 
 
-def find_model(library: Library, spec: str) -> LocalModel:
-    """Return the model that `spec` names as `models list` does, damaged ones too, or by its path."""
+def find_model(library: Library, spec: str, *, whole: bool = False) -> LocalModel:
+    """Return the model that `spec` names as `models list` does, damaged ones too, by its path, or, unless its `whole`
+    name is wanted, by a part of it that no other file has. Raises ModelNotFound."""
     found, path = library.local_models(), paths.expanded(spec).absolute()
     for model, name in zip(found, specs_of(found), strict=True):
         if spec == name or path == model.path.absolute():
             return model
-    raise ModelNotFound(
-        f"There is no model {spec} in the list.", "Name it as in the last column of `cpuchat models list`."
-    )
+    files = [model for group in library.matching(spec) for model in group]
+    if len(files) == 1 and not whole:
+        return files[0]
+    hint = "Name it as in the last column of `cpuchat models list`."
+    if files:
+        raise ModelNotFound(f"{spec} is a part of {', '.join(specs_of(files))}.", hint)
+    raise ModelNotFound(f"There is no model {spec} in the list.", hint)
 
 
 def hub_address(text: str) -> Address:
@@ -164,7 +162,8 @@ def find_header(spec: str, folders: Sequence[str], hub: Hub) -> GGUFHeader:
 
 
 _LIST_EPILOG = """The last column is what --model takes. tok/s is the last measured plain decoding speed; ≈ marks a
-prediction. To search more folders, name them in config.toml:
+prediction. Any part of a name that no other model has will do, too: `qwen`, `qwen2.5-coder:q8_0`. Folders of yours are
+searched when config.toml names them:
 
 \b
   [model]
@@ -175,10 +174,11 @@ _HEADINGS = ("NAME", "ARCH", "PARAMS", "QUANT", "CONTEXT", "SIZE", "TOK/S", "USE
 @click.command("list", epilog=_LIST_EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, sizes in bytes.")
 def list_models(as_json: bool) -> None:
-    """List the bundled models and those in the Hugging Face cache and your folders, last used first."""
+    """List the bundled models, those in the Hugging Face cache and your folders, and those of Ollama, LM Studio and
+    llama.cpp: model by model, damaged ones last."""
     chosen = settings.load()
-    found = Library(chosen.model.folders).local_models()
-    found.sort(key=lambda model: (model.damaged is not None, -model.last_used))
+    groups = grouped(Library(chosen.model.folders).local_models())
+    found = [model for group in groups for model in group]
     specs = specs_of(found)
     if as_json:
         rows = [msgspec.to_builtins(model, enc_hook=str) for model in found]
@@ -189,22 +189,25 @@ def list_models(as_json: bool) -> None:
     if not found:
         click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
         return
+    for folder in unreadable():
+        click.echo(f"cpuchat: {paths.shown(folder)} belongs to another user and cannot be read.", err=True)
     machine = this_machine(chosen)
     tuned = TunedMachine(chosen, machine)
-    rows = [_row(model, spec, tuned) for model, spec in zip(found, specs, strict=True)]
+    names = [shown_name(group) for group in groups for _ in group]
+    rows = [_row(model, name, spec, tuned) for model, name, spec in zip(found, names, specs, strict=True)]
     echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6))
     if words := doubt(machine):
         click.echo(f"cpuchat: ≈ {words}", err=True)
 
 
-def _row(model: LocalModel, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
+def _row(model: LocalModel, name: str, spec: str, tuned: TunedMachine) -> tuple[str, ...]:
     is_sound = model.damaged is None
     remark = model.damaged or ("" if model.has_template else "no chat template")
     params = parameters(model.n_params) if model.n_params else ""
     if 0 < model.n_params_active < model.n_params:  # total and active
         params += f"/{parameters(model.n_params_active)}"
     return (
-        model.name,
+        name,
         model.architecture,
         params,
         model.quantization if is_sound else model.state,
@@ -242,7 +245,7 @@ is deleted."""
 def delete_model(spec: str, yes: bool) -> None:
     """Delete MODEL, named as in `cpuchat models list`, and report the freed space."""
     library = Library(settings.load().model.folders)
-    deletion = library.deletion(find_model(library, spec))
+    deletion = library.deletion(find_model(library, spec, whole=True))
     if deletion.refused:
         raise UsageError(f"{deletion.model.name} was not deleted. {deletion.refused}")
 

@@ -68,9 +68,11 @@ class GGUFHeader(Parsed, frozen=True):
 
     @property
     def name(self) -> str:
-        """`general.name`, or the file's name; cleaned for display, without "GGUF" of a repository."""
+        """`general.name`, or the file's name; cleaned for display, without "GGUF" of a repository. A file that is named
+        by its content, as in Ollama's store, is called by its architecture."""
         name = clean_line(self.text("general.name"))
-        return _FORMAT.sub("", name) or name or clean_line(self.path.stem)
+        stem = self.architecture if self.path.stem.startswith("sha256") else self.path.stem
+        return _FORMAT.sub("", name) or name or clean_line(stem)
 
     @property
     def n_params(self) -> int:

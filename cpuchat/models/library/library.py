@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import ModelDamaged, ModelNotFound
-from cpuchat.models.file_names import quantization_of, rank, role_of, without_prefix
+from cpuchat.models.file_names import quantization_of, rank, role_of, without_prefix, without_quantization
 from cpuchat.models.gguf.header import model_files
 from cpuchat.models.library.deleting import Deletion, Progress, Verification, check_content, plan_deletion
 from cpuchat.models.library.places import (
@@ -21,16 +22,69 @@ from cpuchat.models.library.places import (
     LocalModel,
     SummaryCache,
     all_places,
+    folder_places,
+    grouped,
     hub_cache,
     is_inside,
     models_in,
+    only_drafts,
     repo_folder,
     repo_places,
     walk,
 )
+from cpuchat.models.library.stores import ollama_models, ollama_stores
 from cpuchat.models.library.usage import RecentModels, usage_of, usages
 
+_USUAL_FOLDER = "~/models"
+_MAX_NAMED = 6  # models that a message lists
+_MAX_BELOW = 200  # models of a folder that are described before it is added
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
+
+
+def is_named(model: LocalModel, words: Collection[str]) -> bool:
+    """Return whether all `words`, in lower case, are in the names of a model that people see: not its architecture, nor
+    the folders above it."""
+    file = "" if model.path.name.startswith("sha256") else model.path.name
+    names = " ".join((model.name, model.quantization, model.repo, model.alias, file)).lower()
+    return all(word in names for word in words)
+
+
+def _is_quantized(model: LocalModel, quantization: str) -> bool:
+    kinds = quantization_of(model.path.name), model.quantization
+    return quantization in (*kinds, *map(without_prefix, kinds))
+
+
+def _at(path: Path) -> Path | None:
+    """Return the model in the file or folder `path`, None where there is neither. Raises ModelNotFound, OSError."""
+    if path.is_file():
+        return model_files(path)[0]
+    if path.is_dir():
+        models = [one for one, _ in walk(path)]
+        models = [one for one in models if role_of(one.name) == "model"] or models
+        if len(models) == 1:
+            return models[0]
+        listed = f": {', '.join(one.name for one in models[:5])}" if models else ""
+        raise ModelNotFound(f"The folder {path} has {len(models)} models{listed}.", "Give the path of one GGUF file.")
+    if path.is_symlink():
+        raise ModelNotFound(
+            f"{path} is a broken link: its target {path.readlink()} does not exist.", "Restore the target."
+        )
+    return None
+
+
+def _still_there(path: Path, name: str) -> Path:
+    """Return `path` of a model that a program calls `name`. Raises ModelNotFound: a manifest outlived its file."""
+    if path.is_file():
+        return path
+    raise ModelNotFound(f"The file of {name or path.name} is gone: {path}.", "Download it again (`ollama pull`).")
+
+
+def _ambiguous(spec: str, groups: list[list[LocalModel]]) -> ModelNotFound:
+    names = [group[0].alias or without_quantization(group[0].path.stem) for group in groups]
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ModelNotFound(
+        f"{spec} names {len(groups)} models: {', '.join(names[:_MAX_NAMED])}{more}.", "Give more of the name."
+    )
 
 
 class Library:
@@ -38,7 +92,8 @@ class Library:
 
     def __init__(self, settings_folders: Iterable[Path | str] = (), cache: Path | None = None) -> None:
         """`settings_folders` are the user's; `cache` replaces the Hugging Face cache."""
-        self.folders = (*(paths.expanded(folder) for folder in settings_folders), paths.made_models_dir())
+        chosen = [paths.expanded(folder) for folder in (*settings_folders, _USUAL_FOLDER)]
+        self.folders = (*dict.fromkeys(chosen), paths.made_models_dir())
         self.cache = cache or hub_cache()
         self._summaries = SummaryCache()
 
@@ -51,10 +106,16 @@ class Library:
         """Return the model whose first file is `path`, wherever that is; None when it is something else."""
         return self._summaries.model(LocalFile(path=path, source="folder", root=path.parent))
 
+    def in_folder(self, folder: Path) -> list[LocalModel]:
+        """Return the models below `folder`, which need not be one of the user's: of very many, some."""
+        found = [self._summaries.model(place) for place in itertools.islice(folder_places(folder), _MAX_BELOW)]
+        self._summaries.save()
+        return [model for model in found if model is not None]
+
     def opened(self, path: Path) -> None:
         """Record that `path` was loaded: it is listed from now on, also if it lies in no folder that is searched."""
         path = path.absolute()
-        if not any(is_inside(path.parent, folder) for folder in (*self.folders, self.cache, paths.demo_dir())):
+        if not any(place.path == path for place in all_places(self.cache, self.folders)):
             RecentModels().add(path)
 
     def local_models(self, beside: Path | None = None) -> list[LocalModel]:
@@ -75,8 +136,9 @@ class Library:
 
     def resolve(self, spec: str) -> Path:
         """Return the file that `spec` names: a path; "demo", "demo-q4" or "demo-draft"; "owner/name" or
-        "owner/name:QUANT" of the Hugging Face cache; or the name of a model file that the library knows. Raises
-        ModelNotFound: nothing matches; the hint names what is close and what to do."""
+        "owner/name:QUANT"; the name that Ollama has for it; the name of a file; or a part of a model's name that no
+        other model has, also with ":QUANT". Raises ModelNotFound: nothing matches, or several models do, which it
+        lists; the hint names what is close and what to do."""
         spec = spec.strip()
         if spec in DEMO_FILES:
             path = paths.demo_dir() / DEMO_FILES[spec]
@@ -86,22 +148,8 @@ class Library:
                 )
             return path
         try:
-            path = paths.expanded(spec).absolute()  # it is remembered, and compared with what lists have
-            if spec and path.is_file():
-                return model_files(path)[0]
-            if spec and path.is_dir():
-                models = [one for one, _ in walk(path)]
-                models = [one for one in models if role_of(one.name) == "model"] or models
-                if len(models) == 1:
-                    return models[0]
-                listed = f": {', '.join(one.name for one in models[:5])}" if models else ""
-                raise ModelNotFound(
-                    f"The folder {path} has {len(models)} models{listed}.", "Give the path of one GGUF file."
-                )
-            if path.is_symlink():
-                raise ModelNotFound(
-                    f"{path} is a broken link: its target {path.readlink()} does not exist.", "Restore the target."
-                )
+            if spec and (path := _at(paths.expanded(spec).absolute())) is not None:
+                return path  # absolute: it is remembered, and compared with what lists have
         except (OSError, ValueError):  # a name that is too long, or with a NUL in it; the current folder was deleted
             pass
         match = _REPO_NAME.match(spec)
@@ -109,21 +157,49 @@ class Library:
             cached = repo_places(repo_folder(self.cache, match["repo"]), match["repo"])
             if cached:
                 return self._quantization_of(match["repo"], cached, match["quant"])
+        places = [place for place in self.places() if not place.is_unfinished]
         names: dict[str, Path] = {}
-        for place in self.places():
-            if not place.is_unfinished:
-                repository = place.repo if role_of(place.path.name) == "model" else ""
-                for name in (place.path.name, place.path.stem, repository):
-                    if name:
-                        names.setdefault(name.lower(), place.path)
-        if spec.lower() in names:
-            return names[spec.lower()]
-        close = difflib.get_close_matches(spec.lower(), [*names, *DEMO_FILES], n=3, cutoff=0.5)
-        hints = [f"Did you mean {' or '.join(close)}?"] if close else []
+        for place in places:
+            for name in (place.path.name, place.path.stem, place.alias, place.alias.removesuffix(":latest")):
+                names.setdefault(name.lower(), place.path)
+        for model in ollama_models((*ollama_stores(), *self.folders)):  # of those with several names one is listed
+            names.setdefault(model.name.lower(), model.path)
+        if spec and (path := names.get(spec.lower())) is not None:
+            return _still_there(path, spec)
+        if match is not None and (same := [place for place in places if place.repo.lower() == match["repo"].lower()]):
+            return self._quantization_of(match["repo"], same, match["quant"])
+        if "/" not in spec and (groups := self.matching(spec)):
+            if len(groups) > 1:
+                raise _ambiguous(spec, groups)
+            return _still_there(min(groups[0], key=lambda model: rank(model.quantization)).path, groups[0][0].alias)
+        close = difflib.get_close_matches(
+            spec.lower(), [*names, *DEMO_FILES, *(place.repo.lower() for place in places)], n=3, cutoff=0.5
+        )
+        hints = [f"Did you mean {' or '.join(dict.fromkeys(close))}?"] if close else []
         if match is not None and "/" in match["repo"] and not spec.lower().endswith(".gguf"):
             hints.append(f"If it is a Hugging Face repository, download it first: cpuchat models download {spec}.")
-        hints = hints or ["Give the path of a GGUF file, or `demo` for the model that comes with cpuchat."]
+        hints = hints or ["Give the path of a GGUF file, or a name as `cpuchat models list` shows it."]
         raise ModelNotFound(f"There is no model {spec!r} on this machine.", " ".join(hints))
+
+    def matching(self, text: str) -> list[list[LocalModel]]:
+        """Return the models whose names contain each word of `text`, by their files, in the order of lists; with a
+        quantization behind a colon those files alone (`qwen2.5-coder:q8_0`). Models that only draft, and those that
+        cannot be loaded, are left out unless there are no others."""
+        words, quant = text.lower().split(), ""
+        found = self._models_named(words)
+        if not found and ":" in text:
+            name, _, quant = text.lower().rpartition(":")
+            found = [model for model in self._models_named(name.split()) if _is_quantized(model, quant.upper())]
+        usable = [model for model in found if not model.damaged]
+        return grouped([model for model in usable if not only_drafts(model)] or usable or found)
+
+    def _models_named(self, words: list[str]) -> list[LocalModel]:
+        if not words:
+            return []
+        self._summaries.refresh()
+        found = [self._summaries.model(place) for place in self.places() if not place.is_unfinished]
+        self._summaries.save()
+        return [model for model in found if model is not None and is_named(model, words)]
 
     def _quantization_of(self, repo: str, places: list[LocalFile], quant: str | None) -> Path:
         """Return the file of a repository with the quantization `quant`, or that of the usual trade-off."""
@@ -149,15 +225,15 @@ class Library:
 
     def spec(self, path: Path) -> str:
         """Return a name by which `resolve` finds the model at `path`, also after an update of its repository:
-        "owner/name:QUANT" in the Hugging Face cache, the name of a demo model, else the path.
+        "owner/name:QUANT" in the Hugging Face cache, the name of a demo model or of Ollama's, else the path.
         """
         for name, file in DEMO_FILES.items():
             if path == paths.demo_dir() / file:
                 return name
-        place = next((one for one in self.places() if one.repo and one.path == path), None)
+        place = next((one for one in self.places() if (one.repo or one.alias) and one.path == path), None)
         model = self._summaries.model(place) if place is not None else None
         if model is not None:
-            name = f"{model.repo}:{model.quantization}"
+            name = model.alias or f"{model.repo}:{model.quantization}"
             with contextlib.suppress(ModelNotFound):  # two files that their headers call alike
                 if self.resolve(name) == path:
                     return name
@@ -185,6 +261,7 @@ class Library:
     def deletion(self, model: LocalModel, in_use: Collection[Path] = ()) -> Deletion:
         """Plan the deletion of `model`, for `delete`. `in_use` are the files of loaded models: they stay."""
         if model.source == "huggingface":
-            return plan_deletion(model, repo_folder(self.cache, model.repo), in_use)
+            root = next((one for one in model.path.parents if one.name.startswith("models--")), None)
+            return plan_deletion(model, root, in_use)
         root = next((folder for folder in self.folders if is_inside(model.path.parent, folder)), None)
         return plan_deletion(model, root, in_use)

@@ -1,5 +1,5 @@
-"""Finds model files in the package, in the Hugging Face cache and in the user's folders, and describes them by their
-headers, whose summaries are cached while the files stay unchanged.
+"""Finds model files in the package, in the Hugging Face cache, in the user's folders and in other programs' stores, and
+describes them by their headers, whose summaries are cached while the files stay unchanged.
 
 The Hugging Face cache is walked directly: importing huggingface_hub costs more than the whole of `cpuchat --help`. Its
 layout is that of huggingface_hub 1.x: `models--OWNER--NAME/refs/main` names a revision, `snapshots/REVISION/` holds
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, Self
@@ -26,11 +27,13 @@ from cpuchat.costs.model import COST_MODEL
 from cpuchat.models.file_names import engine_fingerprint, samples, stat_fingerprint, without_quantization
 from cpuchat.models.gguf.header import GGUFHeader, header_from, model_files, read_model, split_parts
 from cpuchat.models.gguf.parse import FileSource
+from cpuchat.models.library import stores
+from cpuchat.models.library.stores import Store
 from cpuchat.models.support import why_unsupported
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork
 
-Source = Literal["demo", "huggingface", "folder"]
+Source = Literal["demo", "huggingface", "folder"] | Store
 
 
 class HeaderSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +65,9 @@ class LocalModel(HeaderSummary, frozen=True, kw_only=True):
     """One model on this machine.
 
     `path` is its first file, `parts` how many there are, `projector` the multimodal projector beside it. `repo` is
-    "owner/name" for files of the Hugging Face cache, else "". `unfinished`: the share of a partial download (always
-    `damaged`, too) that is here, 0 to 1; -1 when that is not known.
+    "owner/name" for files that come from Hugging Face, where that is known, else "". `alias` is a name that finds it,
+    such as `qwen2.5-coder:7b` of Ollama, "" for most. `unfinished`: the share of a partial download (always `damaged`,
+    too) that is here, 0 to 1; -1 when that is not known.
 
     `last_used` is when it was loaded last, in seconds since 1970 (0: never). `measured_tok_s` is what plain decoding
     last reached here, `drafted_tok_s` an answer with drafts (0: not measured).
@@ -72,6 +76,7 @@ class LocalModel(HeaderSummary, frozen=True, kw_only=True):
     path: Path
     source: Source
     repo: str = ""
+    alias: str = ""
     parts: int = 1
     projector: Path | None = None
     unfinished: float | None = None
@@ -109,11 +114,14 @@ class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     root: Path
     repo: str = ""
+    alias: str = ""
     projector: Path | None = None
 
     @property
     def name_in_repo(self) -> str:
         """`Q8_0/m.gguf` for a file in the Hugging Face cache, whatever its revision."""
+        if self.source != "huggingface":
+            return self.path.name
         return str(Path(*self.path.relative_to(self.root / "snapshots").parts[1:]))
 
     @property
@@ -204,29 +212,79 @@ def is_same_model(one: LocalModel | GGUFHeader, other: LocalModel | GGUFHeader) 
     return one.name == other.name or len({*stems}) == 1
 
 
+def grouped(models: Iterable[LocalModel]) -> list[list[LocalModel]]:
+    """Return the files of each model together, the largest first, in the order of the models' names; the demo after
+    them, then what only drafts, then what is damaged, each file alone."""
+    groups: list[list[LocalModel]] = []
+    alike: dict[tuple[str, int], list[list[LocalModel]]] = {}
+    for model in models:
+        same = alike.setdefault((model.architecture, model.n_params), [])
+        group = next((one for one in same if is_same_model(one[0], model)), None) if not model.damaged else None
+        if group is not None:
+            group.append(model)
+            continue
+        groups.append([model])
+        if not model.damaged:
+            same.append(groups[-1])
+    for group in groups:
+        group.sort(key=lambda model: (-model.size, model.alias, model.path.name))
+
+    def place(group: list[LocalModel]) -> tuple[object, ...]:
+        one, name = group[0], shown_name(group).rpartition("/")[2]
+        return bool(one.damaged), only_drafts(one), one.source == "demo", natural(name)
+
+    return sorted(groups, key=place)
+
+
+def natural(name: str) -> list[tuple[bool, float, str]]:
+    """Return a sort key for which `Qwen 7B` precedes `Qwen 32B`, and both `Qwen Coder`."""
+    parts = re.findall(r"\d+(?:\.\d+)?|[^\W\d]+", name.lower())
+    return [(not part[0].isdigit(), float(part) if part[0].isdecimal() else 0.0, part) for part in parts]
+
+
+def shown_name(group: list[LocalModel]) -> str:
+    """Return the name of a model by its files: that of the program which keeps it, if there is one file alone."""
+    one = group[0]
+    return one.alias if one.alias and len(group) == 1 and one.source != "demo" else one.name
+
+
+def only_drafts(model: LocalModel) -> bool:
+    """Return whether a file is there to draft for another model, by what it says of itself."""
+    named = re.search(r"(?<![a-z])draft(?![a-z])", f"{model.name} {model.path.stem}".lower())
+    return model.kind == "head" or named is not None
+
+
 def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ()) -> Iterator[LocalFile]:
-    """Yield every model once, also if it can be reached in several ways: demo, cache, folders, single `files`."""
-    demo, real_cache, seen = paths.demo_dir(), os.path.realpath(cache), set[str]()
+    """Yield every model once, also if it can be reached in several ways: demo, cache, folders, other programs' stores,
+    single `files`."""
+    demo, seen, folders = paths.demo_dir(), set[str](), list(folders)
+    llama = stores.llama_cache()
+    caches = [cache, *([llama] if llama != cache else [])]
+    real_caches = [os.path.realpath(one) for one in caches]
+
+    def in_cache(path: Path) -> bool:
+        """Return whether a file below a folder is in a cache around which it lies: it is found there."""
+        real = entry(path)
+        below = (real.relative_to(one).parts for one in real_caches if real.is_relative_to(one))
+        return any(parts[0].startswith(_REPO) for parts in below)
 
     def every() -> Iterator[LocalFile]:
-        for name in DEMO_FILES.values():
-            if (demo / name).is_file():
-                yield LocalFile(path=demo / name, source="demo", root=demo)
-        for folder in sorted(cache.glob(f"{_REPO}*")):
-            repo = folder.name.removeprefix(_REPO).replace("--", "/", 1)
-            yield from repo_places(folder, repo)
-            # Contents that no revision links to: partial downloads, or left behind.
-            contents = [path for path in _blobs(folder) if not path.is_symlink() and _is_gguf(path)]
-            named = links(folder) if contents else {}
-            for path in contents:
-                if path not in named:
-                    yield LocalFile(path=folder / _BLOBS / path.name, source="huggingface", root=folder, repo=repo)
+        for name, file in DEMO_FILES.items():
+            if (demo / file).is_file():
+                yield LocalFile(path=demo / file, source="demo", root=demo, alias=name)
+        for folder in (folder for one in caches for folder in sorted(one.glob(f"{_REPO}*"))):
+            yield from _cached(folder)
         for folder in folders:
+            yield from (place for place in folder_places(folder) if not in_cache(place.path))
+        for folder in stores.ollama_stores():
+            yield from _of_ollama(folder)
+        others: list[tuple[Store, Path]] = [("lmstudio", folder) for folder in stores.lmstudio_folders()]
+        others.append(("llama.cpp", llama))
+        for store, folder in others:
             for path, beside in walk(folder):
-                real = entry(path)
-                inside = real.relative_to(real_cache).parts if real.is_relative_to(real_cache) else ("",)
-                if not inside[0].startswith(_REPO):  # a folder around the cache: its repositories are found there
-                    yield LocalFile(path=path, source="folder", root=folder, projector=beside)
+                if not in_cache(path):
+                    repo = stores.repo_in_store(store, folder, path)
+                    yield LocalFile(path=path, source=store, root=folder, repo=repo, projector=beside)
         for file in files:
             yield LocalFile(path=file, source="folder", root=file.parent)
 
@@ -235,6 +293,32 @@ def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ())
         if real not in seen:
             seen.add(real)
             yield place
+
+
+def folder_places(folder: Path) -> Iterator[LocalFile]:
+    """Yield the models below a folder of the user, which may be a store of Ollama's, too."""
+    for path, beside in walk(folder):
+        yield LocalFile(path=path, source="folder", root=folder, projector=beside)
+    yield from _of_ollama(folder)
+
+
+def _of_ollama(root: Path) -> Iterator[LocalFile]:
+    for model in stores.ollama_models([root]):
+        yield LocalFile(
+            path=model.path, source="ollama", root=root, repo=model.repo, alias=model.name, projector=model.projector
+        )
+
+
+def _cached(folder: Path) -> Iterator[LocalFile]:
+    """Yield the models of a cached repository, and the contents that no revision links to: partial downloads, or left
+    behind."""
+    repo = folder.name.removeprefix(_REPO).replace("--", "/", 1)
+    yield from repo_places(folder, repo)
+    contents = [path for path in _blobs(folder) if not path.is_symlink() and _is_gguf(path)]
+    named = links(folder) if contents else {}
+    for path in contents:
+        if path not in named:
+            yield LocalFile(path=folder / _BLOBS / path.name, source="huggingface", root=folder, repo=repo)
 
 
 def repo_places(folder: Path, repo: str) -> list[LocalFile]:
@@ -333,6 +417,7 @@ class SummaryCache:
             name=clean_line(path.stem),
             source=place.source,
             repo=place.repo,
+            alias=place.alias,
             parts=len(parts),
             projector=place.projector,
         )
@@ -340,11 +425,16 @@ class SummaryCache:
             cached = self._summary(parts)
         except CpuchatError as error:
             size = sum(part.stat().st_size for part in parts if part.is_file())
-            unsupported = isinstance(error, ModelUnsupported)
-            return msgspec.structs.replace(base, size=size, damaged=error.message, unsupported=unsupported)
+            unsupported, damaged = isinstance(error, ModelUnsupported), error.message
+            if place.source == "ollama" and not os.path.lexists(path):
+                damaged = f"Its file is gone. Download it again: ollama pull {place.alias}."
+                base = msgspec.structs.replace(base, name=place.alias)
+            return msgspec.structs.replace(base, size=size, damaged=damaged, unsupported=unsupported)
         if not cached.summary.name:
             return None
         model = _with_summary(base, cached.summary)
+        if place.alias and model.name == model.architecture:  # a header without a name
+            model = msgspec.structs.replace(model, name=place.alias)
         if cached.checksum_error:
             return msgspec.structs.replace(model, damaged=model.damaged or cached.checksum_error, unsupported=False)
         return model

@@ -365,7 +365,7 @@ class ChatCommands:
 
     @_in_worker()
     async def downloads(self) -> None:
-        await self._change_model(await self._services.navigation.downloads())
+        await self._change_model(await self._services.navigation.models(at_downloads=True))
 
     async def _change_model(self, path: Source | None) -> None:
         if path is not None:

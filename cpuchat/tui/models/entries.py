@@ -17,11 +17,13 @@ from cpuchat.base.errors import UsageError
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, Source, host, is_url
 from cpuchat.models.catalog import Catalog, CatalogModel, Ranked, match_local
-from cpuchat.models.downloads.state import Download
+from cpuchat.models.downloads.state import RUNNING, Download
 from cpuchat.models.hub.errors import host as hub_host
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import Deletion
-from cpuchat.models.library.places import LocalModel
+from cpuchat.models.library.library import is_named
+from cpuchat.models.library.places import LocalModel, grouped, only_drafts, shown_name
+from cpuchat.models.library.stores import STORES
 from cpuchat.models.support import why_unknown
 from cpuchat.present import downloads
 from cpuchat.present import models as prediction
@@ -45,6 +47,27 @@ class TypedFile:
 
     path: Path
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class TypedFolder:
+    """A folder that the user typed or pasted, or (`text` not "") one that continues what is typed. `count`: how many
+    models are in it, None while that is being read; `is_known`: its models are listed anyway."""
+
+    path: Path
+    count: int | None = None
+    is_known: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class TypedPath:
+    """What is at the path that was typed as `text`: the models below a folder, and what continues the text."""
+
+    text: str
+    models: tuple[LocalModel, ...] = ()
+    completions: tuple[str, ...] = ()
+    is_known: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,17 +99,20 @@ class ServerEntry:
     is_invalid: bool = False
 
 
-Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | HubSearch | ServerEntry
+Subject = LocalModel | Download | CatalogModel | FoundRepository | TypedFile | TypedFolder | HubSearch | ServerEntry
 
 
 @dataclass(frozen=True)
 class ModelListEntry:
     """One line that can be selected. `key` is the same for the same subject while its figures change; `purpose` is
-    what it is recommended for."""
+    what it is recommended for. A file of this machine has a `name`, and stands below its `model` if that has several.
+    """
 
     key: str
     subject: Subject
     purpose: str = ""
+    name: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +127,7 @@ class ModelListSection:
 @dataclass(frozen=True)
 class ModelListState:
     """The state of the models list. `local` None: still being read. `here`: ids of the catalog's models that `local`
-    has.
+    has. `unreadable`: stores of other programs that this user may not read. `typed`: what is at the typed path.
     """
 
     local: tuple[LocalModel, ...] | None = None
@@ -110,6 +136,8 @@ class ModelListState:
     here: frozenset[str] = frozenset()
     search: HubSearch | None = None
     local_problem: str = ""
+    unreadable: tuple[Path, ...] = ()
+    typed: TypedPath = TypedPath("")
     on_servers: tuple[ServerEntry, ...] = ()
 
     def sections(self, text: str) -> list[ModelListSection]:
@@ -125,24 +153,53 @@ class ModelListState:
             listed = (ModelListEntry(f"server {served.source}", served) for served in there or [ServerEntry(source)])
             return [ModelListSection("", tuple(listed))]
         if (path := typed_path(text)) is not None:
-            return [ModelListSection("", (ModelListEntry("file", TypedFile(path, _problem(path))),))]
+            return self._at_path(path, self.typed if self.typed.text == text else TypedPath(text))
         words = text.lower().split()
-        found = (*self._here(words), *self._offered(words), *self._on_hub(text, words))
+        found = (*self._coming(words), *self._here(words), *self._offered(words), *self._on_hub(text, words))
         return [section for section in found if section.entries or section.note]
 
+    def _at_path(self, path: Path, typed: TypedPath) -> list[ModelListSection]:
+        """Return what can be done with a typed path: load the file, add the folder, or type on."""
+        problem, below = _problem(path), list[ModelListEntry]()
+        for text in typed.completions:
+            one = TypedFolder(path, text=text) if text.endswith("/") else TypedFile(paths.expanded(text))
+            below.append(ModelListEntry(f"path {text}", one))
+        if problem == _FOLDER:
+            count = len(typed.models) if self.typed is typed else None
+            folder = ModelListEntry("folder", TypedFolder(path, count, typed.is_known))
+            found = (ModelListEntry(f"local {model.path}", model, name=shown_name([model])) for model in typed.models)
+            return [ModelListSection("", (folder, *found)), ModelListSection("below it", tuple(below))][
+                : 1 + bool(below)
+            ]
+        if problem and below:
+            return [ModelListSection("", tuple(below))]
+        return [ModelListSection("", (ModelListEntry("file", TypedFile(path, problem)),))]
+
+    def _coming(self, words: list[str]) -> Iterator[ModelListSection]:
+        coming = (
+            ModelListEntry(f"download {download.id}", download)
+            for download in self.downloads
+            if download.state != "done" and _has(words, download.order.model.name, download.order.repo)
+        )
+        yield ModelListSection("downloads", tuple(coming))
+
     def _here(self, words: list[str]) -> Iterator[ModelListSection]:
-        """Yield this machine, each server (those whose models are not known together), and the downloads."""
+        """Yield this machine model by model, the demo after the others, damaged files last; what only drafts; and each
+        server (those whose models are not known together)."""
         # The cache names the part of a download after the content that it will have.
         arriving = {file.etag for download in self.downloads for file in download.order.model.files}
-        local = [
-            ModelListEntry(f"local {model.path}", model)
-            for model in sorted(self.local or (), key=lambda model: (bool(model.damaged), -model.last_used))
+        listed = [
+            model for model in self.local or ()
             if not (model.unfinished is not None and model.path.name.partition(".")[0] in arriving)
-            and _has(words, model.name, model.quantization, model.repo, model.architecture, str(model.path))
-        ]
-        none = self.local_problem or "no models yet: choose one below, or paste the path of a GGUF file"
+        ]  # fmt: skip
+        ours = [model for model in listed if not only_drafts(model) or model.unfinished is not None]
+        none = self.local_problem or "no models yet: choose one below, or paste the path of a file or folder"
         note = "" if words else none if self.local is not None else "Reading…"
-        yield ModelListSection("on this machine", tuple(local), note)
+        yield ModelListSection("on this machine", _entries(ours, words), note)
+        for folder in () if words else self.unreadable:
+            yield ModelListSection("", (), f"! {paths.shown(folder)} belongs to another user and cannot be read")
+        draft_only = [model for model in listed if model not in ours]
+        yield ModelListSection("only for drafting", _entries(draft_only, words))
         by_heading: dict[str, list[ModelListEntry]] = {}
         for served in self.on_servers:
             if _has(words, str(served.source), served.kind):
@@ -150,12 +207,6 @@ class ModelListState:
                 heading = f"on {host(served.source.server)} · {served.kind}" if is_listed else "on servers"
                 by_heading.setdefault(heading, []).append(ModelListEntry(f"server {served.source}", served))
         yield from (ModelListSection(heading, tuple(entries)) for heading, entries in by_heading.items())
-        coming = (
-            ModelListEntry(f"download {download.id}", download)
-            for download in self.downloads
-            if download.state != "done" and _has(words, download.order.model.name, download.order.repo)
-        )
-        yield ModelListSection("downloads", tuple(coming))
 
     def _offered(self, words: list[str]) -> Iterator[ModelListSection]:
         """Yield the catalog. Models that only draft are offered where drafts are chosen; who searches for one finds it
@@ -186,6 +237,32 @@ class ModelListState:
             yield ModelListSection("on Hugging Face", (ModelListEntry(SEARCH, search),))
 
 
+def _entries(models: list[LocalModel], words: list[str]) -> tuple[ModelListEntry, ...]:
+    """Return the files that have `words` in their names, several of one model below its name."""
+    found: list[ModelListEntry] = []
+    for group in grouped(models):
+        name, labels = shown_name(group), [_label(model) for model in group]
+        alike = Counter((label, model.quantization) for label, model in zip(labels, group, strict=True))
+        for label, model in zip(labels, group, strict=True):
+            own = label if alike[label, model.quantization] == 1 else model.path.stem
+            names = (own, name) if len(group) > 1 else (name, "")
+            if is_named(model, words):
+                found.append(ModelListEntry(f"local {model.path}", model, name=names[0], model=names[1]))
+    return tuple(found)
+
+
+def _label(model: LocalModel) -> str:
+    """Return what tells a file from others of the same model: a name that finds it, its publisher, or where it is."""
+    if model.alias or model.source == "huggingface":
+        return model.alias or model.repo.partition("/")[0]
+    return STORES[model.source] if model.source in STORES else paths.shown(model.path.parent)
+
+
+def is_loadable(subject: Subject) -> bool:
+    """Return whether Enter loads it: a sound file on this machine."""
+    return isinstance(subject, LocalModel) and not subject.damaged
+
+
 def catalog_key(model: CatalogModel) -> str:
     return f"catalog {model.id}"
 
@@ -206,12 +283,19 @@ def _has(words: Iterable[str], *texts: str) -> bool:
     return all(word in haystack for word in words)
 
 
+_FOLDER = "a folder"
+
+
+def is_folder(path: Path) -> bool:
+    return _problem(path) == _FOLDER
+
+
 def _problem(path: Path) -> str:
-    """Return why `path` is not a file to load, "" when it may be one."""
+    """Return why `path` is not a file to load, "" when it may be one, `_FOLDER` for a folder."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            return "a folder: add it to Model folders in the settings"
+            return _FOLDER
         return "" if stat.S_ISREG(mode) else "not a regular file"
     except FileNotFoundError:
         return "no such file"
@@ -237,28 +321,24 @@ def typed_path(text: str) -> Path | None:
     return paths.expanded(text.replace("\\ ", " "))
 
 
-HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE = "○", "●", "◌", "!", "·"
+HERE, LOADED, NOT_HERE, DAMAGED, NOT_ALONE, FILES = "○", "●", "◌", "!", "·", "▾"
 
 
 def list_rows(
-    sections: list[ModelListSection],
-    local: Iterable[LocalModel],
-    predictions: Mapping[str, Prediction],
-    loaded: Source | None,
+    sections: list[ModelListSection], predictions: Mapping[str, Prediction], loaded: Source | None
 ) -> list[ListRow]:
-    """Return all lines, headings included. `predictions` by key of the entry. `local`: all models of this machine,
-    listed or not; one with the name of another is listed by its file.
-    """
+    """Return all lines, headings included. `predictions` by key of the entry."""
     rows: list[ListRow] = []
-    names = Counter((model.name, model.quantization) for model in local)
     for section in sections:
         if section.heading:
             rows.append(ListRow(name=section.heading))
+        over = ""
         for entry in section.entries:
-            line, model = row(entry, predictions.get(entry.key), loaded), entry.subject
-            if isinstance(model, LocalModel) and names[model.name, model.quantization] > 1:
-                line = replace(line, name=model.path.stem)
-            rows.append(line)
+            if entry.model and entry.model != over:
+                rows.append(ListRow(mark=FILES, name=entry.model))
+            over = entry.model
+            line = row(entry, predictions.get(entry.key), loaded)
+            rows.append(replace(line, mark=f"  {line.mark}") if entry.model else line)
         if not section.entries:
             rows.append(ListRow(note=section.note))
     return rows
@@ -270,13 +350,16 @@ def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | N
     match entry.subject:
         case LocalModel(damaged=str() as problem, unfinished=None) as model:
             mark = DAMAGED if model.kind == "model" else NOT_ALONE
-            return ListRow(key, mark, model.name, note=problem.removeprefix(f"{model.path.name} "), dim=True)
+            return ListRow(
+                key, mark, entry.name or model.name, note=problem.removeprefix(f"{model.path.name} "), dim=True
+            )
         case LocalModel(unfinished=float() as share) as model:
             state = f"{100 * share:.0f} %" if share >= 0 else "part"
             return ListRow(key, "↓", model.name, (model.quantization, _size(model.size), state, ""), dim=True)
         case LocalModel() as model:
             rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed
-            return _loadable(key, model.name, model, verdict(prediction), rate, is_loaded=model.path == loaded)
+            name = entry.name or model.name
+            return _loadable(key, name, model, verdict(prediction), rate, is_loaded=model.path == loaded)
         case Download() as download:
             return replace(downloads.row(download), key=key)
         case CatalogModel() as model:
@@ -290,6 +373,14 @@ def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | N
             return ListRow(key, NOT_HERE, repository.id, note=" · ".join(filter(None, note)))
         case TypedFile() as file:
             return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
+        case TypedFolder(text="") as folder:
+            count = "reading…" if folder.count is None else units.plural(folder.count, "model")
+            what = f"{paths.shown(folder.path)} is searched already" if folder.is_known else (
+                f"add {paths.shown(folder.path)} to your model folders"
+            )  # fmt: skip
+            return ListRow(key, "→", what, note=f"{count} · Enter")
+        case TypedFolder() as folder:
+            return ListRow(key, "→", folder.text, note="Tab")
         case ServerEntry(problem="", model=None) as served:
             return ListRow(key, "→", f"connect to {host(served.source.server)}", note="Enter")
         case ServerEntry(problem="", model=model) as served if model is not None:
@@ -323,7 +414,7 @@ Row = tuple[str, str]
 
 _MAX_FILES = 4  # of a deletion that are named
 
-SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder": "your folder"}
+SOURCES = {"demo": "comes with cpuchat", "huggingface": "Hugging Face", "folder": "your folder", **STORES}
 
 
 @dataclass(frozen=True)
@@ -350,7 +441,8 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
             entry = match_local(catalog, model) if catalog is not None else None
             rows = _local_rows(model, known, loaded, entry)
         case Download() as download:
-            rows = downloads.download_details(download)
+            does = "pauses it" if download.state in RUNNING else "resumes it"
+            rows = [*downloads.download_details(download), ("keys", f"Enter {does} · Del cancels it")]
         case CatalogModel() as model:
             active = f", {units.parameters(round(1e9 * model.active_params))} active" if model.is_moe else ""
             sizes = [f"{name} {units.size(round(size * 1e9))}" for name, size in model.sizes.items()]
@@ -358,9 +450,9 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
             if sizes and model.quantization not in model.verified:
                 sizes.append("estimated")
             rows = [
-                ("model", _kind(round(1e9 * model.params), "", model.context, active, str(model.year), model.license)),
                 *_memory(known),
                 ("speed", prediction.speed_with_basis(known.prediction)),
+                ("model", _kind(round(1e9 * model.params), "", model.context, active, str(model.year), model.license)),
                 ("purpose", prediction.purpose(model)),
                 ("note", model.note),
                 ("drafts", ", ".join(drafts) or (f"none ({model.why_no_draft})" if model.why_no_draft else "")),
@@ -379,6 +471,16 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
             ]
         case TypedFile() as file:
             rows = [("path", paths.shown(file.path)), ("problem", file.problem)]
+        case TypedFolder(text="") as folder:
+            rows = [
+                ("folder", paths.shown(folder.path)),
+                (
+                    "",
+                    "" if folder.is_known else "Enter adds it: its models are listed from then on. Nothing is copied.",
+                ),
+            ]
+        case TypedFolder() as folder:
+            rows = [("", "Tab or Enter completes the path.")]
         case ServerEntry(model=None) as served:
             problem = [("problem", served.problem), ("what to do", served.hint)]
             rows = [*problem, ("server", served.source.server)]
@@ -406,7 +508,9 @@ def _kind(n_params: int, architecture: str, n_ctx: int = 0, parts: str = "", *mo
 
 def title(subject: Subject) -> str:
     match subject:
-        case LocalModel(name=name) | CatalogModel(name=name) | FoundRepository(id=name):
+        case LocalModel() as model:
+            return shown_name([model])
+        case CatalogModel(name=name) | FoundRepository(id=name):
             return name
         case Download(order=order):
             return order.model.name
@@ -435,9 +539,9 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
         parts = (f"{units.size(size)} per token" if size else "", f"KV {growth}" if growth else "")
         reads = " · ".join(filter(None, parts))
     return [
-        ("model", _kind(model.n_params, model.architecture, model.n_ctx_train, experts, template)),
         *_memory(known),
         ("speed", speed),
+        ("model", _kind(model.n_params, model.architecture, model.n_ctx_train, experts, template)),
         ("purpose", prediction.purpose(entry) if entry is not None else ""),
         ("draft", "…" if known.reading else "" if known.problem else draft),
         ("reads", "Reading the header…" if known.reading else reads),
@@ -446,7 +550,8 @@ def _local_rows(model: LocalModel, known: ModelDetails, loaded: Source | None, e
 
 
 def _place(model: LocalModel, used: str = "") -> list[Row]:
-    where = filter(None, (SOURCES.get(model.source, model.source), model.repo, f"used {used}" if used else ""))
+    used = f"used {used}" if used else ""
+    where = filter(None, (SOURCES.get(model.source, model.source), model.alias, model.repo, used))
     return [("from", " · ".join(where)), ("path", paths.shown(model.path))]
 
 

@@ -20,8 +20,10 @@ from cpuchat.models.downloads.state import Download
 from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import Library
-from cpuchat.models.library.places import LocalModel
-from cpuchat.tui.models.entries import ModelDetails, ServerEntry, Subject
+from cpuchat.models.library.places import LocalModel, is_inside
+from cpuchat.models.library.stores import unreadable
+from cpuchat.session.attachments import completions, start_folder
+from cpuchat.tui.models.entries import ModelDetails, ServerEntry, Subject, TypedPath, is_folder, typed_path
 
 if TYPE_CHECKING:
     from cpuchat.backend.remote.backend import RemoteBackend
@@ -41,6 +43,21 @@ class ModelsReader:
 
     def local_models(self) -> list[LocalModel]:
         return self.library.local_models()
+
+    def unreadable(self) -> tuple[Path, ...]:
+        """Return the stores of other programs that this user may not read."""
+        return tuple(unreadable())
+
+    def typed(self, text: str) -> TypedPath:
+        """Return what is at a typed path."""
+        path = typed_path(text)
+        if path is None:
+            return TypedPath(text)
+        models = self.library.in_folder(path) if is_folder(path) else []
+        begun = f"{text.rstrip('/')}/" if is_folder(path) else text
+        marks = (mark.removeprefix("@").strip('"') for mark in completions(f"@{begun}", start_folder()))
+        shown = tuple(one for one in marks if one.endswith("/") or one.lower().endswith(".gguf"))
+        return TypedPath(text, tuple(models), shown, any(is_inside(path, one) for one in self.library.folders))
 
     def server_urls(self) -> list[str]:
         """Return the servers of the settings, those that run here, and that of the loaded model, each once."""

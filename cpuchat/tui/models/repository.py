@@ -274,7 +274,7 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
             if entry.model.kind == "model":
                 await choose(self, self._services, entry.path)
         elif entry.download is not None and entry.download.state in RUNNING:
-            self.action_downloads()
+            self.notify("It is being downloaded. Space pauses it.")
         elif entry.download is not None:
             self._services.downloading.resume(entry.download.id)
         else:
@@ -302,11 +302,6 @@ class RepositoryScreen(PanesScreen[Path | None], keys="repository"):
         entry = self.marked
         if entry is not None and entry.download is not None:
             self._services.downloading.hold(entry.download.id)
-
-    @work
-    async def action_downloads(self) -> None:
-        if (path := await self._services.navigation.downloads()) is not None:
-            self.dismiss(path)
 
     def action_again(self) -> None:
         self.problem, self.state = None, None

@@ -17,14 +17,15 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.config.servers import ServerModel, Source, source
 from cpuchat.models.catalog import Catalog, CatalogModel, ranked
-from cpuchat.models.downloads.state import RUNNING, Download
+from cpuchat.models.downloads.state import Download
 from cpuchat.models.file_names import engine_knows
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import delete
-from cpuchat.models.library.places import LocalModel
+from cpuchat.models.library.places import LocalModel, is_demo
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction
-from cpuchat.present.models import doubt
+from cpuchat.present import downloads
+from cpuchat.present.models import doubt, verdict
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.telemetry import units
 from cpuchat.tui.models import entries
@@ -36,12 +37,15 @@ from cpuchat.tui.models.entries import (
     ModelListState,
     ServerEntry,
     TypedFile,
+    TypedFolder,
     catalog_key,
+    is_loadable,
+    typed_path,
 )
 from cpuchat.tui.models.reader import ModelsReader
 from cpuchat.tui.services import Services
-from cpuchat.tui.widgets.dialogs import Dismissable
-from cpuchat.tui.widgets.download_line import DownloadLine, QuantizeLine
+from cpuchat.tui.widgets.dialogs import ChoiceScreen, DialogChoice, Dismissable
+from cpuchat.tui.widgets.download_line import QuantizeLine
 from cpuchat.tui.widgets.model_list import ModelList, PanesScreen
 
 
@@ -61,6 +65,7 @@ async def choose(screen: Dismissable[Any], services: Services, path: Path) -> No
         await screen.dismiss_when_on_top(path)
 
 
+_KEEP, _DISCARD = "keep", "discard"
 _READ_AFTER = 0.12  # s on which the mark must rest before a header is read
 
 
@@ -86,7 +91,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     AUTO_FOCUS = "#filter"
     list_title = "Models"
 
-    def __init__(self, services: Services, reader: ModelsReader | None = None) -> None:
+    def __init__(self, services: Services, reader: ModelsReader | None = None, *, at_downloads: bool = False) -> None:
+        """`at_downloads`: the download that came last is selected."""
         super().__init__()
         self.services = services
         self.reader = reader or ModelsReader(services.library, services.settings, services.conversation.model)
@@ -99,14 +105,14 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._current: set[str] = set()  # keys of details that need not be read again
         self._entries: dict[str, ModelListEntry] = {}
         self._details_timer: Timer | None = None
-        self._new: Path | None = None
+        self._at_downloads = at_downloads
+        self._wanted = ""  # key of what is selected until the user moves the selection
 
     def compose_above_list(self) -> ComposeResult:
-        about = "search, or paste the path of a GGUF file or the address of a server"
+        about = "search, or paste the path of a file or folder, or the address of a server"
         yield FilterBox(placeholder=about, id="filter", compact=True)
 
     def compose_below(self) -> ComposeResult:
-        yield DownloadLine(self.services.downloading)
         yield QuantizeLine(self.services.quantizing)
 
     def on_mount(self) -> None:
@@ -114,6 +120,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self.services.quantizing.changed.subscribe(self, lambda made: self._read_files() if made else None)
         self._model = self.services.conversation.model
         self.set_interval(_LOADED_SECONDS, self._follow_load)
+        if self._at_downloads:
+            self._wanted = self._newest_download()
         self._update(downloads=tuple(self.services.downloading.all()))
         self.refresh_models()
 
@@ -164,7 +172,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             local = tuple(await asyncio.to_thread(self.reader.local_models))
         except (CpuchatError, OSError) as error:
             problem = str(error)
-        self._update(local=local, local_problem=problem)
+        closed = await asyncio.to_thread(self.reader.unreadable)
+        self._update(local=local, local_problem=problem, unreadable=closed)
         self._predict_listed()
 
     @work(exclusive=True, group="catalog")
@@ -197,7 +206,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     async def _predict_listed(self) -> None:
         if self.machine is None or self.catalog is None:
             return
-        listed = [entry for section in self.state.sections("") for entry in section.entries]
+        shown = (*self.state.sections(""), *self.state.sections(self._text))
+        listed = [entry for section in shown for entry in section.entries]
         subjects = {entry.key: entry.subject for entry in listed if not isinstance(entry.subject, CatalogModel)}
         found = await asyncio.to_thread(self.reader.predictions, subjects, self.machine)
         here = await asyncio.to_thread(self.reader.known_here, self.catalog, self.state.local or ())
@@ -221,9 +231,31 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     # Downloads
 
     def _download_changed(self, download: Download) -> None:
-        self._update(downloads=tuple(self.services.downloading.all()))
         if download.state == "done":
+            if self.marked_key == f"download {download.id}":
+                self._wanted, self.listed.moved = f"local {download.path}", False
             self._read_files()
+        self._update(downloads=tuple(self.services.downloading.all()))
+
+    def _newest_download(self) -> str:
+        """Return the key of the first download that has not ended, else of what came last, "" without any."""
+        found = self.services.downloading.all()
+        left = [download for download in found if download.state != "done"]
+        return f"download {left[0].id}" if left else f"local {found[-1].path}" if found else ""
+
+    @work(exclusive=True, group="cancel")
+    async def _cancel(self, download: Download) -> None:
+        if not download.done:
+            self.services.downloading.cancel(download.id, discard=True)
+            return
+        question = (
+            f"{downloads.download_title(download.order.model)}: {units.size(download.done)} of "
+            f"{units.size(download.total)} downloaded. Keep the partial files to resume later?"
+        )
+        choices = [DialogChoice(_KEEP, "Keep"), DialogChoice(_DISCARD, "Delete", danger=True)]
+        answer = await self.app.push_screen_wait(ChoiceScreen("Cancel download", question, choices))
+        if answer is not None:
+            self.services.downloading.cancel(download.id, discard=answer == _DISCARD)
 
     # The hub
 
@@ -259,6 +291,13 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     def _typed(self) -> None:
         self.listed.moved = False  # other words, another first line
         self.state_changed()
+        if typed_path(self._text.strip()) is not None:
+            self._read_typed(self._text.strip())
+
+    @work(exclusive=True, group="typed")
+    async def _read_typed(self, text: str) -> None:
+        self._update(typed=await asyncio.to_thread(self.reader.typed, text))
+        self._predict_listed()
 
     def state_changed(self) -> None:
         if not self.has_widgets:
@@ -266,15 +305,17 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         sections = self.state.sections(self._text)
         self._entries = {entry.key: entry for section in sections for entry in section.entries}
         loaded, listed = self._loaded, self.listed
-        rows = entries.list_rows(sections, self.state.local or (), self.predictions, loaded)
+        rows = entries.list_rows(sections, self.predictions, loaded)
         found = self.state.search.found if self.state.search is not None else None
-        new = f"local {self._new}"  # was made here, from another one
         if listed.moved and listed.marked in self._entries:
             mark = listed.marked
         elif listed.moved and listed.marked == SEARCH and found:
             mark = f"hub {found[0].id}"
-        elif new in self._entries:
-            mark = new
+        elif self._wanted in self._entries:
+            mark = self._wanted
+        elif isinstance(loaded, Path) and is_demo(loaded):  # who has another model wants that
+            here = [key for key, entry in self._entries.items() if is_loadable(entry.subject)]
+            mark = next((key for key in here if verdict(self.predictions.get(key)) != "too large"), "")
         else:
             mark = f"{'server' if isinstance(loaded, ServerModel) else 'local'} {loaded}"
         listed.show(rows, mark)
@@ -323,10 +364,12 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
                 self._take(file.path)
             case TypedFile() as file:
                 self.warn(f"{file.path}: {file.problem}.")
-            case Download() as download if download.state in RUNNING:
-                self.action_downloads()
+            case TypedFolder(text="", is_known=False) as folder:
+                self._add_folder(folder.path.absolute())
+            case TypedFolder():
+                self.action_complete()
             case Download() as download:
-                self.services.downloading.resume(download.id)
+                self.services.downloading.hold(download.id)
             case CatalogModel() as model:
                 self._open_repository(model.repos[0], model.quantization)
             case FoundRepository() as found:
@@ -339,6 +382,24 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
                 self._take(served.source)
             case HubSearch(running=False) as search:
                 self._ask_hub(search)
+
+    def action_complete(self) -> None:
+        """Complete a typed path by the selected line, else by the first one that continues it."""
+        box, typed = self.query_one("#filter", Input), self.state.typed
+        if typed.text == box.value.strip() and typed.completions:
+            chosen = self.marked_key.removeprefix("path ")
+            box.value = chosen if chosen in typed.completions else typed.completions[0]
+            box.cursor_position = len(box.value)
+
+    def _add_folder(self, folder: Path) -> None:
+        folders = [*self.services.settings.model.folders, str(folder)]
+        self.services.save_settings({"model": {"folders": folders}})
+        self.services.set_folders(folders)
+        self.reader = dataclasses.replace(self.reader, library=self.services.library)
+        if self.state.typed.models:
+            self._wanted = f"local {self.state.typed.models[0].path}"
+        self.query_one("#filter", Input).value = ""
+        self.refresh_models()
 
     @work(exclusive=True, group="take")
     async def _take(self, wanted: Source) -> None:
@@ -399,14 +460,18 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     @work
     async def action_quantize(self) -> None:
         if model := self._marked_model("quantized", whole=True):
-            self._new = await self.services.navigation.quantize(model)
-            if self._new is not None:
+            made = await self.services.navigation.quantize(model)
+            if made is not None:
+                self._wanted = f"local {made}"
                 self.query_one("#filter", Input).value = ""
                 self.listed.moved = False
             self.refresh_models()
 
     @work
     async def action_delete(self) -> None:
+        if self.entry is not None and isinstance(self.entry.subject, Download):
+            self._cancel(self.entry.subject)
+            return
         model = self._marked_model("deleted")
         if model is None:
             return
@@ -429,9 +494,13 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     async def _open_repository(self, repo: str, quantization: str) -> None:
         self._returned(await self.services.navigation.repository(repo, quantization))
 
-    @work
-    async def action_downloads(self) -> None:
-        self._returned(await self.services.navigation.downloads())
+    def action_downloads(self) -> None:
+        """Select the download that has not ended, else what came last."""
+        self.query_one("#filter", Input).value = ""
+        self._wanted, self.listed.moved = self._newest_download(), False
+        self.state_changed()
+        if not self._wanted:
+            self.notify("No downloads. Enter on a model of the catalog shows its files.")
 
     @work
     async def action_drafts(self) -> None:

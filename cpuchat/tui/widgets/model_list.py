@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -25,7 +26,9 @@ from cpuchat.present.table import ListRow
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
-_MIN_NAME = 16
+_NARROWEST = (6, 7, 6, 10)  # cells of the columns
+_MIN_NAME = 22  # cells of a name beside all columns; longer ones get a line of their own
+_BESIDE_FEW = 14  # beside less of them
 
 
 class ModelList(ScrollView, can_focus=False):
@@ -62,6 +65,8 @@ class ModelList(ScrollView, can_focus=False):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.rows: tuple[ListRow, ...] = ()
+        self._lines: list[tuple[int, int]] = []  # of each line on the screen: its row, and which line of that it is
+        self._widths = _NARROWEST
         self._at: int | None = None
         self.moved = False
         """Whether the user has moved the selection."""
@@ -75,16 +80,61 @@ class ModelList(ScrollView, can_focus=False):
         before, self.rows, was_at = self.rows, tuple(rows), self._at
         places = [number for number, row in enumerate(rows) if row.key]
         self._at = next((number for number in places if rows[number].key == mark), places[0] if places else None)
-        if len(before) != len(rows):
-            self.virtual_size = Size(self.virtual_size.width, len(rows))
+        if self._arrange() or len(before) != len(rows):
             self.refresh()
         else:
             for number, (old, new) in enumerate(zip(before, rows, strict=True)):
                 if old != new or (self._at != was_at and number in (self._at, was_at)):
-                    self.refresh_line(number)
+                    self._refresh_row(number)
         if self._at != was_at or len(before) != len(rows):  # a figure that comes scrolls nothing
             self._follow()
         self.post_message(self.Marked())
+
+    def _arrange(self) -> bool:
+        """Lay the rows out in lines; returns whether any has moved."""
+        width, cells = self.scrollable_content_region.width, [row.columns for row in self.rows if row.columns]
+        widths = tuple(
+            max(least, *(cell_len(clean_line(row[n])) for row in cells)) if cells else least
+            for n, least in enumerate(_NARROWEST)
+        )
+        before, self._widths = (self._lines, self._widths), (widths[0], widths[1], widths[2], widths[3])
+        self._lines = [
+            (number, part) for number, row in enumerate(self.rows) for part in range(self._height(row, width))
+        ]
+        self.virtual_size = Size(width, len(self._lines))
+        return before != (self._lines, self._widths)
+
+    def _height(self, row: ListRow, width: int) -> int:
+        """Return how many lines a row takes: a name is never cut off, so that what is beside it goes below it."""
+        if (not row.key and row.mark == " ") or not width:
+            return 1
+        name, beside = self._name_cells(row), cell_len(self._beside(row, width))
+        return 1 if name + beside + 2 * bool(beside) <= width else -(-name // width) + bool(beside)
+
+    @staticmethod
+    def _name_cells(row: ListRow) -> int:
+        return cell_len(row.mark) + 1 + cell_len(clean_line(row.name))
+
+    def _beside(self, row: ListRow, width: int) -> str:
+        """Return what stands right of the name."""
+        if row.columns is None:
+            return clean_line(row.note)
+        quantization, size, state, speed = (clean_line(column) for column in row.columns)
+        kinds, sizes, states, speeds = self._widths
+        # On narrow terminals the speed stands in the place of the state; where there is none, the state says why.
+        kind, short = f"{quantization:<{kinds}}", f"{speed or state:>{max(states, speeds)}}"
+        layouts = (
+            ([kind, f"{size:>{sizes}}", f"{state:<{states}}", f"{speed:>{speeds}}"], _MIN_NAME),
+            ([kind, f"{size:>{sizes}}", short], _BESIDE_FEW),
+            ([kind, short], 0),
+        )
+        fitting = ("  ".join(cells) for cells, least in layouts if width - sum(map(len, cells)) - 8 >= least)
+        return next(fitting, kind)
+
+    def _refresh_row(self, number: int) -> None:
+        for y, (row, _) in enumerate(self._lines):
+            if row == number:
+                self.refresh_line(y)
 
     def move(self, lines: int) -> None:
         places = [number for number, row in enumerate(self.rows) if row.key]
@@ -103,36 +153,40 @@ class ModelList(ScrollView, can_focus=False):
     def _set_mark(self, at: int) -> None:
         before, self._at, self.moved = self._at, at, True
         if before is not None:
-            self.refresh_line(before)
-        self.refresh_line(at)
+            self._refresh_row(before)
+        self._refresh_row(at)
         self._follow()
         self.post_message(self.Marked())
 
     def _follow(self) -> None:
-        if self._at is not None:
-            # The heading over the first line comes into view with it.
-            top = 0 if not any(row.key for row in self.rows[: self._at]) else self._at
-            region = Region(0, top, 1, self._at - top + 1)
+        places = [y for y, (row, _) in enumerate(self._lines) if row == self._at]
+        if self._at is not None and places:
+            # The headings over the first line come into view with it, and the model over its first file.
+            above = itertools.takewhile(lambda row: not row.key and row.name, reversed(self.rows[: self._at]))
+            top = 0 if not any(row.key for row in self.rows[: self._at]) else places[0] - len([*above])
+            region = Region(0, top, 1, places[-1] - top + 1)
             self.scroll_to_region(region, animate=False, force=True, x_axis=False)
 
     def on_resize(self) -> None:
-        self.virtual_size = Size(self.scrollable_content_region.width, len(self.rows))
+        self._arrange()
         self._follow()
 
     def on_click(self, event: events.Click) -> None:
-        number = round(event.y + self.scroll_offset.y)
-        if 0 <= number < len(self.rows) and self.rows[number].key:
+        y = round(event.y + self.scroll_offset.y)
+        number = self._lines[y][0] if 0 <= y < len(self._lines) else -1
+        if number >= 0 and self.rows[number].key:
             if number == self._at:
                 self.post_message(self.Chosen())
             else:
                 self._set_mark(number)
 
     def render_line(self, y: int) -> Strip:
-        number = round(y + self.scroll_offset.y)
+        at = round(y + self.scroll_offset.y)
         width = self.scrollable_content_region.width
-        if number >= len(self.rows):
+        if at >= len(self._lines):
             return Strip.blank(width, self.rich_style)
-        text = self._text(self.rows[number], width)
+        number, part = self._lines[at]
+        text = self._text(self.rows[number], part, width)
         style = self.rich_style
         if number == self._at:
             style = self.get_component_rich_style("models--marked")
@@ -140,43 +194,35 @@ class ModelList(ScrollView, can_focus=False):
         segments = [Segment(s.text, style + s.style if s.style else style) for s in text.render(self.app.console)]
         return Strip([s for s in segments if s.text != "\n"]).adjust_cell_length(width, style)
 
-    def _text(self, row: ListRow, width: int) -> Text:
-        """Render `● name   Q8_0   1.6 GB  fits   31 tok/s`, the name in the room that the columns leave."""
+    def _text(self, row: ListRow, part: int, width: int) -> Text:
+        """Render a line of `● name   Q8_0   1.6 GB  fits   31 tok/s`; a long name has lines of its own."""
         dim, strong, heading, rules = (
             self.get_component_rich_style(f"models--{part}") for part in ("dim", "strong", "heading", "rule")
         )
-        if not row.key:
+        if not row.key and row.mark == " ":
             title = clean_line(row.name or row.note)
             rule = f" {'─' * width}" if row.name else ""
             line = Text.assemble((title, heading), (rule, rules), no_wrap=True)
             line.truncate(width, overflow="crop" if row.name else "ellipsis")
             return line
-        text = Text.assemble((f"{row.mark} ", strong if row.strong else ""), no_wrap=True)
-        name = Text(clean_line(row.name), strong if row.strong else dim if row.dim else "", no_wrap=True)
-        if row.columns is None:
-            note = Text(clean_line(row.note), dim, no_wrap=True)
-            if 2 * note.cell_len <= width:  # short ones are aligned, like columns
-                name.truncate(width - text.cell_len - note.cell_len - 2, overflow="ellipsis", pad=True)
-            text.append_text(name).append("  ").append_text(note)
-            text.truncate(width, overflow="ellipsis")
-            return text
-        quantization, size, state, speed = (clean_line(column) for column in row.columns)
-        beside = 22 - max(len(speed), 11)  # `≈2,049 tok/s` is wider than others
-        # On narrow terminals the speed stands in the place of the state; where there is none, the state says why.
-        kind, short = f"{quantization[:10]:<10}", f"{speed or state:>11}"
-        layouts = (
-            [kind, f"{size:>7}", f"{state:<{beside}}", f"{speed:>11}"],
-            [kind, f"{size:>7}", short],
-            [kind, short],
-        )
-        fitting = (one for one in layouts if width - len(text) - sum(len(cell) + 2 for cell in one) >= _MIN_NAME)
-        columns = next(fitting, [kind])
-        room = max(width - len(text) - sum(len(column) + 2 for column in columns), _MIN_NAME)
+        own = strong if row.strong else dim if row.dim else ""
+        name = Text.assemble((f"{row.mark} ", strong if row.strong else ""), (clean_line(row.name), own), no_wrap=True)
+        beside, height = self._beside(row, width), self._height(row, width)
+        room = width - cell_len(beside) - 2 if height == 1 and beside else width
+        if height > 1:
+            if part == height - 1 and beside:
+                line = Text(beside, dim, no_wrap=True)
+                line.truncate(width, overflow="ellipsis")
+                line.align("right" if row.columns else "left", width)
+                return line
+            return name[part * width : (part + 1) * width]
         tag = f" {clean_line(row.tag)}" if row.tag else ""
         if name.cell_len + cell_len(tag) <= room:  # a part of a word would tell nothing
             name.append(tag, dim)
-        name.truncate(room, overflow="ellipsis", pad=True)
-        return text.append_text(name).append("  " + "  ".join(columns), dim)
+        if row.columns is None and 2 * cell_len(beside) > width:  # only short ones are aligned, like columns
+            return name.append(f"  {beside}", dim)
+        name.truncate(room, pad=True)
+        return name.append(f"  {beside}" if beside else "", dim)
 
 
 def label_table(rows: Iterable[tuple[str, str]], style: Style | str, width: int | None = None) -> Table:

@@ -36,7 +36,7 @@ def test_the_list_has_the_cache_and_the_folders(tiny: Path, tiny_model_without_t
 
 
 @pytest.mark.usefixtures("measured_machine", "one_core")
-def test_a_model_that_answered_comes_first_with_its_speed(tiny: Path) -> None:
+def test_a_model_that_answered_has_its_speed(tiny: Path) -> None:
     [spec] = [row["spec"] for row in json.loads(run("models", "list", "--json").stdout) if row["source"] != "demo"]
     done = run("ask", "--model", spec, "--max-tokens", "20", "--drafters", "off", "Hello")
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_what_is_damaged_or_unfinished_comes_last_and_says_so(hub: Path, tiny_mo
     half.write_bytes(content[: len(content) // 2])
     done = run("models", "list")
     assert done.returncode == 0, done.stderr
-    unfinished, damaged = done.stdout.splitlines()[-2:]
+    damaged, unfinished = done.stdout.splitlines()[-2:]
     assert "broken" in damaged
     assert "  damaged  " in damaged
     assert "  unfinished  " in unfinished

@@ -89,12 +89,12 @@ def test_refusals(half: Path, tmp_path: Path, arguments: list[str], code: int, w
     cut.write_bytes(half.read_bytes()[:-1000])
     unknown.write_bytes(unknown.read_bytes().replace(b"llama", b"lhama"))
     files = {"half": half, "cut": cut, "unknown": unknown}
-    before = sorted([*half.parent.iterdir(), *tmp_path.iterdir()])
+    before = sorted([*half.parent.rglob("*.gguf"), *tmp_path.rglob("*.gguf")])
     done = run("models", "quantize", *(argument.format(**files) for argument in arguments))
     assert done.returncode == code
     assert words in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
-    assert sorted([*half.parent.iterdir(), *tmp_path.iterdir()]) == before
+    assert sorted([*half.parent.rglob("*.gguf"), *tmp_path.rglob("*.gguf")]) == before
 
 
 def test_ctrl_c_leaves_nothing_behind(large: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests downloads in the app: the line, the screen, the messages; with real transfers where they matter."""
+"""Tests downloads in the app: the line, the list, the messages; with real transfers where they matter."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 from textual.screen import Screen
+from textual.widgets import Input
 
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.client import Hub
-from cpuchat.tui.models.downloads import DownloadsScreen
+from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
 from tests.support.chat_app import SMALL, RunningApp, running
 from tests.support.downloads import REPO, ShownDownloads, download, left_by_the_last_run, model
 from tests.support.hub_server import Fault, Gate, HubServer
+from tests.support.models_screen import keys, marked, opened_shelf
 from tests.support.scripted_backend import ScriptedBackend, answer
 from tests.support.snapshots import snapshot
 
@@ -48,15 +50,23 @@ def text(app: RunningApp) -> str:
     return line(app).line(line(app).size.width).plain
 
 
-async def opened(app: RunningApp, mark: Download | None = None) -> DownloadsScreen:
+async def opened(app: RunningApp, mark: Download | None = None) -> ModelsScreen:
     await app.ready()
     await app.press("ctrl+g")
-    await app.opens(DownloadsScreen)
+    await app.opens(ModelsScreen)
     screen = app.app.screen
-    assert isinstance(screen, DownloadsScreen)
-    while mark is not None and (screen.marked is None or screen.marked.id != mark.id):
-        await app.press("down")
+    assert isinstance(screen, ModelsScreen)
+    if mark is not None:
+        await select(app, mark)
     return screen
+
+
+async def select(app: RunningApp, download: Download) -> None:
+    screen = app.app.screen
+    assert isinstance(screen, ModelsScreen)
+    await app.until(lambda: f"download {download.id}" in keys(app))
+    screen.listed.mark(f"download {download.id}")
+    await app.until(lambda: screen.entry is not None and screen.entry.key == f"download {download.id}")
 
 
 async def test_the_line_follows_the_downloads_in_any_width_and_is_told_of_changes_at_once() -> None:
@@ -124,32 +134,33 @@ async def test_progress_is_gathered_and_never_causes_a_layout(monkeypatch: pytes
 
 async def test_without_anything_left_no_manager_is_made() -> None:
     async with running(downloads=lambda changed: pytest.fail("a manager was made")) as app:
-        await app.ready()
         await opened(app)
-        assert "No downloads" in app.screen_text
-        await app.press("d", "space", "enter", "escape")
+        await app.press("ctrl+g")
+        await app.told("No downloads")
+        await app.press("escape")
         await app.until(lambda: app.app.screen is app.chat)
 
 
-async def test_space_pauses_d_removes_and_enter_retries_or_loads(tmp_path: Path, tiny_model: Path) -> None:
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(tiny_model.read_bytes()[:100])
-    bad = download(model("Q3_K_M", 3_800_000_000), 1.0, state="done", path=str(cut))
-    here = msgspec.structs.replace(ALL[4], path=str(tiny_model))
-    shown = left_by_the_last_run(*ALL[:4], here, ALL[5], bad)
-    async with running(downloads=shown.opener) as app:
-        screen = await opened(app, RUNS)
-        await app.press("space")
-        await app.until(lambda: "paused" in app.screen_text.splitlines()[1])
-        await app.press("space")
+async def test_enter_pauses_resumes_and_retries_del_cancels_and_what_came_is_selected(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    (cut := tmp_path / "cut.gguf").write_bytes(tiny_model.read_bytes()[:100])
+    shown = left_by_the_last_run(*ALL[:4], ALL[5])
+    async with running(downloads=shown.opener, folders=(tmp_path, tiny_model.parent)) as app:
+        screen = await opened(app)
+        await app.until(lambda: marked(app) == f"download {RUNS.id}")
+        await app.press("enter")
+        await app.until(lambda: (screen.listed.rows[1].columns or ())[2:3] == ("paused",))
+        await app.press("enter")
         await app.until(lambda: shown.asked == [(RUNS.id, "paused"), (RUNS.id, "running", "", "", "")])
         shown.asked.clear()
         asked: list[tuple[str, str, bool]] = []
-        for pressed, size, cancelled in (
-            (("escape",), "2.9 GB of 4.7 GB", None),
-            (("enter",), "2.9 GB of 4.7 GB", (RUNS.id, "cancel", False)),
-            (("right", "enter"), "1.0 GB of 8.1 GB", (ALL[1].id, "cancel", True)),
+        for one, pressed, size, cancelled in (
+            (RUNS, ("escape",), "2.9 GB of 4.7 GB", None),
+            (RUNS, ("enter",), "2.9 GB of 4.7 GB", (RUNS.id, "cancel", False)),
+            (ALL[1], ("right", "enter"), "1.0 GB of 8.1 GB", (ALL[1].id, "cancel", True)),
         ):
+            await select(app, one)
             await app.press("delete")
             await app.until(lambda: isinstance(app.app.screen, ChoiceScreen) and app.app.screen.focused is not None)
             assert size in app.screen_text
@@ -159,19 +170,19 @@ async def test_space_pauses_d_removes_and_enter_retries_or_loads(tmp_path: Path,
             assert shown.asked == asked
         assert not {RUNS.id, ALL[1].id} & {download.id for download in shown.all()}
 
-        screen.listed.mark(ALL[5].id)
+        await select(app, ALL[5])
         await app.shows("10.7 GB are missing")
         await app.press("enter")
         await app.until(lambda: next(one for one in shown.all() if one.id == ALL[5].id).state == "running")
-        screen.listed.mark(bad.id)
-        await app.press("enter")
-        await app.told("cut")
-        assert app.app.screen is screen and len(app.backend.loads) == 1
-        await app.press("d")  # what is done leaves the list without a question
-        await app.until(lambda: screen.marked is not None and screen.marked.id == ALL[5].id)
-        assert shown.asked[-1] == (bad.id, "cancel", False)
-        screen.listed.mark(here.id)
-        await app.press("enter")
+        for path in (cut, tiny_model):
+            shown.put(msgspec.structs.replace(ALL[5], state="running"))
+            await select(app, ALL[5])
+            shown.put(msgspec.structs.replace(ALL[5], state="done", path=str(path)))
+            await app.until(lambda path=path: marked(app) == f"local {path}")
+            await app.press("enter")
+            if path == cut:
+                await app.told("cut")
+                assert app.app.screen is screen and len(app.backend.loads) == 1
         await app.until(lambda: len(app.backend.loads) == 2)
         assert app.backend.loads[1][0] == tiny_model and app.app.screen is app.chat
 
@@ -216,7 +227,7 @@ async def test_the_next_run_goes_on_where_this_one_ended(hub_server: HubServer, 
 # Pictures
 
 
-async def test_snapshots() -> None:
+async def test_snapshots(tmp_path: Path) -> None:
     shown = left_by_the_last_run(*ALL)
     async with running(ScriptedBackend([answer("Reading is one product.")]), size=SMALL, downloads=shown.opener) as app:
         app.prompt.cursor_blink = False
@@ -224,8 +235,9 @@ async def test_snapshots() -> None:
         await app.until(lambda: line(app).display)
         await app.pilot.pause()
         await snapshot(app.app, "chat-downloading-80x24")
-        await opened(app, ALL[5])
-        await snapshot(app.app, "downloads-80x24")
+        screen = await opened_shelf(app, tmp_path)
+        screen.query_one("#filter", Input).cursor_blink = False
+        await select(app, ALL[5])
         await app.press("delete")
         await app.until(lambda: isinstance(app.app.screen, ChoiceScreen) and app.app.screen.focused is not None)
         await app.pilot.pause()

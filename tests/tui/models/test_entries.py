@@ -39,12 +39,13 @@ def arriving(state: str = "running") -> Download:
     return download(model("Q5_K_M", 5_444_831_232), 0.61, state=state)
 
 
-def test_what_is_here_comes_first_last_used_before_others_and_damaged_last() -> None:
+def test_what_is_here_comes_first_in_the_order_of_names_and_damaged_last() -> None:
     sections = FULL.sections("")
     headings = ["on this machine", "recommended for this machine", "catalog", "too large or too slow for this machine"]
     assert [section.heading for section in sections] == headings
     names = [Path(key).name for key in keys(sections[:1])]
-    assert names[0] == "qwen2.5-1.5b-instruct-q8_0.gguf" and names[-2:] == ["broken.gguf", "part.gguf"]
+    assert names[:2] == ["llama-3.1-70b-q4_k_m.gguf", "qwen2.5-0.5b-instruct-q4_k_m.gguf"]
+    assert names[-2:] == ["broken.gguf", "part.gguf"]
     assert keys(sections[1:2]) == ["catalog gpt-oss-20b", "catalog qwen2.5-7b"]
     assert keys(sections[-1:]) == ["catalog qwen2.5-72b"]
 
@@ -94,21 +95,33 @@ def test_how_a_search_stands_is_said_in_its_place() -> None:
         (HubSearch("x", problem="No connection.", hint="Go online."), "No connection."),
     ):
         section = dataclasses.replace(FULL, search=search).sections("x")[-1]
-        row = entries.list_rows([section], (), {}, None)[-1]
+        row = entries.list_rows([section], {}, None)[-1]
         assert row.key == "search" and row.name == said
 
 
-def test_models_of_one_name_are_told_apart_by_their_files() -> None:
+def test_the_files_of_a_model_stand_below_its_name_and_are_told_apart() -> None:
     one, other = (
-        LocalModel(path=Path(f"/m/{stem}.gguf"), name="tuned", source="folder", quantization="Q8_0", size=1)
+        LocalModel(path=Path(f"/m/{stem}.gguf"), name="tuned", source="folder", quantization="Q8_0", size=2)
         for stem in ("tuned-a", "tuned-b")
     )
-    third = msgspec.structs.replace(one, path=Path("/m/small.gguf"), quantization="Q4_0")
-    shelf = ModelListState(local=(one, other, third))
-    shown = entries.list_rows(shelf.sections(""), shelf.local or (), {}, None)
-    assert [row.name for row in shown if row.key] == ["tuned-a", "tuned-b", "tuned"]
-    narrowed = entries.list_rows(shelf.sections("tuned-b"), shelf.local or (), {}, None)
-    assert [row.name for row in narrowed if row.key.startswith("local")] == ["tuned-b"]
+    small = msgspec.structs.replace(one, path=Path("/m/small.gguf"), quantization="Q4_0", size=1)
+    ollama = LocalModel(path=Path("/o/sha256-1"), name="sha", source="ollama", alias="qwen3:8b", architecture="qwen3")
+    draft = LocalModel(path=Path("/m/draft.gguf"), name="Some draft 0.6B", source="folder", architecture="qwen3")
+    shelf = ModelListState(local=(one, other, small, draft, ollama))
+    rows = entries.list_rows(shelf.sections(""), {}, None)
+    assert [row.name for row in rows] == [
+        "on this machine", "qwen3:8b", "tuned", "tuned-a", "tuned-b", "/m", "only for drafting", "Some draft 0.6B",
+    ]  # fmt: skip
+    narrowed = entries.list_rows(shelf.sections("tuned-b"), {}, None)
+    assert [row.name for row in narrowed if row.key.startswith("local") or row.mark == entries.FILES] == [
+        "tuned", "tuned-b",
+    ]  # fmt: skip
+
+
+def test_no_model_is_found_by_its_architecture_or_the_folder_that_it_is_in() -> None:
+    one = LocalModel(path=Path("/m/.cache/llama.cpp/smol.gguf"), name="smol", source="llama.cpp", architecture="llama")
+    assert keys(ModelListState(local=(one,)).sections("llama")) == ["search"]
+    assert keys(ModelListState(local=(one,)).sections("smol")) == [f"local {one.path}", "search"]
 
 
 def test_what_the_engine_does_not_know_is_told_in_the_results_of_a_search() -> None:
@@ -136,8 +149,7 @@ def test_what_counts_as_a_path() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [("~nobody/x.gguf", "no such file"), ("/" + "x" * 300, "file name too long"), ("/dev/null", "not a regular file"),
-     ("/tmp/a\0b.gguf", "a path cannot contain a NUL character"),
-     ("~", "a folder: add it to Model folders in the settings")],
+     ("/tmp/a\0b.gguf", "a path cannot contain a NUL character")],
 )  # fmt: skip
 def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) -> None:
     (section,) = ModelListState().sections(text)
@@ -149,7 +161,7 @@ def test_an_address_can_be_typed_key_by_key_and_what_is_none_is_not_connected_to
     for address in ("http://[::1]:8080/v1", "https://host:port", "http://u:p@host", "http://[x]:1/"):
         for end in range(len(address) + 1):
             sections = FULL.sections(address[:end])
-            entries.list_rows(sections, LOCAL, {}, None)
+            entries.list_rows(sections, {}, None)
             for entry in (entry for section in sections for entry in section.entries):
                 entries.detail_rows(entry.subject, ModelDetails(), CATALOG, None)
     [[entry]] = [section.entries for section in FULL.sections("http://u:p@host")]

@@ -13,7 +13,7 @@ from textual.widgets import Input
 from cpuchat.models import machine
 from cpuchat.models.library.places import DEMO_FILES
 from cpuchat.models.library.usage import RecentModels
-from cpuchat.tui.models.downloads import DownloadsScreen
+from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.models.entries import HubSearch
 from cpuchat.tui.models.quantize import QuantizeScreen
 from cpuchat.tui.models.screen import ModelsScreen
@@ -52,7 +52,7 @@ async def test_a_load_that_ends_meanwhile_is_seen(tmp_path: Path) -> None:
         screen = await settled(app)
         assert "●" not in app.screen_text
         app.chat.load_model(Path(MODEL.path))
-        await app.until(lambda: "● " + MODEL.name in app.screen_text)
+        await app.until(lambda: "● bartowski" in app.screen_text)
         assert screen.reader.loaded == app.conversation.model
 
 
@@ -61,13 +61,13 @@ async def test_what_is_typed_and_pressed_on_the_list(tmp_path: Path) -> None:
         screen = await opened_shelf(app, tmp_path)
         everything, loaded = keys(app), f"local {MODEL.path}"
         assert marked(app) == loaded
-        await app.press("down", "down")
+        await app.press("pageup")
         assert marked(app) == "local /models/llama-3.1-70b-q4_k_m.gguf"
         await app.until(lambda: "128k context" in about(app))
         await app.press("q")  # other words put the mark on the first line again
         await app.until(lambda: keys(app)[-1] == "search")
         assert marked(app) == loaded
-        await app.press("escape", "down", "pageup")
+        await app.press("escape", "down", "up")
         assert marked(app) == loaded
         assert isinstance(screen.focused, Input)  # the arrows leave it there
 
@@ -110,6 +110,31 @@ async def test_a_pasted_path_is_quantized_and_loaded_and_enter_means_what_was_ty
         assert app.backend.loads[2][0].name == DEMO_FILES["demo-draft"]
 
 
+async def test_a_typed_folder_is_completed_listed_and_added(tmp_path: Path, tiny_model: Path) -> None:
+    (folder := tmp_path / "llms" / "deep").mkdir(parents=True)
+    (mine := folder / "my own.gguf").write_bytes(tiny_model.read_bytes())
+    (tmp_path / "llms" / "other").mkdir()
+    async with running() as app:
+        screen = await opened(app)
+        await type_in(app, str(tmp_path / "ll"))
+        await app.until(lambda: keys(app) == [f"path {tmp_path}/llms/"])
+        await app.press("tab")
+        added, found = "folder", f"local {mine}"
+        await app.until(
+            lambda: keys(app) == [added, found, *(f"path {tmp_path}/llms/{one}/" for one in ("deep", "other"))]
+        )
+        assert "1 model" in app.screen_text
+        await app.press("tab")
+        await app.until(lambda: keys(app) == [added, found, f"path {mine}"])
+        screen.listed.mark(added)
+        await app.press("enter")
+        await app.until(lambda: marked(app) == found and screen.query_one("#filter", Input).value == "")
+        await app.until(lambda: app.app.services.settings.model.folders == [str(folder)])
+        await app.press("enter")
+        await app.until(lambda: len(app.backend.loads) == 2)
+        assert app.backend.loads[1][0] == mine
+
+
 async def test_what_cannot_be_loaded_is_told_here_and_a_choice_is_not_lost_below_another_screen(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,8 +155,8 @@ async def test_what_cannot_be_loaded_is_told_here_and_a_choice_is_not_lost_below
         monkeypatch.setattr(machine, "require_loadable", lambda *_: checked.wait(180))
         await type_in(app, str(tiny_model))
         await app.until(lambda: marked(app) == "file")
-        await app.press("enter", "ctrl+g")
-        await app.opens(DownloadsScreen)
+        await app.press("enter", "f1")
+        await app.opens(HelpScreen)
         checked.set()
         await app.press("down")  # the check has ended when this is done
         await app.press("escape")
@@ -180,11 +205,6 @@ async def test_snapshots(tmp_path: Path, without_amx: None) -> None:
         await snapshot(app.app, "models-80x24")
         await app.pilot.resize_terminal(*WIDE)
         await snapshot(app.app, "models-120x40")
-        shown.put(msgspec.structs.replace(shown.listed[0], state="paused"))
-        await app.press(*"q5_k_m", "enter")
-        await app.until(lambda: shown.listed[0].state == "running")
-        await app.press("enter")
-        await app.opens(DownloadsScreen)
 
 
 async def test_snapshot_of_what_is_not_here(tmp_path: Path) -> None:

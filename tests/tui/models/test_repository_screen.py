@@ -14,7 +14,6 @@ from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import hub_cache
 from cpuchat.models.machine import Machine
 from cpuchat.tui.chat.screen import ChatScreen
-from cpuchat.tui.models.downloads import DownloadsScreen
 from cpuchat.tui.models.repository import RepositoryScreen, RepositoryState
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from tests.support.chat_app import SMALL, RunningApp, running
@@ -191,8 +190,8 @@ async def test_what_is_marked_is_read_downloaded_paused_and_resumed(machine: Non
         await app.press("enter")
         await app.until(lambda: shown.all()[0].state == "running")
         await app.press("enter")
-        await app.opens(DownloadsScreen)
-        await app.press("escape", "pagedown")
+        await app.told("Space pauses it")
+        await app.press("pagedown")
         assert screen.marked is not None and screen.marked.model.kind == "projector"
         await app.press("enter")
         await app.until(lambda: len(shown.all()) == 2)

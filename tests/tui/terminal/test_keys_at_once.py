@@ -12,7 +12,6 @@ from textual.widgets import Input
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import Chats
 from cpuchat.tui.hardware.screen import HardwareScreen
-from cpuchat.tui.models.downloads import DownloadsScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.services import Services
 from cpuchat.tui.settings import SettingsScreen
@@ -109,7 +108,7 @@ async def test_a_screen_can_be_left_while_it_opens_and_text_after_the_key_that_o
         await run.closes()
         services = run.app.services
         for make, turns in (
-            (ModelsScreen, 0), (ModelsScreen, 2), (ModelsScreen, 9), (DownloadsScreen, 9), (HardwareScreen, 0),
+            (ModelsScreen, 0), (ModelsScreen, 2), (ModelsScreen, 9), (HardwareScreen, 0),
             (HardwareScreen, 2), (lambda _: SettingsScreen(services, ()), 2),
         ):  # fmt: skip
             screen = make(services)

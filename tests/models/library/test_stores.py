@@ -1,0 +1,175 @@
+"""Tests the models of Ollama, LM Studio and llama.cpp, as these programs keep and name them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cpuchat.base.errors import ModelNotFound
+from cpuchat.models.library import stores
+from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import grouped, natural
+from tests.models.library.files import cached
+from tests.support.stores import llama_cpp, lmstudio, ollama
+from tests.support.tiny_gguf import write_tiny_gguf
+
+pytestmark = pytest.mark.usefixtures("no_demo")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def store(home: Path) -> Path:
+    return home / ".ollama" / "models"
+
+
+def listed(*folders: Path) -> dict[str, str]:
+    """Return how models are shown and where they come from."""
+    return {(model.alias or model.path.name): model.source for model in Library(folders).local_models()}
+
+
+def test_each_program_has_its_place_and_its_names(home: Path, store: Path, model: Path, tiny_model: Path) -> None:
+    ollama(store, "qwen2.5-coder:7b", model)
+    ollama(store, "llama3:8b", tiny_model, "registry.ollama.ai/someone")
+    lmstudio(home, "lmstudio-community/Qwen2.5-7B-Instruct-GGUF", "Qwen2.5-7B-Instruct-Q8_0.gguf", model)
+    cache = home / ".cache" / "llama.cpp"
+    llama_cpp(cache, "ggml-org/gemma-3-4b-it-GGUF", "gemma-3-4b-it-Q8_0.gguf", model)
+    (home / "models").mkdir()
+    write_tiny_gguf(home / "models" / "mine.gguf")
+    assert listed() == {
+        "mine.gguf": "folder", "someone/llama3:8b": "ollama", "qwen2.5-coder:7b": "ollama",
+        "Qwen2.5-7B-Instruct-Q8_0.gguf": "lmstudio", "ggml-org_gemma-3-4b-it-GGUF_gemma-3-4b-it-Q8_0.gguf": "llama.cpp",
+    }  # fmt: skip
+    library = Library()
+    for name in ("qwen2.5-coder:7b", "Coder:7b", "qwen2.5-coder", "qwen2.5-coder:q8_0"):
+        assert library.resolve(name).parent == store / "blobs"
+    for name in ("lmstudio-community/Qwen2.5-7B-Instruct-GGUF", "ggml-org/gemma-3-4b-it-GGUF:Q8_0"):
+        assert library.resolve(name).name.endswith("Q8_0.gguf")
+    [one] = [m for m in library.local_models() if m.alias == "qwen2.5-coder:7b"]
+    assert library.spec(one.path) == one.alias and library.verify(one).state == "verified"
+    assert "outside" in library.deletion(one).refused
+    library.opened(one.path)
+    assert len(library.local_models()) == 5
+
+
+@pytest.mark.parametrize("where", ["OLLAMA_MODELS", "folder"])
+def test_ollamas_store_may_be_anywhere(
+    where: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its service has OLLAMA_MODELS in its own environment alone: who pastes the folder finds the models, too."""
+    ollama(tmp_path / "disk", "qwen3:8b", model)
+    if where == "folder":
+        assert listed(tmp_path / "disk") == {"qwen3:8b": "ollama"}
+        assert [one.alias for one in Library().in_folder(tmp_path / "disk")] == ["qwen3:8b"]
+    else:
+        monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "disk"))
+        assert listed() == {"qwen3:8b": "ollama"}
+
+
+def test_other_registries_another_tree_and_two_tags_of_one_file(store: Path, model: Path, tiny_model: Path) -> None:
+    ollama(store, "Qwen2.5-7B-GGUF:Q8_0", model, "hf.co/bartowski")
+    ollama(store, "qwen3:8b", tiny_model)
+    (store / "manifests").rename(store / "manifests-v2")
+    ollama(store, "qwen3:latest", tiny_model)
+    assert listed() == {"hf.co/bartowski/Qwen2.5-7B-GGUF:Q8_0": "ollama", "qwen3:latest": "ollama"}
+    library = Library()
+    assert library.resolve("bartowski/Qwen2.5-7B-GGUF") == library.resolve("hf.co/bartowski/qwen2.5-7b-gguf:q8_0")
+    assert library.resolve("qwen3:8b") == library.resolve("qwen3") == library.resolve("qwen3:latest")
+
+
+def test_a_blob_by_its_old_name_and_with_a_projector(store: Path, model: Path, tiny_model: Path) -> None:
+    blob = ollama(store, "llava:7b", model, projector=tiny_model)
+    older = blob.rename(blob.with_name(blob.name.replace("-", ":")))
+    [one] = Library().local_models()
+    assert (one.path, one.damaged) == (older, None)
+    assert one.projector is not None and one.projector.is_file()
+
+
+def test_a_manifest_without_its_file_says_what_to_do(store: Path, model: Path) -> None:
+    ollama(store, "gemma3:4b", model).unlink()
+    [lost] = Library().local_models()
+    assert (lost.name, lost.state) == ("gemma3:4b", "damaged") and "ollama pull gemma3:4b" in (lost.damaged or "")
+    for name in ("gemma3:4b", "gemma"):
+        with pytest.raises(ModelNotFound, match=r"gemma3:4b is gone.*ollama pull"):
+            Library().resolve(name)
+
+
+def test_what_is_no_manifest_is_left_out(store: Path, model: Path) -> None:
+    ollama(store, "good:1b", model)
+    folder = store / "manifests" / "registry.ollama.ai" / "library"
+    cloud = {"layers": [{"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:" + "0" * 64}]}
+    outside = {"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../../etc/passwd"}]}
+    for name, text in {
+        "half": '{"layers": [', "empty": "", "list": "[]", "cloud": json.dumps(cloud), "evil": json.dumps(outside),
+        "null": '{"layers": null}', "huge": " " * 2_000_000,
+    }.items():  # fmt: skip
+        (folder / name).mkdir()
+        (folder / name / "latest").write_text(text)
+    (folder / ".DS_Store").write_text("{}")
+    os.mkfifo(folder / "half" / "pipe")
+    assert listed() == {"good:1b": "ollama"}
+
+
+def test_lm_studio_in_older_and_moved_folders_without_its_tree_and_over_links(
+    home: Path, tmp_path: Path, model: Path, tiny_model: Path
+) -> None:
+    old = home / ".cache" / "lm-studio"
+    (old / "models").mkdir(parents=True)
+    (old / "models" / "flat.gguf").symlink_to(model)  # LM Studio itself wants two folders above
+    (moved := tmp_path / "disk" / "a" / "b").mkdir(parents=True)
+    (moved / "deep.gguf").write_bytes(tiny_model.read_bytes())
+    (moved / "gone.gguf").symlink_to(tmp_path / "unplugged" / "x.gguf")
+    (home / ".lmstudio").mkdir()
+    (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": str(tmp_path / "disk")}))
+    assert listed() == {"flat.gguf": "lmstudio", "deep.gguf": "lmstudio", "gone.gguf": "lmstudio"}
+    assert Library().resolve("a/b:F32").name == "deep.gguf"
+    assert [m.path.name for m in Library().local_models() if "broken link" in (m.damaged or "")] == ["gone.gguf"]
+
+
+def test_llama_cache_may_be_a_hugging_face_cache(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = cached(tmp_path / "llama", "ggml-org/tiny-GGUF", "tiny-Q8_0.gguf", model)
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama"))
+    [one] = Library().local_models()
+    assert (one.source, one.repo, one.path) == ("huggingface", "ggml-org/tiny-GGUF", link)
+    assert Library().resolve("ggml-org/tiny-GGUF:Q8_0") == link
+    assert Library().deletion(one).freed == link.stat().st_size
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_store_of_another_user_is_named(store: Path, model: Path) -> None:
+    ollama(store, "qwen3:8b", model)
+    store.chmod(0)
+    assert (stores.unreadable(), listed()) == ([store], {})
+    store.chmod(0o700)
+
+
+def test_a_part_of_a_name_is_enough_unless_several_models_have_it(
+    home: Path, store: Path, model: Path, tiny_model: Path
+) -> None:
+    ollama(store, "qwen2.5-coder:7b", model)
+    lmstudio(home, "a/b", "qwen3-8b-F32.gguf", tiny_model)
+    library = Library()
+    with pytest.raises(ModelNotFound, match=r"qwen names 2 models: qwen2\.5-coder:7b, qwen3-8b") as caught:
+        library.resolve("qwen")
+    assert caught.value.hint == "Give more of the name."
+    assert library.resolve("QWEN3").name == "qwen3-8b-F32.gguf"
+    for nothing in ("llama", "lmstudio", "qwen3:q4_0"):  # the architecture, a folder, a type that is not here
+        with pytest.raises(ModelNotFound, match="no model"):
+            library.resolve(nothing)
+
+
+def test_files_of_one_model_stand_together_in_the_order_of_names(tmp_path: Path, home: Path, store: Path) -> None:
+    for folder, name in (("a", "x-F32.gguf"), ("b", "y.gguf")):
+        (tmp_path / folder).mkdir()
+        write_tiny_gguf(tmp_path / folder / name)
+    (tmp_path / "b" / "cut.gguf").write_bytes(b"GGUF")
+    groups = grouped(Library([tmp_path / "a", tmp_path / "b"]).local_models())
+    assert [sorted(model.path.name for model in group) for group in groups] == [["x-F32.gguf", "y.gguf"], ["cut.gguf"]]
+    names = ["Qwen2.5 32B", "Qwen2.5 Coder 7B", "qwen2.5-7b", "Llama 3"]
+    assert sorted(names, key=natural) == ["Llama 3", "qwen2.5-7b", "Qwen2.5 32B", "Qwen2.5 Coder 7B"]
