@@ -96,8 +96,6 @@ def translate(error: Exception, repo: str = "") -> CpuchatError:
             return error
         case hub.OfflineModeIsEnabled():
             return offline_mode()
-        case hub.LocalEntryNotFoundError():  # huggingface_hub's word for "not reached, and not in the cache"
-            return offline_mode() if is_offline() else _unreachable("cannot be reached")
         case hub.GatedRepoError():
             # Without a password that the endpoint may hold.
             terms = f"Accept them at {endpoint().partition('://')[0]}://{host()}/{repo}"
@@ -115,8 +113,6 @@ def translate(error: Exception, repo: str = "") -> CpuchatError:
             return AccessDenied(f"{_named(repo)} has been disabled.", "Choose another repository.")
         case hub.HFValidationError() | hub.HfUriError():
             return UsageError(f"{clean_line(repo)[:120]!r} is not a repository name.", "Write it as OWNER/NAME.")
-        case hub.OIDCError() | hub.LocalTokenNotFoundError():
-            return AccessDenied("Could not read your Hugging Face token.", LOGIN)
         case hub.HfHubHTTPError() | httpx.HTTPStatusError():
             return _by_status(error.response, repo)
         case httpx.UnsupportedProtocol() | httpx.InvalidURL():

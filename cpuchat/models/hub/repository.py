@@ -19,8 +19,8 @@ class ModelData(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the plain data of `models`."""
 
 
-class FoundRepository(ModelData, frozen=True):
-    """One hit of a search. `downloads` of the last 30 days; `updated` as `2025-11-03`, "" when not known."""
+class RepositoryFacts(ModelData, frozen=True):
+    """Base of both. `downloads` of the last 30 days; `updated` as `2025-11-03`, "" when not known."""
 
     id: str
     downloads: int = 0
@@ -28,6 +28,11 @@ class FoundRepository(ModelData, frozen=True):
     gated: bool = False
     private: bool = False
     updated: str = ""
+
+
+class FoundRepository(RepositoryFacts, frozen=True):
+    """One hit of a search."""
+
     architecture: str = ""
     n_params: int = 0
 
@@ -73,21 +78,15 @@ class RepoModel(ModelData, frozen=True):
         return without_quantization(self.name)
 
 
-class Repository(ModelData, frozen=True):
+class Repository(RepositoryFacts, frozen=True, kw_only=True):
     """A repository at one revision (`revision`: the commit, 40 hex digits), its models the smallest first.
 
     `newest_at`: when the hub reported this as its newest commit, in seconds since 1970; 0 for another commit.
     `problems`: what was left out of `models` and why, one sentence each."""
 
-    id: str
     revision: str
     newest_at: float = 0.0
     models: tuple[RepoModel, ...] = ()
-    gated: bool = False
-    private: bool = False
-    downloads: int = 0
-    likes: int = 0
-    updated: str = ""
     license: str = ""
     base_model: str = ""
     problems: tuple[str, ...] = ()

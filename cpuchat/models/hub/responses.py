@@ -52,18 +52,8 @@ def listed_repositories(infos: Iterable[ModelInfo]) -> list[FoundRepository]:
     found: list[FoundRepository] = []
     for info in valid:
         gguf = info.gguf if isinstance(info.gguf, dict) else {}  # of its first GGUF file; total: parameters
-        found.append(
-            FoundRepository(
-                id=info.id,
-                downloads=_count(info.downloads),
-                likes=_count(info.likes),
-                gated=bool(info.gated),
-                private=bool(info.private),
-                updated=_day(info),
-                architecture=_text(gguf.get("architecture")),
-                n_params=_count(gguf.get("total")),
-            )
-        )
+        architecture, n_params = _text(gguf.get("architecture")), _count(gguf.get("total"))
+        found.append(FoundRepository(**_facts(info), architecture=architecture, n_params=n_params))
     return found
 
 
@@ -73,15 +63,10 @@ def repository(info: ModelInfo, newest_at: float = 0.0) -> Repository:
         raise invalid_response()
     files, problems = _files(info.siblings or [])
     return Repository(
-        id=info.id,
+        **_facts(info),
         revision=info.sha or "",
         newest_at=newest_at,
         models=models_of(files),
-        gated=bool(info.gated),
-        private=bool(info.private),
-        downloads=_count(info.downloads),
-        likes=_count(info.likes),
-        updated=_day(info),
         license=_text(getattr(info.card_data, "license", None)),
         base_model=_text(getattr(info.card_data, "base_model", None)),
         problems=tuple(problems),
@@ -142,8 +127,11 @@ def models_of(files: Iterable[HubFile]) -> tuple[RepoModel, ...]:
     return tuple(sorted(models, key=lambda model: (model.size, model.name)))
 
 
-def _day(info: ModelInfo) -> str:
-    return f"{info.last_modified:%Y-%m-%d}" if info.last_modified else ""
+def _facts(info: ModelInfo) -> dict[str, Any]:
+    """Return the fields of `RepositoryFacts`."""
+    day = f"{info.last_modified:%Y-%m-%d}" if info.last_modified else ""
+    counts = {"downloads": _count(info.downloads), "likes": _count(info.likes)}
+    return {"id": info.id, **counts, "gated": bool(info.gated), "private": bool(info.private), "updated": day}
 
 
 def _count(value: Any) -> int:
