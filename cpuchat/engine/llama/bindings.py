@@ -310,14 +310,31 @@ class AbortFlag:
         return self._buffer[0] != b"\x00"
 
 
-# Of the pinned version: fields from the beginning to the end of each struct passed by value.
+# The pinned version's (bytes, last field, its offset) of each struct passed by value.
+_STRUCTS: Final = {
+    "llama_model_params": (80, "load_mtp", 77),
+    "llama_context_params": (160, "ctx_other", 152),
+    "llama_batch": (56, "logits", 48),
+}
 _MODEL_DEFAULTS: Final = {"n_gpu_layers": -1, "load_mode": -1, "lazy_mode": 1, "use_extra_bufts": True}
-_CONTEXT_DEFAULTS: Final = {"n_ctx": 512, "n_ubatch": 512, "n_threads": 4, "flash_attn_type": -1, "swa_full": True}
+_CONTEXT_DEFAULTS: Final = {
+    "n_ctx": 512,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "n_seq_max": 1,
+    "n_outputs_max": 0,
+    "n_threads": 4,
+    "flash_attn_type": -1,
+    "type_k": 1,
+    "type_v": 1,
+    "no_perf": True,
+    "swa_full": True,
+}
 _POOL_DEFAULTS: Final = {"n_threads": 3, "prio": 0, "poll": 50, "strict_cpu": False, "paused": False}
 
 
 def check_layout() -> None:
-    """Compare the version and default parameters with the pinned ones: a shifted field would silently corrupt memory.
+    """Compare struct sizes and default parameters with the pinned ones: a shifted field would silently corrupt memory.
     Raises EngineMismatch: names the first difference."""
 
     def differs(what: str, got: object, wanted: object) -> EngineMismatch:
@@ -326,6 +343,10 @@ def check_layout() -> None:
     version = installed_version()
     if version != PINNED_VERSION:
         raise differs("llama-cpp-python", version, PINNED_VERSION)
+    for name, (size, field, offset) in _STRUCTS.items():
+        struct = getattr(llama, name)
+        if (found := (ctypes.sizeof(struct), getattr(struct, field).offset)) != (size, offset):
+            raise differs(f"(size, offset of {field}) of {name}", found, (size, offset))
     for name, params, defaults in (
         ("llama_model_params", llama.llama_model_default_params(), _MODEL_DEFAULTS),
         ("llama_context_params", llama.llama_context_default_params(), _CONTEXT_DEFAULTS),

@@ -31,6 +31,10 @@ def test_another_version_or_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(bindings, "installed_version", lambda: "0.3.99")
         with pytest.raises(EngineMismatch, match=r"llama-cpp-python is 0\.3\.99, expected 0\.3\.36"):
             bindings.check_layout()
+    with monkeypatch.context() as patch:
+        patch.setitem(bindings._STRUCTS, "llama_context_params", (168, "ctx_other", 160))
+        with pytest.raises(EngineMismatch, match=r"llama_context_params is \(160, 152\), expected \(168, 160\)"):
+            bindings.check_layout()
     monkeypatch.setitem(bindings._CONTEXT_DEFAULTS, "n_ubatch", 1024)
     with pytest.raises(EngineMismatch, match=r"llama_context_params\.n_ubatch is 512, expected 1024"):
         bindings.check_layout()
