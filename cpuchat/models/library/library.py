@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -47,6 +47,17 @@ def is_named(model: LocalModel, words: Collection[str]) -> bool:
     file = "" if model.path.name.startswith("sha256") else model.path.name
     names = " ".join((model.name, model.quantization, model.repo, model.alias, file)).lower()
     return all(word in names for word in words)
+
+
+def specs_of(models: Collection[LocalModel]) -> list[str]:
+    """Return the shortest text by which `Library.resolve` finds each model: "owner/name:QUANT", or the name of a demo
+    model or of Ollama's; the path of what cannot be loaded, or shares that name."""
+    sound = {model.path for model in models if model.state in ("", "unsupported")}
+    named = [
+        one.alias or (f"{one.repo}:{one.quantization}" if one.repo and one.path in sound else "") for one in models
+    ]
+    times = Counter(named)
+    return [name if name and times[name] == 1 else str(model.path) for model, name in zip(models, named, strict=True)]
 
 
 def _is_quantized(model: LocalModel, quantization: str) -> bool:
@@ -157,7 +168,7 @@ class Library:
             cached = repo_places(repo_folder(self.cache, match["repo"]), match["repo"])
             if cached:
                 return self._quantization_of(match["repo"], cached, match["quant"])
-        places = [place for place in self.places() if not place.is_unfinished]
+        places = list(self.places())
         names: dict[str, Path] = {}
         for place in places:
             for name in (place.path.name, place.path.stem, place.alias, place.alias.removesuffix(":latest")):
@@ -197,7 +208,7 @@ class Library:
         if not words:
             return []
         self._summaries.refresh()
-        found = [self._summaries.model(place) for place in self.places() if not place.is_unfinished]
+        found = [self._summaries.model(place) for place in self.places()]
         self._summaries.save()
         return [model for model in found if model is not None and is_named(model, words)]
 
@@ -224,20 +235,12 @@ class Library:
         raise ModelNotFound(f"{repo} is in the cache, but not as {quant}.", f"Available: {available}.")
 
     def spec(self, path: Path) -> str:
-        """Return a name by which `resolve` finds the model at `path`, also after an update of its repository:
-        "owner/name:QUANT" in the Hugging Face cache, the name of a demo model or of Ollama's, else the path.
-        """
-        for name, file in DEMO_FILES.items():
-            if path == paths.demo_dir() / file:
-                return name
-        place = next((one for one in self.places() if (one.repo or one.alias) and one.path == path), None)
-        model = self._summaries.model(place) if place is not None else None
-        if model is not None:
-            name = model.alias or f"{model.repo}:{model.quantization}"
-            with contextlib.suppress(ModelNotFound):  # two files that their headers call alike
-                if self.resolve(name) == path:
-                    return name
-        return str(path)
+        """Return a name by which `resolve` finds the model at `path`, also after an update of its repository: see
+        `specs_of`."""
+        models = self.local_models()
+        return next(
+            (spec for model, spec in zip(models, specs_of(models), strict=True) if model.path == path), str(path)
+        )
 
     def verify(self, model: LocalModel, progress: Progress = lambda done, total: None) -> Verification:
         """Read the whole model and compare it with the checksum under which the Hugging Face cache stores it.
