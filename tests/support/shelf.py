@@ -43,9 +43,6 @@ LOCAL = [
                architecture="qwen3moe", quantization="Q4_K_M", n_params=30_532_122_624, n_params_active=3_345_000_000,
                n_expert=128, n_expert_used=8, size=18_556_686_912, n_ctx_train=40960,
                has_template=True),
-    LocalModel(path=Path("/models/part.gguf"), name="Qwen2.5-14B-Instruct", source="huggingface",
-               repo="bartowski/Qwen2.5-14B-Instruct-GGUF", quantization="Q4_K_M", size=8_988_000_000,
-               damaged="Partial download.", unfinished=0.61),
 ]  # fmt: skip
 
 CATALOG = Catalog(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 import click
@@ -21,7 +20,7 @@ from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.hub.client import Address, Hub, parse_address
 from cpuchat.models.hub.repository import choose_repo_model
 from cpuchat.models.library.deleting import delete
-from cpuchat.models.library.library import Library
+from cpuchat.models.library.library import Library, specs_of
 from cpuchat.models.library.places import LocalModel, grouped, shown_name
 from cpuchat.models.library.stores import unreadable
 from cpuchat.models.machine import TunedMachine, machine_for, this_machine
@@ -95,17 +94,6 @@ def _here(header: GGUFHeader) -> list[tuple[str, str]]:
     expected = predict(header, chosen.load_options(), machine)
     rows = [("memory", expected.explained), ("speed", speed_with_basis(expected)), ("", doubt(machine))]
     return [row for row in rows if row[1]]
-
-
-def specs_of(found: Sequence[LocalModel]) -> list[str]:
-    """Return the shortest text by which `Library.resolve` finds each model; the path of what cannot be loaded."""
-    named = [
-        m.alias
-        or (f"{m.repo}:{m.quantization}" if m.repo and m.quantization and m.state in ("", "unsupported") else "")
-        for m in found
-    ]
-    times = Counter(named)
-    return [name if name and times[name] == 1 else str(model.path) for model, name in zip(found, named, strict=True)]
 
 
 def find_model(library: Library, spec: str, *, whole: bool = False) -> LocalModel:

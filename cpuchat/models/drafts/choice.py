@@ -260,7 +260,7 @@ def local_heads(
             )
         )
     for model in here:
-        if model.kind == "head" and model.unfinished is None:
+        if model.kind == "head":
             kind = kind_named(model.path.name) or ARCHITECTURES.get(model.architecture, "mtp")
             expected = NOT_READ
             with contextlib.suppress(CpuchatError):  # `check` tells what is wrong with it

@@ -60,13 +60,6 @@ class _Plan:
 
     def add_of_cache(self, part: Path) -> None:
         """Add one file of a model in the Hugging Face cache."""
-        here = entry(part)
-        if here.parent == self._blobs:
-            if self._names.get(here):  # the download finished in the meantime
-                self.stays.append(f"{part.name} stays: its download has finished.")
-            else:
-                self.add_content(part)
-            return
         content = next((one for one, found in self._names.items() if part in found), None) or linked(part)
         name = self._name(part)
         if content.parent != self._blobs and part.is_symlink():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from cpuchat.models.library.places import (
     repo_places,
     walk,
 )
-from cpuchat.models.library.stores import ollama_models, ollama_stores
+from cpuchat.models.library.stores import ollama_models, ollama_stores, store_folders
 from cpuchat.models.library.usage import RecentModels, usage_of, usages
 
 _USUAL_FOLDER = "~/models"
@@ -47,6 +47,17 @@ def is_named(model: LocalModel, words: Collection[str]) -> bool:
     file = "" if model.path.name.startswith("sha256") else model.path.name
     names = " ".join((model.name, model.quantization, model.repo, model.alias, file)).lower()
     return all(word in names for word in words)
+
+
+def specs_of(models: Collection[LocalModel]) -> list[str]:
+    """Return the shortest text by which `Library.resolve` finds each model: "owner/name:QUANT", or the name of a demo
+    model or of Ollama's; the path of what cannot be loaded, or shares that name."""
+    sound = {model.path for model in models if model.state in ("", "unsupported")}
+    named = [
+        one.alias or (f"{one.repo}:{one.quantization}" if one.repo and one.path in sound else "") for one in models
+    ]
+    times = Counter(named)
+    return [name if name and times[name] == 1 else str(model.path) for model, name in zip(models, named, strict=True)]
 
 
 def _is_quantized(model: LocalModel, quantization: str) -> bool:
@@ -115,7 +126,8 @@ class Library:
     def opened(self, path: Path) -> None:
         """Record that `path` was loaded: it is listed from now on, also if it lies in no folder that is searched."""
         path = path.absolute()
-        if not any(place.path == path for place in all_places(self.cache, self.folders)):
+        places = (*self.folders, self.cache, paths.demo_dir(), *store_folders())
+        if not any(is_inside(path.parent, folder) for folder in places):
             RecentModels().add(path)
 
     def local_models(self, beside: Path | None = None) -> list[LocalModel]:
@@ -152,20 +164,18 @@ class Library:
                 return path  # absolute: it is remembered, and compared with what lists have
         except (OSError, ValueError):  # a name that is too long, or with a NUL in it; the current folder was deleted
             pass
+        ollama = {model.name.lower(): model.path for model in ollama_models((*ollama_stores(), *self.folders))}
+        if (path := ollama.get(spec.lower()) or ollama.get(f"{spec.lower()}:latest")) is not None:
+            return _still_there(path, spec)
         match = _REPO_NAME.match(spec)
         if match is not None:
             cached = repo_places(repo_folder(self.cache, match["repo"]), match["repo"])
             if cached:
                 return self._quantization_of(match["repo"], cached, match["quant"])
-        places = [place for place in self.places() if not place.is_unfinished]
-        names: dict[str, Path] = {}
-        for place in places:
-            for name in (place.path.name, place.path.stem, place.alias, place.alias.removesuffix(":latest")):
-                names.setdefault(name.lower(), place.path)
-        for model in ollama_models((*ollama_stores(), *self.folders)):  # of those with several names one is listed
-            names.setdefault(model.name.lower(), model.path)
-        if spec and (path := names.get(spec.lower())) is not None:
-            return _still_there(path, spec)
+        places = list(self.places())
+        names = {name.lower(): place.path for place in reversed(places) for name in (place.path.name, place.path.stem)}
+        if (path := names.get(spec.lower())) is not None:
+            return path
         if match is not None and (same := [place for place in places if place.repo.lower() == match["repo"].lower()]):
             return self._quantization_of(match["repo"], same, match["quant"])
         if "/" not in spec and (groups := self.matching(spec)):
@@ -173,7 +183,7 @@ class Library:
                 raise _ambiguous(spec, groups)
             return _still_there(min(groups[0], key=lambda model: rank(model.quantization)).path, groups[0][0].alias)
         close = difflib.get_close_matches(
-            spec.lower(), [*names, *DEMO_FILES, *(place.repo.lower() for place in places)], n=3, cutoff=0.5
+            spec.lower(), [*names, *ollama, *DEMO_FILES, *(place.repo.lower() for place in places)], n=3, cutoff=0.5
         )
         hints = [f"Did you mean {' or '.join(dict.fromkeys(close))}?"] if close else []
         if match is not None and "/" in match["repo"] and not spec.lower().endswith(".gguf"):
@@ -197,7 +207,7 @@ class Library:
         if not words:
             return []
         self._summaries.refresh()
-        found = [self._summaries.model(place) for place in self.places() if not place.is_unfinished]
+        found = [self._summaries.model(place) for place in self.places()]
         self._summaries.save()
         return [model for model in found if model is not None and is_named(model, words)]
 
@@ -222,22 +232,6 @@ class Library:
             return fitting[0]
         available = ", ".join(place.path.name for place, _ in models)
         raise ModelNotFound(f"{repo} is in the cache, but not as {quant}.", f"Available: {available}.")
-
-    def spec(self, path: Path) -> str:
-        """Return a name by which `resolve` finds the model at `path`, also after an update of its repository:
-        "owner/name:QUANT" in the Hugging Face cache, the name of a demo model or of Ollama's, else the path.
-        """
-        for name, file in DEMO_FILES.items():
-            if path == paths.demo_dir() / file:
-                return name
-        place = next((one for one in self.places() if (one.repo or one.alias) and one.path == path), None)
-        model = self._summaries.model(place) if place is not None else None
-        if model is not None:
-            name = model.alias or f"{model.repo}:{model.quantization}"
-            with contextlib.suppress(ModelNotFound):  # two files that their headers call alike
-                if self.resolve(name) == path:
-                    return name
-        return str(path)
 
     def verify(self, model: LocalModel, progress: Progress = lambda done, total: None) -> Verification:
         """Read the whole model and compare it with the checksum under which the Hugging Face cache stores it.

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 
@@ -25,8 +25,7 @@ from cpuchat.base.files import walk as walk_files
 from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL
 from cpuchat.models.file_names import engine_fingerprint, samples, stat_fingerprint, without_quantization
-from cpuchat.models.gguf.header import GGUFHeader, header_from, model_files, read_model, split_parts
-from cpuchat.models.gguf.parse import FileSource
+from cpuchat.models.gguf.header import GGUFHeader, model_files, read_model, split_parts
 from cpuchat.models.library import stores
 from cpuchat.models.library.stores import Store
 from cpuchat.models.support import why_unsupported
@@ -66,8 +65,7 @@ class LocalModel(HeaderSummary, frozen=True, kw_only=True):
 
     `path` is its first file, `parts` how many there are, `projector` the multimodal projector beside it. `repo` is
     "owner/name" for files that come from Hugging Face, where that is known, else "". `alias` is a name that finds it,
-    such as `qwen2.5-coder:7b` of Ollama, "" for most. `unfinished`: the share of a partial download (always `damaged`,
-    too) that is here, 0 to 1; -1 when that is not known.
+    such as `qwen2.5-coder:7b` of Ollama, "" for most.
 
     `last_used` is when it was loaded last, in seconds since 1970 (0: never). `measured_tok_s` is what plain decoding
     last reached here, `drafted_tok_s` an answer with drafts (0: not measured).
@@ -79,18 +77,15 @@ class LocalModel(HeaderSummary, frozen=True, kw_only=True):
     alias: str = ""
     parts: int = 1
     projector: Path | None = None
-    unfinished: float | None = None
     last_used: float = 0.0
     measured_tok_s: float = 0.0
     drafted_tok_s: float = 0.0
 
     @property
-    def state(self) -> Literal["", "damaged", "unsupported", "head", "unfinished"]:
+    def state(self) -> Literal["", "damaged", "unsupported", "head"]:
         """Return in a word why it cannot be loaded; "" when it can."""
         if self.damaged is None:
             return ""
-        if self.unfinished is not None:
-            return "unfinished"
         return "head" if self.kind == "head" else "unsupported" if self.unsupported else "damaged"
 
 
@@ -101,7 +96,6 @@ DEMO_FILES = {
 }
 _DEMO_CHAT = ("demo", "demo-q4")
 INCOMPLETE = ".incomplete"
-_MAGIC = b"GGUF"
 _REPO, _BLOBS = "models--", "blobs"
 _BLOCK = 4096  # bytes at the ends of files that are compared
 _MAX_FILES, _MAX_BESIDE = 10_000, 200  # in a folder that is not searched below; nobody waits for more headers
@@ -123,12 +117,6 @@ class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
         if self.source != "huggingface":
             return self.path.name
         return str(Path(*self.path.relative_to(self.root / "snapshots").parts[1:]))
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Return whether it is a partial download, or a complete one that no snapshot links to."""
-        folder = self.path.parent
-        return folder.name == _BLOBS and folder.parent.name.startswith(_REPO)
 
 
 def hub_cache() -> Path:
@@ -273,7 +261,7 @@ def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ())
             if (demo / file).is_file():
                 yield LocalFile(path=demo / file, source="demo", root=demo, alias=name)
         for folder in (folder for one in caches for folder in sorted(one.glob(f"{_REPO}*"))):
-            yield from _cached(folder)
+            yield from repo_places(folder, folder.name.removeprefix(_REPO).replace("--", "/", 1))
         for folder in folders:
             yield from (place for place in folder_places(folder) if not in_cache(place.path))
         for folder in stores.ollama_stores():
@@ -307,18 +295,6 @@ def _of_ollama(root: Path) -> Iterator[LocalFile]:
         yield LocalFile(
             path=model.path, source="ollama", root=root, repo=model.repo, alias=model.name, projector=model.projector
         )
-
-
-def _cached(folder: Path) -> Iterator[LocalFile]:
-    """Yield the models of a cached repository, and the contents that no revision links to: partial downloads, or left
-    behind."""
-    repo = folder.name.removeprefix(_REPO).replace("--", "/", 1)
-    yield from repo_places(folder, repo)
-    contents = [path for path in _blobs(folder) if not path.is_symlink() and _is_gguf(path)]
-    named = links(folder) if contents else {}
-    for path in contents:
-        if path not in named:
-            yield LocalFile(path=folder / _BLOBS / path.name, source="huggingface", root=folder, repo=repo)
 
 
 def repo_places(folder: Path, repo: str) -> list[LocalFile]:
@@ -371,14 +347,6 @@ def _models(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, Path | N
         seen.add(whole)
 
 
-def _is_gguf(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
-
-
 _VERSION = 100 * COST_MODEL + 8
 _MAX_ENTRIES = 5_000
 _MAX_BYTES = 8 << 20
@@ -408,8 +376,6 @@ class SummaryCache:
 
     def model(self, place: LocalFile) -> LocalModel | None:
         """Return the model at `place`; None when it is something else, such as the image part of one."""
-        if place.is_unfinished:
-            return _unfinished(place)
         path = place.path
         parts = model_files(path)
         base = LocalModel(
@@ -505,42 +471,4 @@ def summarize(header: GGUFHeader) -> HeaderSummary:
         kind="head" if header.is_head else "model",
         damaged=damaged,
         unsupported=bool(unsupported),
-    )
-
-
-class _PartialFile(FileSource):
-    """The beginning of a file, as if the rest of it were there."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.here = self.size
-        self.size = 1 << 62
-
-    def __enter__(self) -> Self:
-        return self
-
-
-def _unfinished(place: LocalFile) -> LocalModel | None:
-    """Summarize a partial download by its header, if that has arrived. All of it may be here: its name comes last."""
-    base = LocalModel(path=place.path, name=place.repo, source=place.source, repo=place.repo, unfinished=-1.0)
-    try:
-        with _PartialFile(place.path) as source:
-            base = msgspec.structs.replace(base, size=source.here, damaged="Partial download.")
-            header = header_from(source, place.path)
-            here = source.here
-    except (CpuchatError, OSError):
-        return base
-    summary = summarize(header)
-    whole = header.data_offset + max((t.offset + t.nbytes for t in header.tensors), default=0)
-    if not summary.name:
-        return None
-    share = min(here / max(whole, 1), 1.0)
-    is_whole = share == 1 and not place.path.name.endswith(INCOMPLETE)
-    state = "complete, but not linked into a snapshot" if is_whole else f"{100 * share:.0f} % downloaded"
-    return msgspec.structs.replace(
-        _with_summary(base, summary),
-        name=clean_line(header.text("general.name"))[:_MAX_NAME] or place.repo,
-        size=here,
-        unfinished=share,
-        damaged=f"Partial download: {state}.",
     )

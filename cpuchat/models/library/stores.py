@@ -136,10 +136,15 @@ def repo_in_store(store: Store, folder: Path, path: Path) -> str:
     return ""
 
 
+def store_folders() -> list[Path]:
+    """Return all folders that are searched, whether they exist or not."""
+    return list(dict.fromkeys((*ollama_stores(), *lmstudio_folders(), llama_cache())))
+
+
 def unreadable() -> list[Path]:
     """Return the stores that exist and may not be read by this user: Ollama's service runs as another one."""
     found: list[Path] = []
-    for folder in dict.fromkeys((*ollama_stores(), *lmstudio_folders(), llama_cache())):
+    for folder in store_folders():
         try:
             os.scandir(folder).close()
         except PermissionError:

@@ -43,7 +43,7 @@ SEARCH = "search"
 
 @dataclass(frozen=True)
 class TypedFile:
-    """A file that the user typed or pasted."""
+    """A file that the user typed or pasted; why it cannot be loaded."""
 
     path: Path
     problem: str = ""
@@ -51,13 +51,13 @@ class TypedFile:
 
 @dataclass(frozen=True)
 class TypedFolder:
-    """A folder that the user typed or pasted, or (`text` not "") one that continues what is typed. `count`: how many
-    models are in it, None while that is being read; `is_known`: its models are listed anyway."""
+    """A folder that is typed whole (`text` ""), or the `text` of one that continues what is typed. `note`: what is in
+    it; `is_known`: its models are listed anyway."""
 
     path: Path
-    count: int | None = None
-    is_known: bool = False
     text: str = ""
+    note: str = ""
+    is_known: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,18 +162,15 @@ class ModelListState:
         """Return what can be done with a typed path: load the file, add the folder, or type on."""
         problem, below = _problem(path), list[ModelListEntry]()
         for text in typed.completions:
-            one = TypedFolder(path, text=text) if text.endswith("/") else TypedFile(paths.expanded(text))
+            one = TypedFolder(path, text) if text.endswith("/") else TypedFile(paths.expanded(text))
             below.append(ModelListEntry(f"path {text}", one))
         if problem == _FOLDER:
-            count = len(typed.models) if self.typed is typed else None
-            folder = ModelListEntry("folder", TypedFolder(path, count, typed.is_known))
+            note = units.plural(len(typed.models), "model") if self.typed is typed else "reading…"
+            folder = ModelListEntry("folder", TypedFolder(path, note=note, is_known=typed.is_known))
             found = (ModelListEntry(f"local {model.path}", model, name=shown_name([model])) for model in typed.models)
-            return [ModelListSection("", (folder, *found)), ModelListSection("below it", tuple(below))][
-                : 1 + bool(below)
-            ]
-        if problem and below:
-            return [ModelListSection("", tuple(below))]
-        return [ModelListSection("", (ModelListEntry("file", TypedFile(path, problem)),))]
+            return [ModelListSection("", (folder, *found, *below))]
+        file = ModelListEntry("file", TypedFile(path, problem))
+        return [ModelListSection("", tuple(below) if problem and below else (file,))]
 
     def _coming(self, words: list[str]) -> Iterator[ModelListSection]:
         coming = (
@@ -186,19 +183,13 @@ class ModelListState:
     def _here(self, words: list[str]) -> Iterator[ModelListSection]:
         """Yield this machine model by model, the demo after the others, damaged files last; what only drafts; and each
         server (those whose models are not known together)."""
-        # The cache names the part of a download after the content that it will have.
-        arriving = {file.etag for download in self.downloads for file in download.order.model.files}
-        listed = [
-            model for model in self.local or ()
-            if not (model.unfinished is not None and model.path.name.partition(".")[0] in arriving)
-        ]  # fmt: skip
-        ours = [model for model in listed if not only_drafts(model) or model.unfinished is not None]
+        ours = [model for model in self.local or () if not only_drafts(model)]
         none = self.local_problem or "no models yet: choose one below, or paste the path of a file or folder"
         note = "" if words else none if self.local is not None else "Reading…"
         yield ModelListSection("on this machine", _entries(ours, words), note)
         for folder in () if words else self.unreadable:
             yield ModelListSection("", (), f"! {paths.shown(folder)} belongs to another user and cannot be read")
-        draft_only = [model for model in listed if model not in ours]
+        draft_only = [model for model in self.local or () if only_drafts(model)]
         yield ModelListSection("only for drafting", _entries(draft_only, words))
         by_heading: dict[str, list[ModelListEntry]] = {}
         for served in self.on_servers:
@@ -256,11 +247,6 @@ def _label(model: LocalModel) -> str:
     if model.alias or model.source == "huggingface":
         return model.alias or model.repo.partition("/")[0]
     return STORES[model.source] if model.source in STORES else paths.shown(model.path.parent)
-
-
-def is_loadable(subject: Subject) -> bool:
-    """Return whether Enter loads it: a sound file on this machine."""
-    return isinstance(subject, LocalModel) and not subject.damaged
 
 
 def catalog_key(model: CatalogModel) -> str:
@@ -348,14 +334,11 @@ def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | N
     """`● Qwen2.5-1.5B-Instruct   Q8_0   1.6 GB  here   31 tok/s`."""
     key, speed = entry.key, predicted_speed(prediction)
     match entry.subject:
-        case LocalModel(damaged=str() as problem, unfinished=None) as model:
+        case LocalModel(damaged=str() as problem) as model:
             mark = DAMAGED if model.kind == "model" else NOT_ALONE
             return ListRow(
                 key, mark, entry.name or model.name, note=problem.removeprefix(f"{model.path.name} "), dim=True
             )
-        case LocalModel(unfinished=float() as share) as model:
-            state = f"{100 * share:.0f} %" if share >= 0 else "part"
-            return ListRow(key, "↓", model.name, (model.quantization, _size(model.size), state, ""), dim=True)
         case LocalModel() as model:
             rate = f"{units.rate(model.measured_tok_s)} tok/s" if model.measured_tok_s else speed
             name = entry.name or model.name
@@ -374,11 +357,9 @@ def row(entry: ModelListEntry, prediction: Prediction | None, loaded: Source | N
         case TypedFile() as file:
             return ListRow(key, DAMAGED if file.problem else HERE, str(file.path), note=file.problem)
         case TypedFolder(text="") as folder:
-            count = "reading…" if folder.count is None else units.plural(folder.count, "model")
-            what = f"{paths.shown(folder.path)} is searched already" if folder.is_known else (
-                f"add {paths.shown(folder.path)} to your model folders"
-            )  # fmt: skip
-            return ListRow(key, "→", what, note=f"{count} · Enter")
+            shown = paths.shown(folder.path)
+            what = f"{shown} is searched already" if folder.is_known else f"add {shown} to your model folders"
+            return ListRow(key, "→", what, note=f"{folder.note} · Enter")
         case TypedFolder() as folder:
             return ListRow(key, "→", folder.text, note="Tab")
         case ServerEntry(problem="", model=None) as served:

@@ -21,7 +21,6 @@ from cpuchat.models.gguf.header import GGUFHeader, read_model
 from cpuchat.models.library.deleting import Deletion
 from cpuchat.models.library.library import Library
 from cpuchat.models.library.places import LocalModel, is_inside
-from cpuchat.models.library.stores import unreadable
 from cpuchat.session.attachments import completions, start_folder
 from cpuchat.tui.models.entries import ModelDetails, ServerEntry, Subject, TypedPath, is_folder, typed_path
 
@@ -43,10 +42,6 @@ class ModelsReader:
 
     def local_models(self) -> list[LocalModel]:
         return self.library.local_models()
-
-    def unreadable(self) -> tuple[Path, ...]:
-        """Return the stores of other programs that this user may not read."""
-        return tuple(unreadable())
 
     def typed(self, text: str) -> TypedPath:
         """Return what is at a typed path."""

@@ -22,6 +22,7 @@ from cpuchat.models.file_names import engine_knows
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.deleting import delete
 from cpuchat.models.library.places import LocalModel, is_demo
+from cpuchat.models.library.stores import unreadable
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction
 from cpuchat.present import downloads
@@ -39,7 +40,6 @@ from cpuchat.tui.models.entries import (
     TypedFile,
     TypedFolder,
     catalog_key,
-    is_loadable,
     typed_path,
 )
 from cpuchat.tui.models.reader import ModelsReader
@@ -172,8 +172,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             local = tuple(await asyncio.to_thread(self.reader.local_models))
         except (CpuchatError, OSError) as error:
             problem = str(error)
-        closed = await asyncio.to_thread(self.reader.unreadable)
-        self._update(local=local, local_problem=problem, unreadable=closed)
+        closed = await asyncio.to_thread(unreadable)
+        self._update(local=local, local_problem=problem, unreadable=tuple(closed))
         self._predict_listed()
 
     @work(exclusive=True, group="catalog")
@@ -314,8 +314,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         elif self._wanted in self._entries:
             mark = self._wanted
         elif isinstance(loaded, Path) and is_demo(loaded):  # who has another model wants that
-            here = [key for key, entry in self._entries.items() if is_loadable(entry.subject)]
-            mark = next((key for key in here if verdict(self.predictions.get(key)) != "too large"), "")
+            here = {key: self.predictions.get(key) for key in self._entries if key.startswith("local ")}
+            mark = next((key for key, one in here.items() if verdict(one) != "too large"), "")
         else:
             mark = f"{'server' if isinstance(loaded, ServerModel) else 'local'} {loaded}"
         listed.show(rows, mark)
@@ -354,8 +354,6 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
     def _choose(self) -> None:
         self.state_changed()
         match self.entry.subject if self.entry is not None else None:
-            case LocalModel() as model if model.unfinished is not None and model.repo:
-                self._open_repository(model.repo, model.quantization)
             case LocalModel(damaged=str() as problem):
                 self.warn(problem)
             case LocalModel() as model:

@@ -42,7 +42,7 @@ def test_a_model_that_answered_has_its_speed(tiny: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, *others = json.loads(run("models", "list", "--json").stdout)
     assert (first["repo"], first["name"], first["path"]) == ("some/tiny-GGUF", "tiny", str(tiny))
-    assert (first["damaged"], first["unfinished"], first["has_template"]) == (None, None, True)
+    assert (first["damaged"], first["has_template"]) == (None, True)
     assert first["last_used"] == pytest.approx(time.time(), abs=HANG_GUARD)
     assert all(row["last_used"] == 0 for row in others)
     usage.answered(info(Path(first["path"])), answer(41.26))  # that of an answer beside other load is not kept
@@ -51,19 +51,12 @@ def test_a_model_that_answered_has_its_speed(tiny: Path) -> None:
     assert time.strftime("%Y-", time.localtime()) in line
 
 
-def test_what_is_damaged_or_unfinished_comes_last_and_says_so(hub: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_what_is_damaged_comes_last_and_says_so(hub: Path, tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "broken.gguf").write_bytes(b"GGUF")
     folder_setting(folder)
-    blob = cached(hub, "some/tiny-GGUF", "tiny.gguf", tiny_model).resolve()
-    content = blob.read_bytes()
-    half = blob.with_name("1" * 64 + ".incomplete")
-    half.write_bytes(content[: len(content) // 2])
     done = run("models", "list")
     assert done.returncode == 0, done.stderr
-    damaged, unfinished = done.stdout.splitlines()[-2:]
-    assert "broken" in damaged
-    assert "  damaged  " in damaged
-    assert "  unfinished  " in unfinished
-    assert f"{half} (Partial download: 50 % downloaded.)" in unfinished
+    damaged = done.stdout.splitlines()[-1]
+    assert "broken" in damaged and "  damaged  " in damaged

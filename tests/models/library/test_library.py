@@ -122,25 +122,6 @@ def test_what_is_missing_is_said(no_demo: Path, tmp_path: Path, model: Path) -> 
     assert found["a-00002-of-00003.gguf"].parts == 3
 
 
-def test_a_download_that_was_not_finished_is_in_the_list(no_demo: Path, tmp_path: Path, model: Path) -> None:
-    cache = tmp_path / "hub"
-    blobs = cached(cache, "o/n", "there.gguf", model).resolve().parent
-    content = model.read_bytes()
-    (blobs / ("1" * 64 + ".incomplete")).write_bytes(content[: len(content) // 4 * 3])
-    (blobs / ("2" * 64 + ".8e7a2b1c.incomplete")).write_bytes(content[:1000])  # ends within the header
-    (blobs / ("3" * 64 + ".incomplete")).write_bytes(b"{}")
-    (blobs / ("4" * 64 + ".incomplete")).touch()
-    whole, half, begun = Library(cache=cache).local_models()
-    assert whole.unfinished is whole.damaged is None
-    assert half.unfinished == pytest.approx(0.75, abs=0.01)
-    assert half.damaged == "Partial download: 75 % downloaded."
-    assert (half.repo, half.name, half.quantization) == ("o/n", "synthetic tiny Q8_0", "Q8_0")
-    assert half.size == len(content) // 4 * 3
-    assert (begun.unfinished, begun.name, begun.size) == (-1.0, "o/n", 1000)
-    assert begun.damaged == "Partial download."
-    assert Library(cache=cache).resolve("o/n") == whole.path
-
-
 def test_a_folder_around_the_cache_does_not_make_its_files_the_users(
     no_demo: Path, tmp_path: Path, model: Path
 ) -> None:

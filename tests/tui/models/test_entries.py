@@ -45,7 +45,7 @@ def test_what_is_here_comes_first_in_the_order_of_names_and_damaged_last() -> No
     assert [section.heading for section in sections] == headings
     names = [Path(key).name for key in keys(sections[:1])]
     assert names[:2] == ["llama-3.1-70b-q4_k_m.gguf", "qwen2.5-0.5b-instruct-q4_k_m.gguf"]
-    assert names[-2:] == ["broken.gguf", "part.gguf"]
+    assert names[-1] == "broken.gguf"
     assert keys(sections[1:2]) == ["catalog gpt-oss-20b", "catalog qwen2.5-7b"]
     assert keys(sections[-1:]) == ["catalog qwen2.5-72b"]
 
@@ -68,13 +68,10 @@ def test_a_file_of_another_publisher_is_known_as_the_catalogs_model_in_its_quant
     assert not reader.known_here(CATALOG, [other, damaged])
 
 
-def test_a_download_is_listed_once_and_no_longer_when_it_is_done() -> None:
+def test_a_download_is_listed_until_it_is_done() -> None:
     one = arriving("paused")
     assert keys(ModelListState(downloads=(arriving("done"),)).sections("")) == []
-    part = Path("/hub/models--a--b/blobs") / f"{one.order.model.files[0].etag}.incomplete"
-    left = LocalModel(path=part, name="a/b", source="huggingface", repo="a/b", unfinished=0.6, damaged="Not finished.")
-    assert keys(ModelListState(local=(left,)).sections("")) == [f"local {part}"]
-    assert keys(ModelListState(local=(left,), downloads=(one,)).sections("")) == [f"download {one.id}"]
+    assert keys(ModelListState(downloads=(one,)).sections("")) == [f"download {one.id}"]
 
 
 def test_what_was_found_stays_while_more_is_typed() -> None:

@@ -19,8 +19,8 @@ from cpuchat.tui.models.quantize import QuantizeScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from tests.support.big_headers import big_header, hollow_file
 from tests.support.chat_app import SMALL, WIDE, running
-from tests.support.downloads import ShownDownloads, download, left_by_the_last_run, model
-from tests.support.models_screen import REPO, about, keys, looked, marked, opened, opened_shelf, settled, type_in
+from tests.support.downloads import download, left_by_the_last_run, model
+from tests.support.models_screen import about, keys, looked, marked, opened, opened_shelf, settled, type_in
 from tests.support.scripted_backend import MODEL, ScriptedBackend
 from tests.support.shelf import LOCAL, shelf_reader
 from tests.support.snapshots import snapshot
@@ -177,22 +177,6 @@ async def test_a_model_opened_by_its_path_is_listed_like_the_others(tmp_path: Pa
         await app.press("ctrl+r")
         await app.until(lambda: f"local {path}" not in keys(app))
         assert RecentModels().files() == []
-
-
-async def test_a_finished_download_and_new_files_are_found(tmp_path: Path, tiny_model: Path) -> None:
-    shown, folder = ShownDownloads(), tmp_path / "models"
-    folder.mkdir()
-    async with running(folders=(folder,), downloads=shown.opener) as app:
-        begun = app.app.services.downloading.start(REPO, "0" * 40, model("Q5_K_M", 5_444_831_232))
-        await opened(app)
-        assert f"download {begun.id}" in keys(app)
-        (folder / "come.gguf").write_bytes(tiny_model.read_bytes())
-        shown.put(msgspec.structs.replace(begun, state="done", path=str(folder / "come.gguf")))
-        await app.until(lambda: f"local {folder / 'come.gguf'}" in keys(app))
-        assert f"download {begun.id}" not in keys(app)
-        (folder / "new.gguf").write_bytes(tiny_model.read_bytes())
-        await app.press("ctrl+r")
-        await app.until(lambda: f"local {folder / 'new.gguf'}" in keys(app))
 
 
 async def test_snapshots(tmp_path: Path, without_amx: None) -> None:
