@@ -208,7 +208,7 @@ def main() -> None:
             print(f"| {what} | {name} | {wrong:.2%} | {' | '.join(f'{one:.0%}' for one in found)} |", flush=True)
     worst = max(row["wrong"] for row in rows)
     print(f"\nAt most {WRONG:.0%} of runs wrong: {'reached' if worst <= WRONG else 'not reached'}.")
-    (RESULTS / "differences.json").write_text(json.dumps({"runs": options.runs, "rows": rows}, indent=1) + "\n")
+    (RESULTS / "differences.json").write_text(json.dumps({"runs": options.runs, "rows": rows}) + "\n")
 
 
 def _found(run: Callable[[Noise, int, float], list[str]], noise: Noise, gain: float, runs: int) -> float:

@@ -64,16 +64,13 @@ class RecordedSide(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Both answers to one prompt. `stopped`: the user has stopped it; there is no verdict then. `n_rounds` as of
-    `ComparisonFigures`.
-    """
+    """Both answers to one prompt. `stopped`: the user has stopped it; there is no verdict then."""
 
     title: str
     sides: tuple[RecordedSide, RecordedSide]
     machine: str = ""
     prompt: str = ""
     verdict: Verdict = Verdict("incomplete")
-    n_rounds: int = 1
     stopped: bool = False
 
     @classmethod
@@ -93,7 +90,6 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             machine=f"{read_topology().cpu_name} · {units.plural(n_threads, 'thread')}" if n_threads else "",
             prompt=turn.prompt,
             verdict=figures.verdict,
-            n_rounds=max(figures.n_rounds, 1),
             stopped=running is None and shown.stopped,
         )
 

@@ -246,23 +246,14 @@ class KeptTokens(msgspec.Struct, frozen=True, omit_defaults=True):
     agreement: AnswerAgreement | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TextDifference:
-    """The first difference of two texts: at `character` of both, which are written by token `a` and `b`, from 1."""
-
-    character: int
-    a: int
-    b: int
-
-
-def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> TextDifference | None:
-    """Return where the texts diverge; None if they are equal up to the end of the shorter one, which is a difference
-    too where both are `complete`: ended by themselves.
+def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> tuple[int, int] | None:
+    """Return which token of each, from 1, writes where the texts diverge; None if they are equal up to the end of the
+    shorter one, which is a difference too where both are `complete`: ended by themselves.
     """
     at = common_prefix(a.text, b.text)
     if at == min(len(a.text), len(b.text)) and (not complete or len(a.text) == len(b.text)):
         return None
-    return TextDifference(at, a.token_at(at), b.token_at(at))
+    return a.token_at(at), b.token_at(at)
 
 
 @dataclass
@@ -332,8 +323,8 @@ class Round:
         a, b = (one.timings.predicted_per_second if one.timings is not None else None for one in self.answers)
         return b / a if a and b else None
 
-    def difference(self) -> TextDifference | None:
-        """Return where the two texts diverge; None while they do not."""
+    def difference(self) -> tuple[int, int] | None:
+        """Return which token of each text is the first that differs; None while none does."""
         a, b = self.answers
         ended = all(one.stop_reason in ("end", "stop_string") for one in self.answers)
         return first_difference(a.written, b.written, complete=ended)

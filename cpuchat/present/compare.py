@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -21,19 +21,12 @@ from cpuchat.compare.figures import (
     figures_of,
 )
 from cpuchat.compare.recording import Recording
-from cpuchat.compare.runner import Round, SideAnswer, TextDifference, Turn
+from cpuchat.compare.runner import Round, SideAnswer, Turn
 from cpuchat.present.answers import roofline_json, timings_json
 from cpuchat.present.quality import token
 from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import ChatFigures
-
-
-class _Shown(NamedTuple):
-    """How a figure is shown: its label, and its value with the unit."""
-
-    label: str
-    words: Callable[[float], str]
 
 
 def _tok_s(value: float) -> str:
@@ -48,18 +41,18 @@ def _size(value: float) -> str:
     return units.size(round(value))
 
 
-_FIGURES: dict[Name, _Shown] = {
-    "tok_s": _Shown("decode", _tok_s),
-    "first_s": _Shown("first token", lambda value: " ".join(units.duration(value))),
-    "prefill": _Shown("prefill", _tok_s),
-    "tokens": _Shown("tokens", lambda value: f"{value:,.0f}"),
-    "acceptance": _Shown("acceptance", _percent),
-    "per_pass": _Shown("tokens per pass", lambda value: f"{value:.1f}"),
-    "memory": _Shown("memory", _size),
-    "bytes": _Shown("bytes per token", _size),
-    "bandwidth": _Shown("bandwidth", lambda value: f"{units.bandwidth(value)} GB/s"),
-    "utilization": _Shown("utilization", _percent),
-    "joules": _Shown("J/token", lambda value: f"{value:.2f} J"),
+_FIGURES: dict[Name, tuple[str, Callable[[float], str]]] = {
+    "tok_s": ("decode", _tok_s),
+    "first_s": ("first token", lambda value: " ".join(units.duration(value))),
+    "prefill": ("prefill", _tok_s),
+    "tokens": ("tokens", lambda value: f"{value:,.0f}"),
+    "acceptance": ("acceptance", _percent),
+    "per_pass": ("tokens per pass", lambda value: f"{value:.1f}"),
+    "memory": ("memory", _size),
+    "bytes": ("bytes per token", _size),
+    "bandwidth": ("bandwidth", lambda value: f"{units.bandwidth(value)} GB/s"),
+    "utilization": ("utilization", _percent),
+    "joules": ("J/token", lambda value: f"{value:.2f} J"),
 }
 
 
@@ -67,7 +60,7 @@ def cell(row: ComparisonRow, value: Value | None, *, spread: bool) -> str:
     """A figure with the range of its rounds: `46.2 tok/s (45.9–46.7)`."""
     if value is None:
         return "n/a"
-    words = _FIGURES[row.name].words
+    _, words = _FIGURES[row.name]
     text = words(value.median)
     if not spread or value.n < MIN_ROUNDS or value.low == value.high:
         return text
@@ -85,7 +78,7 @@ def rows(figures: ComparisonFigures, names: Sequence[str]) -> list[tuple[str, st
         ratio = units.factor(row.ratio) if row.ratio is not None and name not in ("tokens", "acceptance") else ""
         if ratio and figures.verdict.kind == "disturbed" and name not in ("per_pass", "memory", "bytes"):
             ratio = "–"
-        table.append((_FIGURES[name].label, a, b, ratio))
+        table.append((_FIGURES[name][0], a, b, ratio))
     return table
 
 
@@ -158,14 +151,13 @@ def label(recording: Recording) -> str:
     if recording.verdict.kind == "disturbed":
         return "replay of two disturbed runs · too noisy"
     parts = ["replay of two fair runs"]
-    interval = recording.verdict.interval
-    if recording.n_rounds >= MIN_ROUNDS and recording.leader is not None:
+    interval, n_rounds = recording.verdict.interval, recording.verdict.n_rounds
+    if n_rounds >= MIN_ROUNDS and recording.leader is not None:
         ends = interval if recording.leader else tuple(1 / one for one in reversed(interval))
         low, high = (units.factor(one).rstrip("×") for one in ends)
-        parts.append(f"{ratio(recording)} ({low}–{high}, {recording.n_rounds} rounds)")
-    elif recording.n_rounds > 1:
-        is_sum = recording.n_rounds >= MIN_ROUNDS
-        parts.append(f"{recording.n_rounds} rounds" if is_sum else f"round {recording.n_rounds}")
+        parts.append(f"{ratio(recording)} ({low}–{high}, {n_rounds} rounds)")
+    elif n_rounds > 1:
+        parts.append(f"{n_rounds} rounds" if n_rounds >= MIN_ROUNDS else f"round {n_rounds}")
     return " · ".join(parts)
 
 
@@ -181,13 +173,13 @@ def _bytes(share: float) -> str:
     return f"{percent} % {'fewer' if share < 1 else 'more'} bytes" if percent else "as many bytes"
 
 
-def difference(found: TextDifference | None, done: Round) -> str:
+def difference(found: tuple[int, int] | None, done: Round) -> str:
     """Say where the texts diverge."""
     a, b = done.answers
     if not a.written.n_tokens or not b.written.n_tokens:
         return ""
     if found is not None:
-        at = f"token {found.a}" if found.a == found.b else f"token {found.a} of A, {found.b} of B"
+        at = f"token {found[0]}" if found[0] == found[1] else f"token {found[0]} of A, {found[1]} of B"
         return f"First difference at {at}."
     if not done.complete:
         return ""
@@ -287,7 +279,7 @@ def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
             for name, row in figures.rows.items()
         },
         "verdict": verdict(figures.verdict, comparison.names),
-        "first_difference": {"a": found.a, "b": found.b} if found is not None else None,
+        "first_difference": dict(zip("ab", found, strict=True)) if found is not None else None,
     }
 
 

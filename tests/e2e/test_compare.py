@@ -40,7 +40,7 @@ def test_the_command_opens_the_comparison_the_chat_follows_and_one_key_compares_
 ) -> None:
     monkeypatch.delenv("CPUCHAT_ENGINE_CORES")
     settings.update(SHORT)
-    terminal = Terminal(["compare", "demo", "demo-q4"], columns=120, rows=40, home=tmp_path)
+    terminal = Terminal(["compare", "demo", "demo-q4"], columns=160, rows=40, home=tmp_path)
     try:
         terminal.wait_for("Prompt for both")
         terminal.type("What is quantization?")

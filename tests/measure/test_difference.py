@@ -13,7 +13,7 @@ import pytest
 
 import tests
 from cpuchat.compare.figures import asked_after
-from cpuchat.measure.difference import MATTERS, WRONG, Verdict, compare
+from cpuchat.measure.difference import MATTERS, WRONG, Verdict, compare, of_answer
 from cpuchat.measure.turns import in_order
 
 TRACES: dict[str, list[tuple[float, float]]] = json.loads(
@@ -44,6 +44,15 @@ def test_a_difference_is_believed_that_is_beyond_the_noise_and_matters(
     assert verdict not in ("faster", "slower") or not low <= 1 <= high
     if len(a) == len(b):
         assert compare(b, a).ratio == pytest.approx(1 / found.ratio)
+
+
+def test_one_answer_tells_what_is_beyond_the_noise_of_its_passes() -> None:
+    assert [of_answer(ratio).verdict for ratio in (1.24, 1.05, 0.97, 0.8)] == ["faster", "noisy", "noisy", "slower"]
+
+
+def test_what_holds_for_a_whole_round_is_no_noise_of_a_pair() -> None:
+    steady, jumping = (([20.0 * n, 20.5 * n, 19.5], [22.0 * n, 22.3 * n, 21.6]) for n in (1.0, 1.5))
+    assert compare(*jumping).verdict == compare(*steady).verdict == "faster"
 
 
 def test_a_steady_drift_is_no_gain() -> None:

@@ -31,7 +31,6 @@ RECORDING = Recording(
     machine="EPYC 9354P · 32 threads",
     prompt="Why is it slow?",
     verdict=Verdict("bytes", 2.0, 0.59, 0.97, (1.9, 2.1), 3, utilization=0.56),
-    n_rounds=3,
 )
 """B is twice as fast, and has another word in the middle: it ends after 2.95 s, A after 5.9 s."""
 STOPPED = msgspec.structs.replace(
