@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, UsageError
+from cpuchat.hardware.bandwidth import read_probe
 from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure import peak
@@ -29,6 +32,16 @@ def short(cpus: tuple[int, ...] = CPUS, **more: Any) -> ReadBandwidth:
     return measure(cpus, **{"seconds": 0.02, "rounds": 2, **more})
 
 
+def test_the_process_that_measures_is_small() -> None:
+    imported = "len({'numpy', 'msgspec', 'psutil'} & set(sys.modules))"
+    code = f"import sys, cpuchat.hardware.bandwidth.read_probe; print({imported})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0"
+
+
+# Measuring
+
+
 def test_a_measurement(small: Path) -> None:
     found = short(root=small)
     assert found.cpus == CPUS
@@ -38,11 +51,18 @@ def test_a_measurement(small: Path) -> None:
     assert all(0 <= share < 1.1 for share in found.shares)
 
 
+def args(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def test_cancelling_ends_the_process(small: Path) -> None:
     seen: set[psutil.Process] = set()
 
     def when_it_runs() -> bool:
-        seen.update(psutil.Process().children())
+        seen.update(one for one in psutil.Process().children() if read_probe.__name__ in args(one))
         return bool(seen)
 
     with pytest.raises(Interrupted):
@@ -52,9 +72,12 @@ def test_cancelling_ends_the_process(small: Path) -> None:
     assert not [process for process in seen if process.is_running()]
 
 
-def test_a_cpu_that_may_not_be_used_and_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
+def test_a_cpu_that_may_not_be_used(small: Path) -> None:
     with pytest.raises(ProbeFailed, match=r"CPU 4000 may not be used by this process.*Choose other"):
         short((CPU, 4000), root=small)
+
+
+def test_memory_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak, "buffer_bytes", lambda cpus, root: 1 << 55)
     with pytest.raises(ProbeFailed, match=rf"CPU {CPU}: Cannot allocate memory"):
         short((CPU,))
@@ -72,6 +95,22 @@ def test_a_library_that_is_none_of_ours_is_said(content: str, monkeypatch: pytes
     monkeypatch.setattr(paths, "engine_library", lambda name: None)
     with pytest.raises(ProbeFailed, match="built without"):
         short(root=small)
+
+
+def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
+    """They take the limit at the start of the process for their stacks."""
+
+    def limited(*command: Any, **more: Any) -> subprocess.Popen[Any]:
+        return popen(*command, preexec_fn=no_stacks, **more)
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    with pytest.raises(ProbeFailed, match="no more threads may be started"):
+        short(root=small)
+
+
+def no_stacks() -> None:
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 47, resource.RLIM_INFINITY))
 
 
 def test_little_memory_says_so_and_measures_nothing(tmp_path: Path) -> None:
