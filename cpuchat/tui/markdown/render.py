@@ -3,8 +3,8 @@
 Nothing that a model writes may get lost. What vanishes is markup only: the characters of `#`, `*`, `_`, `~`,
 backticks, `>`, list bullets (drawn as •) and task boxes (☐ and ☑), table pipes and their delimiter row, brackets around
 links, escaping backslashes, `<br>`, blanks that CommonMark ignores, and a link's target that is its text; entities
-become their characters, and formulas of which `latex` knows everything become Unicode. Every other letter and digit of
-the source is in the rendered text: `render` counts them, and shows a block's source as it is if one is missing.
+become their characters. Every other letter and digit of the source is in the rendered text: `render` counts them, and
+shows a block's source as it is if one is missing.
 
 The parser and Pygments are loaded with the first text: importing them would delay the first paint.
 """
@@ -294,7 +294,7 @@ class Renderer:
         self.palette = palette
         self.continued = False
         self.table_widths: list[int] | None = None
-        self.shown_twice = ""  # of the last block: link targets that are the link's text, and what became Unicode
+        self.shown_twice = ""  # of the last block: link targets that are the link's text
 
     def rows(self, tokens: Sequence[Token]) -> list[TextRow]:
         self.shown_twice = ""
@@ -342,7 +342,7 @@ class Renderer:
             case "hr":
                 return [TextRow([("─" * width, palette.rule)])]
             case "math_block":
-                return plain_rows(self._formula(token.content), width, style + palette.math)
+                return plain_rows(token.content, width, style + palette.math)
             case _:  # no rule of ours makes other blocks; text is text
                 return plain_rows(token.content.rstrip("\n"), width, style) if token.content else []
 
@@ -352,15 +352,6 @@ class Renderer:
             for line in self.inline(token.children or [], style):
                 rows += wrap(TextRow(line), width)
         return rows
-
-    def _formula(self, source: str) -> str:
-        from cpuchat.tui.markdown.latex import unicode_math  # with the first formula, not before the first paint
-
-        shown = unicode_math(source)
-        if shown is None:
-            return source
-        self.shown_twice += "".join((Counter(source) - Counter(shown)).elements())
-        return shown
 
     def _list(self, inner: Sequence[Token], width: int, style: Style, depth: int) -> list[TextRow]:
         rows: list[TextRow] = []
@@ -434,7 +425,7 @@ class Renderer:
                 case "code_inline":
                     lines[-1].append((expand_tabs(token.content), current + palette.code))
                 case "math_inline":
-                    first, *others = self._formula(token.content).split("\n")
+                    first, *others = token.content.split("\n")
                     lines[-1].append((first, current + palette.math))
                     lines += [[(other, current + palette.math)] for other in others]
                 case "strong_open" | "em_open" | "s_open":
