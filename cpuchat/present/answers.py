@@ -223,7 +223,6 @@ def _speed_up(timings: Timings) -> str:
 
 
 def _first_token(timings: Timings) -> str:
-    """Format `first token 0.21 s`."""
     return f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
 
 
