@@ -60,16 +60,13 @@ def legend(spans: Spans, width: int, palette: TextStyles) -> list[TextRow]:
     for length, drafter in spans:
         counts[drafter] += length
     total = counts.total()
-    rows = [TextRow([("proposed by ", palette.dim)])]
+    runs: list[Run] = [("proposed by ", palette.dim)]
     shown = [drafter for drafter in _NAMES if counts[drafter] or not total]
     for drafter in shown:
-        part: list[Run] = [(_NAMES[drafter], palette.of_drafter(drafter))]
-        tail = f" {100 * counts[drafter] / total:.0f} %" if total else ""
-        part.append((tail + (", " if drafter != shown[-1] else ""), palette.dim))
-        if len(rows[-1].runs) > 1 and len(rows[-1].text) + len("".join(text for text, _ in part).rstrip()) > width:
-            rows.append(TextRow(joint=" "))
-        rows[-1].runs += part
-    return [row for wide in rows for row in wrap(wide, width)]
+        share = f" {100 * counts[drafter] / total:.0f} %" if total else ""
+        runs += [(_NAMES[drafter], palette.of_drafter(drafter))]
+        runs += [(share + (", " if drafter != shown[-1] else ""), palette.dim)]
+    return wrap(TextRow(runs), width)
 
 
 GUTTER = 2  # cells; the marker of the selected message stands here

@@ -75,8 +75,7 @@ def test_markup_becomes_style() -> None:
 
 def test_lists_keep_their_numbers_and_tasks() -> None:
     assert plain("3. three\n3. again\n10) ten") == "3. three\n3. again\n\n10) ten"
-    assert plain("- [ ] open\n- [x] done\n  - deep") == "☐ open\n☑ done\n  ◦ deep"
-    assert plain("1. [X] **done** so\n2. [y] no\n\n[x] no list") == "1. ☑ done so\n2. [y] no\n\n[x] no list"
+    assert plain("- [ ] open\n- [x] done\n  - deep") == "• [ ] open\n• [x] done\n  ◦ deep"
 
 
 def test_entities_are_characters_but_in_code() -> None:
@@ -313,7 +312,7 @@ SOURCES = st.lists(PIECES, max_size=30).map("".join)
 
 def word_characters(text: str) -> Counter[str]:
     """Return the text without the letters that become another character."""
-    text = text.replace("&amp;", "&").replace("&#35;", "#").replace("[x]", "")
+    text = text.replace("&amp;", "&").replace("&#35;", "#")
     return Counter(char for char in text if char.isalnum())
 
 
