@@ -128,13 +128,8 @@ def reasoning(choice: str, budget: int | None) -> str:
 
 def context_trimmed(event: ContextTrimmed) -> str:
     """Explain which messages were left out of the context, in one sentence."""
-    one = event.dropped_messages == 1
-    what = "message" if one else f"{event.dropped_messages:,} messages"
-    return (
-        f"The oldest {what} ({plural(event.dropped_tokens, 'token')}) no longer {'fits' if one else 'fit'} in the "
-        f"{event.n_ctx:,}-token context and {'was' if one else 'were'} left out; "
-        f"{'it stays' if one else 'they stay'} in the chat."
-    )
+    dropped = f"{plural(event.dropped_messages, 'message')} ({plural(event.dropped_tokens, 'token')})"
+    return f"The {event.n_ctx:,}-token context has no room for the oldest {dropped}, left out but kept in the chat."
 
 
 def left_out(event: ContextTrimmed) -> str:
@@ -146,9 +141,7 @@ def summarized(finished: GenerationFinished, trimmed: ContextTrimmed | None) -> 
     """Say what became of the summary of a chat; `trimmed`: what did not fit into the request for it."""
     said = ["Summarized. The summary replaces earlier messages in the context."]
     if trimmed is not None:
-        one = trimmed.dropped_messages == 1
-        what = "message" if one else f"{trimmed.dropped_messages:,} messages"
-        said.append(f"The oldest {what} did not fit and {'is' if one else 'are'} not in the summary.")
+        said.append(f"It is without the oldest {plural(trimmed.dropped_messages, 'message')}, which did not fit.")
     if finished.stop_reason in ("max_tokens", "context"):
         said.append(f"It was cut off at {plural(finished.timings.predicted_n, 'token')}.")
     return " ".join(said)
@@ -223,7 +216,6 @@ def _speed_up(timings: Timings) -> str:
 
 
 def _first_token(timings: Timings) -> str:
-    """Format `first token 0.21 s`."""
     return f"first token {' '.join(units.duration(timings.ttft_ms / 1e3))}"
 
 
@@ -280,10 +272,7 @@ def timings_json(timings: Timings) -> dict[str, Any]:
             "plain_ms": figures.plain_ms,
             **here,
             "by_position": [{"draft_n": n, "draft_n_accepted": accepted} for n, accepted in figures.by_position],
-            "drafters": [
-                {"name": one.name, "draft_n": one.draft_n, "draft_n_accepted": one.draft_n_accepted}
-                for one in figures.by_drafter
-            ],
+            "drafters": msgspec.to_builtins(figures.by_drafter),
             "reason": off_words(figures.off),
             **({"source": figures.source} if figures.source else {}),
         }

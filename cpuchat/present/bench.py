@@ -34,12 +34,6 @@ _SETTINGS = {
 _BAR = 20
 
 
-def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """Return a row for each cell; cells that are the same everywhere are empty (see `common`)."""
-    names = varying(results)
-    return [_row(one, names) for one in results]
-
-
 def varying(results: Sequence[Result]) -> set[str]:
     """Return the names of what differs between the setups."""
     setups = [msgspec.structs.asdict(one.cell.setup) for one in results]
@@ -52,6 +46,7 @@ def setting_words(setup: Setup, names: set[str]) -> str:
 
 
 def _row(result: Result, names: set[str]) -> tuple[str, ...]:
+    """Return the row of a cell; what all cells share is empty (see `common`)."""
     remarks = [
         "failed" if result.failure else "",
         "noisy" if result.noisy else "",
@@ -161,8 +156,11 @@ def markdown(report: Report) -> list[str]:
 
 def summary(report: Report) -> list[str]:
     """Return the table of a report with its notes as Markdown."""
-    lines = [f"{common(report)}; {report.rounds} rounds: median ± half of the range.", ""]
-    lines += markdown_table([HEADINGS, *rows(report.results)], RIGHT)
+    lines, names = (
+        [f"{common(report)}; {report.rounds} rounds: median ± half of the range.", ""],
+        varying(report.results),
+    )
+    lines += markdown_table([HEADINGS, *(_row(one, names) for one in report.results)], RIGHT)
     found = notes(report)
     return [*lines, "", *(f"- {clean_line(note)}" for note in found)] if found else lines
 
@@ -179,10 +177,10 @@ DIFF_HEADINGS = (
 )  # fmt: skip
 
 
-def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
-    """Return a row for each figure that was compared."""
+def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:
+    """Return the comparison as Markdown, a row for each figure, with a verdict."""
     names = varying([one.old for one in diff.differences])
-    return [
+    rows = [
         (
             *_cell_names(one.old, names),
             one.old.cell.test.name,
@@ -195,11 +193,7 @@ def diff_rows(diff: Diff) -> list[tuple[str, ...]]:
         )
         for one in diff.differences
     ]
-
-
-def diff_lines(diff: Diff, old: Environment, new: Environment) -> list[str]:
-    """Return the comparison as Markdown, with a verdict."""
-    lines = markdown_table([DIFF_HEADINGS, *diff_rows(diff)], right=(5, 6, 7, 8)) if diff.differences else []
+    lines = markdown_table([DIFF_HEADINGS, *rows], right=(5, 6, 7, 8)) if rows else []
     counts = {word: sum(one.verdict == word for one in diff.differences) for word in ("slower", "faster")}
     if not diff.differences:
         verdict = "Nothing to compare: the two benchmarks have no cell in common."

@@ -89,18 +89,23 @@ def rows(facts: MachineFacts, now: Now) -> list[Row]:
         twice = sum(len((target | draft).intersection(core.cpus)) > 1 for core in topology.cores)
         smt = "SMT unused" if target else "SMT"
         words.append(f"both SMT siblings of {plural(twice, 'core')} in use" if twice else smt)
+    policy, (traffic, power) = "no worker running", _counted(now)
+    if now.engine is not None:
+        policy = now.engine.memory_policy or "local"
+        refused = now.engine.policy_refused
+        policy += f" · requested policy rejected: {refused}" if refused else ""
     found = [
         ("cores", " · ".join(words)),
-        ("read bandwidth", _read_bandwidth(facts)),
+        ("read bandwidth", read_bandwidth(facts)),
         *([("passes", now.passes)] if now.passes else []),
         ("theoretical peak", theoretical_peak(topology, facts.theoretical)),
         ("weights", _weights(now)),
         *([("CPU module", now.cpu_module)] if now.cpu_module else []),
         *([("kernels", now.kernels)] if now.kernels else []),
         *([("saved KV", kept)] if (kept := kept_states(now.model)) else []),
-        ("memory policy", _policy(facts, now)),
-        ("memory traffic", _traffic(now)),
-        ("power", _power(now)),
+        ("memory policy", policy + (f" · huge pages {facts.huge_pages}" if facts.huge_pages else "")),
+        ("memory traffic", traffic),
+        ("power", power),
     ]
     return found + [("" if number else "note", note) for number, note in enumerate(topology.notes)]
 
@@ -118,7 +123,7 @@ def measured_sets(all_cores: _R, one_core: _R | None = None, l3_group: _R | None
     return [*found.values(), ("1 core" if n == 1 else f"all {n} cores", all_cores)]
 
 
-def _read_bandwidth(facts: MachineFacts) -> str:
+def read_bandwidth(facts: MachineFacts | DiagnosticFacts) -> str:
     """`1 core 25.3, all 32 cores 367 GB/s · 80 % of the theoretical peak`, and whether other programs ran meanwhile."""
     peak, known = facts.peaks.all_cores, facts.peaks
     if peak is None:
@@ -202,37 +207,19 @@ def _weights(now: Now) -> str:
     return words.removeprefix("weights: ")
 
 
-def _policy(facts: MachineFacts, now: Now) -> str:
-    """Format the memory policy in effect, what was rejected of it, and the kernel's setting for huge pages."""
-    huge = f" · huge pages {facts.huge_pages}" if facts.huge_pages else ""
-    if now.engine is None:
-        return f"no worker running{huge}"
-    words = now.engine.memory_policy or "local"
-    if now.engine.policy_refused:
-        words += f" · requested policy rejected: {now.engine.policy_refused}"
-    return words + huge
-
-
-def _traffic(now: Now) -> str:
+def _counted(now: Now) -> tuple[str, str]:
+    """Return the memory traffic and the power of the whole machine, each with its source or why it is not counted."""
     if not now.counting:
-        return f"estimated · {_COUNTERS_OFF}"
-    if now.sample is None:
-        return "opening counters…"
-    found = now.sample.bandwidth
-    if found is None:
-        return f"estimated · {now.sample.no_bandwidth or 'no counter available'}"
-    return f"{gigabytes(found.total):>5} GB/s now · {found.source}, whole machine"
-
-
-def _power(now: Now) -> str:
-    if not now.counting:
-        return f"n/a: {_COUNTERS_OFF}"
-    if now.sample is None:
-        return "opening counters…"
-    found = now.sample.power
-    if found is None:
-        return f"n/a: {now.sample.no_power or 'no sensor available'}"
-    return f"{found.watts:5.1f} W · {found.source}, CPU packages without DRAM"
+        return f"estimated · {_COUNTERS_OFF}", f"n/a: {_COUNTERS_OFF}"
+    if (sample := now.sample) is None:
+        return "opening counters…", "opening counters…"
+    traffic = f"estimated · {sample.no_bandwidth or 'no counter available'}"
+    if (found := sample.bandwidth) is not None:
+        traffic = f"{gigabytes(found.total):>5} GB/s now · {found.source}, whole machine"
+    power = f"n/a: {sample.no_power or 'no sensor available'}"
+    if sample.power is not None:
+        power = f"{sample.power.watts:5.1f} W · {sample.power.source}, CPU packages without DRAM"
+    return traffic, power
 
 
 WIDTH = 100
@@ -282,6 +269,8 @@ def page(facts: DiagnosticFacts, findings: list[Finding], width: int = WIDTH) ->
 
 def about(facts: DiagnosticFacts) -> list[Row]:
     """Return the machine and how it is used, one row each."""
+    from cpuchat.hardware.lists import format_cpu_list
+
     limit = facts.topology.memory_limit
     memory = [f"{gigabytes(facts.topology.memory_total)} GB, {gigabytes(facts.available)} GB available"]
     if limit is not None:
@@ -292,13 +281,25 @@ def about(facts: DiagnosticFacts) -> list[Row]:
     chosen += [f"{knob.name} {knob.state}" for knob in facts.knobs if knob.level]
     if wanted.model:
         chosen.append(f"model {wanted.model}, {gigabytes(wanted.model_bytes)} GB")
+    used, engine = facts.placement, facts.engine
+    cores = f"n/a: {next(iter(facts.problems.values()), '')}"
+    policy = facts.problems.get("memory_policy", "n/a")
+    if used is not None:
+        notes = " ".join(("", *used.notes))
+        cores = f"{len(used.cpus)} in use, CPUs {format_cpu_list(used.cpus)}. {used.reason}{notes}"
+        policy = f"memory policy {used.memory_policy.words}: {used.policy_reason}"
+    version = f"n/a: {facts.engine_error.message if facts.engine_error is not None else 'not started'}"
+    if engine is not None:
+        features = ", ".join(engine.features) or "no optional CPU features"
+        version = f"llama.cpp {engine.llama_commit or engine.version} with {features}"
+        version += f" · CPU module: {module_words(engine)} · kernels: {kernel_words(engine)}"
     return [
-        ("cores", _cores_named(facts)),
+        ("cores", cores),
         ("memory", " · ".join(memory)),
-        ("bandwidth", _bandwidth(facts)),
-        ("NUMA", _numa(facts)),
+        ("bandwidth", read_bandwidth(facts)),
+        ("NUMA", f"{facts.topology.nps_words} · {policy}"),
         ("counters", f"memory traffic: {facts.counter} · power: {facts.power}"),
-        ("engine", _engine(facts)),
+        ("engine", version),
         ("settings", " · ".join(chosen)),
     ]
 
@@ -331,43 +332,6 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "knobs": [dataclasses.asdict(knob) for knob in facts.knobs],
     }  # fmt: skip
-
-
-def _cores_named(facts: DiagnosticFacts) -> str:
-    from cpuchat.hardware.lists import format_cpu_list
-
-    if facts.placement is None:
-        return f"n/a: {next(iter(facts.problems.values()), '')}"
-    cpus = facts.placement.cpus
-    notes = " ".join(("", *facts.placement.notes))
-    return f"{len(cpus)} in use, CPUs {format_cpu_list(cpus)}. {facts.placement.reason}{notes}"
-
-
-def _bandwidth(facts: DiagnosticFacts) -> str:
-    peak, known = facts.peaks.all_cores, facts.peaks
-    if peak is None or peak.estimated:
-        return f"≈{gigabytes(peak.bytes_per_s)} GB/s read ({peak.source})" if peak else "n/a: not measured"
-    words = [f"{gigabytes(peak.bytes_per_s)} GB/s read ({peak.source})"]
-    if (share := share_of_peak(peak, facts.theoretical)) is not None:
-        words[0] += f", {100 * share:.0f} % of the theoretical peak"
-    sets = measured_sets(peak, known.one_core, known.l3_group)[:-1]
-    return " · ".join((*words, *(f"{name} {gigabytes(one.bytes_per_s)}" for name, one in sets)))
-
-
-def _numa(facts: DiagnosticFacts) -> str:
-    if facts.placement is None:
-        return f"{facts.topology.nps_words} · {facts.problems.get('memory_policy', 'n/a')}"
-    policy = facts.placement.memory_policy.words
-    return f"{facts.topology.nps_words} · memory policy {policy}: {facts.placement.policy_reason}"
-
-
-def _engine(facts: DiagnosticFacts) -> str:
-    if facts.engine is None:
-        return f"n/a: {facts.engine_error.message if facts.engine_error is not None else 'not started'}"
-    version = f"llama.cpp {facts.engine.llama_commit or facts.engine.version}"
-    features = ", ".join(facts.engine.features) or "no optional CPU features"
-    words = f"CPU module: {module_words(facts.engine)} · kernels: {kernel_words(facts.engine)}"
-    return f"{version} with {features} · {words}"
 
 
 def module_words(engine: EngineInfo) -> str:

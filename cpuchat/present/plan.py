@@ -9,7 +9,7 @@ from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
     from cpuchat.costs.model import Figure
-    from cpuchat.planner.plan import CapacityPlan, Drafted, Range
+    from cpuchat.planner.plan import CapacityPlan, Range
     from cpuchat.planner.specs import MachineSpec
 
 CATALOG_HEADS = ("MODEL", "QUANT", "SIZE", "TOK/S", "RANGE", "FIRST TOKEN")
@@ -93,7 +93,9 @@ def _draft_lines(plan: CapacityPlan) -> Lines:
         why = "rarely pays: a verify pass reads the experts of all of its tokens"
         return [("draft model", why)] if plan.model.work.is_moe else []
     found = [("draft model", f"{plan.draft.name} {plan.draft.quantization}; α: acceptance rate")]
-    found += [(f"α {one.acceptance:g}", _drafted(one)) for one in plan.drafted]
+    for one in plan.drafted:
+        gain = f"{rates(one.tok_s)}, {one.speedup.value:.1f}×, depth {one.depth}" if one.depth else "no gain"
+        found.append((f"α {one.acceptance:g}", gain))
     if plan.draft_ceiling is not None:
         found.append(("α 1", f"{rates(plan.draft_ceiling)}, the ceiling"))
     if not plan.drafted:
@@ -101,12 +103,6 @@ def _draft_lines(plan: CapacityPlan) -> Lines:
     elif not any(one.pays for one in plan.drafted):
         found.append(("", "Off is recommended: the best gain is under 10 %."))
     return found
-
-
-def _drafted(drafted: Drafted) -> str:
-    if not drafted.depth:
-        return "no gain"
-    return f"{rates(drafted.tok_s)}, {drafted.speedup.value:.1f}×, depth {drafted.depth}"
 
 
 def _shared(plan: CapacityPlan) -> Lines:

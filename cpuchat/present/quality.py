@@ -93,10 +93,9 @@ def rows(measurement: QualityMeasurement) -> list[tuple[str, ...]]:
         summary = comparison.summary()
         if summary is None:
             continue
-        found.append(cells(label(comparison), summary))
         kinds = measurement.by_kind(comparison)
-        if len(kinds) > 1:
-            found += [cells(f"  {kind}", one) for kind, one in kinds]
+        shown = [(label(comparison), summary), *((f"  {kind}", one) for kind, one in kinds if len(kinds) > 1)]
+        found += [cells(name, one) for name, one in shown]
     return found
 
 

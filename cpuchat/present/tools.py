@@ -41,7 +41,11 @@ def title(call: ToolCall, result: ToolResult | None = None) -> str:
 
 
 def _arguments_line(call: ToolCall) -> str:
-    return clean_line(", ".join(f"{key}: {_value(value)}" for key, value in call.arguments.items()))
+    def shown(value: Any) -> str:
+        is_plain = isinstance(value, str) and _LIKE_ARGUMENTS.search(value) is None
+        return value if is_plain else json.dumps(value, ensure_ascii=False)
+
+    return clean_line(", ".join(f"{key}: {shown(value)}" for key, value in call.arguments.items()))
 
 
 def shown_name(name: str) -> str:
@@ -151,8 +155,3 @@ def left_out(servers: Sequence[tuple[ToolServer, Sequence[Tool]]]) -> str:
 
 def _has_more(server: ToolServer, offered: Sequence[Tool]) -> bool:
     return server.has_more or len(offered) < len(server.tools)
-
-
-def _value(value: Any) -> str:
-    is_plain = isinstance(value, str) and _LIKE_ARGUMENTS.search(value) is None
-    return value if is_plain else json.dumps(value, ensure_ascii=False)

@@ -262,11 +262,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
 
     @work(group="leave")
     async def _leave(self) -> None:
-        if self.services.quantizing.job is not None and not await self.push_screen_wait(
-            ConfirmScreen("Quit", "A model is being quantized; the partial file will be deleted.", "Quit", "Stay")
-        ):
-            self.services.leaving = False
-            return
+        if self.services.quantizing.job is not None:
+            question = "A model is being quantized; the partial file will be deleted."
+            if await self.push_screen_wait(ConfirmScreen("Quit", question, "Quit", "Stay")) != "yes":
+                self.services.leaving = False
+                return
         await self._last_words()
         await self._end()
         self.exit(0)
@@ -291,18 +291,15 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
         if self._ended:
             return
         self._ended = True
-        services = self.services
+        services, self.saved = self.services, False
         jobs = (services.downloading.close, services.quantizing.close, services.close_comparison)
-        for close in (*jobs, self._close_conversation):
+        for close in (*jobs, services.close_conversation):
             try:
                 await close()
+                self.saved = self.conversation.history.saver.answer is None  # by the last one
             except Exception as error:
-                self.saved = self.saved and close != self._close_conversation
+                self.saved = False
                 self.crash = self.crash or crash.record(error)
-
-    async def _close_conversation(self) -> None:
-        await self.services.close_conversation()
-        self.saved = self.conversation.history.saver.answer is None
 
     async def on_unmount(self) -> None:
         if not self._ended:  # not left in order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from textual.await_complete import AwaitComplete
 from textual.command import CommandList, CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 from textual.dom import DOMNode
-from textual.fuzzy import Matcher
 from textual.screen import Screen
 from textual.widgets import Input
 from textual.worker import Worker, WorkerError
@@ -25,7 +25,6 @@ from cpuchat.tui.terminal.painter import only_current
 
 GROUPS = ("Answer", "Chats", "Models", "Downloads", "Compare", "Hardware", "Settings", "View", "App")
 """In the order in which the palette lists them."""
-_LITERAL = 1000.0  # more than any `Matcher` gives
 T = TypeVar("T")
 _WIDEST, _SHARE, _FRAME = 76, 0.96, 6  # of the palette, in cells: app.tcss
 
@@ -84,30 +83,15 @@ def offered(screen: Screen[Any]) -> list[tuple[keys.Key, str, Callable[[], Any]]
     return sorted(usable, key=lambda command: GROUPS.index(command[0].group))
 
 
-def matches(matcher: Matcher, rows: Iterable[tuple[str, str, T]]) -> list[tuple[float, str, T]]:
-    """Return what a query means, with scores: rows (title, group, anything) with all its words in the title, or in
-    group and title; without any, those with its letters in the title.
-    """
-    words = matcher.query.casefold().split()
-    literal = list[tuple[float, str, T]]()
-    scattered = list[tuple[float, str, T]]()
-    for title, group, row in rows:
-        score, folded = matcher.match(title), title.casefold()
-        if all(word in folded for word in words):
-            literal.append((2 * _LITERAL + score, title, row))
-        elif all(word in folded or word in group.casefold() for word in words):
-            literal.append((_LITERAL + score, title, row))
-        elif score > 0:
-            scattered.append((score, title, row))
-    return literal or scattered
-
-
-def highlighted(matcher: Matcher, text: str) -> Content:
-    """Highlight as `Matcher.highlight`, which would take brackets in a title for markup."""
-    content = Content(text)
-    for offset in matcher.fuzzy_search.match(matcher.query, text)[1]:
-        content = content.stylize(matcher.match_style, offset, offset + 1)
-    return content
+def matches(query: str, rows: Iterable[tuple[str, str, T]]) -> list[tuple[float, str, T]]:
+    """Return the rows (title, other words, anything) with all words of a query; those with all in the title first."""
+    words = query.casefold().split()
+    found = list[tuple[float, str, T]]()
+    for title, others, row in rows:
+        folded = title.casefold()
+        if all(word in folded or word in others.casefold() for word in words):
+            found.append((1.0 + all(word in folded for word in words), title, row))
+    return found
 
 
 def run_on_screen(node: DOMNode, action: str, *parameters: object) -> None:
@@ -142,10 +126,10 @@ class PaletteProvider(Provider):
             before = row.group
 
     async def search(self, query: str) -> Hits:
-        matcher = self.matcher(query)
-        for score, title, row in matches(matcher, [(row.title, row.found_by, row) for row in self.rows()]):
-            shown = line(self.app, row.group, highlighted(matcher, title), row.about)
-            yield Hit(score, shown, row.run, text=title)
+        words = re.compile("|".join(map(re.escape, query.split())), re.IGNORECASE)
+        for score, title, row in matches(query, [(row.title, row.found_by, row) for row in self.rows()]):
+            shown = Content(title).highlight_regex(words, style=self.match_style or "bold")
+            yield Hit(score, line(self.app, row.group, shown, row.about), row.run, text=title)
 
 
 class Commands(PaletteProvider):

@@ -218,11 +218,8 @@ def problem_with(key: Key, wanted: str, moved: Mapping[str, str]) -> str:
 def _meet(one: str, other: str) -> bool:
     """Return whether keys of two places can be pressed at the same time."""
     pair = {one, other}
-    if len(pair) == 1 or "app" in pair or pair == {"transcript", "branches"}:
-        return True
-    if pair & _CHAT:
-        return "chat" in pair and pair <= _CHAT
-    return bool(pair & {"list", "details"})
+    in_chat = pair <= _CHAT and ("chat" in pair or pair == {"transcript", "branches"})
+    return len(pair) == 1 or in_chat or "app" in pair or bool(pair & {"list", "details"} and not pair & _CHAT)
 
 
 def load_keymap() -> Keymap:

@@ -28,12 +28,6 @@ def collect_garbage() -> None:
     gc.enable()
 
 
-def spare_from_collections() -> None:
-    """Keep full garbage collections from walking what was made so far, which is large and has no cycles."""
-    gc.collect()  # what is frozen is not walked
-    gc.freeze()
-
-
 def yield_to_inference() -> None:
     """Let the worker's threads go first: a stalled one costs a token, a late paint does not.
 

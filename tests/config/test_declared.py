@@ -34,7 +34,7 @@ from cpuchat.cli.main import main
 from cpuchat.cli.options import given_options, laid_over
 from cpuchat.config import settings
 from cpuchat.protocol.messages import LoadModel, decode_command, encode, HEADER_SIZE
-from cpuchat.tui.chat.draft_controls import needs_reload
+from cpuchat.tui.chat.commands import needs_reload
 from cpuchat.tui.settings import Field, fields
 
 help = io.StringIO()

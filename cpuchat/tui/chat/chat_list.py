@@ -11,7 +11,6 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
-from textual.message import Message
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
@@ -88,9 +87,6 @@ def excerpt_row(found: Excerpt) -> Text:
 class ChatList(Vertical):
     """Sidebar, which the screen fills."""
 
-    class Searched(Message):
-        """The search text changed."""
-
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.border_title = "Chats"
@@ -142,21 +138,12 @@ class ChatList(Vertical):
         options = self.query_one(Chats)
         self.call_later(lambda: None if options.has_focus else options.mark(self._current))
 
-    @on(Input.Changed)
-    def _search_changed(self, event: Input.Changed) -> None:
-        event.stop()
-        self.post_message(self.Searched())
-
-    @on(Input.Submitted)
-    def _search_done(self, event: Input.Submitted) -> None:
-        event.stop()
-        self._to_list()
-
     def on_key(self, event: events.Key) -> None:
         if event.key == "down" and self.query_one("#chat-search", Input).has_focus:
             event.stop()
             self._to_list()
 
+    @on(Input.Submitted)
     def _to_list(self) -> None:
         options = self.query_one(Chats)
         options.focus()

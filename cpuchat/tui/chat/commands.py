@@ -20,8 +20,10 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, StoredMessage, WhenFull
 from cpuchat.chats.saving import UNSAVED
-from cpuchat.config.presets import Preset, load_presets
+from cpuchat.config.presets import load_presets
 from cpuchat.config.servers import ServerModel, Source
+from cpuchat.config.settings import Settings
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.models.library.places import is_demo
 from cpuchat.present import answers
 from cpuchat.present.tools import server_state
@@ -32,7 +34,6 @@ from cpuchat.session.events import Changed
 from cpuchat.telemetry import units
 from cpuchat.tools.config import load_servers
 from cpuchat.tui.chat.conversation_pane import ConversationPane
-from cpuchat.tui.chat.figures import fit
 from cpuchat.tui.chat.reader import Reader
 from cpuchat.tui.commands import ActionPalette, PaletteRow, listing
 from cpuchat.tui.services import Services
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 FIRST_PROMPT = "Tell me a story about a dragon and a baker"
 """Default prompt for the demo pair: its two quantizations answer it differently."""
 _UNDO = "You can undo this until you quit (U in transcript or chat list)."
-_WIDEST = 36  # of what a preset sets, in cells
 _WHEN_FULL = tuple(DialogChoice(choice, label) for choice, label in answers.WHEN_FULL.items())
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -73,12 +73,13 @@ def _in_worker(group: str = "", waits: str = "") -> Callable[[Asked[P]], Begun[P
     return decorate
 
 
-def _gist(preset: Preset) -> str:
-    """Return what a preset sets, in short: `temperature 0.2 · reasoning off · Qwen3-8B-Q4_K_M`."""
-    options = [f"{name.replace('_', ' ')} {value:g}" for name, value in preset.options.items()]
-    reasoning = [f"reasoning {preset.reasoning}"] if preset.reasoning in ("on", "off") else []
-    model = [preset.model.rpartition("/")[2].removesuffix(".gguf")] if preset.model else []
-    return clean_line(" · ".join((*options, *reasoning, *model)))
+def needs_reload(before: Settings, after: Settings) -> bool:
+    """Return whether something changed that takes effect only on a load."""
+    return (
+        before.load_options() != after.load_options()
+        or PlacementSpec.of(before) != PlacementSpec.of(after)
+        or before.speculation.wanted_draft != after.speculation.wanted_draft
+    )
 
 
 class ChatCommands:
@@ -114,7 +115,7 @@ class ChatCommands:
         return PaletteRow(clean_line(title), partial(run, argument), about=about)
 
     async def _confirms(self, title: str, question: str, yes: str = "Delete", no: str = "Cancel") -> bool:
-        return bool(await self._ask(ConfirmScreen(title, question, yes, no)))
+        return await self._ask(ConfirmScreen(title, question, yes, no)) == "yes"
 
     # Answers
 
@@ -162,6 +163,33 @@ class ChatCommands:
             await self._reader.read(text)
         else:
             self._session.tell("No answer to read yet.")
+
+    def drafting(self) -> None:
+        """Switch drafting of the next answers of this run off, or on as the settings say: from none to auto."""
+        conversation, tell = self._session.conversation, self._session.tell
+        if isinstance(self._services.loaded, ServerModel):
+            tell("The server drafts as it was started; its options switch it on or off.")
+            return
+        if conversation.settings.speculation.drafters == "off":
+            conversation.drafts = True
+            self._services.save_settings({"speculation": {"drafters": "auto"}})
+            tell("Drafting on from the next answer. The draft model and calibration come with the next load (Ctrl+O).")
+        elif conversation.drafts:
+            conversation.drafts = False
+            tell("Drafting off from the next answer. F9: on; F2 to disable it permanently.")
+        else:
+            conversation.drafts = True
+            is_tuned_off = conversation.in_effect.speculation.drafters == "off"
+            why = "because tuning found it slower with this model (`cpuchat tune --undo` reverts it)."
+            tell(f"Drafting off, {why}" if is_tuned_off else "Drafting on from the next answer.")
+        self._session.listen(Changed("ceilings"))
+
+    def color_drafts(self) -> None:
+        on = not self._transcript.colors_drafts  # the setting is written in the background, and may lag behind
+        self._transcript.color_drafts(on)
+        self._services.save_settings({"ui": {"color_drafts": on}})
+        if on and not any(message.spans for message in self._transcript.messages):
+            self._session.tell("New answers of models on this machine are colored by drafter (Ctrl+T turns it off).")
 
     # Chats
 
@@ -273,9 +301,9 @@ class ChatCommands:
         elif name:
             session.refuse(f"No preset named {clean_line(name)}. /preset lists them.")
         elif presets or session.conversation.preset.name:
-            rows = [self._row(one.name, self.preset, one.name, fit(_gist(one), _WIDEST)) for one in presets.values()]
-            none = [self._row("No preset", self.preset, "none")] if session.conversation.preset.name else []
-            self._list("Preset …", [*rows, *none])
+            none = {"none": "No preset"} if session.conversation.preset.name else {}
+            choices = {name: name for name in presets} | none
+            self._list("Preset …", [self._row(title, self.preset, name) for name, title in choices.items()])
         else:
             file = paths.shown(paths.presets_file())
             session.tell(f"There are no presets in {file}. docs/chats.md shows the format.")
@@ -381,7 +409,7 @@ class ChatCommands:
             session.tell(f"{effect} of a model on this machine.")
         elif session.source is not None:
             dialog = ConfirmScreen("Settings", f"{effect}. Reload the model now?", "Reload", "Later", False)
-            return session.source if await self._ask(dialog) else None
+            return session.source if await self._ask(dialog) == "yes" else None
         return None
 
     def hardware(self) -> None:

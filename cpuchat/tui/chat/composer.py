@@ -49,8 +49,7 @@ ACTIONS = {
     "/tools": "tools",
 }  # fmt: skip
 """Of the commands that take an argument, which it is for."""
-_COMMAND = re.compile(r"/[a-z-]*")
-_WITH_ARGUMENT = re.compile(rf"({'|'.join(ACTIONS)}) +(\S.*)")
+_COMMAND = re.compile(rf"(/[a-z-]*)|({'|'.join(ACTIONS)}) +(\S.*)")
 _PAUSE_SECONDS = 0.15  # in typing, before files are read
 _COUNTED = 200  # characters from which the tokens of a message without attachments are shown
 _MIN_WAIT = 2.0  # seconds to read a message from which they are shown
@@ -60,14 +59,10 @@ running_command: ContextVar[str] = ContextVar("running_command", default="")
 """The command that started what runs in this context, as it was typed."""
 
 
-def is_command(text: str) -> bool:
-    return _COMMAND.fullmatch(text) is not None
-
-
-def with_argument(text: str) -> tuple[str, str] | None:
-    """Return name and argument of a command that takes one: `/rename Regex for dates`."""
-    match = _WITH_ARGUMENT.fullmatch(text)
-    return None if match is None else (match[1], match[2])
+def command_in(text: str) -> tuple[str, str] | None:
+    """Return name and argument of a command, "" for none: `/rename Regex for dates`."""
+    match = _COMMAND.fullmatch(text)
+    return None if match is None else (match[1] or match[2], match[3] or "")
 
 
 def commands(screen: Screen[Any]) -> dict[str, tuple[str, Callable[[], Any]]]:
@@ -211,8 +206,8 @@ class Composer(PromptInput):
     def submit(self, text: str) -> None:
         """Run `text` if it is a command; else send it, or leave it in the prompt and say why."""
         session = self._session
-        if self.editing is None and (is_command(text) or with_argument(text)):
-            name, argument = with_argument(text) or (text, "")
+        if self.editing is None and (typed := command_in(text)) is not None:
+            name, argument = typed
             if (command := commands(self.screen).get(name)) is None:
                 unknown = f"Unknown command {name}. Type / for a list; your text stays in the prompt."
                 session.tell(unknown, "warning")
@@ -354,11 +349,11 @@ class Composer(PromptInput):
         text = self.text if self.attaches else ""
         typed = text and text != self.placed  # not a message that was recalled
         mark = self._unfinished() if typed else None
-        runs = self.editing is None and (is_command(text) or with_argument(text) is not None)
-        if runs != self._is_command:
-            self._is_command = runs
+        command = command_in(text) if self.editing is None else None
+        if (command is not None) != self._is_command:
+            self._is_command = command is not None
             self.show_titles()
-        if typed and runs and is_command(text):
+        if typed and command is not None and not command[1]:
             titles = {name: title for name, (title, _) in commands(self.screen).items()}
             begun = [name for name in titles if name.startswith(text)]
             word = text.removeprefix("/")
@@ -421,7 +416,7 @@ class Composer(PromptInput):
         if not self.offers_completions or index is None:
             return False
         chosen = self._paths.marks[index]
-        if is_command(self._typed):
+        if self._typed.startswith("/"):
             is_unchanged = self.text == self._typed
             self.close_completions()
             if is_unchanged:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from textual.message import Message
-from textual.message_pump import MessagePump
+from textual.screen import Screen
 
 from cpuchat.base.errors import CpuchatError
 from cpuchat.config.settings import SpeechSection
@@ -21,17 +20,11 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Owns the speech process, which runs only while answers are to be read. Use it from the event loop.
+    """Owns the speech process, which runs only while answers are to be read. Use it from the event loop."""
 
-    `owner` gets its messages.
-    """
-
-    class Changed(Message):
-        """A reading began or ended."""
-
-    def __init__(self, owner: MessagePump, services: Services, session: ChatSession) -> None:
+    def __init__(self, screen: Screen[Any], services: Services, session: ChatSession) -> None:
         self.enabled = services.settings.speech.answers
-        self._owner, self._services, self._session = owner, services, session
+        self._screen, self._services, self._session = screen, services, session
         self._speaker: Speaker | None = None
         self._program = ""  # that plays
         self._is_writing = False  # an answer
@@ -120,7 +113,7 @@ class Reader:
         if self._speaker is None or not self._speaker.busy:
             return False
         self._speaker.stop()
-        self._owner.post_message(self.Changed())
+        self._screen.refresh_bindings()
         return True
 
     async def close(self) -> None:
@@ -128,7 +121,7 @@ class Reader:
         speaker, self._speaker, self._reads_answer = self._speaker, None, False
         if speaker is not None:
             await speaker.close()
-            self._owner.post_message(self.Changed())
+            self._screen.refresh_bindings()
 
     def _begin(self, *, answer: bool) -> None:
         if self._speaker is None:
@@ -137,7 +130,7 @@ class Reader:
         if self._is_writing:  # what is read beside it costs a little of its speed: that is not the model's
             self._session.conversation.logs_speed = False
         self._speaker.begin()
-        self._owner.post_message(self.Changed())
+        self._screen.refresh_bindings()
 
     def _over(self) -> None:
         """Follow the end of a reading; the process stays while answers are to be read."""
@@ -146,7 +139,7 @@ class Reader:
             if not self.enabled and not self.busy:
                 await self.close()
 
-        self._owner.post_message(self.Changed())
+        self._screen.refresh_bindings()
         if not self.enabled:
             self._leaving = asyncio.ensure_future(leave())
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 from textual import on, work
 from textual.app import ComposeResult, ScreenStackError
 from textual.containers import Horizontal
+from textual.widgets import Input
 from textual.worker import Worker
 
 from cpuchat.config.servers import Source
@@ -18,10 +19,9 @@ from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.events import SessionEvent, Severity
 from cpuchat.tui import keys
-from cpuchat.tui.chat import draft_controls
 from cpuchat.tui.chat.call_screen import CallScreen
 from cpuchat.tui.chat.chat_list import ChatList, Chats
-from cpuchat.tui.chat.commands import ChatCommands
+from cpuchat.tui.chat.commands import ChatCommands, needs_reload
 from cpuchat.tui.chat.composer import running_command
 from cpuchat.tui.chat.conversation_pane import ConversationPane
 from cpuchat.tui.chat.probes import PassProbe
@@ -228,10 +228,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self._transcript.show_title()
         self.refresh_bindings()
 
-    @on(Reader.Changed)
-    def _reading_changed(self) -> None:
-        self.refresh_bindings()
-
     # Showing
 
     def _show_opened(self, event: events.ChatOpened) -> None:
@@ -290,14 +286,6 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         self.services.save_settings({"ui": {"telemetry": hidden or everything, "all_figures": everything}})
         self.figures.show()
 
-    def action_drafting(self) -> None:
-        self.tell(draft_controls.switch(self.services))
-        self.figures.show()
-
-    def action_color_drafts(self) -> None:
-        if text := draft_controls.color(self.services, self._transcript):
-            self.tell(text)
-
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "stop" and self._composer.is_mounted:
             away = self.focused is not self._composer
@@ -329,7 +317,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
 
     # Chats
 
-    @on(ChatList.Searched)
+    @on(Input.Changed, "#chat-search")
     @work(exclusive=True, group="list-chats")
     async def list_chats(self) -> None:
         if not self.app.is_running:  # its widgets may be gone
@@ -364,5 +352,5 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
         if result.model.folders != before.model.folders:
             self.services.set_folders(result.model.folders)
         self.figures.show()
-        if draft_controls.needs_reload(before, result) and (path := await self.commands.confirms_reload()):
+        if needs_reload(before, result) and (path := await self.commands.confirms_reload()):
             self.load_model(path)

@@ -32,9 +32,7 @@ from cpuchat.tui import keys
 from cpuchat.tui.chat.figure_sections import fit
 from cpuchat.tui.markdown.message_view import Spans
 from cpuchat.tui.markdown.transcript import Transcript, TranscriptMessage
-from cpuchat.tui.threads import spare_from_collections
 
-_SPARED_CHUNKS = 8  # between two calls of `spare_from_collections` while a long chat is rendered
 SUMMARY = "Summary of earlier messages"
 _TITLES = {
     "worker_died": "Worker crashed",
@@ -56,7 +54,6 @@ class ChatTranscript(Transcript):
     def __init__(self, session: ChatSession, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._session = session
-        self._chunks = 0  # of long chats, rendered so far
         self._next_block = 0  # to copy, from the last one back
         self._open = False  # an answer is being written
         self._written = False  # its first text has come
@@ -249,17 +246,6 @@ class ChatTranscript(Transcript):
         n_lines = plural(block.text.count("\n") + 1, "line")
         what = f"{n_lines} of {clean_line(block.language) or 'code'}{which}"
         self.app.copy_to_clipboard(block.text, what)  # pyright: ignore[reportCallIssue] (of ChatApp)
-
-    # Rows
-
-    def _render_stale(self) -> None:
-        self._chunks += 1
-        # Frozen with what is shown, a screen above this one would stay in memory after it was closed.
-        if self._chunks % _SPARED_CHUNKS == 0 and self.app.screen is self.screen:
-            spare_from_collections()  # takes as long as a chunk, so not in one go with it
-            self._chunk_timer.start(0.0)
-        else:
-            super()._render_stale()
 
 
 def sent_message(text: str) -> TranscriptMessage:

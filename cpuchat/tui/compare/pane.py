@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 from rich.text import Text
@@ -67,7 +67,7 @@ class SidePane(Transcript):
         self._clock = PrefillClock()
 
     def show_turns(self, turns: Sequence[Turn], first: int | None = None) -> None:
-        """Show complete turns from the end, or from index `first`; the last answers are marked where they differ."""
+        """Show complete turns from the end, or from index `first`."""
         messages: list[TranscriptMessage] = []
         top: int | None = None
         for index, turn in enumerate(turns):
@@ -75,27 +75,20 @@ class SidePane(Transcript):
             messages.append(TranscriptMessage("user", "You", turn.prompt))
             if not turn.rounds:
                 continue
-            last = turn.rounds[-1]
-            answer, other = last.answers[self.index], last.answers[1 - self.index]
+            answer = turn.rounds[-1].answers[self.index]
             if answer.failed is not None and not answer.content:
                 messages.append(self._failure(answer.failed))
                 continue
             note = answers.summary(answer.timings, answer.stop_reason)
-            other_text = other.content if last.complete else None
-            messages.append(
-                TranscriptMessage("assistant", self._label, answer.content, answer.reasoning, note, other=other_text)
-            )
+            messages.append(TranscriptMessage("assistant", self._label, answer.content, answer.reasoning, note))
         self._open = False
         self.set_messages(messages, top)
 
     def show_agreement(self, agreement: Agreement, answer: SideAnswer) -> None:
         """Tint the last answer where the other side would have written something else."""
-        self._mark_last(heat=heat(agreement, self.index, answer))
-
-    def _mark_last(self, **marks: Any) -> None:
         if self._entries and self._entries[-1].open is None:
             entry = self._entries[-1]
-            entry.message = dataclasses.replace(entry.message, **marks).cleaned()
+            entry.message = dataclasses.replace(entry.message, heat=heat(agreement, self.index, answer))
             self._show_whole(entry)
 
     def go_to(self, share: float) -> None:
@@ -133,10 +126,8 @@ class SidePane(Transcript):
                 self._close("")
                 self.add_message(self._failure(event))
 
-    def end(self, both: tuple[SideAnswer, SideAnswer], complete: bool) -> None:
+    def end(self) -> None:
         self._close("" if self._written else "not answered")
-        if complete:
-            self._mark_last(other=both[1 - self.index].content)  # shows where they differ
 
     def _close(self, note: str) -> None:
         if self._open:

@@ -202,7 +202,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             return None
         stays = done not in turns[-1].rounds  # it was stopped, and there is a complete one
         for pane in self._panes:
-            pane.show_turns(turns) if stays else pane.end(done.answers, done.complete)
+            pane.show_turns(turns) if stays else pane.end()
         self._show_live()
         self._show_result(replay=not stays)
         if stays:

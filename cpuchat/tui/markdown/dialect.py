@@ -9,8 +9,7 @@ Against stock CommonMark:
 - A table of over `MAX_COLUMNS` columns is text: each of its cells would be a line.
 - A paragraph, heading or cell with over `MAX_MARKS` characters that may be markup is text: the inline rules look for
   the other end of each, and a screen must not wait for it (5,000 take 0.1 s).
-- `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]` are taken as they are: a backslash or underscore in a formula is no markup
-  (`latex` shows them).
+- `$…$`, `$$…$$`, `\\(…\\)` and `\\[…\\]` are shown as they are: a backslash or underscore in a formula is no markup.
 - Emphasis beside Chinese, Japanese or Korean text may begin and end at punctuation: these scripts have no spaces
   (`_Inline`).
 - In a fence whose language is Markdown, a fence with a language nests: its end is not the end of the outer one. An

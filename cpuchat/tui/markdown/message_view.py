@@ -1,26 +1,22 @@
-"""Renders one message as lines: title, folded reasoning, content, note; with drafted tokens or differences marked.
+"""Renders one message as lines: title, folded reasoning, content, note; with drafted tokens or agreement marked.
 
 Drafted tokens are colored in the text as it was written: the styles of Markdown would be taken for those of drafters.
-Bold, plain, underlined and italic tell the drafters apart without colors too. Differences from another answer are
-marked by word, whatever Markdown made of them: both are rendered for the same width, so that tables and code compare as
-they are seen.
+Bold, plain, underlined and italic tell the drafters apart without colors too.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from itertools import zip_longest
 from time import monotonic
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.style import Style
 
-from cpuchat.base.text import Cleaner, clean, clean_line, common_prefix
+from cpuchat.base.text import Cleaner, clean, clean_line
 from cpuchat.present.tools import returned, title
 from cpuchat.protocol.drafters import DRAFTERS
 from cpuchat.protocol.messages import ToolStep
@@ -64,71 +60,13 @@ def legend(spans: Spans, width: int, palette: TextStyles) -> list[TextRow]:
     for length, drafter in spans:
         counts[drafter] += length
     total = counts.total()
-    rows = [TextRow([("proposed by ", palette.dim)])]
+    runs: list[Run] = [("proposed by ", palette.dim)]
     shown = [drafter for drafter in _NAMES if counts[drafter] or not total]
     for drafter in shown:
-        part: list[Run] = [(_NAMES[drafter], palette.of_drafter(drafter))]
-        tail = f" {100 * counts[drafter] / total:.0f} %" if total else ""
-        part.append((tail + (", " if drafter != shown[-1] else ""), palette.dim))
-        if len(rows[-1].runs) > 1 and len(rows[-1].text) + len("".join(text for text, _ in part).rstrip()) > width:
-            rows.append(TextRow(joint=" "))
-        rows[-1].runs += part
-    return [row for wide in rows for row in wrap(wide, width)]
-
-
-_WORD = re.compile(r"\S+")
-# Compared word by word; of an answer with more, all words behind the first difference are marked.
-_MAX_WORDS = 4000
-_MAX_PAIRS = 60_000  # of equal words, one on either side: what repeats itself takes minutes
-
-
-class _Word(NamedTuple):
-    row: int
-    start: int
-    end: int
-    text: str
-
-
-def mark_differences(rows: list[TextRow], other: Sequence[TextRow], palette: TextStyles) -> None:
-    """Mark in `rows`, in place, the first word that differs from `other`, and from there on all others."""
-    ours, theirs = _words(rows), _words(other)
-    a, b = [word.text for word in ours], [word.text for word in theirs]
-    common = common_prefix(a, b)
-    if common == len(a):
-        return
-    changed = range(common, len(a))
-    there = Counter(b[common:])
-    n_pairs = sum(there[word] for word in a[common:])
-    if len(a) + len(b) - 2 * common <= _MAX_WORDS and n_pairs <= _MAX_PAIRS:
-        matcher = SequenceMatcher(None, a[common:], b[common:], autojunk=False)
-        changed = [
-            common + at for tag, first, end, _, _ in matcher.get_opcodes() if tag != "equal" for at in range(first, end)
-        ]
-    for word in (ours[at] for at in changed):
-        _restyle(rows[word.row], word.start, word.end, palette.changed)
-    first = ours[common]
-    _restyle(rows[first.row], first.start, first.end, palette.parted)
-
-
-def _words(rows: Sequence[TextRow]) -> list[_Word]:
-    return [
-        _Word(number, match.start(), match.end(), match[0])
-        for number, row in enumerate(rows)
-        for match in _WORD.finditer(row.text, row.lead)
-    ]
-
-
-def _restyle(row: TextRow, start: int, end: int, style: Style) -> None:
-    runs: list[Run] = []
-    at = 0
-    for text, old in row.runs:
-        first, last = max(start - at, 0), min(end - at, len(text))
-        if first >= last:
-            runs.append((text, old))
-        else:
-            runs += [(text[:first], old), (text[first:last], old + style), (text[last:], old)]
-        at += len(text)
-    row.runs = [run for run in runs if run[0]]
+        share = f" {100 * counts[drafter] / total:.0f} %" if total else ""
+        runs += [(_NAMES[drafter], palette.of_drafter(drafter))]
+        runs += [(share + (", " if drafter != shown[-1] else ""), palette.dim)]
+    return wrap(TextRow(runs), width)
 
 
 GUTTER = 2  # cells; the marker of the selected message stands here
@@ -147,11 +85,10 @@ class TranscriptMessage:
     """A message to show. `role` "notice" is the app's own voice. Texts need not be cleaned.
 
     `note` is one dim line at the end ("stopped", "412 tokens · 41.3 tok/s · end"). `spans` tell who proposed which part
-    of `content` (without leading line breaks); () when that is not known. `other` is another answer to the same
-    question: words that differ from it are marked. `heat` has parts of `content`, as `spans` do, in steps of agreement
-    with another model: "close", "matters", or `AGREES`. `id` is that of the stored message, `place` the one among its
-    siblings ("2/3"). `attachments` are the titles and texts of what was sent with it; they are cleaned when shown,
-    and so are `steps`. `reasoning_s` is how long it took (0: not known).
+    of `content` (without leading line breaks); () when that is not known. `heat` has parts of `content`, as `spans` do,
+    in steps of agreement with another model: "close", "matters", or `AGREES`. `id` is that of the stored message,
+    `place` the one among its siblings ("2/3"). `attachments` are the titles and texts of what was sent with it; they
+    are cleaned when shown, and so are `steps`. `reasoning_s` is how long it took (0: not known).
     """
 
     role: Literal["user", "assistant", "system", "notice"]
@@ -160,7 +97,6 @@ class TranscriptMessage:
     reasoning: str = ""
     note: str = ""
     spans: Spans = ()
-    other: str | None = None
     heat: Spans = ()
     id: int = 0
     place: str = ""
@@ -175,7 +111,6 @@ class TranscriptMessage:
             content=clean(self.content),
             reasoning=clean(self.reasoning),
             note=clean_line(self.note),
-            other=None if self.other is None else clean(self.other),
         )
 
 
@@ -235,7 +170,7 @@ class Rendering:
 
 
 def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[TextRow]]:
-    """Render the text of a message: a long one in steps, as while it is written, differences unmarked."""
+    """Render the text of a message: a long one in steps, as while it is written."""
     text, width, palette = message.content.strip("\n"), view.text_width, view.palette
     spans = message.spans if view.color_drafts else ()
     marks = message.heat or spans
@@ -253,10 +188,7 @@ def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[TextR
         if spans and not message.heat:
             yield legend(spans, width, palette)
     else:
-        body = render(text, width, palette)
-        if message.other is not None and len(message.other) <= MAX:
-            mark_differences(body, render(message.other.strip("\n"), width, palette), palette)
-        yield body
+        yield render(text, width, palette)
 
 
 def _new_stream(role: str, colored: bool, view: View) -> Stream | LineStream:

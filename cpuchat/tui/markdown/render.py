@@ -1,10 +1,10 @@
 """Renders Markdown as rows of styled text: parsing, highlighted code, tables, and everything else.
 
 Nothing that a model writes may get lost. What vanishes is markup only: the characters of `#`, `*`, `_`, `~`,
-backticks, `>`, list bullets (drawn as •) and task boxes (☐ and ☑), table pipes and their delimiter row, brackets around
+backticks, `>`, list bullets (drawn as •), table pipes and their delimiter row, brackets around
 links, escaping backslashes, `<br>`, blanks that CommonMark ignores, and a link's target that is its text; entities
-become their characters, and formulas of which `latex` knows everything become Unicode. Every other letter and digit of
-the source is in the rendered text: `render` counts them, and shows a block's source as it is if one is missing.
+become their characters. Every other letter and digit of the source is in the rendered text: `render` counts them, and
+shows a block's source as it is if one is missing.
 
 The parser and Pygments are loaded with the first text: importing them would delay the first paint.
 """
@@ -116,13 +116,9 @@ def _size(line: list[Run]) -> int:
     return sum(cell_len(text) for text, _ in line)
 
 
-def _width(cell: Cell) -> int:
-    return max(map(_size, cell), default=0)
-
-
 def column_widths(lines: Sequence[Sequence[Cell]], width: int) -> list[int] | None:
     """Return the width of each column of these lines in cells, None when they would be too narrow to read."""
-    natural = [max(1, *map(_width, column)) for column in zip(*lines, strict=False)]
+    natural = [max(1, *(_size(line) for cell in column for line in cell)) for column in zip(*lines, strict=False)]
     room = width - _BETWEEN * (len(natural) - 1) - 2
     if sum(natural) <= room:
         return natural
@@ -158,21 +154,12 @@ def _table_row(cells: Sequence[Cell], widths: list[int], aligns: list[str], pale
     return rows
 
 
-def _stacked(header: Sequence[Cell], lines: Sequence[Sequence[Cell]], width: int, palette: TextStyles) -> list[TextRow]:
-    """Render one "heading: value" line per cell, for any width."""
-
-    def joined(cell: Cell) -> list[Run]:
-        return [run for number, line in enumerate(cell) for run in ([(" ", Style()), *line] if number else line)]
-
-    if not lines:
-        return [row for head in header for row in wrap(TextRow(joined(head)), width)]
-    rows: list[TextRow] = []
-    for index, cells in enumerate(lines):
-        if index:
-            rows.append(TextRow([("─" * min(width, 12), palette.rule)]))
-        for head, cell in zip(header, cells, strict=False):
-            rows += wrap(TextRow([*joined(head), (": ", palette.dim), *joined(cell)]), width)
-    return rows
+def _narrow_row(cells: Sequence[Cell], width: int, palette: TextStyles) -> list[TextRow]:
+    """Render the cells of a line one after the other, for any width."""
+    runs: list[Run] = []
+    for line in (line for cell in cells for line in cell):
+        runs += [*([(" │ ", palette.rule)] if runs else []), *line]
+    return wrap(TextRow(runs), width)
 
 
 @cache
@@ -208,14 +195,12 @@ def parse_inline(text: str) -> list[Token]:
     return _parser().parseInline(text)[0].children or []
 
 
-_URL = re.compile(r"https?://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}]")
 MAX = 16_000
 """Maximum characters to render at once, longer texts are shown as plain text: rendering takes 1 to 20 µs per character,
 and the screen waits for it. `message_view.Rendering` renders longer messages in steps.
 """
 _BULLETS = "•◦▪"
-_TASK = re.compile(r"\[[ xX]\](?:\s|$)")
-_MARKUP = re.compile(r"&#?\w{1,32};|<br\s*/?>|\[[xX]\](?=\s|$)", re.IGNORECASE)  # letters that become something else
+_MARKUP = re.compile(r"&#?\w{1,32};|<br\s*/?>", re.IGNORECASE)  # letters that become something else
 
 
 def render(source: str, width: int, palette: TextStyles) -> list[TextRow]:
@@ -294,7 +279,7 @@ class Renderer:
         self.palette = palette
         self.continued = False
         self.table_widths: list[int] | None = None
-        self.shown_twice = ""  # of the last block: link targets that are the link's text, and what became Unicode
+        self.shown_twice = ""  # of the last block: link targets that are the link's text
 
     def rows(self, tokens: Sequence[Token]) -> list[TextRow]:
         self.shown_twice = ""
@@ -342,7 +327,7 @@ class Renderer:
             case "hr":
                 return [TextRow([("─" * width, palette.rule)])]
             case "math_block":
-                return plain_rows(self._formula(token.content), width, style + palette.math)
+                return plain_rows(token.content, width, style + palette.math)
             case _:  # no rule of ours makes other blocks; text is text
                 return plain_rows(token.content.rstrip("\n"), width, style) if token.content else []
 
@@ -352,15 +337,6 @@ class Renderer:
             for line in self.inline(token.children or [], style):
                 rows += wrap(TextRow(line), width)
         return rows
-
-    def _formula(self, source: str) -> str:
-        from cpuchat.tui.markdown.latex import unicode_math  # with the first formula, not before the first paint
-
-        shown = unicode_math(source)
-        if shown is None:
-            return source
-        self.shown_twice += "".join((Counter(source) - Counter(shown)).elements())
-        return shown
 
     def _list(self, inner: Sequence[Token], width: int, style: Style, depth: int) -> list[TextRow]:
         rows: list[TextRow] = []
@@ -372,8 +348,6 @@ class Renderer:
             close = _close_of(inner, start)
             # The number as it was written: renumbering would change what the answer says.
             marker = f"{item.info}{item.markup} " if item.info else _BULLETS[min(depth, 2)] + " "
-            if box := _take_task(inner[start + 1 : close]):
-                marker = f"{marker if item.info else ''}{box} "
             content = self._blocks(inner[start + 1 : close], width - len(marker), style, depth + 1) or [TextRow()]
             if rows and loose:
                 rows.append(TextRow())
@@ -414,7 +388,7 @@ class Renderer:
         fixed = self.table_widths if self.continued else None
         widths = self.table_widths = fixed or column_widths(lines, width)
         if widths is None:
-            return _stacked(lines[0], lines[1:], width, self.palette)
+            return [row for cells in lines for row in _narrow_row(cells, width, self.palette)]
         drawn = [_table_row(cells, widths, aligns, self.palette) for cells in lines]
         bars = "─┼─".join("─" * size for size in widths)
         head_rows = [] if fixed else [*drawn[0], TextRow([(f"─{bars}─", self.palette.rule)])]
@@ -434,7 +408,7 @@ class Renderer:
                 case "code_inline":
                     lines[-1].append((expand_tabs(token.content), current + palette.code))
                 case "math_inline":
-                    first, *others = self._formula(token.content).split("\n")
+                    first, *others = token.content.split("\n")
                     lines[-1].append((first, current + palette.math))
                     lines += [[(other, current + palette.math)] for other in others]
                 case "strong_open" | "em_open" | "s_open":
@@ -463,8 +437,8 @@ class Renderer:
                     lines[-1].append(("]", current + palette.dim))
                     target, title = str(token.attrs.get("src", "")), str(token.attrs.get("title", ""))
                     self._target(lines[-1], "", target, title, current)
-                case _:
-                    self._text(lines[-1], expand_tabs(token.content), current, links != [])
+                case _ if token.content:
+                    lines[-1].append((expand_tabs(token.content), current))
         return lines
 
     def _target(self, line: list[Run], label: str, target: str, title: str, style: Style) -> None:
@@ -478,32 +452,10 @@ class Renderer:
         if shown:
             line.append((f" ({shown})" if label or line else f"({shown})", style + self.palette.dim))
 
-    def _text(self, line: list[Run], text: str, style: Style, in_link: bool) -> None:
-        at = 0
-        if not in_link and "://" in text:
-            for url in _URL.finditer(text):
-                line.append((text[at : url.start()], style))
-                line.append((url[0], style + self.palette.link))
-                at = url.end()
-        if text[at:]:
-            line.append((text[at:], style))
-
 
 def _close_of(tokens: Sequence[Token], index: int) -> int:
     level = tokens[index].level
     return next(at for at in range(index + 1, len(tokens)) if tokens[at].level == level and tokens[at].nesting == -1)
-
-
-def _take_task(item: Sequence[Token]) -> str:
-    """Remove a task's mark from the item's text and return its box, ☐ or ☑; "" if it is no task."""
-    if len(item) < 2 or item[1].type != "inline" or not item[1].children:
-        return ""
-    first = item[1].children[0]
-    task = _TASK.match(first.content) if first.type == "text" else None
-    if task is None:
-        return ""
-    first.content = first.content[task.end() :]
-    return "☐" if task[0][1] == " " else "☑"
 
 
 def _dunder(children: Sequence[Token], index: int) -> bool:

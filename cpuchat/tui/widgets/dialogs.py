@@ -62,7 +62,7 @@ class Dismissable(keys.Keyed, LeanScreen[ScreenResultType]):
 
     async def confirm(self, title: str, question: str, yes: str, no: str = "Cancel", *, danger: bool = True) -> bool:
         """Ask with a `ConfirmScreen`; call it in a worker."""
-        return bool(await self.app.push_screen_wait(ConfirmScreen(title, question, yes, no, danger)))
+        return await self.app.push_screen_wait(ConfirmScreen(title, question, yes, no, danger)) == "yes"
 
     @property
     def has_widgets(self) -> bool:
@@ -132,28 +132,13 @@ class ChoiceScreen(Dialog[str | None], keys="dialog"):
         self.dismiss((event.button.id or "").removeprefix("choice-"))
 
 
-class ConfirmScreen(Dialog[bool], keys="dialog"):
-    """Ask before something irreversible; the safe answer has the focus. Returns True for yes."""
+class ConfirmScreen(ChoiceScreen):
+    """Ask before something irreversible; the safe answer has the focus. Returns "yes", "no" or None."""
 
-    AUTO_FOCUS = "#no"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        ("y", "dismiss(True)", "yes"),
-        ("n", "dismiss(False)", "no"),
-        ("left,right", "app.focus_next", "other"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [("y", "dismiss('yes')", "yes"), ("n", "dismiss('no')", "no")]
 
     def __init__(self, title: str, question: str, yes: str = "Yes", no: str = "No", danger: bool = True) -> None:
-        super().__init__(title, question)
-        self._yes, self._no, self._danger = yes, no, danger
-
-    def compose_answers(self) -> ComposeResult:
-        with Horizontal(id="buttons"):
-            yield Button(self._no, id="no", compact=True)
-            yield Button(self._yes, id="yes", variant="error" if self._danger else "primary", compact=True)
-
-    @on(Button.Pressed)
-    def _pressed(self, event: Button.Pressed) -> None:
-        self.dismiss(event.button.id == "yes")
+        super().__init__(title, question, (DialogChoice("no", no), DialogChoice("yes", yes, danger)))
 
 
 class AskTextScreen(Dialog[str | None], keys="dialog"):

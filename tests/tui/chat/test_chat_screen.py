@@ -102,10 +102,8 @@ async def test_what_was_reused_or_trimmed_is_told_in_whole_and_what_is_not_kept_
         assert app.notices.count("This KV cache is not kept.") == 1
         assert app.transcript.messages[-1].note == "1 token · first token 0.21 s"
         await app.send("Still there?")
-        assert (
-            "The oldest 4 messages (1,203 tokens) no longer fit in the 8,192-token context and were left out; "
-            "they stay in the chat." in app.notices
-        )
+        told = "The 8,192-token context has no room for the oldest 4 messages (1,203 tokens), left out but kept in the"
+        assert f"{told} chat." in app.notices
         assert "without the oldest 4 messages" in app.transcript.messages[-1].note
         await app.send("A long prompt.")  # stopped while it was read: status and figures show the same context
         await app.until(lambda: "context 1k" in app.screen_text and "1k/8k ctx" in app.status)

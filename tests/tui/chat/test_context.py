@@ -79,7 +79,7 @@ async def test_compact_summarizes_at_any_time_what_it_lacks_is_told_and_the_summ
 
         await summarized(app)
         [told] = [notice for notice in app.notices if notice.startswith("Summarized.")]
-        assert "The oldest 3 messages did not fit and are not in the summary. It was cut off at 2 tokens." in told
+        assert "It is without the oldest 3 messages, which did not fit. It was cut off at 2 tokens." in told
         assert app.transcript.messages[-1].note.endswith("token limit reached") and app.prompt.text == ""
         await app.select(2)
         await app.press("f4")

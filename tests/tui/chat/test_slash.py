@@ -86,7 +86,7 @@ async def test_a_preset_is_chosen() -> None:
         )
         await app.chat.run_action("preset")
         await app.opens(CommandPalette)
-        await app.shows("temperature 0.1 · reasoning off · n…")
+        await app.shows("calm")
         await app.press(*"warm")
         await app.until(lambda: "warm" in app.screen_text.split("Preset …")[-1])
         await app.press("enter")

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from cpuchat.tui.markdown import render
-from cpuchat.tui.markdown.message_view import STEP, OpenMessage, Rendering, TranscriptMessage, View, mark_differences
+from cpuchat.tui.markdown.message_view import STEP, OpenMessage, Rendering, TranscriptMessage, View
 from cpuchat.tui.markdown.render import missing
-from cpuchat.tui.markdown.rows import Line, TextRow, TextStyles, plain_rows
+from cpuchat.tui.markdown.rows import Line, TextRow, TextStyles
 from cpuchat.tui.markdown.streaming import MAX_OPEN
 from tests.support.chat_app import SMALL, running
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
@@ -121,12 +121,6 @@ def test_text_that_comes_at_once_is_rendered_in_steps(work: Work) -> None:
         open_answer.update()
         work.check()
     assert is_whole(open_answer.lines, source)
-
-
-def test_answers_that_repeat_themselves_are_not_compared_word_by_word() -> None:
-    ours, theirs = (plain_rows(text, 80, VIEW.palette.base) for text in ("a b " * 900, "b a a " * 600))
-    mark_differences(ours, theirs, VIEW.palette)  # all combinations would take a minute
-    assert all(run[1] != VIEW.palette.base for row in ours for run in row.runs if run[0].strip())
 
 
 async def test_the_app_answers_keys_while_a_long_answer_is_rendered(work: Work) -> None:

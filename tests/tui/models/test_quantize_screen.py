@@ -165,7 +165,7 @@ async def test_stopping_asks_and_leaves_nothing(large: Path) -> None:
         screen, _ = await begun(app, large)
         await app.press("f8")
         await app.opens(ConfirmScreen)
-        button = app.app.screen.query_one("#yes", Button)
+        button = app.app.screen.query_one("#choice-yes", Button)
         button.press()
         button.press()  # an answer given twice takes no other screen along
         await app.until(lambda: "partial file was deleted" in screen.state)
