@@ -183,7 +183,7 @@ class LocalBackend(ModelBackend):
 
     async def _request(self, request: Measure | Score, final: type[_E]) -> _E | Failed:
         if self.model is None:
-            return msgspec.structs.replace(NO_MODEL, hint="Load one first.")
+            return NO_MODEL
         command = msgspec.structs.replace(request, request_id=next(self._request_ids))
         async with self._exchange(command) as exchange:
             while not isinstance(event := await exchange.next_event(), (final, Failed)):
@@ -360,7 +360,7 @@ def _placed(path: Path, draft: str, spec: PlacementSpec) -> Placement:
 
 def _launch(placement: Placement, cpu_module: str) -> Launch:
     """Return what to start a worker with; an engine that was built for this CPU has no modules to choose from."""
-    return Launch(placement.memory_policy.words, cpu_module) if installed() else Launch(placement.memory_policy.words)
+    return Launch(placement.memory_policy.words, cpu_module if installed() else AUTO)
 
 
 def _file_sizes(*models: Path) -> dict[Path, int]:

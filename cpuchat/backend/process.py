@@ -261,7 +261,8 @@ class WorkerProcess:
             return
         self._status = status
         self._gone.set()
-        self._writer.submit(self._close_stdin)
+        assert self._process.stdin is not None
+        self._writer.submit(self._process.stdin.close)  # what it raises, nobody waits for
         self._writer.shutdown(wait=False)
         failure = self._failure
         if failure is None:  # it crashed: described by what its log says last, else by its exit status
@@ -278,11 +279,6 @@ class WorkerProcess:
             if not counted.done():
                 counted.set_result(None)
         self._shutting_down.set()
-
-    def _close_stdin(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
 
 
 def _new_log(log_dir: Path) -> Path:

@@ -44,14 +44,9 @@ class SwitchingBackend:
     def load(
         self, path: Source, options: LoadOptions, spec: PlacementSpec = DEFAULT_PLACEMENT
     ) -> AsyncGenerator[AnyEvent, None]:
-        return self._load_on(self._server if isinstance(path, ServerModel) else self.local, path, options, spec)
-
-    def _load_on(
-        self, backend: Backend, path: Source, options: LoadOptions, spec: PlacementSpec
-    ) -> AsyncGenerator[AnyEvent, None]:
-        before, self._current = self._current, backend
-        stream = backend.load(path, options, spec)  # at once: a cancel may come before the first event
-        return stream if before is backend else self._load_after(before, stream)
+        before, self._current = self._current, self._server if isinstance(path, ServerModel) else self.local
+        stream = self._current.load(path, options, spec)  # at once: a cancel may come before the first event
+        return stream if before is self._current else self._load_after(before, stream)
 
     async def _load_after(
         self, before: Backend, stream: AsyncGenerator[AnyEvent, None]

@@ -11,23 +11,21 @@ import click
 
 from cpuchat.base.errors import CpuchatError, GrammarUnmet, Interrupted, UsageError
 from cpuchat.cli.options import (
-    answering_backend,
-    answering_model_option,
     engine_options,
     key_ring,
     model_path,
     overridden,
+    prepared_backend,
     require_draft_in_use,
     section_options,
     server_model,
-    server_option,
     setting,
     stacked,
     with_preset,
 )
 from cpuchat.cli.output import error_json, error_text, json_line
 from cpuchat.cli.question import TextCommand, compose, file_text, require_text, standard_input
-from cpuchat.cli.tools import start_tools, tools_of, tools_options
+from cpuchat.cli.tools import start_tools, tools_of
 from cpuchat.grammar.gbnf import check_grammar
 from cpuchat.grammar.limits import LONGEST_FORM
 from cpuchat.grammar.schema import schema_grammar
@@ -72,8 +70,18 @@ or not reached, 22 API key refused, 24 the answer does not match the schema or g
 @click.command(cls=TextCommand, epilog=_EPILOG, short_help="Ask one question; the answer streams to standard output.")
 @click.argument("question", nargs=-1)
 @stacked(
-    answering_model_option(),
-    server_option(),
+    click.option(
+        "--model",
+        "-m",
+        metavar="FILE|REPO",
+        help="A GGUF file, a Hugging Face repository in the local cache, or `demo`. With --server, its name there; "
+        "http://HOST:PORT#NAME is both in one.",
+    ),
+    click.option(
+        "--server",
+        metavar="URL",
+        help="An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model on this machine.",
+    ),
     click.option("--system", metavar="TEXT", help="System prompt; empty = none."),
     setting("chat.preset"),
     click.option(
@@ -83,7 +91,19 @@ or not reached, 22 API key refused, 24 the answer does not match the schema or g
         metavar="FILE",
         help="Send this text file too, or FILE:10-80 of it, or the names in a folder; may be given several times.",
     ),
-    tools_options(),
+    click.option(
+        "--tools",
+        "tool_servers",
+        multiple=True,
+        metavar="NAME",
+        help="Let the model call tools of this MCP server in mcp.json, or of `all`; each call needs your approval.",
+    ),
+    click.option(
+        "--tools-folder",
+        metavar="DIR",
+        help="Let the model read, list and search files in this folder; each call needs your approval.",
+    ),
+    click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read."),
     click.option(
         "--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed."
     ),
@@ -128,7 +148,9 @@ def ask(
         require_draft_in_use(chosen)
     on_server = server_model(server, model, values, chosen.model.last)
     prompt = compose(" ".join(question), standard_input(quiet), raw=raw)
-    backend = answering_backend(chosen, on_server, key_ring(chosen, served))
+    from cpuchat.backend.switching import SwitchingBackend
+
+    backend = SwitchingBackend(None if on_server else prepared_backend(chosen), key_ring(chosen, served))
     try:
         import asyncio
 

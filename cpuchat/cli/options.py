@@ -20,7 +20,6 @@ from cpuchat.protocol.options import UNQUANTIZED
 
 if TYPE_CHECKING:
     from cpuchat.backend.local import LocalBackend
-    from cpuchat.backend.switching import SwitchingBackend
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -61,19 +60,6 @@ def engine_options() -> Decorator:
 def file_option(*names: str, help: str, metavar: str = "FILE") -> Decorator:
     """Make an option for a file, which is handed to the command as a path."""
     return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), metavar=metavar, help=help)
-
-
-def answering_model_option() -> Decorator:
-    help = "A GGUF file, a Hugging Face repository in the local cache, or `demo`."
-    help += " With --server, its name there; http://HOST:PORT#NAME is both in one."
-    return click.option("--model", "-m", metavar="FILE|REPO", help=help)
-
-
-def server_option() -> Decorator:
-    return click.option(
-        "--server", metavar="URL",
-        help="An OpenAI-compatible server (llama-server, vLLM, Ollama, …) in place of a model on this machine.",
-    )  # fmt: skip
 
 
 def with_preset(name: str | None, model: str | None, server: str | None) -> tuple[Settings | None, str | None]:
@@ -201,13 +187,6 @@ def model_path(spec: str | None, chosen: Settings) -> Path:
     from cpuchat.models.library.library import Library
 
     return Library(chosen.model.folders).resolve(spec or last_here(chosen.model.last) or DEMO)
-
-
-def answering_backend(chosen: Settings, served: ServerModel | None, keys: KeyRing) -> SwitchingBackend:
-    """Return a backend for one command: connected when asked for a model on a server, else with its worker starting."""
-    from cpuchat.backend.switching import SwitchingBackend
-
-    return SwitchingBackend(None if served else prepared_backend(chosen), keys)
 
 
 def keeping_backend(chosen: Settings) -> LocalBackend:

@@ -8,12 +8,9 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
 from cpuchat.base import paths
 from cpuchat.base.errors import Interrupted, SettingsError, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.options import Decorator, stacked
 from cpuchat.cli.terminal import is_terminal
 
 if TYPE_CHECKING:
@@ -26,24 +23,6 @@ if TYPE_CHECKING:
 
 
 _CHOICES: Final[dict[str, Choice]] = {"y": "once", "yes": "once", "a": "chat"}
-
-
-def tools_options() -> Decorator:
-    return stacked(
-        click.option(
-            "--tools",
-            "tool_servers",
-            multiple=True,
-            metavar="NAME",
-            help="Let the model call tools of this MCP server in mcp.json, or of `all`; each call needs your approval.",
-        ),
-        click.option(
-            "--tools-folder",
-            metavar="DIR",
-            help="Let the model read, list and search files in this folder; each call needs your approval.",
-        ),
-        click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read."),
-    )
 
 
 def tools_of(values: Mapping[str, Any], terminal: TerminalOutput, *, raw: bool, has_form: bool) -> ToolLoop | None:

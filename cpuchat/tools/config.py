@@ -19,7 +19,7 @@ from cpuchat.tools.loop import CALL_SECONDS
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
-_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "APPDATA", "USERPROFILE")
+KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "APPDATA", "USERPROFILE")
 """Variables that servers get, beside those of the file: no tokens that happen to be set."""
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
@@ -37,10 +37,6 @@ class ToolServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str = ""
     disabled: bool = False
     timeout: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = CALL_SECONDS
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that the server is started with."""
-        return {name: os.environ[name] for name in _KEPT if name in os.environ} | self.env
 
 
 def load_servers() -> dict[str, ToolServerConfig | SettingsError]:

@@ -33,7 +33,7 @@ from cpuchat.base.processes import exit_reason, kill_group, last_output
 from cpuchat.base.text import clean, clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import size
-from cpuchat.tools.config import ToolServerConfig
+from cpuchat.tools.config import KEPT, ToolServerConfig
 from cpuchat.tools.loop import LONGEST_MESSAGE, MAX_TOOLS
 
 _LONGEST_DESCRIPTION = 4_000
@@ -89,12 +89,12 @@ class McpSession:
         """Start a server; its standard error goes to `log`. Raises OSError: there is no such command or folder;
         ValueError: an argument has a NUL.
         """
-        file = _opened(log)
-        loop = asyncio.get_running_loop()
+        file, loop = _opened(log), asyncio.get_running_loop()
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ} | server.env
         try:
             transport, pipes = await loop.subprocess_exec(
                 lambda: _Pipes(loop), server.command, *server.args, stderr=file,
-                env=server.environment(), cwd=server.cwd or None, start_new_session=True,
+                env=environment, cwd=server.cwd or None, start_new_session=True,
             )  # fmt: skip
         except BaseException:
             file.close()

@@ -70,8 +70,7 @@ class _Exchange:
                 if self._finished:
                     return  # nothing of the answer is missing
                 if self._answered:
-                    cut = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError)
-                    raise self._broken_off() if cut else error from None
+                    raise
                 if isinstance(error, Status) and changes < _MAX_CHANGES:
                     changes += 1
                     if sizes := context_sizes(error):
@@ -124,30 +123,29 @@ class _Exchange:
         dropped = {"dropped_messages": len(messages) - len(kept), "dropped_tokens": needed - tokens}
         return ContextTrimmed(request_id=request.request_id, n_ctx=n_ctx, **dropped)
 
-    def _broken_off(self) -> ServerUnreachable:
-        return ServerUnreachable(
-            f"The connection to {self._adapter.place} was closed before the answer was complete.",
-            "Regenerate it (Ctrl+R), or check the server's log.",
-        )
-
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
         adapter, size = self._adapter, 0
         path, content = adapter.request(self._request, self._name, self._seed)
-        async with adapter.connection.request(path, content) as response:
-            async for data in objects(response.aiter_raw()):
-                if data is None:
-                    self._finished = True
-                    continue
-                chunk = adapter.chunk(data)
-                self._answered = True
-                size += len(chunk.content) + len(chunk.reasoning)
-                if size > MAX_TEXT:
-                    problem = f"The answer is longer than {MAX_TEXT >> 20} million characters."
-                    raise ServerError(problem, "Set Max tokens in the settings.")
-                self._finished = self._finished or bool(chunk.finish)
-                yield chunk
+        try:
+            async with adapter.connection.request(path, content) as response:
+                async for data in objects(response.aiter_raw()):
+                    if data is None:
+                        self._finished = True
+                        continue
+                    chunk = adapter.chunk(data)
+                    self._answered = True
+                    size += len(chunk.content) + len(chunk.reasoning)
+                    if size > MAX_TEXT:
+                        problem = f"The answer is longer than {MAX_TEXT >> 20} million characters."
+                        raise ServerError(problem, "Set Max tokens in the settings.")
+                    self._finished = self._finished or bool(chunk.finish)
+                    yield chunk
+        except (httpx.RemoteProtocolError, httpx.ReadError):
+            if not self._answered:
+                raise
         if not self._finished:
-            raise self._broken_off()
+            problem = f"The connection to {adapter.place} was closed before the answer was complete."
+            raise ServerUnreachable(problem, "Regenerate it (Ctrl+R), or check the server's log.")
 
 
 class RemoteBackend(ModelBackend):
