@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from cpuchat.cli.session import Session, StreamedAnswer
     from cpuchat.cli.terminal import TerminalOutput
     from cpuchat.protocol.model_info import ModelInfo
-    from cpuchat.session.conversation import Conversation
     from cpuchat.telemetry.roofline import Roofline
 
 
@@ -173,7 +172,11 @@ def ask(
             if form is not None:
                 rules |= {"grammar": form.grammar, "json_schema": form.schema}
             if raw:
-                events = session.conversation.generate_detached(_raw_request(session.conversation, prompt, rules))
+                used = session.conversation.in_effect
+                rules |= used.sampling.request_options() | used.chat.request_options()
+                drafting = used.speculation.speculation()
+                request = Generate(prompt=prompt, speculation=drafting, **rules)
+                events = session.conversation.generate_detached(request)
             else:
                 events = session.conversation.send(prompt, attach=lambda: sent, **rules)
             return await _print_answer(session, events, info, terminal, form, as_json=as_json)
@@ -201,12 +204,6 @@ def _checked(
     from cpuchat.session.attachments import read_file
 
     return tuple(read_file(name, Path.cwd()) for name in files)
-
-
-def _raw_request(conversation: Conversation, prompt: str, rules: dict[str, Any]) -> Generate:
-    chosen = conversation.in_effect
-    options = {**chosen.sampling.request_options(), **chosen.chat.request_options(), **rules}
-    return Generate(prompt=prompt, speculation=chosen.speculation.speculation(), **options)
 
 
 def _as_json(

@@ -230,17 +230,17 @@ def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool
         stopped = True
     finally:
         terminal.clear_progress()
-    _print(measurement, terminal, as_json=as_json)
+    if as_json:
+        print_json(words.as_json(measurement))
+    else:
+        _print(measurement, terminal)
     if stopped:
         terminal.warn("cpuchat: stopped; the same command resumes.")
         return Interrupted.exit_code
     return 0
 
 
-def _print(measurement: QualityMeasurement, terminal: TerminalOutput, *, as_json: bool) -> None:
-    if as_json:
-        print_json(words.as_json(measurement))
-        return
+def _print(measurement: QualityMeasurement, terminal: TerminalOutput) -> None:
     rows = words.rows(measurement)
     if rows:
         for line in words.headlines(measurement):

@@ -9,11 +9,11 @@ import contextlib
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from cpuchat.base.errors import CpuchatError, Interrupted, OutputFailed, UsageError
+from cpuchat.base.errors import CpuchatError, OutputFailed
 from cpuchat.base.text import Cleaner, clean, replace_unsafe
 
 
@@ -97,21 +97,6 @@ def write_output(file: Path, content: str | bytes, mode: int = 0o600) -> None:
         write_atomically(file, content, mode=mode)
     except OSError as error:
         raise CpuchatError(f"Cannot write {file}: {error.strerror}.", "Choose another file.") from None
-
-
-def confirm_delete(question: str, yes: bool, explain: Callable[[], None]) -> None:
-    """Ask on the terminal, after `explain`, unless the user has said `yes`. Raises UsageError: nobody can be asked;
-    Interrupted: no.
-    """
-    import click
-
-    if yes:
-        return
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError("Refusing to delete without --yes.", "Add --yes to confirm.")
-    explain()
-    if not click.confirm(question, err=True):
-        raise Interrupted("Nothing was deleted.")
 
 
 def error_text(error: CpuchatError) -> str:

@@ -13,9 +13,6 @@ from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cpuchat.config.settings import Settings
     from cpuchat.tune.tuner import Tuner, TuneResult
 
 _EPILOG = """\b
@@ -45,6 +42,7 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
     from cpuchat.models.machine import TunedSettings
+    from cpuchat.present import tune as words
     from cpuchat.tune.tuner import Tuner
 
     chosen = overridden({})
@@ -54,7 +52,14 @@ def tune(model: str | None, undo: bool, as_json: bool) -> int:
         click.echo(f"{path.stem}: {'untuned from the next load.' if known else 'was not tuned; nothing to undo.'}")
         return 0
     result = _run(Tuner(path, chosen))
-    _print(result, path, chosen, as_json=as_json)
+    if as_json:
+        print_json({"path": str(path), **msgspec.to_builtins(result)})
+    else:
+        echo_table([words.HEADINGS, *map(words.row, result.choices)], words.RIGHT)
+        click.echo()
+        for line in words.summary(result, undo=f"cpuchat tune {path.name} --undo reverts"):
+            echo_paragraph(line)
+        echo_paragraph(f"Took {result.seconds:.0f} s.")
     return Interrupted.exit_code if result.stopped else 0
 
 
@@ -81,16 +86,3 @@ def _run(tuner: Tuner) -> TuneResult:
         return asyncio.run(run_stoppable(tuner))
     finally:
         terminal.clear_progress()
-
-
-def _print(result: TuneResult, path: Path, chosen: Settings, *, as_json: bool) -> None:
-    from cpuchat.present import tune as words
-
-    if as_json:
-        print_json({"path": str(path), **msgspec.to_builtins(result)})
-        return
-    echo_table([words.HEADINGS, *map(words.row, result.choices)], words.RIGHT)
-    click.echo()
-    for line in words.summary(result, undo=f"cpuchat tune {path.name} --undo reverts"):
-        echo_paragraph(line)
-    echo_paragraph(f"Took {result.seconds:.0f} s.")

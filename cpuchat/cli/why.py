@@ -13,10 +13,7 @@ from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, columns, echo_paragraph, echo_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cpuchat.bench.why import SettingFacts
-    from cpuchat.config.settings import Settings
 
 _EPILOG = """\b
 Examples:
@@ -41,12 +38,21 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
     MODEL is a GGUF file, a Hugging Face repository in the local cache, or `demo`; default: the one used last.
     """
     from cpuchat.bench.results import read_environment
+    from cpuchat.bench.why import prove
+    from cpuchat.cli.session import Session
     from cpuchat.present import why as words
 
     chosen = overridden(values)
     path = model_path(model, chosen)
     terminal = TerminalOutput()
-    facts = asyncio.run(_gather(path, chosen, terminal))
+
+    async def gather() -> SettingFacts:
+        """Load the model as a chat does, let it answer, and read what works. Raises CpuchatError."""
+        async with Session(chosen, terminal) as session:
+            await session.load(path)
+            return await prove(session.conversation)
+
+    facts = asyncio.run(gather())
     terminal.clear_progress()
     settings = words.rows(facts)
     environment = read_environment(facts.engine, (facts.model.path, facts.model.draft_path), facts.chosen)
@@ -59,13 +65,3 @@ def why(model: str | None, as_json: bool, **values: Any) -> int:
         click.echo()
         echo_table([words.HEADINGS, *words.wrapped(settings, columns())])
     return int(any(row.state == "fails" for row in settings))
-
-
-async def _gather(path: Path, chosen: Settings, terminal: TerminalOutput) -> SettingFacts:
-    """Load the model as a chat does, let it answer, and read what works. Raises CpuchatError."""
-    from cpuchat.bench.why import prove
-    from cpuchat.cli.session import Session
-
-    async with Session(chosen, terminal) as session:
-        await session.load(path)
-        return await prove(session.conversation)

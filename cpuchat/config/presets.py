@@ -60,21 +60,8 @@ def effective_system_prompt(own: str, preset: Preset | None) -> str:
 
 def load_presets() -> dict[str, Preset]:
     """Return the presets by name, in the file's order; none without a file. Raises SettingsError: not valid."""
-    return _parse(toml.read(paths.presets_file()))
-
-
-def find_preset(name: str) -> Preset:
-    """Return a preset. Raises UsageError if there is none of that name, SettingsError as `load_presets`."""
-    presets = load_presets()
-    if name in presets:
-        return presets[name]
-    known = f"Available: {', '.join(presets)}." if presets else f"Add one to {paths.presets_file()}: docs/chats.md."
-    raise UsageError(f"There is no preset {name!r}.", known)
-
-
-def _parse(text: str) -> dict[str, Preset]:
     file = paths.presets_file()
-    tables = toml.parse(text, str(file))
+    tables = toml.parse(toml.read(file), str(file))
     found = {}
     for name, table in tables.items():
         if not isinstance(table, Mapping):
@@ -86,3 +73,12 @@ def _parse(text: str) -> dict[str, Preset]:
             where = f"{name}.{key}" if key else name
             raise SettingsError(f"{file}, {where}: {reason}.", "Fix or remove that key.") from None
     return found
+
+
+def find_preset(name: str) -> Preset:
+    """Return a preset. Raises UsageError if there is none of that name, SettingsError as `load_presets`."""
+    presets = load_presets()
+    if name in presets:
+        return presets[name]
+    known = f"Available: {', '.join(presets)}." if presets else f"Add one to {paths.presets_file()}: docs/chats.md."
+    raise UsageError(f"There is no preset {name!r}.", known)

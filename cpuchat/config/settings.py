@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
@@ -462,13 +461,11 @@ def environment() -> dict[str, str]:
     return found
 
 
-def load(file: Path | None = None) -> Settings:
+def load() -> Settings:
     """Read the settings: the file, what the app remembers, and environment variables (lists have commas), each over the
-    one before; a missing file means defaults. `file`: this one alone instead. Raises SettingsError: unreadable file,
-    TOML error, wrong value or unknown variable (named).
+    one before; a missing file means defaults. Raises SettingsError: unreadable file, TOML error, wrong value or unknown
+    variable (named).
     """
-    if file is not None:
-        return parse(toml.read(file), str(file))
     changes: Changes = {}
     for key, variable in environment().items():
         if key not in DECLARED:
@@ -482,7 +479,8 @@ def load(file: Path | None = None) -> Settings:
         except msgspec.ValidationError as error:
             raise SettingsError(f"{variable}: {explained(error)[1]}.", "Change or unset it.") from None
         changes.setdefault(section, {})[name] = value_of(converted, key)
-    return with_changes(with_changes(load(paths.settings_file()), _remembered()), changes)
+    file = paths.settings_file()
+    return with_changes(with_changes(parse(toml.read(file), str(file)), _remembered()), changes)
 
 
 def parse(text: str, origin: str = "config.toml") -> Settings:
@@ -524,15 +522,13 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
     return key, f"{reason[:1].lower()}{reason[1:]}"
 
 
-def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Settings:
+def update(changes: Changes) -> Settings:
     """Set `changes[section][key]` in the file as it is now and leave every other line and comment as it is; None
     removes the key. What the app remembers by itself goes to its own file.
 
     Returns the settings after the change. The file is replaced as `toml.change` does. Raises SettingsError: the file on
     disk or the changed values are not valid; nothing is written then; OSError: one of the files cannot be written.
     """
-    if file is not None:
-        return _write(changes, file)
     chosen: Changes = {}
     by_itself: Changes = {}
     for section, values in changes.items():
@@ -544,16 +540,9 @@ def update(changes: dict[str, dict[str, Any]], file: Path | None = None) -> Sett
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{key}: {reason}.", "Choose another value.") from None
-    if chosen:
-        _write(chosen, paths.settings_file())
-    if by_itself:
-        update_state({name: value for values in by_itself.values() for name, value in values.items()})
-    return load()
 
-
-def _write(changes: Changes, file: Path) -> Settings:
     def edit(document: Any) -> None:
-        for section, values in changes.items():
+        for section, values in chosen.items():
             table = document.setdefault(section, {})
             for key, value in values.items():
                 if value is None:
@@ -561,7 +550,12 @@ def _write(changes: Changes, file: Path) -> Settings:
                 else:
                     table[key] = value
 
-    return toml.change(file, edit, lambda text: parse(text, str(file)))
+    if chosen:
+        file = paths.settings_file()
+        toml.change(file, edit, lambda text: parse(text, str(file)))
+    if by_itself:
+        update_state({name: value for values in by_itself.values() for name, value in values.items()})
+    return load()
 
 
 class SettingSources:

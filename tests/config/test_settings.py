@@ -123,12 +123,12 @@ def test_values_that_no_program_can_use_are_named(text: str, says: str) -> None:
         settings.parse(text)
 
 
-def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_bytes(b"\xef\xbb\xbf[engine]\nthreads = 3\n")
-    assert settings.load(file).engine.threads == 3
-    settings.update({"engine": {"threads": 4}}, file)
-    assert settings.load(file).engine.threads == 4
+def test_a_byte_order_mark_is_left_out() -> None:
+    paths.config_dir().mkdir(parents=True)
+    paths.settings_file().write_bytes(b"\xef\xbb\xbf[engine]\nthreads = 3\n")
+    assert settings.load().engine.threads == 3
+    settings.update({"engine": {"threads": 4}})
+    assert settings.load().engine.threads == 4
 
 
 def test_the_home_of_an_unknown_user_is_a_name_like_others() -> None:

@@ -25,7 +25,6 @@ def test_servers_are_read_as_other_programs_write_them(monkeypatch: pytest.Monke
     configure("")
     assert load_servers() == {}
     monkeypatch.setenv("TOKEN", "abc")
-    monkeypatch.setenv("OTHER_SECRET", "xyz")
     monkeypatch.delenv("ABSENT", raising=False)
     configure(
         '{"mcpServers": {"files": {"type": "stdio", "command": "npx", "args": ["-y", "server", "${ABSENT:-/tmp}"],'
@@ -37,9 +36,7 @@ def test_servers_are_read_as_other_programs_write_them(monkeypatch: pytest.Monke
     server = servers["files"]
     assert isinstance(server, ToolServerConfig)
     assert (server.command, server.args, server.timeout) == ("npx", ("-y", "server", "/tmp"), 60.0)
-    environment = server.environment()
-    assert environment["KEY"] == "abc" and "PATH" in environment
-    assert "OTHER_SECRET" not in environment and "TOKEN" not in environment
+    assert server.env == {"KEY": "abc"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import time
 from collections.abc import Sequence
 
@@ -10,9 +11,9 @@ import click
 import msgspec
 
 from cpuchat.base import paths
-from cpuchat.base.errors import ModelDamaged, ModelNotFound, UsageError
+from cpuchat.base.errors import Interrupted, ModelDamaged, ModelNotFound, UsageError
 from cpuchat.base.text import clean_line
-from cpuchat.cli.output import confirm_delete, print_json
+from cpuchat.cli.output import print_json
 from cpuchat.cli.terminal import TerminalOutput, echo_table
 from cpuchat.config import settings
 from cpuchat.models.catalog import load_catalog
@@ -236,13 +237,14 @@ def delete_model(spec: str, yes: bool) -> None:
     deletion = library.deletion(find_model(library, spec, whole=True))
     if deletion.refused:
         raise UsageError(f"{deletion.model.name} was not deleted. {deletion.refused}")
-
-    def explain() -> None:
+    if not yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise UsageError("Refusing to delete without --yes.", "Add --yes to confirm.")
         click.echo(f"Deleting {clean_line(deletion.model.name)} frees {size(deletion.freed)}:", err=True)
         for line in (*(f"delete {file}" for file in deletion.files), *deletion.stays):
             click.echo(f"  {clean_line(line)}", err=True)
-
-    confirm_delete("Delete?", yes, explain)
+        if not click.confirm("Delete?", err=True):
+            raise Interrupted("Nothing was deleted.")
     freed = delete(deletion)
     if yes:  # else it was shown before
         for line in deletion.stays:
