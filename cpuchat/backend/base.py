@@ -87,7 +87,7 @@ NO_MODEL = Failed(code="model_not_found", message="No model is loaded.", hint="C
 _T = TypeVar("_T")
 
 
-class ModelBackend(ABC):
+class ModelBackend(Backend, ABC):
     """A backend of its own kind of models: what was asked for, and loading it again when its process is gone."""
 
     engine: EngineInfo | None = None
@@ -166,18 +166,6 @@ class ModelBackend(ABC):
     async def end_reasoning(self) -> bool:
         """Return False: a server is not told."""
         return False
-
-    async def count_tokens(self, text: str) -> int | None:
-        """Return None: a server is not asked, and what the user has not sent yet is not for it."""
-        return None
-
-    async def count_prompt(self, request: Generate) -> int | None:
-        """Return None: a server does not tell."""
-        return None
-
-    async def forget(self, chat_id: str) -> None:
-        """Do nothing: a server saves no chats."""
-        return
 
 
 async def ended(task: asyncio.Future[Any]) -> None:

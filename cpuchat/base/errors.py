@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+_KINDS: dict[str, type[CpuchatError]] = {}  # by code
+
 
 class CpuchatError(Exception):
     """Base of all expected failures. `message`: one sentence, what went wrong. `hint`: one sentence, what to do about
@@ -20,6 +22,7 @@ class CpuchatError(Exception):
         """Set both for a kind of error; those that it does not name are its base's."""
         super().__init_subclass__()
         cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
+        _KINDS.setdefault(cls.code, cls)
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -199,13 +202,6 @@ class Interrupted(CpuchatError, code="interrupted", exit_code=130):
     """The user stopped it."""
 
 
-def _subclasses(base: type[CpuchatError]) -> list[type[CpuchatError]]:
-    return [base, *(c for s in base.__subclasses__() for c in _subclasses(s))]
-
-
 def from_code(code: str, message: str, hint: str = "") -> CpuchatError:
     """Rebuild the typed error that another process reported."""
-    for kind in _subclasses(CpuchatError):
-        if kind.code == code:
-            return kind(message, hint)
-    return CpuchatError(message, hint)
+    return _KINDS.get(code, CpuchatError)(message, hint)

@@ -396,12 +396,8 @@ class ChatHistory:
         self.drafts.save()
         self.saver.save_here()
 
-    async def close(self) -> None:
-        """Save for the last time; what could not be saved is `saver.answer`. Call `close_store` next."""
-        await self.saver.close()
-
     async def close_store(self) -> None:
-        """Close the store; no method may be called afterwards."""
+        """Close the store, once `saver` is closed; no method may be called afterwards."""
         if self._store is not None:
             await asyncio.to_thread(self.drafts.save)
             await asyncio.to_thread(self._store.close)

@@ -16,7 +16,7 @@ from cpuchat.chats.records import INTERRUPTED
 
 VERSION = 12
 """Raise it with every change of the tables, and upgrade those of released versions."""
-_TABLES = {
+TABLES = {
     # sides: those of a comparison (compare.kept), as JSON; '' for a chat. leaf: of the open branch (`tree.Tree`).
     # when_full: what to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
     # preset (`presets.Preset`): as it was when it was chosen, as JSON. reasoning: 'on', 'off', or '' as set elsewhere;
@@ -67,7 +67,6 @@ _TABLES = {
     )
     """,
 }
-TABLES = tuple(_TABLES)
 _OUR_COLUMNS = {
     "chats": {"title", "created", "updated", "model", "system_prompt"},
     "messages": {"chat_id", "role", "content", "reasoning", "stop_reason", "timings"},
@@ -114,7 +113,7 @@ def make_tables(db: sqlite3.Connection) -> None:
                 "The chat database was written by a newer version of cpuchat.", "Update cpuchat; nothing was changed."
             )
         if not names and not column_names(db, "drafts"):
-            for statement in _TABLES.values():
+            for statement in TABLES.values():
                 db.execute(statement)
         elif not _is_ours(db):
             raise UnexpectedLayout("unknown table layout")
@@ -159,7 +158,7 @@ def _structure(db: sqlite3.Connection) -> list[object]:
 @functools.cache
 def _expected() -> list[object]:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        for statement in _TABLES.values():
+        for statement in TABLES.values():
             db.execute(statement)
         return _structure(db)
 

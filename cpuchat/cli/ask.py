@@ -272,6 +272,10 @@ async def _print_answer(
     return Interrupted.exit_code if finished.stop_reason == "cancelled" else 0
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
 @dataclass(frozen=True)
 class AnswerForm:
     """Form of an answer: `grammar` as of `Generate`, a file's own or that of a JSON schema, whose text is `schema`."""
@@ -289,7 +293,13 @@ class AnswerForm:
         if stop:
             raise UsageError("--stop cannot be used with a schema or grammar: that ends the answer.", "Leave it out.")
         if schema_file is not None:
-            schema = _json(file_text(schema_file, LONGEST_FORM), schema_file)
+            text = file_text(schema_file, LONGEST_FORM)
+            try:
+                schema = json.loads(text, parse_constant=_refuse)
+            except RecursionError:
+                raise UsageError(f"{schema_file}: nested too deeply.", "Simplify the schema.") from None
+            except ValueError as error:
+                raise UsageError(f"{schema_file}: {error}.", "Correct the JSON of the schema.") from None
             return cls(schema_grammar(schema, schema_file), json.dumps(schema))
         assert grammar_file is not None
         text = file_text(grammar_file, LONGEST_FORM)
@@ -318,15 +328,3 @@ class AnswerForm:
             except (ValueError, RecursionError) as error:
                 return GrammarUnmet(f"{message}: it is not JSON: {error}.", "Ask again, with another --seed.")
         return None
-
-
-def _json(text: str, file: str) -> Any:
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except RecursionError:
-        raise UsageError(f"{file}: nested too deeply.", "Simplify the schema.") from None
-    except ValueError as error:
-        raise UsageError(f"{file}: {error}.", "Correct the JSON of the schema.") from None

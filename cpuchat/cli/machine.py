@@ -59,7 +59,7 @@ def probe(as_json: bool, **values: Any) -> None:
     from cpuchat.bench.cost_probe import CostProbe, probe_costs
     from cpuchat.hardware.bandwidth.theoretical import theoretical
     from cpuchat.measure.peak import one_at_a_time, survey
-    from cpuchat.present.machine import costs_measured
+    from cpuchat.present.machine import costs_measured, share_of_peak
 
     chosen = laid_over(values)
     engine = chosen.engine
@@ -88,11 +88,16 @@ def probe(as_json: bool, **values: Any) -> None:
         terminal.clear_progress()
     limit = theoretical(topology)
     if as_json:
-        passes = {"passes": n_passes} if n_passes else None
-        notes = [problem] if problem else []
-        return print_json(
-            {**_probe_json(topology, found, limit, placement.memory_policy.words), "costs": passes, "notes": notes}
-        )
+        return print_json({
+            "machine": topology.name,
+            "virtual": topology.virtual,
+            "memory_policy": placement.memory_policy.words,
+            **{name: dataclasses.asdict(one) for name, one in found.items()},
+            "theoretical": dataclasses.asdict(limit) if limit is not None else None,
+            "share": share_of_peak(found["all_cores"], limit),
+            "costs": {"passes": n_passes} if n_passes else None,
+            "notes": [problem] if problem else [],
+        })  # fmt: skip
     click.echo("\n".join(_probe_lines(topology, found, limit)))
     click.echo(f"\n{clean_line(problem) or costs_measured(n_passes, len(placement.cpus))}")
 
@@ -115,21 +120,6 @@ def _probe_lines(topology: Topology, found: dict[str, ReadBandwidth], limit: The
     if (share := share_of_peak(found["all_cores"], limit)) is not None:
         lines.append(f"All cores reach {100 * share:.0f} % of it")
     return lines
-
-
-def _probe_json(
-    topology: Topology, found: dict[str, ReadBandwidth], limit: Theoretical | None, policy: str
-) -> dict[str, Any]:
-    from cpuchat.present.machine import share_of_peak
-
-    return {
-        "machine": topology.name,
-        "virtual": topology.virtual,
-        "memory_policy": policy,
-        **{name: dataclasses.asdict(one) for name, one in found.items()},
-        "theoretical": dataclasses.asdict(limit) if limit is not None else None,
-        "share": share_of_peak(found["all_cores"], limit),
-    }
 
 
 _DOCTOR_EPILOG = """\b

@@ -30,7 +30,7 @@ _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
     "serve": ("cpuchat.cli.serve", "serve", "Serve a model to other programs (OpenAI-compatible)."),
     "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
-    "demo": ("cpuchat.cli.demo", "demo", "Try cpuchat with the bundled demo model."),
+    "demo": ("cpuchat.cli.app", "demo", "Try cpuchat with the bundled demo model."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, show, quantize and delete models."),
     "chats": ("cpuchat.cli.chats", "chats", "List, export and import chats."),
     "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
@@ -118,7 +118,11 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
                 f"{'' if value is True else shown}".rstrip(),
             )
     if ctx.invoked_subcommand is not None or plain:  # the app says it itself
-        _tell_unknown_keys()
+        from cpuchat.base.text import clean_line
+        from cpuchat.config.settings import unknown_keys
+
+        if unknown := ", ".join(map(clean_line, unknown_keys())):
+            click.echo(f"cpuchat: left out of config.toml, as no settings: {unknown}.", err=True)
     if ctx.invoked_subcommand is not None:
         return 0
     if plain:
@@ -128,14 +132,6 @@ def cli(ctx: click.Context, model: str | None, server: str | None, plain: bool, 
     from cpuchat.cli.app import open_app
 
     return open_app(model, values, server=server)
-
-
-def _tell_unknown_keys() -> None:
-    from cpuchat.base.text import clean_line
-    from cpuchat.config.settings import unknown_keys
-
-    if unknown := ", ".join(map(clean_line, unknown_keys())):
-        click.echo(f"cpuchat: left out of config.toml, as no settings: {unknown}.", err=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -188,7 +188,7 @@ class PlainChat:
     def _interrupt(self, presses: int) -> None:
         self._presses = presses
         if presses > 1:
-            self._chat.kill()
+            self._chat.conversation.backend.kill()
         begin(self._chat.stop())
 
     def _show(self, event: SessionEvent) -> None:

@@ -92,11 +92,19 @@ def serve(
     local_backend.resumes = True
     backend = SwitchingBackend(local_backend)
     try:
-        from cpuchat.serving.server import TOKEN_VARIABLE, read_token
+        from cpuchat.config.servers import running_servers
+        from cpuchat.serving.server import TOKEN_VARIABLE, PortInUse, listen, read_token
 
         token = read_token()
         path = model_path(model, chosen)
-        listeners = _listen(host, port)
+        try:
+            listeners = listen(host, port)
+        except PortInUse:
+            for one in running_servers():
+                if one.url.endswith(f":{port}"):
+                    message = f"{one.model} is already served on {one.url}."
+                    raise UsageError(message, "Use that server, or choose another port with --port.") from None
+            raise
         local = all(is_loopback(one.getsockname()[0]) for one in listeners)  # the name of a host does not say it
         if not local and not token:
             raise UsageError(
@@ -110,21 +118,6 @@ def serve(
     access = {"token": token, "local": local, "origins": cors_origin}
     options = {"aliases": alias, "limit": queue}
     return asyncio.run(_serve(chosen, backend, path, terminal, listeners, access, options, strict=strict))
-
-
-def _listen(host: str, port: int) -> list[socket.socket]:
-    """Return listening sockets. Raises UsageError; one that names the server if it is cpuchat's."""
-    from cpuchat.config.servers import running_servers
-    from cpuchat.serving.server import PortInUse, listen
-
-    try:
-        return listen(host, port)
-    except PortInUse:
-        for one in running_servers():
-            if one.url.endswith(f":{port}"):
-                message = f"{one.model} is already served on {one.url}."
-                raise UsageError(message, "Use that server, or choose another port with --port.") from None
-        raise
 
 
 async def _serve(

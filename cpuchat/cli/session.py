@@ -91,14 +91,10 @@ class Session:
         self._backend = backend or SwitchingBackend()
         self.conversation = Conversation(settings=settings, backend=self._backend, store=None)
         self._terminal = terminal
-        self._presses = 0
+        self.interrupted = False
         self.on_interrupt: Callable[[], object] = lambda: None
         """Called with each Ctrl+C."""
         self._stack = contextlib.ExitStack()
-
-    @property
-    def interrupted(self) -> bool:
-        return self._presses > 0
 
     async def __aenter__(self) -> Self:
         self._stack.enter_context(each_interrupt(self._on_interrupt))
@@ -110,7 +106,7 @@ class Session:
         self._stack.close()
 
     def _on_interrupt(self, presses: int) -> None:
-        self._presses = presses
+        self.interrupted = True
         self.on_interrupt()
         if presses > 1 and self._backend.pid is not None:
             self._backend.kill()

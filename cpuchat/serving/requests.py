@@ -51,8 +51,7 @@ BYTES_PER_TOKEN = 64
 MAX_STOPS, LONGEST_STOP = 16, 1000
 STREAM_SECONDS, WHOLE_SECONDS = 0.08, 1.0
 """Between two events with text: of a stream, and where only the end is sent."""
-_MAX_QUOTED = 80
-"""Characters of a wrong value that an error repeats."""
+_MAX_QUOTED = 80  # characters of a wrong value that an error repeats
 TEXTS = ("text", "input_text", "output_text", "refusal")
 """Kinds of parts that are text, in OpenAI's dialects."""
 _MAX_TOOLS = 512

@@ -109,10 +109,8 @@ def read_file(name: str, folder: Path, mark: str = "") -> Attachment:
             ]
             more = [f"… and {len(names) - _LISTED:,} more"] if len(names) > _LISTED else []
             text, title = storable("\n".join([*names[:_LISTED], *more]) or "(empty)"), f"{name}, a folder"
-        elif first:
-            text, title = _lines(path, name, first, last)
         else:
-            text, title = _whole(path, name), name
+            text, title = _text(path, name, first, last)
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"Cannot read {clean_line(name)}: {reason}.", "Nothing was sent.") from None
@@ -187,41 +185,33 @@ def _opened(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def _whole(path: Path, name: str) -> str:
-    with _opened(path) as stream:
-        data = stream.read(MAX_BYTES + 1) or b""  # None: of /proc/kmsg and the like, where there is nothing yet
-        n_bytes = max(len(data), os.fstat(stream.fileno()).st_size)
-    if data.startswith(_PDF) or (len(data) > MAX_BYTES and b"\0" in data):
-        raise _no_text(name)
-    if len(data) > MAX_BYTES:
-        raise _too_large(f"{clean_line(name)} has {size(n_bytes)}", name)
-    return _decoded(data, name)
-
-
-def _lines(path: Path, name: str, first: int, last: int | None) -> tuple[str, str]:
-    """Return these lines of a file, and a title that names them. What is before them is not kept in memory."""
+def _text(path: Path, name: str, first: int, last: int | None) -> tuple[str, str]:
+    """Return lines of a file, all if `first` is 0, and a title that names them. What is before them is not kept."""
     kept, n_bytes, number, ended = list[bytes](), 0, 1, True
     with _opened(path) as stream:
-        start = stream.read(_CHUNK) or b""
+        start = stream.read(_CHUNK) or b""  # None: of /proc/kmsg and the like, where there is nothing yet
         if b"\0" in start or start.startswith(_PDF):
             raise _no_text(name)
-        stream.seek(0)
-        while (last is None or number <= last) and (part := stream.readline(_CHUNK)):
+        if start:
+            stream.seek(0)
+        while start and (last is None or number <= last) and (part := stream.readline(_CHUNK)):
             if number >= first:
                 kept.append(part)
                 n_bytes += len(part)
                 if n_bytes > MAX_BYTES:
-                    raise _too_large(f"These lines of {clean_line(name)} have over {size(MAX_BYTES)}", name)
+                    whole = f"{clean_line(name)} has {size(max(n_bytes, os.fstat(stream.fileno()).st_size))}"
+                    found = f"These lines of {clean_line(name)} have over {size(MAX_BYTES)}" if first else whole
+                    raise _too_large(found, name)
             ended = part.endswith(b"\n")
             number += ended
-    if not kept:
+    if first and not kept:
         n_lines = number - ended
         fault = f"it has {plural(n_lines, 'line')}" if last is None or last >= first else "the last is before the first"
         raise UsageError(f"No such lines: {clean_line(name)}; {fault}.", "Name others; nothing was sent.")
-    data = b"".join(kept)
-    until = number - ended
-    file = name[: name.rindex(":")]
-    return _decoded(data, name), f"{file}, line {first}" if until == first else f"{file}, lines {first}-{until}"
+    text, until, file = _decoded(b"".join(kept), name), number - ended, name.rpartition(":")[0]
+    if not first:
+        return text, name
+    return text, f"{file}, line {first}" if until == first else f"{file}, lines {first}-{until}"
 
 
 def _decoded(data: bytes, name: str) -> str:

@@ -193,11 +193,6 @@ class ChatSession:
         """Stop what runs, also what is about to begin. A stopped answer is kept as far as it is."""
         await self.conversation.stop()
 
-    def kill(self) -> None:
-        """Kill the worker, if there is one; what is unsaved is lost."""
-        if self.conversation.backend.pid is not None:
-            self.conversation.backend.kill()
-
     async def finish(self) -> None:
         """Stop what runs, and wait until its last text is shown and stored."""
         await self.stop_background()

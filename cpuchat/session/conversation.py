@@ -363,7 +363,7 @@ class Conversation:
 
     async def close(self) -> None:
         """Shut the worker down and save everything. What could not be saved is in `history.saver.answer`."""
-        await self.history.close()
+        await self.history.saver.close()
         await asyncio.gather(self.backend.close(), *([self.tools.toolbox.close()] if self.tools is not None else []))
         await self.history.close_store()
 

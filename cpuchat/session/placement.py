@@ -22,12 +22,9 @@ class PlacementChange:
     def __init__(
         self, conversation: Conversation, wanted: PlacementSpec, tell: Callable[[float], None] = lambda _: None
     ) -> None:
-        self.wanted = wanted
-        self.previous = PlacementSpec.of(conversation.settings)
-        self.stopped = False
-        self._conversation = conversation
-        self._tell = tell
-        self._left = False
+        self.wanted, self.previous = wanted, PlacementSpec.of(conversation.settings)
+        self.stopped = self._left = False
+        self._conversation, self._tell = conversation, tell
 
     async def stop(self) -> None:
         """Stop as soon as possible, and load the model as it was before."""
@@ -42,7 +39,7 @@ class PlacementChange:
         """Load the model; as it was before if that fails. Returns why, in a sentence or two, "" when it runs as
         wanted."""
         model = self._conversation.model
-        problem = await self._load(self.wanted, had_draft=model is not None and bool(model.draft))
+        problem = await self._load(self.wanted, had_draft=bool(model and model.draft))
         if not problem and self._conversation.model is not None:
             return ""
         problem = problem if problem and not self.stopped else "Cancelled."
@@ -53,10 +50,9 @@ class PlacementChange:
 
     async def _load(self, spec: PlacementSpec, *, had_draft: bool = False) -> str:
         """Load the model again; returns what went wrong, "" also when it was stopped."""
-        conversation = self._conversation
+        conversation, problem = self._conversation, ""
         conversation.settings = spec.applied_to(conversation.settings)
         self._tell(0.0)
-        problem = ""
         try:
             async with contextlib.aclosing(conversation.reload()) as events:
                 async for event in events:

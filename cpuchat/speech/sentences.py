@@ -52,17 +52,6 @@ _OF_EMOJI = re.compile("[\ufe00-\ufe0f\u200d\u20e3\U0001f3fb-\U0001f3ff\U000e010
 _SPACES, _BEFORE_MARK = re.compile(r"\s+"), re.compile(r"\s+([,.;:!?])")
 
 
-def _spoken_text(text: str) -> str:
-    """Return `text` without markup that is left in it, with units, operators and symbols as words: `63 GB/s` as
-    "63 gigabytes per second"; addresses by their host.
-    """
-    text = _TAG_OR_FOOTNOTE.sub(" ", _ADDRESS.sub(lambda match: match[1].replace(".", " dot "), text))
-    text = _WITH_UNIT.sub(_unit, _DATA.sub(" ", text).replace("μ", "µ"))
-    for pattern, words in _SYMBOLS:
-        text = pattern.sub(words, text)
-    return text
-
-
 def _unit(match: re.Match[str]) -> str:
     number, gap, unit, per = match.groups()
     if (not gap and len(unit) == 1 and unit.isalpha()) or not (number or per):  # 7B, the 1990s
@@ -95,10 +84,17 @@ def _words(tokens: Sequence[Token]) -> str:
 
 
 def spoken_inline(text: str) -> str:
-    """Return the words of a line of Markdown, without emoji and other characters that have no sound."""
+    """Return the words of a line of Markdown, without markup that is left in it and without emoji and other characters
+    that have no sound; with units, operators and symbols as words: `63 GB/s` as "63 gigabytes per second"; addresses by
+    their host.
+    """
     dollars = re.sub(r"\\\( ?(.+?) ?\\\)", r"$\1$", text.replace("\\[", "$$").replace("\\]", "$$"))
     (token,) = _parser().parseInline(dollars)
-    words = _spoken_text(unicodedata.normalize("NFC", clean(_words(token.children or []))))
+    words = unicodedata.normalize("NFC", clean(_words(token.children or [])))
+    words = _TAG_OR_FOOTNOTE.sub(" ", _ADDRESS.sub(lambda match: match[1].replace(".", " dot "), words))
+    words = _WITH_UNIT.sub(_unit, _DATA.sub(" ", words).replace("μ", "µ"))
+    for pattern, spoken in _SYMBOLS:
+        words = pattern.sub(spoken, words)
     heard = "".join(
         one
         for one in words

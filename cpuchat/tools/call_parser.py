@@ -115,6 +115,7 @@ def _bare_value_end(text: str, at: int, quote: str) -> int:
 
 MAX_CALLS = 64
 _NAME = r"(?P<name>[\w.$:-]{1,256}?)(?![\w-])"
+_LOOSE_NAME = _NAME + r"[^{}\n]{0,100}?(?=\{)"  # and what else stands before its arguments
 _WHOLE_NAME = r"(?P<name>[\w.$:-]{1,256}+)"  # where nothing but white space follows
 _KEY = r"(?P<key>[^\s<>=:/{}()\[\],\"']{1,256}?)"
 _ID_IN_NAME = re.compile(r"(?:functions\.)?(?P<name>.+?):\d+")
@@ -176,7 +177,7 @@ def find_name(form: CallFormat, text: str, start: int) -> tuple[str, str, int] |
     named = _NAME if form.middle.strip() else _WHOLE_NAME
     found = _pattern(form.lead, named, form.middle).search(text, start)
     if found is None and form.shape == "json" and form.opening.strip():  # a channel or a kind in between
-        found = _loose_pattern(form.lead).search(text, start)
+        found = _pattern(form.lead, _LOOSE_NAME).search(text, start)
     if found is None:
         return None
     ahead = form.between if start or text.startswith(form.between or "\0") else form.section
@@ -314,12 +315,6 @@ def _schema_of(schema: Any, key: str) -> Any:
 def _pattern(literal: str, group: str = "", then: str = "") -> re.Pattern[str]:
     """Return a pattern for two literals and what is between them."""
     return re.compile(_lenient(literal) + group + _lenient(then))
-
-
-@lru_cache(16)
-def _loose_pattern(opening: str) -> re.Pattern[str]:
-    """Return a pattern for a name and what else stands before its arguments."""
-    return re.compile(_lenient(opening) + _NAME + r"[^{}\n]{0,100}?(?=\{)")
 
 
 def _lenient(literal: str) -> str:

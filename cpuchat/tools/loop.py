@@ -200,10 +200,8 @@ class Toolbox:
             return ToolResult(text=call.problem or f"Missing arguments: {', '.join(missing)}.", failed=True)
         return tool
 
-    def has(self, call: ToolCall, tool: Tool) -> bool:
-        """Return whether a call still means the tool that `find` returned."""
-        owner = self._owners.get(call.name)
-        return owner is not None and owner[1].fingerprint == tool.fingerprint
+    def fingerprint(self, call: ToolCall) -> str:
+        return self._owners[call.name][1].fingerprint if call.name in self._owners else ""
 
     async def run(self, call: ToolCall) -> ToolResult:
         """Run a call whose tool `find` returned; what goes wrong is what the model is told."""
@@ -332,7 +330,7 @@ class ToolLoop:
             choice = await self._until_stopped(self._ask(tool, call))
             if choice is None or choice == "refuse":
                 return _STOPPED if choice is None else _REFUSED
-            if not self.toolbox.has(call, tool):
+            if tool.fingerprint != self.toolbox.fingerprint(call):
                 return _CHANGED
             if choice == "chat":
                 self._approved.add((chat_id, tool.fingerprint))

@@ -85,7 +85,7 @@ async def conversation(
         if backend is None:
             await core.close()
         else:
-            await core.history.close()
+            await core.history.saver.close()
             await core.history.close_store()
 
 

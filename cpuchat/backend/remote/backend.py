@@ -244,7 +244,7 @@ class RemoteBackend(ModelBackend):
         try:
             while True:
                 # Text does not wait for the next part of the answer, which may be long in coming.
-                due = max(sent + request.output.frame_seconds - time.monotonic(), 0.0) if tally.has_text else None
+                due = max(sent + request.output.frame_seconds - time.monotonic(), 0.0) if tally.pending else None
                 await asyncio.wait({arriving, stopping}, timeout=due, return_when=asyncio.FIRST_COMPLETED)
                 if self._cancelled.is_set():
                     break

@@ -224,13 +224,8 @@ class StreamTally:
         self._newest_at = self._at_ms = 0.0
         self._first_ms: float | None = None  # predicted_ms of the first text
         self._first_n = 1
-        self._pending: dict[Channel, str] = {}
+        self.pending: dict[Channel, str] = {}  # text that waits for `deltas`
         self._prefilled = False
-
-    @property
-    def has_text(self) -> bool:
-        """Return whether text waits for `deltas`."""
-        return bool(self._pending)
 
     def _count(self, name: str) -> int:
         return int(self._figures.get(name, 0))
@@ -269,9 +264,9 @@ class StreamTally:
                 if self.prompt_total and not self._prefilled:
                     found.append(self._progress(self.prompt_total, self.prompt_total, self._count("cache_n")))
             if chunk.reasoning:
-                self._pending["reasoning"] = self._pending.get("reasoning", "") + chunk.reasoning
+                self.pending["reasoning"] = self.pending.get("reasoning", "") + chunk.reasoning
             if chunk.content:
-                self._pending["answer"] = self._pending.get("answer", "") + chunk.content
+                self.pending["answer"] = self.pending.get("answer", "") + chunk.content
         return found
 
     def _progress(self, processed: int, total: int, cached: int) -> PrefillProgress:
@@ -283,15 +278,15 @@ class StreamTally:
 
     def deltas(self) -> list[AnyEvent]:
         """Return the text that waits, and the speculation figures."""
-        if not self._pending or self._first_at is None:
+        if not self.pending or self._first_at is None:
             return []
         at_ms = 1e3 * (self._newest_at - self._started)
         if self._first_ms is not None:  # by the server's clock
             at_ms = 1e3 * (self._first_at - self._started) + self._figures["predicted_ms"] - self._first_ms
         self._at_ms = max(self._at_ms, at_ms)
         found: list[AnyEvent] = []
-        predicted_n, last = self.predicted_n, len(self._pending) - 1
-        for number, (channel, text) in enumerate(self._pending.items()):
+        predicted_n, last = self.predicted_n, len(self.pending) - 1
+        for number, (channel, text) in enumerate(self.pending.items()):
             n_tokens = predicted_n - self._counted if number == last else 0  # only the sum of a batch is known
             found.append(
                 TextDelta(
@@ -300,7 +295,7 @@ class StreamTally:
                 )
             )  # fmt: skip
         self._counted = max(predicted_n, self._counted)
-        self._pending = {}
+        self.pending = {}
         if (figures := self._speculation()) is not None:
             found.append(SpeculationUpdate(request_id=self._request_id, predicted_n=predicted_n, figures=figures))
         return found
