@@ -1,13 +1,16 @@
-"""Counters of the server, for Prometheus."""
+"""Counters of the server and figures of its answers, for Prometheus."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from cpuchat.protocol.timings import Timings
+from cpuchat.telemetry.meter import ChatFigures
 
 Result = Literal["ok", "cancelled", "refused", "queue_full", "failed"]
 """How requests end: answered, cut by the client, refused as wrong or too long or because too many wait, failed."""
@@ -27,9 +30,12 @@ _COUNTERS: Final = {
 
 
 class ServingMetrics:
-    """Counts since the start of the server. `running`, `waiting`: return the requests that are answered and queued."""
+    """Counts since the start of the server. `running`, `waiting`: return the requests that are answered and queued;
+    `figures` those of the running answer, else of the last one."""
 
-    def __init__(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
+    def __init__(
+        self, running: Callable[[], float], waiting: Callable[[], float], figures: Callable[[], ChatFigures]
+    ) -> None:
         disable_created_metrics()
         self._registry = registry = CollectorRegistry()
         labels = ("endpoint", "result")
@@ -40,6 +46,7 @@ class ServingMetrics:
         self._counters = {name: Counter(f"cpuchat_{name}", text, registry=registry) for name, text in _COUNTERS.items()}
         for name, text, count in (("running", "answered", running), ("waiting", "queued", waiting)):
             Gauge(f"cpuchat_requests_{name}", f"Requests that are {text} now.", registry=registry).set_function(count)
+        registry.register(_Figures(figures))
         for endpoint in ENDPOINTS:
             for result in get_args(Result):
                 self.requests.labels(endpoint, result)
@@ -68,3 +75,24 @@ class ServingMetrics:
     def page(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class _Figures(Collector):
+    """Gauges of the running answer, else of the last one; a figure that is not known has no sample."""
+
+    def __init__(self, figures: Callable[[], ChatFigures]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        now = self._figures()
+        drafting, roofline, peak = now.drafting, now.roofline, now.roofline.peak.value
+        for name, text, value in (
+            ("decode_tokens_per_second", "Decode speed", now.tok_s.value),
+            ("acceptance_ratio", "Drafted tokens accepted by drafted", drafting.acceptance.value),
+            ("read_bandwidth_bytes_per_second", "Memory read by decoding", roofline.estimate.value),
+            ("read_bandwidth_peak_bytes_per_second", "Known read bandwidth", peak and peak.bytes_per_s),
+            ("bandwidth_utilization_ratio", "Memory read by decoding by that", roofline.utilization.value),
+        ):
+            yield GaugeMetricFamily(
+                f"cpuchat_{name}", f"{text}, of the running answer, else the last one.", value=value
+            )

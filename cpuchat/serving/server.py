@@ -25,11 +25,14 @@ from pathlib import Path
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpuchat.base.errors import UsageError
 from cpuchat.config.servers import is_loopback
 from cpuchat.serving.errors import Refusal
 
+HEAD_SECONDS = 10.0
+"""A request's head must arrive within, from the connection or its own first byte on."""
 CONNECTIONS = 128
 """Beyond these, requests get 503: a process may have 256 open files on some systems."""
 _CLOSING_SECONDS = 3
@@ -46,6 +49,33 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection on which no request comes: uvicorn's own timer starts after the first answer, and silent
+    connections would fill the limit."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._time_head(True)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head(self.cycle is None or self.cycle.response_complete)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._time_head(False)
+        super().connection_lost(exc)
+
+    def _time_head(self, is_awaited: bool) -> None:
+        """Close the connection unless the whole head of a request comes in time."""
+        if is_awaited and self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        elif not is_awaited and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -82,7 +112,7 @@ async def serving(app: ASGIApp, listeners: list[socket.socket]) -> AsyncIterator
     """Serve `app` inside the block; at its end, connections get a few seconds to end."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=_Protocol,
         backlog=_BACKLOG,
         limit_concurrency=CONNECTIONS,
         ws="none",

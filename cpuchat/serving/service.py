@@ -71,7 +71,7 @@ class InferenceService:
         on_done: Callable[[RequestRecord], None] = lambda done: None,
         on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.metrics = ServingMetrics(lambda: self.busy, lambda: self.waiting)
+        self.metrics = ServingMetrics(lambda: self.busy, lambda: self.waiting, lambda: conversation.figures())
         self.closing, self.started = False, int(time.time())
         self._conversation, self._aliases, self._limit = conversation, aliases, limit
         self._on_done, self._on_note = on_done, on_note

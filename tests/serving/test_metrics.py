@@ -8,6 +8,8 @@ from cpuchat.protocol.messages import PrefillProgress, SpeculationUpdate, TextDe
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.metrics import ServingMetrics
 from cpuchat.serving.replies import ReplyProgress
+from cpuchat.telemetry.meter import Meter
+from tests.support.meter_states import STATES
 from tests.support.scripted_backend import DRAFTING
 
 TIMINGS = Timings(
@@ -22,7 +24,7 @@ def samples(metrics: ServingMetrics) -> dict[str, float]:
 
 
 def test_answers_add_up() -> None:
-    metrics = ServingMetrics(lambda: 1, lambda: 2)
+    metrics = ServingMetrics(lambda: 1, lambda: 2, Meter().figures)
     for _ in range(2):
         metrics.requests.labels("chat", "ok").inc()
         metrics.count_answer(TIMINGS)
@@ -39,7 +41,7 @@ def test_answers_add_up() -> None:
 
 @pytest.mark.parametrize("drafting", [False, True])
 def test_a_cut_answer_is_counted_as_far_as_its_events_tell(drafting: bool) -> None:
-    metrics, progress = ServingMetrics(lambda: 0, lambda: 0), ReplyProgress()
+    metrics, progress = ServingMetrics(lambda: 0, lambda: 0, Meter().figures), ReplyProgress()
     progress.follow(PrefillProgress(request_id=1, processed=40, total=40, cache_n=8), 10.0)
     progress.follow(TextDelta(request_id=1, text="a", n_tokens=1, predicted_n=1, at_ms=700.0), 11.0)
     if drafting:
@@ -50,3 +52,11 @@ def test_a_cut_answer_is_counted_as_far_as_its_events_tell(drafting: bool) -> No
     assert found["predicted_tokens_total"] == 420 and found["decode_steps_total"] == 419
     assert found["passes_total"] == (DRAFTING.passes if drafting else 419)
     assert found["draft_tokens_total"] == (DRAFTING.draft_n if drafting else 0)
+
+
+def test_gauges_tell_the_answer_and_unknown_ones_are_left_out() -> None:
+    meter = STATES["writing"][0]
+    found, figures = samples(ServingMetrics(lambda: 0, lambda: 0, meter.figures)), meter.figures()
+    assert found["decode_tokens_per_second"] == figures.tok_s.value
+    assert found["bandwidth_utilization_ratio"] == figures.roofline.utilization.value
+    assert "acceptance_ratio" not in samples(ServingMetrics(lambda: 0, lambda: 0, Meter().figures))
