@@ -8,7 +8,7 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
-    from cpuchat.costs.model import Figure
+    from cpuchat.costs.usual import Figure
     from cpuchat.planner.plan import CapacityPlan, Range
     from cpuchat.planner.specs import MachineSpec
 
@@ -46,12 +46,7 @@ def title(plan: CapacityPlan) -> str:
 
 def lines(plan: CapacityPlan) -> Lines:
     """Return the plan as labels and texts."""
-    need = plan.memory
-    memory = [f"weights {gigabytes(need.weights)}"]
-    memory.append(f"KV cache {gigabytes(need.kv)} ({units.tokens(plan.workload.n_ctx)} tokens)")
-    memory += [f"draft {gigabytes(need.draft)}"] if need.draft else []
-    memory.append(f"buffers {gigabytes(need.buffers)}")
-    found = [("memory", f"{' + '.join(memory)} = {gigabytes(need.needed)} of {gigabytes(need.usable)} GB: {need.fit}")]
+    found = [("memory", plan.memory.explained)]
     if plan.tok_s is None:
         return [*found, ("tok/s", f"n/a: {plan.why_not}")]
     assert plan.ttft_s is not None  # all figures are there when one is

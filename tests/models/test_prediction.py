@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from cpuchat.base.errors import DoesNotFit
-from cpuchat.costs.model import Figure
+from cpuchat.costs.usual import Figure
 from cpuchat.engine.llama.model import plan_load
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models import fit
@@ -175,7 +175,7 @@ def test_the_header_of_one_quantization_tells_of_the_others(
     size = header.size + sample.file_size - sample.size
     near = predict_like(sample, size, wanted, LoadOptions(), machine, draft=draft)
     assert near.needed == pytest.approx(exact.needed, rel=error)
-    assert (near.verdict, near.n_ctx, near.draft_need) == (exact.verdict, exact.n_ctx, exact.draft_need)
+    assert (near.verdict, near.need.n_ctx, near.draft_need) == (exact.verdict, exact.need.n_ctx, exact.draft_need)
     assert near.context_that_fits == exact.context_that_fits
     assert near.bytes_per_token == pytest.approx(exact.bytes_per_token, rel=0.02)
     assert not near.exact

@@ -1,27 +1,19 @@
-"""What the hardware screen shows beside the picture: facts about the machine and the worker, and a list of placements;
-and what it reads for them.
-"""
+"""What the hardware screen shows beside the picture: facts about the machine and its worker, and the placements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.hardware.machine import MachineFacts
 from cpuchat.hardware.placement.placement import PlacementCandidate, PlacementSpec
 from cpuchat.present import machine
-from cpuchat.present.machine import Now, cpu_module, kernels_used, passes_measured
+from cpuchat.present.machine import Now
 from cpuchat.tui.widgets.model_list import label_table
-
-if TYPE_CHECKING:
-    from cpuchat.protocol.model_info import ModelInfo
-    from cpuchat.tui.services import Services
 
 
 class FactsTable(Static):
@@ -29,32 +21,10 @@ class FactsTable(Static):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--dim"}
 
-    def show(self, facts: MachineFacts, now: Now, advice: str = "") -> None:
-        rows = machine.rows(facts, now) + ([("advice", advice)] if advice else [])
-        self.update(label_table(rows, self.get_component_rich_style("facts--dim", partial=True), 16))
-
-
-async def read_words(services: Services, model: ModelInfo | None, root: Path) -> dict[str, str]:
-    """Return the fields of `Now` about passes, CPU modules and kernels on the cores of the settings."""
-    from cpuchat.measure.peak import with_peak
-    from cpuchat.models.cpu_modules import AUTO, engine_cpu
-    from cpuchat.models.kernels import ProductLog
-
-    settings, engine = services.settings, services.conversation.backend.engine
-    memory, in_effect = engine.memory_policy if engine is not None else "", services.conversation.in_effect
-
-    def read() -> dict[str, str]:
-        kernels = ""
-        if model is not None and engine is not None and model.evidence is not None:
-            products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
-            kernels = kernels_used(with_peak(model, memory), engine, products)
-        return {
-            "passes": passes_measured(settings, root),
-            "cpu_module": cpu_module(settings, in_effect, engine),
-            "kernels": kernels,
-        }
-
-    return await run_in_daemon_thread(read)
+    def show(self, facts: MachineFacts, now: Now) -> None:
+        self.update(
+            label_table(machine.rows(facts, now), self.get_component_rich_style("facts--dim", partial=True), 16)
+        )
 
 
 class PlacementList(OptionList):
@@ -89,7 +59,7 @@ class PlacementList(OptionList):
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
         rows: list[Text] = []
         for number, offer in enumerate(self._offers):
-            note = "needs draft" if offer.placement.is_split and not self._has_draft else ""
+            note = "needs draft" if offer.placement.draft_cpus and not self._has_draft else ""
             rows.append(self._row(offer.name, offer.spec, note, not number, width))
         if (spec := self._in_use) not in [offer.spec for offer in self._offers]:
             parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
