@@ -250,6 +250,7 @@ class InferenceService:
                         )  # fmt: skip
                         progress.follow(told, now)
                         yield told
+                    await conversation.remember_speed(timings)
                 progress.follow(event, now)
                 if isinstance(event, ModelLoaded):
                     self.loaded(event.model)

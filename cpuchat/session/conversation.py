@@ -45,6 +45,7 @@ from cpuchat.protocol.messages import (
     ToolStep,
 )
 from cpuchat.protocol.model_info import ModelInfo
+from cpuchat.protocol.timings import Timings
 from cpuchat.session.activity import Activity, ActivityOwner
 from cpuchat.session.preset import ChatPreset
 from cpuchat.telemetry.meter import ChatFigures, Meter, ReasoningTime
@@ -392,10 +393,7 @@ class Conversation:
                         if not await _put_event(history, event, self.model_name):
                             break
                         if isinstance(event, GenerationFinished):
-                            if self.logs_speed and self.model is not None:
-                                memory = backend.engine.memory_policy if backend.engine is not None else ""
-                                if await asyncio.to_thread(usage.answered, self.model, event.timings, memory):
-                                    await self.refresh_reach()
+                            await self.remember_speed(event.timings)
                             event = msgspec.structs.replace(event, timings=history.answer.timings or event.timings)
                         yield event
                         if isinstance(event, CallDone) and not self.activity.is_stopping:
@@ -403,6 +401,14 @@ class Conversation:
             finally:
                 await history.end_answer()
             await history.require_own_answer()
+
+    async def remember_speed(self, timings: Timings) -> None:
+        """Keep what a whole answer tells of the model and of this machine, and raise the peak that it beat."""
+        if self.logs_speed and (model := self.model) is not None:
+            engine = self.backend.engine
+            memory = engine.memory_policy if engine is not None else ""
+            if await asyncio.to_thread(usage.answered, model, timings, memory):
+                await self.refresh_reach()
 
     async def refresh_reach(self) -> bool:
         """Give the meter what the cores of the loaded model reach by what is measured now; returns whether there is

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from cpuchat.config.settings import Settings
+from cpuchat.measure.peak import ReadBandwidth, keep, known
 from cpuchat.protocol.messages import (
     Failed,
     Generate,
     GenerationFinished,
     LoadProgress,
     ModelLoaded,
+    PrefillProgress,
 )
 from cpuchat.protocol.timings import Timings
 from cpuchat.serving.errors import Refusal
 from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import InferenceService, RequestRecord
-from tests.support.scripted_backend import WITH_DRAFT
+from cpuchat.session.conversation import Conversation
+from tests.support.scripted_backend import MODEL, WITH_DRAFT, ScriptedBackend, timings
 
 FINISHED = GenerationFinished(request_id=1, stop_reason="end", timings=Timings(predicted_n=1))
 DIED = Failed(code="worker_died", message="The worker died.", request_id=1)
@@ -36,6 +42,9 @@ class Engine:
         self.model: object = WITH_DRAFT
         self.asked: list[str | None] = []
         self.gate = asyncio.Event()
+
+    async def remember_speed(self, timings: Timings) -> None:
+        pass
 
     async def generate_detached(self, request: Generate) -> AsyncGenerator[Any, None]:
         self.asked.append(request.prompt)
@@ -107,6 +116,22 @@ async def test_the_health_tells_a_model_that_cannot_be_reloaded() -> None:
     engine.steps = (ModelLoaded(model=WITH_DRAFT), FINISHED)
     await ask(service)
     service.check_health()
+
+
+async def test_an_answer_that_beats_the_known_peak_raises_it_for_every_program() -> None:
+    cpus = (0, 1)
+    model = msgspec.structs.replace(MODEL, cpus=cpus, peak_read=0.0)
+    keep(ReadBandwidth(cpus, 40e9, (40e9,), (1.0,)))
+    finished = GenerationFinished(request_id=1, stop_reason="end", timings=timings(200))  # 40 tok/s: 66 GB/s
+    backend = ScriptedBackend([[PrefillProgress(request_id=1, processed=8, total=8, cache_n=0), finished]], model=model)
+    conversation = Conversation(settings=Settings(), backend=backend, store=None)
+    async for _ in conversation.load_model(Path(model.path)):
+        pass
+    service = InferenceService(conversation)
+    service.loaded(model)
+    await ask(service)
+    raised = known(cpus)
+    assert raised is not None and raised.at_least and raised.bytes_per_s == pytest.approx(66e9, rel=0.05)
 
 
 async def test_an_internal_error_counts_as_failed() -> None:
