@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 from common import Row, Target, arguments, machine, report, run_main
 
-from cpuchat.costs.model import CostProfile, Figure, bytes_read, pass_cost, prefill_cost
+from cpuchat.costs.model import CostProfile, bytes_read, pass_cost, prefill_cost
+from cpuchat.costs.usual import Figure
 from cpuchat.models.traffic import dimensions_of, typical_work
 from cpuchat.planner.specs import MachineSpec, PlannedModel
 from cpuchat.protocol.model_info import ModelWork

@@ -19,7 +19,8 @@ from typing import Any
 
 from common import RESULTS, run_main, spread
 
-from cpuchat.costs.model import SCENARIOS, pass_cost
+from cpuchat.costs.model import pass_cost
+from cpuchat.costs.usual import SCENARIOS
 from cpuchat.models.catalog import load_catalog
 from cpuchat.planner.plan import CapacityPlan, PlannedWorkload, Range, make_plan, usual_draft
 from cpuchat.planner.specs import find_machine, find_model

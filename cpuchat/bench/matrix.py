@@ -31,7 +31,7 @@ from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.library.library import Library
-from cpuchat.models.machine import GROUPS, tuned_settings
+from cpuchat.models.machine import GROUPS, TunedSettings
 from cpuchat.protocol.drafters import CHOICES, DrafterChoice
 from cpuchat.protocol.options import UNQUANTIZED, CacheType, FlashAttention
 
@@ -216,7 +216,7 @@ def check_placements(cells: Iterable[BenchCell], chosen: Settings) -> None:
 def setups_of(file: Path, chosen: Settings, **varied: Sequence[str]) -> list[Setup]:
     """Return the setups of one model; what tuning found for it is used where `varied` names nothing that belongs to it.
     Raises UsageError: a value is not valid; the message names its option."""
-    tuned = tuned_settings(file, chosen)
+    tuned = TunedSettings().applied(file, chosen)
     keys = {f"engine.{key}" for name in varied for key in VARIED[name]}
     given = [key for group in (("engine.threads", "engine.cores", "engine.memory_policy"), *GROUPS) if keys & {*group}
              for key in group if key.startswith("engine.")]  # fmt: skip

@@ -11,12 +11,12 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.base.errors import MeasureFailed
 from cpuchat.bench.matrix import BenchCell, BenchPrompt
 from cpuchat.config.settings import SpeculationSection
+from cpuchat.hardware.process import process_memory
 from cpuchat.measure.answer import answer_greedily
 from cpuchat.protocol.messages import Failed, Generate, Measure, Message, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
-from cpuchat.telemetry.machine import process_memory
 from cpuchat.telemetry.roofline import after_answer
 
 

@@ -31,12 +31,12 @@ from cpuchat.compare.runner import (
     short_names,
 )
 from cpuchat.config.settings import Settings
+from cpuchat.hardware.process import process_memory
 from cpuchat.measure.turns import in_order
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import AnyEvent, Score, TokensScored
 from cpuchat.quality.measure import require_same_vocabulary
-from cpuchat.telemetry.machine import process_memory
 
 if TYPE_CHECKING:
     from cpuchat.chats.store import ChatStore

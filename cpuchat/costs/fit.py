@@ -14,8 +14,8 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from cpuchat.costs.model import ACTIVATIONS, KV, CostProfile, PassPart, parts, pass_cost, usual
-from cpuchat.costs.products import Points, ProductRate
+from cpuchat.costs.model import ACTIVATIONS, KV, CostProfile, PassPart, Points, ProductRate, parts, pass_cost
+from cpuchat.costs.usual import usual
 from cpuchat.protocol.model_info import ModelWork
 
 _LONG = 1000  # tokens of context from which a pass tells what attention takes

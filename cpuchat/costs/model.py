@@ -1,28 +1,24 @@
 """How long a pass takes: of decoding, of verifying drafts, of a prompt, and of many chats together.
 
 The work of a pass (`ModelWork`: bytes to read and multiply-adds, by tensor type) takes time on a machine, which
-`CostProfile` describes as far as that time depends on it. Of a machine that was not measured, `usual_profile` computes
-the profile from its bandwidth, its cores and the kind of its CPU; what cores compute is in cpus.toml, each figure with
-its source.
+`CostProfile` describes as far as that time depends on it.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
-from cpuchat.base import toml
-from cpuchat.base.decoding import prepared
-from cpuchat.costs.products import Points, ProductRate, interpolated
 from cpuchat.protocol.model_info import ModelWork, Weights
 
+Points = tuple[tuple[float, float], ...]
+"""Pairs of tokens and a rate, by rising tokens."""
 COST_MODEL = 4
 """Raise it with every change of the work of a pass or of how profiles are fitted: what earlier versions kept of models
 and of this machine is then computed and measured again."""
@@ -143,6 +139,36 @@ MICRO_BATCH = 512
 _KERNELS_CHANGE = 32  # tokens up to which kernels for fewer and more tokens differ
 
 
+class ProductRate(msgspec.Struct, frozen=True):
+    """The speed of one tensor type ("Q4_K") on the threads of a placement.
+
+    `points` are pairs of tokens in a pass and bytes of weights per second, by rising tokens. A saved one without any,
+    or with others than positive numbers, is damaged (ValueError).
+    """
+
+    type: str
+    points: Points
+
+    def __post_init__(self) -> None:
+        if not self.points or not all(0 < value < math.inf for point in self.points for value in point):
+            raise ValueError(f"no rates of {self.type}: {self.points}")
+
+    def rate(self, n_tokens: float) -> float:
+        """Return bytes of weights per second in a pass: straight lines between the points on logarithmic scales. Longer
+        passes take as much time per token as the last one."""
+        return interpolated(self.points, n_tokens) * min(1.0, self.points[-1][0] / n_tokens)
+
+
+def interpolated(points: Points, at: float) -> float:
+    """Return the value at `at`: straight lines through `points` on logarithmic scales, constant outside them."""
+    (_, before), *_ = points
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 < at < x1:
+            return y0 * (y1 / y0) ** (math.log(at / x0) / math.log(x1 / x0))
+        before = y1 if at >= x1 else before
+    return before
+
+
 class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
     """A machine with the cores in use.
 
@@ -191,26 +217,17 @@ class CostProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 def scaled(profile: CostProfile, speed: float) -> CostProfile:
     """Return a machine that is `speed` times as fast in everything."""
-    return msgspec.structs.replace(on_other_cores(profile, read=speed, compute=speed), layer_s=profile.layer_s / speed)
 
+    def faster(points: Points) -> Points:
+        return tuple((n, speed * rate) for n, rate in points)
 
-def on_other_cores(profile: CostProfile, *, read: float, compute: float) -> CostProfile:
-    """Return other cores of the same machine, which read and compute so many times as fast; fixed costs stay. What a
-    product takes beyond reading is computing."""
-    memory = 1 / profile.bandwidth
-
-    def rate(now: float) -> float:
-        return 1 / (memory / read + max(1 / now - memory, 0.0) / compute)
-
-    return msgspec.structs.replace(
-        profile,
-        bandwidth=read * profile.bandwidth,
-        products=tuple(
-            msgspec.structs.replace(one, points=tuple((n, rate(now)) for n, now in one.points))
-            for one in profile.products
-        ),
-        attention=tuple((n, compute * now) for n, now in profile.attention),
-        activations=compute * profile.activations,
+    return CostProfile(
+        bandwidth=speed * profile.bandwidth,
+        products=tuple(ProductRate(one.type, faster(one.points)) for one in profile.products),
+        attention=faster(profile.attention),
+        activations=speed * profile.activations,
+        layer_s=profile.layer_s / speed,
+        l3_bytes=profile.l3_bytes,
     )
 
 
@@ -314,136 +331,3 @@ def max_users(profile: CostProfile, work: ModelWork, tok_s: float, n_past: float
 def compute_ceiling(profile: CostProfile, work: ModelWork, n_past: float = 0) -> float:
     """Return the tok/s if only computing took time, in passes as long as micro-batches: what no drafter exceeds."""
     return MICRO_BATCH / pass_cost(profile, work, MICRO_BATCH, n_past).compute
-
-
-Basis = Literal["measured", "data sheet", "computed", "estimate", "given"]
-Kind = Literal["desktop", "server", "dual socket", "cloud", "apple", "here"]
-Scenario = Literal["low", "value", "high"]
-SCENARIOS: tuple[Scenario, ...] = ("low", "value", "high")
-USUAL_GHZ = 3.0
-"""Clock under load where it is not known."""
-_BARRIERS = 20  # per layer
-_FULL, _MANY = 16, 112  # cores up to which rates add up, and at which `scaling` holds
-_TOKENS = (1, 2, 4, 8, 16, 32)  # from the last one on kernels compute at their full rate
-_OVERLAP = 6.0
-"""Exponent p of (read^p + compute^p)^(1/p), the time of both. On a Xeon E5-2683v4 with a 70B model, 6 is within 5 % for
-passes over 1 to 16 tokens."""
-_BY_FEATURE = (
-    ("AMX_INT8", "granite-rapids"),
-    ("AVX512_VNNI", "zen4"),
-    ("AVX_VNNI", "zen4"),
-    ("AVX2", "zen3"),
-    ("AVX", "x86-64"),
-    ("MATMUL_INT8", "ampereone"),
-)
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
-Text = Annotated[str, msgspec.Meta(max_length=400)]
-
-
-class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number with its range (0: none), its source, and what that source is."""
-
-    value: Positive
-    low: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    high: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    basis: Basis = "estimate"
-    source: Text = ""
-
-    def __post_init__(self) -> None:
-        if (self.low and self.low > self.value) or (self.high and self.high < self.value):
-            raise ValueError("low, value and high: must be in rising order")
-
-    def at(self, scenario: Scenario) -> float:
-        """Return `low`, `value` or `high`; `value` where there is no range."""
-        return (getattr(self, scenario) if scenario != "value" else 0.0) or self.value
-
-
-class _CPU(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`int8` with llama.cpp's kernels, `own` with cpuchat's (None: they do not run there)."""
-
-    int8: Figure
-    own: Figure | None = None
-
-
-class Usual(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of cpus.toml."""
-
-    cpu: dict[str, _CPU]
-    few: Figure
-    few_own: Figure
-    f16: Figure
-    attention: Figure
-    typical: Figure
-    decode: dict[Kind, Figure]
-    scaling: Figure
-    barrier_us: Figure
-
-
-@cache
-def usual() -> Usual:
-    """Return what is usual of CPUs and kinds of machines."""
-    text = Path(__file__).with_name("cpus.toml").read_text(encoding="utf-8")
-    return msgspec.convert(toml.loads(text), prepared(Usual))
-
-
-def cpu_of(features: Collection[str]) -> str:
-    """Return the name in cpus.toml whose rates are nearest to those of a CPU with these instructions."""
-    return next((name for feature, name in _BY_FEATURE if feature in features), "arm64")
-
-
-def int8_tops(
-    cpu: str,
-    cores: float,
-    clock_ghz: float = USUAL_GHZ,
-    *,
-    sockets: int = 1,
-    scenario: Scenario = "value",
-    own: bool = True,
-) -> float:
-    """Return tera-operations per second in products of quantized matrices, all cores together; `own`: with cpuchat's
-    kernels where they run."""
-    found, each = usual(), cores / sockets
-    beyond = min(max(math.log(each / _FULL) / math.log(_MANY / _FULL), 0.0), 1.0) if each > _FULL else 0.0
-    rates = found.cpu[cpu]
-    rate = rates.own if own and rates.own is not None else rates.int8
-    return cores * found.scaling.value**beyond * clock_ghz * rate.at(scenario) / 1e3
-
-
-def usual_profile(
-    cpu: str,
-    cores: float,
-    decode: float,
-    *,
-    clock_ghz: float = USUAL_GHZ,
-    l3_bytes: float = 0.0,
-    sockets: int = 1,
-    scenario: Scenario = "value",
-    own: Collection[str] = (),
-) -> CostProfile:
-    """Return the profile of a machine with `cores` cores.
-
-    Args:
-        decode: bytes per second that decoding reads from memory; twice as many where the weights stay in L3.
-        l3_bytes: of all L3 caches; 0: not known.
-        own: types that cpuchat's kernels compute, where they run.
-    """
-    found = usual()
-    tops = partial(int8_tops, cpu, cores, clock_ghz, sockets=sockets, scenario=scenario)
-    barrier = found.barrier_us.value * 1e-6 * math.log2(2 * cores) * sockets
-
-    def rate(kind: str, n: int) -> float:
-        is_own = kind in own and found.cpu[cpu].own is not None
-        single = found.few_own if is_own else found.few
-        few = single.value ** (1 - math.log(n) / math.log(_TOKENS[-1]))
-        is_float = BITS[kind] >= BITS["F16"]
-        full = tops(own=is_own) * (found.f16.value if is_float else 1.0)
-        computing = n * 8 / BITS[kind] / (few * full * 1e12 / 2)
-        return (decode**-_OVERLAP + computing**_OVERLAP) ** (-1 / _OVERLAP)
-
-    return CostProfile(
-        bandwidth=decode,
-        products=tuple(ProductRate(kind, tuple((float(n), rate(kind, n)) for n in _TOKENS)) for kind in BITS),
-        attention=((1.0, found.attention.value * tops(own=False) * 1e12 / 2),),
-        layer_s=_BARRIERS * barrier,
-        l3_bytes=l3_bytes,
-    )

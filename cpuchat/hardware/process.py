@@ -1,10 +1,12 @@
-"""What the kernel says of a running process: the CPUs of its threads, its huge pages and its locked memory."""
+"""What the system says of a running process: its memory, huge and locked pages, and the CPUs of its threads."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from pathlib import Path
 
 from cpuchat.hardware.lists import parse_cpu_list
@@ -54,3 +56,35 @@ def memory_pages(pid: int, root: Path = ROOT) -> MemoryPages | None:
         return None
     huge_files = sizes.get("FilePmdMapped", 0) + sizes.get("ShmemPmdMapped", 0)
     return MemoryPages(sizes.get("Rss", 0), sizes.get("AnonHugePages", 0), huge_files, sizes.get("Locked", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Resident bytes. `private` is the process's own; `shared` is mapped files (model weights, shared by every
+    process that maps the same file) and shared memory."""
+
+    private: int
+    shared: int
+
+
+def process_memory(pid: int) -> ProcessMemory | None:
+    """Return the resident memory of `pid`; None when there is no such process or it may not be looked at.
+
+    Linux: /proc/PID/statm (proc(5)). Elsewhere: what psutil can tell.
+    """
+    if sys.platform != "linux":
+        import psutil  # not needed on Linux, and slow to import
+
+        try:
+            info = psutil.Process(pid).memory_info()
+        except psutil.Error:
+            return None
+        shared = getattr(info, "shared", 0)
+        return ProcessMemory(private=info.rss - shared, shared=shared)
+    try:
+        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return None
+    if not resident:  # a zombie has no memory left
+        return None
+    return ProcessMemory(private=(resident - shared) * PAGESIZE, shared=shared * PAGESIZE)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from copy import copy
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -84,7 +83,8 @@ class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Costs(NamedTuple):
-    """The `profile` of a set of cores, and the measurements that it follows (`source`; "": none).
+    """The `profile` of a set of cores, and the measurements that it follows (`source`; "": none). `probed`: those of a
+    probe are among them.
 
     `factors`: by how much longer passes of some models take, by the key of their files (`usage`). `types`: those of
     tensors whose passes were measured.
@@ -93,6 +93,7 @@ class Costs(NamedTuple):
     profile: CostProfile
     source: str
     factors: dict[str, float]
+    probed: bool = False
     types: frozenset[str] = frozenset()
 
 
@@ -123,22 +124,6 @@ class CostLog:
         """Return what chats tell, of the models that were used last."""
         found = store.find_all(CHATS, ModelCosts)
         return [one.value for one in found if replace(one.subject, model=()) == self.on][-_MODELS:]
-
-    def nearest_probe(self) -> CostLog | None:
-        """Return these costs of the cores of this machine with a probe that share most with these; None if there are
-        none."""
-        cores = {"cores": self.on.cores, "policy": self.on.policy}
-        probed = (one.subject for one in store.find_all(PROBE, tuple[Observation, ...]))
-        shared = max(
-            (on for on in probed if replace(on, **cores) == self.on),
-            key=lambda on: (len({*on.cores} & {*self.on.cores}), on.policy == self.on.policy),
-            default=None,
-        )
-        if shared is None:
-            return None
-        other = copy(self)
-        other.on = shared
-        return other
 
     @property
     def part(self) -> tuple[Observation, ...]:
@@ -192,7 +177,8 @@ class CostLog:
         sources += [f"chats with {plural(len(known), 'model')}"] * bool(known)
         factors = {one.file: factor / usual for one, factor in known if one.file}
         types = frozenset(one.main.type for one in probe)
-        return Costs(scaled(profile, 1 / usual) if large else profile, " and ".join(sources), factors, types)
+        profile = scaled(profile, 1 / usual) if large else profile
+        return Costs(profile, " and ".join(sources), factors, whole is not None, types)
 
 
 def _rate(one: Observation) -> float:

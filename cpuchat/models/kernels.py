@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cpuchat.base import paths
-from cpuchat.costs.products import ProductRate
+from cpuchat.costs.model import ProductRate
 from cpuchat.measure import store
 from cpuchat.measure.subject import on_cores
 from cpuchat.models.cpu_modules import engine_cpu

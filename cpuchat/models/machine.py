@@ -18,15 +18,8 @@ import msgspec
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, ModelUnsupported, UsageError
 from cpuchat.config.settings import Changes, Settings, value_of, with_changes
-from cpuchat.costs.model import (
-    CostProfile,
-    compute_ceiling,
-    cpu_of,
-    on_other_cores,
-    scaled,
-    usual,
-    usual_profile,
-)
+from cpuchat.costs.model import CostProfile, compute_ceiling, scaled
+from cpuchat.costs.usual import cpu_of, usual, usual_profile
 from cpuchat.hardware.memory import available_within, total_bytes
 from cpuchat.hardware.numa.mempolicy import Policy
 from cpuchat.hardware.placement.placement import PlacementSpec, place
@@ -105,7 +98,7 @@ def this_machine(settings: Settings, *, loaded: ModelInfo | None = None, root: P
         return machine
     share = 100 * usual().decode["here"].value
     source = f"{share:.0f} % of {gigabytes(peak.bytes_per_s)}, {peak.source}; passes not measured"
-    costs, probed = costs_here(cpus, policy.words if policy is not None else "", peak.bytes_per_s, root)
+    costs = costs_here(cpus, policy.words if policy is not None else "", peak.bytes_per_s, root)
     return msgspec.structs.replace(
         machine,
         peak=peak.bytes_per_s,
@@ -116,7 +109,7 @@ def this_machine(settings: Settings, *, loaded: ModelInfo | None = None, root: P
         source=costs.source or source,
         factors=costs.factors,
         fitted=bool(costs.source),
-        probed=probed,
+        probed=costs.probed,
         measured_types=costs.types,
     )
 
@@ -139,23 +132,9 @@ def cost_log(settings: Settings, root: Path = Path("/")) -> CostLog | None:
     return CostLog(cpus, policy.words, root) if cpus and policy is not None else None
 
 
-def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = Path("/")) -> tuple[Costs, bool]:
-    """Return what passes cost on cores that read `bandwidth` bytes per second together, and whether a probe tells it:
-    of these cores, or scaled from that of others.
-    """
-    log, start = CostLog(cpus, memory, root), usual_here(cpus, bandwidth, root)
-    if log.probe is not None:
-        return log.costs(start), True
-    near = log.nearest_probe()
-    peak = known(near.on.cores, near.on.policy, root=root) if near is not None else None
-    if near is None or peak is None:
-        return log.costs(start), False
-    topology = read_topology(root)
-    other = near.costs(usual_here(near.on.cores, peak.bytes_per_s, root))
-    compute = topology.n_cores(cpus) / topology.n_cores(near.on.cores)
-    costs = log.costs(on_other_cores(other.profile, read=bandwidth / peak.bytes_per_s, compute=compute))
-    source = " and ".join(filter(None, (f"{other.source}, scaled to {len(cpus)}", costs.source)))
-    return costs._replace(source=source), True
+def costs_here(cpus: Sequence[int], memory: str, bandwidth: float, root: Path = Path("/")) -> Costs:
+    """Return what passes cost on cores that read `bandwidth` bytes per second together."""
+    return CostLog(cpus, memory, root).costs(usual_here(cpus, bandwidth, root))
 
 
 def usual_here(cpus: Sequence[int], bandwidth: float, root: Path = Path("/")) -> CostProfile:
@@ -188,8 +167,8 @@ def reach_of(model: ModelInfo, memory: str = "") -> Reach:
     computing = model.compute_cpus or model.cpus
     measured = Reach(peak=known(computing, memory))
     peak = known(model.cpus, memory)
-    costs, probed = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else (None, False)
-    if costs is None or not probed or model.work is None:
+    costs = costs_here(model.cpus, memory, peak.bytes_per_s) if peak is not None else None
+    if costs is None or not costs.probed or model.work is None:
         return measured
     profile = scaled(costs.profile, 1 / factor_of(costs.factors, Path(model.path)))
     compute, read = compute_ceiling(profile, model.work, N_PAST), profile.read_rate(model.work.weight_bytes)
@@ -361,12 +340,6 @@ class TunedSettings:
         of_content = (file_fingerprint(model),)
         settings = {"bytes": model_size(model), "quota": topology.quota}
         return Subject(machine=topology.name, cores=topology.allowed, model=of_content, settings=settings)
-
-
-def tuned_settings(model: Path, chosen: Settings) -> Settings:
-    """Return the settings with which a model is loaded: with what tuning found for it. Reads a sample of its file where
-    models are tuned."""
-    return TunedSettings().applied(model, chosen)
 
 
 class TunedMachine:

@@ -10,7 +10,6 @@ import msgspec
 from cpuchat.base.errors import UsageError
 from cpuchat.costs.calibrations import MAX_TOKENS
 from cpuchat.costs.model import (
-    SCENARIOS,
     CostProfile,
     batch_rate,
     bytes_read,
@@ -20,6 +19,7 @@ from cpuchat.costs.model import (
     pass_cost,
     prefill_cost,
 )
+from cpuchat.costs.usual import SCENARIOS
 from cpuchat.models.catalog import PACE, Catalog
 from cpuchat.models.drafts.candidates import WORTH, gain
 from cpuchat.models.fit import PROCESS_BYTES

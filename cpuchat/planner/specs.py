@@ -20,19 +20,8 @@ from cpuchat.base import paths, toml
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, ModelNotFound, UsageError
 from cpuchat.config.settings import Settings, explained
-from cpuchat.costs.model import (
-    ALIKE,
-    USUAL_GHZ,
-    CostProfile,
-    Figure,
-    Kind,
-    Scenario,
-    Text,
-    cpu_of,
-    scaled,
-    usual,
-    usual_profile,
-)
+from cpuchat.costs.model import ALIKE, CostProfile, scaled
+from cpuchat.costs.usual import USUAL_GHZ, Figure, Kind, Scenario, Text, cpu_of, usual, usual_profile
 from cpuchat.hardware import topology as machine_topology
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import Instructions

@@ -22,10 +22,10 @@ from cpuchat.compare.figures import (
 )
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, SideAnswer, Turn
+from cpuchat.hardware.process import ProcessMemory
 from cpuchat.present.answers import roofline_json, timings_json
 from cpuchat.present.quality import token
 from cpuchat.telemetry import units
-from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import ChatFigures
 
 

@@ -160,15 +160,11 @@ def passes_measured(settings: Settings, root: Path = Path("/")) -> str:
     from cpuchat.models.machine import cost_log
 
     log = cost_log(settings, root)
-    if log is None:
-        return _PASSES_NOT_MEASURED
-    found, scaled = log.probe, ""
-    if found is None and (near := log.nearest_probe()) is not None:
-        found, scaled = near.probe, f", scaled to {plural(len(log.on.cores), 'core')}"
+    found = log.probe if log is not None else None
     if found is None:
         return _PASSES_NOT_MEASURED
     date = time.strftime("%Y-%m-%d", time.localtime(found.at)) + f" ({ago(found.at, time.time())})"
-    return f"{date} · {plural(len(found.subject.cores), 'core')} · {found.n} passes{scaled}"
+    return f"{date} · {plural(len(found.subject.cores), 'core')} · {found.n} passes"
 
 
 def cpu_module(settings: Settings, in_effect: Settings, engine: EngineInfo | None) -> str:

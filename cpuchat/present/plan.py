@@ -8,7 +8,7 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.units import gigabytes
 
 if TYPE_CHECKING:
-    from cpuchat.costs.model import Figure
+    from cpuchat.costs.usual import Figure
     from cpuchat.planner.plan import CapacityPlan, Range
     from cpuchat.planner.specs import MachineSpec
 

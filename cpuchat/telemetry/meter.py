@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from time import monotonic
 from typing import Literal, TypeVar
 
 import msgspec
@@ -69,11 +68,11 @@ class PrefillClock:
     def __init__(self) -> None:
         self._points: list[tuple[float, int]] = []
 
-    def seconds_left(self, event: PrefillProgress) -> float | None:
-        """Return the estimate with an event that has come now; None before there is one."""
+    def seconds_left(self, event: PrefillProgress, now: float) -> float | None:
+        """Return the estimate with an event that came `now` (monotonic seconds); None before there is one."""
         if self._points and event.processed < self._points[-1][1]:  # another prompt
             self._points.clear()
-        self._points.append((monotonic(), event.processed))
+        self._points.append((now, event.processed))
         return seconds_left(self._points, event.total)
 
 

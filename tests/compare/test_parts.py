@@ -17,12 +17,12 @@ from cpuchat.compare.runner import (
     short_names,
 )
 from cpuchat.config.settings import Settings
+from cpuchat.hardware.process import ProcessMemory
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
 from cpuchat.present.compare import live
 from cpuchat.protocol.messages import TextDelta
-from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import Meter
 from cpuchat.telemetry.metric import Metric
 

@@ -7,8 +7,7 @@ import random
 
 from cpuchat.bench.cost_probe import TYPES, cases
 from cpuchat.costs.fit import Observation
-from cpuchat.costs.model import BITS, CostProfile, pass_cost
-from cpuchat.costs.products import ProductRate
+from cpuchat.costs.model import BITS, CostProfile, ProductRate, pass_cost
 from cpuchat.models.synthetic.model import header_of
 from cpuchat.models.traffic import model_work
 from cpuchat.protocol.model_info import ModelWork

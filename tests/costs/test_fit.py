@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from cpuchat.costs.fit import Observation, fit
-from cpuchat.costs.model import CostProfile, pass_cost, prefill_cost, usual_profile
+from cpuchat.costs.model import CostProfile, pass_cost, prefill_cost
+from cpuchat.costs.usual import usual_profile
 from tests.costs.made_up import QUANTIZATIONS, decode_rate, probe, two_cores, work
 
 START = usual_profile("zen4", 2, 36e9)

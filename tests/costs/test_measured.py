@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpuchat.costs.model import pass_cost, prefill_cost, usual_profile
+from cpuchat.costs.model import pass_cost, prefill_cost
+from cpuchat.costs.usual import usual_profile
 from tests.costs.made_up import work
 
 PASSES = {

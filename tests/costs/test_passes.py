@@ -8,16 +8,15 @@ import pytest
 from cpuchat.costs.model import (
     ROUTED,
     CostProfile,
+    ProductRate,
     batch_rate,
-    compute_ceiling,
+    interpolated,
     max_users,
-    on_other_cores,
     pass_cost,
     prefill_cost,
     scaled,
-    usual_profile,
 )
-from cpuchat.costs.products import ProductRate, interpolated
+from cpuchat.costs.usual import usual_profile
 from tests.costs.made_up import decode_rate, product, two_cores, work
 
 MEASURED_70B = {1: 92.4, 2: 92.6, 3: 94.3, 4: 96.8, 5: 106.3, 6: 124.1, 8: 169.3, 10: 210.7, 12: 251.4, 16: 339.1}
@@ -102,11 +101,8 @@ def test_nothing_is_read_faster_than_the_memory_allows() -> None:
     assert pass_cost(machine, work("8b")).seconds == pytest.approx(work("8b").weight_bytes / 4e10, rel=1e-3)
 
 
-def test_other_cores_read_and_compute_at_their_own_rates() -> None:
+def test_a_machine_that_is_twice_as_fast_takes_half_the_time_for_every_pass() -> None:
     machine, model = two_cores(), work("8b", "Q4_K_M")
-    half = on_other_cores(machine, read=1.0, compute=0.5)
-    assert decode_rate(half, model) == pytest.approx(decode_rate(machine, model), rel=0.15)
-    assert compute_ceiling(half, model) == pytest.approx(compute_ceiling(machine, model) / 2, rel=0.02)
     twice = scaled(machine, 2.0)
     for n in (1, 8, 512):
         assert pass_cost(twice, model, n, 100).seconds == pytest.approx(pass_cost(machine, model, n, 100).seconds / 2)

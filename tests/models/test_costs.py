@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from cpuchat.config.settings import parse
-from cpuchat.costs.model import CostProfile, compute_ceiling, pass_cost, usual_profile
-from cpuchat.costs.products import ProductRate
+from cpuchat.costs.model import CostProfile, ProductRate, compute_ceiling, pass_cost
+from cpuchat.costs.usual import usual_profile
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.measure.peak import ReadBandwidth, keep
@@ -77,7 +77,7 @@ def test_other_cores_and_another_engine_have_other_costs(monkeypatch: pytest.Mon
     CostLog(CPUS).probed(probe(TRUE))
     assert CostLog((0,)).costs(START)[:2] == (START, "")
     monkeypatch.setattr("cpuchat.models.costs.engine_fingerprint", lambda: "another")
-    assert CostLog(CPUS).costs(START)[:2] == (START, "") and not costs_here(CPUS, "", 35e9)[1]
+    assert CostLog(CPUS).costs(START)[:2] == (START, "") and not costs_here(CPUS, "", 35e9).probed
 
 
 def test_a_calibration_counts_until_an_answer_does(small: Path) -> None:
@@ -136,26 +136,6 @@ def test_a_model_that_is_slower_than_others_is_predicted_so(small: Path) -> None
     ratio = estimate_local(other, machine).tok_s, estimate_local(local, machine).tok_s
     assert ratio[0] is not None and ratio[1] is not None
     assert ratio[0] / ratio[1] == pytest.approx(1.3, rel=0.2)
-
-
-def test_other_cores_are_scaled_from_the_probe_that_shares_most_with_them() -> None:
-    """Tuning may choose fewer cores than the probe measured."""
-    topology = read_topology()
-    cpus = choose_cores(topology, "auto").cpus
-    if len(cpus) < 2:
-        pytest.skip("needs two cores")
-    one, every = cpus[:1], cpus
-    CostLog(every, "local").probed(probe(TRUE))
-    CostLog((9_998, 9_999), "local").probed(probe(TRUE))
-    keep(ReadBandwidth(cpus=every, bytes_per_s=30e9, rounds=(30e9,)), "local")
-    costs, probed = costs_here(one, "local", 15e9)
-    whole, _ = costs_here(every, "local", 30e9)
-    assert probed and costs.source == f"probe of {len(every)} cores, scaled to 1"
-    large = work("8b", "Q4_K_M")
-    halved = decode_rate(costs.profile, large) / decode_rate(whole.profile, large)
-    assert halved == pytest.approx(0.5, rel=0.1)
-    most = compute_ceiling(whole.profile, large) / len(every)
-    assert compute_ceiling(costs.profile, large) == pytest.approx(most, rel=0.02)
 
 
 def test_without_a_probe_large_models_tell_how_fast_others_are_and_small_ones_do_not(small: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpuchat.costs.products import ProductRate
+from cpuchat.costs.model import ProductRate
 from cpuchat.hardware.topology import Instructions, instructions
 from cpuchat.measure import store
 from cpuchat.models import fit, kernels

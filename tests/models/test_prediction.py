@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from cpuchat.base.errors import DoesNotFit
-from cpuchat.costs.model import Figure
+from cpuchat.costs.usual import Figure
 from cpuchat.engine.llama.model import plan_load
 from cpuchat.hardware.topology import Instructions
 from cpuchat.models import fit

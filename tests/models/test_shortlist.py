@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.costs.model import CostProfile
-from cpuchat.costs.products import ProductRate
+from cpuchat.costs.model import CostProfile, ProductRate
 from cpuchat.models.catalog import PACE, Catalog, CatalogModel, Ranked, estimates, load_catalog, ranked
 from cpuchat.models.machine import Machine
 from cpuchat.models.prediction import Prediction

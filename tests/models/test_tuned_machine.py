@@ -9,7 +9,7 @@ import pytest
 from cpuchat.config.settings import Settings, parse
 from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.measure.peak import ReadBandwidth, keep
-from cpuchat.models.machine import Tuned, TunedMachine, TunedSettings, machine_for, this_machine, tuned_settings
+from cpuchat.models.machine import Tuned, TunedMachine, TunedSettings, machine_for, this_machine
 from tests.support.topology import simulate_topology
 
 
@@ -29,7 +29,7 @@ def test_a_tuned_model_has_its_own_cores_once_these_were_measured(
     tuned = TunedMachine(Settings(), machine)
     assert tuned.of(other) is tuned.of(tmp_path / "gone.gguf") is machine
     assert tuned.of(tiny_model).peak == machine_for(tiny_model, Settings()).peak == 25e9
-    assert tuned_settings(tiny_model, Settings()).load_options().flash_attn == "off"
-    assert tuned_settings(other, Settings()) == Settings()
+    assert TunedSettings().applied(tiny_model, Settings()).load_options().flash_attn == "off"
+    assert TunedSettings().applied(other, Settings()) == Settings()
     chosen = parse("[engine]\nthreads = 8\n")  # what the user set wins
     assert machine_for(tiny_model, chosen).peak == this_machine(chosen).peak

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cpuchat.costs.model import Figure, batch_rate
+from cpuchat.costs.model import batch_rate
+from cpuchat.costs.usual import Figure
 from cpuchat.models.catalog import PACE, Catalog, load_catalog
 from cpuchat.models.prediction import spare_bytes
 from cpuchat.planner.plan import (

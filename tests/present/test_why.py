@@ -10,7 +10,7 @@ import msgspec
 
 from cpuchat.bench.why import SettingFacts, SettingProof
 from cpuchat.config.settings import Settings, with_changes
-from cpuchat.costs.products import ProductRate
+from cpuchat.costs.model import ProductRate
 from cpuchat.hardware.numa.residency import Residency
 from cpuchat.hardware.process import MemoryPages, ThreadCpus
 from cpuchat.hardware.topology import read_topology

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from cpuchat.costs.model import BITS, CostProfile
-from cpuchat.costs.products import ProductRate
+from cpuchat.costs.model import BITS, CostProfile, ProductRate
 from cpuchat.protocol.model_info import Attention, ModelWork, Weights
 
 

@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from cpuchat.hardware.process import ProcessMemory
 from cpuchat.protocol.messages import (
     Event,
     GenerationFinished,
@@ -19,7 +20,7 @@ from cpuchat.protocol.messages import (
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.reasons import DraftsOff
 from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
-from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power, ProcessMemory
+from cpuchat.telemetry.machine import Bandwidth, MachineSample, Power
 from cpuchat.telemetry.meter import Meter
 from tests.support.costs import work_of_size
 from tests.support.scripted_backend import DRAFTING, REFUSED

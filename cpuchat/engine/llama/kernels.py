@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from cpuchat.costs.products import ProductRate
+from cpuchat.costs.model import ProductRate
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama.bindings import AbortFlag
 from cpuchat.engine.llama.threads import CpuWait, ThreadPool

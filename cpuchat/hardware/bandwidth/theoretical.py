@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from cpuchat.costs.model import usual
+from cpuchat.costs.usual import usual
 from cpuchat.hardware.topology import Topology
 from cpuchat.telemetry.units import plural
 

@@ -14,10 +14,10 @@ from rich.segment import Segment
 from rich.style import Style
 
 from cpuchat.base.text import clean_line
+from cpuchat.hardware.process import ProcessMemory
 from cpuchat.measure.difference import of_answer
 from cpuchat.present import answers as words
 from cpuchat.telemetry import units
-from cpuchat.telemetry.machine import ProcessMemory
 from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.tui.chat.status import WARNING_SHARE
 from cpuchat.tui.widgets.charts import bar, big_digits, braille, nice_max, over_time

@@ -218,8 +218,8 @@ def _is_free(pid: int | None) -> bool:
     """Return whether no server of this user is running, and memory is available without dropping pages of the file that
     the worker `pid` has loaded."""
     from cpuchat.hardware.memory import available_bytes, total_bytes
+    from cpuchat.hardware.process import process_memory
     from cpuchat.models.prediction import spare_bytes
-    from cpuchat.telemetry.machine import process_memory
 
     if running_servers():
         return False

@@ -16,7 +16,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widget import Widget
 
-from cpuchat.telemetry.machine import ProcessMemory, process_memory
+from cpuchat.hardware.process import ProcessMemory, process_memory
 from cpuchat.telemetry.meter import ChatFigures
 from cpuchat.tui.chat.figure_sections import all_figures
 from cpuchat.tui.chat.figures import PARTS, Frame, Line, brief, one_line, rough, title

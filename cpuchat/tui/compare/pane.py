@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from typing import ClassVar
 
 import msgspec
@@ -117,7 +118,7 @@ class SidePane(Transcript):
             case LoadProgress():
                 self.set_pending(answers.load_progress(self._label, event))
             case PrefillProgress() if not self._written:
-                self.set_pending(answers.prefill_progress(event, self._clock.seconds_left(event)))
+                self.set_pending(answers.prefill_progress(event, self._clock.seconds_left(event, monotonic())))
             case ModelLoaded():
                 self.set_pending("Loaded. Waiting…")
             case GenerationFinished():

@@ -18,9 +18,9 @@ from cpuchat.base.text import clean_line
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, Side
+from cpuchat.hardware.process import process_memory
 from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
-from cpuchat.telemetry.machine import process_memory
 from cpuchat.tui import keys
 from cpuchat.tui.compare.agreement import PlacesList
 from cpuchat.tui.compare.pane import SidePane, TablePane

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from cpuchat.base import paths
-from cpuchat.costs.products import ProductRate
+from cpuchat.costs.model import ProductRate
 from cpuchat.engine.llama import bindings
 from cpuchat.engine.llama import kernels as selected
 from cpuchat.engine.llama.model import Model
