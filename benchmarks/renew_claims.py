@@ -52,7 +52,7 @@ def planned(plan: CapacityPlan, name: str) -> str:
         times = [1e3 * pass_cost(machine.profile(one), plan.model.work, int(number), past).seconds for one in SCENARIOS]
         return f"{rates(Range(min(times), times[1], max(times)))} ms for a pass over {number} tokens"
     if kind == "GB":
-        return f"{(plan.memory.needed - plan.memory.draft) / 1e9:.1f} GB with {plan.workload.n_ctx:,} tokens"
+        return f"{plan.memory.need.min_bytes / 1e9:.1f} GB with {plan.workload.n_ctx:,} tokens"
     if kind == "weights":
         return f"{plan.model.size / 1e9:.3g} GB of weights"
     return f"{rates(getattr(plan, name))} {UNITS[name]}"

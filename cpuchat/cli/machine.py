@@ -141,7 +141,7 @@ def doctor(as_json: bool) -> int:
     import asyncio
 
     from cpuchat.cli.version import engine_info
-    from cpuchat.hardware.diagnostics import WantedSetup, examine, gather_facts
+    from cpuchat.hardware.diagnostics import examine, gather_facts
     from cpuchat.measure.peak import known_of
     from cpuchat.models.gguf.header import model_size
     from cpuchat.present.machine import page, page_json
@@ -158,8 +158,11 @@ def doctor(as_json: bool) -> int:
         with contextlib.suppress(CpuchatError, OSError):
             path = model_path(None, chosen)
             name, size = path.name, model_size(path)
-    wanted = WantedSetup(setup.cores, setup.threads, setup.memory_policy, name, size)
-    facts = gather_facts(wanted, engine=engine, engine_error=engine_error, topology=topology, known=known_of, root=ROOT)
+    spec = PlacementSpec(setup.cores, memory_policy=setup.memory_policy, threads=setup.threads)
+    facts = gather_facts(
+        spec, model=name, model_bytes=size, engine=engine, engine_error=engine_error, topology=topology,
+        known=known_of, root=ROOT,
+    )  # fmt: skip
     findings = examine(facts)
     if as_json:
         print_json(page_json(facts, findings))

@@ -64,7 +64,7 @@ def plan(
 
     Without MODEL it lists the catalog on the machine.
     """
-    from cpuchat.planner.plan import catalog_models, catalog_plans, machine_plans, make_plan, usual_draft
+    from cpuchat.planner.plan import catalog_plans, fastest_first, make_plan, usual_draft
     from cpuchat.planner.specs import find_model, models_here
 
     if list_machines and any(one is not None for one in (model, machine, draft, *values.values())):
@@ -78,8 +78,8 @@ def plan(
     workload, folders = _workload(**values), chosen.model.folders
     here = models_here(catalog, folders)
     if model is None:
-        on, models = _machine(machine, chosen), catalog_models(catalog, here)
-        found, target = catalog_plans(on, models, workload), values["tok_s"]
+        on, target = _machine(machine, chosen), values["tok_s"]
+        found = catalog_plans(on, catalog, workload, here)
         if target is not None:
             found = [one for one in found if one.tok_s is not None and one.tok_s.value >= target]
         if as_json:
@@ -95,7 +95,7 @@ def plan(
     wanted = find_model(model, catalog, folders)
     drafting = find_model(draft, catalog, folders) if draft is not None else usual_draft(wanted, catalog, here)
     if machine == _ALL:
-        plans = machine_plans(_every_machine(), wanted, workload, draft=drafting)
+        plans = fastest_first(make_plan(one, wanted, workload, draft=drafting) for one in _every_machine())
         if as_json:
             return print_json(msgspec.to_builtins(plans))
         click.echo(f"{wanted.name} {wanted.quantization}, the fastest machine first\n")

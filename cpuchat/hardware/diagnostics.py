@@ -32,29 +32,22 @@ from cpuchat.telemetry import units
 from cpuchat.telemetry.machine import NO_PEAKS, Peaks
 
 _PATIENCE_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class WantedSetup:
-    """The machine settings as configured, and the model in use: its name and its size in bytes (0: none)."""
-
-    cores: str = "auto"
-    threads: int = 0
-    memory_policy: str = "auto"
-    model: str = ""
-    model_bytes: int = 0
+_DEFAULT = PlacementSpec()
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticFacts:
-    """The machine at one moment; sizes in bytes. "" and None mean unknown or absent.
+    """The machine at one moment, the placement that the settings want, and the model in use; sizes in bytes. "", 0 and
+    None mean unknown or absent.
 
     `placement` is what the settings mean here, None where they cannot be applied, as `problems` say by field;
     `policy_refused` is why the kernel rejects the memory policy. `load` is the load average of the last minute.
     `engine_error` is why there is no engine."""
 
     topology: Topology
-    settings: WantedSetup = WantedSetup()
+    spec: PlacementSpec = _DEFAULT
+    model: str = ""
+    model_bytes: int = 0
     placement: Placement | None = None
     problems: Mapping[str, str] = field(default_factory=dict[str, str])
     policy_refused: str = ""
@@ -86,8 +79,10 @@ def refused_policy(words: str) -> str:
 
 
 def gather_facts(
-    settings: WantedSetup,
+    spec: PlacementSpec = _DEFAULT,
     *,
+    model: str = "",
+    model_bytes: int = 0,
     engine: EngineInfo | None = None,
     engine_error: CpuchatError | None = None,
     topology: Topology | None = None,
@@ -102,9 +97,7 @@ def gather_facts(
     topology = topology or read_topology(root)
     placement, problems = None, dict[str, str]()
     try:
-        placement = place(
-            topology, PlacementSpec(settings.cores, memory_policy=settings.memory_policy, threads=settings.threads)
-        )
+        placement = place(topology, spec)
     except PlacementError as error:
         problems = error.problems
     except CpuchatError as error:
@@ -114,7 +107,9 @@ def gather_facts(
     info, load = meminfo(root), read_text(root / "proc/loadavg").split(" ")[0]
     return DiagnosticFacts(
         topology=topology,
-        settings=settings,
+        spec=spec,
+        model=model,
+        model_bytes=model_bytes,
         placement=placement,
         problems=problems,
         policy_refused=refused(policy) if placement is not None and placement.memory_policy.places else "",
@@ -156,10 +151,10 @@ _AUTO = "engine.cores auto, engine.threads 0"
 def settings(facts: DiagnosticFacts) -> Iterator[Finding]:
     """Report settings that this machine cannot apply."""
     if problem := facts.problems.get("cores") or facts.problems.get("threads"):
-        words = f"engine.cores {facts.settings.cores}, engine.threads {facts.settings.threads}: {problem}"
+        words = f"engine.cores {facts.spec.cores}, engine.threads {facts.spec.threads}: {problem}"
         yield Finding("problem", "The configured cores cannot be used", words, "Set both to auto and 0.")
     if problem := facts.problems.get("memory_policy"):
-        words = f"engine.memory_policy {facts.settings.memory_policy}: {problem}"
+        words = f"engine.memory_policy {facts.spec.memory_policy}: {problem}"
         yield Finding("problem", "The configured memory policy cannot be used", words, "Set it to auto.")
     if facts.policy_refused and facts.placement is not None:
         evidence = f"{facts.placement.memory_policy.words}: {facts.policy_refused}"
@@ -185,8 +180,8 @@ def quota(facts: DiagnosticFacts) -> Iterator[Finding]:
     granted, cores = facts.topology.quota, len(facts.topology.allowed_cores)
     if granted is None:
         return
-    if facts.settings.threads > max(math.floor(granted), 1):
-        evidence = f"{facts.settings.threads} threads configured, cgroup CPU quota: {granted:g}"
+    if facts.spec.threads > max(math.floor(granted), 1):
+        evidence = f"{facts.spec.threads} threads configured, cgroup CPU quota: {granted:g}"
         yield Finding("problem", "The CPU quota is below the thread count", evidence, "Set engine.threads to 0.")
     elif granted < cores:
         evidence = f"cgroup CPU quota: {granted:g}, {cores} cores available"
@@ -202,11 +197,9 @@ def others(facts: DiagnosticFacts) -> Iterator[Finding]:
     if facts.load is None or not cores:
         return
     evidence = f"load average {facts.load:.1f} over the last minute, {cores} cores"
-    if facts.load > cores:
-        yield Finding("warning", "Other programs use the cores", evidence, "Find them with top; stop them or wait.")
-    elif facts.load > cores / 2:
-        fix = "Find them with top; measure when they have finished."
-        yield Finding("advice", "Other programs use some of the cores", evidence, fix)
+    if facts.load > cores / 2:
+        level: Level = "warning" if facts.load > cores else "advice"
+        yield Finding(level, "Other programs use the cores", evidence, "Find them with top; stop them or wait.")
     else:
         yield Finding("ok", "other load", evidence)
 
@@ -231,11 +224,8 @@ def knobs(facts: DiagnosticFacts) -> Iterator[Finding]:
             yield Finding(knob.level, f"{knob.name}: {knob.state}", f"to gain: {knob.worth}", fix)
 
 
-# How much it matters that the engine was built without a feature that the CPU has; less for the others.
-_LEVELS: dict[str, Level] = {
-    **dict.fromkeys(("AVX", "AVX2", "FMA", "F16C", "NEON", "DOTPROD"), "problem"),
-    **dict.fromkeys(("AVX512", "AVX512_VNNI", "AMX_INT8", "MATMUL_INT8"), "warning"),
-}
+_MATTERS = frozenset({"AVX", "AVX2", "FMA", "F16C", "NEON", "DOTPROD"})
+_MATTERS_LESS = frozenset({"AVX512", "AVX512_VNNI", "AMX_INT8", "MATMUL_INT8"})
 _REBUILD = "Build it for this machine: `make setup`, or reinstall llama-cpp-python with CMAKE_ARGS=-DGGML_NATIVE=ON."
 
 
@@ -249,8 +239,7 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
     flags, features = facts.topology.flags, set(facts.engine.features)
     if not flags:
         return
-    lacking = [name for flag, name in FEATURES.items() if flag in flags and name not in features]
-    missing = {name: _LEVELS.get(name, "advice") for name in lacking}
+    missing = [name for flag, name in FEATURES.items() if flag in flags and name not in features]
     foreign = [name for flag, name in FEATURES.items() if name in features and flag not in flags]
     has = ", ".join(facts.engine.features) or "no optional features"
     if foreign:
@@ -264,12 +253,11 @@ def engine(facts: DiagnosticFacts) -> Iterator[Finding]:
         evidence = f"it has {has}; this CPU also runs {', '.join(facts.engine.modules)}"
         yield Finding("advice", title, evidence, "Set engine.cpu_module to auto.")
         return
-    for level in ("problem", "warning", "advice"):
-        names = [name for name, its in missing.items() if its == level]
-        if names:
-            evidence = f"the CPU has {', '.join(names)}; the engine has {has}"
-            yield Finding(level, f"The engine was built without {', '.join(names)}", evidence, _REBUILD)
-    if not missing and not foreign:
+    if missing:
+        level = "problem" if _MATTERS & {*missing} else "warning" if _MATTERS_LESS & {*missing} else "advice"
+        evidence = f"the CPU has {', '.join(missing)}; the engine has {has}"
+        yield Finding(level, f"The engine was built without {', '.join(missing)}", evidence, _REBUILD)
+    elif not foreign:
         yield Finding("ok", "engine built for this CPU", has)
 
 
@@ -349,13 +337,13 @@ def nodes(facts: DiagnosticFacts) -> Iterator[Finding]:
 
 
 def room(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report too little memory: weights that do not fit are read from disk for every token."""
-    size, available = facts.settings.model_bytes, facts.available
+    """Report too little memory, and swap in use: weights that are not in memory are read from disk for every token."""
+    size, available = facts.model_bytes, facts.available
     limit = facts.topology.memory_limit
     total = limit or facts.topology.memory_total
     where = f", cgroup memory limit: {_gb(limit)}" if limit else ""
     if size and size > available:
-        evidence = f"{facts.settings.model} is {_gb(size)}; {_gb(available)} of {_gb(total)} available{where}"
+        evidence = f"{facts.model} is {_gb(size)}; {_gb(available)} of {_gb(total)} available{where}"
         fix = "Raise the limit or free memory." if limit and limit < size else "Close other programs."
         yield Finding("problem", "The model does not fit into memory", evidence, f"{fix} Or use a smaller model.")
     elif total and available < max(min(_LITTLE_SHARE * total, _ENOUGH_BYTES), _LITTLE_BYTES):
@@ -363,15 +351,10 @@ def room(facts: DiagnosticFacts) -> Iterator[Finding]:
         yield Finding("warning", "Little memory is available", evidence, "Close other programs, or raise the limit.")
     elif total:
         yield Finding("ok", "memory", f"{_gb(available)} of {_gb(total)} available{where}")
-
-
-def swap(facts: DiagnosticFacts) -> Iterator[Finding]:
-    """Report swap in use: swapped-out weights delay every token until they are read back."""
     if facts.swap_used > _SWAP_BYTES:
         swap = f"{_gb(facts.swap_used)} of {_gb(facts.swap_total)} swap in use"
-        evidence = f"{swap}, {_gb(facts.available)} memory available"
         fix = "Free memory, then swapoff -a and swapon -a; or keep the model in memory: engine.mlock."
-        yield Finding("advice", "Swap is in use", evidence, fix)
+        yield Finding("advice", "Swap is in use", f"{swap}, {_gb(available)} memory available", fix)
 
 
 def _gb(n_bytes: float | None) -> str:
@@ -379,7 +362,7 @@ def _gb(n_bytes: float | None) -> str:
 
 
 _CHECKS: tuple[Callable[[DiagnosticFacts], Iterator[Finding]], ...] = (
-    engine, counters, settings, siblings, quota, others, virtual, knobs, bandwidth, nodes, room, swap,
+    engine, counters, settings, siblings, quota, others, virtual, knobs, bandwidth, nodes, room,
 )  # fmt: skip
 
 

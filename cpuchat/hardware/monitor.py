@@ -19,10 +19,8 @@ MIN_SECONDS = 0.25
 """Minimum interval between two readings; in between the last figure stays."""
 RETRY_SECONDS = 60.0
 """Seconds until a counter that did not open is tried again: a module may have been loaded in the meantime."""
-IMPOSSIBLE = 1.5
-"""Multiple of the theoretical bandwidth above which a figure is wrong."""
-_MAX_WATTS = 2000.0
-"""Maximum plausible watts of a package."""
+_MAX_BYTES_PER_S, _MAX_WATTS = 2e12, 2000.0
+"""Maximum plausible traffic of a machine, and watts of a package: above, a reading is wrong."""
 
 V = TypeVar("V", Bandwidth, Power)
 
@@ -36,7 +34,11 @@ class CounterState:
     how: str = ""
 
     def __str__(self) -> str:
-        return self.name or f"n/a: {self.why}" + (f"; {self.how}" if self.how else "")
+        return self.name or f"n/a: {self.problem}"
+
+    @property
+    def problem(self) -> str:
+        return f"{self.why}; {self.how}" if self.how else self.why
 
 
 UNTRIED = CounterState("", "not opened yet")
@@ -51,15 +53,14 @@ def counter_states(topology: Topology, root: Path = ROOT, kernel: Kernel | None 
             counter.close()
             found.append(CounterState(counter.name))
         except Exception as error:
-            found.append(CounterState("", *_why(error)))
+            found.append(_failed(error))
     return tuple(found)
 
 
-def _why(error: Exception) -> tuple[str, str]:
-    """Return why a counter failed, and what would help."""
+def _failed(error: Exception) -> CounterState:
     if isinstance(error, CannotCount):
-        return error.why, error.how
-    return f"unexpected {type(error).__name__}: {error}", ""
+        return CounterState("", error.why, error.how)
+    return CounterState("", f"unexpected {type(error).__name__}: {error}")
 
 
 class _Watched(Generic[V]):
@@ -78,11 +79,6 @@ class _Watched(Generic[V]):
         self._read_at = 0.0
         self._tried_at: float | None = None
 
-    @property
-    def name(self) -> str:
-        """Return the counter in use, "" without one."""
-        return self._counter.name if self._counter is not None else ""
-
     def sample(self, now: float) -> V | None:
         try:
             if (counter := self._counter) is None:
@@ -90,7 +86,7 @@ class _Watched(Generic[V]):
                     self._tried_at = now
                     self._counter = self._opener()
                     self._counter.growth()  # what it counted until now is of no interval
-                    self._read_at, self.why = now, f"{self.name} needs a second sample"
+                    self._read_at, self.why = now, f"{self._counter.name} needs a second sample"
             elif not 0 <= now - self._read_at < MIN_SECONDS:
                 seconds, self._read_at = now - self._read_at, now
                 amounts = tuple(amount for amount in counter.growth() if amount is not None)
@@ -98,9 +94,8 @@ class _Watched(Generic[V]):
                 self._value = self._figure(counter.name, seconds, amounts) if is_known else None
                 self.why = "" if self._value is not None else f"{counter.name} has no reading at the moment"
         except Exception as error:
-            why, how = _why(error)
             self._release()
-            self.why = f"{why}; {how}" if how else why
+            self.why = _failed(error).problem
         return self._value
 
     def close(self) -> None:
@@ -115,43 +110,26 @@ class _Watched(Generic[V]):
 
 class Monitor:
     """Samples the machine's counters. `sample` may be called at any rate. Counters are opened at the first sample.
-    `root`: replaces `/` in tests. `theoretical`: bytes per second that all memory can carry; None: found out from the
-    machine."""
+    `root`: replaces `/` in tests."""
 
-    def __init__(
-        self, topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None, theoretical: float | None = None
-    ) -> None:
-        self._topology = topology
-        self._root = root
-        self.theoretical = theoretical
-        self._bandwidth = _Watched(lambda: self._open_traffic(kernel), self._traffic)
+    def __init__(self, topology: Topology, root: Path = ROOT, *, kernel: Kernel | None = None) -> None:
+        self._max_watts = _MAX_WATTS * max(len(topology.packages), 1)
+        self._bandwidth = _Watched(lambda: open_traffic(topology, root, kernel), self._traffic)
         self._power = _Watched(lambda: open_power(topology, root, kernel), self._watts)
         self._joules = 0.0
 
-    def _open_traffic(self, kernel: Kernel | None) -> Counter:
-        from cpuchat.hardware.bandwidth.theoretical import theoretical
-
-        if self.theoretical is None and (found := theoretical(self._topology)) is not None:
-            self.theoretical = found.bytes_per_s
-        return open_traffic(self._topology, self._root, kernel)
-
     def _traffic(self, name: str, seconds: float, amounts: tuple[float, ...]) -> Bandwidth | None:
         total, *each = (amount / seconds for amount in (sum(amounts), *amounts))
-        if self.theoretical is not None and total > IMPOSSIBLE * self.theoretical:
+        if total > _MAX_BYTES_PER_S:
             return None
         return Bandwidth(total, name, *each) if len(each) == 2 else Bandwidth(total, name)
 
     def _watts(self, name: str, seconds: float, amounts: tuple[float, ...]) -> Power | None:
         [joules] = amounts
-        if joules > _MAX_WATTS * max(len(self._topology.packages), 1) * seconds:
+        if joules > self._max_watts * seconds:
             return None
         self._joules += joules
         return Power(joules / seconds, self._joules, name)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Return the counters in use, of bandwidth, then of power; () before the first sample, and if none opened."""
-        return tuple(name for name in (self._bandwidth.name, self._power.name) if name)
 
     def sample(self, now: float | None = None) -> MachineSample:
         """Return the newest figures. Never raises. `now`: monotonic seconds, of the same clock in every call; None:

@@ -25,6 +25,7 @@ from cpuchat.protocol.model_info import ModelWork
 from cpuchat.telemetry import units
 
 Fit = Literal["fits", "tight", "too large"]
+TOO_LARGE = "does not fit: weights would be read from disk"
 TOO_SLOW = 1.0
 """tok/s below which a model counts as too slow: a paragraph takes minutes."""
 _SPARE_SHARE, _SPARE_BYTES = 0.05, 500_000_000
@@ -34,34 +35,14 @@ _MUCH = 0.02  # of a factor that a model has of its own, from which it is told
 _BESIDE_SHARE, _BESIDE_MAX = 0.2, 3_000_000_000
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The predicted memory need and speed of a model on a machine. Sizes in bytes.
-
-    `need` is for a context of `n_ctx` tokens, `draft_need` for the draft model beside it. `verdict`:
-
-    - "too large": it needs more than is available now, and the engine would refuse it;
-    - "tight": it loads, but leaves less than a twentieth of the memory (at least 0.5 GB) for everything else, so that
-      files of other programs, or its own weights, are evicted from the page cache;
-    - "fits": it leaves more.
-
-    `scalar_type` is the tensor type that most of it has, if this CPU computes that without vector instructions, which
-    is several times slower: then no speed is predicted. `bytes_per_token` is what a plain pass reads with `N_PAST`
-    tokens in the context; `tok_s` is None if not known. `basis` says what the speed is based on, or why there is none.
-    `context_that_fits` is the longest context in tokens (0: not even a short one, or not known). `exact` False:
-    estimated from the file size; to be shown with "≈".
-    """
+class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model needs of the memory of a machine, in bytes; `draft_need` for the draft model beside it. `exact`
+    False: estimated from the file size; to be shown with "≈"."""
 
     need: MemoryNeed
     draft_need: MemoryNeed | None = None
-    n_ctx: int
     available: int
     total_memory: int
-    verdict: Fit
-    bytes_per_token: int
-    tok_s: float | None = None
-    basis: str = ""
-    scalar_type: str = ""
-    context_that_fits: int = 0
     exact: bool = True
 
     @property
@@ -70,25 +51,50 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return self.need.min_bytes + (self.draft_need.min_bytes if self.draft_need is not None else 0)
 
     @property
-    def too_slow(self) -> bool:
-        """Return whether it would be loaded, but write less than one token per second."""
-        return self.tok_s is not None and self.tok_s < TOO_SLOW
+    def verdict(self) -> Fit:
+        """Return whether it fits.
+
+        - "too large": it needs more than is available now, and the engine would refuse it;
+        - "tight": it loads, but leaves less than a twentieth of the memory (at least 0.5 GB) for everything else, so
+          that files of other programs, or its own weights, are evicted from the page cache;
+        - "fits": it leaves more.
+        """
+        if self.needed > self.available:
+            return "too large"
+        return "tight" if self.needed + spare_bytes(self.total_memory) > self.available else "fits"
 
     @property
     def explained(self) -> str:
         """`weights 4.7 + KV cache 0.5 (8192 tokens) + draft 0.7 + buffers 0.4 = 6.3 of 21.4 GB free: fits`."""
         total = f"{'=' if self.exact else '≈'} {gigabytes(self.needed)}"
-        return f"{self.need.breakdown(self.draft_need)} {total} of {gigabytes(self.available)} GB free: {self._end}"
+        end: str = self.verdict
+        if end == "too large":
+            if self.draft_need is not None and self.need.min_bytes <= self.available:
+                end = "too large, but it fits without the draft model"
+            elif self.needed <= self.total_memory - spare_bytes(self.total_memory):
+                end = f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
+        return f"{self.need.breakdown(self.draft_need)} {total} of {gigabytes(self.available)} GB free: {end}"
+
+
+class Prediction(MemoryFit, frozen=True, kw_only=True):
+    """The predicted memory need and speed of a model on a machine. `need` is for a context of `need.n_ctx` tokens.
+
+    `scalar_type` is the tensor type that most of it has, if this CPU computes that without vector instructions, which
+    is several times slower: then no speed is predicted. `bytes_per_token` is what a plain pass reads with `N_PAST`
+    tokens in the context; `tok_s` is None if not known. `basis` says what the speed is based on, or why there is none.
+    `context_that_fits` is the longest context in tokens (0: not even a short one, or not known).
+    """
+
+    bytes_per_token: int
+    tok_s: float | None = None
+    basis: str = ""
+    scalar_type: str = ""
+    context_that_fits: int = 0
 
     @property
-    def _end(self) -> str:
-        if self.verdict != "too large":
-            return self.verdict
-        if self.draft_need is not None and self.need.min_bytes <= self.available:
-            return "too large, but it fits without the draft model"
-        if self.needed <= self.total_memory - spare_bytes(self.total_memory):
-            return f"too large while other programs use {gigabytes(self.total_memory - self.available)} GB"
-        return "too large"
+    def too_slow(self) -> bool:
+        """Return whether it would be loaded, but write less than one token per second."""
+        return self.tok_s is not None and self.tok_s < TOO_SLOW
 
 
 def predict(
@@ -189,40 +195,27 @@ def _judged(
     exact_work: bool = False,
 ) -> Prediction:
     """Predict the speed of `work` where it fits; its passes take `factor` times as long as by the profile."""
-    needed = need.min_bytes + (draft_need.min_bytes if draft_need is not None else 0)
-    verdict: Fit = "too large"
-    if needed <= machine.available:
-        verdict = "fits" if needed + spare_bytes(machine.total) <= machine.available else "tight"
     n_past = min(N_PAST, need.n_ctx) if need.n_ctx else N_PAST
-    read, tok_s = round(bytes_read(work, 1, n_past)), None
-    scalar = scalar_type_of(work, machine.scalar_types)
-    if verdict == "too large":
-        basis = "does not fit: weights would be read from disk"
-    elif scalar:
-        basis = why_slow(scalar)
-    elif machine.profile is None:
-        basis = machine.peak_source
-    else:
-        cost = pass_cost(machine.profile, work, 1, n_past)
-        rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
-        takes = units.takes(cost.limit, cost.limit_share)
-        own = f"; × {1 / factor:.2f} in your chats with it" if abs(factor - 1) > _MUCH else ""
-        tok_s = 1 / (factor * cost.seconds)
-        basis = f"{rate} GB/s ({machine.source}) ÷ {gigabytes(read)} GB per token; {takes}{own}"
-    return Prediction(
+    found = Prediction(
         need=need,
         draft_need=draft_need,
-        n_ctx=need.n_ctx,
         available=machine.available,
         total_memory=machine.total,
-        verdict=verdict,
-        bytes_per_token=read,
-        tok_s=tok_s,
-        basis=basis if exact or exact_work or tok_s is None else f"≈ from the file size: {basis}",
-        scalar_type=scalar,
+        bytes_per_token=round(bytes_read(work, 1, n_past)),
+        scalar_type=scalar_type_of(work, machine.scalar_types),
         context_that_fits=context_that_fits,
         exact=exact,
     )
+    if found.verdict == "too large" or found.scalar_type or machine.profile is None:
+        why_not = why_slow(found.scalar_type) if found.scalar_type else machine.peak_source
+        return msgspec.structs.replace(found, basis=TOO_LARGE if found.verdict == "too large" else why_not)
+    cost = pass_cost(machine.profile, work, 1, n_past)
+    rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
+    own = f"; × {1 / factor:.2f} in your chats with it" if abs(factor - 1) > _MUCH else ""
+    basis = f"{rate} GB/s ({machine.source}) ÷ {gigabytes(found.bytes_per_token)} GB per token; "
+    basis += units.takes(cost.limit, cost.limit_share) + own
+    basis = basis if exact or exact_work else f"≈ from the file size: {basis}"
+    return msgspec.structs.replace(found, tok_s=1 / (factor * cost.seconds), basis=basis)
 
 
 def spare_bytes(total: float) -> int:

@@ -22,8 +22,8 @@ from cpuchat.costs.model import (
 from cpuchat.costs.usual import SCENARIOS
 from cpuchat.models.catalog import PACE, Catalog
 from cpuchat.models.drafts.candidates import WORTH, gain
-from cpuchat.models.fit import PROCESS_BYTES
-from cpuchat.models.prediction import Fit, spare_bytes
+from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed
+from cpuchat.models.prediction import TOO_LARGE, MemoryFit
 from cpuchat.models.support import scalar_type_of, why_slow
 from cpuchat.planner.specs import MachineSpec, PlannedModel, from_catalog
 
@@ -76,28 +76,6 @@ class Range(msgspec.Struct, frozen=True):
         return Range(low, value, high)
 
 
-class PlannedMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes: of the weights, the KV cache of a chat, the draft model, and buffers; `usable` of the machine, of which
-    `spare` should be left for everything else."""
-
-    weights: float
-    kv: float
-    draft: float
-    buffers: float
-    usable: float
-    spare: float
-
-    @property
-    def needed(self) -> float:
-        return self.weights + self.kv + self.draft + self.buffers
-
-    @property
-    def fit(self) -> Fit:
-        if self.needed > self.usable:
-            return "too large"
-        return "tight" if self.needed + self.spare > self.usable else "fits"
-
-
 class Drafted(msgspec.Struct, frozen=True, kw_only=True):
     """With a draft model at an `acceptance` rate per token: the best `depth` (0: off), tok/s and the speed-up."""
 
@@ -127,7 +105,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     model: PlannedModel
     draft: PlannedModel | None
     workload: PlannedWorkload
-    memory: PlannedMemory
+    memory: MemoryFit
     users_by_memory: int
     bytes_per_token: float
     tok_s: Range | None = None
@@ -148,13 +126,14 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> str:
         """Return whether the machine holds the model, or `no SIMD`."""
-        return "no SIMD" if self.scalar_type and self.memory.fit != "too large" else self.memory.fit
+        verdict = self.memory.verdict
+        return "no SIMD" if self.scalar_type and verdict != "too large" else verdict
 
     @property
     def why_not(self) -> str:
         """Return why there is no speed; "" when there is one."""
-        if self.memory.fit == "too large":
-            return "does not fit: weights would be read from disk"
+        if self.memory.verdict == "too large":
+            return TOO_LARGE
         return why_slow(self.scalar_type) if self.scalar_type else ""
 
 
@@ -162,25 +141,30 @@ def make_plan(
     machine: MachineSpec, model: PlannedModel, workload: PlannedWorkload, *, draft: PlannedModel | None = None
 ) -> CapacityPlan:
     """Plan `model` on `machine`."""
-    total, kv = 1e9 * machine.memory_gb.value, model.kv_bytes(workload.n_ctx) + model.work.state
-    draft_kv = draft.kv_bytes(workload.n_ctx) if draft is not None else 0.0
-    memory = PlannedMemory(
-        weights=model.size - model.work.on_disk,
-        kv=kv,
-        draft=draft.size + draft_kv if draft is not None else 0.0,
-        buffers=PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS),
-        usable=1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total,
-        spare=spare_bytes(total),
+    total, n_ctx = 1e9 * machine.memory_gb.value, workload.n_ctx
+    kv, draft_need = model.kv_bytes(n_ctx) + model.work.state, None
+    if draft is not None:
+        draft_need = MemoryNeed(weights=round(draft.size), repack=0, kv=round(draft.kv_bytes(n_ctx)), compute=0)
+    memory = MemoryFit(
+        need=MemoryNeed(
+            weights=round(model.size - model.work.on_disk),
+            repack=0,
+            kv=round(kv),
+            compute=round(PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS)),
+            n_ctx=n_ctx,
+        ),
+        draft_need=draft_need,
+        available=round(1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total),
+        total_memory=round(total),
     )
-    each = kv + draft_kv
-    left = memory.usable - memory.needed + each
+    each = memory.need.kv + (draft_need.kv if draft_need is not None else 0)
     plan = CapacityPlan(
         machine=machine,
         model=model,
         draft=draft,
         workload=workload,
         memory=memory,
-        users_by_memory=max(int(left // each), 0) if each > 0 else MAX_USERS,
+        users_by_memory=max((memory.available - memory.needed + each) // each, 0) if each else MAX_USERS,
         bytes_per_token=bytes_read(model.work, 1, workload.n_past),
         scalar_type=scalar_type_of(model.work, machine.scalar_types),
     )
@@ -241,53 +225,37 @@ def _drafted(
             gain([1e3 * one for one in pair.verify], 1e3 * (machine.draft_factor or 1.0) * pair.draft, acceptance)
             for pair in pairs
         ]
-        rates = [best.speedup / pair.verify[0] for best, pair in zip(gains, pairs, strict=True)]
-        speedups = [best.speedup for best in gains]
-        found.append(
-            Drafted(
-                acceptance=acceptance,
-                depth=gains[1].depth,
-                tok_s=Range(min(rates), rates[1], max(rates)),
-                speedup=Range(min(speedups), speedups[1], max(speedups)),
-            )
-        )
+        tok_s = _ordered([best.speedup / pair.verify[0] for best, pair in zip(gains, pairs, strict=True)])
+        speedup = _ordered([best.speedup for best in gains])
+        found.append(Drafted(acceptance=acceptance, depth=gains[1].depth, tok_s=tok_s, speedup=speedup))
     return found
 
 
+NONE_HERE: Mapping[str, PlannedModel] = MappingProxyType({})
 MachineFor = Callable[[PlannedModel | None, PlannedModel | None], MachineSpec]
 """Returns a machine as a model and its draft model use it, as `ThisMachine.of`."""
 
 
-def catalog_models(catalog: Catalog, here: Mapping[str, PlannedModel] = MappingProxyType({})) -> list[PlannedModel]:
-    """Return the chat models of the catalog in their usual quantizations; those of `here` (`models_here`) by their
-    files."""
-    chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
-    return [here.get(entry.id) or from_catalog(entry) for entry in chat]
-
-
 def catalog_plans(
-    machine_for: MachineFor, models: Iterable[PlannedModel], workload: PlannedWorkload
+    machine_for: MachineFor, catalog: Catalog, workload: PlannedWorkload, here: Mapping[str, PlannedModel] = NONE_HERE
 ) -> list[CapacityPlan]:
-    """Return a plan for each of the models that fits the machine, the fastest first."""
+    """Return a plan for each chat model of the catalog, in its usual quantization, that fits the machine, the fastest
+    first; those of `here` (`models_here`) are planned by their files."""
+    chat = [entry for entry in catalog.models if entry.use != "draft" and entry.sizes]
+    models = [here.get(entry.id) or from_catalog(entry) for entry in chat]
     plans = [make_plan(machine_for(model, None), model, workload) for model in models]
-    return _fastest_first(plan for plan in plans if plan.tok_s is not None)
+    return fastest_first(plan for plan in plans if plan.tok_s is not None)
 
 
-def _fastest_first(plans: Iterable[CapacityPlan]) -> list[CapacityPlan]:
+def fastest_first(plans: Iterable[CapacityPlan]) -> list[CapacityPlan]:
+    """Return the plans by speed; those without one last."""
     return sorted(plans, key=lambda plan: plan.tok_s.value if plan.tok_s is not None else 0.0, reverse=True)
 
 
 def usual_draft(
-    target: PlannedModel, catalog: Catalog, here: Mapping[str, PlannedModel] = MappingProxyType({})
+    target: PlannedModel, catalog: Catalog, here: Mapping[str, PlannedModel] = NONE_HERE
 ) -> PlannedModel | None:
-    """Return the best draft model that the catalog has for one of its models, if any. `here` as of `catalog_models`."""
+    """Return the best draft model that the catalog has for one of its models, if any. `here` as of `catalog_plans`."""
     entry = next((one for one in catalog.models if one.name == target.name), None)
     drafts = catalog.drafts_of(entry) if entry is not None else []
     return next((here.get(one.id) or from_catalog(one) for one in drafts if one.sizes), None)
-
-
-def machine_plans(
-    machines: Iterable[MachineSpec], model: PlannedModel, workload: PlannedWorkload, *, draft: PlannedModel | None
-) -> list[CapacityPlan]:
-    """Return a plan on every machine, the fastest first; those that do not run the model last."""
-    return _fastest_first(make_plan(machine, model, workload, draft=draft) for machine in machines)

@@ -272,11 +272,11 @@ def about(facts: DiagnosticFacts) -> list[Row]:
     if limit is not None:
         memory.append(f"cgroup memory limit: {gigabytes(limit)} GB")
     memory.append(f"theoretical peak: {theoretical_peak(facts.topology, facts.theoretical)}")
-    wanted = facts.settings
+    wanted = facts.spec
     chosen = [f"cores {wanted.cores}", f"threads {wanted.threads or 'auto'}", f"memory {wanted.memory_policy}"]
     chosen += [f"{knob.name} {knob.state}" for knob in facts.knobs if knob.level]
-    if wanted.model:
-        chosen.append(f"model {wanted.model}, {gigabytes(wanted.model_bytes)} GB")
+    if facts.model:
+        chosen.append(f"model {facts.model}, {gigabytes(facts.model_bytes)} GB")
     used, engine = facts.placement, facts.engine
     cores = f"n/a: {next(iter(facts.problems.values()), '')}"
     policy = facts.problems.get("memory_policy", "n/a")

@@ -281,10 +281,10 @@ def speed_with_basis(prediction: Prediction | None) -> str:
 
 def context(prediction: Prediction) -> str:
     """`8k tokens (up to 32k fit)`; "" when unknown."""
-    if not prediction.n_ctx or not prediction.exact:
+    n_ctx, more = prediction.need.n_ctx, prediction.context_that_fits
+    if not n_ctx or not prediction.exact:
         return ""
-    more = prediction.context_that_fits
-    return f"{tokens(prediction.n_ctx)} tokens" + (f" (up to {tokens(more)} fit)" if more > prediction.n_ctx else "")
+    return f"{tokens(n_ctx)} tokens" + (f" (up to {tokens(more)} fit)" if more > n_ctx else "")
 
 
 def doubt(machine: Machine | None) -> str:

@@ -46,12 +46,7 @@ def title(plan: CapacityPlan) -> str:
 
 def lines(plan: CapacityPlan) -> Lines:
     """Return the plan as labels and texts."""
-    need = plan.memory
-    memory = [f"weights {gigabytes(need.weights)}"]
-    memory.append(f"KV cache {gigabytes(need.kv)} ({units.tokens(plan.workload.n_ctx)} tokens)")
-    memory += [f"draft {gigabytes(need.draft)}"] if need.draft else []
-    memory.append(f"buffers {gigabytes(need.buffers)}")
-    found = [("memory", f"{' + '.join(memory)} = {gigabytes(need.needed)} of {gigabytes(need.usable)} GB: {need.fit}")]
+    found = [("memory", plan.memory.explained)]
     if plan.tok_s is None:
         return [*found, ("tok/s", f"n/a: {plan.why_not}")]
     assert plan.ttft_s is not None  # all figures are there when one is

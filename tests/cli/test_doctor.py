@@ -10,7 +10,8 @@ import pytest
 
 from cpuchat.cli import machine, version
 from cpuchat.cli import main as program
-from cpuchat.hardware.diagnostics import DiagnosticFacts, WantedSetup, examine, gather_facts
+from cpuchat.hardware.diagnostics import DiagnosticFacts, examine, gather_facts
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.present.machine import page, page_json
 from cpuchat.protocol.model_info import EngineInfo
 from tests.cli.program import run
@@ -21,8 +22,10 @@ ENGINE = EngineInfo(version="0.3.36", llama_commit="0c1e570", features=("AVX", "
 
 
 def facts_of(root: Path, **settings: str | int) -> DiagnosticFacts:
-    wanted = WantedSetup(**settings)  # type: ignore[arg-type]
-    return gather_facts(wanted, engine=ENGINE, kernel=Simulated().calls, refused=lambda words: "", root=root)
+    model = {name: settings.pop(name) for name in ("model", "model_bytes") if name in settings}
+    return gather_facts(
+        PlacementSpec(**settings), **model, engine=ENGINE, kernel=Simulated().calls, refused=lambda words: "", root=root
+    )
 
 
 def everything_wrong(tmp_path: Path) -> DiagnosticFacts:

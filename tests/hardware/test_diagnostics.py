@@ -13,11 +13,11 @@ from cpuchat.hardware.diagnostics import (
     ORDER,
     DiagnosticFacts,
     Finding,
-    WantedSetup,
     examine,
     gather_facts,
     refused_policy,
 )
+from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.measure.peak import ReadBandwidth, keep, known_of
 from cpuchat.protocol.model_info import EngineInfo
 from tests.hardware.counters.simulated import Simulated, refused, umc
@@ -46,10 +46,11 @@ def read_rate(root: Path, gigabytes: float, cpus: Sequence[int] = range(32)) -> 
 def facts_of(
     root: Path, engine: EngineInfo | None = ENGINE, refused: str = "", **settings: str | int
 ) -> DiagnosticFacts:
-    wanted = WantedSetup(**settings)  # type: ignore[arg-type]
+    model = {name: settings.pop(name) for name in ("model", "model_bytes") if name in settings}
     return gather_facts(
-        wanted, engine=engine, kernel=Simulated().calls, refused=lambda words: refused, known=known_of, root=root
-    )
+        PlacementSpec(**settings), engine=engine, kernel=Simulated().calls, refused=lambda words: refused,
+        known=known_of, root=root, **model,
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
 def found(facts: DiagnosticFacts, title: str) -> Finding:
@@ -98,7 +99,7 @@ def test_a_machine_with_nothing_wrong(root: Path) -> None:
         (TWO, {}, {"refused": "not permitted"}, ("warning", "not in effect", "interleave:0-1: not perm", "SYS_NICE")),
         (TWO, {}, {}, ("problem", "another CPU", "AVX512, AVX512_VNNI, AVX512_BF16, which this", "make setup")),
         ("epyc-9354", {"proc/loadavg": "40.1 1 1 2/3 4"}, {}, ("warning", "use the cores", "40.1", "top")),
-        ("epyc-9354", {"proc/loadavg": "20.0 1 1 2/3 4"}, {}, ("advice", "some of the cores", "20.0", "top")),
+        ("epyc-9354", {"proc/loadavg": "20.0 1 1 2/3 4"}, {}, ("advice", "use the cores", "20.0", "top")),
         ("container", {"proc/loadavg": "9.5 1 1 2/3 4"}, {}, ("ok", "other load", "9.5 over the last minute, 32", "")),
         ("vm", {}, {}, ("advice", "topology is unverified", "2 L3 groups × 4 cores", "probe")),
         (TWO, {BALANCING: "1"}, {}, ("warning", "NUMA balancing: on", "Fewer page faults", "`NUMA balancing`")),
@@ -141,7 +142,7 @@ def test_an_engine_that_does_not_suit(
     root: Path, engine: object, level: str, title: str, evidence: str, fix: str
 ) -> None:
     if isinstance(engine, CpuchatError):
-        facts = gather_facts(WantedSetup(), engine_error=engine, kernel=Simulated().calls, root=root)
+        facts = gather_facts(engine_error=engine, kernel=Simulated().calls, root=root)
     elif isinstance(engine, tuple):
         module, feature = engine
         of_wheel = EngineInfo(version="1", features=(feature,), module=module, modules=("zen4", "haswell"))
@@ -159,7 +160,7 @@ def test_an_engine_that_does_not_suit(
 def test_a_counter_that_would_open_with_more_rights(root: Path, tmp_path: Path) -> None:
     write(root, {"proc/sys/kernel/perf_event_paranoid": "4"})
     kernel = Simulated(refuse=lambda _: refused(errno.EACCES)).calls
-    facts = gather_facts(WantedSetup(), engine=ENGINE, kernel=kernel, refused=lambda words: "", root=root)
+    facts = gather_facts(engine=ENGINE, kernel=kernel, refused=lambda words: "", root=root)
     finding = found(facts, "No counter of memory traffic is available")
     assert finding.level == "advice"
     assert finding.evidence == "the kernel restricts it to root (perf_event_paranoid is 4)"

@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.bench.why import gather
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.diagnostics import WantedSetup, gather_facts
+from cpuchat.hardware.diagnostics import gather_facts
 from cpuchat.hardware.machine import MachineReader
 from cpuchat.hardware.placement.placement import PlacementSpec, place
 from cpuchat.hardware.topology import read_topology
@@ -52,7 +52,7 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
     panel = meter.figures().roofline
     summary = roofline_json(after_answer(loaded, timings, reach_of(model, POLICY)))
     screen = MachineReader(known=known_of).facts()
-    doctor = gather_facts(WantedSetup(), kernel=Simulated().calls, refused=lambda _: "", known=known_of)
+    doctor = gather_facts(kernel=Simulated().calls, refused=lambda _: "", known=known_of)
     engine = EngineInfo(version="1", pid=os.getpid(), memory_policy=POLICY)
     machine = this_machine(Settings())
     found = {

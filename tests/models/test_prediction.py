@@ -175,7 +175,7 @@ def test_the_header_of_one_quantization_tells_of_the_others(
     size = header.size + sample.file_size - sample.size
     near = predict_like(sample, size, wanted, LoadOptions(), machine, draft=draft)
     assert near.needed == pytest.approx(exact.needed, rel=error)
-    assert (near.verdict, near.n_ctx, near.draft_need) == (exact.verdict, exact.n_ctx, exact.draft_need)
+    assert (near.verdict, near.need.n_ctx, near.draft_need) == (exact.verdict, exact.need.n_ctx, exact.draft_need)
     assert near.context_that_fits == exact.context_that_fits
     assert near.bytes_per_token == pytest.approx(exact.bytes_per_token, rel=0.02)
     assert not near.exact

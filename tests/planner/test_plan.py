@@ -8,11 +8,9 @@ import pytest
 from cpuchat.costs.model import batch_rate
 from cpuchat.costs.usual import Figure
 from cpuchat.models.catalog import PACE, Catalog, load_catalog
-from cpuchat.models.prediction import spare_bytes
 from cpuchat.planner.plan import (
     CapacityPlan,
     PlannedWorkload,
-    catalog_models,
     catalog_plans,
     make_plan,
 )
@@ -75,9 +73,8 @@ def test_this_machine_fits_a_model_as_the_lists_say(catalog: Catalog, free: floa
         free_gb=Figure(free), measured=Figure(60),
     )  # fmt: skip
     memory = make_plan(here, find_model("8b:Q8_0", catalog), PlannedWorkload()).memory
-    assert memory.usable == free * 1e9
-    assert memory.spare == spare_bytes(40e9) == 2e9
-    assert memory.fit == {9.0: "too large", 10.5: "tight", 15.0: "fits"}[free]
+    assert memory.available == free * 1e9
+    assert memory.verdict == {9.0: "too large", 10.5: "tight", 15.0: "fits"}[free]
 
 
 def test_a_type_without_a_simd_kernel_is_marked_and_has_no_speed(catalog: Catalog) -> None:
@@ -87,7 +84,7 @@ def test_a_type_without_a_simd_kernel_is_marked_and_has_no_speed(catalog: Catalo
     assert dict(lines(x86))["tok/s"] == "n/a: Q2_0 has no SIMD kernel on this CPU, which makes it several times slower"
     assert machine_row(x86)[2] == "no SIMD"
     on = find_machine("9754")
-    plans = catalog_plans(lambda *_: on, catalog_models(catalog), PlannedWorkload())
+    plans = catalog_plans(lambda *_: on, catalog, PlannedWorkload())
     assert plans and not any(plan.scalar_type for plan in plans)
     drafted = planned(catalog, "9754", "qwen3-32b", "ternary-bonsai-1.7b")
     assert drafted.tok_s is not None and not drafted.drafted
@@ -105,6 +102,6 @@ def test_users_share_the_weights_and_are_limited_by_memory(catalog: Catalog) -> 
     small = msgspec.structs.replace(plan.machine, memory_gb=Figure(12.0))
     crowded = make_plan(small, plan.model, plan.workload)
     each = crowded.model.kv_bytes(crowded.workload.n_ctx)
-    assert crowded.users_by_memory == int((crowded.memory.usable - crowded.memory.needed + each) // each)
+    assert crowded.users_by_memory == int((crowded.memory.available - crowded.memory.needed + each) // each)
     assert crowded.users is not None
     assert crowded.users.high <= crowded.users_by_memory < n

@@ -19,7 +19,7 @@ from cpuchat.models.prediction import predict
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.models.traffic import model_work
 from cpuchat.planner import specs
-from cpuchat.planner.plan import PlannedWorkload, catalog_models, catalog_plans, make_plan
+from cpuchat.planner.plan import PlannedWorkload, catalog_plans, make_plan
 from cpuchat.planner.specs import ThisMachine, find_model, from_header, models_here
 from cpuchat.protocol.messages import LoadOptions
 from tests.costs.made_up import decode_rate, probe, two_cores
@@ -55,7 +55,7 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
     monkeypatch.setattr(specs, "match_local", lambda known, one: entry if one.path == file else None)
     here = models_here(catalog, [str(tmp_path)])
     machine = ThisMachine(Settings())
-    plans = catalog_plans(machine.of, catalog_models(catalog, here), PlannedWorkload())
+    plans = catalog_plans(machine.of, catalog, PlannedWorkload(), here)
     listed = next(plan for plan in plans if plan.model.name == entry.name)
     model = find_model("qwen3-8b", catalog, [str(tmp_path)])
     assert listed.tok_s == make_plan(machine.of(model), model, PlannedWorkload()).tok_s

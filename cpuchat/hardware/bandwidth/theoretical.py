@@ -69,7 +69,7 @@ def theoretical(topology: Topology) -> Theoretical | None:
     """Return the theoretical peak of this machine; None for a CPU that is not in the table, and in a virtual machine,
     which has some share of a memory that it knows nothing about.
     """
-    usual = usual_memory(topology)
+    usual = _usual_memory(topology)
     if usual is None or topology.virtual:
         return None
     channels, speed = usual[0] * len(topology.packages), usual[1]
@@ -86,7 +86,7 @@ _TOGETHER: Final = 0.6
 
 def usual_read(topology: Topology, cpus: Collection[int]) -> float:
     """Return the bytes per second that such CPUs usually read together, from the description of the machine alone."""
-    n, memory = topology.n_cores(cpus), usual_memory(topology)
+    n, memory = topology.n_cores(cpus), _usual_memory(topology)
     each = _EACH_VIRTUAL if topology.virtual else _EACH
     together = each * (n if memory is not None and not topology.virtual else n**_TOGETHER)
     if memory is None:
@@ -95,9 +95,6 @@ def usual_read(topology: Topology, cpus: Collection[int]) -> float:
     return min(together, usual().typical.value * channels * memory[1] * 1e6 * _CHANNEL_BYTES)
 
 
-def usual_memory(topology: Topology) -> tuple[int, int] | None:
-    """(channels per socket, MT/s) that this model of CPU takes; None for one that is not in the table."""
-    for pattern, channels, speed in _CPUS:
-        if pattern.search(topology.model):
-            return channels, speed
-    return None
+def _usual_memory(topology: Topology) -> tuple[int, int] | None:
+    """Return the channels per socket and MT/s that this model of CPU takes; None for one that is not in the table."""
+    return next(((channels, mts) for pattern, channels, mts in _CPUS if pattern.search(topology.model)), None)

@@ -32,9 +32,6 @@ class CannotCount(Exception):
         self.why = why
         self.how = how
 
-    def __str__(self) -> str:
-        return f"{self.why}; {self.how}" if self.how else self.why
-
 
 def perf_event_open(attr: bytes, pid: int, cpu: int, flags: int) -> int:
     """Call perf_event_open(2), which the C library lacks; returns a file descriptor. Raises OSError: refused."""

@@ -104,20 +104,6 @@ def allowed_part(topology: Topology, spec: str) -> str:
     return f"{kind}{colon}{format_cpu_list(usable)}" if usable else spec if is_there(spec) else ""
 
 
-def check_thread_count(n: int, topology: Topology) -> int:
-    """Return `n` threads for work that is not pinned to cores, or one for each physical core if `n` is 0. Raises
-    UsageError: negative, or more than the CPUs or the cgroup quota allow (threads that wait spin)."""
-    cpus, cores = len(topology.allowed), len(topology.allowed_cores)
-    if n == 0:
-        return cores
-    max_threads, why = cpus, f"this process may use {plural(cpus, 'CPU')} ({plural(cores, 'physical core')})"
-    if topology.quota is not None and max(math.floor(topology.quota), 1) < max_threads:
-        max_threads, why = max(math.floor(topology.quota), 1), f"the cgroup CPU quota is {topology.quota:g}"
-    if 1 <= n <= max_threads:
-        return n
-    raise UsageError(f"Cannot use {plural(n, 'thread')}: {why}.", f"Choose 1 to {max_threads}, or 0 for the default.")
-
-
 def spread(topology: Topology, cpus: Collection[int], n: int) -> tuple[int, ...]:
     """Return `n` of `cpus`, spread evenly over nodes, then fabric links, then L3 groups, then cores; ascending."""
 

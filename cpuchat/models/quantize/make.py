@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from cpuchat.base.errors import CpuchatError, QuantizeFailed, UsageError
-from cpuchat.hardware.placement.cores import check_thread_count
+from cpuchat.hardware.placement.cores import choose_cores
 from cpuchat.hardware.topology import read_topology
 from cpuchat.models.gguf.header import GGUFHeader, read_header
 from cpuchat.models.quantize.types import (
@@ -68,7 +68,7 @@ async def quantize(job: QuantizeJob, progress: Callable[[QuantizeProgress], None
         DiskFull: not enough space, or the disk became full.
         QuantizeFailed: llama.cpp failed, or its file differs from the forecast.
     """
-    threads = check_thread_count(job.threads, read_topology())
+    threads = len(choose_cores(read_topology(), "all", job.threads).cpus)
     source = await source_header(job.source)
     check_place(job.out, source, force=job.force)
     async with QuantizeProcess() as process:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuchat.hardware.bandwidth.theoretical import Theoretical, theoretical, usual_memory
+from cpuchat.hardware.bandwidth.theoretical import Theoretical, theoretical
 from cpuchat.hardware.topology import Topology, read_topology
 from tests.hardware.trees import make_tree
 
@@ -37,10 +37,10 @@ def test_what_is_not_known_is_none(tmp_path: Path, tree: str) -> None:
     ],
 )
 def test_usual_memory(model: str, gigabytes: float) -> None:
-    channels, speed = usual_memory(Topology(model=model)) or (0, 0)
-    assert channels * speed * 8 / 1000 == pytest.approx(gigabytes)
+    found = theoretical(Topology(model=model))
+    assert found is not None and found.bytes_per_s == pytest.approx(1e9 * gigabytes)
 
 
 @pytest.mark.parametrize("model", ["", "AMD EPYC", "AMD EPYC-Rome Processor", "AMD Ryzen 7 7840U", "Apple M2"])
 def test_no_usual_memory(model: str) -> None:
-    assert usual_memory(Topology(model=model)) is None
+    assert theoretical(Topology(model=model)) is None

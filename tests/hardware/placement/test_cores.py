@@ -10,7 +10,7 @@ import pytest
 
 from cpuchat.base.errors import UsageError
 from cpuchat.hardware.lists import format_cpu_list, parse_cpu_list
-from cpuchat.hardware.placement.cores import allowed_part, check_thread_count, choose_cores
+from cpuchat.hardware.placement.cores import allowed_part, choose_cores
 from cpuchat.hardware.topology import Core, Topology
 
 Machine = Callable[[str], Topology]
@@ -174,19 +174,6 @@ def test_the_time_of_the_draft_model_counts_against_the_quota(machine: Machine) 
     with pytest.raises(UsageError, match="quota is 2, and CPUs 12-15 already use it up"):
         choose_cores(replace(topology, quota=2.0), "auto", without=range(12, 16))
     assert choose_cores(replace(topology, quota=2.0), "auto", without=(15,)).cpus == (8,)
-
-
-def test_threads_that_are_not_pinned(machine: Machine) -> None:
-    topology = machine("container")  # 8 cores and 16 CPUs, a quota of 6.5
-    assert check_thread_count(0, topology) == 8
-    assert check_thread_count(6, topology) == 6
-    for wrong in (-1, 7, 100_000):
-        with pytest.raises(UsageError, match=r"cgroup CPU quota is 6\.5.*Choose 1 to 6"):
-            check_thread_count(wrong, topology)
-    n_cpus = len(topology.allowed)
-    assert check_thread_count(n_cpus, replace(topology, quota=None)) == n_cpus
-    with pytest.raises(UsageError, match=r"physical core"):
-        check_thread_count(n_cpus + 1, replace(topology, quota=None))
 
 
 def test_a_hybrid_cpu_without_smt_gets_a_thread_per_performance_core() -> None:
