@@ -44,8 +44,7 @@ _MIN_TOKENS = 64
 """Tokens of an answer from which its mean time per token counts."""
 _CALIBRATED_PAST = 32  # tokens in the context of calibrated passes
 _MODELS = 12  # whose chats count, the latest
-_RENEWED = 5
-"""Slower measurements in a row of which the fastest replaces an earlier one: the machine has become slower."""
+_ANSWERS = 5  # of a model that count, the last
 _LARGE = 300e6
 """Bytes of weights from which a model tells something of others where nothing was probed: passes of smaller ones are
 mostly overhead."""
@@ -54,26 +53,18 @@ mostly overhead."""
 class ModelCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What chats with a model tell: its `work` as it was loaded, and the key `file` of its files (`usage`).
 
-    `calibrated` are seconds per token by its calibration, sampling included (0: none). `answer` is its plain decoding;
-    `slower` are later answers that did not replace it.
+    `calibrated` are seconds per token by its calibration, sampling included (0: none). `answers` are the plain decoding
+    of its last ones: the fastest counts, as what disturbs makes them slower, until the machine has become so.
     """
 
     work: ModelWork
     file: str = ""
     calibrated: float = 0.0
-    answer: Observation | None = None
-    slower: tuple[Observation, ...] = ()
+    answers: tuple[Observation, ...] = ()
 
-    def with_answer(self, now: Observation) -> ModelCosts:
-        """Return the costs after an answer. The fastest one counts, as what disturbs makes them slower; but after
-        `_RENEWED` slower ones in a row the fastest of those does.
-        """
-        best, slower = self.answer, (*self.slower, now)
-        if best is None or _rate(now) >= _rate(best):
-            best, slower = now, ()
-        elif len(slower) >= _RENEWED:
-            best, slower = max(slower, key=_rate), ()
-        return replace(self, answer=best, slower=slower)
+    @property
+    def answer(self) -> Observation | None:
+        return max(self.answers, key=lambda one: bytes_read(one.work, 1, one.n_past) / one.seconds, default=None)
 
     def factor(self, profile: CostProfile) -> float:
         """Return by how much longer a token takes than by the profile. Longer passes say little about that: those of a
@@ -158,7 +149,8 @@ class CostLog:
                 now = replace(now, calibrated=model.pass_ms[0] / 1e3 + timings.overhead_us / 1e6)
             if seconds:
                 n_past = max(0, timings.n_past - timings.predicted_n // 2)
-                now = now.with_answer(Observation(work=work, n_tokens=1, n_past=n_past, seconds=seconds))
+                answer = Observation(work=work, n_tokens=1, n_past=n_past, seconds=seconds)
+                now = replace(now, answers=(*now.answers, answer)[-_ANSWERS:])
             return now
 
         store.change(replace(self.on, model=(model.fingerprint,)), CHATS, ModelCosts, changed)
@@ -179,10 +171,6 @@ class CostLog:
         types = frozenset(one.main.type for one in probe)
         profile = scaled(profile, 1 / usual) if large else profile
         return Costs(profile, " and ".join(sources), factors, whole is not None, types)
-
-
-def _rate(one: Observation) -> float:
-    return bytes_read(one.work, one.n_tokens, one.n_past) / one.seconds
 
 
 def calibration(on: Subject) -> Reading[PassCosts] | None:

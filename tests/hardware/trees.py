@@ -22,10 +22,8 @@ GIB = 1 << 30
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
 _CPU = re.compile(r"cpu\d+")
-_ZEN4 = (
-    "fpu sse2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512_bf16 avx512_vnni cat_l3 cqm_mbm_total cqm_mbm_local"
-)
-_ZEN3 = "fpu sse2 avx avx2 fma f16c cat_l3 cqm_mbm_total cqm_mbm_local"
+_ZEN4 = "fpu sse2 avx avx2 fma f16c avx512f avx512bw avx512vl avx512_bf16 avx512_vnni"
+_ZEN3 = "fpu sse2 avx avx2 fma f16c"
 
 
 @dataclass(frozen=True)
@@ -97,36 +95,27 @@ def numbers(values: tuple[int, ...] | range | list[int]) -> str:
     return ",".join(map(str, values))
 
 
-def cpu_files(cpu: int, package: int, core_id: int, siblings: tuple[int, ...], max_khz: int) -> dict[str, str]:
+def cpu_files(cpu: int, package: int, siblings: tuple[int, ...], max_khz: int) -> dict[str, str]:
     base = f"{CPUS}/cpu{cpu}"
     return {
         f"{base}/topology/physical_package_id": str(package),
-        f"{base}/topology/core_id": str(core_id),
-        f"{base}/topology/die_id": "0",
         f"{base}/topology/core_cpus_list": numbers(siblings),
         f"{base}/topology/thread_siblings_list": numbers(siblings),
         f"{base}/cpufreq/scaling_driver": "amd-pstate-epp",
         f"{base}/cpufreq/scaling_governor": "performance",
         f"{base}/cpufreq/energy_performance_preference": "performance",
-        f"{base}/cpufreq/scaling_cur_freq": str(max_khz - 300_000),
         f"{base}/cpufreq/cpuinfo_max_freq": str(max_khz),
     }
 
 
-def cache_files(
-    cpu: int, index: int, level: int, kind: str, kib: int, shared: tuple[int, ...], **more: int
-) -> dict[str, str]:
-    """Return the files of a cache; `more`: id."""
-    base = f"{CPUS}/cpu{cpu}/cache/index{index}"
-    files = {
+def cache_files(cpu: int, level: int, kib: int, shared: tuple[int, ...], id: int) -> dict[str, str]:
+    base = f"{CPUS}/cpu{cpu}/cache/index{level}"
+    return {
         f"{base}/level": str(level),
-        f"{base}/type": kind,
         f"{base}/size": f"{kib}K",
         f"{base}/shared_cpu_list": numbers(shared),
+        f"{base}/id": str(id),
     }
-    if "id" in more:
-        files[f"{base}/id"] = str(more["id"])
-    return files
 
 
 def node_files(number: int, cpus: tuple[int, ...], memory: int) -> dict[str, str]:
@@ -166,8 +155,6 @@ def system_files(memory: int, cpus: tuple[int, ...] | range, mems: tuple[int, ..
         "proc/sys/kernel/perf_event_paranoid": "2",
         "sys/fs/cgroup/cgroup.controllers": "cpuset cpu memory",
         f"{CPUS}/online": numbers(cpus),
-        f"{CPUS}/present": numbers(cpus),
-        f"{CPUS}/possible": numbers(cpus),
         f"{CPUS}/cpufreq/boost": "1",
         "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
     }
@@ -189,11 +176,9 @@ def server(root: Path, machine: Machine) -> Path:
         own = machine.siblings(core)
         sharing = tuple(sorted(c for k in range(first, first + machine.cores_per_l3) for c in machine.siblings(k)))
         for cpu in own:
-            files |= cpu_files(cpu, package, core % (n // machine.sockets), own, machine.max_khz)
-            files |= cache_files(cpu, 0, 1, "Data", 32, own, id=core)
-            files |= cache_files(cpu, 1, 1, "Instruction", 32, own, id=core)
-            files |= cache_files(cpu, 2, 2, "Unified", 1024, own, id=core)
-            files |= cache_files(cpu, 3, 3, "Unified", machine.l3_kib, sharing, id=group)
+            files |= cpu_files(cpu, package, own, machine.max_khz)
+            files |= cache_files(cpu, 2, 1024, own, id=core)
+            files |= cache_files(cpu, 3, machine.l3_kib, sharing, id=group)
     files[f"{NODES}/online"] = files[f"{NODES}/has_cpu"] = files[f"{NODES}/has_memory"] = numbers(range(n_nodes))
     per_node = n // n_nodes
     for node in range(n_nodes):
@@ -215,10 +200,9 @@ def hybrid_desktop(root: Path) -> Path:
     for core_id, own in enumerate(cores):
         efficient = len(own) == 1
         for cpu in own:
-            files |= cpu_files(cpu, 0, core_id * 4, own, 3_800_000 if efficient else 4_900_000)
-            files |= cache_files(cpu, 0, 1, "Data", 32 if efficient else 48, own, id=core_id)
-            files |= cache_files(cpu, 2, 2, "Unified", 1280, own if not efficient else (16, 17, 18, 19), id=core_id)
-            files |= cache_files(cpu, 3, 3, "Unified", 25600, tuple(cpus), id=0)
+            files |= cpu_files(cpu, 0, own, 3_800_000 if efficient else 4_900_000)
+            files |= cache_files(cpu, 2, 1280, own if not efficient else (16, 17, 18, 19), id=core_id)
+            files |= cache_files(cpu, 3, 25600, tuple(cpus), id=0)
     files[f"{NODES}/online"] = "0"
     files |= node_files(0, tuple(cpus), 32 * GIB)
     return write(root, files)
@@ -232,8 +216,6 @@ def container(root: Path) -> Path:
         "proc/self/status": status(cpus),
         "proc/self/cgroup": "0::/docker/0123456789ab",
         "sys/fs/cgroup/cpu.max": "650000 100000",
-        "sys/fs/cgroup/cpuset.cpus.effective": "8-15,40-47",
-        "sys/fs/cgroup/cpuset.mems.effective": "0",
         "sys/fs/cgroup/memory.max": str(64 * GIB),
         "sys/fs/cgroup/memory.current": str(2 * GIB),
     })  # fmt: skip
@@ -256,7 +238,7 @@ def no_caches(root: Path) -> Path:
         "Intel Xeon Processor (Icelake)", "GenuineIntel", 6, 106, "fpu avx2 hypervisor", cpus
     )
     for cpu in cpus:
-        files |= cpu_files(cpu, 0, cpu, (cpu,), 2_600_000)
+        files |= cpu_files(cpu, 0, (cpu,), 2_600_000)
     return write(root, files)
 
 

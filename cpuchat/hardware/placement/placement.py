@@ -9,6 +9,7 @@ group of its own pays only while drafting and verifying overlap.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -216,50 +217,42 @@ class PlacementCandidate:
 def candidates(topology: Topology) -> list[PlacementCandidate]:
     """Return the placements that this machine allows; the recommended one, to begin with, comes first."""
     spec = PlacementSpec(draft_cores="shared")
-    placement = place(topology, spec)
-    found = [PlacementCandidate(SHARED, spec, placement, _why_shared(topology, placement.cpus))]
+    ways = [(SHARED, spec, _why_shared(topology, place(topology, spec).cpus))]
     groups = sorted({core.l3 for core in topology.allowed_cores if core.l3 is not None})
     if len(groups) > 1:
         group = topology.l3_groups[groups[-1]]
         size = f" of {group.size >> 20} MB" if group.size else ""
-        found += _candidate(
-            topology,
-            OWN_L3,
-            PlacementSpec(draft_cores=f"l3:{groups[-1]}"),
+        why = (
             f"Pays off only while drafting and verifying overlap: a draft model does not fit the L3{size}, and one "
-            "link carries a fraction of the memory bandwidth.",
+            "link carries a fraction of the memory bandwidth."
         )
-        sizes = [sum(core.l3 == group for core in topology.allowed_cores) for group in groups]
-        if min(sizes) > (n := 4 if min(sizes) > 4 else 2):
-            few = _candidate(
-                topology,
-                f"{n} cores per L3 group",
-                PlacementSpec(f"{n}/l3", "shared"),
+        ways.append((OWN_L3, PlacementSpec(draft_cores=f"l3:{groups[-1]}"), why))
+        smallest = min(sum(core.l3 == group for core in topology.allowed_cores) for group in groups)
+        n = 4 if smallest > 4 else 2
+        if smallest > n and (topology.quota is None or topology.quota >= n * len(groups)):
+            why = (
                 f"{n} cores nearly saturate a group's memory link while decoding, with less synchronization; prefill "
-                "has fewer cores to compute on.",
+                "has fewer cores to compute on."
             )
-            # A cgroup quota may grant fewer.
-            found += [one for one in few if len(one.placement.cpus) == n * len(sizes)]
+            ways.append((f"{n} cores per L3 group", PlacementSpec(f"{n}/l3", "shared"), why))
     sockets = sorted({core.package for core in topology.allowed_cores})
     if len(sockets) > 1:
-        found += _candidate(
-            topology,
-            OWN_SOCKET,
-            PlacementSpec(f"socket:{sockets[0]}", f"socket:{sockets[-1]}"),
-            "Pays off only while drafting and verifying overlap; the target gets the cores of one socket.",
-        )
+        why = "Pays off only while drafting and verifying overlap; the target gets the cores of one socket."
+        ways.append((OWN_SOCKET, PlacementSpec(f"socket:{sockets[0]}", f"socket:{sockets[-1]}"), why))
     nodes = sorted({core.node for core in topology.allowed_cores})
     mine = [node for node in topology.nodes if node.number in nodes and node.number in topology.allowed_nodes]
     if len(nodes) > 1 and mine:
         node = max(mine, key=lambda node: (node.memory, -node.number))
         room = f"{node.memory / 1e9:.0f} GB of its memory" if node.memory else "its memory"
-        found += _candidate(
-            topology,
-            ONE_NODE,
-            PlacementSpec(f"node:{node.number}", "shared", f"bind:{node.number}"),
+        why = (
             f"No cross-node reads, but the bandwidth of the other {'node' if len(nodes) == 2 else 'nodes'} is unused, "
-            f"and the model must fit the {room}.",
+            f"and the model must fit the {room}."
         )
+        ways.append((ONE_NODE, PlacementSpec(f"node:{node.number}", "shared", f"bind:{node.number}"), why))
+    found: list[PlacementCandidate] = []
+    for name, spec, why in ways:
+        with contextlib.suppress(UsageError):  # it would leave a model without cores
+            found.append(PlacementCandidate(name, spec, place(topology, spec, with_draft=True), why))
     return found
 
 
@@ -275,14 +268,6 @@ def offered(topology: Topology, in_use: PlacementSpec) -> list[PlacementCandidat
         return (placed.cpus, placed.draft_cpus, placed.memory_policy) == (now.cpus, now.draft_cpus, now.memory_policy)
 
     return [replace(one, spec=in_use) if is_in_use(one) else one for one in candidates(topology)]
-
-
-def _candidate(topology: Topology, name: str, spec: PlacementSpec, reason: str) -> list[PlacementCandidate]:
-    """Return a list with the candidate, or an empty one if that would leave a model without cores."""
-    try:
-        return [PlacementCandidate(name, spec, place(topology, spec, with_draft=True), reason)]
-    except UsageError:
-        return []
 
 
 def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:

@@ -1,27 +1,19 @@
-"""What the hardware screen shows beside the picture: facts about the machine and the worker, and a list of placements;
-and what it reads for them.
-"""
+"""What the hardware screen shows beside the picture: facts about the machine and its worker, and the placements."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.hardware.machine import MachineFacts
 from cpuchat.hardware.placement.placement import PlacementCandidate, PlacementSpec
 from cpuchat.present import machine
-from cpuchat.present.machine import Now, cpu_module, kernels_used, passes_measured
+from cpuchat.present.machine import Now
 from cpuchat.tui.widgets.model_list import label_table
-
-if TYPE_CHECKING:
-    from cpuchat.protocol.model_info import ModelInfo
-    from cpuchat.tui.services import Services
 
 
 class FactsTable(Static):
@@ -32,29 +24,6 @@ class FactsTable(Static):
     def show(self, facts: MachineFacts, now: Now, advice: str = "") -> None:
         rows = machine.rows(facts, now) + ([("advice", advice)] if advice else [])
         self.update(label_table(rows, self.get_component_rich_style("facts--dim", partial=True), 16))
-
-
-async def read_words(services: Services, model: ModelInfo | None, root: Path) -> dict[str, str]:
-    """Return the fields of `Now` about passes, CPU modules and kernels on the cores of the settings."""
-    from cpuchat.measure.peak import with_peak
-    from cpuchat.models.cpu_modules import AUTO, engine_cpu
-    from cpuchat.models.kernels import ProductLog
-
-    settings, engine = services.settings, services.conversation.backend.engine
-    memory, in_effect = engine.memory_policy if engine is not None else "", services.conversation.in_effect
-
-    def read() -> dict[str, str]:
-        kernels = ""
-        if model is not None and engine is not None and model.evidence is not None:
-            products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
-            kernels = kernels_used(with_peak(model, memory), engine, products)
-        return {
-            "passes": passes_measured(settings, root),
-            "cpu_module": cpu_module(settings, in_effect, engine),
-            "kernels": kernels,
-        }
-
-    return await run_in_daemon_thread(read)
 
 
 class PlacementList(OptionList):

@@ -14,6 +14,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import OptionList, Static
 
+from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.hardware.machine import MachineFacts, MachineReader
 from cpuchat.hardware.placement.placement import (
     Placement,
@@ -152,10 +153,26 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
 
     @work(exclusive=True, group="words")
     async def _read_words(self) -> None:
-        from cpuchat.tui.hardware.panels import read_words
+        """Read what is known of passes, CPU modules and kernels on the cores of the settings."""
+        from cpuchat.measure.peak import with_peak
+        from cpuchat.models.cpu_modules import AUTO, engine_cpu
+        from cpuchat.models.kernels import ProductLog
 
-        words = await read_words(self._services, self._model, self.reader.root)
-        self.now = dataclasses.replace(self.now, **words)
+        settings, in_effect, model = self._services.settings, self._conversation.in_effect, self._model
+        engine = self._conversation.backend.engine
+        memory = engine.memory_policy if engine is not None else ""
+
+        def kernels() -> str:
+            if model is None or engine is None or model.evidence is None:
+                return ""
+            products = ProductLog(model.cpus, memory, engine_cpu(engine.module or AUTO)).read()
+            return machine.kernels_used(with_peak(model, memory), engine, products)
+
+        passes, used = await run_in_daemon_thread(
+            lambda: (machine.passes_measured(settings, self.reader.root), kernels())
+        )
+        module = machine.cpu_module(settings, in_effect, engine)
+        self.now = dataclasses.replace(self.now, passes=passes, cpu_module=module, kernels=used)
         self._show()
 
     def _placement(self, spec: PlacementSpec) -> Placement | None:
