@@ -21,7 +21,6 @@ _PROCESSOR = 36  # of the fields of /proc/PID/stat behind the name (proc_pid_sta
 class ThreadCpus:
     """A thread: the CPUs that it may run on, and the one that it ran on last (None: not known)."""
 
-    thread_id: int
     allowed: tuple[int, ...]
     ran_on: int | None
 
@@ -45,7 +44,7 @@ def thread_cpus(pid: int, thread_ids: Iterable[int], root: Path = ROOT) -> tuple
         if allowed := status.get("Cpus_allowed_list", ""):
             fields = read_text(folder / "stat").rpartition(")")[2].split()
             ran_on = fields[_PROCESSOR] if len(fields) > _PROCESSOR else ""
-            found.append(ThreadCpus(thread_id, parse_cpu_list(allowed), int(ran_on) if ran_on.isdecimal() else None))
+            found.append(ThreadCpus(parse_cpu_list(allowed), int(ran_on) if ran_on.isdecimal() else None))
     return tuple(found)
 
 

@@ -8,7 +8,6 @@ and marked so.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -240,14 +239,13 @@ class TunedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     """Tuned settings of one model. `changes` as `settings.update` takes them; `replaced`: values by key
-    that the user had set when they were measured; `taken` in seconds since 1970, with the build `engine`.
+    that the user had set when they were measured, with the build `engine`.
     """
 
     model: str
     changes: dict[str, dict[str, Any]]
     replaced: dict[str, Any] = {}
     choices: tuple[TunedChoice, ...] = ()
-    taken: float = msgspec.field(default_factory=time.time)
     engine: str = msgspec.field(default_factory=engine_fingerprint)
 
     @property

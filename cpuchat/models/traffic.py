@@ -129,21 +129,13 @@ _LARGEST_HEAD = 0.45  # share of the parameters, for models that are scaled from
 _USUAL_BITS = 4.85  # of Q4_K_M
 _MATRICES, _OF_EXPERT = 7, 3  # of a layer (q, k, v, output, gate, up, down), and of an expert
 _MIXED = 1.08  # files named after a K type have some tensors of larger types
-SIZES = (
-    (0.5e9, "qwen2.5-0.5b"), (1.5e9, "qwen2.5-1.5b"), (4e9, "qwen3-4b"), (8e9, "llama-3.1-8b"),
-    (14.8e9, "qwen3-14b"), (32.8e9, "qwen3-32b"), (70.6e9, "llama-3.3-70b"), (122e9, "mistral-large"),
-    (405e9, "llama-3.1-405b"),
-)  # fmt: skip
-MIXTURES = (
-    (16e9, "deepseek-v2-lite"), (30e9, "qwen3-30b-a3b"), (117e9, "gpt-oss-120b"), (235e9, "qwen3-235b-a22b"),
-    (671e9, "deepseek-r1"), (1030e9, "kimi-k2"),
-)  # fmt: skip
 
 
 class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of models, as in dimensions.toml."""
 
     ids: tuple[str, ...] = ()
+    params: float = 0.0
     layers: int
     embd: int
     heads: int
@@ -201,9 +193,8 @@ def typical_work(
     params = params or 8 * size / usual_bits(quantization)
     known = dims or dimensions_of(id)
     if known is None:  # that with the nearest number of parameters, on a ratio scale
-        sizes = MIXTURES if active < 1 else SIZES
-        known = dimensions_of(min(sizes, key=lambda one: abs(one[0] / params - params / one[0]))[1])
-        assert known is not None
+        alike = [one for one in dimensions() if one.params and (one.experts > 0) == (active < 1)]
+        known = min(alike, key=lambda one: abs(1e9 * one.params / params - params / (1e9 * one.params)))
     per_value = size / params
     tables = min(known.looked_up, 0.9 * params)
     active, params = active * params, params - tables

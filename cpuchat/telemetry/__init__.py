@@ -1,1 +1,1 @@
-"""From events and counters to figures; answers that are measured, in rounds."""
+"""From events and counters to figures: pure, without files, clocks and stores."""

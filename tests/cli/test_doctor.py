@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.hardware.trees import make_tree, write
 ENGINE = EngineInfo(version="0.3.36", llama_commit="0c1e570", features=("AVX", "SSE3"))
 
 
-def facts_of(root: Path, **settings: str | int) -> DiagnosticFacts:
+def facts_of(root: Path, **settings: Any) -> DiagnosticFacts:
     model = {name: settings.pop(name) for name in ("model", "model_bytes") if name in settings}
     return gather_facts(
         PlacementSpec(**settings), **model, engine=ENGINE, kernel=Simulated().calls, refused=lambda words: "", root=root

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cpuchat.hardware.sysfs import Node
 from cpuchat.hardware.topology import Core, L3Group, Topology
+from tests.hardware.trees import write
 
 CPUFREQ = "sys/devices/system/cpu/cpu{}/cpufreq"
 CHOICES = {"sys/kernel/mm/transparent_hugepage/enabled": "always madvise never"}
@@ -40,14 +41,6 @@ TOPOLOGY = Topology(
 """Eight cores, two L3 groups, two NUMA nodes, all of it allowed."""
 
 VIRTUAL = replace(TOPOLOGY, virtual="hypervisor flag in /proc/cpuinfo")
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    return root
 
 
 def server(root: Path) -> Path:

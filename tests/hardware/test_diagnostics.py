@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,14 +44,12 @@ def read_rate(root: Path, gigabytes: float, cpus: Sequence[int] = range(32)) -> 
     keep(ReadBandwidth(tuple(cpus), rate, (rate, rate, rate)), "local", root=root)
 
 
-def facts_of(
-    root: Path, engine: EngineInfo | None = ENGINE, refused: str = "", **settings: str | int
-) -> DiagnosticFacts:
+def facts_of(root: Path, engine: EngineInfo | None = ENGINE, refused: str = "", **settings: Any) -> DiagnosticFacts:
     model = {name: settings.pop(name) for name in ("model", "model_bytes") if name in settings}
     return gather_facts(
         PlacementSpec(**settings), engine=engine, kernel=Simulated().calls, refused=lambda words: refused,
         known=known_of, root=root, **model,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def found(facts: DiagnosticFacts, title: str) -> Finding:

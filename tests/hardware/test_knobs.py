@@ -9,7 +9,8 @@ import pytest
 
 from cpuchat.hardware.knobs import Knob, read_knobs
 from cpuchat.hardware.topology import Topology
-from tests.hardware.knob_files import CPUFREQ, TOPOLOGY, VIRTUAL, run, server, snapshot, write
+from tests.hardware.knob_files import CPUFREQ, TOPOLOGY, VIRTUAL, run, server, snapshot
+from tests.hardware.trees import write
 
 NAMES = ["governor", "boost", "huge pages", "NUMA balancing"]
 

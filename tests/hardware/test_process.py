@@ -31,7 +31,7 @@ def test_made_up_processes(tmp_path: Path) -> None:
         "proc/7/smaps_rollup": "562706afc000-7ffe742b9000 ---p 00000000 00:00 0 [rollup]\nRss:   4096 kB\n"
         "AnonHugePages:  2048 kB\nShmemPmdMapped: 0 kB\nFilePmdMapped:  1024 kB\nLocked:    8 kB\n",
     })  # fmt: skip
-    assert thread_cpus(7, [8, 9, 10], tmp_path) == (ThreadCpus(8, (3, 5, 6), 39), ThreadCpus(9, (1,), None))
+    assert thread_cpus(7, [8, 9, 10], tmp_path) == (ThreadCpus((3, 5, 6), 39), ThreadCpus((1,), None))
     assert memory_pages(7, tmp_path) == MemoryPages(4 << 20, 2 << 20, 1 << 20, 8 << 10)
     assert memory_pages(8, tmp_path) is None
 

@@ -80,10 +80,6 @@ class Placement:
     notes: tuple[str, ...] = ()
     roams: tuple[int, ...] = ()
 
-    @property
-    def is_split(self) -> bool:
-        return bool(self.draft_cpus)
-
 
 class PlacementError(UsageError):
     """Raised for a `PlacementSpec` that this machine does not support. `problems`: the error by field of the spec."""

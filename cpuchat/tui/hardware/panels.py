@@ -21,9 +21,10 @@ class FactsTable(Static):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"facts--dim"}
 
-    def show(self, facts: MachineFacts, now: Now, advice: str = "") -> None:
-        rows = machine.rows(facts, now) + ([("advice", advice)] if advice else [])
-        self.update(label_table(rows, self.get_component_rich_style("facts--dim", partial=True), 16))
+    def show(self, facts: MachineFacts, now: Now) -> None:
+        self.update(
+            label_table(machine.rows(facts, now), self.get_component_rich_style("facts--dim", partial=True), 16)
+        )
 
 
 class PlacementList(OptionList):
@@ -58,7 +59,7 @@ class PlacementList(OptionList):
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
         rows: list[Text] = []
         for number, offer in enumerate(self._offers):
-            note = "needs draft" if offer.placement.is_split and not self._has_draft else ""
+            note = "needs draft" if offer.placement.draft_cpus and not self._has_draft else ""
             rows.append(self._row(offer.name, offer.spec, note, not number, width))
         if (spec := self._in_use) not in [offer.spec for offer in self._offers]:
             parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]

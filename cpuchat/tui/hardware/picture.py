@@ -27,19 +27,14 @@ ROOMY_ROWS = 8
 class Use:
     """Logical CPUs of the target, and those of the draft model alone."""
 
-    target: frozenset[int] = frozenset()
-    draft: frozenset[int] = frozenset()
-
-    @classmethod
-    def of(cls, target: Collection[int], draft: Collection[int] | None = ()) -> Use:
-        """Build the use of CPUs; `draft` None or empty: it shares the target's cores."""
-        return cls(frozenset(target), frozenset(draft or ()))
+    target: Collection[int] = ()
+    draft: Collection[int] = ()
 
     def part(self, core: Core, allowed: Collection[int]) -> str:
         """Return what this core does, a key of `CELLS`."""
-        if self.target.intersection(core.cpus):
+        if not {*core.cpus}.isdisjoint(self.target):
             return "target"
-        if self.draft.intersection(core.cpus):
+        if not {*core.cpus}.isdisjoint(self.draft):
             return "draft"
         return "free" if any(cpu in allowed for cpu in core.cpus) else "off"
 

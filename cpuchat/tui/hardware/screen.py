@@ -57,7 +57,6 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._services = services
         self._conversation = services.conversation
         self._change: PlacementChange | None = None
-        self._before: PlacementSpec | None = None  # where `u` goes: the previous placement
         self._about: PlacementSpec | None = None  # what the lines at the bottom are about
         self._outcome_told = False  # the lines at the bottom are about a change
         self._options: list[PlacementCandidate] = []
@@ -137,10 +136,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         if not self.has_widgets or self.facts is None:
             return
         self._show_picture()
-        advice = ""
-        if self._options and self._options[0].spec != self._in_use:
-            advice = f"“{self._options[0].name}” is recommended · t selects it, Enter tries it"
-        self.query_one(FactsTable).show(self.facts, self.now, advice)
+        self.query_one(FactsTable).show(self.facts, self.now)
 
     def _show_picture(self) -> None:
         facts, model = self.facts, self.now.model
@@ -148,7 +144,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             return
         spec = self.query_one(PlacementList).marked
         placed = model if model is not None and model.cpus and spec == self._in_use else self._placement(spec)
-        use = Use.of(placed.cpus, placed.draft_cpus) if placed is not None else Use()
+        use = Use(placed.cpus, placed.draft_cpus) if placed is not None else Use()
         self.query_one(MachinePicture).show(facts.topology, use)
 
     @work(exclusive=True, group="words")
@@ -204,17 +200,9 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._about, self._outcome_told = self.query_one(PlacementList).marked, True
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "undo":
-            return True if self._before is not None and self._change is None else None
-        if action in ("apply", "recommended"):
+        if action == "apply":
             return True if self.facts is not None and self._change is None else None
         return True
-
-    def _refused(self, what: str) -> bool:
-        if self._services.session.busy:
-            self.notify(f"{what} when the answer is done (Esc in the chat stops it).", severity="warning")
-            return True
-        return False
 
     def action_apply(self) -> None:
         if self.facts is None or self._change is not None:
@@ -222,22 +210,15 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         spec = self.query_one(PlacementList).marked
         if spec == self._in_use:
             self._tell("Already in use.")
-        elif not self._refused("You can change the placement"):
+        elif self._services.session.busy:
+            what = "You can change the placement when the answer is done (Esc in the chat stops it)."
+            self.notify(what, severity="warning")
+        else:
             self._load(spec)
-
-    def action_undo(self) -> None:
-        before = self._before
-        if before is not None and not self._refused("You can change the placement"):
-            self._load(before)
-
-    def action_recommended(self) -> None:
-        if self._options:
-            self.query_one(PlacementList).mark(self._options[0].spec)
 
     def _load(self, spec: PlacementSpec) -> None:
         conversation = self._conversation
         if self._model is None:
-            self._before = self._in_use
             conversation.settings = spec.applied_to(conversation.settings)
             self._services.save_settings(spec.changes())
             self._refresh_now()
@@ -253,14 +234,13 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         finally:
             self._change = None
         if not problem:
-            self._before = change.previous
             self._services.save_settings(change.wanted.changes())
         if not self.has_widgets:
             return
         self._refresh_now()
         self.query_one(PlacementList).mark(self._in_use)
         kept = "No model is loaded now." if self._conversation.model is None else "Nothing was changed."
-        self._tell(f"{problem}\n{kept}" if problem else "Applied; u reverts it.", strong=True)
+        self._tell(f"{problem}\n{kept}" if problem else "Applied.", strong=True)
         self.refresh_bindings()
 
     def _loading(self, share: float) -> None:

@@ -112,31 +112,30 @@ def intel(event: Opened) -> float:
     return {0x0304: read, 0x20FF: read, 1: read, 0x0C04: written, 0x30FF: written, 2: written}.get(event.config, 0)
 
 
-def test_column_accesses_of_every_channel_and_socket(tmp_path: Path) -> None:
-    for number in range(6):
-        pmu(tmp_path, f"uncore_imc_{number}", 30 + number, "0,28", SERVER,
-            aliases(cas_count_read="event=0x04,umask=0x03", cas_count_write="event=0x04,umask=0x0c"))  # fmt: skip
+CAS = aliases(cas_count_read="event=0x04,umask=0x03", cas_count_write="event=0x04,umask=0x0c")
+DATA = aliases(
+    data_read="event=0xff,umask=0x20", data_write="event=0xff,umask=0x30", data_total="event=0xff,umask=0x10"
+)
+
+
+@pytest.mark.parametrize(
+    ("pmus", "amount", "types"),
+    [
+        ({f"uncore_imc_{n}": (30 + n, "0,28", CAS) for n in range(6)}, [120, 24], set(range(30, 36))),
+        ({f"uncore_imc_free_running_{n}": (40 + n, "0", DATA) for n in range(2)}, [20, 4], {40, 41}),
+        # Both see the same traffic, which is not counted twice.
+        ({"uncore_imc_0": (30, "0", CAS), "uncore_imc_free_running_0": (40, "0", DATA)}, [10, 2], {30}),
+    ],
+    ids=["servers", "clients", "both"],
+)
+def test_controllers_of_intel(
+    tmp_path: Path, pmus: dict[str, tuple[int, str, dict[str, str]]], amount: list[float], types: set[int]
+) -> None:
+    for name, (type_, cpus, events) in pmus.items():
+        pmu(tmp_path, name, type_, cpus, SERVER, events)
     machine = Simulated()
-    assert amounts(XEON, tmp_path, machine, intel) == [pytest.approx(120), pytest.approx(24)]
-    assert {event.cpu for event in machine.events.values()} == {0, 28}
-
-
-def test_clients_count_all_the_time(tmp_path: Path) -> None:
-    for number in range(2):
-        pmu(tmp_path, f"uncore_imc_free_running_{number}", 40 + number, "0", SERVER, aliases(
-            data_read="event=0xff,umask=0x20", data_write="event=0xff,umask=0x30", data_total="event=0xff,umask=0x10"
-        ))  # fmt: skip
-    assert amounts(XEON, tmp_path, Simulated(), intel) == [pytest.approx(20), pytest.approx(4)]
-
-
-def test_free_running_counters_are_not_counted_twice(tmp_path: Path) -> None:
-    pmu(tmp_path, "uncore_imc_0", 30, "0", SERVER,
-        aliases(cas_count_read="event=0x04,umask=0x0f", cas_count_write="event=0x04,umask=0x30"))  # fmt: skip
-    pmu(tmp_path, "uncore_imc_free_running_0", 40, "0", SERVER,
-        aliases(read="event=0xff,umask=0x20", write="event=0xff,umask=0x30"))  # fmt: skip
-    machine = Simulated()
-    open_traffic(XEON, tmp_path, machine.calls)
-    assert {event.type for event in machine.events.values()} == {30}
+    assert amounts(XEON, tmp_path, machine, intel) == [pytest.approx(gigabytes) for gigabytes in amount]
+    assert {event.type for event in machine.events.values()} == types
 
 
 def test_energy_of_all_packages(tmp_path: Path) -> None:

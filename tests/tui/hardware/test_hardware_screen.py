@@ -30,7 +30,7 @@ def test_the_picture_of_a_server_names_every_l3_group(tmp_path: Path) -> None:
     from cpuchat.tui.hardware.picture import Use, picture
 
     topology = read_topology(make_tree(tmp_path, "epyc-9754"))
-    use = Use.of(topology.l3_groups[0].cpus, topology.l3_groups[15].cpus)
+    use = Use(topology.l3_groups[0].cpus, topology.l3_groups[15].cpus)
     for width in (40, 74, 114):
         rows = ["".join(text for text, _ in row) for row in picture(topology, use, width)]
         assert max(map(len, rows)) <= width

@@ -23,8 +23,6 @@ async def test_marking_a_placement_previews_it(tmp_path: Path) -> None:
         await app.press("down")
         assert (picture(screen).count("▣"), picture(screen).count("▤")) == (29, 5)
         assert "Pays off only while drafting and verifying overlap" in said(screen)
-        await app.press("t")
-        await app.until(lambda: picture(screen).count("▤") == 0)
 
 
 async def test_cores_of_the_settings_that_no_placement_has_are_listed(tmp_path: Path) -> None:
@@ -48,10 +46,10 @@ async def test_a_placement_is_loaded_and_taken_back(tmp_path: Path) -> None:
         assert backend.requests == []
         await app.until(lambda: settings.load().speculation.draft_cores == "l3:7")
         assert "draft on its own L3 group  in use" in app.screen_text
-        await app.press("u")
+        await app.press("up", "enter")
         await app.until(lambda: len(backend.loads) == 3 and not app.chat.busy)
-        await app.until(lambda: settings.load().speculation.draft_cores == "auto")
-        assert backend.specs[2].draft_cores == "auto"
+        await app.until(lambda: settings.load().speculation.draft_cores == "shared")
+        assert backend.specs[2].draft_cores == "shared"
         assert "all cores, shared  in use" in app.screen_text
         assert app.conversation.messages == []
 
@@ -67,7 +65,7 @@ async def test_a_load_that_is_stopped_or_fails_goes_back(tmp_path: Path) -> None
         await app.press("down", "enter")
         await app.until(gate.reached.is_set)
         assert "reloading the model  50 %" in said(screen)
-        await app.press("enter", "u")  # refused meanwhile
+        await app.press("enter")  # refused meanwhile
         backend.load_steps = loaded
         await app.press("escape")
         await app.until(lambda: not app.chat.busy and "Cancelled" in said(screen))
