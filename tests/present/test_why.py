@@ -43,7 +43,7 @@ def facts(root: Path, evidence: LoadEvidence = EVIDENCE, engine: str = "local", 
         topology=read_topology(root),
         timings=Timings(predicted_n=16, speculation=FIGURES),
         pages=MemoryPages(resident=2_000_000_000, huge_anonymous=620_000_000),
-        threads=(ThreadCpus(10, (0,), 0), ThreadCpus(11, (1,), 1)),
+        threads=(ThreadCpus((0,), 0), ThreadCpus((1,), 1)),
         huge_pages="madvise",
     )
     return dataclasses.replace(found, **more)
@@ -99,7 +99,7 @@ def test_what_does_not_work_says_so(tmp_path: Path) -> None:
     weights = (BufferWeights(buffer="CPU", type="q2_0", n_tensors=9, bytes=300_000_000),)
     evidence = msgspec.structs.replace(EVIDENCE, weights=weights, scalar_types=("q2_0",), flash_nodes=0,
                                        softmax_nodes=28, load_mode="none", type_v="f32")  # fmt: skip
-    threads = (ThreadCpus(10, (0, 1, 2), 2), ThreadCpus(11, (0, 1, 2), 2))
+    threads = (ThreadCpus((0, 1, 2), 2), ThreadCpus((0, 1, 2), 2))
     residency = Residency(large={0: 100}, policy="default")
     found = proofs(facts(root, evidence, engine="bind:0-1", residency=residency, threads=threads))
     for name in ("threads", "memory policy", "tensor types", "load mode", "flash attention", "KV cache"):
