@@ -50,7 +50,7 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        log = math.log(self.ratio)
+        log = math.log(max(self.ratio, 1e-9))
         if abs(log) > max(self.needed, math.log1p(MATTERS)):
             return "faster" if log > 0 else "slower"
         return "same" if abs(log) + _HOPE * self.error < math.log1p(MATTERS) else "noisy"

@@ -39,24 +39,21 @@ _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(plat
 
 class CpuWait:
     """Tells for which share of the time since it was made `n_threads` threads waited for a core that another program
-    had."""
+    had: those that ran most, as threads which write text or states may wait for long."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
-        self._before, self._start = self._waited(), perf_counter()
+        self._before, self._start = dict(_thread_times(_thread_ids())), perf_counter()
 
     def share(self) -> float | None:
         """Return the share; None where the kernel does not tell."""
-        after, seconds = self._waited(), perf_counter() - self._start
-        if self._before is None or after is None or seconds <= 0:
+        after, seconds = dict(_thread_times(self._before)), perf_counter() - self._start
+        if not after or seconds <= 0:
             return None
-        return max(0.0, after - self._before) / (seconds * self._n_threads)
-
-    @staticmethod
-    def _waited() -> float | None:
-        """Return the seconds that all threads of this process have waited for a core while ready to run."""
-        times = dict(_thread_times(_thread_ids()))
-        return 1e-9 * sum(waited for _, waited in times.values()) if times else None
+        times = sorted(
+            (ran - self._before[thread][0], waited - self._before[thread][1]) for thread, (ran, waited) in after.items()
+        )
+        return min(1e-9 * sum(waited for _, waited in times[-self._n_threads :]) / (seconds * self._n_threads), 1.0)
 
 
 class PoolThreads(NamedTuple):

@@ -26,7 +26,7 @@ from cpuchat.present.table import ListRow
 from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 
-_NARROWEST = (6, 7, 6, 10)  # cells of the columns
+_NARROWEST = (6, 7, 6, 12)  # cells of the columns; a speed that comes moves nothing
 _MIN_NAME = 22  # cells of a name beside all columns; longer ones get a line of their own
 _BESIDE_FEW = 14  # beside less of them
 
