@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, Interrupted, UsageError, from_code
 from cpuchat.cli.options import file_option, overridden, placement_options, setting
 from cpuchat.cli.output import json_line, print_json
@@ -124,6 +122,7 @@ class _Run:
                 if agrees and not comparison.stopped and comparison.turns[-1].rounds[-1].complete:
                     with contextlib.suppress(CpuchatError):  # of other vocabularies, or loaded in turn
                         await comparison.agree(lambda share: self._terminal.status(f"agreement · {100 * share:.0f} %"))
+                await comparison.learn_files()
         finally:
             self._terminal.clear_progress()
             await comparison.close()
@@ -184,6 +183,9 @@ class _Run:
         if turn.rounds and (found := turn.rounds[-1].agreement) is not None:
             for line in words.places(found, comparison.names):
                 terminal.line(f"  {line}")
+        if (choice := words.choice(comparison, turn)) is not None:
+            for line in ("", *choice[1]):
+                terminal.line(line)
 
 
 _MAX_TEXT = 64 << 20
@@ -208,20 +210,13 @@ def quality(base: str, others: tuple[str, ...], text: Path | None, as_json: bool
     """Measure the quality loss of quantized models: how often OTHER predicts the same next token as BASE, and how far
     their distributions diverge (KLD).
     """
-    from cpuchat.quality.measure import QualityMeasurement
+    from cpuchat.quality.measure import open_measurement
     from cpuchat.quality.messages import Text
-    from cpuchat.quality.texts import builtin_texts
 
     chosen = overridden(values)
     library = Library(chosen.model.folders)
-    measurement = QualityMeasurement(
-        library.resolve(base),
-        [library.resolve(other) for other in others],
-        builtin_texts() if text is None else (Text(kind="text", content=file_text(text, _MAX_TEXT)),),
-        engine=metadata.version("llama-cpp-python"),
-        folder=paths.quality_dir(),
-    )
-    measurement.restore()
+    texts = () if text is None else (Text(kind="text", content=file_text(text, _MAX_TEXT)),)
+    measurement = open_measurement(library.resolve(base), [library.resolve(other) for other in others], texts)
     terminal, stopped = TerminalOutput(quiet=as_json), False
     placement = place(read_topology(), PlacementSpec.of(chosen))
     try:

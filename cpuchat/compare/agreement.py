@@ -95,12 +95,9 @@ class AnswerAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Both answers, A's first. `evaluating` are the seconds that each worker spent in its passes, `comparing` those
-    between them; 0 of one that was kept."""
+    """Both answers, A's first."""
 
     answers: tuple[AnswerAgreement, AnswerAgreement]
-    evaluating: tuple[float, float] = (0.0, 0.0)
-    comparing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,6 @@ async def score_answers(
     n_rows = rows_of_block(n_vocab)
     blocks = _blocks(written, n_rows)
     n_ctx = max(len(one.all_tokens) for one in written)
-    seconds, comparing = [0.0, 0.0], 0.0
     rows: tuple[list[ScoredRows], list[ScoredRows]] = ([], [])  # of A's answer, and of B's
     order = [(worker, block) for block in blocks for worker in (0, 1)]
     with _shared_rows() as file:
@@ -159,13 +155,11 @@ async def score_answers(
                     bases=block.bases if worker else (),
                 ),
             )
-            seconds[worker] += found.seconds
-            comparing += found.compare_seconds
             for base, compared in zip(block.bases, found.compared, strict=False):
                 rows[base == "own"].append(compared)
             tell((done + 1) / len(order))
     a, b = map(_answer, written, rows)
-    return Agreement(answers=(a, b), evaluating=(seconds[0], seconds[1]), comparing=comparing)
+    return Agreement(answers=(a, b))
 
 
 def rows_of_block(n_vocab: int) -> int:

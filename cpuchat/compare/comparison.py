@@ -20,6 +20,7 @@ from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChatsError, CpuchatError, MeasureFailed, UsageError
 from cpuchat.chats.records import Chat, StoredMessage, column, title_of
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, score_answers
+from cpuchat.compare.choice import FilePair, read_pair
 from cpuchat.compare.runner import (
     KeptTokens,
     Round,
@@ -75,6 +76,8 @@ class Comparison:
         self.runners = tuple(Runner(side, side.settings(settings), backend(), self._library) for side in sides)
         self.turns: list[Turn] = []
         self.in_turn = ""
+        self.files: FilePair | None = None
+        """Known after `learn_files`, of two files of one model."""
         self.tell: Tell = lambda side, event: None
         self.busy = False
         self.running: Round | None = None
@@ -147,6 +150,10 @@ class Comparison:
             # One that cannot free what it took has ended.
             await asyncio.gather(*(runner.end_scoring() for runner in self.runners), return_exceptions=True)
             self.busy = False
+
+    async def learn_files(self) -> None:
+        """Find out what tells two files of one model apart."""
+        self.files = await asyncio.to_thread(read_pair, self.sides, self.runners[0].settings)
 
     async def stop(self) -> None:
         """Stop the running round, which ends with what is written."""

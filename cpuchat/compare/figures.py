@@ -68,8 +68,7 @@ Kind = Literal[
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Comparison. `speed` and `bytes` are B ÷ A, `reached` is the share of what the bytes allow to the side that reads
-    fewer; `interval` holds the true speed; `utilization` of the memory by the side that uses it less, None: not
-    known."""
+    fewer; `interval` holds the true speed."""
 
     kind: Kind
     speed: float = 0.0
@@ -77,8 +76,6 @@ class Verdict:
     reached: float = 0.0
     interval: tuple[float, float] = (0.0, 0.0)
     n_rounds: int = 1
-    compute_bound: bool = False
-    utilization: float | None = None
 
 
 @dataclass(frozen=True)
@@ -164,13 +161,10 @@ def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdic
     size = rows.get("bytes")
     read = size.ratio if size is not None else None
     last = [answer.roofline for answer in rounds[-1].answers]
-    by_compute = any(one is not None and one.limit == "compute" for one in last)
     busy = [value.median for row in (rows.get("utilization"),) if row for value in (row.a, row.b) if value]
-    min_busy = min(busy, default=None)
 
     def verdict(kind: Kind, reached: float = 0.0) -> Verdict:
-        ratio = speed.ratio or 0.0
-        return Verdict(kind, ratio, read or 0.0, reached, found.interval, len(rounds), by_compute, min_busy)
+        return Verdict(kind, speed.ratio or 0.0, read or 0.0, reached, found.interval, len(rounds))
 
     if any(one.disturbed for one in rounds):
         return verdict("disturbed")
@@ -181,7 +175,6 @@ def _verdict(rows: dict[Name, ComparisonRow], rounds: Sequence[Round]) -> Verdic
     if not read or abs(read - 1) <= MATTERS or "acceptance" in rows:
         return verdict("settings")
     reached = speed.ratio * read if read < 1 else 1 / (speed.ratio * read)
-    by_bytes = (
-        (read < 1) == (speed.ratio > 1) and reached <= MAX_REACHED and (min_busy is None or min_busy >= MEMORY_BUSY)
-    )
+    is_busy = all(used >= MEMORY_BUSY for used in busy)
+    by_bytes = (read < 1) == (speed.ratio > 1) and reached <= MAX_REACHED and is_busy
     return verdict("bytes" if by_bytes else "other limit", reached)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +17,13 @@ import msgspec
 from cpuchat.backend.base import Backend
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import CpuchatError, MeasureFailed, UsageError
-from cpuchat.base.text import common_prefix
 from cpuchat.compare.agreement import Agreement, AnswerAgreement, Written
 from cpuchat.config.settings import Settings, explained
 from cpuchat.models.drafts.choice import choose_draft
 from cpuchat.models.fit import draft_memory, gigabytes, plan_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
+from cpuchat.models.library.places import LocalModel, is_same_model
 from cpuchat.models.machine import memory_here
 from cpuchat.protocol.messages import (
     AnyEvent,
@@ -57,6 +56,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "temperature": ("sampling.temperature",),
 }
 """Options of a side, and the settings that they stand for."""
+
+
+PAIR = "Q8_0", "Q4_K_M"
+"""The quantizations that most people compare."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +130,16 @@ def short_names(a: Side, b: Side) -> tuple[str, str]:
         for head, side, other in zip(heads, (a, b), (b, a), strict=True)
     )
     return first, second
+
+
+def pair_of(path: Path, library: Library) -> tuple[Side, Side] | None:
+    """Return `PAIR` of the model of a file, if both are on this machine. Blocks."""
+    models: list[LocalModel] = []
+    with contextlib.suppress(OSError):
+        models += (one for one in library.local_models() if not one.damaged and one.kind == "model")
+    model = next((one for one in models if one.path == path), None)
+    found = {one.quantization: one for one in models if model is not None and is_same_model(model, one)}
+    return (Side.of(found[PAIR[0]].path), Side.of(found[PAIR[1]].path)) if found.keys() >= {*PAIR} else None
 
 
 def parse_side(text: str, resolve: Callable[[str], Path]) -> Side:
@@ -231,10 +244,6 @@ class TokenText:
             yield self.text[start:end], round(at_ms - self._times[0], 3)
             start = end
 
-    def token_at(self, character: int) -> int:
-        """Return the number of the token that wrote this character, from 1; one more than all at the end."""
-        return bisect_right(self.ends, character) + 1
-
 
 class KeptTokens(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the database has of an answer's tokens: where the text of each ends in what was written, when it came, in ms
@@ -244,16 +253,6 @@ class KeptTokens(msgspec.Struct, frozen=True, omit_defaults=True):
     ms: tuple[float, ...] = ()
     drafters: tuple[str, ...] = ()
     agreement: AnswerAgreement | None = None
-
-
-def first_difference(a: TokenText, b: TokenText, *, complete: bool) -> tuple[int, int] | None:
-    """Return which token of each, from 1, writes where the texts diverge; None if they are equal up to the end of the
-    shorter one, which is a difference too where both are `complete`: ended by themselves.
-    """
-    at = common_prefix(a.text, b.text)
-    if at == min(len(a.text), len(b.text)) and (not complete or len(a.text) == len(b.text)):
-        return None
-    return a.token_at(at), b.token_at(at)
 
 
 @dataclass
@@ -322,12 +321,6 @@ class Round:
         """Return the decoding rates B ÷ A."""
         a, b = (one.timings.predicted_per_second if one.timings is not None else None for one in self.answers)
         return b / a if a and b else None
-
-    def difference(self) -> tuple[int, int] | None:
-        """Return which token of each text is the first that differs; None while none does."""
-        a, b = self.answers
-        ended = all(one.stop_reason in ("end", "stop_string") for one in self.answers)
-        return first_difference(a.written, b.written, complete=ended)
 
 
 @dataclass

@@ -12,7 +12,6 @@ is measured of an answer, memory among it, stays what it is in a chat.
 from __future__ import annotations
 
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 
@@ -46,9 +45,7 @@ class Scorer:
     def score(self, command: Score) -> TokensScored:
         """Run one command. Raises Aborted: cancelled; the scorer must be closed; GenerationFailed: llama.cpp rejected a
         batch. OSError: the file cannot be used."""
-        start = perf_counter()
         rows = self._rows(list(command.tokens), command.n, command.n_prompt)
-        evaluated = perf_counter()
         self._model.pool.rest()  # its threads would spin on the cores that comparing needs
         compared: list[ScoredRows] = []
         if command.bases:
@@ -67,13 +64,7 @@ class Scorer:
             with Path(command.file).open("r+b", buffering=0) as file:
                 for row in rows:
                     file.write(row.data)
-        done = perf_counter()
-        return TokensScored(
-            request_id=command.request_id,
-            compared=tuple(compared),
-            seconds=evaluated - start,
-            compare_seconds=done - evaluated,
-        )
+        return TokensScored(request_id=command.request_id, compared=tuple(compared))
 
     def _rows(self, tokens: list[int], n: int, n_prompt: int) -> list[np.ndarray]:
         """Return the rows of logits after which each of the last `n` tokens follows: views, valid until the next

@@ -10,6 +10,7 @@ import msgspec
 
 from cpuchat.base.text import clean_line
 from cpuchat.compare.agreement import Agreement, UnlikelyWord
+from cpuchat.compare.choice import choose
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import (
     MIN_ROUNDS,
@@ -22,11 +23,11 @@ from cpuchat.compare.figures import (
 )
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, SideAnswer, Turn
-from cpuchat.hardware.process import ProcessMemory
+from cpuchat.models.quantize.types import PRECISE, SpeedHere
 from cpuchat.present.answers import roofline_json, timings_json
-from cpuchat.present.quality import token
+from cpuchat.present.models import why_here
+from cpuchat.present.quality import one_in, token
 from cpuchat.telemetry import units
-from cpuchat.telemetry.meter import ChatFigures
 
 
 def _tok_s(value: float) -> str:
@@ -82,36 +83,13 @@ def rows(figures: ComparisonFigures, names: Sequence[str]) -> list[tuple[str, st
     return table
 
 
-def live(figures: ChatFigures, memory: ProcessMemory | None, width: int) -> str:
-    """The border of a side: `now 31.0 tok/s · first 0.22 s · 1.6 GB memory · ≈50/51 GB/s`; without ≈ a counter, and
-    without the measured peak where more was read than that. The rate of a whole answer is beside its track. The last
-    ones are left out where `width` has no room for them."""
-    now = figures.live_tok_s.value
-    parts = [f"now {units.rate(now):>5} tok/s"] if now is not None else []
-    if figures.ttft_s.value is not None:
-        parts.append(f"first {' '.join(units.duration(figures.ttft_s.value))}")
-    if figures.drafting.acceptance.value is not None:
-        parts.append(f"acc {100 * figures.drafting.acceptance.value:.0f} %")
-    if memory is not None:
-        parts.append(f"{units.size(memory.private + memory.shared)} memory")
-    roofline = figures.roofline
-    if (read := roofline.bandwidth.value) is not None:
-        peak = roofline.peak.value
-        about = "≈" if roofline.counted.value is None else ""
-        of = "" if peak is None or read > peak.bytes_per_s else f"/{units.bandwidth(peak.bytes_per_s)}"
-        parts.append(f"{about}{units.bandwidth(read)}{of} GB/s")
-    while len(parts) > 1 and len(" · ".join(parts)) > width:
-        parts.pop()
-    return " · ".join(parts)
-
-
-def verdict(found: Verdict, names: Sequence[str], repeat: str = "") -> str:
-    """Say in one or two sentences which side is faster, and why; "" without an answer of both. `repeat` is the key that
-    repeats the prompt, where there is one."""
+def verdict(found: Verdict, names: Sequence[str], repeat: str = "", wait: str = "") -> str:
+    """Say in one or two sentences which side is faster, and why; "" without an answer of both. `repeat` and `wait` are
+    the keys that repeat the prompt, now and once the cores are idle, where there are any."""
     if found.kind == "incomplete":
         return ""
     if found.kind == "disturbed":
-        again = f"{repeat} repeats." if repeat else "Repeat it."
+        again = f"{repeat} repeats, {wait} waits for quiet." if repeat else "Repeat it."
         return f"Too noisy for a verdict: other programs were using the cores. {again}"
     b_leads = found.speed > 1
     fast, slow = (names[1], names[0]) if b_leads else (names[0], names[1])
@@ -124,24 +102,21 @@ def verdict(found: Verdict, names: Sequence[str], repeat: str = "") -> str:
             n_rounds = "one round" if found.n_rounds == 1 else f"{found.n_rounds} rounds"
             return f"{fast} wrote {speed} as fast; {n_rounds}: {repeat or 'a repeat'} makes it sure."
         case "noisy":
-            ends = found.interval if b_leads else tuple(1 / one for one in reversed(found.interval))
-            low, high = (units.factor(one) for one in ends)
-            return f"Too close to tell after {found.n_rounds} rounds: {speed} ({low.rstrip('×')}–{high})."
+            return f"Too close to tell after {found.n_rounds} rounds: {speed} ({_interval(found, b_leads)}×)."
         case "cached":
             read = f"reads {_bytes(share)} and " if share else ""
             return f"{fast} {read}is {speed} as fast. Both fit in the L3 cache: memory bandwidth is not the limit."
         case "settings":
             return f"{fast} is {speed} as fast as {slow}."
         case "other limit":
-            return _other_limit(found, fast, speed, share)
+            return f"{fast} reads {_bytes(share)} and is {speed} as fast: memory is not what limits it."
     reached = f"{100 * found.reached:.0f} % of" if found.reached < 0.995 else "all of"
     return f"{fast} reads {_bytes(share)} and is {speed} as fast: {reached} what the bytes allow."
 
 
-def _other_limit(found: Verdict, fast: str, speed: str, share: float) -> str:
-    limit = "Compute limits" if found.compute_bound else "Something other than memory limits"
-    used = f": the bandwidth is used to {100 * found.utilization:.0f} %" if found.utilization is not None else ""
-    return f"{fast} reads {_bytes(share)} and is {speed} as fast. {limit} it{used}."
+def _interval(found: Verdict, b_leads: bool) -> str:
+    ends = found.interval if b_leads else tuple(1 / one for one in reversed(found.interval))
+    return "–".join(units.factor(one).rstrip("×") for one in ends)
 
 
 def label(recording: Recording) -> str:
@@ -151,11 +126,10 @@ def label(recording: Recording) -> str:
     if recording.verdict.kind == "disturbed":
         return "replay of two disturbed runs · too noisy"
     parts = ["replay of two fair runs"]
-    interval, n_rounds = recording.verdict.interval, recording.verdict.n_rounds
+    n_rounds = recording.verdict.n_rounds
     if n_rounds >= MIN_ROUNDS and recording.leader is not None:
-        ends = interval if recording.leader else tuple(1 / one for one in reversed(interval))
-        low, high = (units.factor(one).rstrip("×") for one in ends)
-        parts.append(f"{ratio(recording)} ({low}–{high}, {n_rounds} rounds)")
+        interval = _interval(recording.verdict, bool(recording.leader))
+        parts.append(f"{ratio(recording)} ({interval}, {n_rounds} rounds)")
     elif n_rounds > 1:
         parts.append(f"{n_rounds} rounds" if n_rounds >= MIN_ROUNDS else f"round {n_rounds}")
     return " · ".join(parts)
@@ -171,21 +145,6 @@ def _bytes(share: float) -> str:
     """Format the bytes of one side against those of the other: `16 % fewer bytes`."""
     percent = round(100 * abs(share - 1))
     return f"{percent} % {'fewer' if share < 1 else 'more'} bytes" if percent else "as many bytes"
-
-
-def difference(found: tuple[int, int] | None, done: Round) -> str:
-    """Say where the texts diverge."""
-    a, b = done.answers
-    if not a.written.n_tokens or not b.written.n_tokens:
-        return ""
-    if found is not None:
-        at = f"token {found[0]}" if found[0] == found[1] else f"token {found[0]} of A, {found[1]} of B"
-        return f"First difference at {at}."
-    if not done.complete:
-        return ""
-    if a.written.text == b.written.text:
-        return f"Same text ({units.plural(a.written.n_tokens, 'token')})."
-    return "Same text up to the end of the shorter answer."
 
 
 def agreement(found: Agreement, names: Sequence[str]) -> str:
@@ -205,20 +164,44 @@ def brief_agreement(found: Agreement) -> str:
     return f"{share} ({100 * words.low:.0f}–{100 * words.high:.0f}){matter}"
 
 
+def choice(comparison: Comparison, turn: Turn) -> tuple[int, list[str]] | None:
+    """Return which of two files of one model to use on this machine (0 or 1), and a line about each, that one first;
+    None for other sides, and while not all is known."""
+    files, found = comparison.files, figures_of(turn.counted()).verdict
+    agreed = turn.counted()[-1].agreement if turn.rounds else None
+    if files is None or (take := choose(files, found, agreed)) is None:
+        return None
+    big, small = (comparison.names[side] for side in (files.larger, 1 - files.larger))
+    gain = 1 / found.speed if files.larger else found.speed  # of the smaller file
+    by_bytes = (found.bytes if files.larger else 1 / found.bytes) if found.bytes else 1.0
+    why = why_here(small, SpeedHere(gain, by_bytes)).partition(" (")[0]
+    share = brief_agreement(agreed).partition(" (")[0] if agreed is not None else ""
+    words = f"{share} of the same words on this answer".removeprefix("100 % of ") if share else ""
+    hard = f"{one_in(files.hard)} differs on hard text" if files.hard is not None else ""
+    precise = comparison.sides[files.larger].quantization.upper() in PRECISE
+    own = "the original's words" if precise else "closer to the original's words"
+    memory = f"{units.size(abs(files.memory))} of memory"
+    lost = "; ".join(filter(None, (words, hard or "`cpuchat quality` measures hard text")))
+    if take != files.larger:
+        reasons = f"{units.factor(gain)} as fast (a token reads {_bytes(1 / by_bytes)})", words, f"−{memory}"
+        other = f"{big} if every word counts: {own}{f'; {small}: {hard}' if hard else ''}."
+    elif found.kind in ("same", "noisy") or gain < 1:
+        speed = {"same": "as fast", "noisy": ""}.get(found.kind, f"{units.factor(1 / gain)} as fast ({why})")
+        reasons = speed, own, f"+{memory}"
+        other = f"{small} if memory is short: {lost}."
+    else:
+        reasons = own, f"+{memory}"
+        other = f"{small} if speed matters more: {units.factor(gain)} as fast, {lost}."
+    first = f"Take {comparison.names[take]} here: {', '.join(filter(None, reasons))}."
+    return take, [first, other]
+
+
 def place(one: UnlikelyWord, other: str) -> str:
     """`…each weight is ▸ “fetched” 62 % · Q4_K_M “read” 71 %, “fetched” 4 %`: after ▸ the writer's choice."""
     before = ("…" if one.character > len(one.before) else "") + clean_line(one.before.replace("\n", "⏎"))
     return (
         f"{before} ▸ {token(one.text)} {_share(one.p)} · "
         f"{other} {token(one.top)} {_share(one.p_top)}, {token(one.text)} {_share(one.p_other)}"
-    )
-
-
-def candidates(one: UnlikelyWord, writer: str, other: str) -> str:
-    """`Q8_0 wrote “fetched” (62 %); Q4_K_M: “read” 71 %, “fetched” 4 %.`"""
-    return (
-        f"{writer} wrote {token(one.text)} ({_share(one.p)}); "
-        f"{other}: {token(one.top)} {_share(one.p_top)}, {token(one.text)} {_share(one.p_other)}."
     )
 
 
@@ -237,16 +220,15 @@ def failures(done: Round, names: Sequence[str]) -> list[str]:
     return [f"{name}: {one.failed.message} {one.failed.hint}".rstrip() for name, one in found if one.failed is not None]
 
 
-def sentences(comparison: Comparison, turn: Turn, repeat: str = "") -> tuple[list[str], list[str]]:
-    """Return everything that is shown above the table of a turn, which is that there is no verdict, and below; `repeat`
-    as of `verdict`."""
+def sentences(comparison: Comparison, turn: Turn, *keys: str) -> tuple[list[str], list[str]]:
+    """Return everything that is shown above the table of a turn, which is that there is no verdict, and below; `keys`
+    as of `verdict`. What `choice` says is left out."""
     if not turn.rounds:
         return [], []
     shown, figures = turn.counted()[-1], figures_of(turn.counted())
     found = [
-        verdict(figures.verdict, comparison.names, repeat),
+        verdict(figures.verdict, comparison.names, *keys) if choice(comparison, turn) is None else "",
         *failures(turn.rounds[-1], comparison.names),
-        difference(shown.difference(), shown),
         agreement(shown.agreement, comparison.names) if shown.agreement is not None else shown.agreement_note,
         comparison.in_turn,
     ]
@@ -270,7 +252,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
     figures = figures_of(turn.counted())
-    found = turn.counted()[-1].difference() if turn.rounds else None
+    chosen = choice(comparison, turn)
     return {
         "prompt": turn.prompt,
         "rounds": [_round_json(one) for one in turn.rounds],
@@ -279,7 +261,7 @@ def _turn_json(comparison: Comparison, turn: Turn) -> dict[str, Any]:
             for name, row in figures.rows.items()
         },
         "verdict": verdict(figures.verdict, comparison.names),
-        "first_difference": dict(zip("ab", found, strict=True)) if found is not None else None,
+        "choice": {"take": "AB"[chosen[0]], "lines": chosen[1]} if chosen is not None else None,
     }
 
 

@@ -35,7 +35,12 @@ def in_words(summary: Summary) -> str:
     words = dict.fromkeys((_word(same.low), _word(same.value), _word(same.high)) if interval else (_word(same.value),))
     first, *rest = words
     word = f"{first} to {rest[-1]}" if rest else first
-    return f"about {_one_in(same.value).replace('1 in', '1 token in')} would differ{interval}: {word}"
+    return f"about {one_in(same)} would differ{interval}: {word}"
+
+
+def one_in(same: Interval) -> str:
+    """`1 token in 7`: those that differ."""
+    return "no token" if same.value == 1 else f"1 token in {round(1 / (1 - same.value)):,}"
 
 
 def _one_in(same: float) -> str:

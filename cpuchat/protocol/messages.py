@@ -475,13 +475,10 @@ class ScoredRows(MessageData, frozen=True):
 
 
 class TokensScored(Event, frozen=True):
-    """`compared` has an entry for each of the request's `bases`. Evaluating took `seconds`, the rest of the command
-    `compare_seconds`."""
+    """`compared` has an entry for each of the request's `bases`."""
 
     request_id: int
     compared: tuple[ScoredRows, ...] = ()
-    seconds: float = 0.0
-    compare_seconds: float = 0.0
 
 
 class TokensCounted(Event, frozen=True):

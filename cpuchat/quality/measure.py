@@ -11,11 +11,13 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from cpuchat.base import paths
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import MeasureFailed, UsageError, VocabularyMismatch
 from cpuchat.base.files import append_line, delete_oldest, read_small
@@ -27,6 +29,7 @@ from cpuchat.models.file_names import file_fingerprint
 from cpuchat.models.gguf.header import GGUFHeader, read_model, vocabulary
 from cpuchat.quality.messages import Answer, Disagreement, Loading, Planned, QualityFinished, QualityStart, Scored, Text
 from cpuchat.quality.statistics import Scores, Summary, indistinguishable, summarize
+from cpuchat.quality.texts import builtin_texts
 
 _KEPT_FILES = 50
 
@@ -203,6 +206,15 @@ class QualityMeasurement:
         numbers = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in dict.fromkeys(kinds)}
         found = [(kind, comparison.summary(windows)) for kind, windows in numbers.items()]
         return [(kind, summary) for kind, summary in found if summary is not None]
+
+
+def open_measurement(base: Path, others: Sequence[Path], texts: Sequence[Text] = ()) -> QualityMeasurement:
+    """Return the measurement over `texts`, by default the built-in ones, with what earlier runs have measured of it.
+    Raises what `QualityMeasurement` raises."""
+    engine = metadata.version("llama-cpp-python")
+    found = QualityMeasurement(base, others, texts or builtin_texts(), engine=engine, folder=paths.quality_dir())
+    found.restore()
+    return found
 
 
 def require_same_vocabulary(base: GGUFHeader, other: GGUFHeader) -> None:

@@ -49,9 +49,9 @@ class Navigator:
     def hardware(self) -> None:
         self._app.push_screen(self._screen("hardware.screen.HardwareScreen", self._services))
 
-    async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> None:
-        """`kept`: one that was saved, to continue."""
-        await self._result("compare.screen.CompareScreen", self._services, sides, prompt, kept)
+    async def compare(self, sides: Sides, prompt: str = "", kept: Opened | None = None) -> Path | None:
+        """`kept`: one that was saved, to continue. Returns the file to use for chats, if one was chosen."""
+        return await self._result("compare.screen.CompareScreen", self._services, sides, prompt, kept)
 
     async def compare_with(self, model: Path) -> Side | None:
         """Returns what to compare the model with."""

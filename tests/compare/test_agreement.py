@@ -40,7 +40,7 @@ class Sides:
             same_top=floats(ranks == 1), ranks=ranks.astype("<i4").tobytes(),
             tops=tuple(f" top{token}" for token in tokens), tops_p=floats(np.full(len(tokens), 0.6)),
         )  # fmt: skip
-        return TokensScored(request_id=1, compared=(rows,) * len(command.bases), seconds=2.0, compare_seconds=0.5)
+        return TokensScored(request_id=1, compared=(rows,) * len(command.bases))
 
 
 def floats(values: np.ndarray) -> bytes:
@@ -76,7 +76,6 @@ async def test_a_shared_beginning_is_read_once_and_compared_in_both_directions()
     ]
     assert {(c.n_prompt, c.n_ctx) for _, c in sides.commands} == {(3, 8)}
     assert [len(one.tokens) for one in found.answers] == [5, 4]
-    assert found.evaluating == (8.0, 8.0) and found.comparing == 4.0
 
 
 async def test_only_whole_blocks_are_shared_unless_the_texts_are_the_same() -> None:

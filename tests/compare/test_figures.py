@@ -5,15 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from cpuchat.compare.agreement import Agreement
+from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import Value, figures_of
-from cpuchat.compare.runner import Round, SideAnswer, Turn
+from cpuchat.compare.runner import Round, SideAnswer, Turn, parse_side
+from cpuchat.config.settings import Settings
+from cpuchat.models.library.library import Library
 from cpuchat.present import compare
 from cpuchat.protocol.messages import Failed, TextDelta
 from cpuchat.protocol.model_info import ModelInfo
 from cpuchat.protocol.timings import SpeculationFigures, Timings
 from cpuchat.telemetry.roofline import after_answer
 from tests.support.costs import work_of_size
-from tests.support.scripted_backend import MODEL
+from tests.support.recorded import agreed_answer
+from tests.support.scripted_backend import MODEL, ScriptedBackend
 
 NAMES = ("Q8_0", "Q4_K_M")
 Q8 = msgspec.structs.replace(MODEL, work=work_of_size(1_600_000_000), peak_read=51e9)
@@ -60,7 +65,7 @@ CACHED = [msgspec.structs.replace(one, cache_bytes=2_000_000_000) for one in (Q8
     ("a", "b", "sentence"),
     [
         (answered(Q8, 25.0), answered(Q4, 37.0), "reads 40 % fewer bytes and is 1.48× as fast: 89 % of what the bytes"),
-        (answered(Q8, 25.0), answered(Q4, 16.0), "1.56× as fast. Something other than memory limits it: "),
+        (answered(Q8, 25.0), answered(Q4, 16.0), "1.56× as fast: memory is not what limits it."),
         (answered(Q8, 25.0), answered(Q8, 37.5), "Q4_K_M is 1.50× as fast as Q8_0."),
         (answered(CACHED[0], 25.0), answered(CACHED[1], 40.0), "L3 cache"),
         (answered(Q8, 25.0, stop="cancelled"), answered(Q4, 50.0), ""),
@@ -81,7 +86,7 @@ def test_a_stopped_or_disturbed_round_takes_no_place() -> None:
     ratios = {label: ratio for label, *_, ratio in compare.rows(figures_of([disturbed]), NAMES)}
     assert (ratios["decode"], ratios["first token"], ratios["bytes per token"]) == ("–", "–", "0.60×")
     verdict = figures_of([disturbed]).verdict
-    assert "F9 repeats" in compare.verdict(verdict, NAMES, "F9")
+    assert "F9 repeats, w waits" in compare.verdict(verdict, NAMES, "F9", "w")
     assert Turn("Why?", [fair, stopped, disturbed]).counted() == [fair]
     assert Turn("Why?", [stopped]).counted() == [stopped]
     assert Turn("Why?", [disturbed]).counted() == Turn("Why?", [disturbed, stopped]).counted() == [disturbed]
@@ -106,6 +111,38 @@ def test_a_difference_within_the_noise_is_none_and_three_rounds_give_medians() -
     figures = figures_of(rounds)
     assert figures.medians and figures.rows["tok_s"].a == Value(25.0, 20.0, 30.0, 3)
     assert compare.rows(figures, NAMES)[1] == ("decode", "25.0 tok/s (20.0–30.0)", "27.5 tok/s (22.0–33.0)", "1.10×")
+
+
+async def test_one_verdict_weighs_speed_words_and_memory_whatever_side_a_file_is_on() -> None:
+    sides = [parse_side(name, Library([]).resolve) for name in ("demo", "demo-q4")]
+    pair = Comparison((sides[0], sides[1]), Settings(), backend=ScriptedBackend)
+    swapped = Comparison((sides[1], sides[0]), Settings(), backend=ScriptedBackend)
+    for comparison in (pair, swapped):
+        await comparison.learn_files()
+
+    def lines(q8: float, q4: float, share: float = 0.97, n_rounds: int = 1) -> list[str] | None:
+        answers = agreed_answer(share)
+        rounds = [a_round(answered(Q8, q8), answered(Q4, q4)) for _ in range(n_rounds)]
+        rounds[-1].agreement = Agreement(answers=(answers, answers))
+        found = compare.choice(pair, Turn("Why?", rounds))
+        for one in rounds:
+            one.answers = one.answers[1], one.answers[0]
+        other = compare.choice(swapped, Turn("Why?", rounds))
+        assert (found and found[1]) == (other and other[1])
+        return found[1] if found else None
+
+    first, second = lines(37.0, 25.0) or []
+    why = "(Q4_K_M takes more arithmetic on this CPU), the original's words, +"
+    assert first.startswith(f"Take Q8_0 here: 1.48× as fast {why}") and first.endswith(" of memory.")
+    assert second.startswith("Q4_K_M if memory is short: 97 % of the same words on this answer; ")
+    first, second = lines(25.0, 37.0) or []
+    assert "Take Q4_K_M here: 1.48× as fast (a token reads 40 % fewer bytes), 97 % of the same words" in first
+    assert second.startswith("Q8_0 if every word counts: the original's words")
+    first, second = lines(25.0, 37.0, share=0.7) or []
+    assert first.startswith("Take Q8_0 here: the original's words, +")
+    assert second.startswith("Q4_K_M if speed matters more: 1.48× as fast, 70 % of the same words")
+    assert (lines(25.0, 25.1, n_rounds=12) or [""])[0].startswith("Take Q8_0 here: as fast, the original's words")
+    assert lines(25.0, 25.5) is None  # more rounds may tell
 
 
 def test_a_round_with_an_answer_of_one_token_has_no_part_in_the_verdict() -> None:
@@ -137,13 +174,4 @@ def test_a_side_that_failed_leaves_the_figures_of_the_other() -> None:
     assert compare.failures(done, NAMES) == ["Q4_K_M: The worker crashed. Try again."]
     idle = [msgspec.structs.replace(one, peak_read=300e9) for one in (Q8, Q4)]  # bytes are no reason then
     text = said(a_round(answered(idle[0], 25.0), answered(idle[1], 48.0)))
-    assert text.startswith(
-        "Q4_K_M reads 40 % fewer bytes and is 1.92× as fast. Something other than memory limits it: "
-    )
-
-
-def test_where_the_texts_part() -> None:
-    same = a_round(answered(Q8, 25.0), answered(Q4, 37.0))
-    assert compare.difference(same.difference(), same) == "Same text (51 tokens)."
-    other = a_round(answered(Q8, 25.0), answered(Q4, 37.0, text="word " * 25 + "else " * 25))
-    assert compare.difference(other.difference(), other) == "First difference at token 26."
+    assert text == "Q4_K_M reads 40 % fewer bytes and is 1.92× as fast: memory is not what limits it."

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
 from pathlib import Path
 
 import pytest
 
 from cpuchat.base.errors import UsageError
-from cpuchat.compare.runner import (
-    Side,
-    TokenText,
-    first_difference,
-    fit_together,
-    parse_side,
-    short_names,
-)
+from cpuchat.compare.runner import PAIR, Side, fit_together, pair_of, parse_side, short_names
 from cpuchat.config.settings import Settings
-from cpuchat.hardware.process import ProcessMemory
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.library import Library
-from cpuchat.present.compare import live
-from cpuchat.protocol.messages import TextDelta
-from cpuchat.telemetry.meter import Meter
-from cpuchat.telemetry.metric import Metric
 
 resolve = Library([]).resolve
 
@@ -70,25 +58,12 @@ def test_names_tell_only_what_differs(a: str, b: str, names: tuple[str, str]) ->
     assert short_names(*two) == ("1.5B Q8_0", "0.5B Q4_K_M")
 
 
-def written(*deltas: tuple[str, tuple[int, ...]]) -> TokenText:
-    text = TokenText()
-    for part, lengths in deltas:
-        text.add(TextDelta(request_id=1, text=part, n_tokens=len(lengths), lengths=lengths))
-    return text
-
-
-def test_the_first_difference_is_told_by_token() -> None:
-    a = written(("The answer", (3, 7)), (" is 42.", (3, 3, 1)))
-    b = written(("The answer", (3, 7)), (" is 41!", (3, 3, 1)))
-    assert first_difference(a, b, complete=True) == (4, 4)
-    a, b = written(("é!", (0, 1, 1))), written(("é?", (1, 1)))  # a token without a text
-    assert first_difference(a, b, complete=True) == (3, 2)
-    a, b = written(("One", (3,))), written(("One two", (3, 4)))
-    assert first_difference(a, b, complete=False) is None
-    assert first_difference(a, b, complete=True) == (2, 2)
-    spread = TokenText()  # without lengths
-    spread.add(TextDelta(request_id=1, text="abcdef", n_tokens=3))
-    assert [spread.token_at(n) for n in range(7)] == [1, 1, 2, 2, 3, 3, 4]
+def test_q4_and_q8_of_a_model_are_found_where_both_are_here(tmp_path: Path) -> None:
+    for name, kind in zip(("demo", "demo-q4"), PAIR, strict=True):
+        shutil.copy(resolve(name), tmp_path / f"tiny-{kind}.gguf")
+    found = pair_of(tmp_path / "tiny-Q4_K_M.gguf", Library([str(tmp_path)]))
+    assert found is not None and tuple(side.quantization for side in found) == PAIR
+    assert pair_of(tmp_path / "other.gguf", Library([str(tmp_path)])) is None
 
 
 def machine_with(monkeypatch: pytest.MonkeyPatch, available: float) -> None:
@@ -115,13 +90,3 @@ def test_a_file_that_both_map_needs_its_memory_once(monkeypatch: pytest.MonkeyPa
     assert fit_together(same, settings, Library([]))[1] == ""
     machine_with(monkeypatch, 2 * need.min_bytes - need.weights - 1)
     assert "loaded in turn" in fit_together(same, settings, Library([]))[1]
-
-
-def test_a_border_leaves_out_figures_that_it_has_no_room_for() -> None:
-    figures = replace(Meter().figures(), live_tok_s=Metric(31.0), ttft_s=Metric(0.22))
-    memory = ProcessMemory(1_600_000_000, 0)
-    whole = live(figures, memory, 80)
-    assert whole == "now  31.0 tok/s · first 0.22 s · 1.6 GB memory"
-    assert live(figures, memory, len(whole)) == whole
-    assert live(figures, memory, len(whole) - 1) == "now  31.0 tok/s · first 0.22 s"
-    assert live(figures, memory, 0) == "now  31.0 tok/s"

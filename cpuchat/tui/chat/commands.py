@@ -421,9 +421,10 @@ class ChatCommands:
             self.models()
 
     @_in_worker("compare")
-    async def compare(self) -> None:
-        """Compare the loaded model: the demo model with its Q4_K_M at once, any other with what the user chooses."""
-        from cpuchat.compare.runner import Side
+    async def compare(self, q4_with_q8: bool = False) -> None:
+        """Compare the loaded model: the demo model with its Q4_K_M at once, and `q4_with_q8` of any other if both are
+        here; else with what the user chooses."""
+        from cpuchat.compare.runner import Side, pair_of
 
         services, resolve = self._services, self._services.library.resolve
         if self._session.refuse_while_busy("compare"):
@@ -435,6 +436,8 @@ class ChatCommands:
         if path is None or is_demo(path):
             first = FIRST_PROMPT
             sides = await run_in_daemon_thread(lambda: (Side.of(resolve("demo")), Side.of(resolve("demo-q4"))))
+        elif q4_with_q8 and (found := await run_in_daemon_thread(lambda: pair_of(path, services.library))) is not None:
+            sides = found
         elif (other := await services.navigation.compare_with(path)) is not None:
             sides = await run_in_daemon_thread(lambda: Side.of(path)), other
         else:
@@ -455,7 +458,8 @@ class ChatCommands:
     async def compare_sides(
         self, sides: Sides, prompt: str = "", kept: Opened | None = None, then: Source | None = None
     ) -> None:
-        """Open the compare screen; afterwards the model that was loaded, or `then`, is loaded again.
+        """Open the compare screen; afterwards the file that the user chose there, else the model that was loaded, or
+        `then`, is loaded.
 
         Meanwhile the chat's worker is not in memory: the two sides have the machine.
         """
@@ -467,7 +471,7 @@ class ChatCommands:
         with services.keys_held():
             await session.conversation.backend.unload()
         try:
-            await services.navigation.compare(sides, prompt, kept)
+            loaded = await services.navigation.compare(sides, prompt, kept) or loaded
         finally:
             if self._screen.is_running and not services.leaving:
                 session.listen(Changed("chats"))

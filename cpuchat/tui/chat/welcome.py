@@ -14,7 +14,7 @@ WHAT = "Language models on your CPU, and how fast they could run"
 COMPARE = "Show me Q4 against Q8, side by side"
 DRAFTS = "Watch a real model, plain and with drafts"
 RACE = "Watch Q4 race Q8 of a real model"
-SUGGESTED_ACTIONS = {COMPARE: "compare", DRAFTS: "replay('drafts')", RACE: "replay('quantizations')"}
+SUGGESTED_ACTIONS = {COMPARE: "compare(True)", DRAFTS: "replay('drafts')", RACE: "replay('quantizations')"}
 """Suggestions that are no question, and what they do."""
 CODE = "Paste code and ask for a change"
 """What suffix decoding is best at: most of the answer is in the question."""

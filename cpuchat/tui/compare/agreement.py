@@ -49,16 +49,11 @@ class PlacesList(OptionList):
     """
 
     class Chosen(Message):
-        """Go to this place (`place.character` of what was written, the reasoning first) in the answer of `side`, and
-        show both candidates."""
+        """Go to this place (`place.character` of what was written, the reasoning first) in the answer of `side`."""
 
-        def __init__(self, places: PlacesList, side: int, place: UnlikelyWord) -> None:
+        def __init__(self, side: int, place: UnlikelyWord) -> None:
             super().__init__()
-            self.places, self.side, self.place = places, side, place
-
-        @property
-        def control(self) -> PlacesList:
-            return self.places
+            self.side, self.place = side, place
 
     def __init__(self, names: Sequence[str], *, id: str | None = None) -> None:
         super().__init__(id=id, markup=False)
@@ -81,10 +76,6 @@ class PlacesList(OptionList):
             close = f"The other side gives a word marked ▯ at least {min_share}, though another word comes first."
             self.add_option(Option(close if is_close else "No place matters.", disabled=True))
 
-    def candidates(self, side: int, place: UnlikelyWord) -> str:
-        """Return both candidates of a place with what each side gives them, for a notice where the place is."""
-        return clean_line(compare.candidates(place, self._names[side], self._names[1 - side]))
-
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
-        self.post_message(self.Chosen(self, *self._places[int(event.option.id or 0)]))
+        self.post_message(self.Chosen(*self._places[int(event.option.id or 0)]))

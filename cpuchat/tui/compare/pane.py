@@ -25,9 +25,10 @@ from cpuchat.base.text import clean_line
 from cpuchat.compare.agreement import Agreement
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.figures import figures_of
-from cpuchat.compare.runner import Side, SideAnswer, Turn
+from cpuchat.compare.runner import PAIR, Side, SideAnswer, Turn
 from cpuchat.models.catalog import load_catalog, match_local
 from cpuchat.models.library.places import LocalModel, is_same_model
+from cpuchat.models.quantize.types import smaller_types
 from cpuchat.present import answers, compare
 from cpuchat.present.table import ListRow
 from cpuchat.protocol.messages import (
@@ -141,10 +142,6 @@ class SidePane(Transcript):
         text = "\n\n".join(filter(None, (event.message, event.hint)))
         return TranscriptMessage("notice", "Failed", text or "This side failed.")
 
-    def show_figures(self, text: str) -> None:
-        if str(self.border_subtitle or "") != text:
-            self.border_subtitle = Content(text)
-
 
 _SETTINGS: tuple[tuple[str, dict[str, str]], ...] = (
     ("with drafters", {"drafters": "auto"}),
@@ -196,6 +193,7 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
         model = next((model for model in models if model.path == path), None) or library.at(path)
         rest = [other for other in models if other.path != path]
         same = [other for other in rest if model is not None and is_same_model(model, other)]
+        same.sort(key=lambda other: other.quantization not in PAIR)  # the cursor stands on the first
         listed = match_local(load_catalog(), model) if model is not None and model.source != "demo" else None
         repo = (model.repo if model is not None else "") or (listed.repos[0] if listed is not None else "")
 
@@ -207,10 +205,12 @@ class OtherSideScreen(ListScreen[Side | None], keys="other_side"):
                 rows.append(ListRow(key=str(model.path), name=model.name, columns=columns))
             return rows
 
-        rows = [*of("other quantizations", same), ListRow(name="download or quantize")]
+        rows, offered = of("other quantizations", same), list[ListRow]()
         if repo:
-            rows.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=repo))
-        rows.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
+            offered.append(ListRow(key=_DOWNLOAD, name="Download another quantization", note=repo))
+        if model is not None and any(kind.name == PAIR[1] for kind in smaller_types(model)):
+            offered.append(ListRow(key=_QUANTIZE, name="Quantize it now", note="writes a smaller file"))
+        rows += [ListRow(name="download or quantize"), *offered] if offered else []
         rows += _settings_rows(path)
         return model, repo, [*rows, *of("other models", [other for other in rest if other not in same])]
 
@@ -249,7 +249,7 @@ class TablePane(VerticalScroll):
     def compose(self) -> ComposeResult:
         yield self._table
 
-    def show(self, comparison: Comparison, repeat_key: str) -> None:
+    def show(self, comparison: Comparison, *keys: str) -> None:
         """Draw the table of the last turn."""
         if not comparison.turns or not comparison.turns[-1].rounds:
             return
@@ -259,12 +259,13 @@ class TablePane(VerticalScroll):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         disturbed = figures.verdict.kind == "disturbed"
         above, below = ("".join(f"{clean_line(one)}\n" for one in part)
-                        for part in compare.sentences(comparison, turn, repeat_key))  # fmt: skip
+                        for part in compare.sentences(comparison, turn, *keys))  # fmt: skip
         text = Text(above, no_wrap=False)
         for number, (label, *cells) in enumerate(rows):
             aligned = [label.ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(cells, widths[1:], strict=True))]
             text.append("  ".join(aligned).rstrip() + "\n", "dim" if disturbed or not number else "")
-        text.append(below)
+        chosen = compare.choice(comparison, turn)
+        text.append("\n".join((below, *map(clean_line, chosen[1]))) if chosen else below)
         text.rstrip()
         self._table.update(text)
         rounds = f"medians of {figures.n_rounds} rounds" if figures.medians else f"round {max(figures.n_rounds, 1)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -18,9 +19,11 @@ from cpuchat.base.text import clean_line
 from cpuchat.compare.comparison import Comparison, KeptComparison, Opened
 from cpuchat.compare.recording import Recording
 from cpuchat.compare.runner import Round, Side
-from cpuchat.hardware.process import process_memory
+from cpuchat.hardware.placement.cores import MAX_BUSY_CORES, BusyCores
+from cpuchat.hardware.sysfs import own_cpus
 from cpuchat.present import compare
 from cpuchat.protocol.messages import AnyEvent, LoadProgress, ModelLoaded
+from cpuchat.telemetry import units
 from cpuchat.tui import keys
 from cpuchat.tui.compare.agreement import PlacesList
 from cpuchat.tui.compare.pane import SidePane, TablePane
@@ -32,9 +35,13 @@ from cpuchat.tui.widgets.dialogs import Dismissable
 from cpuchat.tui.widgets.key_footer import KeyFooter
 from cpuchat.tui.widgets.prompt import PromptInput
 
+_NOISY_MS = 3000
+"""From when on it is said that an answer gets no verdict."""
+_QUIET_SECONDS = 3
 
-class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
-    """Owns the comparison and closes it.
+
+class CompareScreen(TypingScreen, Dismissable[Path | None], keys="compare"):
+    """Owns the comparison and closes it. Returns the file to use for chats, if the user takes the one of the verdict.
 
     Args:
         prompt: asked at once; "" asks the user for one.
@@ -62,7 +69,8 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         self._first_prompt = prompt
         self._panes: tuple[SidePane, SidePane]
         self._left = False
-        self._noise = ""  # why the round is repeated
+        self._waits = False  # for quiet cores
+        self._chosen: Path | None = None  # by the verdict
         self._agreeing: Worker[bool] | None = None
 
     def compose(self) -> ComposeResult:
@@ -71,7 +79,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         with Horizontal(id="sides"):
             yield a
             yield b
-        yield Stage(id="stage", repeat_key=self._key("repeat"))
+        yield Stage(*self._keys, id="stage")
         yield TablePane()
         yield PlacesList(self.comparison.names, id="places")
         yield PromptInput(self.submit, id="prompt")
@@ -120,15 +128,32 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         self._run(turns[-1].prompt, self.comparison.repeat, repeats=True)
 
     @work(exclusive=True, group="round")
-    async def _run(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool = False) -> None:
-        """Run a round; one that other programs disturbed is repeated once."""
-        done = await self._one_round(prompt, start, repeats)
-        if done is not None and done.complete and done.disturbed and not (self._left or self.comparison.stopped):
-            self._noise = "Too noisy, other programs were using the cores: repeating. "
+    async def _run(self, prompt: str, start: Callable[[], Awaitable[Round]] | None, repeats: bool = False) -> None:
+        """Run a round; None: repeat the last one once the cores are quiet."""
+        done = await self._one_round(prompt, start, repeats) if start is not None else None
+        while self._waits and await self._is_quiet():
             done = await self._one_round(prompt, self.comparison.repeat, repeats=True)
-            self._noise = ""
-        if done is not None and done.complete and not self.comparison.in_turn and self.has_widgets:
-            self._agreeing = self._agree()
+        if done is not None and done.complete and self.has_widgets:
+            if self.comparison.in_turn:
+                self._choose()
+            else:
+                self._agreeing = self._agree()
+
+    async def _is_quiet(self) -> bool:
+        """Wait until other programs leave the cores alone; False when the user stops that."""
+        cores, model = BusyCores(), self.comparison.runners[0].model
+        cpus = (model.compute_cpus if model is not None else ()) or own_cpus()
+        n_quiet = 0
+        self.refresh_bindings()
+        while self._waits and n_quiet < _QUIET_SECONDS:
+            busy = cores.since_last(cpus) or 0.0
+            n_quiet = n_quiet + 1 if busy < MAX_BUSY_CORES else 0
+            said = f"Waiting for quiet: other programs take {busy:.1f} of {units.plural(len(cpus), 'core')}. Esc stops."
+            self._stage.conclude(None, said)
+            await asyncio.sleep(1)
+        if not self._waits and self.has_widgets:
+            self._show_result()
+        return self._waits
 
     @work(exclusive=True, group="agreement")
     async def _agree(self) -> bool:
@@ -168,8 +193,22 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         for pane, answer in zip(self._panes, last.answers, strict=True):
             pane.show_agreement(found, answer)
         self.query_one(PlacesList).show(found)
-        self._stage.agree(found)
-        self.query_one(TablePane).show(self.comparison, self._key("repeat"))
+        self._stage.conclude(found)
+        self._choose()
+
+    @work(exclusive=True, group="choice")
+    async def _choose(self) -> None:
+        """Say which of two files of one model to use, once all is known."""
+        comparison = self.comparison
+        await comparison.learn_files()
+        if comparison.running is not None or not self.has_widgets:
+            return
+        turn = comparison.turns[-1]
+        self.query_one(TablePane).show(comparison, *self._keys)
+        if (found := compare.choice(comparison, turn)) is not None:
+            self._chosen, (first, second) = Path(self._sides[found[0]].path), map(clean_line, found[1])
+            self._stage.conclude(turn.rounds[-1].agreement, f"{first} {self._key('use')} uses it for chats.\n{second}")
+            self.refresh_bindings()
 
     async def _one_round(self, prompt: str, start: Callable[[], Awaitable[Round]], repeats: bool) -> Round | None:
         """Returns the round unless it could not begin, or the screen is gone."""
@@ -180,10 +219,10 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
             return None
         turns = self.comparison.turns
         before = list(turns[:-1] if repeats else turns)
+        self._chosen, self._waits = None, False
         self.remove_class("-places")
         for pane in self._panes:
             pane.begin(before, prompt)
-            pane.show_figures("")
         self._timer.resume()
         self.call_later(self.refresh_bindings)
         try:
@@ -244,17 +283,26 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     async def action_close(self) -> None:
         if self.busy and await self.interrupt():
             return
+        if self._waits:
+            self._waits = False
+            return
         if self.has_class("-asking") and self.comparison.turns:
             self._hide_prompt()
         elif self.has_class("-places"):
             self.action_agreement()
-        elif not self._left:
+        else:
+            self._leave()
+
+    def action_use(self) -> None:
+        self._leave(self._chosen)
+
+    def _leave(self, chosen: Path | None = None) -> None:
+        async def leave() -> None:
+            await self._services.close_comparison()
+            await self.dismiss_when_on_top(chosen)
+
+        if not self._left:
             self._left = True
-
-            async def leave() -> None:
-                await self._services.close_comparison()
-                await self.dismiss_when_on_top(None)
-
             self.run_worker(leave())
 
     def _refuse_while_busy(self) -> bool:
@@ -267,26 +315,24 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     def _show_live(self) -> None:
         comparison = self.comparison
         watch, counting = self._services.machine_watch, self._services.settings.hardware.counters
-        for pane, runner in zip(self._panes, comparison.runners, strict=True):
-            writes = pane.index in comparison.writing
-            pane.set_class(writes, "-writing")
-            if not writes and comparison.busy:
-                continue  # what waits is not drawn
-            pid = runner.conversation.backend.pid
-            alone = writes and counting and len(comparison.writing) == 1 and pid is not None
-            if alone and (sample := watch.sample()) is not None:
-                runner.conversation.meter.machine(sample)
-            memory = process_memory(pid) if pid is not None else None
-            width = pane.outer_size.width or self.size.width  # 0: the other side is shown in its place
-            pane.show_figures(compare.live(runner.conversation.figures(), memory, width - 6))
+        for pane in self._panes:
+            pane.set_class(pane.index in comparison.writing, "-writing")
+        for side in comparison.writing:
+            if counting and (sample := watch.sample()) is not None:
+                comparison.runners[side].conversation.meter.machine(sample)
         if (running := comparison.running) is not None:
             self.add_class("-staged")
             status, names = "Loading, or reading the prompt.", comparison.names
+            recording = Recording.of(comparison, comparison.turns[-1], running)
             for side in comparison.writing:
                 if running.answers[side].written.n_tokens:
                     waits = running.answers[1 - side].timings is None
                     status = f"{names[side]} answers{f'; {names[1 - side]} waits' if waits else ''}."
-            self._stage.live(Recording.of(comparison, comparison.turns[-1], running), self._noise + status)
+                share = comparison.runners[side].conversation.figures().cores_share
+                if share is not None and recording.sides[side].end_ms >= _NOISY_MS:
+                    status = f"No verdict from this run: other programs take {100 * (1 - share):.0f} % of the cores. "
+                    status += f"Esc stops, {self._key('wait')} waits for quiet."
+            self._stage.live(recording, status)
             self._stage.border_subtitle = ""
 
     def _show_result(self, replay: bool = False) -> None:
@@ -294,7 +340,7 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         turns = self.comparison.turns
         measured = bool(turns and turns[-1].rounds)
         self.set_class(measured, "-measured", "-staged")
-        self.query_one(TablePane).show(self.comparison, self._key("repeat"))
+        self.query_one(TablePane).show(self.comparison, *self._keys)
         if not measured:
             return
         recording = Recording.of(self.comparison, turns[-1])
@@ -304,6 +350,10 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         self._show_agreement()
         if replay and self.app.animation_level != "none":
             self._stage.replay()
+
+    @property
+    def _keys(self) -> tuple[str, str]:
+        return self._key("repeat"), self._key("wait")
 
     def _key(self, action: str) -> str:
         """Return how the key of an action is written, also if the user has moved it."""
@@ -337,7 +387,9 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in ("next", "repeat", "export", "agreement") and self.is_mounted and hasattr(self, "_prompt"):
+        if action == "use":
+            return self.is_mounted and self._chosen is not None and not self.has_class("-asking")
+        if action in ("next", "repeat", "agreement") and self.is_mounted and hasattr(self, "_prompt"):
             return None if self.busy else True
         return True
 
@@ -366,7 +418,6 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         self.action_front(event.side)
         at = event.place.character - len(answer.reasoning)
         self._panes[event.side].go_to(max(0, at) / max(1, len(answer.content)))
-        self.notify(event.places.candidates(event.side, event.place), timeout=10, markup=False)
 
     def action_next(self) -> None:
         self.remove_class("-places")
@@ -377,6 +428,15 @@ class CompareScreen(TypingScreen, Dismissable[None], keys="compare"):
         self.remove_class("-asking")
         front = next(pane for pane in self._panes if pane.has_class("-front"))
         front.focus()
+
+    async def action_wait(self) -> None:
+        """Repeat the round once the cores are quiet; what runs is stopped."""
+        if not self._waits and (turns := self.comparison.turns):
+            running = self.comparison.running is not None
+            self._waits = True
+            await self.comparison.stop()
+            if not running:
+                self._run(turns[-1].prompt, None)
 
     def action_table(self) -> None:
         self.toggle_class("-table")

@@ -65,7 +65,7 @@ class Scene:
             lines = self._tracks(at_ms, width, 0, " ")
         if (strip := self._strip(at_ms, width, wide)) is not None:
             lines.append(strip)
-        said = wrap(self.say, max(width, 1))  # a window may have no column left
+        said = [row for line in self.say.splitlines() for row in wrap(line, max(width, 1))]  # may have no column left
         is_shown = at_ms >= self.recording.end_ms
         return [*lines, *([(text, "value")] if is_shown else [] for text in said)]
 
@@ -115,10 +115,9 @@ class Scene:
         line: Line = [("bytes per token".ljust(_LABEL), "label")]
         for part, size in zip("ab", sizes, strict=True):
             if size:
-                amount = f"{size / 1e9:.2f} GB" if max_size >= 1e9 else units.size(round(size))  # both in one unit
                 filled = max(1, round(cells * size / max_size))
                 line += [(f"{part.upper()} ", part), (_TRACK * filled + " " * (cells - filled), part),
-                         (f" {amount:<9}", "value")]  # fmt: skip
+                         (f" {units.size(round(size)):<9}", "value")]  # fmt: skip
         if all(side.cached for side in sides):
             line.append(("memory bus  idle: weights fit in L3", "label"))
         elif any(side.utilization for side in sides):
@@ -197,10 +196,10 @@ class Stage(Widget):
     class Replayed(Message):
         """A replay has come to its end."""
 
-    def __init__(self, *, id: str | None = None, repeat_key: str = "") -> None:
-        """`repeat_key` is named where a sentence asks for another round."""
+    def __init__(self, *keys: str, id: str | None = None) -> None:
+        """`keys` are named where a sentence asks for another round, as of `present.compare.verdict`."""
         super().__init__(id=id)
-        self.repeat_key = repeat_key
+        self._keys = keys
         self._scene: Scene | None = None
         self.at_ms = inf
         """The time that is shown, in ms after the first token; infinity for the end."""
@@ -220,7 +219,7 @@ class Stage(Widget):
 
     def show(self, recording: Recording) -> None:
         """Show it as it ended."""
-        verdict = compare.verdict(recording.verdict, [side.name for side in recording.sides], self.repeat_key)
+        verdict = compare.verdict(recording.verdict, [side.name for side in recording.sides], *self._keys)
         none = "Stopped: no verdict." if recording.stopped else "No verdict without two complete answers."
         self._take(Scene(recording, clean_line(verdict or none)))
         self.border_title = Content(compare.label(recording))
@@ -231,10 +230,10 @@ class Stage(Widget):
         if str(self.border_title or "") != _LIVE_TITLE:
             self.border_title = Content(_LIVE_TITLE)
 
-    def agree(self, agreement: Agreement) -> None:
-        """Show the agreement."""
+    def conclude(self, agreement: Agreement | None, say: str = "") -> None:
+        """Show the agreement, and lines in place of the sentence."""
         if self._scene is not None:
-            self._scene = Scene(self._scene.recording, self._scene.say, agreement)
+            self._scene = Scene(self._scene.recording, say or self._scene.say, agreement)
             self._show_changes()
             self.refresh(layout=True)
 

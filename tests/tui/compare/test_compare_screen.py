@@ -8,10 +8,13 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
+from cpuchat.compare.choice import FilePair
 from cpuchat.compare.comparison import Comparison
 from cpuchat.compare.runner import Side
+from cpuchat.hardware.placement.cores import BusyCores
 from cpuchat.models.library.library import Library
-from cpuchat.protocol.messages import Failed
+from cpuchat.protocol.messages import Failed, TextDelta
+from cpuchat.quality.statistics import Interval
 from cpuchat.session.conversation import Conversation
 from cpuchat.tui.chat.chat_list import COMPARISON, Chats
 from cpuchat.tui.compare.pane import OtherSideScreen
@@ -19,7 +22,7 @@ from cpuchat.tui.compare.screen import CompareScreen
 from cpuchat.tui.widgets.model_list import ModelList
 from cpuchat.tui.widgets.prompt import PromptInput
 from tests.support.chat_app import SMALL, WIDE, running
-from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, scripted, scripted_side
+from tests.support.comparing import PROMPT, Q4, Q8, SIDES, TEXTS, comparing, faster, scripted, scripted_side
 from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, Step, answer
 from tests.support.snapshots import snapshot
 from tests.tui.compare.test_agreement import BOTH
@@ -38,10 +41,9 @@ async def test_the_screen_in_each_size_the_table_and_the_way_back() -> None:
         assert "B  Qwen2.5-1.5B-Instruct Q4_K_M" in app.screen_text
         await app.pilot.resize_terminal(*WIDE)
         await app.press("t")
-        for words in ("B ÷ A", "bytes per token", "First difference at token 18."):
-            assert words in app.screen_text
+        assert "B ÷ A" in app.screen_text and "bytes per token" in app.screen_text
         await app.press("t")
-        assert "First difference" not in app.screen_text
+        assert "B ÷ A" not in app.screen_text
         await app.press("escape")
         await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
         assert all(side.closed for side in app.sides)
@@ -146,24 +148,47 @@ async def test_escape_while_an_agreement_stops_for_a_repeat_leaves(monkeypatch: 
         assert not app.app.crash
 
 
-async def test_a_disturbed_round_is_repeated_once_and_gets_no_verdict() -> None:
+async def test_a_disturbed_round_gets_no_verdict_and_w_waits_for_quiet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def disturbed(text: str) -> list[Step]:
         steps = answer(text)
         last: Any = steps[-1]
         return [*steps[:-1], msgspec.structs.replace(last, timings=msgspec.structs.replace(last.timings, cpu_wait=0.3))]
 
+    busy = [2.0, 2.0]
+    monkeypatch.setattr(BusyCores, "since_last", lambda *_: busy.pop() if busy else 0.0)
+    monkeypatch.setattr("cpuchat.tui.compare.screen._QUIET_SECONDS", 1)
     sides = [
-        scripted_side(disturbed(TEXTS[0]), disturbed(TEXTS[0]), model=Q8),
-        scripted_side(disturbed(TEXTS[1]), disturbed(TEXTS[1]), answer(TEXTS[1]), model=Q4),
+        scripted_side(disturbed(TEXTS[0]), answer(TEXTS[0]), model=Q8),
+        scripted_side(disturbed(TEXTS[1]), faster(answer(TEXTS[1]), 1.49), model=Q4),
     ]
     async with comparing(sides) as app:
         await app.done()
-        (turn,) = app.screen.comparison.turns
-        assert len(turn.rounds) == 2
-        assert "Too noisy for a verdict: other programs were using the cores. ^R repeats." in app.screen_text
+        noisy = "Too noisy for a verdict: other programs were using the cores. ^R repeats, w waits for quiet."
+        assert noisy in app.screen_text
         assert "× as fast" not in app.screen_text and "⚑" not in app.screen_text
         await app.press("t")
         assert app.screen_text.index("Too noisy for a verdict") < app.screen_text.index("B ÷ A")
+        await app.press("t", "w")
+        await app.shows("other programs take 2.0 of")
+        await app.press("escape")
+        await app.shows(noisy)
+        await app.press("w")
+        await app.shows("1.49× as fast")
+        assert len(app.screen.comparison.turns[0].rounds) == 2
+
+
+async def test_a_run_beside_other_programs_says_so_after_three_seconds() -> None:
+    gate = Gate()
+    steps = [
+        msgspec.structs.replace(step, cpu_wait=0.34, at_ms=100 * step.at_ms) if isinstance(step, TextDelta) else step
+        for step in answer(TEXTS[0], gate=gate)
+    ]
+    async with comparing([scripted_side(steps, model=Q8), scripted_side(model=Q4)]) as app:
+        await app.until(gate.reached.is_set)
+        await app.shows("other programs take 34 % of the cores. Esc stops, w waits for quiet.")
+        gate.open()
 
 
 async def test_a_side_that_does_not_load_says_why_and_the_other_answers() -> None:
@@ -197,7 +222,8 @@ async def test_a_comparison_is_shown_from_the_turn_that_a_search_found() -> None
         assert app.screen_text.count("Question 4") == 2 and "Question 3" not in app.screen_text
 
 
-async def test_a_comparison_is_kept_with_its_agreement_and_opens_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def agreeing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def agree(comparison: Comparison, tell: object) -> object:
         last = comparison.turns[-1].rounds[-1]
         last.agreement = BOTH
@@ -205,6 +231,29 @@ async def test_a_comparison_is_kept_with_its_agreement_and_opens_again(monkeypat
 
     monkeypatch.setattr(Comparison, "agree", agree)
     monkeypatch.setattr(Comparison, "agreement_refused", lambda _: "")
+
+
+@pytest.mark.usefixtures("agreeing")
+async def test_the_verdict_says_which_file_to_take_and_enter_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = FilePair(0, 800_000_000, Interval(0.86, 0.84, 0.88))
+    monkeypatch.setattr("cpuchat.compare.comparison.read_pair", lambda *_: files)
+    faster_q8 = [scripted_side(faster(answer(TEXTS[0]), 1.49), model=Q8), scripted_side(answer(TEXTS[1]), model=Q4)]
+    for sides, take, name in ((faster_q8, 0, "verdict-q8"), (scripted(), 1, "verdict-q4")):
+        async with comparing(sides, size=WIDE) as app:
+            await app.done()
+            await app.shows(f"Take {app.screen.comparison.names[take]} here: 1.49× as fast", "1 token in 7")
+            assert app.screen_text.count("1.49× as fast") == 1
+            await snapshot(app.app, f"{name}-120x40")
+            await app.pilot.resize_terminal(*SMALL)
+            assert "use for chats" in app.screen_text
+            await snapshot(app.app, f"{name}-80x24")
+            await app.press("enter")
+            await app.until(lambda: app.app.screen is app.chat and app.backend.model is not None)
+            assert str(app.backend.loads[-1][0]) == SIDES[take].path
+
+
+@pytest.mark.usefixtures("agreeing")
+async def test_a_comparison_is_kept_with_its_agreement_and_opens_again() -> None:
     async with comparing() as app:
         await app.done()
         await app.press("escape")
@@ -257,6 +306,7 @@ async def test_any_other_model_is_compared_with_what_is_chosen(readable: bool, m
         assert app.prompt.text == ""
         listed = app.app.screen.query_one(ModelList)
         await app.until(lambda: any(row.key == "settings 0" for row in listed.rows))
+        assert "quantize" not in [row.key for row in listed.rows]  # of what is no file with more bits
         listed.mark("settings 1")
         await app.press("enter")
         await app.opens(CompareScreen)
