@@ -187,8 +187,9 @@ class PlainChat:
 
     def _interrupt(self, presses: int) -> None:
         self._presses = presses
-        if presses > 1:
-            self._chat.conversation.backend.kill()
+        backend = self._chat.conversation.backend
+        if presses > 1 and backend.pid is not None:  # one of a server would answer no more
+            backend.kill()
         begin(self._chat.stop())
 
     def _show(self, event: SessionEvent) -> None:

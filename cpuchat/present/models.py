@@ -474,7 +474,11 @@ def recommended(predictions: Mapping[str, TypePrediction | str], names: Sequence
     return ""
 
 
-WHY_RECOMMENDED = f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
+def why_recommended(found: TypePrediction) -> str:
+    """Return what `recommended` knows of a type."""
+    if found.prediction.tok_s is None:
+        return "the best quality that saves space and fits"
+    return f"the best quality that saves space, fits and keeps up with reading ({PACE:g} tok/s)"
 
 
 def here(speed: SpeedHere) -> str:

@@ -235,11 +235,14 @@ class InferenceService:
         await self._conversation.stop()
 
     async def _events(self, request: Generate, progress: ReplyProgress) -> AsyncGenerator[AnyEvent, None]:
-        conversation = self._conversation
+        conversation, meter = self._conversation, self._conversation.meter
+        meter.expect(request.speculation)
+        meter.request_started(time.monotonic())
         is_reloading = conversation.model is None
         async with contextlib.aclosing(conversation.generate_detached(request)) as events:
             async for event in events:
                 now = time.monotonic()
+                meter.observe(event, now)
                 if isinstance(event, GenerationFinished):  # not every engine tells calls as they are written
                     timings, n_told = event.timings, len(progress.calls)
                     for index, call in enumerate(event.calls[n_told:], n_told):

@@ -354,7 +354,7 @@ class ChatSession:
         if is_answering or not self.writing:
             self.tell("The model is not reasoning.")
         elif not await self.conversation.end_reasoning():
-            self.tell("The model is not reasoning yet, or its server cannot interrupt it. Stop the answer instead.")
+            self.tell("The model is not reasoning yet, or not on this machine. Stop the answer instead.")
 
     async def _answer(
         self, answer: AsyncGenerator[AnyEvent, None], message: Outgoing | None = None, continues: bool = False

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 from pathlib import Path
 
+import pytest
+
+from cpuchat.backend.switching import SwitchingBackend
 from cpuchat.base import paths
 from cpuchat.chats.history import SUMMARY_TITLE
 from cpuchat.chats.store import ChatStore
+from cpuchat.cli.plain import PlainChat
+from cpuchat.cli.terminal import TerminalOutput
+from cpuchat.config.servers import ServerModel
+from cpuchat.config.settings import Settings
+from cpuchat.session.chat import ChatSession
+from cpuchat.session.conversation import Conversation
 from tests.cli.program import run_process
 from tests.support.presets import write_presets
 from tests.support.remote_server import Reply, remote_server
@@ -120,3 +130,29 @@ async def test_ctrl_c_stops_an_answer_the_next_line_is_sent_and_ctrl_c_quits(tmp
         code, raw = await asyncio.to_thread(chat, server.url)
     assert code == 0 and b"And\r\n" in raw  # the partial answer
     assert b"\x1b[2K" not in raw and b"\x1b[2m" not in raw and b"Traceback" not in raw
+
+
+def test_two_ctrl_c_stop_an_answer_of_a_server_and_the_chat_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head()
+        if reply.asked.body["messages"][-1]["content"] == "Hello":
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+            await reply.until_left()
+        await reply.text("Done.")
+        await reply.finish()
+
+    typed = iter(["Hello", "Next?", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(typed))
+    with asyncio.Runner() as runner:
+        serving = remote_server(answer=answer)
+        server = runner.run(serving.__aenter__())
+        core = Conversation(settings=Settings(), backend=SwitchingBackend(), store=ChatStore(paths.chats_db()))
+        chat = PlainChat(ChatSession(core), TerminalOutput(plain=True), runner)
+        assert chat.run(ServerModel(server.url)) == 0
+        runner.run(core.close())
+        runner.run(serving.__aexit__(None, None, None))
+    said = capsys.readouterr()
+    assert said.out == "some-Q4_K_M: Done.\n" and "closed" not in said.err

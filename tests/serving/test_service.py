@@ -26,6 +26,7 @@ from cpuchat.serving.replies import ReplyProgress
 from cpuchat.serving.requests import ParsedRequest
 from cpuchat.serving.service import InferenceService, RequestRecord
 from cpuchat.session.conversation import Conversation
+from cpuchat.telemetry.meter import Meter
 from tests.support.scripted_backend import MODEL, WITH_DRAFT, ScriptedBackend, timings
 
 FINISHED = GenerationFinished(request_id=1, stop_reason="end", timings=Timings(predicted_n=1))
@@ -42,6 +43,7 @@ class Engine:
         self.model: object = WITH_DRAFT
         self.asked: list[str | None] = []
         self.gate = asyncio.Event()
+        self.meter = Meter()
 
     async def remember_speed(self, timings: Timings) -> None:
         pass
@@ -118,7 +120,7 @@ async def test_the_health_tells_a_model_that_cannot_be_reloaded() -> None:
     service.check_health()
 
 
-async def test_an_answer_that_beats_the_known_peak_raises_it_for_every_program() -> None:
+async def test_the_gauges_tell_an_answer_and_one_that_beats_the_known_peak_raises_it_for_every_program() -> None:
     cpus = (0, 1)
     model = msgspec.structs.replace(MODEL, cpus=cpus, peak_read=0.0)
     keep(ReadBandwidth(cpus, 40e9, (40e9,), (1.0,)))
@@ -130,6 +132,9 @@ async def test_an_answer_that_beats_the_known_peak_raises_it_for_every_program()
     service = InferenceService(conversation)
     service.loaded(model)
     await ask(service)
+    figures = conversation.figures()
+    assert figures.phase == "done" and figures.decode_tok_s.value == pytest.approx(40)
+    assert b"cpuchat_decode_tokens_per_second 40" in service.metrics.page()
     raised = known(cpus)
     assert raised is not None and raised.at_least and raised.bytes_per_s == pytest.approx(66e9, rel=0.05)
 

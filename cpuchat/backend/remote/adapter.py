@@ -122,8 +122,11 @@ KINDS: Final = {
         continuing={"continue_final_message": True, "add_generation_prompt": False},
         is_engine=True,
         # Without the tokens that its prefix cache had, which the second option reports, a prefill rate means nothing.
-        unreported=_PLAIN | {
-            "prefill_tok_s": "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details",
+        unreported=dict.fromkeys(
+            ("prefill_tok_s", "prefill_cached"),
+            "start vLLM with --enable-per-request-metrics --enable-prompt-tokens-details",
+        ) | {
+            "n_ctx": "not reported",
             "acceptance": "start vLLM with --speculative-config, --per-request-spec-decode-metrics summary",
         },
     ),

@@ -13,7 +13,7 @@ import msgspec
 
 from cpuchat.backend.base import ModelBackend, ended
 from cpuchat.backend.remote.adapter import Adapter, ListedModel, context_sizes, identify
-from cpuchat.backend.remote.connection import Retries, ServerConnection, Status
+from cpuchat.backend.remote.connection import Retries, ServerConnection, Status, require_stream
 from cpuchat.backend.remote.stream import Chunk, StreamTally, objects
 from cpuchat.base.errors import ContextFull, CpuchatError, Interrupted, ServerError, ServerUnreachable, UsageError
 from cpuchat.config.servers import KeyRing, ServerModel
@@ -140,6 +140,8 @@ class _Exchange:
                         raise ServerError(problem, "Set Max tokens in the settings.")
                     self._finished = self._finished or bool(chunk.finish)
                     yield chunk
+                if not (self._answered or self._finished):
+                    require_stream(response, adapter.place)
         except (httpx.RemoteProtocolError, httpx.ReadError):
             if not self._answered:
                 raise

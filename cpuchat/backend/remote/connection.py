@@ -197,6 +197,16 @@ async def read_body(response: httpx.Response) -> bytes:
     return bytes(body)
 
 
+def require_stream(response: httpx.Response, name: str) -> None:
+    """Raise ServerError if a response that has ended without an event was none of an inference server."""
+    kind, encoding = (response.headers.get(f"content-{header}", "").strip() for header in ("type", "encoding"))
+    is_packed = encoding.lower() not in ("", "identity")  # none was asked for
+    if is_packed or not kind.lower().startswith("text/event-stream"):
+        what = clean_line(", ".join(filter(None, (kind, encoding))) or "no content type")[:60]
+        problem = f"{name} did not stream as an inference server does: it sent {what}."
+        raise ServerError(problem, "Is it a login page, or a proxy in between?")
+
+
 def _is_certificate(error: BaseException | None) -> bool:
     while error is not None:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):

@@ -29,10 +29,11 @@ async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         for line in whole:
             yield line
         _require_size(rest)
-    yield rest
+    if rest:
+        yield rest
 
 
-def _require_size(data: bytes) -> None:
+def _require_size(data: bytes | bytearray) -> None:
     if len(data) > MAX_EVENT:
         raise ServerError(
             f"The server sent an event of more than {MAX_EVENT >> 20} MiB.",
@@ -43,25 +44,32 @@ def _require_size(data: bytes) -> None:
 async def objects(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any] | None]:
     """Yield the JSON objects of server-sent events, and of lines that are one alone; None at `[DONE]`, which ends it.
 
-    Some servers leave out the empty line between events: an object ends where it is complete. Comments and other fields
-    are skipped, a last object that was cut is dropped. Raises ServerError: what came is not a JSON object, or too long.
+    Some servers leave out the empty line between events: an object on one line is an event, and one on several lines
+    ends where the next one begins. Comments and other fields are skipped, a last object that was cut is dropped. Raises
+    ServerError: what came is not a JSON object, or too long.
     """
-    data = b""
+    data = bytearray()  # of an event on several lines, which is parsed once
     async for line in lines(chunks):
         name, _, value = line.partition(b":")
         is_data = name in (b"data", b"error")  # llama-server has sent errors in a field of that name
-        value = line if line.startswith(b"{") else value.strip() if is_data else b""
-        if value == _DONE:
+        value = line if line.startswith(b"{") else value.removeprefix(b" ") if is_data else b""
+        value = value.rstrip()
+        is_done = value.lstrip() == _DONE
+        if data and (not line or is_done or value.startswith(b"{")):  # one that is indented belongs to the event
+            yield decoded(bytes(data))
+            data.clear()
+        if is_done:
             yield None
             return
-        if value and not value.startswith(b":"):  # some keep a connection open by a comment in an event
-            data = b"\n".join(filter(None, (data, value)))
+        if not value or value.startswith(b":"):  # some keep a connection open by a comment in an event
+            continue
+        if not data and value.endswith(b"}") and (found := _object(value)) is not None:
+            yield found
+        else:
+            data += value + b"\n"
             _require_size(data)
-            if value.endswith(b"}") and (found := _object(data)) is not None:
-                yield found
-                data = b""
-        elif data and not line:
-            yield decoded(data)
+    if (found := _object(bytes(data))) is not None:
+        yield found
 
 
 def _object(data: bytes) -> dict[str, Any] | None:

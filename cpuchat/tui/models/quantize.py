@@ -124,7 +124,7 @@ class QuantizeScreen(PanesScreen[Path | None], keys="quantize"):
         prediction = self.predictions.get(kind.name)
         rows = models.quantize_details(kind, prediction, self._model.size)
         if kind.name == self._recommended and isinstance(prediction, models.TypePrediction):
-            rows.insert(0, ("recommended", models.WHY_RECOMMENDED))
+            rows.insert(0, ("recommended", models.why_recommended(prediction)))
         if (out := self._out(kind)) is not None:
             rows.insert(0, ("writes", paths.shown(out)))
         self.show_details(rows, kind.name)

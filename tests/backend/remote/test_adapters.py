@@ -84,6 +84,8 @@ async def test_vllm_tells_of_the_request_itself_when_it_is_asked_to() -> None:
         model, got = await answered(server)
         assert (model.server.split(" ")[0], model.n_ctx) == ("vLLM", 1024)
         assert "--enable-per-request-metrics" in model.why_unreported("prefill_tok_s")
+        assert "--enable-prompt-tokens-details" in model.why_unreported("prefill_cached")
+        assert not model.why_unreported("tokens")  # it counts them in each part
         assert "--per-request-spec-decode-metrics" in model.why_unreported("acceptance")
         timings = got.timings
         assert timings.prompt_ms == pytest.approx(0.3)  # without the wait for others

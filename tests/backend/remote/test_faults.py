@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import random
 from collections.abc import AsyncGenerator
 
@@ -249,6 +250,23 @@ async def test_an_answer_that_is_not_streamed_is_taken_whole() -> None:
     got = await answered(answer)
     assert got.text == "All of it."
     assert got.timings.predicted_n == 4 and not got.timings.approximate
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "said"),
+    [
+        ({"kind": "text/html"}, b"<html>\n<title>Log in</title>\n", "it sent text/html."),
+        ({"Content_Encoding": "gzip"}, gzip.compress(b'data: {"choices":[]}\n\n'), "it sent text/event-stream, gzip."),
+    ],
+    ids=["page", "compressed"],
+)
+async def test_what_is_no_stream_of_a_server_is_named(headers: dict[str, str], body: bytes, said: str) -> None:
+    async def answer(reply: Reply) -> None:
+        await reply.head(**headers)  # type: ignore[arg-type]
+        await reply.raw(body)
+
+    got = await answered(answer)
+    assert got.failed.code == "server" and got.failed.message.endswith(said) and "login page" in got.failed.hint
 
 
 async def test_an_address_that_only_looks_like_one_is_named() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cpuchat.backend.remote import stream
 from cpuchat.backend.remote.stream import decoded, lines, objects, valid_text
 from cpuchat.base.errors import ServerError
 
@@ -30,18 +31,41 @@ async def test_events_are_found_however_they_arrive(end: bytes, size: int) -> No
     ("last", "expected"),
     [
         (b'{"b":2}', [{"b": 2}]), (b'{"b":2}\n', [{"b": 2}]), (b'{"b":2}\n\n', [{"b": 2}]),
-        (b"[DONE]", [None]), (b"[DONE]\n", [None]), (b'{"b":{"c":2}', []), (b'{"b":', []),
+        (b"[DONE]", [None]), (b"[DONE]\n", [None]), (b'{"b":{"c":2}', []), (b'{"b":', []), (b'{"b":\n', []),
+        (b'{"b":\ndata: 2}', [{"b": 2}]),
     ],
-    ids=["no line end", "no empty line", "whole", "done, no line end", "done", "cut", "cut early"],
+    ids=["no line end", "no empty line", "whole", "done, no line end", "done", "cut", "cut early", "cut line", "lines"],
 )  # fmt: skip
 async def test_the_last_event_counts_without_the_empty_line_unless_it_is_cut(last: bytes, expected: list[Any]) -> None:
     data = b'data: {"a":1}\n\ndata: : keepalive\n\ndata: ' + last
     assert [one async for one in objects(pieces(data, 5))] == [{"a": 1}, *expected]
 
 
-async def test_events_without_the_empty_line_between_them_are_parted() -> None:
-    data = b'data: {"a":\ndata: 1}\ndata: {"b":2}\ndata: [DONE]\n\n'
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'data: {"a":\ndata: 1}\ndata: {"b":2}\ndata: [DONE]\n\n',
+        b'{"a":1} \t\n\n{"b":2} \n\ndata: [DONE] \n\n',
+        b'data: {"a":\ndata: 1} \n\n\ndata:  {"b":2}\ndata: [DONE]',
+        b'data: {\ndata:   "a": 1\ndata: }\n{"b":2}\ndata:[DONE]',
+    ],
+    ids=["no empty lines", "lines of JSON", "blanks", "indented"],
+)
+async def test_events_without_the_empty_line_between_them_are_parted(data: bytes) -> None:
     assert [one async for one in objects(pieces(data, 5))] == [{"a": 1}, {"b": 2}, None]
+
+
+async def test_an_event_of_many_lines_is_parsed_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    read, data = stream._object, b'data: {"a":[{}\n' + b"data: ,{}\n" * 1000 + b"data: ]}\n\n"
+
+    def counted(data: bytes) -> dict[str, Any] | None:
+        parsed.append(data)
+        return read(data)
+
+    monkeypatch.setattr(stream, "_object", counted)
+    assert [one async for one in objects(pieces(data, 5))] == [{"a": [{}] * 1001}]
+    assert len(parsed) <= 3
 
 
 async def test_a_line_without_an_end_is_bounded() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from textual.widgets import Button, Static
 
@@ -18,6 +20,7 @@ from cpuchat.models.library.places import LocalModel
 from cpuchat.models.quantize.make import QuantizeJob, QuantizeProgress
 from cpuchat.models.quantize.types import quant_type
 from cpuchat.models.synthetic.model import write_model
+from cpuchat.present.models import TypePrediction, why_recommended
 from cpuchat.tui.models.quantize import USUAL, QuantizeScreen
 from cpuchat.tui.widgets.dialogs import ConfirmScreen
 from cpuchat.tui.widgets.model_list import Labelled, ModelList
@@ -97,6 +100,11 @@ async def test_a_type_is_chosen_by_what_it_gives_and_made(half: Path) -> None:
             await app.pilot.resize_terminal(*size)
             for words in ("nearly lossless", "the best quality", "recommended"):
                 assert words in app.screen_text
+        best = screen.screen.predictions["Q8_0"]
+        assert isinstance(best, TypePrediction)
+        for tok_s, keeps_up in ((9.0, True), (None, False)):  # whether it keeps up is said once it is known
+            found = replace(best, prediction=msgspec.structs.replace(best.prediction, tok_s=tok_s))
+            assert ("keeps up with reading" in why_recommended(found)) is keeps_up
         assert [row.key for row in screen.rows.rows] == [*USUAL, "more"]
         assert [row.key for row in screen.rows.rows if "recommended" in row.name] == ["Q8_0"]
         figures = {row.key: row.columns for row in screen.rows.rows}
