@@ -186,7 +186,8 @@ def choice(comparison: Comparison, turn: Turn) -> tuple[int, list[str]] | None:
         reasons = f"{units.factor(gain)} as fast (a token reads {_bytes(1 / by_bytes)})", words, f"−{memory}"
         other = f"{big} if every word counts: {own}{f'; {small}: {hard}' if hard else ''}."
     elif found.kind in ("same", "noisy") or gain < 1:
-        speed = {"same": "as fast", "noisy": ""}.get(found.kind, f"{units.factor(1 / gain)} as fast ({why})")
+        close = f"speeds too close to tell ({_interval(found, bool(take))}×)"
+        speed = {"same": "as fast", "noisy": close}.get(found.kind, f"{units.factor(1 / gain)} as fast ({why})")
         reasons = speed, own, f"+{memory}"
         other = f"{small} if memory is short: {lost}."
     else:

@@ -142,6 +142,7 @@ async def test_one_verdict_weighs_speed_words_and_memory_whatever_side_a_file_is
     assert first.startswith("Take Q8_0 here: the original's words, +")
     assert second.startswith("Q4_K_M if speed matters more: 1.48× as fast, 70 % of the same words")
     assert (lines(25.0, 25.1, n_rounds=12) or [""])[0].startswith("Take Q8_0 here: as fast, the original's words")
+    assert "Take Q8_0 here: speeds too close to tell (" in str(lines(25.0, 25.5, n_rounds=3))
     assert lines(25.0, 25.5) is None  # more rounds may tell
 
 
