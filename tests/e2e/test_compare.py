@@ -23,16 +23,9 @@ def workers(terminal: Terminal) -> list[psutil.Process]:
 
 
 def leave(terminal: Terminal) -> None:
-    """Go back to the chat; a round that is repeated because of noise is stopped first. Another Esc than that would stop
-    the chat's load.
-    """
-    stopped = "The complete answers stay"
-    terminal.wait_until(lambda text: stopped not in text, "the end of an earlier notice")
+    """Go back to the chat."""
     terminal.press("esc")
-    terminal.wait_until(lambda text: "next prompt" not in text or stopped in text, "the end")
-    if "next prompt" in terminal.text:
-        terminal.press("esc")
-        terminal.wait_until(lambda text: "next prompt" not in text, "the chat")
+    terminal.wait_until(lambda text: "next prompt" not in text, "the chat")
 
 
 def test_the_command_opens_the_comparison_the_chat_follows_and_one_key_compares_its_model(
