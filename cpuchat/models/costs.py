@@ -166,7 +166,7 @@ class CostLog:
         usual = statistics.median(large) if large else 1.0
         part = "part of a " if whole is None else ""
         sources = [f"{part}probe of {plural(len(self.on.cores), 'core')}"] * bool(probe)
-        sources += [f"chats with {plural(len(known), 'model')}"] * bool(known)
+        sources += [f"chats with {plural(len(large), 'model')}"] * bool(large)
         factors = {one.file: factor / usual for one, factor in known if one.file}
         types = frozenset(one.main.type for one in probe)
         profile = scaled(profile, 1 / usual) if large else profile

@@ -211,7 +211,7 @@ def _judged(
         return msgspec.structs.replace(found, basis=TOO_LARGE if found.verdict == "too large" else why_not)
     cost = pass_cost(machine.profile, work, 1, n_past)
     rate = units.bandwidth(machine.profile.read_rate(work.weight_bytes))
-    own = f"; × {1 / factor:.2f} in your chats with it" if abs(factor - 1) > _MUCH else ""
+    own = f"; × {1 / factor:.2f} by passes of its own" if abs(factor - 1) > _MUCH else ""
     basis = f"{rate} GB/s ({machine.source}) ÷ {gigabytes(found.bytes_per_token)} GB per token; "
     basis += units.takes(cost.limit, cost.limit_share) + own
     basis = basis if exact or exact_work else f"≈ from the file size: {basis}"
