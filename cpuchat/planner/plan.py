@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
@@ -22,10 +23,12 @@ from cpuchat.costs.model import (
 from cpuchat.costs.usual import SCENARIOS
 from cpuchat.models.catalog import PACE, Catalog
 from cpuchat.models.drafts.candidates import WORTH, gain
-from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed
+from cpuchat.models.fit import PROCESS_BYTES, MemoryNeed, plan_memory
+from cpuchat.models.gguf.header import read_model
 from cpuchat.models.prediction import TOO_LARGE, MemoryFit
 from cpuchat.models.support import scalar_type_of, why_slow
-from cpuchat.planner.specs import MachineSpec, PlannedModel, from_catalog
+from cpuchat.planner.specs import HERE, MachineSpec, PlannedModel, from_catalog
+from cpuchat.protocol.messages import LoadOptions
 
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 """Acceptance rates per token: open chat 0.6 to 0.75, code 0.8 to 0.95, with a small model of the same family."""
@@ -142,19 +145,17 @@ def make_plan(
 ) -> CapacityPlan:
     """Plan `model` on `machine`."""
     total, n_ctx = 1e9 * machine.memory_gb.value, workload.n_ctx
-    kv, draft_need = model.kv_bytes(n_ctx) + model.work.state, None
+    if n_ctx == PlannedWorkload().n_ctx:  # as a load chooses it
+        n_ctx = max(min(n_ctx, model.n_ctx_train or n_ctx), workload.n_prompt + workload.n_answer)
+    available = round(1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total)
+    need, draft_need = _need(machine, model, n_ctx, available), None
     if draft is not None:
-        draft_need = MemoryNeed(weights=round(draft.size), repack=0, kv=round(draft.kv_bytes(n_ctx)), compute=0)
+        kv = draft.kv_bytes(min(n_ctx, draft.n_ctx_train or n_ctx))
+        draft_need = MemoryNeed(weights=round(draft.size), repack=0, kv=round(kv), compute=0)
     memory = MemoryFit(
-        need=MemoryNeed(
-            weights=round(model.size - model.work.on_disk),
-            repack=0,
-            kv=round(kv),
-            compute=round(PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS)),
-            n_ctx=n_ctx,
-        ),
+        need=need,
         draft_need=draft_need,
-        available=round(1e9 * machine.free_gb.value if machine.free_gb is not None else _USABLE * total),
+        available=available,
         total_memory=round(total),
     )
     each = memory.need.kv + (draft_need.kv if draft_need is not None else 0)
@@ -202,6 +203,19 @@ def make_plan(
         *drafted, everything = _drafted(machine, plan, draft, (*ACCEPTANCES, 1.0))
         plan = msgspec.structs.replace(plan, drafted=tuple(drafted), draft_ceiling=everything.tok_s)
     return plan
+
+
+def _need(machine: MachineSpec, model: PlannedModel, n_ctx: int, available: int) -> MemoryNeed:
+    """Return the memory of a model: of a file on this machine as the lists have it."""
+    if machine.id == HERE and model.path:
+        return plan_memory(read_model(Path(model.path)), LoadOptions(n_ctx=n_ctx), available)[0]
+    return MemoryNeed(
+        weights=round(model.size - model.work.on_disk),
+        repack=0,
+        kv=round(model.kv_bytes(n_ctx) + model.work.state),
+        compute=round(PROCESS_BYTES + min(_BUFFERS * model.size, _MAX_BUFFERS)),
+        n_ctx=n_ctx,
+    )
 
 
 def _over(machine: MachineSpec, figure: Callable[[CostProfile], float]) -> Range:

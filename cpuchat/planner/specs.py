@@ -114,8 +114,10 @@ class MachineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return self.profile(scenario).read_rate(_LARGE) / 1e9
         if self.decode is not None:
             return self.decode.at(scenario)
-        share = usual().decode[self.kind].at(scenario)
-        return share * self.read_gbs.at(scenario if self.id == HERE else "value")
+        read, share = self.read_gbs, usual().decode[self.kind]
+        if self.id == HERE and read.at(scenario) != read.value:  # far less certain than the share
+            return share.value * read.at(scenario)
+        return share.at(scenario) * read.value
 
     @property
     def decode_source(self) -> str:
@@ -231,7 +233,7 @@ _TOO_SMALL = 1e6  # parameters: a header without matrices
 
 class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model in a quantization. `size`: bytes of its file; `kv_rows`: bytes of KV cache for a token, by the sliding
-    window of the layers (0: none).
+    window of the layers (0: none); `n_ctx_train`: 0 where not known.
 
     `exact`: from a header; else the sizes of its parts are those of a typical file. `path`: of its
     file here, "" for none.
@@ -242,6 +244,7 @@ class PlannedModel(msgspec.Struct, frozen=True, kw_only=True):
     size: float
     work: ModelWork
     kv_rows: dict[int, float]
+    n_ctx_train: int = 0
     exact: bool = False
     path: str = ""
 
@@ -339,6 +342,7 @@ def from_header(header: GGUFHeader, name: str = "") -> PlannedModel:
         size=header.size,
         work=model_work(header, alike=ALIKE),
         kv_rows={window: float(nbytes) for window, nbytes in kv_by_window(header).items()},
+        n_ctx_train=header.n_ctx_train,
         exact=True,
         path=str(header.path) if header.path.is_file() else "",
     )
@@ -373,8 +377,10 @@ class ThisMachine:
             settings, found = self._tuned.settings(path), own
         placement = place(topology, PlacementSpec.of(settings))
         gbs, basis = found.peak / 1e9, "estimate" if found.estimated or found.at_least else "measured"
-        low, high = ((1 - ROUGH) * gbs, (1 + ROUGH) * gbs) if found.estimated else (0.0, 0.0)
+        low = (1 - ROUGH) * gbs if found.estimated else 0.0
+        high = (1 + ROUGH) * gbs if found.estimated or found.at_least else 0.0
         factor, draft_factor = (found.factor_of(one) if one is not None else 1.0 for one in paths)
+        is_fitted = found.fitted or factor != 1.0  # to this model, if to no other
         return MachineSpec(
             id=HERE,
             name=f"this machine ({topology.name})",
@@ -388,6 +394,6 @@ class ThisMachine:
             l3_mb=Figure(found.cache_bytes / 1e6, basis="measured", source="of the cores in use")
             if found.cache_bytes and not topology.virtual  # as `usual_here`
             else None,
-            fitted=scaled(found.profile, 1 / factor) if found.fitted and found.profile is not None else None,
-            draft_factor=draft_factor / factor if found.fitted else None,
+            fitted=scaled(found.profile, 1 / factor) if is_fitted and found.profile is not None else None,
+            draft_factor=draft_factor / factor if is_fitted else None,
         )

@@ -118,7 +118,8 @@ def welcome(settings: Settings, loaded: ModelInfo | None) -> Welcome:
     parts = [units.plural(len(read_topology().allowed_cores), "core")]
     if machine.peak:
         speed = estimate(_BYTES_OF_4B, machine, quantization="Q4_K_M", params=4e9).tok_s
-        parts.append(f"{'≈' if machine.estimated else ''}{units.bandwidth(machine.peak)} GB/s")
+        about = "≈" if machine.estimated else "at least " if machine.at_least else ""
+        parts.append(f"{about}{units.bandwidth(machine.peak)} GB/s")
         parts += [f"a 4B model runs at about {units.about(speed)} tok/s here"] if speed else []
     models = load_catalog().on(machine).models
     predictions = estimates(models, machine)

@@ -51,14 +51,12 @@ def lines(plan: CapacityPlan) -> Lines:
         return [*found, ("tok/s", f"n/a: {plan.why_not}")]
     assert plan.ttft_s is not None  # all figures are there when one is
     machine = plan.machine
-    low, high = machine.decode_gbs("low"), machine.decode_gbs("high")
     per_token, sign = gigabytes(plan.bytes_per_token), "≈" if doubt(machine) else "≤"
     found += [
         ("tok/s", f"{rates(plan.tok_s)}, plain decoding"),
         (
             "",
-            f"{low:.0f} to {high:.0f} GB/s of {machine.read_gbs.value:.0f} ÷ {per_token} GB per token; "
-            f"{units.takes(plan.limit, plan.limit_share)}",
+            f"{_decoding(machine)} ÷ {per_token} GB per token; {units.takes(plan.limit, plan.limit_share)}",
         ),
         (
             "first token",
@@ -77,10 +75,23 @@ def lines(plan: CapacityPlan) -> Lines:
     return found
 
 
+def _decoding(machine: MachineSpec) -> str:
+    """`250 to 340 GB/s of 367`; `8 to 26 GB/s of 20 (10–30)` of an estimate, unless passes say more than that."""
+    low, high, read = machine.decode_gbs("low"), machine.decode_gbs("high"), machine.read_gbs
+    if low >= read.at("high") or (machine.fitted is not None and read.basis != "measured"):
+        return f"{low:.0f} to {high:.0f} GB/s"
+    span = f" ({read.low:.0f}–{read.high:.0f})" if read.low else " or more"
+    about = span if machine.free_gb is not None and read.high else ""
+    return f"{low:.0f} to {min(high, read.at('high')):.0f} GB/s of {read.value:.0f}{about}"
+
+
 def doubt(machine: MachineSpec) -> str:
     """Return what is to be said of a bandwidth that is an estimate for this machine; "" for others."""
-    is_rough = machine.free_gb is not None and machine.read_gbs.basis == "estimate" and machine.fitted is None
-    return f" The bandwidth is {machine.read_gbs.source} (`cpuchat probe`, 30 s)." if is_rough else ""
+    read = machine.read_gbs
+    if machine.free_gb is None or read.basis != "estimate" or machine.fitted is not None:
+        return ""
+    known = f"is {read.source}" if read.low else "may be higher than was measured so far"
+    return f" The bandwidth {known} (`cpuchat probe`, 30 s)."
 
 
 def _draft_lines(plan: CapacityPlan) -> Lines:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpuchat.config.settings import Settings
@@ -21,6 +23,8 @@ from cpuchat.models.traffic import model_work
 from cpuchat.planner import specs
 from cpuchat.planner.plan import PlannedWorkload, catalog_plans, make_plan
 from cpuchat.planner.specs import ThisMachine, find_model, from_header, models_here
+from cpuchat.present.chats import welcome
+from cpuchat.present.plan import doubt, lines
 from cpuchat.protocol.messages import LoadOptions
 from tests.costs.made_up import decode_rate, probe, two_cores
 from tests.models.library.test_usage import answer, info
@@ -59,9 +63,38 @@ def test_lists_and_plans_of_a_file_that_is_here_are_the_same(tmp_path: Path, mon
     listed = next(plan for plan in plans if plan.model.name == entry.name)
     model = find_model("qwen3-8b", catalog, [str(tmp_path)])
     assert listed.tok_s == make_plan(machine.of(model), model, PlannedWorkload()).tok_s
-    predicted = predict(read_model(file), LoadOptions(), this_machine(Settings())).tok_s
-    assert (
-        listed.tok_s is not None and predicted is not None and listed.tok_s.value == pytest.approx(predicted, rel=0.01)
-    )
+    predicted = predict(read_model(file), LoadOptions(), this_machine(Settings()))
+    assert listed.tok_s is not None and listed.tok_s.value == pytest.approx(predicted.tok_s, rel=0.01)
+    assert listed.memory.need == predicted.need
     pair = machine.of(model, from_header(read_model(small)))
     assert pair.draft_factor == pytest.approx(2, rel=0.35) and machine.of(model).draft_factor != pair.draft_factor
+
+
+@pytest.mark.parametrize(
+    ("share", "decoding", "low", "high", "said"),
+    [
+        (None, r"\d+ to \d+ GB/s of \d+ \(\d+–\d+\) ÷", 0.5, 1.5, "±50 %"),
+        (0.14, r"28 to 51 GB/s of 40 or more ÷", 0.7 / 0.85, 1.5, "may be higher"),
+        (1.0, r"28 to 38 GB/s of 40 ÷", 0.7 / 0.85, 0.95 / 0.85, ""),
+    ],
+    ids=["estimated", "at-least", "measured"],
+)
+def test_a_plan_is_as_wide_as_the_bandwidth_is_uncertain(
+    tmp_path: Path, share: float | None, decoding: str, low: float, high: float, said: str
+) -> None:
+    """Whatever a small model told, of which passes are mostly overhead; with that one its own passes count."""
+    cpus, catalog = choose_cores(read_topology(), "auto").cpus, load_catalog()
+    small = write_model(tmp_path / "tiny.gguf", "tiny", "Q8_0")
+    usage.answered(info(small, fingerprint="f" * 32, cpus=cpus), answer(2000.0, n=201, n_past=200), "local")
+    if share is not None:
+        keep(ReadBandwidth(cpus=cpus, bytes_per_s=40e9, rounds=(40e9,), shares=(share,)), "local")
+    machine = ThisMachine(Settings())
+    plan = make_plan(machine.of(), find_model("8b", catalog), PlannedWorkload())
+    assert plan.machine.decode_gbs("low") == pytest.approx(low * plan.machine.decode_gbs("value"), rel=0.01)
+    assert plan.machine.decode_gbs("high") == pytest.approx(high * plan.machine.decode_gbs("value"), rel=0.01)
+    assert re.match(decoding, lines(plan)[2][1]) and said in doubt(plan.machine)
+    assert ("at least 40 GB/s" in welcome(Settings(), None).machine) == (share == 0.14)
+    own = msgspec.structs.replace(from_header(read_model(small)), n_ctx_train=2048)
+    assert machine.of().fitted is None and machine.of(own).fitted is not None
+    for n_ctx, tokens in ((8192, 2048), (16384, 16384)):  # that of a load, and one that was asked for
+        assert make_plan(machine.of(own), own, PlannedWorkload(n_ctx=n_ctx)).memory.need.n_ctx == tokens
