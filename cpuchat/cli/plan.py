@@ -87,8 +87,9 @@ def plan(
         limit = f" at {target:g} tok/s or more" if target is not None else ""
         click.echo(f"{on(None, None).name}: {len(found)} models of the catalog run{limit}.\n")
         echo_table([words.CATALOG_HEADS, *map(words.catalog_row, found)], right=(2, 3, 4, 5))
+        click.echo()
         echo_paragraph(
-            f"\nPlain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
+            f"Plain decoding in the middle of an answer; first token of a prompt of {workload.n_prompt} tokens."
             f"{words.doubt(on(None, None))}"
         )
         return None

@@ -29,6 +29,7 @@ def test_the_catalog_and_a_model_on_a_machine_of_the_user() -> None:
     assert done.returncode == 0, done.stderr
     assert "Qwen3 30B A3B Instruct 2507" in done.stdout
     assert "Llama 3.3 70B Instruct" not in done.stdout
+    assert "\n\nPlain decoding" in done.stdout
     made = json.loads(run("plan", "8b", "--on", "mine", "--json").stdout)
     assert made["machine"]["name"] == "mine"
     assert 4 < made["tok_s"]["low"] <= made["tok_s"]["value"] <= made["tok_s"]["high"] < 9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -166,8 +166,11 @@ def catalog(words: tuple[str, ...], as_json: bool) -> None:
     wanted = " ".join(words)
     one = known.find(wanted.lower())
     found = [one] if one is not None else known.search(wanted)
-    matches = (match_local(known, model) for model in Library(chosen.model.folders).local_models())
-    here = {entry.id for entry in matches if entry is not None}
+    matches = ((match_local(known, model), model) for model in Library(chosen.model.folders).local_models())
+    here: dict[str, dict[str, int]] = {}  # sizes by quantization
+    for entry, model in matches:
+        if entry is not None:
+            here.setdefault(entry.id, {})[model.quantization] = model.size
     expected = estimates(known.models, machine)
     if as_json:
         rows = list[dict[str, Any]]()
@@ -201,7 +204,10 @@ def _complain(text: str) -> None:
 
 
 def _row(
-    model: CatalogModel, expected: Prediction | None, here: Collection[str], recommended: Mapping[str, str]
+    model: CatalogModel,
+    expected: Prediction | None,
+    here: Mapping[str, Mapping[str, int]],
+    recommended: Mapping[str, str],
 ) -> tuple[str, ...]:
     purpose_of = recommended.get(model.id, "")
     star = f" ★ {purpose_of}".removesuffix(" chat") if purpose_of else ""
@@ -209,8 +215,9 @@ def _row(
     params = units.parameters(round(1e9 * model.params))
     if model.is_moe:  # total (active)
         params += f" ({units.parameters(round(1e9 * model.active_params))})"
-    about = "" if model.quantization in model.verified else "≈ "
-    n_bytes = f"{about}{size(round(1e9 * model.sizes[model.quantization]))}" if model.size else ""
+    own = here.get(model.id, {}).get(model.quantization, 0)
+    about = "" if own or model.quantization in model.verified else "≈ "
+    n_bytes = f"{about}{size(own or round(1e9 * model.sizes[model.quantization]))}" if own or model.size else ""
     speed = units.about(expected.tok_s) if expected is not None and expected.tok_s is not None else ""
     return model.id + marks, params, n_bytes, verdict(expected), speed
 

@@ -166,6 +166,8 @@ def list_models(as_json: bool) -> None:
     """List the bundled models, those in the Hugging Face cache and your folders, and those of Ollama, LM Studio and
     llama.cpp: model by model, damaged ones last."""
     chosen = settings.load()
+    machine = this_machine(chosen)
+    tuned = TunedMachine(chosen, machine)
     groups = grouped(Library(chosen.model.folders).local_models())
     found = [model for group in groups for model in group]
     specs = specs_of(found)
@@ -173,15 +175,15 @@ def list_models(as_json: bool) -> None:
         rows = [msgspec.to_builtins(model, enc_hook=str) for model in found]
         for row, model, spec in zip(rows, found, specs, strict=True):
             del row["work"]
-            row |= {"spec": spec, "state": model.state}
+            row |= {key: row[key] or None for key in ("last_used", "measured_tok_s", "drafted_tok_s")}
+            expected = estimate_local(model, tuned.of(model.path)).tok_s if model.damaged is None else None
+            row |= {"spec": spec, "state": model.state, "predicted_tok_s": expected}
         return print_json(rows)
     if not found:
         click.echo("cpuchat: No models found. Search for some: cpuchat models search WORDS.", err=True)
         return
     for folder in unreadable():
         click.echo(f"cpuchat: {paths.shown(folder)} belongs to another user and cannot be read.", err=True)
-    machine = this_machine(chosen)
-    tuned = TunedMachine(chosen, machine)
     names = [shown_name(group) for group in groups for _ in group]
     rows = [_row(model, name, spec, tuned) for model, name, spec in zip(found, names, specs, strict=True)]
     echo_table([_HEADINGS, *rows], right=(2, 4, 5, 6))

@@ -9,6 +9,7 @@ import pytest
 
 from cpuchat.hardware.memory import total_bytes
 from cpuchat.models.catalog import load_catalog
+from cpuchat.telemetry.units import size
 from tests.cli.program import run
 from tests.models.drafts.files import header_file, write_catalog
 
@@ -44,11 +45,12 @@ def test_what_is_here_is_marked(hub: Path) -> None:
     write_catalog(("big", "Big", 4096e-9, ["small"]), ("small", "Small", 8e-9, []))
     revision = hub / "models--owner--Big-GGUF" / "snapshots" / "abc"
     revision.mkdir(parents=True)
-    header_file(revision / "any.gguf", weights=4096)
+    file = header_file(revision / "any.gguf", weights=4096, facts={"general.file_type": 7})
     rows = {row["id"]: row for row in json.loads(run("models", "catalog", "--json").stdout)}
     assert (rows["big"]["here"], rows["small"]["here"]) == (True, False)
     assert (rows["big"]["fit"], rows["big"]["drafts"]) == ("fits", ["small"])
-    assert "\nbig ○ ?  " in run("models", "catalog", "owner/").stdout
+    listed = {line.split()[0]: line for line in run("models", "catalog", "owner/").stdout.splitlines() if line}
+    assert listed["big"].startswith("big ○ ?  ") and listed["big"].split()[4:6] == size(file.stat().st_size).split()
 
 
 def test_a_wrong_entry_is_told_and_the_others_are_listed() -> None:
