@@ -19,7 +19,15 @@ import msgspec
 
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ChatsTooNew, UsageError
-from cpuchat.chats.records import Chat, StoredMessage, Tree, is_chat_id, repaired_chat, storable, valid_time
+from cpuchat.chats.records import (
+    Chat,
+    StoredMessage,
+    Tree,
+    is_chat_id,
+    repaired_chat,
+    storable,
+    valid_time,
+)
 from cpuchat.chats.store import ChatStore
 from cpuchat.config.presets import StoredPreset
 
@@ -110,6 +118,12 @@ def import_chats(store: ChatStore, chats: Iterable[PortableChat]) -> Imported:
             messages = [
                 msgspec.structs.replace(message, created=valid_time(message.created, chat.created), chat_id=id)
                 for message in one.messages
+            ]
+            messages = [  # without settings it is of another program, which need not tell how an answer ended
+                msgspec.structs.replace(message, stop_reason=message.stop_reason or "end")
+                if message.role == "assistant" and message.settings is None
+                else message
+                for message in messages
             ]
             store.add_copy(chat, messages)
             known[id] = chat

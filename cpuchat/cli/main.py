@@ -28,19 +28,19 @@ _LONGEST_QUESTION = 300  # characters, in a hint
 
 _COMMANDS = {
     "ask": ("cpuchat.cli.ask", "ask", "Ask one question; the answer streams to standard output."),
+    "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
+    "why": ("cpuchat.cli.why", "why", "Prove which settings of a model work."),
+    "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
     "serve": ("cpuchat.cli.serve", "serve", "Serve a model to other programs (OpenAI-compatible)."),
-    "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
-    "demo": ("cpuchat.cli.app", "demo", "Try cpuchat with the bundled demo model."),
     "models": ("cpuchat.cli.models.group", "models", "Find, download, show, quantize and delete models."),
     "chats": ("cpuchat.cli.chats", "chats", "List, export and import chats."),
-    "compare": ("cpuchat.cli.compare", "compare", "Compare two models, or two settings, on one prompt."),
-    "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
-    "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
     "plan": ("cpuchat.cli.plan", "plan", "Plan a model on a machine: fit, speed, users."),
+    "bench": ("cpuchat.cli.bench", "bench", "Measure speed over models, drafters, depths and settings."),
+    "quality": ("cpuchat.cli.compare", "quality", "Measure the quality loss of quantized models."),
     "doctor": ("cpuchat.cli.machine", "doctor", "Check what limits inference speed on this machine."),
     "probe": ("cpuchat.cli.machine", "probe", "Measure bandwidth and passes: the basis of all predictions."),
-    "tune": ("cpuchat.cli.tune", "tune", "Find the fastest settings for a model on this machine."),
-    "why": ("cpuchat.cli.why", "why", "Prove which settings of a model work."),
+    "demo": ("cpuchat.cli.app", "demo", "Try cpuchat with the bundled demo model."),
+    "speak": ("cpuchat.cli.speak", "speak", "Read a text aloud, or write it to a WAV file."),
 }
 
 _EPILOG = """\b
@@ -51,9 +51,10 @@ Examples:
   cpuchat --plain                             chat in lines of text, for screen readers
   cpuchat --tools-folder ~/src/project        let the model read files there, each call with your approval
   cpuchat ask "Why is the sky blue?"          answer on standard output
-  cat notes.md | cpuchat ask "Sum this up:"   standard input as context
-  cpuchat serve                               the engine for other programs
   cpuchat compare demo demo-q4 "Hello"        two models side by side, and why one is faster
+  cpuchat why                                 which settings work on this machine, with proof
+  cpuchat tune                                the fastest settings, by measurement
+  cpuchat serve                               the engine for other programs
 
 Models are GGUF files: give a path, or the name of a repository in the local Hugging Face cache. Until one
 has been chosen, the bundled demo model is used. Exit codes: docs/reliability.md."""

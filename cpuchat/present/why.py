@@ -28,7 +28,7 @@ def rows(facts: SettingFacts) -> list[SettingProof]:
     """Return all settings; those without an effect on this machine or this model say so."""
     evidence = facts.model.evidence or LoadEvidence()
     return [*_of_cpus(facts), *_of_memory(facts, evidence), *_of_engine(facts, evidence), _drafters(facts), _row(
-        "poll", facts.chosen.engine.poll, "unknown", "leaves no trace"
+        "poll", facts.chosen.engine.poll, "unknown", "how hard idle threads spin before they sleep: leaves no trace"
     )]  # fmt: skip
 
 

@@ -38,6 +38,11 @@ class DraftingFigures:
     plain_tok_s: Metric[float] = _OFF
     speed_up: Metric[float] = _OFF
 
+    @property
+    def is_off(self) -> bool:
+        """Return whether drafting is off by the user's choice or by what was measured."""
+        return not self.wanted or (self.off is not None and self.off.is_verdict)
+
 
 class SpeculationMeter:
     """Keeps the newest `SpeculationFigures` of an answer together with the tokens and the time that they belong to."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, ClassVar
 
+from platformdirs import user_downloads_path
 from textual import events, work
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
@@ -22,6 +23,7 @@ from cpuchat.base.text import clean, clean_line
 from cpuchat.config.servers import Source
 from cpuchat.config.settings import unknown_keys
 from cpuchat.models.library.library import Library
+from cpuchat.session.attachments import start_folder
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.units import plural
 from cpuchat.tui import clipboard, commands, keys, themes
@@ -219,6 +221,11 @@ class ChatApp(OrderedKeys[int], GuardedApp[int]):
     def action_command_palette(self) -> None:
         if not isinstance(self.screen, CommandPalette):
             self.push_screen(commands.ActionPalette())
+
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
+        """Save the screen among the downloads, or in the current folder where there are none."""
+        downloads = user_downloads_path()
+        super().action_screenshot(filename, path or str(downloads if downloads.is_dir() else start_folder()))
 
     def get_key_display(self, binding: Binding) -> str:
         return binding.key_display or keys.display(binding.key)

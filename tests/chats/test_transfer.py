@@ -136,6 +136,13 @@ def test_a_document_of_another_version_or_with_wrong_values_is_refused(tmp_path:
         read_document(file)
 
 
+def test_an_answer_that_another_program_wrote_is_complete(store: ChatStore, tmp_path: Path) -> None:
+    file = tmp_path / "chats.json"
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    file.write_text(json.dumps({"format": "cpuchat-chats", "chats": [{"messages": messages}]}), encoding="utf-8")
+    assert [one.stop_reason for one in added(store, file).messages] == [None, "end"]
+
+
 def test_cut_emoji_are_imported_as_question_marks(store: ChatStore, tmp_path: Path) -> None:
     """A document may have been edited by a program that cuts titles by UTF-16 units."""
     file = tmp_path / "cpuchat.json"

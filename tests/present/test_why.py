@@ -59,7 +59,7 @@ def test_a_machine_where_all_works(tmp_path: Path) -> None:
     found = proofs(facts(root, engine="interleave:0-1", residency=residency))
     assert found["threads"] == ("works", "2 threads, each pinned to one CPU: allowed 0-1, ran on 0-1")
     assert found["SMT siblings"][0] == "off"
-    assert found["memory policy"] == ("works", "weights: N0 51 % · N1 49 %; kernel: interleave:0-1")
+    assert found["memory policy"] == ("works", "weights: 51 % on node 0 · 49 % on node 1; kernel: interleave:0-1")
     assert found["repack"] == ("works", "AMX 625 MB (q4_K), CPU_Mapped 354 MB (q6_K)")
     assert found["huge pages"] == ("works", "620 MB of 2.0 GB (own 620 MB, files 0 B)")
     assert found["flash attention"] == ("works", "in 28 of 28 attention nodes of the graph")

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from textual.screen import Screen
@@ -230,6 +231,17 @@ async def test_notices_are_shown_once_and_beside_the_list_of_commands() -> None:
         app.app.clear_notifications()
         await app.until(lambda: app.screen_text.splitlines()[-1].rstrip().endswith("^P commands"))
         assert "Esc stop" in app.screen_text.splitlines()[-1]
+
+
+async def test_a_screenshot_is_saved_where_there_is_no_folder_of_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DOWNLOAD_DIR", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+    async with running(ScriptedBackend()) as app:
+        app.app.action_screenshot()
+        await app.until(lambda: "Saved screenshot" in app.screen_text)
+    assert len(list(tmp_path.glob("*.svg"))) == 1
 
 
 async def test_a_bad_theme_file_is_one_notice_and_no_crash() -> None:

@@ -76,8 +76,8 @@ def shares(nodes: Mapping[int, int]) -> dict[int, float]:
 
 
 def share_words(nodes: Mapping[int, int]) -> str:
-    """ "N0 51 % · N1 49 %"; "" for nothing."""
-    return " · ".join(f"N{node} {part * 100:.0f} %" for node, part in shares(nodes).items())
+    """ "51 % on node 0 · 49 % on node 1"; "" for nothing."""
+    return " · ".join(f"{part * 100:.0f} % on node {node}" for node, part in shares(nodes).items())
 
 
 ROOT = Path("/")
@@ -219,7 +219,7 @@ class Residency:
     policy: str = ""
 
     def words(self) -> str:
-        """ "weights: N0 51 % · N1 49 %", the same for large buffers; "" when there is nothing to tell."""
+        """ "weights: 51 % on node 0 · 49 % on node 1", the same for large buffers; "" when there is nothing to tell."""
         parts = [("weights", self.weights), ("large buffers", self.large)]
         return " · ".join(f"{name}: {share_words(nodes)}" for name, nodes in parts if sum(nodes.values()))
 
@@ -270,9 +270,9 @@ def prepare_file(path: Path, policy: Policy, topology: Topology, root: Path = RO
         return ""
     if policy.mode == "preferred" and size > sum(usable.get(node, 0) for node in wanted):
         return ""  # the preferred nodes can't hold it: what went elsewhere would go there again
-    was = f"The file was in memory on {share_words(found)}"
+    was = f"The file was in memory, {share_words(found)},"
     if evict(path):
-        return f"{was}, which does not match {policy.words}: reading it from disk again."
+        return f"{was} which does not match {policy.words}: reading it from disk again."
     holders = mapped_by(path, root)
     who = f"{', '.join(holders)} uses it" if len(holders) == 1 else f"{', '.join(holders) or 'another program'} use it"
     return f"{was} and cannot be moved: {who}. End that program and reload the model to place it as {policy.words}."

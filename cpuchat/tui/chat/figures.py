@@ -240,8 +240,7 @@ def _drafts(frame: Frame) -> Line:
     """Draw the acceptance of drafts and who drafts, or that the draft model that is loaded is off."""
     now, figures = frame.figures.drafting, frame.figures
     if not figures.on_server and figures.phase in ("decoding", "done") and (now.off or not now.wanted):
-        is_news = frame.draft and (not now.wanted or (now.off is not None and now.off.is_verdict))
-        return _labelled(frame, "drafts", "off") if is_news else []
+        return _labelled(frame, "drafts", "off") if frame.draft and now.is_off else []
     share = now.acceptance_now.value
     if share is None:
         return []

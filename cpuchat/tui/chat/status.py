@@ -177,10 +177,6 @@ class StatusLine(Widget):
         full = f"{name} {model.draft_quantization}".rstrip()
         if not now.wanted:
             return [f"{full} off", f"{name} off"]
-        if not now.adaptive:
-            depth = "fixed depth" if now.depth is None else f"fixed depth {now.depth}"
-        elif now.depth:
-            depth = f"adaptive depth {now.depth}"
-        else:
-            depth = "drafts off" if now.off is not None and now.off.is_verdict else "adaptive depth"
+        kind = "adaptive depth" if now.adaptive else "fixed depth"
+        depth = "drafts off" if now.is_off else f"{kind} {now.depth or ''}".rstrip()
         return [f"{full} · {depth}", full, name]

@@ -73,7 +73,7 @@ class PlacesList(OptionList):
         if not self._places:
             min_share = f"{100 * MATTERS:.0f} %"
             is_close = any(token.step == "close" for answer in agreement.answers for token in answer.tokens)
-            close = f"The other side gives a word marked ▯ at least {min_share}, though another word comes first."
+            close = f"The other side gives a word marked □ at least {min_share}, though another word comes first."
             self.add_option(Option(close if is_close else "No place matters.", disabled=True))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:

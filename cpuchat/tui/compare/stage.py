@@ -35,10 +35,10 @@ WIDE = 92
 """Columns from which on the ratio is in large digits, and bytes and bandwidth have a row."""
 _LIVE_TITLE = "one after the other"
 _FLAG, _TRACK, _AFTER = "⚑", "▆", "┄"
-_MARKS = {"agrees": ("▮", "same"), "close": ("▯", "changed"), "matters": ("◆", "parted")}
+_MARKS = {"agrees": ("■", "same"), "close": ("□", "changed"), "matters": ("◆", "parted")}
 """Of a token by its step of the agreement, tinted like that in both answers. In a cell for several, the last of these
 counts."""
-_STEPS: Line = [("▮", "same"), (" agrees  ", "label"), ("▯ close", "changed"), ("  ", ""), ("◆ matters", "parted")]
+_STEPS: Line = [("■", "same"), (" agrees  ", "label"), ("□ close", "changed"), ("  ", ""), ("◆ matters", "parted")]
 _MAX_BAR, _MAX_NAME, _LABEL, _RATE = 24, 22, 17, 12
 
 

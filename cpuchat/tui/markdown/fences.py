@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 _DOCUMENTS = ("markdown", "md", "mdx", "mdc", "qmd", "rmd")
-_FENCE = re.compile(r"( *)(`{3,}(?=[^`]*$)|~{3,})(.*)")
+FENCE = re.compile(r"( *)(`{3,}(?=[^`]*$)|~{3,})(.*)")
 
 
 def language_of(info: str) -> str:
@@ -24,7 +24,7 @@ def nesting(lines: Iterable[str], markup: str) -> Iterator[int]:
     """
     opened = [(markup, True)]  # fences, and whether others may be in them
     for line in lines:
-        found = _FENCE.fullmatch(line)
+        found = FENCE.fullmatch(line)
         if found is not None and found[2].startswith(markup):
             indent, run, info = found[1], found[2], found[3].strip()
             if info and opened[-1][1]:

@@ -1,7 +1,7 @@
 """Renders one message as lines: title, folded reasoning, content, note; with drafted tokens or agreement marked.
 
-Drafted tokens are colored in the text as it was written: the styles of Markdown would be taken for those of drafters.
-Bold, plain, underlined and italic tell the drafters apart without colors too.
+Drafted tokens are colored in the text as it was written, but for a bar beside code: the styles of Markdown would be
+taken for those of drafters. Bold, plain, underlined and italic tell the drafters apart without colors too.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[TextR
         stream = _new_stream(message.role, bool(spans), view)
         if message.heat:
             styles = {AGREES: Style(), "matters": palette.parted}
-            stream = LineStream(width, lambda step: styles.get(step, palette.changed))
+            stream = LineStream(width, lambda step: styles.get(step, palette.changed), palette.rule)
         rest = deque(pieces(text, marks))
         while rest:
             _feed(stream, rest)
@@ -194,7 +194,7 @@ def _content_rows(message: TranscriptMessage, view: View) -> Iterator[list[TextR
 def _new_stream(role: str, colored: bool, view: View) -> Stream | LineStream:
     """Return what renders the text of such a message in parts."""
     if role == "assistant" and colored:
-        return LineStream(view.text_width, view.palette.of_drafter)
+        return LineStream(view.text_width, view.palette.of_drafter, view.palette.rule)
     if role == "assistant":
         return Stream(view.text_width, view.palette)
     styles = {"user": Style(), "system": view.palette.dim, "notice": view.palette.notice}

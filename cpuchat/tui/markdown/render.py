@@ -24,7 +24,7 @@ from rich.style import Style
 
 from cpuchat.base.text import expand_tabs
 from cpuchat.tui.markdown.fences import language_of
-from cpuchat.tui.markdown.rows import CodeBlock, Run, TextRow, TextStyles, plain_rows, prefix, wrap
+from cpuchat.tui.markdown.rows import WORD, CodeBlock, Run, TextRow, TextStyles, barred, plain_rows, prefix, wrap
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -109,6 +109,9 @@ def highlight(code: str, language: str, palette: TextStyles) -> tuple[list[list[
 
 Cell = list[list[Run]]  # lines, of which there are several where it holds `<br>`
 _MIN_COLUMN = 6
+_WHOLE = (20, 12)
+"""Cells of words that do not break in a table: of the most that there is room for. Numbers never do."""
+_NUMBER = re.compile(r"[^\w\s]{0,2}\d[\d.,:_/-]{0,20}[^\d\s]{0,5}")
 _BETWEEN = 3  # " │ "
 
 
@@ -118,19 +121,25 @@ def _size(line: list[Run]) -> int:
 
 def column_widths(lines: Sequence[Sequence[Cell]], width: int) -> list[int] | None:
     """Return the width of each column of these lines in cells, None when they would be too narrow to read."""
-    natural = [max(1, *(_size(line) for cell in column for line in cell)) for column in zip(*lines, strict=False)]
+    columns = [[line for cell in column for line in cell] for column in zip(*lines, strict=False)]
+    natural = [max([1, *map(_size, column)]) for column in columns]
     room = width - _BETWEEN * (len(natural) - 1) - 2
     if sum(natural) <= room:
         return natural
-    if room < sum(min(size, _MIN_COLUMN) for size in natural):
+    texts = ["\n".join("".join(text for text, _ in line) for line in column) for column in columns]
+    words = [[found[0].strip() for found in WORD.finditer(text)] for text in texts]
+    for longest in _WHOLE:
+        kept = [[cell_len(one) for one in some if len(one) <= longest or _NUMBER.fullmatch(one)] for some in words]
+        widths = [max([min(size, _MIN_COLUMN), *sizes]) for sizes, size in zip(kept, natural, strict=True)]
+        if (spare := room - sum(widths)) >= 0:
+            break
+    else:
         return None
-    widths = [0] * len(natural)
-    open_columns = sorted(range(len(natural)), key=natural.__getitem__)
-    while open_columns:
-        # The narrowest takes what it needs, or its fair share of what is left.
-        column = open_columns.pop(0)
-        widths[column] = min(natural[column], room // (len(open_columns) + 1))
-        room -= widths[column]
+    for left, column in enumerate(sorted(range(len(natural)), key=lambda at: natural[at] - widths[at])):
+        # What is left of the room goes to all alike, up to what they need.
+        more = min(natural[column] - widths[column], spare // (len(natural) - left))
+        widths[column] += more
+        spare -= more
     return widths
 
 
@@ -366,9 +375,7 @@ class Renderer:
                 rows += prefix([part], ("▎ ", bar), ("▎ ", bar))
         code = "\n".join(expand_tabs(line) for line in token.content.removesuffix("\n").split("\n"))
         for runs in highlight(code, language_of(label), palette)[0]:
-            # A dashed bar marks the rest of a line that was too long.
-            parts = wrap(TextRow(runs, bare=True, fill=palette.block), width - 3)
-            rows += prefix(parts, ("▎ ", bar), ("╎ ", bar))
+            rows += barred(wrap(TextRow(runs, bare=True, fill=palette.block), width - 3), bar)
         return rows
 
     def _table(self, inner: Sequence[Token], width: int, style: Style) -> list[TextRow]:

@@ -20,6 +20,7 @@ from textual.widget import Widget
 
 from cpuchat.base.text import clean, expand_tabs
 from cpuchat.protocol.drafters import DRAFTERS
+from cpuchat.tui.markdown.fences import FENCE
 
 Run = tuple[str, Style]
 
@@ -28,7 +29,7 @@ _WIDE = "\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff01-\uff60"
 _CLOSING = "\u3001\u3002\u3009\u300b\u300d\u300f\u3011\uff01\uff09\uff0c\uff0e\uff1a\uff1b\uff1f\uff5d"
 _MAX_PER_CELL = 16  # characters in a row, on average: more are accents upon accents
 _MAX_OPEN_ROWS = 20  # of a line that grows; they are wrapped again with each part of it
-_WORD = re.compile(rf"[^\S\n]*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)|\s+")
+WORD = re.compile(rf"[^\S\n]*(?:[{_WIDE}][{_CLOSING}]*|[^\s{_WIDE}]+[{_CLOSING}]*)|\s+")
 
 _MAX_STRIPS = 256  # kept; more than the lines of most screens
 _drawn: deque[Line] = deque()  # the lines that have one, oldest first
@@ -99,7 +100,8 @@ class Line:
 
 
 def wrap(row: TextRow, width: int) -> list[TextRow]:
-    """Cut `row` into rows of at most `width` cells, at spaces where it can, inside a word where it must.
+    """Cut `row` into rows of at most `width` cells, at spaces where it can, inside a word where it must. Code hangs:
+    all rows but its first are indented, by two cells more than that.
 
     No character is lost: joining the texts with the rows' `joint` gives back the text, but for spaces at its end.
     """
@@ -108,23 +110,26 @@ def wrap(row: TextRow, width: int) -> list[TextRow]:
         return [row]
     rows: list[TextRow] = []
     joint = row.joint
+    hanging = max(0, min(len(text) - len(text.lstrip(" ")) + 2, width // 3)) if row.bare else 0
     rest = deque(row.runs)
     at = 0
-    for start, end, next_joint in _cuts(text, max(2, width)):
+    for start, end, next_joint in _cuts(text, max(2, width), hanging):
         _take(rest, start - at)
-        rows.append(TextRow(_take(rest, end - start), joint, bare=row.bare, fill=row.fill))
+        indent = hanging if rows else 0
+        runs = [(" " * indent, row.fill or Style()), *_take(rest, end - start)]
+        rows.append(TextRow(runs[not indent :], joint, indent, row.bare, row.fill))
         joint, at = next_joint, end
     return rows
 
 
-def _cuts(text: str, width: int) -> list[tuple[int, int, str]]:
+def _cuts(text: str, width: int, hanging: int) -> list[tuple[int, int, str]]:
     cuts: list[tuple[int, int, str]] = []
-    start, cells = 0, 0
+    start, cells, room = 0, 0, width
     first_indent = len(text) - len(text.lstrip(" "))
-    for match in _WORD.finditer(text):
+    for match in WORD.finditer(text):
         word = match[0]
         size = cell_len(word)
-        if cells + size <= width:
+        if cells + size <= room:
             cells += size
             continue
         bare_word = word.lstrip()
@@ -132,18 +137,18 @@ def _cuts(text: str, width: int) -> list[tuple[int, int, str]]:
         at = match.start()
         if not bare_word:  # trailing spaces that stick out stay behind the line's end
             cuts.append((start, at, word))
-            start, cells = match.end(), 0
+            start, cells, room = match.end(), 0, width - hanging
             continue
         word_cells = cell_len(bare_word)
-        if word_cells <= width and at > start and at + gap > first_indent:
+        if word_cells <= width - hanging and at > start and at + gap > first_indent:
             cuts.append((start, at, word[:gap]))
-            start, cells = at + gap, word_cells
+            start, cells, room = at + gap, word_cells, width - hanging
             continue
         # Longer than a line: fill what is left of this line, then whole lines.
         for begin, _, size in split_graphemes(word)[0]:
-            if cells + size > width and at + begin > start:
+            if cells + size > room and at + begin > start:
                 cuts.append((start, at + begin, ""))
-                start, cells = at + begin, 0
+                start, cells, room = at + begin, 0, width - hanging
             cells += size
     if start < len(text) or not cuts:
         cuts.append((start, len(text), ""))
@@ -178,6 +183,11 @@ def prefix(rows: Iterable[TextRow], first: Run, rest: Run) -> list[TextRow]:
     return result
 
 
+def barred(rows: list[TextRow], bar: Style) -> list[TextRow]:
+    """Put a bar before rows of code: dashed, it marks the rest of a line that was too long."""
+    return prefix(rows, ("▎ ", bar), ("╎ ", bar))
+
+
 def plain_rows(text: str, width: int, style: Style) -> list[TextRow]:
     """Wrap `text` as it is; nothing in it is read as markup."""
     rows: list[TextRow] = []
@@ -189,12 +199,14 @@ def plain_rows(text: str, width: int, style: Style) -> list[TextRow]:
 class LineStream:
     """Wraps text that grows, as it is: each row once, but for the last ones of an open line.
 
-    `style_of` returns the style of who proposed a part.
+    `style_of` returns the style of who proposed a part. With a style for its `bar`, fenced code is set off by one.
     """
 
-    def __init__(self, width: int, style_of: Callable[[str], Style]) -> None:
+    def __init__(self, width: int, style_of: Callable[[str], Style], bar: Style | None = None) -> None:
         self._width = width
         self._style_of = style_of
+        self._bar = bar
+        self._fence = ""  # that opened the code which the line is in
         self._line: list[Run] = []
         self._joint = "\n"
         self._final: list[TextRow] = []
@@ -204,17 +216,34 @@ class LineStream:
         first, *rest = text.split("\n")
         self._line.append((first, style))
         for part in rest:
-            self._final += self._rows()
+            self._final += self._set_off(self._rows())
+            if self._bar is not None and (opened := self._opens()) is not None:
+                self._fence = "" if self._fence else opened[2]
             self._line, self._joint = [(part, style)], "\n"
 
     def update(self) -> tuple[list[TextRow], list[TextRow]]:
         """Return new final rows, and the rows of the open line (they replace those of the last call)."""
         tail = self._rows() if any(text for text, _ in self._line) else []
         if len(tail) > _MAX_OPEN_ROWS:
-            self._final += tail[:-1]
-            self._line, self._joint, tail = tail[-1].runs, tail[-1].joint, tail[-1:]
+            self._final += self._set_off(tail[:-1])
+            self._line, self._joint, tail = tail[-1].runs[bool(tail[-1].lead) :], tail[-1].joint, tail[-1:]
+        tail = self._set_off(tail)
         final, self._final = self._final, []
         return final, tail
+
+    def _opens(self) -> re.Match[str] | None:
+        """Return the fence that the line is: one that opens code, or ends the code that it is in."""
+        found = FENCE.fullmatch("".join(text for text, _ in self._line)) if self._joint == "\n" else None
+        ends = found is not None and found[2].startswith(self._fence) and not (self._fence and found[3].strip())
+        return found if ends else None
+
+    def _set_off(self, rows: list[TextRow]) -> list[TextRow]:
+        if self._bar is None or not rows:
+            return rows
+        if (fence := self._opens()) is not None:
+            label = TextRow([(fence[3].strip()[: self._width - 3], self._bar)], bare=True)
+            return [] if self._fence else barred([label], self._bar)
+        return barred(rows, self._bar) if self._fence else rows
 
     def _rows(self) -> list[TextRow]:
         if any("\t" in text for text, _ in self._line):
@@ -225,7 +254,8 @@ class LineStream:
                 now = expand_tabs(before)
                 self._line.append((now[len(shown) :], style))
                 shown = now
-        return wrap(TextRow([run for run in self._line if run[0]], self._joint), self._width)
+        row = TextRow([run for run in self._line if run[0]], self._joint, bare=bool(self._fence))
+        return wrap(row, self._width - 3 if self._fence else self._width)
 
 
 def to_line(row: TextRow, width: int, base: Style, gutter: str = "") -> Line:

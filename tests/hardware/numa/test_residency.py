@@ -108,7 +108,7 @@ def test_a_recorded_process(tmp_path: Path) -> None:
     assert found.weights == {0: 193 * 4096, 1: 63 * 4096}
     assert found.large == {0: 54 * MIB, 1: 18 * MIB}
     assert found.policy == "weighted interleave:0-1"
-    assert found.words() == "weights: N0 75 % · N1 25 % · large buffers: N0 75 % · N1 25 %"
+    assert found.words() == "weights: 75 % on node 0 · 25 % on node 1 · large buffers: 75 % on node 0 · 25 % on node 1"
 
 
 def test_a_real_process(weights: Path, holder: subprocess.Popen[bytes]) -> None:
@@ -118,7 +118,7 @@ def test_a_real_process(weights: Path, holder: subprocess.Popen[bytes]) -> None:
     assert 80 * MIB <= sum(found.large.values()) < 90 * MIB
     assert sum(found.other.values()) > MIB
     assert found.policy
-    assert found.words().startswith("weights: N")
+    assert " % on node " in found.words()
     assert holder.stdin is not None
     holder.stdin.close()
     holder.wait()
@@ -182,7 +182,7 @@ def test_a_placed_file_that_is_in_use_is_named(tmp_path: Path, weights: Path, ho
     root, topology = dual(tmp_path, line(weights, N0=2000))
     (root / f"proc/{holder.pid}").symlink_to(f"/proc/{holder.pid}")
     note = prepare_file(weights, Policy("interleave", (0, 1)), topology, root)
-    assert note.startswith("The file was in memory on N0 100 % and cannot be moved: ")
+    assert note.startswith("The file was in memory, 100 % on node 0, and cannot be moved: ")
     assert f"({holder.pid}) uses it" in note
     assert resident_bytes(weights) == SIZE
 

@@ -51,6 +51,7 @@ async def test_the_line_says_where_it_computes_how_full_the_context_is_and_who_d
                 DraftingFigures(wanted=True, depth=0, off=DraftsOff("calibration skipped")),
                 "draft 0.5B Q8_0 · drafts off",
             ),
+            (DraftingFigures(wanted=True, depth=3, off=DraftsOff("slow verification")), "draft 0.5B Q8_0 · drafts off"),
             (DraftingFigures(wanted=True, depth=3), "draft 0.5B Q8_0 · adaptive depth 3"),
         ):
             status.show_figures(0, None, drafting)

@@ -89,4 +89,4 @@ async def test_without_places_nothing_is_posted() -> None:
         assert app.posted == []
         assert app.listed.get_option_at_index(0).prompt == "No place matters."
         app.listed.show(agreement(agreed(tokens=TOKENS[1:]), agreed()))  # "used" is a close second choice
-        assert "▯ at least 10 %" in str(app.listed.get_option_at_index(0).prompt)
+        assert "□ at least 10 %" in str(app.listed.get_option_at_index(0).prompt)

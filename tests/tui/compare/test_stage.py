@@ -69,9 +69,9 @@ def test_an_agreement_has_a_strip_that_fills() -> None:
         strip, *_ = (line for line in Scene(RECORDING, "Said.", BOTH).rows(inf, width) if line[0][0][:3] == "agr")
         text = "".join(text for text, _ in strip)
         assert "2 places matter" in text and len(text) <= width
-        assert {("▯", "changed"), ("◆", "parted")} <= {*strip}
+        assert {("□", "changed"), ("◆", "parted")} <= {*strip}
         assert ("◆ matters" in text) == (width >= 76)  # the tints of both answers are explained
-    begun, done = (str(Scene(RECORDING, "Said.", BOTH).rows(at_ms, 116)).count("▮") for at_ms in (0, inf))
+    begun, done = (str(Scene(RECORDING, "Said.", BOTH).rows(at_ms, 116)).count("■") for at_ms in (0, inf))
     assert begun < done
 
 

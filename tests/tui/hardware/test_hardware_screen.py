@@ -85,6 +85,6 @@ async def test_what_the_kernel_refused_and_where_the_weights_lie(tmp_path: Path)
     async with running(backend) as app:
         screen = await opened(app, reader)
         await app.until(lambda: screen.now.placed)
-        assert "N0 51 % · N1 49 %" in app.screen_text
+        assert "51 % on node 0 · 49 % on node 1" in app.screen_text
         assert "local · requested policy rejected: This system does not let programs choose." in app.screen_text
         assert app.screen_text.count("counters are off in the settings (F2)") == 2

@@ -44,6 +44,15 @@ def test_no_character_is_lost_each_keeps_its_mark_and_a_stream_gives_what_the_wh
     assert shown == [(char, PLAIN.of_drafter(name)) for text, name in parts for char in text if not char.isspace()]
 
 
+def test_marked_code_is_shown_as_code_from_its_first_line() -> None:
+    stream, shown, tail = LineStream(30, PLAIN.of_drafter, PLAIN.rule), list[TextRow](), list[TextRow]()
+    for text in ("So:\n``", "`py", "\nx =", " f(1)\n", "```", "\nDone"):
+        stream.feed(text, "draft")
+        final, tail = stream.update()
+        shown += final
+    assert [row.text for row in (*shown, *tail)] == ["So:", "▎ py", "▎ x = f(1)", "Done"]
+
+
 @given(proposed)
 def test_what_was_streamed_is_finished_with_the_same_marks(parts: list[tuple[str, str]]) -> None:
     view = View(40, PLAIN, color_drafts=True)

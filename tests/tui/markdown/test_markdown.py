@@ -228,11 +228,21 @@ def test_a_table_with_more_cells_than_columns_is_shown_as_written() -> None:
 
 
 @pytest.mark.parametrize("width", [10, 20, 40, 80])
-def test_table_fits_any_width(width: int) -> None:
-    source = "| A | B | C | D |\n|-|-|-|-|\n| one two three | four | https://example.com/very/long | 日本語テキスト |"
+def test_a_table_fits_any_width_and_breaks_no_number_and_no_short_word(width: int) -> None:
+    source = "| A | B | C | D |\n|-|-|-|-|\n| one quantization | 1,646,573,056 | https://example.com/long | 日本語 |"
     rows = render(source, width, PALETTE)
     assert all(cell_len(row.text) <= width for row in rows)
     assert not missing(source, rows)
+    words = {word for row in rows for word in row.text.split()}
+    assert width < 20 or {"quantization", "1,646,573,056"} <= words
+
+
+def test_a_long_line_of_code_hangs_behind_its_own_indent() -> None:
+    source = "```py\nif x:\n    return some(argument, another, third)\n```"
+    assert [row.text for row in render(source, 30, PALETTE)][2:] == [
+        "▎     return some(argument,",
+        "╎       another, third)",
+    ]
 
 
 # Widths
