@@ -19,9 +19,10 @@ from cpuchat.backend.local import LocalBackend
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.measure import store
 from cpuchat.models.costs import ACCEPTED
+from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.messages import LoadOptions, Sampling, Speculation
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import DrafterName, SpeculationFigures
+from cpuchat.protocol.timings import SpeculationFigures
 
 N_CTX = 2048
 ADAPTIVE = Speculation(drafters=("draft",))

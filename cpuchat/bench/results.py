@@ -185,14 +185,14 @@ def report_of(
         if not samples and cell not in failed:
             continue
         plain = by_cell.get(cell.plain, []) if cell != cell.plain else []
-        both = list(zip(plain, samples, strict=False))
+        both = [(a, b) for a, b in zip(plain, samples, strict=False) if a.rate > 0 and b.rate > 0]
         gain = compare([a.rate for a, _ in both], [b.rate for _, b in both], asked=len(cells)) if both else None
         result = Result(
             cell=cell,
             samples=tuple(samples),
             speed_up=gain.ratio if gain is not None else None,
             sure=gain is not None and gain.verdict in ("faster", "slower"),
-            same_text={one.text for one in samples} == {one.text for one in plain} if both else None,
+            same_text={one.text for one in samples} == {one.text for one in plain} if plain and samples else None,
             failure=failed.get(cell, ""),
         )
         if (model := models.get(cell.setup)) is not None:
@@ -210,8 +210,8 @@ def report_of(
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return the report with llama-bench's names and units beside its own; `_ts` are decode tok/s, of a test without
-    decoding prefill tok/s."""
+    """Return the report, of a test and its rates with llama-bench's names and units, too; `_ts` are decode tok/s, of a
+    test without decoding prefill tok/s."""
     found: dict[str, Any] = msgspec.to_builtins(report)
     for facts, one in zip(found["results"], report.results, strict=True):
         test = one.cell.test

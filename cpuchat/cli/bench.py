@@ -85,7 +85,7 @@ _KINDS = click.Choice(["code", "summary", "maths", "chat"])
 @_list("--tg", "Decoding of N random tokens, as llama-bench's -n.", _TOKENS)
 @_list("--depth", "Tokens in the KV cache before --pp and --tg. Default: 0.", click.IntRange(0, 10_000_000))
 @click.option("--rounds", type=click.IntRange(3, 1000), default=3, metavar="N", help="Rounds, at least 3. Default: 3.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with llama-bench's field names.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; tests and rates have llama-bench's field names.")
 @file_option(
     "--diff", metavar="OLD NEW", help="Compare with an earlier --json file; exit code 1 if a figure is slower."
 )

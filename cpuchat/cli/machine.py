@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpuchat.base.errors import CpuchatError, Interrupted
+from cpuchat.base.errors import CpuchatError, Interrupted, MeasureFailed
 from cpuchat.base.text import clean_line
 from cpuchat.cli.options import laid_over, model_path, setting, stacked
 from cpuchat.cli.output import print_json
@@ -38,6 +39,8 @@ Examples:
 Takes about 30 seconds and up to 4 GB of free memory. The bandwidth is the denominator of bandwidth utilization; all
 predicted speeds follow from the passes. Run it on an idle machine."""
 
+_PATIENCE = 10.0
+"""Seconds for which a window of the app may go on measuring."""
 _STEADY = 0.9
 """Ratio of the slowest round to the best below which other programs disturbed the measurement."""
 
@@ -74,7 +77,13 @@ def probe(as_json: bool, **values: Any) -> None:
         terminal.status(f"measuring {what} ({done + 1} of {total})")
 
     try:
-        with one_at_a_time():  # windows of the app wait
+        with contextlib.ExitStack() as stack:  # windows of the app wait
+            deadline = time.monotonic() + _PATIENCE
+            while not stack.enter_context(one_at_a_time()):
+                if time.monotonic() > deadline:
+                    raise MeasureFailed("A window of cpuchat is measuring just now.", "Close it, or try again later.")
+                terminal.status("waiting for a window of cpuchat that is measuring")
+                time.sleep(0.2)
             found = survey(topology, progress, cpus=placement.cpus, policy=placement.memory_policy.words)
             n_passes, problem = 0, ""
             if not found["all_cores"].disturbed:

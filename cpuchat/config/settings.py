@@ -488,11 +488,19 @@ def parse(text: str, origin: str = "config.toml") -> Settings:
     tables = toml.parse(text, origin)
     for *section, key in _unknown(tables):
         del (tables[section[0]] if section else tables)[key]
+    renew(tables)
     try:
         return msgspec.convert(tables, prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Fix or remove that key.") from None
+
+
+def renew(tables: dict[str, Any]) -> None:
+    """Replace values that settings no longer have by what they are called now."""
+    section = tables.get("speculation")
+    if isinstance(section, dict) and section.get("drafters") in ("free", "lookup"):
+        section["drafters"] = "suffix"
 
 
 def _unknown(tables: dict[str, Any]) -> list[tuple[str, ...]]:

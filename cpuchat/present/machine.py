@@ -302,7 +302,7 @@ def about(facts: DiagnosticFacts) -> list[Row]:
 
 def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]:
     """Return the page as JSON: `about` is its upper half; the rest are figures in bytes and bytes per second."""
-    machine, engine = facts.topology, facts.engine
+    machine, engine, peak = facts.topology, facts.engine, facts.peaks.all_cores
     return {
         "machine": machine.name,
         "about": dict(about(facts)),
@@ -313,8 +313,9 @@ def page_json(facts: DiagnosticFacts, findings: list[Finding]) -> dict[str, Any]
         "memory_total": machine.memory_total,
         "memory_limit": machine.memory_limit,
         "memory_available": facts.available,
-        "peak_read": facts.peaks.all_cores.bytes_per_s if facts.peaks.all_cores is not None else None,
-        "peak_source": facts.peaks.all_cores.source if facts.peaks.all_cores is not None else None,
+        "peak_read": peak.bytes_per_s if peak is not None and not peak.estimated else None,
+        "peak_estimated": peak.bytes_per_s if peak is not None and peak.estimated else None,
+        "peak_source": peak.source if peak is not None else None,
         "theoretical": facts.theoretical.bytes_per_s if facts.theoretical is not None else None,
         "memory_policy": facts.placement.memory_policy.words if facts.placement is not None else None,
         "counter": facts.counter.name or None,

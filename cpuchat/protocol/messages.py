@@ -15,7 +15,6 @@ import msgspec
 
 from cpuchat.base.decoding import prepared
 from cpuchat.base.errors import ContextFull, CpuchatError
-from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.model_info import EngineInfo, ModelInfo
 from cpuchat.protocol.options import DraftOptions, EngineOptions
 from cpuchat.protocol.timings import Reuse, SpeculationFigures, Timings
@@ -124,9 +123,9 @@ class Sampling(MessageData, frozen=True):
 
 
 class Speculation(DraftOptions, frozen=True):  # pyright: ignore[reportGeneralTypeIssues] msgspec allows it
-    """Speculation options of one answer. No drafters: plain decoding."""
+    """Speculation options of one answer. No drafters that the engine knows: plain decoding."""
 
-    drafters: tuple[DrafterName, ...] = ()
+    drafters: tuple[str, ...] = ()
 
 
 class LoadOptions(EngineOptions, frozen=True):  # pyright: ignore[reportGeneralTypeIssues] msgspec allows it

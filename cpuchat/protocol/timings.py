@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from cpuchat.protocol.drafters import DrafterName
 from cpuchat.protocol.reasons import DraftsOff
 
 MIN_TOKENS = 16
@@ -18,9 +17,9 @@ MIN_TOKENS = 16
 
 
 class DrafterCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of one drafter in an answer."""
+    """The counts of one drafter in an answer; a kept one may name a drafter that is no more."""
 
-    name: DrafterName
+    name: str
     draft_n: int
     draft_n_accepted: int
 
@@ -58,7 +57,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     def followed_by(self, later: SpeculationFigures, joints: int) -> SpeculationFigures:
         """Return the figures of an answer that `later` continues, with `joints` passes between the two."""
-        by_name: dict[DrafterName, tuple[int, int]] = {}
+        by_name: dict[str, tuple[int, int]] = {}
         for one in (*self.by_drafter, *later.by_drafter):
             by_name[one.name] = _sum(by_name.get(one.name, (0, 0)), (one.draft_n, one.draft_n_accepted))
         names = (DrafterCount(name=name, draft_n=n, draft_n_accepted=k) for name, (n, k) in by_name.items())

@@ -11,7 +11,17 @@ import pytest
 
 from cpuchat.base.errors import Interrupted, MeasureFailed, UsageError
 from cpuchat.bench.matrix import BenchCell, BenchPrompt, BenchWorkload, Setup, cells_of, load, workloads
-from cpuchat.bench.results import REGRESSION, Environment, Report, Result, as_json, compare_reports, read_report
+from cpuchat.bench.results import (
+    REGRESSION,
+    Environment,
+    Measurement,
+    Report,
+    Result,
+    as_json,
+    compare_reports,
+    read_report,
+    report_of,
+)
 from cpuchat.bench.run import Bench
 from cpuchat.bench.sample import Sample
 from cpuchat.config.settings import Settings
@@ -179,6 +189,17 @@ def test_differences_need_more_than_the_scatter_of_undisturbed_rounds() -> None:
     nothing = [Sample(seconds=1.0, decode=0.0)] * 3  # of answers of one token
     cell = msgspec.structs.replace(before.results[0], samples=tuple(nothing))
     assert not compare_reports(before, msgspec.structs.replace(before, results=(cell,))).differences
+
+
+def test_answers_of_one_token_are_not_compared_with_plain_ones() -> None:
+    plain = BenchCell(setup=Setup(model="demo.gguf"), test=BenchWorkload.random("tg", 8, 0))
+    drafted, rates = msgspec.structs.replace(plain, drafters="suffix"), ((10.0, 20.0), (10.0, 0.0))
+    measured = [
+        Measurement(cell, Sample(seconds=1.0, decode=rate)) for pair in rates
+        for cell, rate in zip((plain, drafted), pair, strict=True)
+    ]  # fmt: skip
+    found = report_of(made_report().environment, 2, (plain, drafted), measured, {}, {})
+    assert found.results[1].speed_up == pytest.approx(2.0)
 
 
 def test_a_report_without_a_measured_bandwidth_says_why_it_has_no_utilization() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cpuchat.hardware.diagnostics import DiagnosticFacts, examine, gather_facts
 from cpuchat.hardware.placement.placement import PlacementSpec
 from cpuchat.present.machine import page, page_json
 from cpuchat.protocol.model_info import EngineInfo
+from cpuchat.telemetry.machine import Peak, Peaks
 from tests.cli.program import run
 from tests.hardware.counters.simulated import Simulated
 from tests.hardware.trees import make_tree, write
@@ -79,6 +81,13 @@ def test_each_knob_has_its_state_its_worth_and_whole_lines(tmp_path: Path) -> No
     found = page_json(facts, examine(facts))["knobs"]
     assert [one["name"] for one in found] == ["governor", "boost", "huge pages", "NUMA balancing"]
     assert found[3]["back"] == "sudo sysctl kernel.numa_balancing=1"
+
+
+@pytest.mark.parametrize("is_estimated", [False, True])
+def test_an_estimate_is_no_measured_bandwidth(tmp_path: Path, is_estimated: bool) -> None:
+    peaks = Peaks(all_cores=Peak(2e11, (0, 1), estimated=is_estimated))
+    found = page_json(replace(facts_of(make_tree(tmp_path, "epyc-9354")), peaks=peaks), [])
+    assert (found["peak_read"], found["peak_estimated"]) == ((None, 2e11) if is_estimated else (2e11, None))
 
 
 def test_this_machine_as_a_user_asks() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cpuchat.base.errors import UsageError
+from cpuchat.base.errors import MeasureFailed, UsageError
 from cpuchat.bench import cost_probe
 from cpuchat.bench.cost_probe import Case, Pass
 from cpuchat.cli import machine
@@ -76,6 +76,10 @@ def test_a_server(on: Callable[[str], None]) -> None:
 
 def test_json_of_a_server(on: Callable[[str], None]) -> None:
     on("2x-epyc-7543")
+    with peak.one_at_a_time(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "_PATIENCE", 0.0)
+        with pytest.raises(MeasureFailed, match="A window of cpuchat is measuring"):
+            run()
     found = json.loads(run("--json", "--memory-policy", "interleave").stdout)
     assert found["memory_policy"] == "interleave:0-1"
     assert found["share"] == pytest.approx(360 / 409.6)

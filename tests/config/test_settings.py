@@ -74,6 +74,11 @@ def test_a_wrong_key_or_value_is_named(line: str, key: str) -> None:
         parse(f"[speculation]\n{line}")
 
 
+@pytest.mark.parametrize("value", ["free", "lookup"])
+def test_a_former_drafter_is_the_one_that_does_its_work_now(value: str) -> None:
+    assert parse(f'[speculation]\ndrafters = "{value}"').speculation.drafters == "suffix"
+
+
 def test_an_unknown_key_is_left_out_and_named() -> None:
     file = paths.settings_file()
     file.parent.mkdir(parents=True)

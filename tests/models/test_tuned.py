@@ -54,3 +54,5 @@ def test_it_belongs_to_the_content_and_the_machine(tiny_model: Path, tmp_path: P
 def test_values_that_are_not_valid_any_more_are_ignored(tiny_model: Path) -> None:
     TunedSettings().put(tiny_model, Tuned(model="tiny", changes={"engine": {"threads": "many", "magic": 1}}))
     assert TunedSettings().find(tiny_model) is None
+    TunedSettings().put(tiny_model, Tuned(model="tiny", changes={"speculation": {"drafters": "free"}}))
+    assert TunedSettings().applied(tiny_model, Settings()).speculation.drafters == "suffix"

@@ -8,6 +8,12 @@ import pytest
 from cpuchat.protocol.timings import DrafterCount, SpeculationFigures, Timings
 
 
+def test_an_answer_keeps_its_figures_when_its_drafter_is_gone() -> None:
+    drafted = SpeculationFigures(by_drafter=(DrafterCount(name="lookup", draft_n=8, draft_n_accepted=6),))
+    kept = Timings(predicted_n=11, speculation=drafted)
+    assert msgspec.json.decode(msgspec.json.encode(kept), type=Timings) == kept
+
+
 def test_figures_of_an_answer_in_parts_are_those_of_all() -> None:
     drafted = SpeculationFigures(
         passes=4, draft_n=8, draft_n_accepted=6, by_position=((4, 3), (4, 3)),

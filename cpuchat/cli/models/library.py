@@ -254,8 +254,9 @@ def delete_model(spec: str, yes: bool) -> None:
     click.echo(f"Freed {size(freed)}.")
 
 
-_VERIFY_EPILOG = f"""Files in the Hugging Face cache are compared with the SHA-256 that Hugging Face published;
-of other files only the header is checked. Exit codes: 0 all intact, {ModelDamaged.exit_code} a file is damaged."""
+_VERIFY_EPILOG = f"""Files in the Hugging Face cache, of `hf download --local-dir` and in Ollama's store are compared
+with the SHA-256 that they were published with; of other files only the header is checked. Exit codes: 0 all intact,
+{ModelDamaged.exit_code} a file is damaged."""
 
 
 @click.command("verify", epilog=_VERIFY_EPILOG)

@@ -32,7 +32,7 @@ from cpuchat.models.library.places import (
     repo_places,
     walk,
 )
-from cpuchat.models.library.stores import ollama_models, ollama_stores, store_folders
+from cpuchat.models.library.stores import STORES, ollama_models, ollama_stores, store_folders
 from cpuchat.models.library.usage import RecentModels, usage_of, usages
 
 _USUAL_FOLDER = "~/models"
@@ -159,11 +159,16 @@ class Library:
                     f"The demo model {path.name} is missing.", "Reinstall cpuchat, or give --model FILE."
                 )
             return path
+        empty: ModelNotFound | None = None
         try:
             if spec and (path := _at(paths.expanded(spec).absolute())) is not None:
                 return path  # absolute: it is remembered, and compared with what lists have
         except (OSError, ValueError):  # a name that is too long, or with a NUL in it; the current folder was deleted
             pass
+        except ModelNotFound as error:
+            if "/" in spec or spec[0] in ".~" or any(walk(Path(spec))):
+                raise
+            empty = error  # a folder by chance: a model may have that name
         ollama = {model.name.lower(): model.path for model in ollama_models((*ollama_stores(), *self.folders))}
         if (path := ollama.get(spec.lower()) or ollama.get(f"{spec.lower()}:latest")) is not None:
             return _still_there(path, spec)
@@ -182,6 +187,8 @@ class Library:
             if len(groups) > 1:
                 raise _ambiguous(spec, groups)
             return _still_there(min(groups[0], key=lambda model: rank(model.quantization)).path, groups[0][0].alias)
+        if empty is not None:
+            raise empty
         close = difflib.get_close_matches(
             spec.lower(), [*names, *ollama, *DEMO_FILES, *(place.repo.lower() for place in places)], n=3, cutoff=0.5
         )
@@ -254,8 +261,12 @@ class Library:
 
     def deletion(self, model: LocalModel, in_use: Collection[Path] = ()) -> Deletion:
         """Plan the deletion of `model`, for `delete`. `in_use` are the files of loaded models: they stay."""
+        if model.source in STORES:
+            return Deletion(model=model, refused=f"{STORES[model.source]} keeps it: delete it there.")
         if model.source == "huggingface":
             root = next((one for one in model.path.parents if one.name.startswith("models--")), None)
+            if root is not None and not any(is_inside(root.parent, one) for one in (self.cache, *self.folders)):
+                root = None  # llama.cpp's cache
             return plan_deletion(model, root, in_use)
         root = next((folder for folder in self.folders if is_inside(model.path.parent, folder)), None)
         return plan_deletion(model, root, in_use)

@@ -347,7 +347,7 @@ def _models(folder: Path, names: Iterable[str]) -> Iterator[tuple[Path, Path | N
         seen.add(whole)
 
 
-_VERSION = 100 * COST_MODEL + 8
+_VERSION = 100 * COST_MODEL + 9
 _MAX_ENTRIES = 5_000
 _MAX_BYTES = 8 << 20
 _MAX_NAME = 200

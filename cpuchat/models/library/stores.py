@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,7 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.files import read_small, walk
+from cpuchat.base.text import clean_line
 
 Store = Literal["ollama", "lmstudio", "llama.cpp"]
 STORES: dict[Store, str] = {"ollama": "Ollama", "lmstudio": "LM Studio", "llama.cpp": "llama.cpp"}
@@ -81,7 +83,7 @@ def _ollama_model(root: Path, parts: tuple[str, ...], manifest: Path) -> OllamaM
         return None
     try:
         layers = msgspec.json.decode(read_small(manifest), type=_Manifest).layers
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):  # not JSON, not UTF-8, or too deep
         return None
     contents = {one.mediaType.rpartition(".")[2]: _DIGEST.fullmatch(one.digest) for one in reversed(layers)}
     if (found := contents.get("model")) is None:
@@ -91,7 +93,7 @@ def _ollama_model(root: Path, parts: tuple[str, ...], manifest: Path) -> OllamaM
     prefix = () if is_default and owner == ["library"] else owner if is_default else (host, *owner)
     projector = contents.get("projector")
     return OllamaModel(
-        name=f"{'/'.join((*prefix, model))}:{tag}",
+        name=clean_line(f"{'/'.join((*prefix, model))}:{tag}"),
         path=_blob(root, found[1]),
         root=root,
         repo="/".join((*owner, model)) if host in _HUB_HOSTS else "",
@@ -110,9 +112,9 @@ def lmstudio_folders() -> list[Path]:
     for home in ("~/.lmstudio", "~/.cache/lm-studio"):
         try:
             chosen = msgspec.json.decode(read_small(paths.expanded(home) / "settings.json"), type=_Settings)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):
             continue
-        if chosen.downloadsFolder:
+        if chosen.downloadsFolder and "\0" not in chosen.downloadsFolder:
             folders.append(paths.expanded(chosen.downloadsFolder))
     return folders
 
@@ -121,6 +123,8 @@ def llama_cache() -> Path:
     """Return the cache of llama.cpp, found as it finds it."""
     if named := os.environ.get("LLAMA_CACHE"):
         return paths.expanded(named)
+    if sys.platform == "darwin":
+        return paths.expanded("~/Library/Caches/llama.cpp")
     return paths.expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
 
 

@@ -31,7 +31,7 @@ _MEMORY = 2_000_000_000
 """Bytes that must be available beside the loaded model and what is spared: the largest model of the probe takes 0.5 GB,
 its repacked copy as much."""
 RETRY_SECONDS, RAISED_SECONDS = 60.0, 3600.0
-"""Until what other programs disturbed is measured again, and a peak that an answer raised, or what failed."""
+"""Until what other programs disturbed or prevented is measured again, and what an answer raised, or what failed."""
 
 
 class PassProbe:
@@ -151,7 +151,10 @@ class PassProbe:
             sets.add((used, backend.engine.memory_policy))
         lacking = await run_in_daemon_thread(lambda: [one for one in sets if _lacks_peak(*one)])
         if lacking or not probed:
-            if self._stopped or not await run_in_daemon_thread(lambda: _is_free(backend.pid)):
+            if self._stopped:
+                return
+            if not await run_in_daemon_thread(lambda: _is_free(backend.pid)):
+                self._retry_at = monotonic() + RETRY_SECONDS
                 return
             if lacking and not await run_in_daemon_thread(lambda: self._measures_peak(*lacking[0])):
                 self._retry_at = monotonic() + RETRY_SECONDS

@@ -1,7 +1,7 @@
 """Renders one message as lines: title, folded reasoning, content, note; with drafted tokens or agreement marked.
 
 Drafted tokens are colored in the text as it was written, but for a bar beside code: the styles of Markdown would be
-taken for those of drafters. Bold, plain, underlined and italic tell the drafters apart without colors too.
+taken for those of drafters. Bold, plain and italic tell undrafted text and the drafters apart without colors too.
 """
 
 from __future__ import annotations

@@ -31,6 +31,12 @@ def test_resolve_a_path(no_demo: Path, tmp_path: Path, model: Path, monkeypatch:
     assert library.resolve(str(parts[1])) == parts[0]
     with pytest.raises(ModelNotFound, match="has 0 models"):
         library.resolve(str(no_demo))
+    (empty := tmp_path / "work" / "m").mkdir(parents=True)
+    monkeypatch.chdir(empty.parent)
+    assert Library([model.parent], cache=tmp_path / "none").resolve("m") == model  # no folder that is there by chance
+    for spec in ("m", "./m"):
+        with pytest.raises(ModelNotFound, match="has 0 models"):
+            library.resolve(spec)
 
 
 def test_resolve_the_demo_models(no_demo: Path, tmp_path: Path) -> None:

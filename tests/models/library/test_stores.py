@@ -53,7 +53,8 @@ def test_each_program_has_its_place_and_its_names(home: Path, store: Path, model
         assert library.resolve(name).name.endswith("Q8_0.gguf")
     [one] = [m for m in library.local_models() if m.alias == "qwen2.5-coder:7b"]
     assert library.verify(one).state == "verified"
-    assert "outside" in library.deletion(one).refused
+    refused = {library.deletion(m).refused for m in library.local_models() if m.source != "folder"}
+    assert refused == {f"{program} keeps it: delete it there." for program in stores.STORES.values()}
     library.opened(one.path)
     assert len(library.local_models()) == 5
 
@@ -62,11 +63,13 @@ def test_each_program_has_its_place_and_its_names(home: Path, store: Path, model
 def test_ollamas_store_may_be_anywhere(
     where: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its service has OLLAMA_MODELS in its own environment alone: who pastes the folder finds the models, too."""
+    """Its service has OLLAMA_MODELS in its own environment alone: who pastes the folder finds the models, too, and
+    deletes none there."""
     ollama(tmp_path / "disk", "qwen3:8b", model)
     if where == "folder":
         assert listed(tmp_path / "disk") == {"qwen3:8b": "ollama"}
-        assert [one.alias for one in Library().in_folder(tmp_path / "disk")] == ["qwen3:8b"]
+        [one] = Library().in_folder(tmp_path / "disk")
+        assert one.alias == "qwen3:8b" and "Ollama keeps it" in Library([tmp_path / "disk"]).deletion(one).refused
     else:
         monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "disk"))
         assert listed() == {"qwen3:8b": "ollama"}
@@ -81,6 +84,8 @@ def test_other_registries_another_tree_and_two_tags_of_one_file(store: Path, mod
     library = Library()
     assert library.resolve("bartowski/Qwen2.5-7B-GGUF") == library.resolve("hf.co/bartowski/qwen2.5-7b-gguf:q8_0")
     assert library.resolve("qwen3:8b") == library.resolve("qwen3") == library.resolve("qwen3:latest")
+    ollama(store, "two\nlines:1b", model)
+    assert "two lines:1b" in listed()
 
 
 def test_a_blob_by_its_old_name_and_with_a_projector(store: Path, model: Path, tiny_model: Path) -> None:
@@ -111,6 +116,9 @@ def test_what_is_no_manifest_is_left_out(store: Path, model: Path) -> None:
     }.items():  # fmt: skip
         (folder / name).mkdir()
         (folder / name / "latest").write_text(text)
+    for name, content in {"bytes": b'{"layers": "\xff"}', "deep": b'{"layers": ' + b"[" * 400_000}.items():
+        (folder / name).mkdir()
+        (folder / name / "latest").write_bytes(content)
     (folder / ".DS_Store").write_text("{}")
     os.mkfifo(folder / "half" / "pipe")
     assert listed() == {"good:1b": "ollama"}
@@ -129,6 +137,9 @@ def test_lm_studio_in_older_and_moved_folders_without_its_tree_and_over_links(
     (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": str(tmp_path / "disk")}))
     assert listed() == {"flat.gguf": "lmstudio", "deep.gguf": "lmstudio", "gone.gguf": "lmstudio"}
     assert Library().resolve("a/b:F32").name == "deep.gguf"
+    for damage in (b'{"downloadsFolder": "\xff"}', b'{"downloadsFolder": "\\u0000"}', b'{"x": ' + b"[" * 400_000):
+        (old / "settings.json").write_bytes(damage)
+        assert len(listed()) == 3
     assert [m.path.name for m in Library().local_models() if "broken link" in (m.damaged or "")] == ["gone.gguf"]
 
 
@@ -138,7 +149,8 @@ def test_llama_cache_may_be_a_hugging_face_cache(tmp_path: Path, model: Path, mo
     [one] = Library().local_models()
     assert (one.source, one.repo, one.path) == ("huggingface", "ggml-org/tiny-GGUF", link)
     assert Library().resolve("ggml-org/tiny-GGUF:Q8_0") == link
-    assert Library().deletion(one).freed == link.stat().st_size
+    assert "is outside the Hugging Face cache" in Library().deletion(one).refused
+    assert Library(cache=tmp_path / "llama").deletion(one).freed == link.stat().st_size
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -134,14 +134,17 @@ async def test_peaks_of_the_cores_in_use_are_measured_once_the_passes_are(monkey
         assert cpus[:1] in measured and len(MadeUp.runs) == n
 
 
-async def test_it_waits_for_programs_that_compute_for_servers_and_for_memory(others: Others) -> None:
+async def test_it_waits_for_programs_that_compute_for_servers_and_for_memory(
+    others: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "RETRY_SECONDS", 0.05)
     others.busy, others.available = 1.0, 1 << 30
     others.servers = [RunningServer("http://127.0.0.1:8080", "m", 1)]
     async with running() as app:
-        for free in ({"busy": 0.1}, {"servers": []}, {"available": 64 << 30}):
+        for number, free in enumerate(({"busy": 0.1}, {"servers": []}, {"available": 64 << 30})):
             n = others.asked
             await app.until(lambda n=n: others.asked > n + 4)
-            assert not MadeUp.runs
+            assert not MadeUp.runs and bool(app.chat.pass_probe._retry_at) == bool(number)  # these are asked less often
             vars(others).update(free)
         await app.until(lambda: MadeUp.runs)
 
