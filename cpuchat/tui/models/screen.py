@@ -238,10 +238,10 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._update(downloads=tuple(self.services.downloading.all()))
 
     def _newest_download(self) -> str:
-        """Return the key of the first download that has not ended, else of what came last, "" without any."""
-        found = self.services.downloading.all()
-        left = [download for download in found if download.state != "done"]
-        return f"download {left[0].id}" if left else f"local {found[-1].path}" if found else ""
+        newest = self.services.downloading.newest()
+        if newest is None:
+            return ""
+        return f"local {newest.path}" if newest.state == "done" else f"download {newest.id}"
 
     @work(exclusive=True, group="cancel")
     async def _cancel(self, download: Download) -> None:
@@ -493,7 +493,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._returned(await self.services.navigation.repository(repo, quantization))
 
     def action_downloads(self) -> None:
-        """Select the download that has not ended, else what came last."""
+        """Select the download that began or ended last, else one that is left."""
         self.query_one("#filter", Input).value = ""
         self._wanted, self.listed.moved = self._newest_download(), False
         self.state_changed()
