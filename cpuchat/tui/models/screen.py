@@ -66,7 +66,7 @@ async def choose(screen: Dismissable[Any], services: Services, path: Path) -> No
 
 
 _KEEP, _DISCARD = "keep", "discard"
-_READ_AFTER = 0.12  # s on which the mark must rest before a header is read
+_READ_AFTER = 0.12  # s on which the mark, or a typed path, must rest before headers are read
 
 
 class FilterBox(Input):
@@ -296,8 +296,13 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     @work(exclusive=True, group="typed")
     async def _read_typed(self, text: str) -> None:
-        self._update(typed=await asyncio.to_thread(self.reader.typed, text))
-        self._predict_listed()
+        typed = await run_in_daemon_thread(lambda: self.reader.typed(text))
+        self._update(typed=typed)
+        if typed.problem == entries.FOLDER:
+            await asyncio.sleep(_READ_AFTER)
+            models = await run_in_daemon_thread(lambda: self.reader.models_below(text), interrupts=True)
+            self._update(typed=dataclasses.replace(typed, models=models))
+            self._predict_listed()
 
     def state_changed(self) -> None:
         if not self.has_widgets:

@@ -66,6 +66,10 @@ def test_ollamas_store_may_be_anywhere(
     ollama(tmp_path / "disk", "qwen3:8b", model)
     if where == "folder":
         assert listed(tmp_path / "disk") == {"qwen3:8b": "ollama"}
+        (deep := tmp_path / "disk" / "a" / "b").mkdir(parents=True)
+        write_tiny_gguf(deep / "tiny.gguf")
+        assert [one.alias for one in Library().in_folder(tmp_path / "disk")] == ["", "qwen3:8b"]
+        monkeypatch.setattr("cpuchat.models.library.library._MAX_FOLDERS", 3)  # those of the store, and a
         assert [one.alias for one in Library().in_folder(tmp_path / "disk")] == ["qwen3:8b"]
     else:
         monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "disk"))
