@@ -27,7 +27,7 @@ hung.
 """
 
 _OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)  # without a wait for a pipe
-_MAX_DEPTH, _MAX_FOLDERS = 100, 50_000  # of a walk through folders
+_MAX_DEPTH, MAX_FOLDERS = 100, 50_000  # of a walk through folders
 
 T = TypeVar("T")
 
@@ -148,11 +148,11 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
+def walk(top: Path, max_folders: int = MAX_FOLDERS) -> Iterator[tuple[Path, list[str]]]:
     """Yield `top` and the folders below it, each with the names of its files, sorted.
 
     Follows links, but enters no folder twice: links can form loops. Left out are hidden folders, those that cannot be
-    read, and those beyond `_MAX_DEPTH` and `_MAX_FOLDERS`.
+    read, and those beyond `_MAX_DEPTH` and `max_folders`.
     """
     seen: set[tuple[int, int]] = set()
     left = [(top, 0)]
@@ -172,7 +172,7 @@ def walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
                     key = (status := one.stat()).st_dev, status.st_ino
             if key is None:
                 names.append(one.name)
-            elif not one.name.startswith(".") and key not in seen and depth < _MAX_DEPTH and len(seen) < _MAX_FOLDERS:
+            elif not one.name.startswith(".") and key not in seen and depth < _MAX_DEPTH and len(seen) < max_folders:
                 seen.add(key)
                 below.append((folder / one.name, depth + 1))
         yield folder, names

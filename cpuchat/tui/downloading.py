@@ -51,6 +51,7 @@ class Downloading:
         self._opener = opener
         self._manager: Downloads | None = None
         self._states: dict[str, State] = {}
+        self._newest = ""  # id of the one that began or ended last in this run
         self._waiting: dict[str, Download] = {}  # progress that is not published yet
         self._timer = LoopTimer(self._publish_progress)
         self._stepped = asyncio.Event()  # a download has another state now, or has left the list
@@ -58,6 +59,12 @@ class Downloading:
     def all(self) -> list[Download]:
         """Return all models, oldest first."""
         return [] if self._manager is None else self._manager.all()
+
+    def newest(self) -> Download | None:
+        """Return the one that began or ended last, else the last that has not ended; None without any."""
+        found = self.all()
+        left = [download for download in found if download.state != "done"]
+        return self._find(self._newest) or next(reversed(left or found), None)
 
     # One that has left the list meanwhile is no error.
 
@@ -70,6 +77,7 @@ class Downloading:
         """
         download = self._open().start(repo, revision, model, newest_at)
         self._states.setdefault(download.id, download.state)
+        self._newest = download.id
         return download
 
     def resume(self, id: str) -> None:
@@ -134,13 +142,16 @@ class Downloading:
         self.changed.publish(download)
         if before is None:  # restored: it ended in another run
             return
+        if download.state not in ("done", "failed"):
+            return
+        self._newest = download.id
         title = downloads.download_title(download.order.model)
+        has_key = any(hasattr(screen, "action_downloads") for screen in self._app.screen_stack[-1:])
         if download.state == "done":
-            self._app.notify(
-                f"{title}. Ctrl+G, Enter loads it.", title="Downloaded", timeout=TOLD_SECONDS, markup=False
-            )
-        elif download.state == "failed":
-            text = f"{title}: {clean_line(download.message)} Ctrl+G shows details."
+            text = f"{title}. Ctrl+G, Enter loads it." if has_key else title
+            self._app.notify(text, title="Downloaded", timeout=TOLD_SECONDS, markup=False)
+        else:
+            text = f"{title}: {clean_line(download.message)}{' Ctrl+G shows details.' if has_key else ''}"
             self._app.notify(text, title="Download failed", severity="error", timeout=TOLD_SECONDS, markup=False)
 
     def _publish_progress(self) -> None:

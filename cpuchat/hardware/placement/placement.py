@@ -10,7 +10,7 @@ group of its own pays only while drafting and verifying overlap.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -252,18 +252,17 @@ def candidates(topology: Topology) -> list[PlacementCandidate]:
     return found
 
 
-def offered(topology: Topology, in_use: PlacementSpec) -> list[PlacementCandidate]:
-    """Return the placements that this machine allows; the one in use, if it is one of them, in its own words."""
-    try:
-        now = place(topology, in_use, with_draft=in_use.names_draft_cores)
-    except UsageError:
-        return candidates(topology)
+def offered(topology: Topology, used: Iterable[PlacementSpec]) -> list[PlacementCandidate]:
+    """Return the placements that this machine allows; those that are or were `used`, in these words."""
 
-    def is_in_use(one: PlacementCandidate) -> bool:
-        placed = one.placement
-        return (placed.cpus, placed.draft_cpus, placed.memory_policy) == (now.cpus, now.draft_cpus, now.memory_policy)
+    def where(placed: Placement) -> tuple[object, ...]:
+        return placed.cpus, placed.draft_cpus, placed.memory_policy
 
-    return [replace(one, spec=in_use) if is_in_use(one) else one for one in candidates(topology)]
+    words: dict[tuple[object, ...], PlacementSpec] = {}
+    for spec in used:
+        with contextlib.suppress(UsageError):
+            words.setdefault(where(place(topology, spec, with_draft=spec.names_draft_cores)), spec)
+    return [replace(one, spec=words.get(where(one.placement), one.spec)) for one in candidates(topology)]
 
 
 def _why_shared(topology: Topology, cpus: tuple[int, ...]) -> str:

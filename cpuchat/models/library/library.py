@@ -37,7 +37,7 @@ from cpuchat.models.library.usage import RecentModels, usage_of, usages
 
 _USUAL_FOLDER = "~/models"
 _MAX_NAMED = 6  # models that a message lists
-_MAX_BELOW = 200  # models of a folder that are described before it is added
+_MAX_BELOW, _MAX_FOLDERS = 200, 2_000  # models, and folders with them, that are described before one is added
 _REPO_NAME = re.compile(r"^(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?::(?P<quant>[\w.-]+))?$")
 
 
@@ -119,7 +119,9 @@ class Library:
 
     def in_folder(self, folder: Path) -> list[LocalModel]:
         """Return the models below `folder`, which need not be one of the user's: of very many, some."""
-        found = [self._summaries.model(place) for place in itertools.islice(folder_places(folder), _MAX_BELOW)]
+        found = [
+            self._summaries.model(place) for place in itertools.islice(folder_places(folder, _MAX_FOLDERS), _MAX_BELOW)
+        ]
         self._summaries.save()
         return [model for model in found if model is not None]
 

@@ -20,7 +20,7 @@ import msgspec
 
 from cpuchat.base import paths
 from cpuchat.base.errors import CpuchatError, ModelDamaged, ModelUnsupported
-from cpuchat.base.files import JsonCache
+from cpuchat.base.files import MAX_FOLDERS, JsonCache
 from cpuchat.base.files import walk as walk_files
 from cpuchat.base.text import clean_line
 from cpuchat.costs.model import COST_MODEL
@@ -283,9 +283,9 @@ def all_places(cache: Path, folders: Iterable[Path], files: Iterable[Path] = ())
             yield place
 
 
-def folder_places(folder: Path) -> Iterator[LocalFile]:
+def folder_places(folder: Path, max_folders: int = MAX_FOLDERS) -> Iterator[LocalFile]:
     """Yield the models below a folder of the user, which may be a store of Ollama's, too."""
-    for path, beside in walk(folder):
+    for path, beside in walk(folder, max_folders):
         yield LocalFile(path=path, source="folder", root=folder, projector=beside)
     yield from _of_ollama(folder)
 
@@ -316,9 +316,9 @@ def repo_places(folder: Path, repo: str) -> list[LocalFile]:
     return [found[name] for name in sorted(found)]
 
 
-def walk(folder: Path) -> Iterator[tuple[Path, Path | None]]:
+def walk(folder: Path, max_folders: int = MAX_FOLDERS) -> Iterator[tuple[Path, Path | None]]:
     """Yield the models under `folder` by their first file, with the multimodal projector beside each."""
-    for base, names in walk_files(folder):
+    for base, names in walk_files(folder, max_folders):
         yield from _models(base, names)
 
 

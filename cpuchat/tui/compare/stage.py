@@ -122,9 +122,10 @@ class Scene:
             line.append(("memory bus  idle: weights fit in L3", "label"))
         elif any(side.utilization for side in sides):
             line.append((" memory bus  ", "label"))
-            for part, used in zip("ab", (side.utilization or 0.0 for side in sides), strict=True):
-                line += [(f"{part.upper()} ", part), ((_TRACK * round(cells * used)).ljust(cells), part),
-                         (f" {100 * used:.0f} %".ljust(7), "value")]  # fmt: skip
+            for part, side in zip("ab", sides, strict=True):
+                if (used := side.utilization) is not None:
+                    line += [(f"{part.upper()} ", part), ((_TRACK * round(cells * min(used, 1.0))).ljust(cells), part),
+                             (f" {100 * used:.0f} %".ljust(7), "value")]  # fmt: skip
         return [line]
 
     def _strip(self, at_ms: float, width: int, wide: bool) -> Line | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -28,32 +28,42 @@ class FactsTable(Static):
 
 
 class PlacementList(OptionList):
-    """The placements of a machine, and the one in use if it is none of these. ↑ and ↓ select; Enter belongs to the
-    screen.
-    """
+    """The placements of a machine, and what else is or was in use. ↑ and ↓ select; Enter belongs to the screen."""
 
     def __init__(self) -> None:
         super().__init__(id="placements", compact=True)
         self._offers: tuple[PlacementCandidate, ...] = ()
+        self._others: tuple[PlacementSpec, ...] = ()
         self._in_use, self._has_draft = PlacementSpec(), True
 
     @property
     def marked(self) -> PlacementSpec:
         at = self.highlighted
-        return self._offers[at].spec if at is not None and at < len(self._offers) else self._in_use
+        return self._specs[at] if at is not None and at < len(self._specs) else self._in_use
 
-    def offer(self, offers: Sequence[PlacementCandidate], in_use: PlacementSpec, *, has_draft: bool = True) -> None:
-        """List these, the recommended one first. A selection of the user's stays; else the one in use is selected.
-        Without a draft model those with cores for one say so.
+    @property
+    def _specs(self) -> list[PlacementSpec]:
+        return [*(offer.spec for offer in self._offers), *self._others]
+
+    def offer(
+        self,
+        offers: Sequence[PlacementCandidate],
+        used: Iterable[PlacementSpec],
+        in_use: PlacementSpec,
+        *,
+        has_draft: bool = True,
+    ) -> None:
+        """List these, the recommended one first, then those `used` that are none of them. A selection of the user's
+        stays; else the one in use is selected. Without a draft model those with cores for one say so.
         """
         wanted = in_use if self.marked == self._in_use else self.marked
-        self._offers, self._in_use, self._has_draft = tuple(offers), in_use, has_draft
+        self._offers, self._others, self._in_use, self._has_draft = tuple(offers), (), in_use, has_draft
+        self._others = tuple(spec for spec in used if spec not in self._specs)
         self._list(wanted)
 
     def mark(self, spec: PlacementSpec) -> None:
         """Select a placement as the arrow keys would."""
-        known = [offer.spec for offer in self._offers]
-        self.highlighted = known.index(spec) if spec in known else self.option_count - 1
+        self.highlighted = self._specs.index(spec) if spec in self._specs else self.option_count - 1
 
     def _list(self, wanted: PlacementSpec) -> None:
         width = (self.size.width or self.app.size.width - 4) - 2  # where the scroll bar comes, if it comes
@@ -61,7 +71,7 @@ class PlacementList(OptionList):
         for number, offer in enumerate(self._offers):
             note = "needs draft" if offer.placement.draft_cpus and not self._has_draft else ""
             rows.append(self._row(offer.name, offer.spec, note, not number, width))
-        if (spec := self._in_use) not in [offer.spec for offer in self._offers]:
+        for spec in self._others:
             parts = [f"cores {spec.cores}", f"{spec.threads} threads" if spec.threads else ""]
             parts += [f"draft {spec.draft_cores}" if spec.names_draft_cores else "", f"memory {spec.memory_policy}"]
             rows.append(self._row(", ".join(filter(None, parts)), spec, "", False, width))

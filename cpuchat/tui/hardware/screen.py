@@ -60,6 +60,7 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
         self._about: PlacementSpec | None = None  # what the lines at the bottom are about
         self._outcome_told = False  # the lines at the bottom are about a change
         self._options: list[PlacementCandidate] = []
+        self._used: dict[PlacementSpec, None] = {}  # while this screen is open
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="machine") as pane:
@@ -108,9 +109,10 @@ class HardwareScreen(Dismissable[None], keys="hardware"):
             self._read_placement(backend.pid, [Path(model.path)])
         self.query_one("#machine").border_title = Content(machine.title(self.facts))
         self._outcome_told = False
-        self._options = offered(self.facts.topology, self._in_use)
+        self._used[self._in_use] = None
+        self._options = offered(self.facts.topology, self._used)
         has_draft = self._model is None or bool(self._model.draft)
-        self.query_one(PlacementList).offer(self._options, self._in_use, has_draft=has_draft)
+        self.query_one(PlacementList).offer(self._options, self._used, self._in_use, has_draft=has_draft)
         if not self._outcome_told:
             self._about = None
             self._marked()

@@ -62,10 +62,12 @@ class TypedFolder:
 
 @dataclass(frozen=True)
 class TypedPath:
-    """What is at the path that was typed as `text`: the models below a folder, and what continues the text."""
+    """What is at the path that was typed as `text`: why it is no file to load (`FOLDER` for a folder), "" also before
+    it is read; the models below a folder (None: not read yet); and what continues the text."""
 
     text: str
-    models: tuple[LocalModel, ...] = ()
+    problem: str = ""
+    models: tuple[LocalModel, ...] | None = None
     completions: tuple[str, ...] = ()
     is_known: bool = False
 
@@ -160,14 +162,15 @@ class ModelListState:
 
     def _at_path(self, path: Path, typed: TypedPath) -> list[ModelListSection]:
         """Return what can be done with a typed path: load the file, add the folder, or type on."""
-        problem, below = _problem(path), list[ModelListEntry]()
+        problem, below = typed.problem, list[ModelListEntry]()
         for text in typed.completions:
             one = TypedFolder(path, text) if text.endswith("/") else TypedFile(paths.expanded(text))
             below.append(ModelListEntry(f"path {text}", one))
-        if problem == _FOLDER:
-            note = units.plural(len(typed.models), "model") if self.typed is typed else "reading…"
+        if problem == FOLDER:
+            models = typed.models or ()
+            note = units.plural(len(models), "model") if typed.models is not None else "reading…"
             folder = ModelListEntry("folder", TypedFolder(path, note=note, is_known=typed.is_known))
-            found = (ModelListEntry(f"local {model.path}", model, name=shown_name([model])) for model in typed.models)
+            found = (ModelListEntry(f"local {model.path}", model, name=shown_name([model])) for model in models)
             return [ModelListSection("", (folder, *found, *below))]
         file = ModelListEntry("file", TypedFile(path, problem))
         return [ModelListSection("", tuple(below) if problem and below else (file,))]
@@ -269,19 +272,15 @@ def _has(words: Iterable[str], *texts: str) -> bool:
     return all(word in haystack for word in words)
 
 
-_FOLDER = "a folder"
+FOLDER = "a folder"
 
 
-def is_folder(path: Path) -> bool:
-    return _problem(path) == _FOLDER
-
-
-def _problem(path: Path) -> str:
-    """Return why `path` is not a file to load, "" when it may be one, `_FOLDER` for a folder."""
+def problem_at(path: Path) -> str:
+    """Return why `path` is not a file to load, "" when it may be one, `FOLDER` for a folder. A mount may hang."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            return _FOLDER
+            return FOLDER
         return "" if stat.S_ISREG(mode) else "not a regular file"
     except FileNotFoundError:
         return "no such file"

@@ -66,7 +66,7 @@ async def choose(screen: Dismissable[Any], services: Services, path: Path) -> No
 
 
 _KEEP, _DISCARD = "keep", "discard"
-_READ_AFTER = 0.12  # s on which the mark must rest before a header is read
+_READ_AFTER = 0.12  # s on which the mark, or a typed path, must rest before headers are read
 
 
 class FilterBox(Input):
@@ -238,10 +238,10 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._update(downloads=tuple(self.services.downloading.all()))
 
     def _newest_download(self) -> str:
-        """Return the key of the first download that has not ended, else of what came last, "" without any."""
-        found = self.services.downloading.all()
-        left = [download for download in found if download.state != "done"]
-        return f"download {left[0].id}" if left else f"local {found[-1].path}" if found else ""
+        newest = self.services.downloading.newest()
+        if newest is None:
+            return ""
+        return f"local {newest.path}" if newest.state == "done" else f"download {newest.id}"
 
     @work(exclusive=True, group="cancel")
     async def _cancel(self, download: Download) -> None:
@@ -296,8 +296,13 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
 
     @work(exclusive=True, group="typed")
     async def _read_typed(self, text: str) -> None:
-        self._update(typed=await asyncio.to_thread(self.reader.typed, text))
-        self._predict_listed()
+        typed = await run_in_daemon_thread(lambda: self.reader.typed(text))
+        self._update(typed=typed)
+        if typed.problem == entries.FOLDER:
+            await asyncio.sleep(_READ_AFTER)
+            models = await run_in_daemon_thread(lambda: self.reader.models_below(text), interrupts=True)
+            self._update(typed=dataclasses.replace(typed, models=models))
+            self._predict_listed()
 
     def state_changed(self) -> None:
         if not self.has_widgets:
@@ -493,7 +498,7 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
         self._returned(await self.services.navigation.repository(repo, quantization))
 
     def action_downloads(self) -> None:
-        """Select the download that has not ended, else what came last."""
+        """Select the download that began or ended last, else one that is left."""
         self.query_one("#filter", Input).value = ""
         self._wanted, self.listed.moved = self._newest_download(), False
         self.state_changed()

@@ -86,7 +86,7 @@ class DownloadLine(ProgressLine):
         more = f" +{self._more}" if self._more else ""
         mark, name = f" {downloads.download_mark(download)} ", downloads.download_title(download.order.model) + more
         if download.state == "failed":
-            failed, end = self.style_of("failed"), "  Ctrl+G more "
+            failed, end = self.style_of("failed"), "  Ctrl+G more " if hasattr(self.screen, "action_downloads") else " "
             line = Text.assemble((mark, failed), f"{name}  ", (downloads.problem(download), failed), no_wrap=True)
             line.truncate(max(width - len(end), 1), overflow="ellipsis", pad=True)
             return line.append(end, self.style_of("dim"))

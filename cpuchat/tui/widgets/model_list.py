@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
@@ -108,12 +108,9 @@ class ModelList(ScrollView, can_focus=False):
         """Return how many lines a row takes: a name is never cut off, so that what is beside it goes below it."""
         if (not row.key and row.mark == " ") or not width:
             return 1
-        name, beside = self._name_cells(row), cell_len(self._beside(row, width))
-        return 1 if name + beside + 2 * bool(beside) <= width else -(-name // width) + bool(beside)
-
-    @staticmethod
-    def _name_cells(row: ListRow) -> int:
-        return cell_len(row.mark) + 1 + cell_len(clean_line(row.name))
+        name, beside = f"{row.mark} {clean_line(row.name)}", cell_len(self._beside(row, width))
+        fits = cell_len(name) + beside + 2 * bool(beside) <= width
+        return 1 if fits else len(chop_cells(name, width)) + bool(beside)
 
     def _beside(self, row: ListRow, width: int) -> str:
         """Return what stands right of the name."""
@@ -215,7 +212,9 @@ class ModelList(ScrollView, can_focus=False):
                 line.truncate(width, overflow="ellipsis")
                 line.align("right" if row.columns else "left", width)
                 return line
-            return name[part * width : (part + 1) * width]
+            pieces = chop_cells(name.plain, width)
+            start = sum(map(len, pieces[:part]))
+            return name[start : start + len(pieces[part])]
         tag = f" {clean_line(row.tag)}" if row.tag else ""
         if name.cell_len + cell_len(tag) <= room:  # a part of a word would tell nothing
             name.append(tag, dim)

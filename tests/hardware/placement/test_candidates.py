@@ -86,5 +86,6 @@ def test_cores_of_each_placement(machine: Machine) -> None:
 
 def test_what_is_in_use_keeps_its_words(machine: Machine) -> None:
     topology = machine("epyc-9354")
-    assert offered(topology, PlacementSpec(cores="all"))[0].spec == PlacementSpec(cores="all")
-    assert offered(topology, PlacementSpec(cores="l3:0-3")) == candidates(topology)
+    apart, every = PlacementSpec(draft_cores="l3:7"), PlacementSpec(cores="all")
+    assert [one.spec for one in offered(topology, [apart, every])][:2] == [every, apart]
+    assert offered(topology, [PlacementSpec(cores="l3:0-3")]) == candidates(topology)

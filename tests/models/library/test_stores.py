@@ -70,6 +70,11 @@ def test_ollamas_store_may_be_anywhere(
         assert listed(tmp_path / "disk") == {"qwen3:8b": "ollama"}
         [one] = Library().in_folder(tmp_path / "disk")
         assert one.alias == "qwen3:8b" and "Ollama keeps it" in Library([tmp_path / "disk"]).deletion(one).refused
+        (deep := tmp_path / "disk" / "a" / "b").mkdir(parents=True)
+        write_tiny_gguf(deep / "tiny.gguf")
+        assert [one.alias for one in Library().in_folder(tmp_path / "disk")] == ["", "qwen3:8b"]
+        monkeypatch.setattr("cpuchat.models.library.library._MAX_FOLDERS", 3)  # those of the store, and a
+        assert [one.alias for one in Library().in_folder(tmp_path / "disk")] == ["qwen3:8b"]
     else:
         monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "disk"))
         assert listed() == {"qwen3:8b": "ollama"}

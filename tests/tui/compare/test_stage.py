@@ -62,6 +62,10 @@ def test_weights_in_the_cache_and_unknown_bytes_draw_no_bus() -> None:
     assert any("fit in L3" in line for line in drawn(msgspec.structs.replace(RECORDING, sides=cached)))
     unknown = tuple(msgspec.structs.replace(side, bytes_per_token=None) for side in RECORDING.sides)
     assert not any("memory bus" in line for line in drawn(msgspec.structs.replace(RECORDING, sides=unknown)))
+    one, other = (msgspec.structs.replace(RECORDING.sides[0], utilization=used) for used in (1.4, None))
+    (costs,) = (line for line in drawn(msgspec.structs.replace(RECORDING, sides=(one, other))) if "memory bus" in line)
+    bus = costs.partition("memory bus")[2]
+    assert "140 %" in bus and "B " not in bus and bus.count("▆") == costs.partition("B ")[0].count("▆")
 
 
 def test_an_agreement_has_a_strip_that_fills() -> None:

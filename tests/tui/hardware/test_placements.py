@@ -25,7 +25,7 @@ async def test_marking_a_placement_previews_it(tmp_path: Path) -> None:
         assert "Pays off only while drafting and verifying overlap" in said(screen)
 
 
-async def test_cores_of_the_settings_that_no_placement_has_are_listed(tmp_path: Path) -> None:
+async def test_cores_of_the_settings_that_no_placement_has_are_listed_and_taken_back(tmp_path: Path) -> None:
     settings.update({"engine": {"cores": "l3:0-3"}})
     root = make_tree(tmp_path, "epyc-9354")
     async with running(backend_on(root), size=(60, 20)) as app:
@@ -33,6 +33,11 @@ async def test_cores_of_the_settings_that_no_placement_has_are_listed(tmp_path: 
         assert "● cores l3:0-3, memory auto  in use" in app.screen_text
         await app.press("enter")
         assert said(screen) == "Already in use."
+        for keys, cores in ((("up",) * 3, "auto"), (("down", "down"), "2/l3"), (("down",), "l3:0-3")):
+            await app.press(*keys, "enter")
+            await app.until(lambda cores=cores: not app.chat.busy and settings.load().engine.cores == cores)
+            await app.until(lambda: said(screen) == "Applied.")
+        assert "● cores l3:0-3, memory auto  in use" in app.screen_text
 
 
 async def test_a_placement_is_loaded_and_taken_back(tmp_path: Path) -> None:
@@ -48,8 +53,8 @@ async def test_a_placement_is_loaded_and_taken_back(tmp_path: Path) -> None:
         assert "draft on its own L3 group  in use" in app.screen_text
         await app.press("up", "enter")
         await app.until(lambda: len(backend.loads) == 3 and not app.chat.busy)
-        await app.until(lambda: settings.load().speculation.draft_cores == "shared")
-        assert backend.specs[2].draft_cores == "shared"
+        await app.until(lambda: settings.load().speculation.draft_cores == "auto")
+        assert backend.specs[2].draft_cores == "auto"  # in the words that were in use
         assert "all cores, shared  in use" in app.screen_text
         assert app.conversation.messages == []
 

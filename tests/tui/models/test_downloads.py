@@ -12,6 +12,7 @@ from textual.widgets import Input
 
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.client import Hub
+from cpuchat.tui.models.repository import RepositoryScreen
 from cpuchat.tui.models.screen import ModelsScreen
 from cpuchat.tui.widgets.dialogs import ChoiceScreen
 from cpuchat.tui.widgets.download_line import DownloadLine
@@ -96,9 +97,17 @@ async def test_the_line_follows_the_downloads_in_any_width_and_is_told_of_change
         shown.put(msgspec.structs.replace(begun, state="failed", **FULL))
         assert told == ["checking", "failed"]
         await app.told("not enough room")
-        assert "! Qwen2.5-7B-Instruct Q4_K_M  There is not enough room" in text(app)
+        assert "! Qwen2.5-7B-Instruct Q4_K_M  There is not enough room" in text(app) and "Ctrl+G more" in text(app)
+        await app.app.push_screen(RepositoryScreen(app.app.services, REPO))  # which has no such key
+        await app.until(lambda: line(app).display and "There is not enough room" in text(app))
+        assert "Ctrl+G" not in text(app)
         shown.put(msgspec.structs.replace(begun, state="done", path="/x.gguf"))
         await app.until(lambda: not line(app).display)
+        await app.told("Qwen2.5-7B-Instruct Q4_K_M")
+        assert "Ctrl+G" not in app.notices[-1]
+        await app.press("escape")
+        shown.put(msgspec.structs.replace(begun, state="running"))
+        shown.put(msgspec.structs.replace(begun, state="done", path="/x.gguf"))
         await app.told("Qwen2.5-7B-Instruct Q4_K_M. Ctrl+G")
 
 
@@ -148,7 +157,11 @@ async def test_enter_pauses_resumes_and_retries_del_cancels_and_what_came_is_sel
     shown = left_by_the_last_run(*ALL[:4], ALL[5])
     async with running(downloads=shown.opener, folders=(tmp_path, tiny_model.parent)) as app:
         screen = await opened(app)
-        await app.until(lambda: marked(app) == f"download {RUNS.id}")
+        await app.until(lambda: marked(app) == f"download {ALL[5].id}")  # the newest that is left
+        shown.put(msgspec.structs.replace(RUNS, state="failed", **FULL))
+        await app.press("ctrl+g")
+        await app.until(lambda: marked(app) == f"download {RUNS.id}")  # what was told last
+        shown.put(RUNS)
         await app.press("enter")
         await app.until(lambda: (screen.listed.rows[1].columns or ())[2:3] == ("paused",))
         await app.press("enter")

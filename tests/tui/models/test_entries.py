@@ -148,8 +148,8 @@ def test_what_counts_as_a_path() -> None:
     [("~nobody/x.gguf", "no such file"), ("/" + "x" * 300, "file name too long"), ("/dev/null", "not a regular file"),
      ("/tmp/a\0b.gguf", "a path cannot contain a NUL character")],
 )  # fmt: skip
-def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str) -> None:
-    (section,) = ModelListState().sections(text)
+def test_a_typed_path_that_cannot_be_opened_says_why(text: str, problem: str, tmp_path: Path) -> None:
+    (section,) = ModelListState(typed=shelf_reader(tmp_path).typed(text)).sections(text)
     assert isinstance(file := section.entries[0].subject, TypedFile)
     assert file.problem == problem
 
