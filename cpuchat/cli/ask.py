@@ -139,20 +139,18 @@ def ask(
     """
     base, model = with_preset(values["chat__preset"], model, server)
     served, chosen = server_model(server, model, values), overridden({**values, "chat__system_prompt": system}, base)
-    strict = values["speculation__draft_model"] is not None
-    sent = _checked(model, system, files, raw, stop)
-    form = AnswerForm.read(json_schema, grammar, stop)
+    sent, form = _checked(model, system, files, raw, stop), AnswerForm.read(json_schema, grammar, stop)
     calibrate = any(values[f"speculation__{name}"] for name in ("drafters", "draft_model"))
-    if strict:
+    if strict := values["speculation__draft_model"] is not None:
         require_draft_in_use(chosen)
     on_server = server_model(server, model, values, chosen.model.last)
     prompt = compose(" ".join(question), standard_input(quiet), raw=raw)
+    import asyncio
+
     from cpuchat.backend.switching import SwitchingBackend
 
     backend = SwitchingBackend(None if on_server else prepared_backend(chosen), key_ring(chosen, served))
     try:
-        import asyncio
-
         from cpuchat.cli.session import Session, tell_notes
         from cpuchat.cli.terminal import TerminalOutput
 
@@ -168,14 +166,12 @@ def ask(
             await start_tools(tools, session.conversation, terminal, session)
             info = await session.load(path, strict=strict, calibrate=calibrate)
             tell_notes(session.conversation, info, terminal, "cpuchat: ")
-            rules: dict[str, Any] = {"stop": stop}
-            if form is not None:
-                rules |= {"grammar": form.grammar, "json_schema": form.schema}
+            held = {} if form is None else {"grammar": form.grammar, "json_schema": form.schema}
+            rules: dict[str, Any] = {"stop": stop, **held}
             if raw:
                 used = session.conversation.in_effect
                 rules |= used.sampling.request_options() | used.chat.request_options()
-                drafting = used.speculation.speculation()
-                request = Generate(prompt=prompt, speculation=drafting, **rules)
+                request = Generate(prompt=prompt, speculation=used.speculation.speculation(), **rules)
                 events = session.conversation.generate_detached(request)
             else:
                 events = session.conversation.send(prompt, attach=lambda: sent, **rules)

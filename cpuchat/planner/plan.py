@@ -152,12 +152,7 @@ def make_plan(
     if draft is not None:
         kv = draft.kv_bytes(min(n_ctx, draft.n_ctx_train or n_ctx))
         draft_need = MemoryNeed(weights=round(draft.size), repack=0, kv=round(kv), compute=0)
-    memory = MemoryFit(
-        need=need,
-        draft_need=draft_need,
-        available=available,
-        total_memory=round(total),
-    )
+    memory = MemoryFit(need=need, draft_need=draft_need, available=available, total_memory=round(total))
     each = memory.need.kv + (draft_need.kv if draft_need is not None else 0)
     plan = CapacityPlan(
         machine=machine,

@@ -412,6 +412,9 @@ class ModelDetails:
     reading: bool = False
 
 
+_ADDS = "Enter adds it: its models are listed from then on. Nothing is copied."
+
+
 def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, loaded: Source | None) -> list[Row]:
     """Return labels and cleaned texts, the most important first: small terminals cut the last lines."""
     match subject:
@@ -452,14 +455,8 @@ def detail_rows(subject: Subject, known: ModelDetails, catalog: Catalog | None, 
         case TypedFile() as file:
             rows = [("path", paths.shown(file.path)), ("problem", file.problem)]
         case TypedFolder(text="") as folder:
-            rows = [
-                ("folder", paths.shown(folder.path)),
-                (
-                    "",
-                    "" if folder.is_known else "Enter adds it: its models are listed from then on. Nothing is copied.",
-                ),
-            ]
-        case TypedFolder() as folder:
+            rows = [("folder", paths.shown(folder.path)), ("", "" if folder.is_known else _ADDS)]
+        case TypedFolder():
             rows = [("", "Tab or Enter completes the path.")]
         case ServerEntry(model=None) as served:
             problem = [("problem", served.problem), ("what to do", served.hint)]
