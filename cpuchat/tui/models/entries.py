@@ -162,12 +162,13 @@ class ModelListState:
 
     def _at_path(self, path: Path, typed: TypedPath) -> list[ModelListSection]:
         """Return what can be done with a typed path: load the file, add the folder, or type on."""
-        problem, below = typed.problem, list[ModelListEntry]()
+        problem, below, models = typed.problem, list[ModelListEntry](), typed.models or ()
+        listed = {model.path.absolute() for model in models}
         for text in typed.completions:
             one = TypedFolder(path, text) if text.endswith("/") else TypedFile(paths.expanded(text))
-            below.append(ModelListEntry(f"path {text}", one))
+            if one.path.absolute() not in listed:
+                below.append(ModelListEntry(f"path {text}", one))
         if problem == FOLDER:
-            models = typed.models or ()
             note = units.plural(len(models), "model") if typed.models is not None else "reading…"
             folder = ModelListEntry("folder", TypedFolder(path, note=note, is_known=typed.is_known))
             found = (ModelListEntry(f"local {model.path}", model, name=shown_name([model])) for model in models)
@@ -215,7 +216,7 @@ class ModelListState:
                 ModelListEntry(catalog_key(model), model, self.catalog.purposes.get(model.id, ""))
                 for model in sorted(models, key=lambda model: model.use == "draft")
                 if (model.use != "draft" or words) and model.id not in self.here
-                and _has(words, model.name, model.family, model.publisher, model.quantization, *model.repos)
+                and _has(words, model.name, model.family, model.publisher, model.quantization, model.repos[0])
             )  # fmt: skip
             yield ModelListSection(heading, tuple(entries))
 

@@ -316,6 +316,8 @@ class ModelsScreen(PanesScreen[Source | None], keys="models"):
             mark = listed.marked
         elif listed.moved and listed.marked == SEARCH and found:
             mark = f"hub {found[0].id}"
+        elif "folder" in self._entries:  # who pastes its path wants to add it
+            mark = "folder"
         elif self._wanted in self._entries:
             mark = self._wanted
         elif isinstance(loaded, Path) and is_demo(loaded):  # who has another model wants that

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cpuchat.models.catalog import ranked
+from cpuchat.models.catalog import Ranked, ranked
 from cpuchat.models.downloads.state import Download
 from cpuchat.models.hub.repository import FoundRepository
 from cpuchat.models.library.places import LocalModel
@@ -54,6 +54,10 @@ def test_models_that_only_draft_are_left_out_until_they_are_asked_for_and_those_
     assert "catalog qwen3-draft" not in keys(FULL.sections(""))
     (listed,) = [keys([one]) for one in FULL.sections("qwen") if "catalog qwen3-draft" in keys([one])]
     assert len(listed) > 1 and listed[-1] == "catalog qwen3-draft"
+    first, second = CATALOG.models[0].repos[0], "someone/Speculative-GGUF"
+    one = msgspec.structs.replace(CATALOG.models[0], repos=(first, second))
+    shelf = ModelListState(catalog=Ranked(others=(one,)))
+    assert [f"catalog {one.id}" in keys(shelf.sections(name)) for name in (first, second)] == [True, False]
     here = dataclasses.replace(FULL, here=frozenset({"qwen2.5-7b"}))
     assert "catalog qwen2.5-7b" not in keys(here.sections("")) + keys(here.sections("qwen2.5 7b"))
 
