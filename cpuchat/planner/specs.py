@@ -227,6 +227,7 @@ _FIGURES = frozenset(
 
 
 USUAL = "Q4_K_M"
+_SIZES = [name for name in SHAPES if name[0].isdigit()]  # the others are for tests
 _MODEL_WORDS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
 _TOO_SMALL = 1e6  # parameters: a header without matrices
 
@@ -266,7 +267,13 @@ def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> Pl
     text = wanted.strip()
     if (whole := _known(text, "", catalog, folders)) is not None:  # names may have blanks, paths colons
         return whole
-    name, quantization = _divided(text)
+    try:
+        name, quantization = _divided(text)
+    except UsageError as error:  # unless it is a name of Ollama's: `qwen3:8b`
+        try:
+            return from_header(read_model(Library(folders).resolve(text)))
+        except ModelNotFound:
+            raise error from None
     if quantization and (planned := _known(name, quantization, catalog, folders)) is not None:
         return planned
     try:
@@ -280,7 +287,7 @@ def find_model(wanted: str, catalog: Catalog, folders: Sequence[str] = ()) -> Pl
         return models_here(catalog, folders, quantization).get(found[0].id) or from_catalog(found[0], quantization)
     if found:
         raise UsageError(f"{name} is ambiguous.", f"Use {_choices([entry.id for entry in found])}.")
-    ids = [*SHAPES, *(entry.id for entry in catalog.models)]
+    ids = [*_SIZES, *(entry.id for entry in catalog.models)]
     near = difflib.get_close_matches(name.lower(), ids, n=3, cutoff=0.4)
     hint = f"Did you mean {_choices(near)}? " if near else ""
     raise UsageError(
@@ -294,7 +301,7 @@ def _known(name: str, quantization: str, catalog: Catalog, folders: Sequence[str
     entry = catalog.find(wanted) or next((one for one in catalog.models if one.name.lower() == wanted), None)
     if entry is not None:
         return models_here(catalog, folders, quantization).get(entry.id) or from_catalog(entry, quantization)
-    return from_header(header_of(name, quantization or USUAL), name.upper()) if wanted in SHAPES else None
+    return from_header(header_of(name, quantization or USUAL), name.upper()) if wanted in _SIZES else None
 
 
 def models_here(catalog: Catalog, folders: Sequence[str], quantization: str = "") -> dict[str, PlannedModel]:

@@ -11,6 +11,7 @@ from cpuchat.costs.model import bytes_read
 from cpuchat.models.catalog import Catalog, load_catalog
 from cpuchat.models.synthetic.model import write_model
 from cpuchat.planner.specs import find_model, from_catalog
+from tests.support.stores import ollama
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,11 @@ def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path) -> None:
     assert model.exact
     assert model.quantization == "Q8_0"
     assert model.size < file.stat().st_size
+    ollama(tmp_path, "mine:1.5b", file)
+    for name in ("mine:1.5b", "mine"):
+        assert find_model(name, catalog, [str(tmp_path)]).size == model.size
+    file.rename(tmp_path / "tiny.gguf")
+    assert find_model("tiny", catalog, [str(tmp_path)]).quantization == "Q8_0"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +70,7 @@ def test_a_file_counts_by_its_header(catalog: Catalog, tmp_path: Path) -> None:
         ("71b", "Unknown model '71b'", "70b"),
         ("lama-3.3-70b-instruct", "Unknown model", "llama-3.3-70b-instruct"),
         ("qwen3-8:Q4_K_M", "ambiguous|Unknown", "qwen3-8b"),
+        ("nobody:1.5b", "no quantization '1.5B'", "--list"),
         ("70b:Q4_K_X", "no quantization", "Q4_K"),
         ("llama-3", "ambiguous", "more"),
     ],

@@ -74,7 +74,7 @@ def _at(path: Path) -> Path | None:
         models = [one for one in models if role_of(one.name) == "model"] or models
         if len(models) == 1:
             return models[0]
-        listed = f": {', '.join(one.name for one in models[:5])}" if models else ""
+        listed = f": {_listed([str(one.relative_to(path)) for one in models])}" if models else ""
         raise ModelNotFound(f"The folder {path} has {len(models)} models{listed}.", "Give the path of one GGUF file.")
     if path.is_symlink():
         raise ModelNotFound(
@@ -91,11 +91,19 @@ def _still_there(path: Path, name: str) -> Path:
 
 
 def _ambiguous(spec: str, groups: list[list[LocalModel]]) -> ModelNotFound:
-    names = [group[0].alias or without_quantization(group[0].path.stem) for group in groups]
+    stems = [group[0].path.stem for group in groups]
+
+    def name(stem: str) -> str:
+        short = without_quantization(stem)  # may find others, too, or nothing: `a-from-q4` of `a-q8_0-from-q4`
+        return short if sum(short in one for one in stems) == 1 else stem
+
+    names = [group[0].alias or name(stem) for group, stem in zip(groups, stems, strict=True)]
+    return ModelNotFound(f"{spec} names {len(groups)} models: {_listed(names)}.", "Give more of the name.")
+
+
+def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ModelNotFound(
-        f"{spec} names {len(groups)} models: {', '.join(names[:_MAX_NAMED])}{more}.", "Give more of the name."
-    )
+    return f"{', '.join(names[:_MAX_NAMED])}{more}"
 
 
 class Library:
@@ -191,6 +199,8 @@ class Library:
             return _still_there(min(groups[0], key=lambda model: rank(model.quantization)).path, groups[0][0].alias)
         if empty is not None:
             raise empty
+        if spec.startswith(("/", "~", "./", "../")):
+            raise ModelNotFound(f"There is no file {spec} that can be read.", "Check the path.")
         close = difflib.get_close_matches(
             spec.lower(), [*names, *ollama, *DEMO_FILES, *(place.repo.lower() for place in places)], n=3, cutoff=0.5
         )

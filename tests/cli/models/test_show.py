@@ -43,7 +43,7 @@ def test_damaged_and_missing_files(tmp_path: Path) -> None:
     damaged = run("models", "show", str(tmp_path / "bad.gguf"))
     assert damaged.returncode == ModelDamaged.exit_code and "is damaged" in damaged.stderr
     missing = run("models", "show", str(tmp_path / "missing.gguf"))
-    assert missing.returncode == ModelNotFound.exit_code and "no model" in missing.stderr
+    assert missing.returncode == ModelNotFound.exit_code and "no file" in missing.stderr
 
 
 def test_a_model_on_the_hub(hub_server: HubServer, tiny_model: Path) -> None:

@@ -37,6 +37,13 @@ def test_resolve_a_path(no_demo: Path, tmp_path: Path, model: Path, monkeypatch:
     for spec in ("m", "./m"):
         with pytest.raises(ModelNotFound, match="has 0 models"):
             library.resolve(spec)
+    for at in range(8):
+        (no_demo / f"{at}").mkdir()
+        (no_demo / f"{at}" / "m.gguf").touch()
+    with pytest.raises(ModelNotFound, match=r"has 8 models: (\d/m\.gguf, ){5}\d/m\.gguf and 2 more\."):
+        library.resolve(str(no_demo))
+    with pytest.raises(ModelNotFound, match=f"There is no file {no_demo}/gone.gguf"):
+        library.resolve(f"{no_demo}/gone.gguf")
 
 
 def test_resolve_the_demo_models(no_demo: Path, tmp_path: Path) -> None:

@@ -175,6 +175,10 @@ def test_a_part_of_a_name_is_enough_unless_several_models_have_it(
     with pytest.raises(ModelNotFound, match=r"qwen names 2 models: qwen2\.5-coder:7b, qwen3-8b") as caught:
         library.resolve("qwen")
     assert caught.value.hint == "Give more of the name."
+    lmstudio(home, "a/c", "qwen3-8b-q8_0-from-q4.gguf", model)
+    with pytest.raises(ModelNotFound, match=r"qwen3 names 2 models: qwen3-8b-q8_0-from-q4, qwen3-8b-F32\."):
+        library.resolve("qwen3")
+    (home / ".lmstudio" / "models" / "a" / "c" / "qwen3-8b-q8_0-from-q4.gguf").unlink()
     assert library.resolve("QWEN3").name == "qwen3-8b-F32.gguf"
     for nothing in ("llama", "lmstudio", "qwen3:q4_0"):  # the architecture, a folder, a type that is not here
         with pytest.raises(ModelNotFound, match="no model"):
