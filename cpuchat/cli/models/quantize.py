@@ -64,12 +64,14 @@ def quantize(
 
     Runs at low priority in its own process.
     """
+    library = Library(settings.load().model.folders)
     if as_list:
+        if source is not None:
+            library.resolve(source)  # the table is the same for all, but not for what is not here
         return _list_types()
     if source is None or kind is None:
         raise UsageError("SOURCE and TYPE are missing.", "`cpuchat models quantize --list` lists the types.")
-    wanted, library = quant_type(kind), Library(settings.load().model.folders)
-    path = library.resolve(source)
+    wanted, path = quant_type(kind), library.resolve(source)
     if out is None or is_folder(out):
         out = suggested_path(read_header(path), wanted, out or suggested_folder(path, library))
     elif out.suffix.lower() != ".gguf":

@@ -80,6 +80,7 @@ def test_another_place_and_the_types(half: Path, tmp_path: Path) -> None:
         (["{half}", "Q4_K_M", "a" * 300 + ".gguf"], 2, "too long"),
         (["{half}", "IQ2_XXS"], 2, "importance matrix"),
         (["nowhere.gguf", "Q4_K_M"], 3, "no model"),
+        (["/nowhere.gguf", "--list"], 3, "no file /nowhere.gguf"),
         (["{cut}", "Q4_K_M"], 4, "damaged"),
         (["{unknown}", "Q4_K_M"], 17, "unknown model architecture"),
     ],
