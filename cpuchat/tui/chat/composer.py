@@ -6,9 +6,10 @@ Paths are completed after @, commands after /. What a message would send is show
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -49,7 +50,9 @@ ACTIONS = {
     "/tools": "tools",
 }  # fmt: skip
 """Of the commands that take an argument, which it is for."""
-_COMMAND = re.compile(rf"(/[a-z-]*)|({'|'.join(ACTIONS)}) +(\S.*)")
+_COMMAND = re.compile(rf"(/[A-Za-z\d-]*)|({'|'.join(ACTIONS)}) +(\S.*)")
+_LIKE_COMMAND = re.compile(r"(/[A-Za-z\d-]+) +\S.*")
+_CLOSE = 0.8  # likeness of a misspelt command: /hlep to /help, but not /tmp to /top
 _PAUSE_SECONDS = 0.15  # in typing, before files are read
 _COUNTED = 200  # characters from which the tokens of a message without attachments are shown
 _MIN_WAIT = 2.0  # seconds to read a message from which they are shown
@@ -63,6 +66,16 @@ def command_in(text: str) -> tuple[str, str] | None:
     """Return name and argument of a command, "" for none: `/rename Regex for dates`."""
     match = _COMMAND.fullmatch(text)
     return None if match is None else (match[1] or match[2], match[3] or "")
+
+
+def refused(text: str, known: Collection[str]) -> str:
+    """Return why a text that begins as a command does is neither run nor sent, "" for any other."""
+    if (typed := command_in(text)) is not None:
+        return "" if typed[0] in known else f"Unknown command {typed[0]}."
+    match = _LIKE_COMMAND.fullmatch(text)
+    if match is None or not difflib.get_close_matches(match[1].lower(), known, n=1, cutoff=_CLOSE):
+        return ""  # a path and a question, for one
+    return f"{match[1]} takes no argument." if match[1] in known else f"Unknown command {match[1]}."
 
 
 def commands(screen: Screen[Any]) -> dict[str, tuple[str, Callable[[], Any]]]:
@@ -206,13 +219,12 @@ class Composer(PromptInput):
     def submit(self, text: str) -> None:
         """Run `text` if it is a command; else send it, or leave it in the prompt and say why."""
         session = self._session
-        if self.editing is None and (typed := command_in(text)) is not None:
+        known = commands(self.screen) if self.editing is None else {}
+        if self.editing is None and (why := refused(text, known)):
+            session.tell(f"{why} Type / for a list; your text stays in the prompt.", "warning")
+        elif self.editing is None and (typed := command_in(text)) is not None:
             name, argument = typed
-            if (command := commands(self.screen).get(name)) is None:
-                unknown = f"Unknown command {name}. Type / for a list; your text stays in the prompt."
-                session.tell(unknown, "warning")
-                return
-            run = command[1]
+            run = known[name][1]
             if argument:
                 run = partial(self.app.run_action, ("", ACTIONS[name], (argument,)), self.screen)
 

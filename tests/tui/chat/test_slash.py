@@ -35,11 +35,20 @@ async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_mess
         await app.opens(HelpScreen)
         await app.press("escape")
         await app.closes()
-        await app.send("/nothing-of-ours", wait=False)
-        await app.told("Unknown command /nothing-of-ours")
-        assert app.prompt.text == "/nothing-of-ours" and not app.backend.requests
+        for text, problem in (
+            ("/nothing-of-ours", "Unknown command /nothing-of-ours"),
+            ("/Nothing2", "Unknown command /Nothing2"),
+            ("/hlep me", "Unknown command /hlep"),
+            ("/models mine", "/models takes no argument"),
+        ):
+            await app.send(text, wait=False)
+            await app.told(problem)
+            assert app.prompt.text == text and not app.backend.requests
+            app.prompt.clear()
         await app.send("/usr/bin/env does what?")
-        assert app.stored()[0] == ("user", "/usr/bin/env does what?")
+        await app.send("/tmp is full")
+        questions = [text for role, text in app.stored() if role == "user"]
+        assert questions == ["/usr/bin/env does what?", "/tmp is full"]
 
 
 async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt() -> None:
