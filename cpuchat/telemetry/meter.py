@@ -241,7 +241,7 @@ class Meter:
             case Failed():
                 self._failed = True
                 self._load_fraction = None
-                self._phase = "done" if event.request_id else "idle"
+                self._phase = "done" if event.request_id and self._phase != "loading" else "idle"
 
     def _without_model(self) -> None:
         self._n_ctx = self._n_past = None

@@ -136,7 +136,7 @@ def test_failures_and_unloading():
     meter = Meter()
     meter.observe(LoadProgress(phase="reading", done=1, total=0), 0.0)
     assert meter.figures().load_fraction is None
-    meter.observe(Failed(code="does_not_fit", message="no"), 0.0)
+    meter.observe(Failed(code="model_damaged", message="no", request_id=1), 0.0)
     assert meter.figures().phase == "idle"
     meter.observe(ModelLoaded(model=INFO), 0.0)
     meter.request_started(1.0)

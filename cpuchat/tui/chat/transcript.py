@@ -25,6 +25,7 @@ from cpuchat.protocol.messages import (
     TextDelta,
 )
 from cpuchat.session import events as session_events
+from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.events import SessionEvent
 from cpuchat.telemetry.units import plural
@@ -130,7 +131,8 @@ class ChatTranscript(Transcript):
                 self.set_pending(_WAITING if len(steps[-1].results) == len(steps[-1].calls) else "")
             case Failed():
                 self._close("")
-                what = _TITLES.get(event.code, "Request failed")
+                loads = self._session.activity is Activity.LOADING
+                what = _TITLES.get(event.code, "Not loaded" if loads else "Request failed")
                 self.add_message(TranscriptMessage(role="notice", title=what, content=answers.failure(event)))
             case _:
                 self._follow_session(event)

@@ -135,7 +135,7 @@ async def test_a_failed_load_says_why_and_gives_way_to_the_model_before() -> Non
         backend.load = second_time  # type: ignore[method-assign]
         app.chat.load_model(Path("/models/other.gguf"))
         await app.until(lambda: len(backend.loads) == 4 and not app.chat.busy)
-        assert "Unknown: lhama." in app.contents()[-1]
+        assert "Unknown: lhama." in app.contents()[-1] and app.transcript.messages[-1].title == "Not loaded"
         assert app.conversation.model is not None and app.chat.session.source == Path(MODEL.path)
         assert app.notices.count(note) == 1
         await app.send("Still there?")
