@@ -303,7 +303,7 @@ class UiSection(SettingsSection):
     all_figures: Annotated[bool, Setting("All figures", "each with its source, in the panel (F3 twice)")] = False
     sidebar: Annotated[bool, Setting("Chat list", "at the left (F8)")] = True
     show_reasoning: Annotated[bool, Setting("Show reasoning", "unfolded (F7)")] = False
-    color_drafts: Annotated[bool, Setting("Color drafted tokens", "by the drafter that proposed them (Ctrl+T)")] = False
+    color_drafts: Annotated[bool, Setting("Color drafts", "drafted tokens by what proposed them (Ctrl+T)")] = False
     motion: Annotated[bool, Setting("Motion", "smooth scrolling and blinking cursors", takes_effect="start")] = True
 
 

@@ -82,7 +82,7 @@ class PlacementList(OptionList):
     def _row(self, name: str, spec: PlacementSpec, note: str, is_recommended: bool, width: int) -> Text:
         in_use = spec == self._in_use
         marks = " · ".join(filter(None, ("in use" if in_use else "", "recommended" if is_recommended else "")))
-        right = f"  {note:>13}"
+        right = f"  {note}" if note else ""
         text = Text.assemble((name, "bold" if in_use else ""), (f"  {marks}" if marks else "", "dim"))
         text.truncate(max(width - len(right) - 2, 12), overflow="ellipsis", pad=True)
         return Text.assemble("● " if in_use else "○ ", text, right, no_wrap=True)

@@ -31,6 +31,7 @@ async def test_cores_of_the_settings_that_no_placement_has_are_listed_and_taken_
     async with running(backend_on(root), size=(60, 20)) as app:
         screen = await opened(app, FixtureReader(root))
         assert "● cores l3:0-3, memory auto  in use" in app.screen_text
+        assert "recommended" in app.screen_text
         await app.press("enter")
         assert said(screen) == "Already in use."
         for keys, cores in ((("up",) * 3, "auto"), (("down", "down"), "2/l3"), (("down",), "l3:0-3")):
