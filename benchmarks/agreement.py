@@ -99,7 +99,7 @@ async def measure(files: tuple[Path, ...], n_tokens: int, rounds: int) -> tuple[
     settings.chat.max_tokens, settings.hardware.probe = n_tokens, False
     sides = Side.of(files[0]), Side.of(files[1])
     comparison = Comparison(sides, settings)
-    totals, prefills, compared, memory = [], [], [], 0
+    totals, prefills, memory = [], [], 0
     cpu: tuple[list[float], list[float]] = [], []
     try:
         done = await comparison.ask(PROMPT)
@@ -118,11 +118,9 @@ async def measure(files: tuple[Path, ...], n_tokens: int, rounds: int) -> tuple[
 
         for _ in range(rounds):
             started, used = perf_counter(), sum(map(cpu_seconds, workers))
-            found = await comparison.agree(watch)
+            assert await comparison.agree(watch) is not None
             totals.append(perf_counter() - started)
             cpu[0].append(sum(map(cpu_seconds, workers)) - used)
-            assert found is not None
-            compared.append(found.comparing / totals[-1])
             alone = [await prefill(comparison, side, len(a.prompt_tokens), n) for side in (0, 1)]
             prefills.append(sum(seconds for seconds, _ in alone))
             cpu[1].append(sum(seconds for _, seconds in alone))
@@ -136,7 +134,6 @@ async def measure(files: tuple[Path, ...], n_tokens: int, rounds: int) -> tuple[
     rows = [
         Row(f"agreement, {n} tokens read by each side", "s", totals, prefills, TIME),
         Row("its CPU time", "s", *cpu, TIME),
-        Row("share of it that is comparing", "", compared),
         Row("both workers grow by", "MB", [memory / 1e6]),
     ]
     return done, rows, f"answers of {len(a.tokens)} and {len(b.tokens)} tokens"
