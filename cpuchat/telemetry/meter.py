@@ -403,7 +403,7 @@ class Meter:
             history=tuple(self._history),
             failed=self._failed,
             drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
-            roofline=self._roofline.roofline(live, decode, self._predicted_n, self._n_past or 0),
+            roofline=self._roofline.roofline(live, decode, self._predicted_n, self._n_past or 0, self._cpu_wait),
             on_server=self._on_server,
             unreported=unreported,
             approximate=timings.approximate if timings is not None else self._hides("tokens"),

@@ -113,6 +113,8 @@ def test_the_summary_tells_how_drafting_went(figures: SpeculationFigures | None,
 def test_the_summary_tells_why_nothing_was_drafted() -> None:
     text = full_summary(off(DraftsOff("low acceptance", acceptance=0.31, slower_share=0.12)), "end")
     assert text.endswith(" · drafts off: at 31 % acceptance plain decoding is 12 % faster on these cores")
+    text = full_summary(off(DraftsOff("low acceptance", acceptance=0.19, slower_share=None)), "end")
+    assert text.endswith(" · drafts off: at 19 % acceptance plain decoding is faster on these cores")  # times: no basis
     assert "drafts" not in full_summary(off(None), "end")
 
 
