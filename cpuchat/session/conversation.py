@@ -163,6 +163,8 @@ class Conversation:
         """Return the current figures."""
         if not self.busy:
             self.meter.expect(self.speculation)
+            if self.model is None:
+                self.meter.unloaded()
         return self.meter.figures(self.clock())
 
     def new_chat(self) -> None:

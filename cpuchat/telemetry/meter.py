@@ -241,7 +241,14 @@ class Meter:
             case Failed():
                 self._failed = True
                 self._load_fraction = None
-                self._phase = "done" if event.request_id else "idle"
+                # A dying worker does not tell which request it was at.
+                self._phase = "done" if event.request_id or self._phase in ("prefill", "decoding") else "idle"
+
+    def unloaded(self) -> None:
+        """Record that there is no model any more; the figures of an answer stay."""
+        self._n_ctx = self._n_past = None
+        if self._phase == "idle":
+            self._for_model(None)
 
     def _without_model(self) -> None:
         self._n_ctx = self._n_past = None
