@@ -93,10 +93,9 @@ def known(cpus: Collection[int], policy: str = "", *, root: Path = ROOT) -> Peak
     best = found.value
     if found.disturbed:  # all of them read at least what some of them do
         on = found.subject
-        others = [one for one in store.find_all(WHAT, float) if set(one.subject.cores) < set(on.cores)]
-        best = max(
-            best, *(one.value for one in others if on == msgspec.structs.replace(one.subject, cores=on.cores)), 0
-        )
+        some = [one for one in store.find_all(WHAT, float) if set(one.subject.cores) < set(on.cores)]
+        rates = [one.value for one in some if msgspec.structs.replace(one.subject, cores=on.cores) == on]
+        best = max(best, *rates, 0.0)
     return Peak(best, found.subject.cores, found.disturbed)
 
 

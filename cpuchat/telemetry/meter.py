@@ -246,9 +246,10 @@ class Meter:
 
     def unloaded(self) -> None:
         """Record that there is no model any more; the figures of an answer stay."""
-        self._n_ctx = self._n_past = None
-        if self._phase == "idle":
-            self._for_model(None)
+        if self._model is not None:
+            self._n_ctx = self._n_past = None
+            if self._phase == "idle":
+                self._for_model(None)
 
     def _without_model(self) -> None:
         self._n_ctx = self._n_past = None
