@@ -70,11 +70,13 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """Deleted rows of each table, to be put back, and the first message of a branch (0: the chat)."""
+    """Deleted rows of each table, to be put back, and the first message of a branch (0: the chat), whose `leaf` was
+    open (0: it was not)."""
 
     chat_id: str
     message_id: int
     rows: dict[str, list[tuple[Any, ...]]]
+    leaf: int = 0
 
 
 class Excerpt(msgspec.Struct, frozen=True):

@@ -243,7 +243,7 @@ class ChatStore(Database):
             self._db.executemany("DELETE FROM messages WHERE id = ?", [(id,) for id in gone])
             self.set_leaf(chat.id, leaf)
             self._erase_due = True
-        return Deleted(chat.id, message_id, {"messages": rows})
+        return Deleted(chat.id, message_id, {"messages": rows}, tree.leaf if tree.leaf in gone else 0)
 
     def undelete(self, deleted: Deleted) -> None:
         """Put back what was deleted. Raises ChatsChanged if it was a branch of a chat that is gone."""
@@ -256,6 +256,8 @@ class ChatStore(Database):
                     self._db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})", values)
             for id, chat_id, parent, *_ in deleted.rows["messages"]:  # those after a summary are there already
                 self._db.execute("UPDATE messages SET parent = ? WHERE id = ? AND chat_id = ?", (parent, id, chat_id))
+            if deleted.leaf:
+                self.set_leaf(deleted.chat_id, deleted.leaf)
 
     def _rows_of(self, table: str, chat_id: str) -> list[tuple[Any, ...]]:
         key = "id" if table == "chats" else "chat_id"

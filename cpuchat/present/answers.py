@@ -288,7 +288,7 @@ def roofline_json(roofline: Roofline) -> dict[str, Any]:
     peak = roofline.peak.value
     return {
         "bandwidth": roofline.estimate.value,
-        "source": "model",
+        "source": "estimated",
         "bytes_per_pass": roofline.bytes_per_pass.value,
         "peak": peak.bytes_per_s if peak is not None else None,
         "peak_source": peak.source if peak is not None else None,

@@ -28,6 +28,8 @@ def off_words(off: DraftsOff | None) -> str:
     if off.kind != "low acceptance":
         return _WORDS[off.kind].format(off=off)
     at = f"at {100 * off.acceptance:.0f} % acceptance"
+    if off.slower_share is None:
+        return f"{at} plain decoding is faster on these cores"
     if off.slower_share >= 0.01:
         return f"{at} plain decoding is {100 * off.slower_share:.0f} % faster on these cores"
     return f"{at} drafting gains nothing over plain decoding on these cores"

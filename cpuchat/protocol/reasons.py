@@ -32,14 +32,15 @@ class DraftsOff(msgspec.Struct, frozen=True):
 
     `plain_ms` and `draft_ms` per token, of "too fast" and "slow draft model". `prefill_s`: seconds until the draft
     model has read the text. `acceptance` (0-1), with which plain decoding is `slower_share` (0.1: 10 %) faster than the
-    best draft. `note`: what keeps a "model" (or its server) from drafting, as a clause."""
+    best draft (None: not known, as other programs disturbed the calibration). `note`: what keeps a "model" (or its
+    server) from drafting, as a clause."""
 
     kind: OffKind
     plain_ms: float = 0.0
     draft_ms: float = 0.0
     prefill_s: float = 0.0
     acceptance: float = 0.0
-    slower_share: float = 0.0
+    slower_share: float | None = 0.0
     note: str = ""
 
     @property

@@ -256,7 +256,8 @@ class ChatReply(Reply):
 
     def _timings(self) -> dict[str, Any]:
         """Return llama-server's `timings` (`server_slot_stats::to_json`), 0 where there is nothing to divide."""
-        return {"timings": {name: value or 0.0 for name, value in self.progress.timings.fields().items()}}
+        fields = self.progress.timings.fields()
+        return {"timings": {name: 0.0 if value is None else value for name, value in fields.items()}}
 
     def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         return sent_event({"choices": choices, **self._head, "object": self.chunk_kind, **more})

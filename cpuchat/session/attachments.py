@@ -130,7 +130,8 @@ def is_pasted(attachment: Attachment) -> bool:
 
 def estimated_tokens(text: str) -> int:
     """Return about how many tokens a text has."""
-    return round(len(text) / _CHARACTERS_PER_TOKEN)
+    n_digits = sum(map(text.count, "0123456789"))  # each is a token for most models
+    return round(n_digits + (len(text) - n_digits) / _CHARACTERS_PER_TOKEN)
 
 
 def unfinished(before: str) -> str | None:

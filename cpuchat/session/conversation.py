@@ -163,6 +163,8 @@ class Conversation:
         """Return the current figures."""
         if not self.busy:
             self.meter.expect(self.speculation)
+            if self.model is None:
+                self.meter.unloaded()
         return self.meter.figures(self.clock())
 
     def new_chat(self) -> None:
@@ -407,8 +409,14 @@ class Conversation:
         if self.logs_speed and (model := self.model) is not None:
             engine = self.backend.engine
             memory = engine.memory_policy if engine is not None else ""
-            if await asyncio.to_thread(usage.answered, model, timings, memory):
+            is_raised = await asyncio.to_thread(usage.answered, model, timings, memory)
+            if is_raised or not self.knows_peak:
                 await self.refresh_reach()
+
+    @property
+    def knows_peak(self) -> bool:
+        """Return whether the figures have a peak; without one, another program may measure it."""
+        return self.meter.figures().roofline.peak.value is not None
 
     async def refresh_reach(self) -> bool:
         """Give the meter what the cores of the loaded model reach by what is measured now; returns whether there is

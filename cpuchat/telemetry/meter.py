@@ -241,7 +241,16 @@ class Meter:
             case Failed():
                 self._failed = True
                 self._load_fraction = None
-                self._phase = "done" if event.request_id and self._phase != "loading" else "idle"
+                # A dying worker does not tell which request it was at.
+                answered = bool(event.request_id) or self._phase in ("prefill", "decoding")
+                self._phase = "done" if answered and self._phase != "loading" else "idle"
+
+    def unloaded(self) -> None:
+        """Record that there is no model any more; the figures of an answer stay."""
+        if self._model is not None:
+            self._n_ctx = self._n_past = None
+            if self._phase == "idle":
+                self._for_model(None)
 
     def _without_model(self) -> None:
         self._n_ctx = self._n_past = None
@@ -403,7 +412,7 @@ class Meter:
             history=tuple(self._history),
             failed=self._failed,
             drafting=self._speculation.drafting(decode if live is None else live, self._first is not None),
-            roofline=self._roofline.roofline(live, decode, self._predicted_n, self._n_past or 0),
+            roofline=self._roofline.roofline(live, decode, self._predicted_n, self._n_past or 0, self._cpu_wait),
             on_server=self._on_server,
             unreported=unreported,
             approximate=timings.approximate if timings is not None else self._hides("tokens"),

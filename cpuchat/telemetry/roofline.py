@@ -14,7 +14,7 @@ import msgspec
 
 from cpuchat.costs.model import bytes_read
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import SpeculationFigures, Timings
+from cpuchat.protocol.timings import MAX_CPU_WAIT, SpeculationFigures, Timings
 from cpuchat.telemetry.machine import Bandwidth, MachineSample, Peak, Power
 from cpuchat.telemetry.metric import NO_ANSWER, NO_MODEL, Metric, missing
 
@@ -105,7 +105,8 @@ class Decoding:
     """The running or last answer.
 
     `tok_s` now (the average once it is done) with what was evaluated in that time (`recent`), `average_tok_s` with
-    `whole` of the answer. `n_past` tokens in the context. `plain_tok_s` is what plain decoding does here.
+    `whole` of the answer. `n_past` tokens in the context. `plain_tok_s` is what plain decoding does here. `disturbed`:
+    other programs had the cores for a part of the time.
     """
 
     tok_s: float | None = None
@@ -114,6 +115,7 @@ class Decoding:
     whole: Evaluated = Evaluated()
     n_past: int = 0
     plain_tok_s: float | None = None
+    disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _prefill_rate(model: ModelInfo, measured: float | None, predicted: float) ->
     """Return tok/s that the cores can compute: the best of a `measured` prefill, that of the cost model and the largest
     calibrated pass."""
     rates = [measured or 0.0, predicted]
-    if len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0:
+    if _is_calibrated(model):
         rates.append(1e3 * _CALIBRATED / model.pass_ms[_CALIBRATED - 1])
     return max(rates) or None
 
@@ -287,7 +289,7 @@ def _memory_ceilings(
 def _compute_ceiling(now: Decoding, prefill: float | None) -> Metric[float]:
     """Return tok/s if only computing took time; `prefill` is what the cores compute."""
     if prefill is None:
-        return missing(f"needs a prompt of {MIN_PREFILL} tokens")
+        return missing(f"needs a prompt of {MIN_PREFILL} tokens{' on quiet cores' if now.disturbed else ''}")
     ceiling = prefill * max(part.tokens_per_pass / part.n_per_pass for part in _parts(now))
     exceeded = max(_average(now), now.plain_tok_s or 0.0) > OFF * ceiling
     return missing("an answer exceeded it") if exceeded else Metric(ceiling)
@@ -312,7 +314,9 @@ def _limit(
         if computing > memory:
             return "compute"
         return "memory" if utilization is None or utilization >= _FAR_BELOW else ""
-    if not by_memory or not compute or rate > _FAR_BELOW * min(plain or by_memory, by_memory, compute):
+    if now.disturbed or not by_memory or not compute:  # disturbed: other programs took the time
+        return ""
+    if rate > _FAR_BELOW * min(plain or by_memory, by_memory, compute):
         return ""
     return "overhead" if utilization is None or utilization <= _FAR_BELOW else ""
 
@@ -363,6 +367,7 @@ class RooflineMeter:
         self._model: ModelInfo | None = None
         self._reach = Reach()
         self._prefill: float | None = None  # best rate since the model was loaded
+        self._is_alone = False  # of one of these prompts, which was long enough
         self._machine: MachineSample | None = None
         self.reset()
 
@@ -372,11 +377,12 @@ class RooflineMeter:
         self._told: deque[Evaluated] = deque([Evaluated()], maxlen=_UPDATES)
         self._whole: Evaluated | None = None
         self._n_past: int | None = None
+        self._is_long = False  # its prompt
         self._average = _Average()
 
     def model(self, model: ModelInfo | None) -> None:
         """Set the loaded model, or None."""
-        self._model, self._prefill, self._reach = model, None, Reach()
+        self._model, self._prefill, self._is_alone, self._reach = model, None, False, Reach()
         self.reset()
 
     def predicted(self, reach: Reach) -> None:
@@ -392,8 +398,9 @@ class RooflineMeter:
         return self._prefill or self._reach.compute_tok_s
 
     def prefilled(self, n_tokens: int, tok_s: float | None) -> None:
-        """Record that `n_tokens` of a prompt were evaluated at `tok_s`."""
-        if tok_s is not None and n_tokens >= MIN_PREFILL:
+        """Record that `n_tokens` of a prompt were evaluated at `tok_s`. A short one only raises what is known."""
+        self._is_long = n_tokens >= MIN_PREFILL
+        if tok_s is not None and (self._is_long or self._prefill is not None):
             self._prefill = max(tok_s, self._prefill or 0.0)
 
     def update(self, figures: SpeculationFigures, predicted_n: int) -> None:
@@ -411,12 +418,15 @@ class RooflineMeter:
     def finish(self, timings: Timings) -> None:
         """End the answer: from now on its averages count."""
         self.prefilled(timings.prompt_n, timings.prompt_per_second)
+        self._is_alone |= self._is_long and (timings.cpu_wait or 0.0) <= MAX_CPU_WAIT
         self._figures = timings.speculation
         self._whole = evaluated(timings)
         self._n_past = max(0, timings.n_past - timings.predicted_n // 2)
 
-    def roofline(self, live: float | None, average: float | None, predicted_n: int, n_past: int) -> Roofline:
-        """Return the current figures. `live` is None when no answer is running."""
+    def roofline(
+        self, live: float | None, average: float | None, predicted_n: int, n_past: int, cpu_wait: float | None
+    ) -> Roofline:
+        """Return the current figures. `live` is None when no answer is running. `cpu_wait` as in `Timings`."""
         whole, figures = self._whole, self._figures
         machine = self._machine
         if whole is None:
@@ -438,9 +448,16 @@ class RooflineMeter:
             whole=whole,
             n_past=n_past,
             plain_tok_s=1e3 / figures.plain_ms if figures is not None and figures.plain_ms else None,
+            disturbed=(cpu_wait or 0.0) > MAX_CPU_WAIT,
         )
-        joules = self._average.joules_per_token
-        return roofline(self._model, now, self._prefill, machine, joules, self._reach)
+        joules, has_costs = self._average.joules_per_token, self._reach.compute_tok_s or _is_calibrated(self._model)
+        # A limit does not rest on prompts alone that were read beside other programs.
+        is_base = has_costs or self._is_alone or (self._is_long and not now.disturbed)
+        return roofline(self._model, now, self._prefill if is_base else None, machine, joules, self._reach)
+
+
+def _is_calibrated(model: ModelInfo | None) -> bool:
+    return model is not None and len(model.pass_ms) >= _CALIBRATED and model.pass_ms[_CALIBRATED - 1] > 0
 
 
 def after_answer(model: ModelInfo, timings: Timings, reach: Reach = Reach()) -> Roofline:
@@ -449,4 +466,4 @@ def after_answer(model: ModelInfo, timings: Timings, reach: Reach = Reach()) -> 
     meter.model(model)
     meter.predicted(reach)
     meter.finish(timings)
-    return meter.roofline(None, rate, timings.predicted_n, timings.n_past)
+    return meter.roofline(None, rate, timings.predicted_n, timings.n_past, timings.cpu_wait)

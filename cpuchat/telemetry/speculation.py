@@ -74,7 +74,7 @@ class SpeculationMeter:
     def drafting(self, tok_s: float | None, answered: bool) -> DraftingFigures:
         """Return the current figures. `tok_s` is the rate to compare with plain decoding; `answered`: text has come."""
         adaptive = self.asked.depth == 0 and not self._server
-        if not self.asked.drafters and not self._server:
+        if not self.asked.drafters and self._figures is None and not self._server:
             return DraftingFigures(adaptive=adaptive)
         counts = self._figures or SpeculationFigures(off=self._drafts_off)
         nothing = "nothing drafted" if answered else NO_ANSWER

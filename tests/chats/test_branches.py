@@ -149,12 +149,14 @@ async def test_an_edited_question_is_a_branch_of_its_own() -> None:
 
 
 async def test_deleting_a_branch_opens_the_one_beside_it_and_can_be_undone() -> None:
-    async with conversation("One.", "Two.", "Three.") as core:
+    async with conversation("One.", "Two.", "Three.", "Four.") as core:
         await everything(core.send("First?"))
         await everything(core.regenerate())
         await everything(core.send("More?"))
         assert core.chat is not None
-        chat_id, two = core.chat.id, core.messages[1].id
+        chat_id, two, three = core.chat.id, core.messages[1].id, core.messages[3].id
+        await everything(core.regenerate())
+        await core.open_chat(chat_id, three)  # and not the newest
         await core.delete_message(two)
         assert texts(core) == ["First?", "One."]
         assert isinstance(core.backend, ScriptedBackend) and core.backend.forgotten == [chat_id]

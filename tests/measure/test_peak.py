@@ -41,6 +41,10 @@ def test_the_best_beside_other_programs_is_the_least_until_a_measurement_alone(s
     assert peak.known((0,), root=small) is peak.known((), root=small) is None
     peak.raise_to(Peak(28e9, (0, 1), at_least=True), root=small)
     assert peak.known((0, 1), root=small) == Peak(28e9, (0, 1), at_least=True)
+    for one in ((0,), 29e9), ((0, 2), 31e9):  # both read at least what one does
+        peak.keep(ReadBandwidth(*one, rounds=(), shares=(0.5,)), root=small)
+    assert peak.known((0, 1), root=small) == Peak(29e9, (0, 1), at_least=True)
+    assert peak.keep(read(20), root=small) == peak.known((0, 1), root=small) == Peak(20e9, (0, 1))
 
 
 def test_slices_are_together_what_one_measurement_is(small: Path, tree: Callable[[str], Path]) -> None:

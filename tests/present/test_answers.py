@@ -113,6 +113,8 @@ def test_the_summary_tells_how_drafting_went(figures: SpeculationFigures | None,
 def test_the_summary_tells_why_nothing_was_drafted() -> None:
     text = full_summary(off(DraftsOff("low acceptance", acceptance=0.31, slower_share=0.12)), "end")
     assert text.endswith(" · drafts off: at 31 % acceptance plain decoding is 12 % faster on these cores")
+    text = full_summary(off(DraftsOff("low acceptance", acceptance=0.19, slower_share=None)), "end")
+    assert text.endswith(" · drafts off: at 19 % acceptance plain decoding is faster on these cores")  # times: no basis
     assert "drafts" not in full_summary(off(None), "end")
 
 
@@ -153,6 +155,7 @@ def test_the_summary_has_the_bandwidth_where_there_is_a_peak() -> None:
 def test_json_carries_the_bandwidth_and_what_it_is_held_against() -> None:
     found = json.loads(json_line(roofline_json(after_answer(MODEL, FULL))))
     assert found["bandwidth"] == pytest.approx(1e9 * 411 / 9.9516)
+    assert found["source"] == "estimated"  # as the panel and docs/figures.md say
     assert found["utilization"] == pytest.approx(found["bandwidth"] / 51e9)
     assert (found["peak"], found["peak_source"], found["bytes_per_pass"]) == (51e9, "measured, 2 cores", 1e9)
     assert found["ceilings"]["no_draft"] == pytest.approx(51)

@@ -72,6 +72,8 @@ def test_every_chunk_has_timings_and_progress_when_asked(tiny: Server) -> None:
     assert len(counts) == len(told)
     assert counts == sorted(counts)
     assert counts[-1] == 16
+    parts = [event["timings"][name] for event in told for name in ("cache_n", "prompt_n", "predicted_n")]
+    assert 0 in parts and all(isinstance(part, int) for part in parts)
     assert told[-1]["timings"]["prompt_n"] + told[-1]["timings"]["cache_n"] == progress[-1]["total"]
 
 

@@ -144,6 +144,11 @@ def test_failures_and_unloading():
     assert meter.figures().phase == "done"
     assert (meter.figures().stop_reason, meter.figures().failed) == (None, True)
     assert meter.figures().decode_tok_s.why == "no tokens generated"
+    meter.request_started(2.0)
+    meter.observe(Failed(code="worker_died", message="no"), 2.0)  # without a request
+    assert (meter.figures().phase, meter.figures().failed) == ("done", True)
+    meter.unloaded()
+    assert (meter.figures().phase, meter.figures().n_ctx.value) == ("done", None)
     meter.observe(LoadCancelled(), 3.0)
     assert meter.figures().n_ctx.value is None
     assert meter.figures().n_past.why == "no model loaded"

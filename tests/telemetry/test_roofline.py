@@ -124,6 +124,7 @@ def test_what_takes_most_of_a_pass_is_the_limit():
     assert roofline(MODEL, decoding(20), 500.0).limit == "memory"
     assert roofline(MODEL, decoding(10), 12.0).limit == "compute"
     assert roofline(MODEL, decoding(10), 500.0).limit == "overhead"
+    assert roofline(MODEL, dataclasses.replace(decoding(10), disturbed=True), 500.0).limit == ""  # others took the time
     assert roofline(MODEL, decoding(10)).limit == ""  # nothing known about compute
     assert roofline(with_(peak_read=0.0), decoding(10), 12.0).limit == "compute"
 
@@ -222,6 +223,24 @@ def test_what_cores_compute_is_shown_when_it_is_measured_after_the_load():
     assert meter.figures().roofline.ceiling_compute.value is None
     meter.predicted(Reach(900.0))
     assert meter.figures().roofline.ceiling_compute.value == pytest.approx(900)
+
+
+def test_a_prompt_read_beside_other_programs_is_no_limit_and_a_short_one_raises_it():
+    meter = started()
+
+    def ceiling(n: int, tok_s: float, wait: float, model: ModelInfo | None = None) -> float | None:
+        if model is not None:
+            meter.observe(ModelLoaded(model=model), 0.0)
+        meter.request_started(0.0)
+        timings = Timings(prompt_n=n, prompt_ms=1e3 * n / tok_s, predicted_n=9, predicted_ms=1e3, cpu_wait=wait)
+        meter.observe(GenerationFinished(request_id=1, stop_reason="end", timings=timings), 9.0)
+        return meter.figures().roofline.ceiling_compute.value
+
+    assert ceiling(100, 15.5, 0.6) is None and ceiling(20, 34.5, 0.0) is None
+    assert ceiling(100, 60, 0.0) == pytest.approx(60) and ceiling(100, 15.5, 0.6) == pytest.approx(60)
+    assert ceiling(20, 90, 0.0) == pytest.approx(90)
+    calibrated = ceiling(100, 900, 0.6, WITH_DRAFT)
+    assert calibrated == pytest.approx(900) and ceiling(20, 15.5, 0.6, MODEL) is None
 
 
 def test_only_decoding_has_a_bandwidth_and_its_average_stays():

@@ -143,6 +143,11 @@ class TokenHistory(msgspec.Struct):
         """Return the index of the last cut inside the common prefix with `text`."""
         return bisect_right(self.cut_bytes, common_prefix(self.text, text)) - 1
 
+    def text_of(self, n: int, piece: Callable[[int], bytes]) -> bytes:
+        """Return the text of the first `n` tokens, without marks."""
+        text = self.text.replace(MARK_BYTES, b"")
+        return text[: max(0, len(text) - sum(len(piece(token)) for token in self.tokens[n:]))]
+
     def shared(self, text: bytes) -> int:
         """Return how many bytes of `text` have known tokens."""
         return self.cut_bytes[self._cut(text)]

@@ -177,6 +177,7 @@ class StateStore:
         base = self.live if plan.base is None or plan.base.key == self.live.key else plan.base
         head = self._head = prompt.head(self.piece) if owner else 0
         held = len(plan.base if plan.base is not None else self.sequence)
+        n_evaluated = len(self.sequence if isinstance(base, Live) else base)
         is_same = 0 < held - head <= 2 * (plan.shared - head) and base.kind is not StateKind.HEAD
         self._changed = max(plan.shared, shared_tokens(token_bytes(self.sequence.tokens), self._prompt))
         kept = named or (base.key if is_same and base.key.chat else None)
@@ -190,7 +191,7 @@ class StateStore:
             plan = self._best(max_tokens)
         changed, message = "", 0
         if base.history is not None and (is_same or named == base.key):
-            changed, message = prompt.changed(base.history.text)
+            changed, message = prompt.changed(base.history.text_of(n_evaluated, self.piece))
         histories = (self.live.history, *(one.history for one in self._own() if one.history is not None))
         known = max(histories, key=lambda one: one.shared(prompt.text)).copy()
         known.record(prompt.text, prompt.tokens, (), self.piece)  # and nothing of another conversation

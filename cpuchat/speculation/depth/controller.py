@@ -52,7 +52,8 @@ class DepthController:
         self._max_depth = max(0, min(max_depth, MAX_DEPTH))
         self._has_draft = has_draft_model
         self._plain = Following([0.0])
-        self._untimed = CONSTANTS.timing_steps if costs is not None and costs.disturbed else 0  # plain steps to come
+        self._is_rough = costs is not None and costs.disturbed
+        self._untimed = CONSTANTS.timing_steps if self._is_rough else 0  # plain steps to come
         self._draft_acceptance = Acceptance(
             CONSTANTS.draft_priors, CONSTANTS.draft_prior_tokens, CONSTANTS.draft_window_tokens, known
         )
@@ -292,4 +293,4 @@ class DepthController:
             return DraftsOff("acceptance unknown" if asked else "rare repeats")
         rate = max(self._current_rates(costs, self._max_depth)[0][1:], default=0.0)
         slower = 1.0 / (rate * plain_ms) - 1.0 if rate > 0 else 0.0
-        return DraftsOff("low acceptance", acceptance=self.acceptance, slower_share=slower)
+        return DraftsOff("low acceptance", acceptance=self.acceptance, slower_share=None if self._is_rough else slower)

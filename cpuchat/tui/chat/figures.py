@@ -90,7 +90,8 @@ def title(figures: ChatFigures) -> str:
 
 def rough(figures: ChatFigures) -> str:
     """Return the mark of figures that other programs or a wrong measurement blurred; "" for others."""
-    return "rough speeds" if figures.roofline.rough or figures.drafting.counts.disturbed else ""
+    disturbed = figures.drafting.counts.disturbed or figures.cores_share is not None
+    return "rough speeds" if figures.roofline.rough or disturbed else ""
 
 
 def _progress(figures: ChatFigures) -> float | None:

@@ -5,6 +5,7 @@ They are drawn by hand: an update compares rows and never causes a layout.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -175,7 +176,10 @@ class LiveFigures:
         elif pid is not None and (sample := watch.sample()) is not None:
             conversation.meter.machine(sample)
         figures = conversation.figures()
-        self._status.show_figures(figures.n_past.value or 0, conversation.backend.engine, figures.drafting)
+        drafting = figures.drafting
+        if not conversation.busy and not figures.on_server:  # it tells of the next answer
+            drafting = replace(drafting, wanted=bool(conversation.speculation.drafters))
+        self._status.show_figures(figures.n_past.value or 0, conversation.backend.engine, drafting)
         memory = None if pid is None else process_memory(pid)
         draft = short_name(model.draft) if model is not None and model.draft else ""
         shown = TelemetryPanel if self.in_panel else TelemetryLine

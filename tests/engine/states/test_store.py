@@ -140,8 +140,10 @@ def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(talk: Talk) -> 
     stopped = talk.tell(*long)
     assert talk.stop_reason == "cancelled" and talk.text == ""
     talk.go_on()
+    long[-1] = user(long[-1].content + "And more?")  # behind what was evaluated, so nobody edited that
     timings = talk.tell(*long)
     assert timings.cache_n == stopped.n_past  # between two batches nothing is lost
+    assert timings.reuse is not None and not timings.reuse.changed
     assert talk.text == talk.answered_anew(*long)
 
 

@@ -50,8 +50,12 @@ def test_plain_decoding_when_nothing_is_accepted_and_it_says_why():
     learn(controller, 0.3)
     assert controller.plan_draft(MAX_DEPTH, 1) == DraftPlan(0)
     assert controller.off is not None and controller.off.kind == "low acceptance"
-    assert controller.off.acceptance == controller.acceptance and controller.off.slower_share > 0
+    assert controller.off.acceptance == controller.acceptance and (controller.off.slower_share or 0) > 0
     assert controller.acceptance == pytest.approx(0.3, abs=0.1)
+    disturbed = DepthController(structs.replace(COSTS, disturbed=True), has_draft_model=True)
+    disturbed.begin_answer()
+    learn(disturbed, 0.3)
+    assert disturbed.off == DraftsOff("low acceptance", acceptance=disturbed.acceptance, slower_share=None)
 
 
 def test_not_measured():

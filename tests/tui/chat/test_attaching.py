@@ -89,6 +89,7 @@ async def test_what_would_be_sent_is_named_with_its_tokens_and_the_wait_for_it()
             ("What is in @notes.md and @src/main.py:1", "Message · 2 attachments, ≈"),
             ("What is in @long.txt?", "too long for the context of 8,192"),
             ("many words " * 20, "Message · ≈63 tokens"),
+            ("x = 123456789\n" * 20, "Message · ≈209 tokens"),
         ):
             await app.write(text)
             await app.shows(shown)

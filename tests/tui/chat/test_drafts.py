@@ -69,7 +69,7 @@ def test_short_names_of_models() -> None:
 
 async def test_f9_chooses_drafters_and_switches_drafting_from_the_next_answer() -> None:
     settings.update({"speculation": {"drafters": "off"}})
-    async with running(ScriptedBackend([drafted()], model=WITH_DRAFT)) as app:
+    async with running(ScriptedBackend([answer("One."), drafted()], model=WITH_DRAFT)) as app:
         await app.ready()
         assert app.backend.loads[0][1].draft_path == ""
         await app.press("f9")
@@ -82,6 +82,9 @@ async def test_f9_chooses_drafters_and_switches_drafting_from_the_next_answer() 
         await app.press("f9")
         assert "off (F9 or F2)" not in await panel(app)
         await app.send("Two")
+        await app.press("f9")
+        assert "off (F9 or F2)" not in await panel(app)  # its figures are of that answer
+        assert "draft 0.5B Q8_0 off" in app.status
         off, auto = (request.speculation for request in app.backend.requests)
         assert auto == settings.load().speculation.speculation() and auto.drafters and off == Speculation()
     assert settings.load().speculation.drafters == "auto"

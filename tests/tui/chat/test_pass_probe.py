@@ -134,6 +134,19 @@ async def test_peaks_of_the_cores_in_use_are_measured_once_the_passes_are(monkey
         assert cpus[:1] in measured and len(MadeUp.runs) == n
 
 
+async def test_what_another_program_measured_is_shown_after_the_next_answer() -> None:
+    settings.update({"hardware": {"probe": False}})
+    placed = place(read_topology(), PlacementSpec())
+    store.forget(on_cores(placed.cpus, placed.memory_policy.words), peak.WHAT)
+    model = msgspec.structs.replace(MODEL, cpus=placed.cpus, peak_read=0.0)
+    async with running(ScriptedBackend([answer("One.")], model=model)) as app:
+        await app.ready()
+        assert not app.conversation.knows_peak
+        peak.keep(ReadBandwidth(placed.cpus, 30e9, (30e9,), (1.0,)), placed.memory_policy.words)
+        await app.send("Hello")
+        assert app.conversation.knows_peak
+
+
 async def test_it_waits_for_programs_that_compute_for_servers_and_for_memory(
     others: Others, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,7 +112,7 @@ def test_the_timeline_ends_at_the_limit_that_applies() -> None:
 def test_what_other_programs_take_is_a_row() -> None:
     slow = [msgspec.structs.replace(one, cpu_wait=0.66) if n % 20 == 0 else one for n, one in enumerate(writing(6))]
     meter = meter_after(*LOADED, *READING, *slow)
-    assert "cores    34 % yours" in drawn("brief", meter)
+    assert "cores    34 % yours" in drawn("brief", meter) and rough(meter.figures()) == "rough speeds"
     assert "cores             34 % yours" in drawn("all", meter, ALL)
     assert " · cores 34 % yours · " in drawn("line", meter, (1, 97))[0]
     meter.observe(FINISHED, 9.0)  # whose worker was alone, taken as a whole
