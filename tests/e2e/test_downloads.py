@@ -28,7 +28,7 @@ def test_download_while_chatting_then_load(hub_server: HubServer, tiny_model: Pa
     paths.user_catalog().parent.mkdir(parents=True, exist_ok=True)
     paths.user_catalog().write_text(ENTRY)
     settings.update(QUICK)
-    terminal = Terminal(["--model", str(tiny_model)], columns=80, rows=24, home=tmp_path)
+    terminal = Terminal(["--model", str(tiny_model)], columns=80, rows=34, home=tmp_path)
     try:
         terminal.wait_for("0/4k ctx")
         terminal.press("ctrl+o")

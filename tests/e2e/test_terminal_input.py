@@ -22,9 +22,11 @@ CLEAR = "\x1b[1;5F" + "\x7f" * 40
 
 
 def field(terminal: Terminal) -> list[str]:
-    """Return the lines of the message field."""
+    """Return the lines of the message field; none in the middle of a redrawing."""
     rows = terminal.text.splitlines()
-    top = max(at for at, row in enumerate(rows) if "─ Message ─" in row)
+    top = max((at for at, row in enumerate(rows) if "─ Message ─" in row), default=None)
+    if top is None:
+        return []
     column = rows[top].index("╭─ Message")
     return [line for row in rows[top + 1 : -2] if (line := row[column:].strip("│ "))]
 

@@ -55,11 +55,12 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
     doctor = gather_facts(kernel=Simulated().calls, refused=lambda _: "", known=known_of)
     engine = EngineInfo(version="1", pid=os.getpid(), memory_policy=POLICY)
     machine = this_machine(Settings())
+    page = page_json(doctor, [])
     found = {
         "panel": panel.peak.value.bytes_per_s if panel.peak.value is not None else None,
         "summary": summary["peak"],
         "F12": screen.peaks.all_cores.bytes_per_s if screen.peaks.all_cores is not None else None,
-        "doctor": page_json(doctor, [])["peak_read"],
+        "doctor": page["peak_read"] or page["peak_estimated"],
         "why": gather(Settings(), model, engine, timings).model.peak_read or None,
         "list": machine.peak or None,
     }
@@ -67,7 +68,8 @@ def peaks(model: ModelInfo, timings: Timings) -> dict[str, float | None]:
     shown = dict(rows(screen, Now()))["read bandwidth"]
     assert gigabytes(machine.peak) in shown and ("at least" in shown) == machine.at_least
     assert (f"≈{gigabytes(machine.peak)}" in shown) == machine.estimated
-    assert machine.peak_source == page_json(doctor, [])["peak_source"]
+    assert machine.peak_source == page["peak_source"]
+    assert (page["peak_read"] is None) == machine.estimated
     if not machine.estimated:
         assert summary["peak_source"] == machine.peak_source
         # The limit, utilization and what is predicted follow from it.

@@ -194,7 +194,7 @@ async def test_help_has_every_key_begins_with_those_of_the_screen_and_its_filter
         assert {key.help for key in keys.KEYS} <= {row[1] for _, rows in app.app.screen.sections for row in rows}
         await app.press("pagedown", "f1")
         await app.closes()
-        for opened, own in (("", "Send the message"), ("f12", "Select the recommended placement")):
+        for opened, own in (("", "Send the message"), ("f12", "Load the model in this placement")):
             await app.press(*filter(None, (opened, "f1")))
             await app.opens(HelpScreen)
             await app.shows(own)

@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from cpuchat.base import paths
+from cpuchat.base.decoding import prepared
 from cpuchat.base.files import read_small, walk
 from cpuchat.base.text import clean_line
 
@@ -82,7 +83,7 @@ def _ollama_model(root: Path, parts: tuple[str, ...], manifest: Path) -> OllamaM
     if len(parts) < 3 or parts[-1].startswith("."):
         return None
     try:
-        layers = msgspec.json.decode(read_small(manifest), type=_Manifest).layers
+        layers = msgspec.json.decode(read_small(manifest), type=prepared(_Manifest)).layers
     except (OSError, ValueError, RecursionError):  # not JSON, not UTF-8, or too deep
         return None
     contents = {one.mediaType.rpartition(".")[2]: _DIGEST.fullmatch(one.digest) for one in reversed(layers)}
@@ -111,7 +112,7 @@ def lmstudio_folders() -> list[Path]:
     folders = [paths.expanded("~/.lmstudio/models"), paths.expanded("~/.cache/lm-studio/models")]
     for home in ("~/.lmstudio", "~/.cache/lm-studio"):
         try:
-            chosen = msgspec.json.decode(read_small(paths.expanded(home) / "settings.json"), type=_Settings)
+            chosen = msgspec.json.decode(read_small(paths.expanded(home) / "settings.json"), type=prepared(_Settings))
         except (OSError, ValueError, RecursionError):
             continue
         if chosen.downloadsFolder and "\0" not in chosen.downloadsFolder:
