@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+os.environ["COLORTERM"] = "truecolor"  # whatever the terminal of the pictures has
 sys.path.insert(0, str(HERE.parent))  # the hub and the downloads of the pictures are in tests/support
 DEMO = HERE.parent / "cpuchat/models/demo"
 REAL = HERE.parent / "benchmarks/work/models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
