@@ -40,7 +40,7 @@ from cpuchat.protocol.messages import (
     TokensScored,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import MAX_CPU_WAIT, Timings
+from cpuchat.protocol.timings import Timings
 from cpuchat.session.conversation import Conversation
 from cpuchat.telemetry.roofline import Roofline
 
@@ -188,10 +188,6 @@ def fit_together(sides: Sequence[Side], settings: Sequence[Settings], library: L
     return n_ctx, why if total > available else ""
 
 
-_MIN_WAIT_MS = 20.0
-"""Milliseconds that threads wait for a core on any machine: those of a system's own programs."""
-
-
 class TokenText:
     """Everything that a model wrote, reasoning included; the token that each character came from, and when it came."""
 
@@ -313,8 +309,7 @@ class Round:
     @property
     def disturbed(self) -> bool:
         """Other programs were using the cores for a part of it, so that its speeds are not those of the sides."""
-        waits = [(one.timings.cpu_wait or 0.0, one.timings.predicted_ms) for one in self.answers if one.timings]
-        return any(share > MAX_CPU_WAIT and share * ms > _MIN_WAIT_MS for share, ms in waits)
+        return any(one.timings is not None and one.timings.cores_share is not None for one in self.answers)
 
     @property
     def ratio(self) -> float | None:

@@ -18,7 +18,7 @@ from cpuchat.protocol.messages import (
     Sampling,
 )
 from cpuchat.protocol.model_info import ModelInfo
-from cpuchat.protocol.timings import MAX_CPU_WAIT, Reuse, Timings
+from cpuchat.protocol.timings import Reuse, Timings
 from cpuchat.telemetry import units
 from cpuchat.telemetry.units import plural
 
@@ -203,8 +203,8 @@ def _speed(timings: Timings) -> list[str]:
 
 def _cores(timings: Timings) -> str:
     """Say why an answer was slow whose threads waited for their cores: `cores 34 % yours · other programs ...`."""
-    wait = timings.cpu_wait or 0.0
-    return f"cores {100 * (1 - wait):.0f} % yours · other programs have the rest" if wait > MAX_CPU_WAIT else ""
+    share = timings.cores_share
+    return "" if share is None else f"cores {100 * share:.0f} % yours · other programs have the rest"
 
 
 def _speed_up(timings: Timings) -> str:

@@ -97,6 +97,8 @@ def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 MAX_CPU_WAIT = 0.05
 """Share of the time that compute threads may wait for a core: beside other load a measurement tells nothing of the
 machine."""
+_MIN_WAIT_MS = 20.0
+"""Milliseconds that threads wait for a core on any machine: those of a system's own programs."""
 
 
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +186,13 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
         """Return prefill tok/s over the evaluated tokens; None when there were none or their number is not known."""
         known = self.reused_known and self.prompt_n and self.prompt_ms > 0
         return 1e3 * self.prompt_n / self.prompt_ms if known else None
+
+    @property
+    def cores_share(self) -> float | None:
+        """Return the share of the cores that the answer got, where other programs had the rest of over 5 % and 20 ms of
+        its decoding; None elsewhere."""
+        wait = self.cpu_wait or 0.0
+        return 1 - wait if wait > MAX_CPU_WAIT and wait * self.predicted_ms > _MIN_WAIT_MS else None
 
     @property
     def predicted_per_second(self) -> float | None:

@@ -418,8 +418,12 @@ class Meter:
             approximate=timings.approximate if timings is not None else self._hides("tokens"),
             reuse=prefill.reuse if prefill else None,
             prefill_left_s=self.prefill_left_s if self._phase == "prefill" else None,
-            cores_share=1 - wait if (wait := self._cpu_wait or 0.0) > MAX_CPU_WAIT else None,
+            cores_share=timings.cores_share if timings is not None else self._live_share(),
         )
+
+    def _live_share(self) -> float | None:
+        wait = self._cpu_wait or 0.0  # told after a second of decoding and more
+        return 1 - wait if wait > MAX_CPU_WAIT else None
 
     def _hides(self, figure: str) -> bool:
         return self._model is not None and bool(self._model.why_unreported(figure))
