@@ -14,11 +14,11 @@ from cpuchat.config.settings import Settings
 from cpuchat.models.fit import required_memory
 from cpuchat.models.gguf.header import read_model
 from cpuchat.models.library.places import is_same_model
+from cpuchat.models.quantize.types import SMALLER
 from cpuchat.quality.measure import open_measurement
 from cpuchat.quality.statistics import MIN_POSITIONS, Interval
 
 _N_CTX = 4096
-_SMALLER = 0.97  # of the size: one that is hardly smaller is no other choice
 _MIN_SAME = 0.8
 """Share of equal words or tokens below which the loss is clear (`present.quality`): no speed pays for that."""
 
@@ -41,7 +41,7 @@ def read_pair(sides: Sequence[Side], settings: Settings) -> FilePair | None:
         headers = [read_model(Path(side.path)) for side in sides]
         larger = int(headers[1].file_size > headers[0].file_size)
         big, small = headers[larger], headers[1 - larger]
-        if not is_same_model(big, small) or small.file_size > _SMALLER * big.file_size:
+        if not is_same_model(big, small) or small.file_size > SMALLER * big.file_size:
             return None
         needs = (required_memory(header, settings.load_options(), _N_CTX).min_bytes for header in (big, small))
         loss = open_measurement(big.path, [small.path]).comparisons[0].summary()

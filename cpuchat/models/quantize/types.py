@@ -83,7 +83,8 @@ TYPES: tuple[QuantType, ...] = (
     QuantType("TQ1_0", "TQ1_0", 1.69, "only for models trained with ternary weights"),
     QuantType("Q1_0", "Q1_0", 1.125, "only for models trained for it"),
 )
-_SMALLER = 0.97  # of the size; a model that becomes hardly smaller only loses quality
+SMALLER = 0.97
+"""Share of the size that another type must stay below: a file that is hardly smaller only loses quality."""
 _BY_NAME = {kind.name: kind for kind in TYPES}
 # Aliases of tools/quantize/quantize.cpp.
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "MXFP4"}
@@ -91,7 +92,7 @@ _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4_MOE": "
 
 def smaller_types(model: LocalModel) -> tuple[QuantType, ...]:
     """Return the types that make a model smaller, by their usual bits per weight."""
-    maximum = _SMALLER * model.size
+    maximum = SMALLER * model.size
     return tuple(k for k in TYPES if k.bits * model.n_params / 8 < maximum and k.name != model.quantization.upper())
 
 
