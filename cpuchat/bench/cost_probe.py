@@ -13,7 +13,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -122,11 +122,13 @@ class CostProbe:
         self._end.set()
         self._backend.kill()
 
-    async def run(self, budget: float = BUDGET_SECONDS) -> list[Observation]:
-        """Return the passes that were measured in about `budget` seconds; [] if it gave way to other programs. Raises
+    async def run(self, budget: float = BUDGET_SECONDS, types: Collection[str] | None = None) -> list[Observation]:
+        """Return the passes that were measured in about `budget` seconds, with fewer `types` of tensors in less; [] if
+        it gave way to other programs. Raises
         Interrupted: stopped; MeasureFailed, WorkerDied: the engine failed, or the models cannot be written.
         """
-        todo, found = cases(), [*self._beside.part] if self._beside is not None else []
+        todo = [one for one in cases() if types is None or one.what in {"attention", *types}]
+        found = [*self._beside.part] if self._beside is not None else []
         known = [one.work for one in found]
         try:
             with probe_folder() as folder:
