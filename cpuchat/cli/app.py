@@ -34,7 +34,7 @@ def open_app(
         sides: opens the compare screen with these.
 
     Raises:
-        UsageError, SettingsError: no terminal, no such folder or MCP server, or values that are not acceptable.
+        UsageError, SettingsError: no terminal, no such MCP server, or values that are not acceptable.
         ModelNotFound, DraftMismatch: a model or draft model that was given is not there, or does not fit.
     """
     for stream, name in ((sys.stdin, "input"), (sys.stdout, "output")):
@@ -52,12 +52,6 @@ def open_app(
 
     chosen, library, initial, keys = opening(model, values, server)
     sources, tools = SettingSources(given_options(values)), dict[str, Any]()
-    if (path := values.get("tools_folder")) is not None:
-        from cpuchat.tools.folder import Folder
-
-        folder = Folder(paths.expanded(path))
-        folder.release()
-        tools["tools_folder"] = folder.path
     if names := values.get("tool_servers"):
         from cpuchat.cli.tools import servers_wanted
 

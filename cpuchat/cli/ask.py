@@ -97,11 +97,6 @@ or not reached, 22 API key refused, 24 the answer does not match the schema or g
         metavar="NAME",
         help="Let the model call tools of this MCP server in mcp.json, or of `all`; each call needs your approval.",
     ),
-    click.option(
-        "--tools-folder",
-        metavar="DIR",
-        help="Let the model read, list and search files in this folder; each call needs your approval.",
-    ),
     click.option("--allow-tools", is_flag=True, help="Do not ask before calls of tools that only read."),
     click.option(
         "--raw", is_flag=True, help="Plain completion: no chat template; special tokens in the text are parsed."

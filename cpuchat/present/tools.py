@@ -121,8 +121,6 @@ def returned(call: ToolCall, result: ToolResult) -> str:
 
 def owner(tool: Tool) -> str:
     """Format `server files, says that it only reads; it gets these arguments`: one that fetches can pass them on."""
-    if not tool.source:
-        return "built in, only reads"
     does = "says that it only reads" if tool.read_only else "may change things"
     return f"server {clean_line(tool.source)}, {does}; it gets these arguments"
 

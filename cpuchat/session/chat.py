@@ -7,7 +7,6 @@ import contextlib
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from cpuchat.base.errors import ChatsError, CpuchatError
@@ -34,7 +33,6 @@ from cpuchat.session.events import Outgoing, SessionEvent, Severity
 from cpuchat.session.preset import reasoning_of
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tools.config import ToolServerConfig
-from cpuchat.tools.folder import Folder
 from cpuchat.tools.loop import Choice, Toolbox, ToolLoop
 from cpuchat.tools.servers import ToolServer
 
@@ -67,8 +65,7 @@ class ChatSession:
         """Messages to send, the next one first."""
         self.background: list[Background] = []
         self.tools = ToolLoop(Toolbox(()), self._ask_approval)
-        """What answers may call: files in `tool_folder`, and the MCP servers. The answer that runs may have it."""
-        self.tool_folder: Folder | None = None
+        """What answers may call. The answer that runs may have it."""
         self.tool_servers: dict[str, ToolServer] = {}
         self.no_model = "No model is loaded. Ctrl+O chooses one."
         self.leaving = False
@@ -478,14 +475,6 @@ class ChatSession:
         if self._approval is not None and not self._approval.done():
             self._approval.set_result(choice)
 
-    def offer_folder(self, path: Path | None) -> None:
-        """Let the model read files in a folder, none if None, from the next answer on. Raises UsageError."""
-        folder = Folder(path) if path is not None else None
-        if self.tool_folder is not None:
-            self.tool_folder.release()
-        self.tool_folder = folder
-        self._offer_tools()
-
     async def start_server(self, name: str, config: ToolServerConfig) -> ToolServer:
         """Start an MCP server; the model may call its tools from the next answer on. Raises CpuchatError."""
         self.tell(f"Starting the MCP server {name}…")
@@ -510,10 +499,9 @@ class ChatSession:
             self.tell_offered(f"MCP server {name} ended.")
 
     def _offer_tools(self) -> None:
-        sources = (*([self.tool_folder] if self.tool_folder is not None else []), *self.tool_servers.values())
-        self.tools.toolbox.sources = sources
+        self.tools.toolbox.sources = tuple(self.tool_servers.values())
         self.tools.toolbox.collect()
-        self.conversation.tools = self.tools if sources else None
+        self.conversation.tools = self.tools if self.tool_servers else None
         self.listen(events.Changed("tools"))
 
     def tell_offered(self, text: str) -> None:

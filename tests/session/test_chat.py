@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -23,8 +22,8 @@ from cpuchat.session.activity import Activity
 from cpuchat.session.chat import ChatSession
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent
-from cpuchat.tools.config import ToolServerConfig
-from tests.support.scripted_backend import MODEL, READ, Gate, ScriptedBackend, answer, calling
+from tests.support.looking import LOOK, server_config
+from tests.support.scripted_backend import MODEL, Gate, ScriptedBackend, answer, calling
 
 FILE, OTHER = Path("/models/qwen2.5-1.5b-instruct-q8_0.gguf"), Path("/models/other.gguf")
 FULL = Failed(code="context_full", message="The context is full.", hint="")
@@ -252,16 +251,15 @@ async def test_a_question_that_is_too_long_by_itself_is_to_be_edited_and_nothing
 
 
 async def test_an_approval_waits_for_the_user_and_ends_with_the_answer(tmp_path: Path) -> None:
-    backend = ScriptedBackend([calling("", READ), answer("Read."), calling("", READ)])
+    backend = ScriptedBackend([calling("", LOOK), answer("Seen."), calling("", LOOK)])
     async with session_of(backend) as (session, heard):
-        (tmp_path / "notes.md").write_text("text")
-        session.offer_folder(tmp_path)
-        session.submit(Outgoing("Read it"))
+        await session.start_server("eyes", server_config(tmp_path))
+        session.submit(Outgoing("Look at it"))
         await until(lambda: session.activity is Activity.AWAITING_APPROVAL)
         assert session.writing
         session.approve("once")
         await session.settled()
-        assert contents(session)[-1] == "Read."
+        assert contents(session)[-1] == "Seen."
         session.approve("once")  # nothing is asked any more
         session.tell_offered("Other tools.")
         assert f"{session.history.n_past:,} tokens will be re-evaluated" in heard.notices
@@ -383,9 +381,8 @@ async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on()
         assert backend.requests[-1].sampling.temperature == 0.1 and "cold" in heard.notices
 
 
-async def test_a_tool_server_ended_before_it_had_started_takes_no_other_one_along() -> None:
-    script = str(Path(__file__).parent.parent / "support" / "mcp_server.py")
-    config = ToolServerConfig(command=sys.executable, args=(script,))
+async def test_a_tool_server_ended_before_it_had_started_takes_no_other_one_along(tmp_path: Path) -> None:
+    config = server_config(tmp_path)
     async with session_of(ScriptedBackend(), load=False) as (session, _):
         first = asyncio.ensure_future(session.start_server("one", config))
         await asyncio.sleep(0)

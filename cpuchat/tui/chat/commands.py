@@ -329,30 +329,13 @@ class ChatCommands:
 
     # Tools
 
-    @_in_worker("options", "change the tools")
-    async def tools(self, wanted: str = "") -> None:
-        """Let the model read files in a folder, "off" for none; "" asks which."""
-        session = self._session
-        if not (chosen := wanted):
-            about = "Each call needs your approval. off: the model reads no files."
-            folder = paths.shown(session.tool_folder.path if session.tool_folder is not None else start_folder())
-            dialog = AskTextScreen("Folder in which the model may read files", folder, 4096, about)
-            chosen = await self._ask(dialog)
-        if not chosen or session.refuse_while_writing("change the tools"):  # a queued message was sent meanwhile
-            return
-        session.offer_folder(None if chosen == "off" else start_folder() / paths.expanded(chosen))
-        if chosen == "off":
-            session.tell_offered("The model can no longer read files.")
-        else:
-            session.tell_offered(f"The model may read files in {clean_line(chosen)}. Each call needs your approval.")
-
     @_in_worker("tools")
     async def forget_approvals(self) -> None:
         self._session.tools.forget_approvals()
         self._session.tell("Every tool call needs your approval again.")
 
     @_in_worker(waits="change the tools")
-    async def tool_servers(self, name: str = "") -> None:
+    async def tools(self, name: str = "") -> None:
         """Start the named MCP server of mcp.json, or end it if it runs; "" lists them."""
         session = self._session
         if name in session.tool_servers:
@@ -365,12 +348,14 @@ class ChatCommands:
         if name in servers:
             self.start_server(name, servers[name])
             return
+        if name:
+            raise UsageError(f"There is no MCP server {clean_line(name)}.", f"Known: {clean_line(', '.join(servers))}.")
         rows = list[PaletteRow]()
         for one, config in servers.items():
             about = "invalid: see why" if isinstance(config, SettingsError) else "start"
             if one in session.tool_servers:
                 about = self._server_state(one)
-            rows.append(self._row(one, self.tool_servers, one, about))
+            rows.append(self._row(one, self.tools, one, about))
         self._list("MCP server …", rows)
 
     @_in_worker()

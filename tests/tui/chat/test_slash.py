@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from textual.command import CommandPalette
 
 from cpuchat.tui.chat.composer import Paths, commands
 from cpuchat.tui.help import HelpScreen
 from cpuchat.tui.widgets.dialogs import AskTextScreen
 from tests.support.chat_app import running
+from tests.support.looking import configure
 from tests.support.presets import write_presets
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
@@ -51,8 +54,9 @@ async def test_commands_are_offered_completed_and_run_and_what_is_none_is_a_mess
         assert questions == ["/usr/bin/env does what?", "/tmp is full"]
 
 
-async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt() -> None:
+async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt(tmp_path: Path) -> None:
     write_presets('["Code review"]')
+    configure(tmp_path, "noise")
     gate = Gate()
     async with running(ScriptedBackend([answer("One.", gate=gate)])) as app:
         await app.count_up_to(gate)
@@ -61,7 +65,10 @@ async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt() -
         assert app.prompt.text == "/preset Code review"
         gate.open()
         await app.idle()
-        for command, problem in (("/preset nobody", "No preset named nobody"), ("/tools /x", "/x")):
+        for command, problem in (
+            ("/preset nobody", "No preset named nobody"),
+            ("/tools /x", "There is no MCP server /x. Known: noise."),
+        ):
             await app.run(command)
             await app.told(problem)
             assert app.prompt.text == command
@@ -75,8 +82,8 @@ async def test_commands_take_arguments_and_a_refused_one_stays_in_the_prompt() -
             ("/preset Code review", lambda: preset.name == "Code review"),
             ("/preset none", lambda: not preset.name),
             ("/reasoning 200", lambda: preset.reasoning == ("on", 200)),
-            ("/tools .", lambda: "3 tools" in app.status),
-            ("/tools off", lambda: "tools" not in app.status),
+            ("/tools noise", lambda: "1 tool" in app.status),
+            ("/tools noise", lambda: "tool" not in app.status),
         ):
             await app.run(command)
             await app.until(done)
