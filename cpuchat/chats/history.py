@@ -226,13 +226,6 @@ class ChatHistory:
         figures: dict[str, Any] = {"stop_reason": stop_reason, "timings": timings}
         return await self._add_after(self.messages, "system", text, model=model, **figures)
 
-    async def edit_answer(self, message_id: int, text: str) -> StoredMessage:
-        """Add an answer with this text beside another one, and open its branch. Raises as `add_question`."""
-        at = next(at for at, one in enumerate(self.messages) if one.id == message_id)
-        answer = self.messages[at]
-        more: dict[str, Any] = {"settings": answer.settings, "steps": answer.steps, "stop_reason": "edited"}
-        return await self._add_after(self.messages[:at], "assistant", text, model=answer.model, **more)
-
     async def _add_after(
         self, messages: list[StoredMessage], role: Role, text: str, new: dict[str, Any] | None = None, **fields: Any
     ) -> StoredMessage:
@@ -261,18 +254,6 @@ class ChatHistory:
         if self._store is not None:
             self.tree.add(added.id, added.parent)
         return added
-
-    async def edit_summary(self, message_id: int, text: str) -> None:
-        """Replace the text of a summary. Raises as `add_question`."""
-        assert self.chat is not None
-        await self._require_saved()
-        if self._store is not None:
-            async with self._loading_again():
-                self.chat = await asyncio.to_thread(self._store.set_content, self.chat, message_id, text)
-        self.messages = [
-            msgspec.structs.replace(one, content=storable(text)) if one.id == message_id and one.is_summary else one
-            for one in self.messages
-        ]
 
     async def set_options(self, **options: Any) -> None:
         """Set `when_full`, `system_prompt`, `preset` or the reasoning of the open chat. Raises ChatsError."""
@@ -312,7 +293,7 @@ class ChatHistory:
 
     @property
     def is_unfinished(self) -> bool:
-        """Return whether the last answer can be continued: it was stopped, cut off or edited."""
+        """Return whether the last answer can be continued: it was stopped or cut off."""
         answers = [one for one in self.messages[-1:] if one.role == "assistant" and (one.content or one.reasoning)]
         return any(one.stop_reason not in ("end", "stop_string") for one in answers)
 

@@ -153,7 +153,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     `attachments` are sent before the text of a question, `steps` come before an answer. `settings` is what an answer
     was generated with. `stop_reason` of an answer is a `StopReason`, the code of an error, "interrupted" when
-    its app died in the middle of it, "edited" where the user wrote it, or None while it is being written; of a
+    its app died in the middle of it, or None while it is being written; of a
     question, the code of the error that refused it as too long. `recording` is the JSON of a compared answer's tokens
     (`compare.runner.KeptTokens`). `chat_id` is of the store: no document has it.
     """

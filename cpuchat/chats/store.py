@@ -300,17 +300,6 @@ class ChatStore(Database):
                 f"UPDATE chats SET {assigned} WHERE id = ?", (*(column(value) for value in options.values()), chat_id)
             )
 
-    def set_content(self, chat: Chat, message_id: int, text: str) -> Chat:
-        """Replace the text of a message, and return the chat. Raises ChatsChanged if another instance changed it."""
-        with self.transaction():
-            self.require_unchanged(chat)
-            self._touch(chat.id, time.time())
-            query = "UPDATE messages SET content = ? WHERE id = ? AND chat_id = ?"
-            if not self._db.execute(query, (storable(text), message_id, chat.id)).rowcount:
-                raise _no_message()
-            self._erase_due = True
-            return self.chat(chat.id)
-
     def add_message(
         self, chat_id: str, role: Role, content: str, *, after: int | None = None, **fields: Any
     ) -> StoredMessage:

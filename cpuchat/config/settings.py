@@ -1,17 +1,15 @@
 """The settings: their declarations, config.toml, and where each value comes from.
 
 A setting is a field of a section. Its type has its bounds and a `Setting` with its words; `DECLARED` has all of them by
-key ("engine.threads"), and the settings form, the command line, the environment and docs/settings.md follow from it.
+key ("engine.threads"), and the settings form, the command line and docs/settings.md follow from it.
 
 `config.toml` is checked by msgspec: a wrong value is an error that names it; an unknown key, as of another version, is
 left out (`unknown_keys`). It is written only for what the user chose, and keeps the user's comments. What the app
-remembers by itself (the last model, which panes are shown) is in `state.json` in the data folder. Options and
-environment variables replace both.
+remembers by itself (the last model, which panes are shown) is in `state.json` in the data folder. Options replace both.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
@@ -450,37 +448,12 @@ def _remembered() -> Changes:
             for section, values in found.items()}  # fmt: skip
 
 
-def environment() -> dict[str, str]:
-    """Return the environment variables that set something: `{"engine.threads": "CPUCHAT_ENGINE_THREADS"}`."""
-    found = {}
-    for variable, text in os.environ.items():
-        prefix, _, rest = variable.partition("_")
-        section, _, name = rest.lower().partition("_")
-        if text and prefix == "CPUCHAT" and section in Settings.__struct_fields__ and name:
-            found[f"{section}.{name}"] = variable
-    return found
-
-
 def load() -> Settings:
-    """Read the settings: the file, what the app remembers, and environment variables (lists have commas), each over the
-    one before; a missing file means defaults. Raises SettingsError: unreadable file, TOML error, wrong value or unknown
-    variable (named).
+    """Read the settings: the file, and what the app remembers over it; a missing file means defaults. Raises
+    SettingsError: unreadable file, TOML error, wrong value (named).
     """
-    changes: Changes = {}
-    for key, variable in environment().items():
-        if key not in DECLARED:
-            raise SettingsError(f"{variable}: no such setting.", "Unset it; F2 in the app lists the settings.")
-        section, name = DECLARED[key].section, DECLARED[key].name
-        value: Any = os.environ[variable]
-        if isinstance(DECLARED[key].default, list):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        try:
-            converted = msgspec.convert({section: {name: value}}, prepared(Settings), strict=False)
-        except msgspec.ValidationError as error:
-            raise SettingsError(f"{variable}: {explained(error)[1]}.", "Change or unset it.") from None
-        changes.setdefault(section, {})[name] = value_of(converted, key)
     file = paths.settings_file()
-    return with_changes(with_changes(parse(toml.read(file), str(file)), _remembered()), changes)
+    return with_changes(parse(toml.read(file), str(file)), _remembered())
 
 
 def parse(text: str, origin: str = "config.toml") -> Settings:
@@ -488,19 +461,11 @@ def parse(text: str, origin: str = "config.toml") -> Settings:
     tables = toml.parse(text, origin)
     for *section, key in _unknown(tables):
         del (tables[section[0]] if section else tables)[key]
-    renew(tables)
     try:
         return msgspec.convert(tables, prepared(Settings))
     except msgspec.ValidationError as error:
         key, reason = explained(error)
         raise SettingsError(f"{origin}, {key or 'top level'}: {reason}.", "Fix or remove that key.") from None
-
-
-def renew(tables: dict[str, Any]) -> None:
-    """Replace values that settings no longer have by what they are called now."""
-    section = tables.get("speculation")
-    if isinstance(section, dict) and section.get("drafters") in ("free", "lookup"):
-        section["drafters"] = "suffix"
 
 
 def _unknown(tables: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -576,7 +541,7 @@ class SettingSources:
         self._saved: set[str] = set()
 
     def saved(self, changes: Changes) -> None:
-        """Take note of saved settings, which replace options and environment variables for the rest of the run."""
+        """Take note of saved settings, which replace options for the rest of the run."""
         self._saved |= {f"{section}.{name}" for section, values in changes.items() for name in values}
 
     def read(self) -> dict[str, str]:
@@ -594,5 +559,4 @@ class SettingSources:
         found |= {
             f"{section}.{name}": "as in the last run" for section, names in _remembered().items() for name in names
         }
-        given = environment() | self._options
-        return found | {key: f"set by {name}" for key, name in given.items() if key not in self._saved}
+        return found | {key: f"set by {name}" for key, name in self._options.items() if key not in self._saved}

@@ -340,7 +340,7 @@ class ChatSession:
         if self.refuse_while_busy("continue the answer"):
             return
         if not self.history.is_unfinished:
-            self.tell("Nothing to continue. Only an answer that was stopped, cut off or edited can be.")
+            self.tell("Nothing to continue. Only an answer that was stopped or cut off can be.")
         elif not self._refuse_without_model():
             self._run(Activity.ANSWERING, self._answer(self.conversation.continue_answer(), continues=True))
 
@@ -566,20 +566,6 @@ class ChatSession:
             self.tell("Nothing to undo.")
         self.listen(events.Changed("chats"))
         return deleted
-
-    async def edit(self, message_id: int, text: str) -> None:
-        """Save another text of a summary in its place, or of an answer as another branch. Raises ChatsError."""
-        message = next(one for one in self.messages if one.id == message_id)
-        if message.is_summary:
-            try:
-                await self.history.edit_summary(message_id, text)
-                self.tell("Summary saved.")
-            finally:  # as it is stored
-                self.listen(events.ChatOpened(is_branch=True))
-        elif message.content.strip() != text:
-            edited = await self.history.edit_answer(message_id, text)
-            self.listen(events.ChatOpened(edited.id, is_branch=True))
-            self.tell("Saved as a new branch. Alt+R continues it.")
 
     async def rename(self, chat_id: str, title: str) -> None:
         """Rename a chat. Raises ChatsError."""

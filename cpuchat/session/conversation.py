@@ -296,7 +296,7 @@ class Conversation:
         return self._answer(lambda: self.history.up_to_question(message_id=message_id))
 
     def continue_answer(self) -> AsyncGenerator[AnyEvent, None]:
-        """Let the model go on with the last answer, which was stopped, cut off or edited. Raises as `send`."""
+        """Let the model go on with the last answer, which was stopped or cut off. Raises as `send`."""
         return self._answer(self.history.up_to_answer, {"continues": True})
 
     def edit(self, text: str, message_id: int = 0, attach: Attach | None = None) -> AsyncGenerator[AnyEvent, None]:
@@ -316,7 +316,10 @@ class Conversation:
         if covered and covered[-1].role == "user":
             covered = covered[:-1]
         if covered and covered[-1].is_summary:
-            raise UsageError("The chat is summarized already.", "Shorten the summary (F4 on it), or raise the context.")
+            raise UsageError(
+                "The chat is summarized already.",
+                "Delete the summary (D on it), or raise the context.",
+            )
         if chat is None or not covered:
             raise UsageError("There is nothing to summarize.", "Send a message first.")
         longest = _LONGEST_SUMMARY

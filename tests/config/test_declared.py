@@ -1,4 +1,4 @@
-"""A setting is declared once: form, command line, config.toml, environment, worker and documentation follow."""
+"""A setting is declared once: form, command line, config.toml, worker and documentation follow."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ print(json.dumps({
     "option": laid_over({"engine__turbo_mode": 2}).load_options().turbo_mode,
     "source": given_options({"engine__turbo_mode": 2}),
     "file": settings.paths.settings_file().read_text(),
-    "environment": saved.engine.turbo_mode,
     "refused": refused,
     "default": default.load_options().turbo_mode,
     "worker": decode_command(encode(command)[HEADER_SIZE:]).options.turbo_mode,
@@ -65,8 +64,8 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_one_declaration_reaches_form_command_line_file_environment_and_worker(tmp_path: Path) -> None:
-    variables = os.environ | {"CPUCHAT_CONFIG_DIR": str(tmp_path), "CPUCHAT_ENGINE_TURBO_MODE": "8"}
+def test_one_declaration_reaches_form_command_line_file_and_worker(tmp_path: Path) -> None:
+    variables = os.environ | {"CPUCHAT_CONFIG_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", _PROGRAM], env=variables, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     arrived = json.loads(done.stdout)
@@ -74,9 +73,8 @@ def test_one_declaration_reaches_form_command_line_file_environment_and_worker(t
     assert "--turbo-mode N Turbo of the cores; 0 = off." in arrived["help"]
     assert arrived["option"] == 2 and arrived["source"] == {"engine.turbo_mode": "--turbo-mode"}
     assert arrived["file"] == "[engine]\nturbo_mode = 7\n"
-    assert arrived["environment"] == 8
     assert "engine.turbo_mode: expected `int` <= 9" in arrived["refused"]
-    assert arrived["default"] == 4 and arrived["worker"] == 8
+    assert arrived["default"] == 4 and arrived["worker"] == 7
     assert arrived["reload"] is True
 
 

@@ -347,21 +347,23 @@ async def test_a_fork_is_a_chat_of_its_own() -> None:
         assert sorted(titles) == ["First?", "Fork: First?", "Fork: First?"]
 
 
-async def test_an_edited_answer_is_a_branch_and_both_are_deleted_with_the_chat_until_undo() -> None:
+async def test_branches_are_deleted_alone_and_with_the_chat_until_undo() -> None:
     async with session_of(ScriptedBackend()) as (session, heard):
         session.submit(Outgoing("Hello"))
         await session.settled()
-        await session.edit(session.messages[-1].id, "Hello you.")
-        assert contents(session) == ["Hello", "Hello you."] and len(session.branching) == 1
+        first = session.messages[-1].id
+        session.regenerate()
+        await session.settled()
+        assert contents(session) == ["Hello", "Hello there."] and len(session.branching) == 1
         assert await session.delete_message(session.messages[-1].id)
-        assert contents(session) == ["Hello", "Hello there."]
+        assert session.messages[-1].id == first
         assert session.chat_id is not None and await session.delete(session.chat_id)
         assert session.chat_id is None and not await session.history.list_chats()
-        for texts in (["Hello", "Hello there."], ["Hello", "Hello you."]):
+        for n_branching in (0, 1):
             deleted = await session.undo()
             assert deleted is not None
             await session.open(deleted.chat_id, deleted.message_id)
-            assert contents(session) == texts
+            assert contents(session) == ["Hello", "Hello there."] and len(session.branching) == n_branching
         assert await session.undo() is None and "Nothing to undo." in heard.notices
 
 

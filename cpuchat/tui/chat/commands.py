@@ -137,12 +137,9 @@ class ChatCommands:
         elif not self._session.refuse_while_writing("edit a message"):
             self._pane.edit_selected()
 
-    @_in_worker("context", "save an edited message")
-    async def save_edited(self, message_id: int, kind: str, text: str) -> None:
-        if kind == "system prompt":
-            await self._session.set_system_prompt(text)
-        else:
-            await self._session.edit(message_id, text)
+    @_in_worker("context", "save the system prompt")
+    async def save_system_prompt(self, text: str) -> None:
+        await self._session.set_system_prompt(text)
 
     @_in_worker("context")
     async def ask_when_full(self, problem: str) -> None:

@@ -83,12 +83,8 @@ class ConversationPane(Vertical):
             self.query_one(WelcomePane).show(offered, idle=idle)
 
     def edit_selected(self) -> None:
-        """Put the selected message, or the last one of the user, into the prompt."""
-        selected = self.transcript.selected_id
-        messages = self._session.conversation.messages
-        if answer := [one for one in messages if one.id == selected and one.role != "user"]:
-            self.edit(answer[0], "summary" if answer[0].is_summary else "answer")
-        elif (at := self._session.question_index(selected)) < 0:
+        """Put the selected message of the user, that of the selected answer, or the last one into the prompt."""
+        if (at := self._session.question_index(self.transcript.selected_id)) < 0:
             self._session.tell("No message to edit yet.")
         else:
             self._edit_question(at)

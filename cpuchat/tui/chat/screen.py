@@ -192,8 +192,7 @@ class ChatScreen(keys.Keyed, TypingScreen, keys="chat"):
                     self.tell(answers.failure(event.last), "error")
                 elif event.is_kept and event.last is not None:
                     lost = event.trimmed is not None or event.last.stop_reason != "end"
-                    told = f"{answers.summarized(event.last, event.trimmed)} Select it and press F4 to edit it."
-                    self.tell(told, "warning" if lost else "information")
+                    self.tell(answers.summarized(event.last, event.trimmed), "warning" if lost else "information")
                 else:
                     self.tell("Stopped. The chat is unchanged.", "warning")
             case events.WhenFullAsked():
