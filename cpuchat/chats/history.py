@@ -157,11 +157,6 @@ class ChatHistory:
         await asyncio.to_thread(self.store.rename, chat_id, title)
         self._follow(chat_id, title=title)
 
-    async def pin(self, chat_id: str, pinned: bool) -> None:
-        """List a chat before all others, or no longer. Raises ChatsError."""
-        await asyncio.to_thread(self.store.set_options, chat_id, {"pinned": pinned})
-        self._follow(chat_id, pinned=pinned)
-
     def _follow(self, chat_id: str, **changes: Any) -> None:
         """Take a change of a stored chat over if it is the open one."""
         if self.chat is not None and self.chat.id == chat_id:
@@ -256,7 +251,7 @@ class ChatHistory:
         return added
 
     async def set_options(self, **options: Any) -> None:
-        """Set `when_full`, `system_prompt`, `preset` or the reasoning of the open chat. Raises ChatsError."""
+        """Set `when_full`, `system_prompt` or the reasoning of the open chat. Raises ChatsError."""
         assert self.chat is not None
         if self._store is not None:
             await asyncio.to_thread(self._store.set_options, self.chat.id, options)

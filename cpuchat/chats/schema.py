@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from cpuchat.base.errors import ChatsForeign, ChatsTooNew
 from cpuchat.chats.records import INTERRUPTED
 
-VERSION = 12
+VERSION = 13
 """Raise it with every change of the tables, and upgrade those of released versions."""
 TABLES = {
     # sides: those of a comparison (compare.kept), as JSON; '' for a chat. leaf: of the open branch (`tree.Tree`).
     # when_full: what to do when the chat no longer fits into the context: 'drop', 'compact' or 'stop'; '' is to ask.
-    # preset (`presets.Preset`): as it was when it was chosen, as JSON. reasoning: 'on', 'off', or '' as set elsewhere;
-    # reasoning_budget: its tokens, NULL as set elsewhere. pinned: 1 is listed before all others.
+    # reasoning: 'on', 'off', or '' as set elsewhere; reasoning_budget: its tokens, NULL as set elsewhere.
     "chats": """
     CREATE TABLE chats (
         id TEXT PRIMARY KEY,
@@ -33,10 +32,8 @@ TABLES = {
         sides TEXT NOT NULL DEFAULT '',
         leaf INTEGER,
         when_full TEXT NOT NULL DEFAULT '',
-        preset TEXT,
         reasoning TEXT NOT NULL DEFAULT '',
-        reasoning_budget INTEGER,
-        pinned INTEGER NOT NULL DEFAULT 0
+        reasoning_budget INTEGER
     )
     """,
     # As JSON: settings of an answer (`records.AnswerSettings`), texts sent with a message (`records.Attachment`), steps

@@ -205,7 +205,7 @@ class ChatStore(Database):
             if message_id not in tree:
                 raise _no_message()
             new = {"id": new_chat_id(), "title": f"{_FORK}{chat.title.removeprefix(_FORK)}", "leaf": message_id}
-            fork = msgspec.structs.replace(chat, **new, created=now, updated=now, pinned=False)
+            fork = msgspec.structs.replace(chat, **new, created=now, updated=now)
             tree.leaf = message_id
             messages = self.messages(chat_id, tree)
             self.add_copy(fork, [msgspec.structs.replace(one, chat_id=fork.id) for one in messages])
@@ -293,7 +293,7 @@ class ChatStore(Database):
             self._db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (leaf, chat_id))
 
     def set_options(self, chat_id: str, options: Mapping[str, Any]) -> None:
-        """Set fields of a `Chat` that say how it is answered or listed. Nothing happens when it is gone."""
+        """Set fields of a `Chat` that say how it is answered. Nothing happens when it is gone."""
         assigned = ", ".join(f"{name} = ?" for name in options)
         with self.transaction():
             self._db.execute(

@@ -83,8 +83,8 @@ def opening(
     from cpuchat.cli.options import key_ring, overridden, server_model, with_preset
     from cpuchat.models.library.library import Library
 
-    _, model = with_preset(values.get("chat__preset"), model, server)
-    served, chosen = server_model(server, model, values), overridden(values)
+    base, model = with_preset(values.get("preset"), model, server)
+    served, chosen = server_model(server, model, values), overridden(values, base)
     library = Library(chosen.model.folders)
     initial = served or initial_model(library, model, chosen, values)
     if isinstance(initial, Path) and values.get("speculation__draft_model") is not None:

@@ -76,7 +76,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     "--model", "-m", metavar="FILE|REPO", help="The model; default: the one used last. With --server, its name there."
 )
 @click.option("--server", metavar="URL", help="An OpenAI-compatible server in place of a model on this machine.")
-@click.option("--preset", "chat__preset", metavar="NAME", help="Preset of new chats by its name; its model is loaded.")
+@click.option("--preset", metavar="NAME", help="Preset: system prompt, sampling, reasoning and model of this run.")
 @click.option("--threads", "engine__threads", type=int, metavar="N", help="Compute threads; 0 = automatic.")
 @click.option(
     "--cores", "engine__cores", metavar="LIST", help="Compute cores: auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3."

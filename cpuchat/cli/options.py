@@ -63,7 +63,7 @@ def file_option(*names: str, help: str, metavar: str = "FILE") -> Decorator:
 
 
 def with_preset(name: str | None, model: str | None, server: str | None) -> tuple[Settings | None, str | None]:
-    """Return the settings with the preset laid over them (None: without one), and the model: the given one, else that
+    """Return the settings with a preset laid over them (None: without one), and the model: the given one, else that
     of the preset. Raises UsageError and SettingsError as `find_preset`."""
     if not name:
         return None, model

@@ -123,11 +123,8 @@ async def start_tools(
     for problem in starting.result():
         raise problem
     from cpuchat.present.tools import left_out
-    from cpuchat.tools.servers import ToolServer
 
-    box = tools.toolbox
-    servers = [(one, box.offered(one)) for one in box.sources if isinstance(one, ToolServer)]
-    if text := left_out(servers):
+    if text := left_out([(one, tools.toolbox.offered(one)) for one in tools.toolbox.sources]):
         terminal.warn(f"cpuchat: {text}")
 
 

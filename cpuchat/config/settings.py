@@ -70,18 +70,9 @@ class SettingsSection(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatSection(SettingsSection):
-    """Chats. `preset` is for new ones, a name."""
+    """Chats."""
 
     system_prompt: Annotated[str, Setting("System prompt", "for new chats")] = ""
-    preset: Annotated[
-        str,
-        Setting(
-            "Preset",
-            "for new chats",
-            help="Preset by its name: system prompt, sampling, reasoning and model.",
-            metavar="NAME",
-        ),
-    ] = ""
     max_tokens: Annotated[
         Count, Setting("Max tokens", "per answer; 0 = no limit", help="Stop after N tokens; 0 = no limit.")
     ] = 0

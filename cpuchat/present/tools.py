@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from cpuchat.base.text import clean_line
 from cpuchat.protocol.messages import Tool, ToolCall, ToolResult
 from cpuchat.telemetry.units import plural
-from cpuchat.tools.loop import MAX_TOOLS, Choice
+from cpuchat.tools.config import MAX_TOOLS
+from cpuchat.tools.loop import Choice
 
 if TYPE_CHECKING:
     from cpuchat.tools.servers import ToolServer

@@ -6,15 +6,11 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from functools import partial
 from typing import Any, Protocol
 
 from cpuchat.base.errors import ChatsError, CpuchatError
-from cpuchat.base.processes import run_in_daemon_thread
-from cpuchat.base.text import clean_line
 from cpuchat.chats.history import ChatHistory
 from cpuchat.chats.records import Deleted, StoredMessage, WhenFull, storable
-from cpuchat.config.presets import Preset
 from cpuchat.config.servers import Source, is_url, source
 from cpuchat.models.library.library import Library
 from cpuchat.protocol.messages import (
@@ -30,7 +26,7 @@ from cpuchat.session import events
 from cpuchat.session.activity import Activity
 from cpuchat.session.conversation import Conversation
 from cpuchat.session.events import Outgoing, SessionEvent, Severity
-from cpuchat.session.preset import reasoning_of
+from cpuchat.session.options import reasoning_of
 from cpuchat.telemetry.units import plural, time_left
 from cpuchat.tools.config import ToolServerConfig
 from cpuchat.tools.loop import Choice, Toolbox, ToolLoop
@@ -70,7 +66,6 @@ class ChatSession:
         self.no_model = "No model is loaded. Ctrl+O chooses one."
         self.leaving = False
         self.listen: Callable[[SessionEvent], Awaitable[None] | None] = lambda event: None
-        conversation.preset.of_new_chats = lambda: conversation.settings.chat.preset
         conversation.on_save_problem = lambda: self.listen(events.Changed("saving"))
         self._task: asyncio.Task[None] | None = None
         self._leave: Callable[[], None] | None = None  # stops a measurement
@@ -275,7 +270,7 @@ class ChatSession:
             self.listen(events.Changed("ceilings"))
 
     def find_model(self, name: str) -> Source:
-        """Return the model that a preset or the user names; reads files. Raises ModelNotFound, UsageError."""
+        """Return the model that the user names; reads files. Raises ModelNotFound, UsageError."""
         library = self.conversation.library or Library(self.conversation.settings.model.folders)
         return source(name) if is_url(name) else library.resolve(name)
 
@@ -358,9 +353,6 @@ class ChatSession:
     ) -> Failed | None:
         """Pass an answer on; returns why its question had no room. A message that was not stored is returned."""
         before, conversation = self.history.question, self.conversation
-        if message is not None and conversation.chat is None:
-            with contextlib.suppress(CpuchatError):  # the answer fails with it
-                await conversation.preset.find()
         if inspect.isawaitable(begun := self.listen(events.AnswerBegun(message, continues))):
             await begun
         last = await self._stream(answer, stores=True)
@@ -572,13 +564,6 @@ class ChatSession:
         await self.history.rename(chat_id, title)
         self.listen(events.Changed("chats"))
 
-    async def pin(self, chat_id: str) -> None:
-        """List a chat before all others, or no longer. Raises ChatsError."""
-        pinned = not (await self.history.stored_chat(chat_id)).pinned
-        await self.history.pin(chat_id, pinned)
-        self.tell("Pinned: it is listed first." if pinned else "Unpinned.")
-        self.listen(events.Changed("chats"))
-
     @property
     def branching(self) -> list[StoredMessage]:
         """Return the messages of the open branch that have others beside them."""
@@ -603,32 +588,20 @@ class ChatSession:
         await self.conversation.open_chat(self.chat_id, siblings[at])
         self.listen(events.ChatOpened(siblings[at], is_branch=True))
 
-    # Presets
-
-    async def use_preset(self, preset: Preset | None) -> None:
-        """Use a preset from the next answer on; its model is loaded. Raises CpuchatError."""
-        before = self.system_prompt
-        await self.conversation.preset.choose(preset)
-        self._show_options(before)
-        name = clean_line(preset.name) if preset is not None else ""
-        self.tell(f"Preset from the next answer on: {name}." if name else "No preset from the next answer on.")
-        if preset is not None and preset.model:
-            model = await run_in_daemon_thread(partial(self.find_model, preset.model))
-            if model != self.loaded_source:
-                self.load(model)
+    # What the chat is answered with
 
     @property
     def system_prompt(self) -> str:
         """Return the system prompt of the open chat, or of the next one."""
         chat = self.conversation.chat
-        return chat.effective_system_prompt if chat is not None else self.conversation.chosen.chat.system_prompt
+        return chat.system_prompt if chat is not None else self.conversation.chosen.chat.system_prompt
 
     async def set_system_prompt(self, text: str) -> None:
         """Set the system prompt from the next answer on, and say what the change costs. Raises CpuchatError."""
         conversation, before = self.conversation, self.system_prompt
         if text == before:
             return
-        await conversation.preset.set_system_prompt(text)
+        await conversation.options.set_system_prompt(text)
         self._show_options(before)
         said = "System prompt set for this chat." if text else "This chat has no system prompt now."
         if n_past := self.history.n_past:
@@ -639,7 +612,7 @@ class ChatSession:
 
     async def set_reasoning(self, choice: str) -> None:
         """Set whether the chat's model reasons: on, off, default or a token limit. Raises UsageError, ChatsError."""
-        await self.conversation.preset.set_reasoning(*reasoning_of(choice))
+        await self.conversation.options.set_reasoning(*reasoning_of(choice))
         self._show_options(self.system_prompt)
 
     def _show_options(self, before: str) -> None:

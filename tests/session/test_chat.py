@@ -14,8 +14,7 @@ from cpuchat.base import paths
 from cpuchat.base.errors import ToolServerFailed
 from cpuchat.chats.records import WhenFull
 from cpuchat.chats.store import ChatStore
-from cpuchat.config.presets import Preset
-from cpuchat.config.settings import SamplingSection, Settings
+from cpuchat.config.settings import Settings
 from cpuchat.protocol.messages import Failed, GenerationFinished, LoadCancelled, ModelLoaded
 from cpuchat.session import events
 from cpuchat.session.activity import Activity
@@ -306,21 +305,18 @@ async def test_work_for_idle_time_ends_before_an_answer_begins() -> None:
         assert stopped_at[0] == 0 and session.is_idle
 
 
-async def test_chats_are_opened_renamed_pinned_and_left() -> None:
-    async with session_of(ScriptedBackend()) as (session, heard):
+async def test_chats_are_opened_renamed_and_left() -> None:
+    async with session_of(ScriptedBackend()) as (session, _):
         session.submit(Outgoing("Hello"))
         await session.settled()
         chat_id = session.chat_id
         assert chat_id is not None
         await session.rename(chat_id, "Greeting")
-        await session.pin(chat_id)
         session.new()
         assert session.chat_id is None and contents(session) == []
         await session.open(chat_id)
         chat = await session.history.stored_chat(chat_id)
-        assert (chat.title, chat.pinned, session.chat_id) == ("Greeting", True, chat_id)
-        await session.pin(chat_id)
-        assert "Pinned" in heard.notices and "Unpinned" in heard.notices
+        assert (chat.title, session.chat_id) == ("Greeting", chat_id)
 
 
 async def test_a_fork_is_a_chat_of_its_own() -> None:
@@ -367,7 +363,7 @@ async def test_branches_are_deleted_alone_and_with_the_chat_until_undo() -> None
         assert await session.undo() is None and "Nothing to undo." in heard.notices
 
 
-async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on() -> None:
+async def test_system_prompt_and_reasoning_hold_from_the_next_answer_on() -> None:
     backend = ScriptedBackend()
     async with session_of(backend) as (session, heard):
         await session.set_system_prompt("Be brief.")
@@ -377,10 +373,6 @@ async def test_system_prompt_reasoning_and_preset_hold_from_the_next_answer_on()
         assert session.system_prompt == backend.requests[-1].messages[0].content == "Be brief."
         await session.set_system_prompt("")
         assert "reads the whole chat again" in heard.notices
-        await session.use_preset(Preset(name="cold", sampling=SamplingSection(temperature=0.1)))
-        session.submit(Outgoing("Again"))
-        await session.settled()
-        assert backend.requests[-1].sampling.temperature == 0.1 and "cold" in heard.notices
 
 
 async def test_a_tool_server_ended_before_it_had_started_takes_no_other_one_along(tmp_path: Path) -> None:

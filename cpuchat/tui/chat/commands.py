@@ -20,7 +20,6 @@ from cpuchat.base.processes import run_in_daemon_thread
 from cpuchat.base.text import clean_line
 from cpuchat.chats.records import Chat, StoredMessage, WhenFull
 from cpuchat.chats.saving import UNSAVED
-from cpuchat.config.presets import load_presets
 from cpuchat.config.servers import ServerModel, Source
 from cpuchat.config.settings import Settings
 from cpuchat.hardware.placement.placement import PlacementSpec
@@ -218,10 +217,6 @@ class ChatCommands:
             await self._session.rename(chat_id, title)
 
     @_in_worker()
-    async def pin_chat(self, chat_id: str = "") -> None:
-        await self._session.pin(chat_id or self._open_chat())
-
-    @_in_worker()
     async def export_chat(self) -> None:
         """Write the open chat to a file that the user names, as Markdown or JSON."""
         from cpuchat.chats.transfer import export_chat
@@ -287,23 +282,7 @@ class ChatCommands:
         with self._services.keys_held():
             await self._session.switch_branch(message_id, step)
 
-    # Presets, reasoning, system prompt
-
-    @_in_worker("options", "choose a preset")
-    async def preset(self, name: str = "") -> None:
-        """Use the named preset in the open chat, or in the next one, "none" for none; "" lists them."""
-        session, presets = self._session, await asyncio.to_thread(load_presets)
-        if name in presets or name == "none":
-            await session.use_preset(presets.get(name))
-        elif name:
-            session.refuse(f"No preset named {clean_line(name)}. /preset lists them.")
-        elif presets or session.conversation.preset.name:
-            none = {"none": "No preset"} if session.conversation.preset.name else {}
-            choices = {name: name for name in presets} | none
-            self._list("Preset …", [self._row(title, self.preset, name) for name, title in choices.items()])
-        else:
-            file = paths.shown(paths.presets_file())
-            session.tell(f"There are no presets in {file}. docs/chats.md shows the format.")
+    # Reasoning, system prompt
 
     @_in_worker("options", "choose the reasoning")
     async def chat_reasoning(self, choice: str = "") -> None:
@@ -320,7 +299,6 @@ class ChatCommands:
         if text:
             await self._session.set_system_prompt(text)
             return
-        await self._session.conversation.preset.find()
         own = self._session.system_prompt
         self._pane.edit(StoredMessage(id=UNSAVED, chat_id="", parent=0, role="system", content=own), "system prompt")
 

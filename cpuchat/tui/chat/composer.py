@@ -46,8 +46,7 @@ from cpuchat.tui.commands import offered, run_on_screen
 from cpuchat.tui.widgets.prompt import PromptInput
 
 ACTIONS = {
-    "/rename": "rename_chat", "/preset": "preset", "/reasoning": "chat_reasoning", "/system-prompt": "system_prompt",
-    "/tools": "tools",
+    "/rename": "rename_chat", "/reasoning": "chat_reasoning", "/system-prompt": "system_prompt", "/tools": "tools",
 }  # fmt: skip
 """Of the commands that take an argument, which it is for."""
 _COMMAND = re.compile(rf"(/[A-Za-z\d-]*)|({'|'.join(ACTIONS)}) +(\S.*)")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from cpuchat.telemetry.roofline import Reach
 from cpuchat.tui.chat.transcript import ChatTranscript
 from tests.support.chat_app import SMALL, running
-from tests.support.presets import write_presets
 from tests.support.scripted_backend import Gate, ScriptedBackend, answer
 
 
 async def test_a_chats_system_prompt_is_edited_and_what_that_costs_is_said() -> None:
-    write_presets('[warm]\nsystem_prompt = "Hum."')
-    backend = ScriptedBackend([answer("One.", prompt_n=500), answer("Two."), answer("Three."), answer("Four.")])
+    backend = ScriptedBackend([answer("One.", prompt_n=500), answer("Two."), answer("Three.")])
     async with running(backend, size=SMALL) as app:
         await app.ready()
         await app.write("a draft")
@@ -47,24 +45,6 @@ async def test_a_chats_system_prompt_is_edited_and_what_that_costs_is_said() -> 
         await app.until(lambda: app.prompt.border_title == "Message · own system prompt")
         await app.send("Third")
         assert backend.requests[-1].messages[0].content == "Be kind."
-
-        await app.press("ctrl+n")  # an empty one replaces that of a preset
-        await app.run("/preset warm")
-        await app.until(lambda: app.prompt.border_title == "Message · warm")
-        await app.send("First")
-        await app.run("/system-prompt")
-        await app.until(lambda: app.prompt.text == "Hum.")
-        await app.press("escape")  # leaves it as it is
-        await app.until(lambda: not app.prompt.text)
-        assert "System prompt of preset warm: Hum." in app.screen_text
-        await app.press("alt+s")
-        await app.until(lambda: app.prompt.text == "Hum.")
-        app.prompt.clear()
-        await app.press("enter")
-        await app.until(lambda: app.prompt.border_title == "Message · warm" and "▸ System" not in app.screen_text)
-        await app.send("Second")
-        assert [message.role for message in backend.requests[-1].messages] == ["user", "assistant", "user"]
-        assert app.conversation.preset.name == "warm"
 
 
 async def test_a_stopped_answer_goes_on_in_the_same_message() -> None:
