@@ -73,24 +73,13 @@ class ChatSection(SettingsSection):
     """Chats."""
 
     system_prompt: Annotated[str, Setting("System prompt", "for new chats")] = ""
-    max_tokens: Annotated[
-        Count, Setting("Max tokens", "per answer; 0 = no limit", help="Stop after N tokens; 0 = no limit.")
-    ] = 0
+    max_tokens: Annotated[Count, Setting("Max tokens", "per answer; 0 = no limit", is_option=True)] = 0
     reasoning: Annotated[
         Literal["auto", "on", "off"],
-        Setting(
-            "Reasoning",
-            "before the answer; auto = the model's default",
-            help="Reason before the answer; auto = the model's default.",
-        ),
+        Setting("Reasoning", "before the answer; auto = the model's default", is_option=True),
     ] = "auto"
     reasoning_budget: Annotated[
-        Count,
-        Setting(
-            "Reasoning budget",
-            "tokens, then it answers; 0 = no limit",
-            help="Answer after N tokens of reasoning; 0 = no limit.",
-        ),
+        Count, Setting("Reasoning budget", "tokens, then it answers; 0 = no limit", is_option=True)
     ] = 0
 
     def request_options(self) -> dict[str, Any]:
@@ -108,42 +97,19 @@ class SamplingSection(SettingsSection):
 
     temperature: Annotated[
         Annotated[float, Meta(ge=0.0, le=10.0)] | None,
-        Setting(
-            "Temperature",
-            "0 = greedy; higher = more random",
-            is_basic=True,
-            help="0 = greedy; higher = more random (0 to 10).",
-        ),
+        Setting("Temperature", "0 = greedy; higher = more random", is_basic=True, is_option=True),
     ] = None
-    top_k: Annotated[
-        Count | None,
-        Setting(
-            "Top-k", "keep the k most likely tokens; 0 = off", help="Sample from the N most likely tokens; 0 = off."
-        ),
-    ] = None
+    top_k: Annotated[Count | None, Setting("Top-k", "keep the k most likely tokens; 0 = off", is_option=True)] = None
     top_p: Annotated[
         Share | None,
-        Setting(
-            "Top-p",
-            "keep the likeliest tokens up to this total probability; 1 = off",
-            help="Nucleus sampling: the most likely tokens that add up to X, 0 to 1; 1 = off.",
-        ),
+        Setting("Top-p", "keep the likeliest tokens up to this total probability; 1 = off", is_option=True),
     ] = None
     min_p: Annotated[
-        Share | None,
-        Setting(
-            "Min-p",
-            "drop tokens below this share of the likeliest; 0 = off",
-            help="Drop tokens less likely than X times the most likely one, 0 to 1; 0 = off.",
-        ),
+        Share | None, Setting("Min-p", "drop tokens below this share of the likeliest; 0 = off", is_option=True)
     ] = None
     repeat_penalty: Annotated[
         Annotated[float, Meta(ge=0.01, le=10.0)] | None,
-        Setting(
-            "Repeat penalty",
-            "above 1 discourages repetition; 1 = off",
-            help="Above 1 penalizes recent tokens; 1 = off.",
-        ),
+        Setting("Repeat penalty", "above 1 discourages repetition; 1 = off", is_option=True),
     ] = None
     repeat_last_n: Annotated[Count | None, Setting("Penalty window", "tokens that the penalties look back at")] = None
     presence_penalty: Annotated[
@@ -155,9 +121,7 @@ class SamplingSection(SettingsSection):
         Setting("Frequency penalty", "for every use of a token; 0 = off"),
     ] = None
     seed: Annotated[
-        int,
-        Meta(ge=-1, le=(1 << 63) - 1),
-        Setting("Seed", "same seed, same answer; -1 = random", help="Random seed; -1 = a new one each time."),
+        int, Meta(ge=-1, le=(1 << 63) - 1), Setting("Seed", "same seed, same answer; -1 = random", is_option=True)
     ] = -1
 
     def sampling(self) -> Sampling:
@@ -178,24 +142,14 @@ class EngineSection(EngineOptions, SettingsSection):
     these are the first in the form, too.
     """
 
-    threads: Annotated[Count, Setting("Threads", "0 = one per core", help="Compute threads; 0 = automatic.")] = 0
+    threads: Annotated[Count, Setting("Threads", "0 = one per core", is_option=True)] = 0
     cores: Annotated[
-        Cores,
-        Setting(
-            "Cores",
-            "auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3",
-            help="Compute cores: auto, all, CPUs such as 0-7, l3:0, node:0, socket:0 or 4/l3 (4 cores per L3 group).",
-            metavar="LIST",
-        ),
+        Cores, Setting("Cores", "auto, all, 0-7, l3:0-3, node:0, socket:0 or 4/l3", is_option=True, metavar="LIST")
     ] = "auto"
     memory_policy: Annotated[
         MemoryPolicy,
         Setting(
-            "Memory policy",
-            "auto, local, interleave, bind:0, preferred:0",
-            option="--memory-policy",
-            help="NUMA memory policy: auto, local, interleave, bind:0 or preferred:0.",
-            metavar="POLICY",
+            "Memory policy", "auto, local, interleave, bind:0, preferred:0 (NUMA)", is_option=True, metavar="POLICY"
         ),
     ] = "auto"
     saved_kv_gb: Annotated[
@@ -224,20 +178,14 @@ class SpeculationSection(DraftOptions, SettingsSection):
 
     drafters: Annotated[
         DrafterChoice,
-        Setting(
-            "Drafters",
-            "auto (all available), draft, suffix (no draft model), off",
-            is_basic=True,
-            help="Drafters: auto (all available), draft, suffix (no draft model), off.",
-        ),
+        Setting("Drafters", "auto (all available), draft, suffix (no draft model), off", is_basic=True, is_option=True),
     ] = "auto"
     draft_model: Annotated[
         str,
         Setting(
             "Draft model",
-            "for all models: file, repository or none; empty = by model",
-            help="Draft model with the same vocabulary, or a draft head (mtp: the model's own); default: the catalog's "
-            "recommendation; none = no draft model.",
+            "file, repository, mtp (the model's own head) or none; empty = by model",
+            is_option=True,
             metavar="FILE|REPO|mtp|none",
         ),
     ] = ""
@@ -247,7 +195,7 @@ class SpeculationSection(DraftOptions, SettingsSection):
             "Draft cores",
             "auto, shared, CPUs such as 6,7, or l3:0",
             takes_effect="load",
-            help="Cores of the draft model: auto or shared (sequential), or its own, such as 4-7 or l3:0 (concurrent).",
+            is_option=True,
             metavar="LIST",
         ),
     ] = "auto"
@@ -279,9 +227,7 @@ class SpeechSection(SettingsSection):
     """Reading aloud."""
 
     answers: Annotated[bool, Setting("Read answers aloud", "while they are written (Ctrl+S)")] = False
-    speed: Annotated[
-        float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed; 0.5 to 2", help="1 = normal speed (0.5 to 2).")
-    ] = 1.0
+    speed: Annotated[float, Meta(ge=0.5, le=2.0), Setting("Speed", "1 = normal speed; 0.5 to 2", is_option=True)] = 1.0
 
 
 class UiSection(SettingsSection):
@@ -361,6 +307,11 @@ class DeclaredSetting:
     def option(self) -> str:
         """Return its flag on the command line."""
         return self.words.option or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def help(self) -> str:
+        """Return what `--help` says of its option."""
+        return f"{self.words.label}: {self.words.about}."
 
     @property
     def takes_effect(self) -> str:
